@@ -1,0 +1,38 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+OVERRIDES ?=
+
+.DEFAULT_GOAL := help
+
+.PHONY: help train test lint build tensorboard clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nmt needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
+	$(BIN)/pip install --quiet -c constraints.txt --editable ".[dev]"
+	@touch $@
+
+train: $(READY)  ## train, evaluate and draw alignments on the built-in demo corpus (OVERRIDES="attention=luong_dot")
+	@$(BIN)/nmt-train $(OVERRIDES)
+
+test: $(READY)  ## run the tests with coverage
+	@$(BIN)/pytest -n auto --cov --cov-report=term --cov-fail-under=90
+
+lint: $(READY)  ## ruff and mypy
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+build: $(READY)  ## build the wheel and the source archive into dist/
+	@$(BIN)/python -m build --no-isolation
+
+tensorboard: $(READY)  ## open TensorBoard on everything under outputs/ (this machine only)
+	@$(BIN)/tensorboard --logdir outputs --host localhost
+
+clean:  ## remove build products and caches (keeps outputs/)
+	rm -rf dist build .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.*
+	find nmt tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,124 @@
+"""What the four commands share: Hydra composes, a mistake is one line and exit status 2."""
+
+import contextlib
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from pydantic import BaseModel
+
+from nmt.config.compose import config_dir, flatten, typed
+from nmt.config.errors import UserError, nearest
+
+T = TypeVar("T", bound=BaseModel)
+log = logging.getLogger(__name__)
+
+
+def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None]) -> None:
+    """Compose configs/<command>.yaml with the command line's overrides, check it, call `task`, exit.
+
+    `task` gets the typed config and the list of overrides, and returns the exit status (None: 0).
+    """
+    debug = bool(os.environ.get("HYDRA_FULL_ERROR"))
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions come up to us instead of being printed by Hydra
+    OmegaConf.register_new_resolver("run_dir", _run_dir, replace=True)
+    _log_to_stderr()
+    outcomes: list[int | Exception | None] = []  # of each job; None while it runs
+
+    @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=command)
+    def main(config: DictConfig) -> None:
+        outcomes.append(None)
+        try:
+            values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+            assert isinstance(values, dict)
+            plain: dict[str, Any] = {str(key): value for key, value in values.items()}
+            outcomes[-1] = task(typed(schema, plain), list(HydraConfig.get().overrides.task)) or 0
+        except (UserError, OmegaConfBaseException) as error:  # kept from Hydra, which would print a notice of its own
+            outcomes[-1] = error
+            with contextlib.suppress(OSError):
+                output_dir().rmdir()  # made by Hydra before we are asked; an empty one is of no use
+
+    try:
+        main()
+    except BrokenPipeError:  # the reader of our output has left, as in `nmt-translate ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as error:
+        if debug or outcomes:  # a fault of the program
+            raise
+        outcomes.append(error)  # before any job has begun Hydra only composes: the command line is at fault
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+    if failures and debug:
+        raise failures[0]
+    for failure in failures:
+        message = str(failure) if isinstance(failure, UserError) else _explain(failure, command)
+        for line in message.splitlines():
+            print(f"nmt-{command}: error: {line}", file=sys.stderr)
+    sys.exit(2 if failures else max((outcome for outcome in outcomes if isinstance(outcome, int)), default=0))
+
+
+def output_dir() -> Path:
+    """Hydra's directory for this job."""
+    return Path(HydraConfig.get().runtime.output_dir)
+
+
+def _run_dir(run: str | None, new: str) -> str:
+    """The directory of a run that is resumed, else a new one. Raises UserError before anything is made."""
+    if run is None:
+        return new
+    if not Path(run).expanduser().is_dir():
+        raise UserError(f"run={run}: no such directory")
+    return str(Path(run).expanduser())
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setLevel(logging.INFO)
+    logger = logging.getLogger("nmt")
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+def _explain(error: Exception, command: str) -> str:
+    """Hydra's or OmegaConf's error in one line, with the nearest thing that exists."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("See http")]
+    text = lines[0] if lines else type(error).__name__
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    if ours := re.search(r"UserError raised while resolving interpolation: (.*)", text):
+        return ours[1]
+    if text.startswith("Could not override '"):
+        key = text.split("'")[1]
+        return f"{key}: unknown key{nearest(key, _known_keys(command))} (nmt-{command} --cfg job lists all)"
+    if "Could not find '" in text:
+        group, _, choice = text.split("'")[-2].rpartition("/")
+        choices = sorted(path.stem for path in (config_dir() / group).glob("[!_]*.yaml"))
+        if choices:
+            return f"{group}={choice}: not one of {', '.join(choices)}{nearest(choice, choices)}"
+    if isinstance(error, MissingMandatoryValue):
+        return f"{error.full_key}: missing; give it as {error.full_key}=..."
+    return " ".join(dict.fromkeys(lines)) or type(error).__name__
+
+
+def _known_keys(command: str) -> list[str]:
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        values = OmegaConf.to_container(compose(command), resolve=False)
+    assert isinstance(values, dict)
+    keys = [key for key, _ in flatten({str(name): value for name, value in values.items()})]
+    sections = {key.rpartition(".")[0] for key in keys}
+    groups = [path.name for path in config_dir().iterdir() if path.is_dir()]
+    return [*keys, *filter(None, sections), *groups]

@@ -1,0 +1,57 @@
+"""nmt-compare: rank trained runs."""
+
+import logging
+from typing import Any
+
+from nmt.cli.app import run
+from nmt.config.errors import UserError
+from nmt.config.schema import CompareConfig
+
+log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Entry point."""
+    run("compare", CompareConfig, _compare)
+
+
+def _compare(config: CompareConfig, overrides: list[str]) -> None:
+    from nmt.report.table import Column, decimals, human_count, human_duration, terminal
+
+    rows = sorted((_row(name, config.split) for name in config.runs), key=lambda row: -row["bleu"])
+    if len({(row["data"], row["signature"]) for row in rows}) > 1:
+        log.warning("these runs differ in their %s set or BLEU signature: their scores do not compare", config.split)
+    for rank, row in enumerate(rows, 1):
+        row["rank"] = rank
+    columns = [
+        Column("rank", "#"),
+        Column("run", "run"),
+        Column("attention", "attention"),
+        Column("bleu", "BLEU", decimals(2)),
+        Column("chrf", "chrF", decimals(2)),
+        Column("parameters", "parameters", human_count),
+        Column("seconds", "training time", human_duration),
+    ]
+    print(terminal(rows, columns))
+
+
+def _row(name: str, split: str) -> dict[str, Any]:
+    """One run's line. Raises UserError if it has no result for the split."""
+    from nmt.config.compose import load_values
+    from nmt.run import RunDirectory, read_json
+
+    directory = RunDirectory.existing(name)
+    results, manifest = read_json(directory.results), read_json(directory.manifest)
+    if split not in results:
+        raise UserError(f"{name}: has no {split} results; run nmt-evaluate run={name} split={split}")
+    attention = load_values(directory.config).get("attention", {})
+    return {
+        "run": name,
+        "attention": attention.get("score", {}).get("kind", "none"),
+        "bleu": results[split]["bleu"],
+        "chrf": results[split]["chrf"],
+        "signature": results[split]["signature"],
+        "data": manifest.get("data", {}).get("fingerprint"),
+        "parameters": manifest.get("parameters"),
+        "seconds": manifest.get("training", {}).get("seconds"),
+    }

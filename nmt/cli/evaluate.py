@@ -1,0 +1,40 @@
+"""nmt-evaluate: score a trained run on a split of its corpus."""
+
+import json
+
+from nmt.cli.app import run
+from nmt.config.schema import EvaluateConfig
+
+
+def main() -> None:
+    """Entry point."""
+    run("evaluate", EvaluateConfig, _evaluate)
+
+
+def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
+    from tqdm import tqdm
+
+    from nmt.config import schema
+    from nmt.config.compose import load_values, typed
+    from nmt.evaluation import evaluate_run, score_settings
+    from nmt.run import RunDirectory
+    from nmt.translator import Translator
+
+    directory = RunDirectory.existing(config.run)
+    trained = typed(schema.TrainConfig, load_values(directory.config))
+    given = {"tokenize": config.tokenize, "lowercase": config.lowercase}
+    evaluation = trained.evaluation.model_copy(update={k: v for k, v in given.items() if v is not None})
+    settings = score_settings(evaluation, trained.data.target_lang)
+    sources, _, _ = directory.held_out(config.split)
+    translator = Translator.load(
+        directory.path,
+        checkpoint=config.checkpoint,
+        search=config.search,
+        device=config.device,
+        precision=config.precision,
+        threads=config.threads,
+        seed=config.seed,
+    )
+    with tqdm(total=len(sources), desc=f"translate {config.split}", unit=" sent", disable=None) as bar:
+        result, _ = evaluate_run(directory, translator, config.split, settings, config.checkpoint, bar.update)
+    print(json.dumps({"run": config.run, "split": config.split, **result}, ensure_ascii=False))

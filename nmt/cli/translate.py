@@ -1,0 +1,82 @@
+"""nmt-translate: a filter from standard input to standard output."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import islice
+from typing import TYPE_CHECKING, TextIO
+
+from nmt.cli.app import run
+from nmt.config.errors import UserError
+from nmt.config.schema import TranslateConfig
+
+if TYPE_CHECKING:
+    from nmt.translator import Translation, Translator
+
+log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Entry point."""
+    run("translate", TranslateConfig, _translate)
+
+
+def _translate(config: TranslateConfig, overrides: list[str]) -> None:
+    from nmt.translator import Translator
+
+    translator = Translator.load(
+        config.run,
+        checkpoint=config.checkpoint,
+        search=config.search,
+        device=config.device,
+        precision=config.precision,
+        threads=config.threads,
+        seed=config.seed,
+    )
+    with ExitStack() as files:
+        alignments = None
+        if config.alignments is not None:
+            if translator.model.decoder.attention is None:
+                raise UserError(f"alignments={config.alignments}: the run has no attention to align with")
+            try:
+                alignments = files.enter_context(open(config.alignments, "w", encoding="utf-8"))
+            except OSError as error:
+                raise UserError(f"alignments={config.alignments}: cannot be written ({error.strerror})") from None
+        talking = config.interactive and sys.stdin.isatty()
+        _filter(translator, config.nbest, 1 if talking else config.buffer_lines, alignments, talking)
+
+
+def _filter(translator: "Translator", nbest: int, buffer_lines: int, alignments: TextIO | None, talking: bool) -> None:
+    """Read, translate and write, `buffer_lines` lines at a time."""
+    done = 0
+    lines = _lines(talking)
+    while buffer := list(islice(lines, buffer_lines)):
+        for found in translator.translate_nbest(buffer, nbest):
+            _write(found, done, nbest, alignments)
+            done += 1
+        sys.stdout.buffer.flush()
+
+
+def _lines(talking: bool) -> Iterator[str]:
+    """Lines end at newlines alone; bytes that are not UTF-8 are read as U+FFFD, with a warning."""
+    prompt = "> " if talking else ""
+    print(prompt, end="", file=sys.stderr, flush=True)
+    for number, raw in enumerate(sys.stdin.buffer, 1):
+        line = raw.removesuffix(b"\n").removesuffix(b"\r")
+        try:
+            yield line.decode("utf-8")
+        except UnicodeDecodeError:
+            log.warning("line %d: not valid UTF-8, the broken bytes are read as U+FFFD", number)
+            yield line.decode("utf-8", errors="replace")
+        print(prompt, end="", file=sys.stderr, flush=True)
+
+
+def _write(found: "list[Translation]", index: int, nbest: int, alignments: TextIO | None) -> None:
+    for translation in found:
+        text = " ".join(translation.text.splitlines())
+        line = text if nbest == 1 else f"{index} ||| {text} ||| {translation.score:.4f}"
+        sys.stdout.buffer.write(f"{line}\n".encode())
+        if alignments is not None:
+            links = translation.word_alignment()
+            print(links if nbest == 1 else f"{index} ||| {links}", file=alignments)

@@ -1,0 +1,148 @@
+"""From composed YAML values to one typed object, with errors a user can act on."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from nmt.config.errors import UserError, nearest
+
+T = TypeVar("T", bound=BaseModel)
+
+
+def config_dir() -> Path:
+    """Where the YAML files are: inside an installed package, beside it in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"
+
+
+def typed(schema: type[T], values: Mapping[str, Any]) -> T:
+    """Check plain values against the schema. Raises UserError naming key, value, what is allowed."""
+    try:
+        return schema.model_validate(dict(values))
+    except ValidationError as error:
+        lines = [_explain(schema, values, problem) for problem in error.errors()]
+        raise UserError("\n".join(dict.fromkeys(lines))) from None
+
+
+def typed_union(union: Any, values: Mapping[str, Any], section: str) -> Any:  # noqa: ANN401
+    """The same for one section whose type is a union on `kind`, e.g. (Search, {...}, "search")."""
+    try:
+        return TypeAdapter(union).validate_python(dict(values))
+    except ValidationError as error:
+        lines = [_explain(union, values, problem, section) for problem in error.errors()]
+        raise UserError("\n".join(dict.fromkeys(lines))) from None
+
+
+def load_values(path: Path) -> dict[str, Any]:
+    """A saved config, as data: nothing that the file names is imported or called."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: cannot be read as a configuration ({str(error).splitlines()[0]})") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: is not a configuration (a mapping of keys to values is expected)")
+    return values
+
+
+def save_values(path: Path, values: Mapping[str, Any]) -> None:
+    """Write values as YAML, keeping their order."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    temporary.replace(path)
+
+
+def with_values(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Saved values with "key.path=value" overrides applied; the keys are checked where the values are typed."""
+    changed: dict[str, Any] = yaml.safe_load(yaml.safe_dump(dict(values)))
+    for override in overrides:
+        key, _, value = override.partition("=")
+        *sections, name = key.split(".")
+        section = changed
+        for part in sections:
+            section = section.setdefault(part, {})
+        try:
+            section[name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UserError(f"{override}: cannot be read as KEY=VALUE") from None
+    return changed
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """{"a": {"b": 1}} -> ("a.b", 1)."""
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def _explain(schema: Any, values: Mapping[str, Any], problem: ErrorDetails, section: str = "") -> str:  # noqa: ANN401
+    """One line for one problem: the key as the user writes it, what was given, what is allowed."""
+    path: list[str] = [section] if section else []
+    given: Any = values
+    allowed = _fields(schema, values)
+    parts = problem["loc"]
+    for position, part in enumerate(parts):
+        if isinstance(given, Mapping) and part not in given and position < len(parts) - 1:
+            continue  # pydantic names the union's member here; the user never wrote it
+        if isinstance(given, Mapping):
+            path.append(str(part))
+            field = allowed.get(str(part))
+            given = given.get(part)
+            if isinstance(given, Mapping) and field is not None:
+                allowed = _fields(field, given)
+        else:
+            path[-1] += f"[{part}]"
+    key = ".".join(path)
+    kind, context = problem["type"], problem.get("ctx", {})
+    if kind == "extra_forbidden":
+        return f"{key}: unknown key{nearest(path[-1], allowed)} (here: {', '.join(allowed)})"
+    if kind == "missing":
+        return f"{key}: missing; it needs a value"
+    if kind in {"union_tag_invalid", "union_tag_not_found"}:
+        tags = context.get("expected_tags", "")
+        tag = str(given.get("kind", "")) if isinstance(given, Mapping) else ""
+        choices = [str(choice).strip(" '") for choice in str(tags).split(",")] if tags else list(_members(schema))
+        return f"{key}.kind={tag}: not one of {', '.join(choices)}{nearest(tag, choices)}"
+    if kind == "value_error":
+        message = problem["msg"].removeprefix("Value error, ")
+        return f"{key}: {message}" if key else message
+    if kind == "literal_error":
+        expected = str(context.get("expected", ""))
+        choices = expected.replace(" or ", ", ").replace("'", "").split(", ")
+        return f"{key}={_shown(given)}: not one of {', '.join(choices)}{nearest(str(given), choices)}"
+    return f"{key}={_shown(given)}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+
+
+def _shown(value: object) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _members(annotation: Any) -> dict[str, type[BaseModel]]:  # noqa: ANN401
+    """The models of a union on `kind`, by their tags."""
+    if get_origin(annotation) is Annotated:
+        return _members(get_args(annotation)[0])
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        kind = annotation.model_fields.get("kind")
+        tags = get_args(kind.annotation) if kind else ("",)
+        return {str(tag): annotation for tag in tags}
+    origin = get_origin(annotation)
+    union_like = origin is Union or (origin is not None and str(origin) == "<class 'types.UnionType'>")
+    members: dict[str, type[BaseModel]] = {}
+    for member in get_args(annotation) if union_like else ():
+        members |= _members(member)
+    return members
+
+
+def _fields(annotation: Any, given: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401
+    """Field name -> annotation of the model that `given` chooses."""
+    members = _members(annotation)
+    model = members.get(str(given.get("kind", ""))) or next(iter(members.values()), None)
+    return {} if model is None else {name: field.annotation for name, field in model.model_fields.items()}

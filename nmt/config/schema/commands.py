@@ -1,0 +1,84 @@
+"""The whole configuration of each command."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveInt
+from pydantic import model_validator as validator
+
+from nmt.config.schema.base import Name, Section, Seed
+from nmt.config.schema.data import Data, TokenizerConfig
+from nmt.config.schema.model import Model
+from nmt.config.schema.search import Evaluation, Search
+from nmt.config.schema.training import Optimizer, Schedule, Training, Validation
+
+Device = Literal["auto", "cpu", "cuda", "mps"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Values = dict[str, str | int | float | bool | None]
+
+
+class Machine(Section):
+    device: Device
+    precision: Precision
+    threads: PositiveInt | None
+
+
+class TrainConfig(Model, Machine):
+    """nmt-train."""
+
+    run: Name | None
+    seed: Seed
+    data: Data
+    tokenizer: TokenizerConfig
+    optimizer: Optimizer
+    schedule: Schedule
+    training: Training
+    validation: Validation
+    search: Search
+    evaluation: Evaluation
+
+    @validator(mode="after")
+    def _vocabularies_fit(self) -> Self:
+        tokenizer = self.tokenizer
+        shared = tokenizer.joint if tokenizer.kind != "file" else tokenizer.target_model is None
+        if self.embedding.tie_source_target and not shared:
+            raise ValueError(
+                "embedding.tie_source_target=true needs one vocabulary for both languages; "
+                "set tokenizer.joint=true (or one tokenizer model), or embedding.tie_source_target=false"
+            )
+        return self
+
+
+class SavedRunCommand(Section):
+    """What the commands on a trained run share; null means: as the run was trained."""
+
+    run: Name
+    checkpoint: Literal["best", "last"]
+    device: Device | None
+    precision: Precision | None
+    threads: PositiveInt | None
+    seed: Seed
+    search: Values
+
+
+class EvaluateConfig(SavedRunCommand):
+    """nmt-evaluate."""
+
+    split: Literal["validation", "test"]
+    tokenize: Name | None
+    lowercase: bool | None
+
+
+class TranslateConfig(SavedRunCommand):
+    """nmt-translate."""
+
+    alignments: Name | None
+    nbest: PositiveInt
+    interactive: bool
+    buffer_lines: PositiveInt
+
+
+class CompareConfig(Section):
+    """nmt-compare."""
+
+    runs: Annotated[list[Name], Field(min_length=1)]
+    split: Literal["validation", "test"]

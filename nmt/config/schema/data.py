@@ -1,0 +1,85 @@
+"""Corpus and tokenizer."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveInt
+from pydantic import model_validator as validator
+
+from nmt.config.schema.base import Fraction, Name, Section, Seed
+
+
+class Corpus(Section):
+    """What every kind of corpus has."""
+
+    source_lang: Name
+    target_lang: Name
+    max_length: PositiveInt
+    max_ratio: Annotated[float, Field(ge=1.0)] | None
+    invalid_utf8: Literal["error", "drop"]
+    cache_dir: Name
+
+
+class DemoData(Corpus):
+    kind: Literal["demo"]
+    train_size: PositiveInt
+    validation_size: PositiveInt
+    test_size: PositiveInt
+    seed: Seed
+
+
+class FilesData(Corpus):
+    kind: Literal["files"]
+    train: Name
+    validation: Name
+    test: Name | None
+    source_column: Name | None
+    target_column: Name | None
+
+
+class Splits(Section):
+    train: Name
+    validation: Name
+    test: Name | None
+
+
+class HubData(Corpus):
+    kind: Literal["hub"]
+    id: Name
+    name: Name | None
+    revision: Name | None
+    splits: Splits
+    source_column: Name
+    target_column: Name
+    path: Name | None
+    path_splits: Splits
+
+
+Data = Annotated[DemoData | FilesData | HubData, Field(discriminator="kind")]
+
+
+class TrainedTokenizer(Section):
+    kind: Literal["bpe", "unigram", "char", "word"]
+    vocab_size: Annotated[int, Field(ge=8)]
+    joint: bool
+    byte_fallback: bool
+    normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"]
+    character_coverage: Annotated[float, Field(gt=0.9, le=1.0)]
+    lowercase: bool
+    sampling: Fraction
+
+    @validator(mode="after")
+    def _sampling_needs_subwords(self) -> Self:
+        if self.sampling and self.kind in {"char", "word"}:
+            raise ValueError(f"sampling={self.sampling} needs kind=bpe or unigram, not {self.kind}")
+        return self
+
+
+class FileTokenizer(Section):
+    kind: Literal["file"]
+    source_model: Name
+    target_model: Name | None
+    lowercase: bool
+    sampling: Fraction
+
+
+TokenizerConfig = Annotated[TrainedTokenizer | FileTokenizer, Field(discriminator="kind")]

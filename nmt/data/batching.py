@@ -1,0 +1,119 @@
+"""Batches with little padding, in an order that depends on seed and epoch only.
+
+Shapes: B batch, S source positions, T target positions, N sentence pairs.
+"""
+
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nmt.data.prepared import Split, padded
+from nmt.data.tokenizer import Tokenizer, Tokenizers
+
+Indices = NDArray[Any]  # int64
+
+
+class Batch(NamedTuple):
+    """Sentence pairs, padded."""
+
+    indices: Indices  # (B,) in the corpus
+    source: Tensor  # int64 (B, S), </s> last
+    lengths: Tensor  # int64 (B,) of the sources, on the CPU
+    target_in: Tensor  # int64 (B, T) = <s> y_1 ... y_{T-1}
+    target_out: Tensor  # int64 (B, T) = y_1 ... y_{T-1} </s>
+    target_tokens: int  # without padding
+
+    def to(self, device: torch.device) -> Self:
+        """The batch on a device (lengths stay on the CPU, where packing wants them)."""
+        if device.type == "cpu":
+            return self
+        source, target_in, target_out = (
+            tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+            for tensor in (self.source, self.target_in, self.target_out)
+        )
+        return self._replace(source=source, target_in=target_in, target_out=target_out)
+
+
+def plan(
+    source_lengths: Indices,
+    target_lengths: Indices,
+    *,
+    batch_tokens: int,
+    batch_sentences: int | None,
+    rng: np.random.Generator,
+) -> list[Indices]:
+    """Lengths (N,) -> index arrays that cover every pair once; pairs of like length share a batch.
+
+    A batch holds as many pairs as fit: pairs x longest side <= batch_tokens, at least one pair. Which of the pairs
+    of one length meet, and the order of the batches, are drawn from `rng`.
+    """
+    shuffled = rng.permutation(len(source_lengths))
+    order = shuffled[np.lexsort((source_lengths[shuffled], target_lengths[shuffled]))]  # by target, then source
+    longest = np.maximum(source_lengths, target_lengths)[order]
+    most = min(batch_tokens, batch_sentences or batch_tokens)
+    batches, start = [], 0
+    while start < len(order):
+        window = longest[start : start + most]
+        padded_size = np.maximum.accumulate(window) * np.arange(1, len(window) + 1)
+        size = max(1, int(np.searchsorted(padded_size, batch_tokens, side="right")))
+        batches.append(order[start : start + size])
+        start += size
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+
+class Batches:
+    """The batches of a split, epoch by epoch."""
+
+    def __init__(
+        self,
+        split: Split,
+        tokenizers: Tokenizers,
+        *,
+        batch_tokens: int,
+        batch_sentences: int | None,
+        seed: int,
+        sampling: float = 0.0,
+    ) -> None:
+        """sampling > 0 draws a new segmentation of every sentence in every epoch (BPE-dropout, Kudo 2018)."""
+        self.split, self.tokenizers = split, tokenizers
+        self.batch_tokens, self.batch_sentences = batch_tokens, batch_sentences
+        self.seed, self.sampling = seed, sampling
+        self._lengths = split.source.lengths, split.target.lengths
+
+    def epoch(self, epoch: int) -> list[Indices]:
+        """The plan of an epoch: the same for the same seed and number."""
+        rng = np.random.default_rng([self.seed, epoch])
+        return plan(*self._lengths, batch_tokens=self.batch_tokens, batch_sentences=self.batch_sentences, rng=rng)
+
+    def load(self, indices: Indices, epoch: int) -> Batch:
+        """The pairs `indices` as a batch."""
+        if self.sampling:
+            seed = np.random.SeedSequence([self.seed, epoch, *map(int, indices)]).generate_state(1)
+            source, target = (
+                [np.asarray(ids) for ids in self._sample(side, tokenizer, indices, int(seed[0]))]
+                for side, tokenizer in zip(("source", "target"), self.tokenizers, strict=True)
+            )
+        else:
+            source, target = ([side.ids(int(i)) for i in indices] for side in (self.split.source, self.split.target))
+        return collate(source, target, self.tokenizers, indices)
+
+    def _sample(self, side: str, tokenizer: Tokenizer, indices: Indices, seed: int) -> list[list[int]]:
+        lines = getattr(self.split, side)
+        return tokenizer.sample([lines.line(int(i)) for i in indices], self.sampling, seed)
+
+
+def collate(source: list[Any], target: list[Any], tokenizers: Tokenizers, indices: Indices) -> Batch:
+    """Token ids, each sentence ending in </s> -> Batch."""
+    target_out = torch.from_numpy(padded(target, tokenizers.target.pad))
+    first = torch.full((len(target), 1), tokenizers.target.bos)
+    return Batch(
+        indices=indices,
+        source=torch.from_numpy(padded(source, tokenizers.source.pad)),
+        lengths=torch.tensor([len(sentence) for sentence in source]),
+        target_in=torch.cat([first, target_out[:, :-1]], dim=1),
+        target_out=target_out,
+        target_tokens=sum(map(len, target)),
+    )

@@ -1,0 +1,205 @@
+"""Reading parallel text as the user keeps it: the demo, plain text, tables, the hub. Only preparation needs this."""
+
+import gzip
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
+
+from nmt.config import schema
+from nmt.config.errors import UserError
+from nmt.data import demo
+
+TABLES = {".tsv": "csv", ".csv": "csv", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+
+
+class Pair(NamedTuple):
+    """A sentence pair; None stands for a side that was not valid UTF-8 and is to be dropped."""
+
+    source: str | None
+    target: str | None
+    alignment: str = ""  # gold word alignment in Pharaoh format, where there is one
+
+
+Splits = dict[str, Iterable[Pair]]  # train, validation and possibly test
+
+
+def splits(config: schema.Data) -> Splits:
+    """The splits of a corpus, read lazily and as often as iterated over. Raises UserError naming file and line."""
+    if isinstance(config, schema.DemoData):
+        made = demo.generate(config.train_size, config.validation_size, config.test_size, config.seed)
+        return {name: [Pair(*row) for row in getattr(made, name)] for name in made._fields}
+    if isinstance(config, schema.FilesData):
+        names = {"train": config.train, "validation": config.validation, "test": config.test}
+        return {split: _file_split(name, config, f"data.{split}") for split, name in names.items() if name}
+    if config.path is None:
+        return {split: Hub(config, name) for split, name in config.splits if name}
+    folder = Path(config.path).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"data.path={config.path}: no such folder")
+    return {split: Text(folder / name, config) for split, name in config.path_splits if name}
+
+
+def files(config: schema.Data) -> list[Path]:
+    """The files that a corpus is made of, for its fingerprint; none for the demo and the hub. Raises UserError."""
+    return [path for pairs in splits(config).values() if isinstance(pairs, Text | Table) for path in pairs.paths]
+
+
+class Text:
+    """Two files of plain text, PREFIX.<source_lang> and PREFIX.<target_lang>, possibly .gz.
+
+    Lines end at "\\n" alone: splitting at carriage returns or U+2028 too, as ready-made readers do, would shift one
+    side against the other.
+    """
+
+    def __init__(self, prefix: Path, config: schema.Corpus) -> None:
+        self.paths = [_existing(prefix, lang) for lang in (config.source_lang, config.target_lang)]
+        self.drop = config.invalid_utf8 == "drop"
+
+    def __iter__(self) -> Iterator[Pair]:
+        source, target = self.paths
+        missing = object()
+        pairs = itertools.zip_longest(_lines(source, self.drop), _lines(target, self.drop), fillvalue=missing)
+        for count, (left, right) in enumerate(pairs):
+            if left is missing or right is missing:
+                longer = count + 1 + sum(1 for _ in pairs)
+                counts = (count, longer) if left is missing else (longer, count)
+                raise UserError(
+                    f"{source} has {counts[0]} lines, but {target} has {counts[1]}; line N of one side must be the "
+                    "translation of line N of the other"
+                )
+            yield Pair(cast(str | None, left), cast(str | None, right))
+
+
+class Table:
+    """One file with a column for each language, or a dataset saved to a folder, read by `datasets`."""
+
+    def __init__(self, path: Path, source_column: str, target_column: str) -> None:
+        self.path, self.columns = path, (source_column, target_column)
+        self.paths = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+
+    def __iter__(self) -> Iterator[Pair]:
+        if self.path.is_file() and _table_format(self.path) != "parquet":
+            for _ in _lines(self.path, text=False):
+                pass  # the readers below tell neither file nor line of broken text
+        yield from _rows(self._load, self.columns, str(self.path))
+
+    def _load(self) -> Iterable[dict[str, Any]]:
+        import datasets
+
+        if self.path.is_dir():
+            return cast(Iterable[dict[str, Any]], datasets.load_from_disk(str(self.path)))
+        kind = _table_format(self.path)
+        options: dict[str, Any] = {}
+        if kind == "csv":  # every cell is text: a sentence such as "NA" or "1.0" must come through as it is
+            options = {"dtype": str, "keep_default_na": False, "on_bad_lines": "error"}
+            if ".tsv" in self.path.suffixes:
+                options |= {"sep": "\t", "quoting": 3}  # no quoting: a stray " is a character like any other
+        table = datasets.load_dataset(kind, data_files=str(self.path), split="train", streaming=True, **options)
+        return cast(Iterable[dict[str, Any]], table)
+
+
+class Hub:
+    """One split of a dataset of the Hugging Face hub."""
+
+    def __init__(self, config: schema.HubData, split: str) -> None:
+        self.config, self.split = config, split
+
+    def __iter__(self) -> Iterator[Pair]:
+        columns = (self.config.source_column, self.config.target_column)
+        yield from _rows(self._load, columns, f"{self.config.id} ({self.split})")
+
+    def _load(self) -> Iterable[dict[str, Any]]:
+        import datasets
+
+        config = self.config
+        try:
+            loaded = datasets.load_dataset(config.id, config.name, split=self.split, revision=config.revision)
+        except Exception as error:  # the hub's client raises many kinds; all mean that the corpus is not to be had
+            raise UserError(
+                f"data.id={config.id}: split '{self.split}' cannot be loaded from the hub ({_first_line(error)}); "
+                "check the name and the network, or give a local copy with data.path=FOLDER"
+            ) from None
+        return cast(Iterable[dict[str, Any]], loaded)
+
+
+def _file_split(name: str, config: schema.FilesData, key: str) -> Text | Table:
+    path = Path(name).expanduser()
+    if path.is_dir() or (path.is_file() and _table_format(path)):
+        source = config.source_column or config.source_lang
+        return Table(path, source, config.target_column or config.target_lang)
+    if path.is_file():
+        raise UserError(
+            f"{key}={name}: neither a table (.tsv .csv .jsonl .parquet) nor a prefix; for plain text give the path "
+            f"without the language, so that {name}.{config.source_lang} is the source"
+        )
+    return Text(path, config)
+
+
+def _rows(load: Callable[[], Iterable[dict[str, Any]]], columns: tuple[str, str], name: str) -> Iterator[Pair]:
+    """Rows of a table -> pairs; a dot in a column's name reaches into a nested column."""
+    try:
+        for number, row in enumerate(load(), 1):
+            yield Pair(*(_cell(row, column, f"{name}, row {number}") for column in columns))
+    except UserError:
+        raise
+    except Exception as error:  # pandas, pyarrow and datasets have a dozen kinds for a table that is broken
+        raise UserError(f"{name}: cannot be read as a table ({_first_line(error)})") from None
+
+
+def _cell(row: dict[str, Any], column: str, place: str) -> str:
+    value: Any = row
+    for part in [column] if column in row else column.split("."):
+        if not isinstance(value, dict) or part not in value:
+            raise UserError(
+                f"{place}: no column '{column}' (there are: {', '.join(map(str, row))}); "
+                "set data.source_column and data.target_column"
+            )
+        value = value[part]
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UserError(f"{place}: column '{column}' holds {type(value).__name__}, not text")
+    return value.replace("\n", " ")
+
+
+def _existing(prefix: Path, lang: str) -> Path:
+    plain = prefix.with_name(f"{prefix.name}.{lang}")
+    for path in (plain, plain.with_name(f"{plain.name}.gz")):
+        if path.is_file():
+            return path
+    raise UserError(f"{plain}: no such file (nor {plain.name}.gz)")
+
+
+def _lines(path: Path, drop: bool = False, text: bool = True) -> Iterator[str | None]:
+    """Lines without their end, None for one that is not UTF-8 if those are to be dropped."""
+    opening = gzip.open if path.suffix == ".gz" else open
+    with cast(BinaryIO, opening(path, "rb")) as file:
+        number = 0
+        try:
+            for number, raw in enumerate(file, 1):
+                line = raw.removesuffix(b"\n").removesuffix(b"\r")
+                if number == 1:
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                try:
+                    yield line.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    if not drop:
+                        raise UserError(
+                            f"{path}, line {number}: not valid UTF-8 (byte {error.start + 1} of the line); "
+                            f"convert the file{', or drop such pairs with data.invalid_utf8=drop' if text else ''}"
+                        ) from None
+                    yield None
+        except (OSError, EOFError) as error:
+            raise UserError(f"{path}, after line {number}: cannot be read ({_first_line(error)})") from None
+        if number == 0:
+            raise UserError(f"{path}: is empty")
+
+
+def _table_format(path: Path) -> str | None:
+    suffixes = path.suffixes[:-1] if path.suffix == ".gz" else path.suffixes
+    return TABLES.get(suffixes[-1]) if suffixes else None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,132 @@
+"""Parts of speech of the demo corpus and how they are inflected.
+
+`parse` reads a row of the tables in `demo_lexicon`; `agreeing` takes the phrase whose features it follows.
+"""
+
+from typing import NamedTuple, Self
+
+from nmt.data.demo_phrase import Links, Phrase, parse_links, phrase, starts_with_vowel
+
+IRREGULAR_PLURALS = {"man": "men", "woman": "women", "child": "children", "mouse": "mice"}
+
+
+class Noun(NamedTuple):
+    english: tuple[str, str]  # singular, plural
+    french: tuple[str, str]
+    feminine: bool
+
+    @classmethod
+    def parse(cls, entry: str) -> Self:
+        english, french, gender = entry.split()
+        return cls((english, english_plural(english)), (french, french_plural(french)), gender == "f")
+
+
+class Adjective(NamedTuple):
+    order: str  # size (before the French noun), quality or origin (after it)
+    kinds: tuple[str, ...]
+    english: str
+    masculine: str
+    feminine: str
+    before_vowel: str  # masculine singular: "vieil homme"
+
+    @classmethod
+    def parse(cls, order: str, kinds: str, forms: str) -> Self:
+        english, masculine, feminine, *before_vowel = forms.split()
+        return cls(order, tuple(kinds.split()), english, masculine, feminine, *(before_vowel or [masculine]))
+
+    def agreeing(self, head: Phrase) -> Phrase:
+        if not (head.feminine or head.plural) and starts_with_vowel(head.french[0]):
+            return phrase(self.english, self.before_vowel)
+        return phrase(self.english, agree(self.masculine, self.feminine, head.feminine, head.plural))
+
+
+class Determiner(NamedTuple):
+    weight: int
+    plural: bool
+    roles: tuple[str, ...]
+    english: str
+    masculine: str
+    feminine: str
+
+    @classmethod
+    def parse(cls, weight: str, number: str, roles: str, forms: str) -> Self:
+        return cls(int(weight), number == "plural", tuple(roles.split()), *forms.split("/"))
+
+    def agreeing(self, head: Phrase, before_adjective: bool) -> Phrase:
+        french = self.feminine if head.feminine else self.masculine
+        if french == "des" and before_adjective:
+            french = "de"  # "de petits chats"
+        return phrase(self.english, french, "0-0 0-1" if " " in french else "0-0")
+
+
+class Verb(NamedTuple):
+    english: tuple[str, ...]  # base, third person singular, past
+    french: tuple[str, ...]  # present singular, present plural, participle, infinitive, future singular
+    takes: tuple[str, ...]  # kinds of object, or sorts of preposition
+    etre: bool  # forms its past with "être": the participle agrees with the subject
+
+    @classmethod
+    def parse(cls, english: str, french: str, takes: str, etre: bool = False) -> Self:
+        return cls(tuple(english.split()), tuple(french.split()), tuple(takes.split()), etre)
+
+
+class VerbGroup(NamedTuple):
+    """A template of both sides with the verb's forms as fields."""
+
+    weight: int
+    tense: str
+    english: str
+    french: str
+    links: Links
+
+    @classmethod
+    def parse(cls, weight: str, tense: str, english: str, french: str, links: str) -> Self:
+        return cls(int(weight), tense, english, french, parse_links(links))
+
+    @property
+    def negated(self) -> bool:
+        return self.french.startswith("ne ")
+
+
+def english_plural(noun: str) -> str:
+    if noun in IRREGULAR_PLURALS:
+        return IRREGULAR_PLURALS[noun]
+    if noun.endswith("y") and noun[-2] not in "aeiou":
+        return noun[:-1] + "ies"
+    return noun + ("es" if noun.endswith(("s", "x", "ch", "sh")) else "s")
+
+
+def french_plural(word: str) -> str:
+    if word.endswith(("s", "x", "z")):
+        return word
+    if word.endswith("al"):
+        return word[:-1] + "ux"
+    return word + ("x" if word.endswith("eau") else "s")
+
+
+def agree(masculine: str, feminine: str, is_feminine: bool, is_plural: bool) -> str:
+    word = feminine if is_feminine else masculine
+    return french_plural(word) if is_plural else word
+
+
+def inflect(verb: Verb, feminine: bool, plural: bool) -> tuple[dict[str, str], dict[str, str]]:
+    """The fields of the two sides of a verb group, agreeing with a subject in the third person."""
+    base, third, past = verb.english
+    singular, plural_form, participle, infinitive, future = verb.french
+    if verb.etre:
+        participle = agree(participle, participle + "e", feminine, plural)
+    english = {"base": base, "past": past}
+    french = {"infinitive": infinitive, "participle": participle}
+    if plural:
+        english |= {"present": base, "do": "do", "want": "want"}
+        french |= {
+            "present": plural_form,
+            "future": future[:-1] + "ont",
+            "auxiliary": "sont" if verb.etre else "ont",
+        }
+        french |= {"can": "peuvent", "must": "doivent", "want": "veulent"}
+    else:
+        english |= {"present": third, "do": "does", "want": "wants"}
+        french |= {"present": singular, "future": future, "auxiliary": "est" if verb.etre else "a"}
+        french |= {"can": "peut", "must": "doit", "want": "veut"}
+    return english, french

@@ -1,0 +1,156 @@
+"""SentencePiece tokenizers: training, loading, and the only place that knows the ids of special symbols."""
+
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import sentencepiece
+
+from nmt.config import schema
+from nmt.config.errors import UserError
+
+PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of the models trained here; an existing model may have others
+
+
+class Tokenizer:
+    """One language's text <-> token ids. Adds no <s>, always adds </s>."""
+
+    def __init__(self, model: bytes, lowercase: bool = False, name: str = "tokenizer") -> None:
+        """Raises UserError if the bytes are no SentencePiece model or one without <s> or </s>."""
+        self.model, self.lowercase = model, lowercase
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except (RuntimeError, OSError):
+            raise UserError(f"{name}: is not a SentencePiece model") from None
+        self.unk, self.bos, self.eos = (
+            self._processor.unk_id(),
+            self._processor.bos_id(),
+            self._processor.eos_id(),
+        )
+        if min(self.bos, self.eos) < 0:
+            raise UserError(f"{name}: the SentencePiece model lacks <s> or </s>; train it with bos_id and eos_id")
+        size = self._processor.get_piece_size()
+        has_pad = self._processor.pad_id() >= 0
+        self.pad = self._processor.pad_id() if has_pad else size  # a model without padding gets one id more
+        self.vocab_size = size if has_pad else size + 1
+
+    @classmethod
+    def load(cls, path: Path, lowercase: bool = False) -> "Tokenizer":
+        """Raises UserError if the file is missing or no SentencePiece model."""
+        try:
+            return cls(path.read_bytes(), lowercase, str(path))
+        except OSError as error:
+            raise UserError(f"{path}: cannot read the tokenizer ({error.strerror})") from None
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """Lines -> ids, each ending in </s>."""
+        encoded: list[list[int]] = self._processor.encode(self._prepare(lines), add_eos=True)
+        return encoded
+
+    def sample(self, lines: Sequence[str], alpha: float, seed: int) -> list[list[int]]:
+        """Like encode, with segmentations drawn anew (BPE-dropout, or subword regularisation for unigram models)."""
+        sentencepiece.set_random_generator_seed(seed)
+        sampled: list[list[int]] = self._processor.encode(
+            self._prepare(lines),
+            add_eos=True,
+            enable_sampling=True,
+            alpha=alpha,
+            nbest_size=-1,
+            num_threads=1,
+        )
+        return sampled
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Ids -> text, without special symbols."""
+        text: str = self._processor.decode([i for i in ids if i not in {self.pad, self.bos, self.eos}])
+        return text
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """Ids -> pieces, "▁" before a word's first, and </s> where it is."""
+        return ["<pad>" if i == self.pad else self._processor.id_to_piece(int(i)) for i in ids]
+
+    def _prepare(self, lines: Sequence[str]) -> list[str]:
+        return [line.lower() for line in lines] if self.lowercase else list(lines)
+
+
+class Tokenizers(NamedTuple):
+    """Both languages' tokenizers; one and the same object where the vocabulary is joint."""
+
+    source: Tokenizer
+    target: Tokenizer
+
+    def save(self, directory: Path) -> None:
+        """tokenizer.model, or source.model and target.model."""
+        if self.source is self.target:
+            (directory / "tokenizer.model").write_bytes(self.source.model)
+        else:
+            (directory / "source.model").write_bytes(self.source.model)
+            (directory / "target.model").write_bytes(self.target.model)
+
+    @classmethod
+    def load(cls, directory: Path, lowercase: bool) -> "Tokenizers":
+        """What `save` wrote. Raises UserError."""
+        joint = directory / "tokenizer.model"
+        if joint.exists():
+            tokenizer = Tokenizer.load(joint, lowercase)
+            return cls(tokenizer, tokenizer)
+        return cls(
+            Tokenizer.load(directory / "source.model", lowercase),
+            Tokenizer.load(directory / "target.model", lowercase),
+        )
+
+
+Lines = Callable[[], Iterator[str]]
+
+
+def make_tokenizers(config: schema.TokenizerConfig, source: Lines, target: Lines) -> Tokenizers:
+    """Train on the training lines, or load existing models. Raises UserError for sizes the text does not allow."""
+    if isinstance(config, schema.FileTokenizer):
+        first = Tokenizer.load(Path(config.source_model).expanduser(), config.lowercase)
+        if config.target_model is None:
+            return Tokenizers(first, first)
+        return Tokenizers(first, Tokenizer.load(Path(config.target_model).expanduser(), config.lowercase))
+    if config.joint:
+        joint = _train(config, lambda: (line for side in (source, target) for line in side()))
+        return Tokenizers(joint, joint)
+    return Tokenizers(_train(config, source), _train(config, target))
+
+
+def _train(config: schema.TrainedTokenizer, lines: Lines) -> Tokenizer:
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=(line.lower() if config.lowercase else line for line in lines()),
+            model_writer=model,
+            model_type=config.kind,
+            vocab_size=config.vocab_size,
+            hard_vocab_limit=config.kind in {"bpe", "unigram"},
+            byte_fallback=config.byte_fallback,
+            normalization_rule_name=config.normalization,
+            character_coverage=config.character_coverage,
+            pad_id=PAD,
+            unk_id=UNK,
+            bos_id=BOS,
+            eos_id=EOS,
+            max_sentence_length=2**16,  # bytes; longer lines do not take part
+            input_sentence_size=2_000_000,  # a sample of that many lines suffices, in bounded memory
+            shuffle_input_sentence=True,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise UserError(_explain(str(error), config)) from None
+    return Tokenizer(model.getvalue(), config.lowercase)
+
+
+def _explain(message: str, config: schema.TrainedTokenizer) -> str:
+    given = f"tokenizer.vocab_size={config.vocab_size}"
+    if limit := re.search(r"value <= (\d+)", message):
+        return f"{given}: the training corpus allows at most {limit[1]}; set tokenizer.vocab_size={limit[1]} or less"
+    if limit := re.search(r"required_chars\. \d+ vs (\d+)", message):
+        return (
+            f"{given}: the training corpus has more characters; set tokenizer.vocab_size={int(limit[1]) + 1} or "
+            "more, or tokenizer.character_coverage below 1.0"
+        )
+    return f"tokenizer: SentencePiece could not be trained ({message.strip().splitlines()[-1]})"

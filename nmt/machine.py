@@ -1,0 +1,68 @@
+"""What a run computes with: device, precision, threads."""
+
+import os
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Self
+
+import torch
+
+from nmt.config.errors import UserError
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Machine(NamedTuple):
+    """A device and the precision of matrix products on it; parameters stay in float32."""
+
+    device: torch.device
+    precision: str  # fp32 | bf16 | fp16
+
+    @classmethod
+    def choose(cls, device: str, precision: str, threads: int | None) -> Self:
+        """Resolve "auto" and set the number of threads. Raises UserError for what this machine does not have."""
+        if threads is not None:
+            torch.set_num_threads(threads)
+        available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+        kind = next(name for name, there in available.items() if there) if device == "auto" else device
+        if not available[kind]:
+            raise UserError(f"device={device}: this machine or this build of torch has none; use device=auto")
+        if precision == "auto":
+            precision = "bf16" if _gains_from_bf16(kind) else "fp16" if kind == "cuda" else "fp32"
+        if precision == "fp16" and kind != "cuda":
+            raise UserError(f"precision=fp16 needs a CUDA GPU, but the device is {kind}; use fp32 or bf16")
+        return cls(torch.device(kind), precision)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Matrix products in this precision."""
+        reduced = self.precision != "fp32"
+        dtype = DTYPES[self.precision] if reduced else None
+        return torch.autocast(self.device.type, dtype=dtype, enabled=reduced)
+
+    def describe(self) -> dict[str, str | int]:
+        """For the record of a run."""
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else _cpu_name()
+        return {
+            "device": str(self.device),
+            "name": name,
+            "precision": self.precision,
+            "threads": torch.get_num_threads(),
+            "cpus": os.cpu_count() or 0,
+        }
+
+
+def _gains_from_bf16(kind: str) -> bool:
+    """Does the hardware have bf16 matrix instructions (emulated ones are slower than float32)?"""
+    if kind == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if kind != "cpu":
+        return False
+    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next((line.split(":")[1].strip() for line in file if line.startswith("model name")), "CPU")
+    except OSError:
+        return "CPU"

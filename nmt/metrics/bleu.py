@@ -1,0 +1,101 @@
+"""Corpus scores with sacreBLEU (Post 2018): BLEU, chrF and TER, each with its signature."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
+
+METRICS = ("bleu", "chrf", "ter")
+
+# ISO 639-1 and 639-3 codes of the languages that sacreBLEU segments with a tokenizer of their own.
+_TOKENIZER_OF_LANGUAGE = {
+    **dict.fromkeys(("zh", "zho", "cmn"), "zh"),
+    **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
+    **dict.fromkeys(("ko", "kor"), "ko-mecab"),
+}
+
+
+@dataclass(frozen=True)
+class ScoreSettings:
+    """sacreBLEU's options `--tokenize` and `--lowercase`, which both concern BLEU alone.
+
+    chrF is case-sensitive and needs no tokenizer, TER ignores case; their signatures say so.
+    """
+
+    tokenize: str
+    lowercase: bool
+
+
+@dataclass(frozen=True)
+class Scores:
+    """BLEU and chrF from 0 to 100, higher is better; TER in percent, lower is better; None: not asked for."""
+
+    bleu: float
+    chrf: float | None
+    ter: float | None
+    signature: str
+    chrf_signature: str | None
+    ter_signature: str | None
+
+    def as_dict(self) -> dict[str, float | str | None]:
+        """Flat and ready for JSON, scores rounded to 4 decimals."""
+        return {
+            key: round(value, 4) if isinstance(value, float) else value for key, value in asdict(self).items()
+        }
+
+
+def tokenizer_for(language: str) -> str:
+    """sacreBLEU's tokenizer for a target language code such as "de", "zh-CN" or "jpn_Jpan"."""
+    primary = language.lower().replace("_", "-").partition("-")[0]
+    return _TOKENIZER_OF_LANGUAGE.get(primary, "13a")
+
+
+def score(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    settings: ScoreSettings,
+    metrics: Collection[str] = METRICS,
+) -> Scores:
+    """Score detokenised hypotheses against one reference each, exactly as sacreBLEU's command line does.
+
+    Raises ValueError if the counts differ or are zero, or if a setting or metric cannot be used.
+    """
+    if len(hypotheses) != len(references) or not hypotheses:
+        raise ValueError(
+            f"cannot score {len(hypotheses)} hypotheses against {len(references)} references: "
+            "their numbers must be equal and not zero"
+        )
+    if "bleu" not in metrics or not set(metrics) <= set(METRICS):
+        raise ValueError(
+            f"evaluation.metrics: {sorted(metrics)}; allowed: bleu, with any of {', '.join(METRICS[1:])}"
+        )
+
+    def corpus_score(metric: BLEU | CHRF | TER) -> tuple[float, str]:
+        value = float(metric.corpus_score(hypotheses, [references]).score)
+        return value, str(metric.get_signature())
+
+    bleu, signature = corpus_score(_bleu(settings))
+    chrf, chrf_signature = corpus_score(CHRF()) if "chrf" in metrics else (None, None)
+    ter, ter_signature = corpus_score(TER()) if "ter" in metrics else (None, None)
+    return Scores(bleu, chrf, ter, signature, chrf_signature, ter_signature)
+
+
+def _bleu(settings: ScoreSettings) -> BLEU:
+    """The BLEU metric of the settings, or a ValueError that says how to get its tokenizer."""
+    name = settings.tokenize
+    if name not in BLEU.TOKENIZERS:
+        raise ValueError(f"evaluation.tokenize: {name!r} is unknown; allowed: {', '.join(BLEU.TOKENIZERS)}")
+    try:
+        # Text scored with "none" is tokenized on purpose: `force` silences the warning that it is.
+        return BLEU(tokenize=name, lowercase=settings.lowercase, force=name == "none")
+    except RuntimeError as error:  # the Japanese and Korean tokenizers lack their dictionary
+        extra = name.partition("-")[0]
+        raise ValueError(
+            f'evaluation.tokenize: {name!r} needs more packages: pip install "nmt[{extra}]"'
+        ) from error
+    except OSError as error:  # the SentencePiece tokenizers download their model once
+        raise ValueError(
+            f"evaluation.tokenize: {name!r} cannot download its model ({error}); try again or use another"
+        ) from error

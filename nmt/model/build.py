@@ -1,0 +1,116 @@
+"""From a configuration to a model."""
+
+import torch
+from torch import nn
+
+from nmt.attention.build import build_attention
+from nmt.config import schema
+from nmt.model.cells import Recurrent
+from nmt.model.decoder import Decoder
+from nmt.model.encoder import Encoder
+from nmt.model.readout import Readout
+from nmt.model.seq2seq import Bridge, Seq2Seq
+
+CELLS: dict[str, type[Recurrent]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
+
+
+def build_model(config: schema.Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
+    """A new model with random weights from torch's global generator; `pad` = source and target padding ids."""
+    embedding, attention = config.embedding, config.attention
+    source_embedding = nn.Embedding(source_vocab, embedding.dim, padding_idx=pad[0])
+    target_embedding = source_embedding
+    if not embedding.tie_source_target:
+        target_embedding = nn.Embedding(target_vocab, embedding.dim, padding_idx=pad[1])
+    encoder = _encoder(config)
+    attend = attention.kind == "attention"
+    fixed = attention.kind == "none" and attention.context == "every_step"
+    context_dim = encoder.output_dim if attend else encoder.summary_dim if fixed else 0
+    decoder = _decoder(config, encoder, context_dim)
+    output = nn.Linear(config.decoder.readout_dim, target_vocab)
+    if embedding.tie_output:
+        output.weight = target_embedding.weight
+    bridge = Bridge(encoder.summary_dim, config.decoder.layers, config.decoder.hidden, config.decoder.cell == "lstm")
+    model = Seq2Seq(
+        source_embedding,
+        target_embedding,
+        encoder,
+        bridge,
+        decoder,
+        output,
+        embedding_dropout=embedding.dropout,
+        fixed_context=fixed,
+    )
+    initialize(model)
+    return model
+
+
+@torch.no_grad()
+def initialize(model: Seq2Seq) -> None:
+    """Glorot-uniform matrices, orthogonal recurrent ones (Saxe et al. 2014), zero biases (an LSTM's forget gate
+    open: Jozefowicz et al. 2015), embeddings of about unit length, padding zero."""
+    embeddings = {model.source_embedding, model.target_embedding}
+    tables = [embedding.weight for embedding in embeddings]
+    for name, parameter in model.named_parameters():
+        if any(parameter is table for table in tables):
+            continue
+        if "weight_hh" in name:
+            for gate in torch.split(parameter, parameter.shape[1]):
+                nn.init.orthogonal_(gate)
+        elif "weight_ih" in name:
+            hidden = parameter.shape[0] // _gates(model, name)
+            for gate in torch.split(parameter, hidden):
+                nn.init.xavier_uniform_(gate)
+        elif parameter.dim() > 1:
+            nn.init.xavier_uniform_(parameter)
+        else:
+            nn.init.zeros_(parameter)
+            if "bias_ih" in name and _gates(model, name) == 4:  # noqa: PLR2004
+                hidden = parameter.shape[0] // 4
+                parameter[hidden : 2 * hidden] = 1.0
+    for embedding in (model.source_embedding, model.target_embedding):
+        nn.init.normal_(embedding.weight, std=embedding.embedding_dim**-0.5)
+        embedding.weight[embedding.padding_idx] = 0.0
+
+
+def _gates(model: Seq2Seq, name: str) -> int:
+    rnn = model.encoder.rnn if name.startswith("encoder") else model.decoder.rnn
+    return {nn.RNN: 1, nn.GRU: 3, nn.LSTM: 4}[type(rnn)]
+
+
+def _encoder(config: schema.Model) -> Encoder:
+    encoder = config.encoder
+    rnn = CELLS[encoder.cell](
+        config.embedding.dim,
+        encoder.hidden,
+        encoder.layers,
+        batch_first=True,
+        dropout=encoder.dropout if encoder.layers > 1 else 0.0,
+        bidirectional=encoder.bidirectional,
+    )
+    return Encoder(rnn, encoder.dropout, config.decoder.bridge)
+
+
+def _decoder(config: schema.Model, encoder: Encoder, context_dim: int) -> Decoder:
+    decoder, word_dim = config.decoder, config.embedding.dim
+    attention = None
+    if config.attention.kind == "attention":
+        attention = build_attention(config.attention, decoder.hidden, encoder.output_dim)
+    # The recurrent step sees the word, then a fixed vector or the context of attending before it, then the feed.
+    enters = attention is None or decoder.attend == "before"
+    input_dim = word_dim + (context_dim if enters else 0) + (decoder.readout_dim if decoder.input_feeding else 0)
+    rnn = CELLS[decoder.cell](
+        input_dim,
+        decoder.hidden,
+        decoder.layers,
+        batch_first=True,
+        dropout=decoder.dropout if decoder.layers > 1 else 0.0,
+    )
+    readout = Readout(decoder.readout, decoder.hidden, context_dim, word_dim, decoder.readout_dim)
+    return Decoder(
+        rnn,
+        attention,
+        readout,
+        attend=decoder.attend,
+        input_feeding=decoder.input_feeding,
+        dropout=decoder.dropout,
+    )

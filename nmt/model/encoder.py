@@ -1,0 +1,50 @@
+"""The recurrent encoder.
+
+Shapes: B batch, S source positions, E embedding, H hidden, M = directions x H memory.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from nmt.model.cells import Recurrent
+
+
+class Encoded(NamedTuple):
+    """What the encoder makes of a batch of sentences."""
+
+    states: Tensor  # (B, S, M), zeros on padding
+    summary: Tensor  # (B, summary_dim) the whole sentence in one vector
+
+
+class Encoder(nn.Module):
+    """Encoder states h_s, forward and backward side by side   (Schuster and Paliwal 1997; Bahdanau et al. 2015, 3.2).
+
+    summary: "final" = each direction's last state of the top layer (with an LSTM's memory beside it),
+    "mean" = the average state.
+    """
+
+    def __init__(self, rnn: Recurrent, dropout: float, summary: str) -> None:
+        super().__init__()
+        self.rnn = rnn
+        self.dropout = nn.Dropout(dropout)
+        self.summary = summary
+        directions = 2 if rnn.bidirectional else 1
+        self.output_dim = rnn.hidden_size * directions
+        with_memory = summary == "final" and isinstance(rnn, nn.LSTM)
+        self.summary_dim = self.output_dim * (2 if with_memory else 1)
+
+    def forward(self, embedded: Tensor, lengths: Tensor) -> Encoded:
+        """(B, S, E), int64 (B,) on the CPU -> Encoded."""
+        packed = pack_padded_sequence(embedded, lengths, batch_first=True, enforce_sorted=False)
+        outputs, final = self.rnn(packed)
+        states, _ = pad_packed_sequence(outputs, batch_first=True, total_length=embedded.shape[1])
+        if self.summary == "mean":
+            summary = states.sum(1) / lengths.to(states.device, states.dtype)[:, None]
+        else:
+            directions = 2 if self.rnn.bidirectional else 1
+            parts = final if isinstance(final, tuple) else (final,)
+            summary = torch.cat([layer for part in parts for layer in part[-directions:]], dim=-1)
+        return Encoded(self.dropout(states), self.dropout(summary))

@@ -1,0 +1,81 @@
+"""The translation model: embeddings, encoder, bridge, decoder, output layer.
+
+Shapes: B batch, S source positions, T target positions, E embedding, H hidden, R readout, V vocabulary.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from nmt.attention.memory import Past
+from nmt.metrics.loss import Loss, linear_cross_entropy
+from nmt.model.cells import CellState
+from nmt.model.decoder import Decoded, Decoder, DecoderState
+from nmt.model.encoder import Encoder
+from nmt.search.hypothesis import StepOutput
+
+
+class Bridge(nn.Module):
+    """The decoder's first state: tanh(W summary), for every layer (Bahdanau et al. 2015, A.2.2)."""
+
+    def __init__(self, summary_dim: int, layers: int, hidden: int, with_memory: bool) -> None:
+        super().__init__()
+        self.shape = (layers * (2 if with_memory else 1), hidden)
+        self.layers = layers
+        self.proj = nn.Linear(summary_dim, self.shape[0] * hidden)
+
+    def forward(self, summary: Tensor) -> CellState:
+        """(B, summary_dim) -> CellState."""
+        states = torch.tanh(self.proj(summary)).view(-1, *self.shape).unbind(1)
+        return CellState(tuple(states[: self.layers]), tuple(states[self.layers :]))
+
+
+class Seq2Seq(nn.Module):
+    """p(y | x), token by token. Padded positions are told by `pad` in the token ids."""
+
+    def __init__(
+        self,
+        source_embedding: nn.Embedding,
+        target_embedding: nn.Embedding,
+        encoder: Encoder,
+        bridge: Bridge,
+        decoder: Decoder,
+        output: nn.Linear,
+        *,
+        embedding_dropout: float,
+        fixed_context: bool,
+    ) -> None:
+        super().__init__()
+        self.source_embedding, self.target_embedding = source_embedding, target_embedding
+        self.encoder, self.bridge, self.decoder, self.output = encoder, bridge, decoder, output
+        self.dropout = nn.Dropout(embedding_dropout)
+        self.fixed_context = fixed_context  # without attention: does the decoder see the summary at every step?
+
+    def encode(self, source: Tensor, lengths: Tensor) -> DecoderState:
+        """int64 (B, S), int64 (B,) on the CPU -> the decoder's state before its first step."""
+        encoded = self.encoder(self.dropout(self.source_embedding(source)), lengths)
+        memory, past, attention = None, None, self.decoder.attention
+        if attention is not None:
+            positions = torch.arange(source.shape[1], device=source.device)
+            valid = positions < lengths.to(source.device)[:, None]
+            memory, past = attention.remember(encoded.states, valid), Past.start(valid)
+        feed = None
+        if self.decoder.input_feeding:
+            feed = encoded.summary.new_zeros(source.shape[0], self.output.in_features)
+        fixed = encoded.summary if self.fixed_context else None
+        return DecoderState(self.bridge(encoded.summary), feed, past, memory, fixed)
+
+    def forward(self, source: Tensor, lengths: Tensor, target: Tensor) -> Decoded:
+        """int64 (B, S), (B,), (B, T) = <s> y_1 ... y_{T-1} -> readouts (B, T, R), weights (B, T, S) or None."""
+        embedded = self.dropout(self.target_embedding(target))
+        decoded: Decoded = self.decoder(embedded, self.encode(source, lengths))
+        return decoded
+
+    def loss(self, readouts: Tensor, targets: Tensor, pad: int, smoothing: float = 0.0) -> Loss:
+        """(B, T, R), int64 (B, T) = y_1 ... y_T -> sums over all target tokens; padding costs nothing."""
+        real = targets != pad
+        return linear_cross_entropy(readouts[real], self.output.weight, self.output.bias, targets[real], smoothing)
+
+    def step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
+        """int64 (B,) previous tokens -> logits of the next, the attention that led to them, the next state."""
+        readout, weights, state = self.decoder.step(self.dropout(self.target_embedding(tokens)), state)
+        return StepOutput(self.output(readout), weights, state)

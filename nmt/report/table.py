@@ -1,0 +1,70 @@
+"""Tables of results, in Markdown and for the terminal."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tabulate import tabulate
+
+MINUTES_OF_HOUR = 60
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: the key of its value in each row, its heading, and how a value is written."""
+
+    key: str
+    heading: str
+    show: Callable[[Any], str] = str
+
+
+def markdown(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]) -> str:
+    """A Markdown table: numbers to the right, None as "-", and no cell can break it."""
+    return _render(rows, columns, "pipe", lambda cell: cell.replace("\\", "\\\\").replace("|", "\\|"))
+
+
+def terminal(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]) -> str:
+    """The same table in plain text."""
+    return _render(rows, columns, "simple", str)
+
+
+def _render(
+    rows: Sequence[Mapping[str, object]], columns: Sequence[Column], style: str, escape: Callable[[str], str]
+) -> str:
+    def cell(column: Column, value: object) -> str:
+        return "-" if value is None else escape(" ".join(column.show(value).split()))
+
+    return tabulate(
+        [[cell(column, row[column.key]) for column in columns] for row in rows],
+        headers=[column.heading for column in columns],
+        tablefmt=style,
+        colalign=["right" if _is_numeric(rows, column) else "left" for column in columns] if rows else None,
+        disable_numparse=True,  # the cells are text already, and "1e5" may be a run's name
+    )
+
+
+def _is_numeric(rows: Sequence[Mapping[str, object]], column: Column) -> bool:
+    return all(row[column.key] is None or isinstance(row[column.key], int | float) for row in rows)
+
+
+def decimals(count: int) -> Callable[[float], str]:
+    """How a column writes its numbers: with that many decimals."""
+    return f"{{:.{count}f}}".format
+
+
+def human_count(count: int) -> str:
+    """950, 12.3 k, 12.3 M, 1.2 B."""
+    for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        # The next unit takes over where rounding to one decimal would reach 1000.0.
+        if count >= unit * (1 - 0.5e-4):
+            return f"{count / unit:.1f} {name}"
+    return str(count)
+
+
+def human_duration(seconds: float) -> str:
+    """42 s, 4 min 12 s, 1 h 03 min: rounded to the smaller unit shown."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < MINUTES_OF_HOUR:
+        return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+    hours, minutes = divmod(round(seconds / 60), MINUTES_OF_HOUR)
+    return f"{hours} h {minutes:02} min"

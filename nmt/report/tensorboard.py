@@ -1,0 +1,68 @@
+"""What TensorBoard shows of a run: curves, texts and pictures."""
+
+import string
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.tensorboard import SummaryWriter
+
+# As a character reference no character has a meaning in Markdown or HTML.
+_REFERENCES = {ord(character): f"&#{ord(character)};" for character in string.punctuation}
+
+
+class TensorBoard:
+    """Writes events to `directory`; to be used in a `with` statement or closed.
+
+    `resume_step` is the last step whose events count, that of the checkpoint which the run continues from;
+    None starts anew. What a killed run wrote to the directory after that step is superseded, so that every
+    curve stays a single line.
+    """
+
+    def __init__(self, directory: Path, resume_step: int | None) -> None:
+        # TensorBoard hides earlier events from this step on, this step included.
+        purge_step = 0 if resume_step is None else resume_step + 1
+        self._writer: Any = SummaryWriter(str(directory), purge_step=purge_step)  # its methods are untyped
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """One point on each curve, by tag such as "train/loss"."""
+        for tag, value in values.items():
+            self._writer.add_scalar(tag, value, step)
+
+    def text(self, tag: str, markdown: str, step: int) -> None:
+        """Markdown as it is."""
+        self._writer.add_text(tag, markdown, step)
+
+    def samples(self, tag: str, rows: Sequence[tuple[str, str, str]], step: int) -> None:
+        """A table of (source, reference, hypothesis), each shown literally."""
+        table: list[Iterable[str]] = [("source", "reference", "hypothesis"), ("---",) * 3]
+        table += [map(literal, row) for row in rows]
+        self.text(tag, "\n".join(f"| {' | '.join(row)} |" for row in table), step)
+
+    def image(self, tag: str, array: NDArray[np.uint8], step: int) -> None:
+        """(H, W, 3), red, green and blue."""
+        self._writer.add_image(tag, array, step, dataformats="HWC")
+
+    def flush(self) -> None:
+        """Bring everything written so far to the disk, as is due with every checkpoint."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Flush and close the event file; closing twice does no harm."""
+        self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def literal(text: str) -> str:
+    """The text for a Markdown table's cell, shown as it is but for runs of white space."""
+    return " ".join(text.translate(_REFERENCES).split())

@@ -1,0 +1,209 @@
+"""The run directory: its paths, its lock, and the record of what it ran with."""
+
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nmt.config.compose import flatten, load_values, save_values
+from nmt.config.errors import UserError
+from nmt.data.prepared import Prepared
+
+# May differ when a run is resumed: they change where a run stops, reports and finds its data, not what it computes.
+FREE = {
+    "run",
+    "device",
+    "threads",
+    "data.path",
+    "data.train",
+    "data.validation",
+    "data.test",
+    "data.cache_dir",
+    "training.max_epochs",
+    "training.max_steps",
+    "training.log_every",
+    "training.checkpoint_every",
+    "validation.patience",
+    "validation.samples",
+}
+PACKAGES = ("nmt", "torch", "numpy", "sentencepiece", "sacrebleu", "datasets", "hydra-core")
+
+
+class RunDirectory:
+    """Paths of one run. Reading needs no more than an existing run; writing goes through `claim`."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.manifest = self.path / "manifest.json"
+        self.log = self.path / "train.log"
+        self.metrics = self.path / "metrics.jsonl"
+        self.results = self.path / "results.json"
+        self.tensorboard = self.path / "tensorboard"
+        self.checkpoints = self.path / "checkpoints"
+        self.hypotheses = self.path / "hypotheses"
+        self.data = self.path / "data"
+        self.alignments = self.path / "alignments"
+        self._lock: int | None = None
+
+    @classmethod
+    def existing(cls, path: str | Path) -> "RunDirectory":
+        """Raises UserError if there is no run."""
+        run = cls(Path(path).expanduser())
+        if not run.path.is_dir():
+            raise UserError(f"run={path}: no such directory")
+        if not run.config.is_file():
+            raise UserError(f"run={path}: is not a run directory (it has no config.yaml)")
+        return run
+
+    def claim(self, values: Mapping[str, Any]) -> None:
+        """Take the directory for the run with these values: a new one, or this very run to be resumed.
+
+        Raises UserError if another process trains there, or if it holds anything else.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be written to ({error.strerror})") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released by the system when its owner ends
+        except OSError:
+            owner = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
+            raise UserError(f"{self.path}: process {owner or '?'} is training there; wait for it or stop it") from None
+        os.truncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        if self.config.exists():
+            self._same(load_values(self.config), values)
+        elif others := sorted(path.name for path in self.path.iterdir() if path.name != ".lock"):
+            (self.path / ".lock").unlink()
+            raise UserError(
+                f"{self.path}: is not empty and not a run (it holds {others[0]}); choose another hydra.run.dir"
+            )
+        save_values(self.config, values)
+
+    def _same(self, saved: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        before, now = dict(flatten(saved)), dict(flatten(values))
+        changed = [
+            key for key in sorted(before.keys() | now.keys()) if key not in FREE and before.get(key) != now.get(key)
+        ]
+        if changed:
+            key = changed[0]
+            more = f" and {len(changed) - 1} more differ" if len(changed) > 1 else ""
+            raise UserError(
+                f"{self.path}: holds a run of another configuration ({key} is {before.get(key)} there, "
+                f"{now.get(key)} here{more}); choose another hydra.run.dir, or resume it with run={self.path}"
+            )
+
+    def release(self) -> None:
+        """Give the directory free; ending the process does so too."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def update_json(self, path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Merge values into a JSON file, atomically. Returns all that it then holds."""
+        merged = {**read_json(path), **values}
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(merged, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.replace(path)
+        return merged
+
+    def record_start(self, overrides: list[str], machine: Mapping[str, Any], prepared: Prepared, seed: int) -> None:
+        """Write down what the run runs with; every start adds a line. Raises UserError if the data have changed."""
+        manifest = read_json(self.manifest)
+        data = manifest.get("data", {}).get("fingerprint", prepared.fingerprint)
+        if data != prepared.fingerprint:
+            raise UserError(f"{self.path}: the corpus has changed since this run began; start a new run")
+        start = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "overrides": overrides,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "versions": {name: _version(name) for name in PACKAGES},
+            "git": _git_commit(),
+            "machine": dict(machine),
+        }
+        self.update_json(
+            self.manifest,
+            {"seed": seed, "data": prepared.report, "starts": [*manifest.get("starts", []), start]},
+        )
+
+    def keep_held_out(self, prepared: Prepared) -> None:
+        """Copy what is translated and scored into the run, so that it needs nothing else."""
+        self.data.mkdir(exist_ok=True)
+        for split in prepared:
+            if split.name == "train":
+                continue
+            for side, name in ((split.source, "source"), (split.target, "target")):
+                _write_lines(self.data / f"{split.name}.{name}", side.lines())
+            if split.alignments is not None:
+                _write_lines(self.data / f"{split.name}.alignments", split.alignments)
+
+    def held_out(self, split: str) -> tuple[list[str], list[str], list[str] | None]:
+        """Sources, references and gold alignments (or None) of a split. Raises UserError if the run has none."""
+        source = self.data / f"{split}.source"
+        if not source.is_file():
+            known = sorted({path.stem for path in self.data.glob("*.source")})
+            raise UserError(f"split={split}: the run's corpus has none (there is: {', '.join(known) or 'nothing'})")
+        gold = self.data / f"{split}.alignments"
+        return (
+            read_lines(source),
+            read_lines(self.data / f"{split}.target"),
+            read_lines(gold) if gold.is_file() else None,
+        )
+
+    def write_hypotheses(self, split: str, lines: list[str]) -> None:
+        """hypotheses/<split>.txt."""
+        self.hypotheses.mkdir(exist_ok=True)
+        _write_lines(self.hypotheses / f"{split}.txt", lines)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, {} if there is no such file. Raises UserError if it is broken."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: is not a JSON object")
+    return values
+
+
+def read_lines(path: Path) -> list[str]:
+    """Lines that end at newlines alone."""
+    text = path.read_bytes().decode("utf-8")
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def _write_lines(path: Path, lines: list[str]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8"))
+    temporary.replace(path)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """The commit of the checkout that the code runs from, "+" if it has changes; None for an installed package."""
+    here = Path(__file__).resolve().parent.parent
+    if not (here / ".git").exists():
+        return None
+    try:
+        command = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,102 @@
+"""What every search speaks of: the step it calls, the limits it keeps and the hypotheses it returns.
+
+Shapes: B sentences, N hypotheses (the rows of a step), S source positions, T target positions, V vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar, assert_never
+
+from torch import Tensor
+
+
+class State(Protocol):
+    """What a model carries from step to step, one row per hypothesis."""
+
+    def select(self, index: Tensor) -> Self:
+        """int64 rows `(M,)`, which may repeat -> the state of these rows: reordered, shrunk or expanded."""
+        ...
+
+
+StateT = TypeVar("StateT", bound=State)
+
+
+class StepOutput(NamedTuple, Generic[StateT]):
+    """logits `(N, V)`, weights `(N, S)` or None without attention, and the state after the step.
+
+    The weights are those the logits were computed with. They must not be overwritten by later steps.
+    """
+
+    logits: Tensor
+    weights: Tensor | None
+    state: StateT
+
+
+Step = Callable[[Tensor, StateT], StepOutput[StateT]]
+"""Previous tokens `(N,)` int64 and a state of N rows -> the output for the next token."""
+
+
+class Symbols(NamedTuple):
+    """The ids a search must know; `banned` ones are never generated and do not include `eos`."""
+
+    bos: int
+    eos: int
+    banned: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Lengths in tokens: at least `min_length` before eos; at most `max_lengths[b]` for sentence b, with eos.
+
+    Where the two disagree, the maximum wins. Raises ValueError for a negative minimum or a maximum below 1.
+    """
+
+    min_length: int
+    max_lengths: list[int]
+
+    def __post_init__(self) -> None:
+        if self.min_length < 0:
+            raise ValueError(f"min_length is {self.min_length}, but must be at least 0 (0 for no minimum)")
+        if min(self.max_lengths, default=1) < 1:
+            raise ValueError(f"max_lengths holds {min(self.max_lengths)}, but each must be at least 1 for eos")
+
+
+@dataclass(frozen=True)
+class LengthPenalty:
+    """The divisor of a hypothesis's log-probability; never falls with the length, which counts eos.
+
+    none: 1; average: length^alpha; gnmt: ((5 + length) / 6)^alpha (Wu et al. 2016, eq. 14).
+    Raises ValueError for a negative alpha.
+    """
+
+    kind: Literal["none", "average", "gnmt"]
+    alpha: float
+
+    def __post_init__(self) -> None:
+        if not self.alpha >= 0:
+            raise ValueError(f"the length penalty's alpha is {self.alpha}, but must be at least 0")
+
+    def __call__(self, length: int) -> float:
+        match self.kind:
+            case "none":
+                return 1.0
+            case "average":
+                return float(length**self.alpha)
+            case "gnmt":
+                return float(((5 + length) / 6) ** self.alpha)
+        assert_never(self.kind)
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One translation as a search found it.
+
+    `tokens` lack bos and end with eos. `score`, the log-probability over its length penalty, is what
+    hypotheses are ranked by; `log_prob` is natural. `attention` `(T, S)`, float32 on the CPU, holds the row
+    of each token in `tokens`; it is None for a model without attention.
+    """
+
+    tokens: list[int]
+    score: float
+    log_prob: float
+    attention: Tensor | None

@@ -1,0 +1,98 @@
+"""Sampling: hypotheses drawn from the model's distribution, sharpened and truncated as asked.
+
+Shapes: B sentences, N hypotheses, V vocabulary, C candidates.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits, StateT, Step, Symbols
+from nmt.search.rollout import rollout
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """What to draw from: the `top_k` most probable tokens (0: all), of these the nucleus of mass `top_p`.
+
+    The nucleus (Holtzman et al. 2020) is the smallest set of most probable tokens that together reach
+    `top_p` (1: all), measured after the logits were divided by the temperature. Raises ValueError.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    n_samples: int
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(f"temperature is {self.temperature}, but must be above 0 (or use greedy search)")
+        if self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k}, but must be at least 0 (0 to keep all tokens)")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}, but must be above 0 and at most 1 (1 to keep all tokens)")
+        if self.n_samples < 1:
+            raise ValueError(f"n_samples is {self.n_samples}, but must be at least 1")
+
+
+def sample(
+    step: Step[StateT],
+    state: StateT,
+    symbols: Symbols,
+    limits: Limits,
+    *,
+    options: SamplingOptions,
+    generator: torch.Generator,
+    penalty: LengthPenalty,
+    device: torch.device,
+) -> list[list[Hypothesis]]:
+    """`options.n_samples` hypotheses for each sentence, best first, from a state with one row per sentence.
+
+    Draws are independent, so hypotheses may repeat. Their log-probabilities are the model's own, at
+    temperature 1 and with all tokens. The generator must be on `device`.
+    """
+    n = options.n_samples
+    sentences = torch.arange(len(limits.max_lengths), device=device)
+    rows = rollout(
+        step,
+        state.select(sentences.repeat_interleave(n)),
+        symbols,
+        Limits(limits.min_length, [length for length in limits.max_lengths for _ in range(n)]),
+        choose=partial(_draw, options=options, generator=generator),
+        penalty=penalty,
+        device=device,
+    )
+    groups = [rows[start : start + n] for start in range(0, len(rows), n)]
+    return [sorted(group, key=lambda hypothesis: -hypothesis.score) for group in groups]
+
+
+def _draw(log_probs: Tensor, options: SamplingOptions, generator: torch.Generator) -> Tensor:
+    """(N, V) -> (N,) int64, one draw per row."""
+    if options.top_k == 0 and options.top_p == 1:
+        return _gumbel_argmax(log_probs, options.temperature, generator)
+    size = log_probs.shape[1]
+    candidates, tokens = log_probs.topk(min(options.top_k or size, size))
+    if options.top_p < 1:
+        candidates = _nucleus(candidates, options)
+    drawn = _gumbel_argmax(candidates, options.temperature, generator)
+    return tokens.gather(1, drawn[:, None]).squeeze(1)
+
+
+def _nucleus(candidates: Tensor, options: SamplingOptions) -> Tensor:
+    """(N, C) sorted, best first -> the same with -inf outside the nucleus."""
+    # Relative to the best, so that no temperature is small enough to turn all of them to -inf.
+    probs = ((candidates - candidates[:, :1]) / options.temperature).softmax(-1)
+    mass_before = probs.cumsum(-1) - probs
+    return candidates.masked_fill(mass_before >= options.top_p, -torch.inf)
+
+
+def _gumbel_argmax(log_probs: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+    """(N, C) -> (N,): argmax(log_probs + temperature * Gumbel), a draw from softmax(log_probs / temperature).
+
+    Gumbel noise is -log of an exponential variate. Unlike torch.multinomial, this never waits for the device.
+    """
+    noise = torch.empty_like(log_probs).exponential_(generator=generator)
+    smallest = torch.finfo(noise.dtype).tiny  # log(0) would turn a forbidden token's -inf into nan
+    return (log_probs - temperature * noise.clamp_(min=smallest).log_()).argmax(-1)

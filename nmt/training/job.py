@@ -1,0 +1,144 @@
+"""One training job: prepare, train, evaluate, record."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from nmt.config import schema
+from nmt.data.prepare import prepare
+from nmt.data.prepared import Prepared
+from nmt.evaluation import evaluate_run, score_settings
+from nmt.machine import Machine
+from nmt.metrics.bleu import ScoreSettings
+from nmt.run import RunDirectory
+from nmt.training import checkpoint
+from nmt.training.journal import save_alignments
+from nmt.training.trainer import Interrupted, Trainer, sample_indices
+from nmt.translator import Translator, load_weights, new_model
+
+log = logging.getLogger(__name__)
+
+
+def train(config: schema.TrainConfig, directory: Path, overrides: list[str]) -> int:
+    """Train in `directory`, or resume the run there. Returns the exit status: 0, or 128 + signal if stopped by one."""
+    machine = Machine.choose(config.device, config.precision, config.threads)
+    scoring = score_settings(config.evaluation, config.data.target_lang)
+    run = RunDirectory(directory)
+    prepared = prepare(config.data, config.tokenizer)
+    run.claim(config.model_dump(mode="json"))
+    handler = _log_to(run.log)
+    try:
+        run.record_start(overrides, machine.describe(), prepared, config.seed)
+        run.keep_held_out(prepared)
+        prepared.tokenizers.save(run.path)
+        _report(prepared)
+        return _train(config, run, prepared, machine, scoring)
+    finally:
+        logging.getLogger("nmt").removeHandler(handler)
+        handler.close()
+        run.release()
+
+
+def _train(
+    config: schema.TrainConfig,
+    run: RunDirectory,
+    prepared: Prepared,
+    machine: Machine,
+    scoring: ScoreSettings,
+) -> int:
+    checkpoint.seed_everything(config.seed)
+    model = new_model(config, prepared.tokenizers).to(machine.device)
+    translator = Translator(model, prepared.tokenizers, config.search, machine, config.seed)
+    trainer = Trainer(config, prepared, translator, scoring, run)
+    resumed = trainer.resume()
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    log.info(
+        "model: %s parameters; %s %s, %d threads",
+        f"{parameters:,}",
+        machine.device,
+        machine.precision,
+        machine.describe()["threads"],
+    )
+    if resumed:
+        log.info("resumed at step %d of %d", trainer.step, trainer.total_steps)
+    try:
+        with logging_redirect_tqdm([logging.getLogger("nmt")]):
+            trainer.fit()
+    except Interrupted as stop:
+        log.info("stopped by %s at step %d; go on with: nmt-train run=%s", stop, trainer.step, run.path)
+        return 128 + stop.signum
+    finally:
+        run.update_json(run.manifest, {"parameters": parameters, "training": _spent(trainer)})
+    _evaluate(run, translator, prepared, scoring, config.validation.samples)
+    return 0
+
+
+def _spent(trainer: Trainer) -> dict[str, Any]:
+    return {
+        "steps": trainer.step,
+        "epochs": round(trainer.epoch + trainer.position / len(trainer.plan), 3),
+        "seconds": round(trainer.seconds, 1),
+        "target_tokens": trainer.tokens,
+        "target_tokens_per_second": round(trainer.tokens / max(trainer.seconds, 1e-9), 1),
+        "bad_steps": trainer.bad_steps,
+        "best_step": trainer.stopping.best_step,
+        f"best_{trainer.stopping.monitor}": trainer.stopping.best,
+    }
+
+
+def _evaluate(
+    run: RunDirectory, translator: Translator, prepared: Prepared, scoring: ScoreSettings, samples: int
+) -> None:
+    """The best checkpoint on every held-out split: scores, translations, heatmaps."""
+    load_weights(translator.model, run.checkpoints / "best.pt")
+    for split in prepared:
+        if split.name == "train":
+            continue
+        with tqdm(total=len(split), desc=f"translate {split.name}", unit=" sent", disable=None, leave=False) as bar:
+            result, found = evaluate_run(run, translator, split.name, scoring, "best", bar.update)
+        aer = f"  AER {100 * result['aer']:.1f} %" if "aer" in result else ""
+        log.info(
+            "%s: BLEU %.2f  chrF %.2f  TER %.2f%s  (%s)",
+            split.name,
+            result["bleu"],
+            result["chrf"],
+            result["ter"],
+            aer,
+            result["signature"],
+        )
+        shown = sample_indices(len(split), samples)
+        save_alignments(run.alignments / split.name, [found.translations[i] for i in shown])
+
+
+def _report(prepared: Prepared) -> None:
+    """The corpus report, in words."""
+    report = prepared.report
+    log.info("corpus: %s to %s, vocabulary %s", *report["languages"], " and ".join(map(str, report["vocabulary"])))
+    for name, split in report["splits"].items():
+        dropped = ", ".join(f"{count} {reason}" for reason, count in split["dropped"].items()) or "none"
+        log.info(
+            "  %-10s %8d pairs, dropped: %s; %s + %s tokens, longest %s, unknown %s%s",
+            name,
+            split["kept"],
+            dropped,
+            *(f"{tokens:,}" for tokens in split["tokens"]),
+            "/".join(map(str, split["longest"])),
+            "/".join(f"{100 * rate:.2f} %" for rate in split["unknown_rate"]),
+            f"; {split['sources_in_train']} sources also in train" if "sources_in_train" in split else "",
+        )
+    train = report["splits"]["train"]
+    if train["kept"] < 0.9 * train["read"]:
+        log.warning("corpus: only %d of %d training pairs are used", train["kept"], train["read"])
+
+
+def _log_to(path: Path) -> logging.Handler:
+    """All that is told goes to the run's train.log too, with the time."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("nmt")
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(handler)
+    return handler

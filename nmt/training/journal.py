@@ -1,0 +1,131 @@
+"""What training tells: metrics.jsonl, TensorBoard, the log, the progress bar."""
+
+import json
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tqdm import tqdm
+
+from nmt.report.heatmap import draw_alignment, save, to_array
+from nmt.report.tensorboard import TensorBoard
+from nmt.run import RunDirectory
+from nmt.translator import Translation
+
+log = logging.getLogger(__name__)
+
+
+class Journal:
+    """Writes each number to metrics.jsonl and TensorBoard, and the gist to the log and the bar."""
+
+    def __init__(self, run: RunDirectory, step: int, total_steps: int) -> None:
+        """Continue after `step`: what a killed run wrote after its last checkpoint is taken back."""
+        self._metrics = run.metrics
+        _keep_until(self._metrics, step)
+        self._board = TensorBoard(run.tensorboard, resume_step=step or None)
+        self._bar = tqdm(
+            total=total_steps, initial=step, unit=" steps", disable=None, dynamic_ncols=True, smoothing=0.05
+        )
+
+    def advance(self) -> None:
+        """One update more."""
+        self._bar.update()
+
+    def training(self, step: int, epoch: float, values: Mapping[str, float]) -> None:
+        """loss, perplexity, learning_rate, gradient_norm, tokens_per_second (target tokens)."""
+        self._record(step, epoch, "train", values)
+        self._bar.set_postfix_str(
+            f"loss {values['loss']:.3f}, ppl {values['perplexity']:.2f}, {values['tokens_per_second']:,.0f} tok/s"
+        )
+        # With a bar on the terminal the line goes to the log file only.
+        log.log(
+            logging.INFO if self._bar.disable else logging.DEBUG,
+            "step %d/%s  epoch %.2f  loss %.3f  ppl %.2f  lr %.2e  %s target tokens/s  ETA %s",
+            step,
+            self._bar.total,
+            epoch,
+            values["loss"],
+            values["perplexity"],
+            values["learning_rate"],
+            f"{values['tokens_per_second']:,.0f}",
+            tqdm.format_interval(values["seconds_left"]),
+        )
+
+    def validation(self, step: int, epoch: float, values: Mapping[str, float], best: bool) -> None:
+        """loss, perplexity, bleu."""
+        self._record(step, epoch, "validation", values)
+        log.info(
+            "validation at step %d (epoch %.2f): loss %.3f  ppl %.2f  BLEU %.2f%s",
+            step,
+            epoch,
+            values["loss"],
+            values["perplexity"],
+            values["bleu"],
+            "  *best*" if best else "",
+        )
+        self._board.flush()
+
+    def samples(self, step: int, rows: Sequence[tuple[str, str, Translation]]) -> None:
+        """(source, reference, translation): text, and the attention that led to it."""
+        table = [(source, reference, translation.text) for source, reference, translation in rows]
+        if table:
+            self._board.samples("validation/samples", table, step)
+        for number, (_, _, translation) in enumerate(rows, 1):
+            if translation.alignment is not None:
+                figure = draw_alignment(
+                    translation.alignment, translation.source_tokens, translation.tokens, f"step {step}"
+                )
+                self._board.image(f"alignment/{number}", to_array(figure), step)
+
+    def config(self, values: Mapping[str, Any]) -> None:
+        """The resolved configuration as text."""
+        text = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
+        self._board.text("config", "\n".join(f"    {line}" for line in text.splitlines()), 0)
+
+    def close(self) -> None:
+        """Flush and close all."""
+        self._bar.close()
+        self._board.close()
+
+    def _record(self, step: int, epoch: float, kind: str, values: Mapping[str, float]) -> None:
+        named = {f"{kind}/{name}": value for name, value in values.items() if name != "seconds_left"}
+        self._board.scalars(step, named)
+        line = {"step": step, "epoch": round(epoch, 4), "time": round(time.time(), 3), **named}
+        with self._metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def perplexity(nll: float, tokens: int) -> float:
+    """exp of the mean negative log-likelihood; infinity where it does not fit a float."""
+    try:
+        return math.exp(nll / max(1, tokens))
+    except OverflowError:
+        return math.inf
+
+
+def save_alignments(directory: Path, translations: Sequence[Translation]) -> None:
+    """A heatmap for each translation that has an alignment: 1.png, 2.png, ..."""
+    directory.mkdir(exist_ok=True)
+    for number, each in enumerate(translations, 1):
+        if each.alignment is not None:
+            save(draw_alignment(each.alignment, each.source_tokens, each.tokens), directory / f"{number}.png")
+
+
+def _keep_until(path: Path, step: int) -> None:
+    """Drop the lines after `step`, and a last line that a kill cut short."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").split("\n"):
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    temporary.replace(path)

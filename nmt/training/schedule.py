@@ -1,0 +1,52 @@
+"""Learning rate schedules: a factor of the optimizer's learning rate."""
+
+import math
+
+from nmt.config import schema
+
+
+class Schedule:
+    """factor(step) in [0, 1]: linear warm-up to 1, then what the configuration says."""
+
+    def __init__(self, config: schema.Schedule, total_steps: int) -> None:
+        """`total_steps`: where a cosine ends."""
+        self.config, self.total_steps = config, total_steps
+        self.reduction = 1.0  # of a plateau schedule so far
+        self.waited = 0  # validations without improvement since the last reduction
+
+    def factor(self, step: int) -> float:
+        """For the update number `step`, from 1."""
+        config = self.config
+        warmup = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
+        since = max(0, step - config.warmup_steps)
+        match config:
+            case schema.ConstantSchedule():
+                return warmup
+            case schema.InverseSqrtSchedule():
+                return min(warmup, math.sqrt(config.warmup_steps / step))
+            case schema.CosineSchedule():
+                progress = min(1.0, since / max(1, self.total_steps - config.warmup_steps))
+                share = 0.5 * (1 + math.cos(math.pi * progress))
+                return warmup * (config.min_factor + (1 - config.min_factor) * share)
+            case schema.StepSchedule():
+                drops = 0 if step <= config.start else 1 + (step - config.start - 1) // config.every
+                return float(warmup * config.factor**drops)
+            case schema.PlateauSchedule():
+                return warmup * self.reduction
+
+    def observe(self, improved: bool) -> None:
+        """Tell a plateau schedule how a validation went."""
+        if not isinstance(self.config, schema.PlateauSchedule):
+            return
+        self.waited = 0 if improved else self.waited + 1
+        if self.waited > self.config.patience:
+            self.reduction = max(self.config.min_factor, self.reduction * self.config.factor)
+            self.waited = 0
+
+    def state_dict(self) -> dict[str, float | int]:
+        """All that is not in the configuration."""
+        return {"reduction": self.reduction, "waited": self.waited}
+
+    def load_state_dict(self, state: dict[str, float | int]) -> None:
+        """What state_dict returned."""
+        self.reduction, self.waited = float(state["reduction"]), int(state["waited"])

@@ -1,0 +1,254 @@
+"""The Python API: Translator.load(run).translate(["..."]).
+
+Shapes: B batch, S source positions, T target positions.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nmt.config import schema
+from nmt.config.compose import load_values, typed, typed_union
+from nmt.config.errors import UserError
+from nmt.data.batching import collate
+from nmt.data.prepared import padded
+from nmt.data.tokenizer import Tokenizers
+from nmt.machine import Machine
+from nmt.metrics.alignment import attention_to_links, format_pharaoh
+from nmt.model.build import build_model
+from nmt.model.decoder import DecoderState
+from nmt.model.seq2seq import Seq2Seq
+from nmt.run import RunDirectory
+from nmt.search.beam import beam_search
+from nmt.search.greedy import greedy_search
+from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits, Symbols
+from nmt.search.sampling import SamplingOptions, sample
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[int], object]  # called with the number of sentences just finished
+
+
+@dataclass(frozen=True)
+class Translation:
+    """One translation of one line."""
+
+    text: str
+    score: float  # what translations are ranked by: the log-probability over its length penalty
+    log_prob: float  # natural logarithm
+    source_tokens: list[str]  # pieces, </s> last
+    tokens: list[str]  # pieces, </s> last
+    alignment: NDArray[np.float32] | None  # (T, S) attention, a row for each of `tokens`; None without attention
+
+    def word_alignment(self) -> str:
+        """Source-target pairs of whitespace-separated words, from each target word's strongest link (Pharaoh)."""
+        if self.alignment is None:
+            return ""
+        return format_pharaoh(attention_to_links(self.alignment, self.tokens, self.source_tokens))
+
+
+class Translator:
+    """A trained model with its tokenizers and search."""
+
+    def __init__(
+        self, model: Seq2Seq, tokenizers: Tokenizers, search: schema.Search, machine: Machine, seed: int = 1
+    ) -> None:
+        self.model, self.tokenizers, self.search = model, tokenizers, search
+        self.machine, self.seed = machine, seed
+
+    @classmethod
+    def load(
+        cls,
+        run: str | Path,
+        *,
+        checkpoint: str = "best",
+        search: Mapping[str, Any] | None = None,
+        device: str | None = None,
+        precision: str | None = None,
+        threads: int | None = None,
+        seed: int = 1,
+    ) -> Self:
+        """A run's model; None means: as the run was trained. Raises UserError if there is none.
+
+        `search` holds values that replace the run's own, e.g. {"beam_size": 10} or a whole {"kind": "greedy"}.
+        """
+        directory = RunDirectory.existing(run)
+        config = typed(schema.TrainConfig, load_values(directory.config))
+        machine = Machine.choose(device or config.device, precision or config.precision, threads)
+        tokenizers = Tokenizers.load(directory.path, config.tokenizer.lowercase)
+        model = new_model(config, tokenizers)
+        load_weights(model, directory.checkpoints / f"{checkpoint}.pt")
+        settings = merge_search(config.search, search or {})
+        return cls(model.to(machine.device).eval(), tokenizers, settings, machine, seed)
+
+    def translate(self, lines: Sequence[str]) -> list[Translation]:
+        """The best translation of each line."""
+        return [nbest[0] for nbest in self.translate_nbest(lines, 1)]
+
+    @torch.no_grad()
+    def translate_nbest(
+        self, lines: Sequence[str], n: int, progress: Progress | None = None
+    ) -> list[list[Translation]]:
+        """The n best translations of each line, best first. An empty line has an empty translation."""
+        if isinstance(self.search, schema.Beam) and n > self.search.beam_size:
+            raise UserError(f"nbest={n}: a beam of {self.search.beam_size} finds no more; set search.beam_size={n}")
+        if isinstance(self.search, schema.Greedy) and n > 1:
+            raise UserError(f"nbest={n}: greedy search finds one; use search=beam search.beam_size={n}")
+        sources = self._encode(lines)
+        results: list[list[Translation]] = [[_nothing()] for _ in lines]
+        was_training = self.model.training
+        self.model.eval()
+        generator = torch.Generator(self.machine.device).manual_seed(self.seed)
+        for batch in self._batches(sources):
+            found = self._search([sources[i] for i in batch], n, generator)
+            for index, hypotheses in zip(batch, found, strict=True):
+                results[index] = [self._translation(sources[index], h) for h in hypotheses]
+            if progress is not None:
+                progress(len(batch))
+        self.model.train(was_training)
+        return results
+
+    @torch.no_grad()
+    def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[Translation]:
+        """Forced decoding: what the model thinks of given translations, and how it aligns them."""
+        encoded = self._encode(sources)
+        wanted = self.tokenizers.target.encode(targets)
+        results: dict[int, Translation] = {}
+        was_training = self.model.training
+        self.model.eval()
+        for indices in self._batches(encoded, with_empty=True):
+            batch = collate(
+                [encoded[i] for i in indices],
+                [wanted[i] for i in indices],
+                self.tokenizers,
+                np.asarray(indices),
+            ).to(self.machine.device)
+            with self.machine.autocast():
+                decoded = self.model(batch.source, batch.lengths, batch.target_in)
+                logits = self.model.output(decoded.readouts)
+            log_probs = logits.float().log_softmax(-1).gather(2, batch.target_out[:, :, None]).squeeze(2).cpu()
+            for row, index in enumerate(indices):
+                target, length = wanted[index], len(wanted[index])
+                weights = None
+                if decoded.weights is not None:
+                    weights = decoded.weights[row, :length, : len(encoded[index])].float().cpu()
+                total = float(log_probs[row, :length].sum())
+                found = Hypothesis(list(target), total / self._penalty()(length), total, weights)
+                results[index] = self._translation(encoded[index], found)
+        self.model.train(was_training)
+        return [results[i] for i in range(len(encoded))]
+
+    def _encode(self, lines: Sequence[str]) -> list[list[int]]:
+        sources = self.tokenizers.source.encode(lines)
+        limit = self.search.max_source_length
+        for number, ids in enumerate(sources, 1):
+            if len(ids) > limit:
+                log.warning("line %d has %d tokens: cut to search.max_source_length=%d", number, len(ids), limit)
+                del ids[limit - 1 : -1]  # keeps </s>
+        return sources
+
+    def _batches(self, sources: list[list[int]], with_empty: bool = False) -> Iterator[list[int]]:
+        """Indices by descending length, so that a batch has little padding; lines without any token left out."""
+        order = [i for i in range(len(sources)) if with_empty or len(sources[i]) > 1]
+        order.sort(key=lambda i: -len(sources[i]))
+        width = self.search.beam_size if isinstance(self.search, schema.Beam) else 1
+        budget = self.search.batch_tokens // width
+        start = 0
+        while start < len(order):
+            size = max(1, budget // len(sources[order[start]]))
+            yield order[start : start + size]
+            start += size
+
+    def _search(self, sources: list[list[int]], n: int, generator: torch.Generator) -> list[list[Hypothesis]]:
+        """Token ids, longest first -> the n best hypotheses of each."""
+        config, device, target = self.search, self.machine.device, self.tokenizers.target
+        source = torch.from_numpy(padded(sources, self.tokenizers.source.pad)).to(device)
+        lengths = torch.tensor([len(ids) for ids in sources])
+        symbols = Symbols(target.bos, target.eos, banned=(target.pad, target.bos))
+        longest = [min(config.max_length, int(config.max_ratio * len(ids)) + 10) for ids in sources]
+        limits = Limits(max(0, config.min_length - 1), longest)
+        penalty = self._penalty()
+        with self.machine.autocast():
+            state: DecoderState = self.model.encode(source, lengths)
+            match config:
+                case schema.Greedy():
+                    found = greedy_search(self.model.step, state, symbols, limits, penalty=penalty, device=device)
+                case schema.Beam():
+                    found = beam_search(
+                        self.model.step,
+                        state,
+                        symbols,
+                        limits,
+                        beam_size=config.beam_size,
+                        n_best=n,
+                        penalty=penalty,
+                        device=device,
+                    )
+                case schema.Sampling():
+                    options = SamplingOptions(config.temperature, config.top_k, config.top_p, n)
+                    found = sample(
+                        self.model.step,
+                        state,
+                        symbols,
+                        limits,
+                        options=options,
+                        generator=generator,
+                        penalty=penalty,
+                        device=device,
+                    )
+        return found
+
+    def _penalty(self) -> LengthPenalty:
+        if isinstance(self.search, schema.Beam):
+            return LengthPenalty(self.search.length_penalty, self.search.alpha)
+        return LengthPenalty("none", 0.0)
+
+    def _translation(self, source: list[int], found: Hypothesis) -> Translation:
+        weights: Tensor | None = found.attention
+        return Translation(
+            text=self.tokenizers.target.decode(found.tokens),
+            score=found.score,
+            log_prob=found.log_prob,
+            source_tokens=self.tokenizers.source.pieces(source),
+            tokens=self.tokenizers.target.pieces(found.tokens),
+            alignment=None if weights is None else weights[:, : len(source)].numpy(),
+        )
+
+
+def new_model(config: schema.TrainConfig, tokenizers: Tokenizers) -> Seq2Seq:
+    """A model for these vocabularies, with random weights."""
+    source, target = tokenizers
+    return build_model(config, source.vocab_size, target.vocab_size, (source.pad, target.pad))
+
+
+def load_weights(model: Seq2Seq, path: Path) -> dict[str, Any]:
+    """Fill a model from a checkpoint; returns all that the checkpoint holds. Raises UserError if it does not fit."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such checkpoint; has the run reached its first validation?")
+    try:
+        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        model.load_state_dict(checkpoint["model"])
+    except Exception as error:  # a broken file can raise nearly anything
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path}: is corrupt or belongs to another model ({reason})") from None
+    return checkpoint
+
+
+def merge_search(trained: schema.Search, given: Mapping[str, Any]) -> schema.Search:
+    """A run's search with the values that are given (not None) in place of its own. Raises UserError."""
+    given = {key: value for key, value in given.items() if value is not None}
+    same_kind = given.get("kind", trained.kind) == trained.kind
+    values = {**trained.model_dump(), **given} if same_kind else given
+    search: schema.Search = typed_union(schema.Search, values, "search")
+    return search
+
+
+def _nothing() -> Translation:
+    return Translation("", 0.0, 0.0, ["</s>"], ["</s>"], None)

@@ -1,0 +1,87 @@
+"""What all tests share: one thread, a private cache, small configurations."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: workers would fight for the cores
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from nmt.config.compose import config_dir, typed
+from nmt.config.schema import TrainConfig
+
+torch.set_num_threads(1)
+
+# A model and a corpus so small that a whole run takes seconds.
+TINY = [
+    "data.train_size=400",
+    "data.validation_size=20",
+    "data.test_size=20",
+    "tokenizer.vocab_size=400",
+    "embedding.dim=16",
+    "encoder.hidden=16",
+    "decoder.hidden=32",
+    "training.batch_tokens=512",
+    "training.max_epochs=1",
+    "training.log_every=5",
+    "search.beam_size=2",
+    "validation.samples=2",
+    "device=cpu",
+    "precision=fp32",
+    "threads=1",
+]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Prepared corpora of the tests stay out of the user's cache; workers share them."""
+    base = tmp_path_factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    os.environ["NMT_CACHE"] = str(root / "cache")
+    yield
+    del os.environ["NMT_CACHE"]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def values_of(command: str, overrides: list[str]) -> dict[str, Any]:
+    """What Hydra composes, resolved, as plain values."""
+    OmegaConf.register_new_resolver("run_dir", lambda run, new: run or new, replace=True)
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        values = OmegaConf.to_container(compose(command, overrides=overrides), resolve=True)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+@pytest.fixture
+def train_config() -> Callable[..., TrainConfig]:
+    """train_config("attention=none", ...) -> the typed configuration of a tiny run."""
+
+    def make(*overrides: str) -> TrainConfig:
+        return typed(TrainConfig, values_of("train", [*TINY, *overrides]))
+
+    return make
+
+
+@pytest.fixture
+def tiny_overrides() -> list[str]:
+    return list(TINY)
+
+
+@pytest.fixture
+def corpora() -> Path:
+    """Real corpora for development, where they are at hand."""
+    folder = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("the development corpora are not on this machine")
+    return folder

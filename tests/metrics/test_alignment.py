@@ -1,0 +1,162 @@
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmt.metrics.alignment import (
+    AlignmentScores,
+    Link,
+    alignment_error_rate,
+    attention_to_links,
+    format_pharaoh,
+    hard_alignment,
+    merge_to_words,
+    parse_pharaoh,
+    words_of_pieces,
+)
+
+LINKS = st.sets(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12)
+GOLD = st.tuples(LINKS, LINKS).map(lambda pair: (pair[0], pair[0] | pair[1]))  # sure, possible
+PIECES = st.lists(st.sampled_from(["▁", "▁ab", "cd", "e", "</s>", "."]), min_size=1, max_size=10)
+
+
+def attention(targets: int, sources: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).dirichlet(np.ones(sources), size=targets)
+
+
+@given(GOLD)
+def test_pharaoh_round_trip(gold: tuple[set[Link], set[Link]]) -> None:
+    sure, possible = gold
+    assert parse_pharaoh(format_pharaoh(sure)) == (sure, sure)
+    only_possible = format_pharaoh(possible - sure).replace("-", "p")
+    assert parse_pharaoh(f"{format_pharaoh(sure)} {only_possible}\n") == (sure, possible)
+
+
+@given(LINKS)
+def test_pharaoh_is_sorted_by_number(links: set[Link]) -> None:
+    many = links | {(10, 0), (9, 11)}
+    written = [tuple(map(int, token.split("-"))) for token in format_pharaoh(many).split(" ")]
+    assert written == sorted(many)
+
+
+@pytest.mark.parametrize("token", ["1", "1-", "-1", "1--2", "1:2", "a-b", "1p2p3", "1-2,", "٣-1", "1P2"])
+def test_bad_pharaoh_token_is_named(token: str) -> None:
+    with pytest.raises(ValueError, match="expected 3-4") as error:
+        parse_pharaoh(f"0-0 {token} 1p1")
+    assert repr(token) in str(error.value)
+
+
+@given(st.lists(st.tuples(LINKS, GOLD), max_size=4))
+def test_error_rate_by_definition(corpus: list[tuple[set[Link], tuple[set[Link], set[Link]]]]) -> None:
+    # Every link of the corpus with its sentence's number, so that the corpus is one large sentence.
+    proposed = {(n, link) for n, (links, _) in enumerate(corpus) for link in links}
+    sure = {(n, link) for n, (_, gold) in enumerate(corpus) for link in gold[0]}
+    possible = {(n, link) for n, (_, gold) in enumerate(corpus) for link in gold[1]}
+    in_sure = sum(link in sure for link in proposed)
+    in_possible = sum(link in possible for link in proposed)
+    scores = alignment_error_rate((links for links, _ in corpus), (gold for _, gold in corpus))
+    if proposed or sure:
+        assert scores.aer == pytest.approx(1 - (in_sure + in_possible) / (len(proposed) + len(sure)))
+    if proposed:
+        assert scores.precision == pytest.approx(in_possible / len(proposed))
+    if sure:
+        assert scores.recall == pytest.approx(in_sure / len(sure))
+    assert all(0 <= value <= 1 for value in (scores.aer, scores.precision, scores.recall))
+
+
+@given(GOLD)
+def test_anything_between_sure_and_possible_is_perfect(gold: tuple[set[Link], set[Link]]) -> None:
+    for links in gold:
+        assert alignment_error_rate([links], [gold]) == AlignmentScores(aer=0, precision=1, recall=1)
+
+
+@given(GOLD.filter(lambda gold: bool(gold[0])))
+def test_disjoint_is_all_wrong(gold: tuple[set[Link], set[Link]]) -> None:
+    elsewhere = {(source + 100, target) for source, target in gold[1]}
+    assert alignment_error_rate([elsewhere], [gold]) == AlignmentScores(aer=1, precision=0, recall=0)
+
+
+def test_empty_sets() -> None:
+    link = {(0, 0)}
+    assert alignment_error_rate([], []) == AlignmentScores(aer=0, precision=1, recall=1)
+    assert alignment_error_rate([set()], [(link, link)]) == AlignmentScores(aer=1, precision=1, recall=0)
+    assert alignment_error_rate([link], [(set(), set())]) == AlignmentScores(aer=1, precision=0, recall=1)
+
+
+def test_counts_must_agree() -> None:
+    with pytest.raises(ValueError, match="2 alignments against 1 gold"):
+        alignment_error_rate([set(), set()], [(set(), set())])
+
+
+@pytest.mark.parametrize(
+    ("pieces", "words"),
+    [
+        ([], []),
+        (["▁the", "▁car"], [0, 1]),
+        (["▁agree", "ment", "▁on"], [0, 0, 1]),
+        (["agree", "ment", "▁on"], [0, 0, 1]),
+        (["▁", "ab", "c", "▁", "d"], [0, 0, 0, 1, 1]),
+        (["▁a", "b", "</s>"], [0, 0, 1]),
+        (["▁a", "</s>", "b", "c"], [0, 1, 2, 2]),
+        (["</s>", "</s>"], [0, 1]),
+    ],
+)
+def test_words_of_pieces(pieces: list[str], words: list[int]) -> None:
+    assert words_of_pieces(pieces) == words
+
+
+@given(PIECES, PIECES, st.integers(0, 99))
+def test_merging_by_definition(target: list[str], source: list[str], seed: int) -> None:
+    weights = attention(len(target), len(source), seed)
+    target_words, source_words = words_of_pieces(target), words_of_pieces(source)
+    merged = merge_to_words(weights, target, source)
+    assert merged.shape == (max(target_words) + 1, max(source_words) + 1)
+    for (row, column), weight in np.ndenumerate(merged):
+        rows = [weights[t] for t, word in enumerate(target_words) if word == row]
+        sums = [sum(w for w, word in zip(r, source_words, strict=True) if word == column) for r in rows]
+        assert weight == pytest.approx(sum(sums) / len(sums))
+    assert merged.sum(1) == pytest.approx(1)
+
+
+def test_whole_words_are_left_alone() -> None:
+    pieces = ["▁a", "▁b", "</s>"]
+    weights = attention(3, 3)
+    np.testing.assert_array_equal(merge_to_words(weights, pieces, pieces), weights)
+
+
+def test_hard_alignment_takes_the_first_of_the_heaviest() -> None:
+    weights = np.array([[0.2, 0.4, 0.4], [0.0, 0.1, 0.9], [0.0, 0.0, 0.0]])
+    assert hard_alignment(weights) == {(1, 0), (2, 1), (0, 2)}
+
+
+def peaked(heaviest: Sequence[int], sources: int) -> np.ndarray:
+    """Rows of weights that sum to 1, with their maximum at the given columns."""
+    return 0.1 / sources + 0.9 * np.eye(sources)[list(heaviest)]
+
+
+def test_links_between_words() -> None:
+    source, target = ["▁the", "▁red", "▁car", "</s>"], ["▁la", "▁voit", "ure", "▁rouge", "</s>"]
+    weights = peaked([0, 2, 2, 1, 3], 4)
+    assert attention_to_links(weights, target, source) == {(0, 0), (2, 1), (1, 2)}
+
+
+def test_end_of_sentence_has_no_links() -> None:
+    source, target = ["▁a", "▁b", "</s>"], ["▁c", "▁d", "</s>"]
+    weights = peaked([2, 1, 0], 3)  # the first word attends to the source's end, the target's end to a word
+    assert attention_to_links(weights, target, source) == {(1, 1)}
+
+
+def test_a_hypothesis_cut_short_keeps_its_last_word() -> None:
+    assert attention_to_links(peaked([0, 1], 3), ["▁c", "▁d"], ["▁a", "▁b", "</s>"]) == {(0, 0), (1, 1)}
+
+
+def test_pieces_of_a_word_win_together() -> None:
+    weights = np.array([[0.3, 0.3, 0.4, 0.0]])
+    assert attention_to_links(weights, ["▁x"], ["▁a", "b", "▁c", "</s>"]) == {(0, 0)}
+
+
+def test_links_are_plain_integers() -> None:
+    links = attention_to_links(peaked([0], 2), ["▁x"], ["▁a", "</s>"])
+    assert {type(index) for link in links for index in link} == {int}

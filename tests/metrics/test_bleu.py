@@ -1,0 +1,158 @@
+import json
+import logging
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from sacrebleu.metrics.bleu import BLEU
+
+from nmt.metrics.bleu import Scores, ScoreSettings, score, tokenizer_for
+
+ENGLISH = (
+    ["The cat sat on the Mat.", "He didn't say: 'no' (twice)!", "A red car stops here , now .", ""],
+    [
+        "The cat sat on the mat.",
+        "He did not say 'no' twice!",
+        "The red car stops here, now.",
+        "Nothing at all.",
+    ],
+)
+CHINESE = (["我们今天去学校。", "这本书很好看、对吗。"], ["我们今天去了学校。", "这本书很好看、是吗。"])
+MIXED_13A = ScoreSettings(tokenize="13a", lowercase=False)
+
+
+def command_line(
+    pair: tuple[list[str], list[str]], folder: Path, options: list[str]
+) -> dict[str, float | str]:
+    """What `sacrebleu` prints for the same texts, with the names of the fields of Scores."""
+    for name, lines in zip(("hypotheses", "references"), pair, strict=True):
+        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    command = [sys.executable, "-m", "sacrebleu", "references", "-i", "hypotheses", "-w", "4"]
+    command += ["-m", "bleu", "chrf", "ter", *options]
+    printed = subprocess.run(
+        command, cwd=folder, check=True, capture_output=True, text=True, encoding="utf-8"
+    )
+    bleu, chrf, ter = json.loads(printed.stdout)
+    return {
+        "bleu": bleu["score"],
+        "chrf": chrf["score"],
+        "ter": ter["score"],
+        "signature": bleu["signature"],
+        "chrf_signature": chrf["signature"],
+        "ter_signature": ter["signature"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("pair", "settings", "options"),
+    [
+        (ENGLISH, MIXED_13A, []),
+        (ENGLISH, ScoreSettings(tokenize="13a", lowercase=True), ["-lc"]),
+        (ENGLISH, ScoreSettings(tokenize="none", lowercase=False), ["-tok", "none"]),
+        (CHINESE, ScoreSettings(tokenize="zh", lowercase=False), ["-tok", "zh"]),
+    ],
+    ids=["mixed", "lowercase", "none", "zh"],
+)
+def test_equals_sacrebleu_command_line(
+    pair: tuple[list[str], list[str]], settings: ScoreSettings, options: list[str], tmp_path: Path
+) -> None:
+    assert score(*pair, settings).as_dict() == command_line(pair, tmp_path, options)
+
+
+def test_every_setting_changes_the_score() -> None:
+    scores = {
+        score(*ENGLISH, ScoreSettings(tokenize, lowercase)).bleu
+        for tokenize in ("13a", "none")
+        for lowercase in (False, True)
+    }
+    assert len(scores) == 4
+
+
+def test_signature_in_full() -> None:
+    signature = score(*ENGLISH, ScoreSettings("none", lowercase=True)).signature
+    assert signature.startswith("nrefs:1|case:lc|eff:no|tok:none|smooth:exp|version:")
+
+
+def test_only_the_metrics_asked_for() -> None:
+    everything, alone = score(*ENGLISH, MIXED_13A), score(*ENGLISH, MIXED_13A, ["bleu"])
+    assert alone == Scores(everything.bleu, None, None, everything.signature, None, None)
+    with_ter = score(*ENGLISH, MIXED_13A, {"ter", "bleu"})
+    assert (with_ter.chrf, with_ter.chrf_signature) == (None, None)
+    assert (with_ter.ter, with_ter.ter_signature) == (everything.ter, everything.ter_signature)
+
+
+def test_identical_texts_are_perfect() -> None:
+    references = ENGLISH[1]
+    perfect = score(references, references, MIXED_13A)
+    assert (perfect.bleu, perfect.chrf, perfect.ter) == pytest.approx((100, 100, 0))
+
+
+def test_as_dict_is_flat_json() -> None:
+    values = score(*ENGLISH, MIXED_13A, ["bleu"]).as_dict()
+    assert list(values) == [field.name for field in fields(Scores)]
+    assert json.loads(json.dumps(values)) == values
+
+
+@pytest.mark.parametrize(
+    ("hypotheses", "references"), [(3, 2), (0, 2), (0, 0)], ids=["more hypotheses", "none", "neither"]
+)
+def test_counts_must_agree(hypotheses: int, references: int) -> None:
+    with pytest.raises(ValueError, match=f"{hypotheses} hypotheses against {references} references"):
+        score(["a"] * hypotheses, ["a"] * references, MIXED_13A)
+
+
+@pytest.mark.parametrize("metrics", [["bleu", "meteor"], ["chrf"], []])
+def test_unusable_metrics_are_named(metrics: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"evaluation\.metrics: .* allowed: bleu, .*chrf, ter") as error:
+        score(*ENGLISH, MIXED_13A, metrics)
+    assert str(sorted(metrics)) in str(error.value)
+
+
+def test_unknown_tokenizer_names_the_known() -> None:
+    with pytest.raises(ValueError, match=r"evaluation\.tokenize: 'moses' is unknown") as error:
+        score(*ENGLISH, ScoreSettings("moses", lowercase=False))
+    assert all(name in str(error.value) for name in BLEU.TOKENIZERS)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("language", ["ja", "ko"])
+def test_missing_extra_names_the_remedy(language: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"sacrebleu.tokenizers.tokenizer_{language}_mecab.MeCab", None)
+    with pytest.raises(ValueError, match=rf'^evaluation\.tokenize: .* pip install "nmt\[{language}\]"$'):
+        score(*ENGLISH, ScoreSettings(f"{language}-mecab", lowercase=False))
+
+
+def test_failed_download_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def offline(*_: object, **__: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_spm.SACREBLEU_DIR", str(tmp_path))
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_spm.download_file", offline)
+    with pytest.raises(ValueError, match=r"^evaluation\.tokenize: 'flores200' .*no route to host"):
+        score(*ENGLISH, ScoreSettings("flores200", lowercase=False))
+
+
+@pytest.mark.parametrize(("tokenize", "warns"), [("none", False), ("13a", True)])
+def test_tokenized_text_warns_unless_meant(
+    tokenize: str, warns: bool, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tokenized = ["this is it ."] * 100
+    with caplog.at_level(logging.WARNING, logger="sacrebleu"):
+        score(tokenized, tokenized, ScoreSettings(tokenize, lowercase=False), ["bleu"])
+    assert bool(caplog.records or capfd.readouterr().err) == warns
+
+
+@pytest.mark.parametrize(
+    ("codes", "tokenizer"),
+    [
+        (["zh", "ZH", "zh-CN", "zh_TW", "zho_Hans", "cmn"], "zh"),
+        (["ja", "ja-JP", "jpn_Jpan"], "ja-mecab"),
+        (["ko", "KO_kr", "kor"], "ko-mecab"),
+        (["de", "en-GB", "fr", "", "jav", "kok"], "13a"),
+    ],
+)
+def test_tokenizer_of_language(codes: list[str], tokenizer: str) -> None:
+    assert {tokenizer_for(code) for code in codes} == {tokenizer}
+    assert tokenizer in BLEU.TOKENIZERS

@@ -1,0 +1,62 @@
+"""The fused output layer and loss against torch's own, value and gradient."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from nmt.metrics import loss as module
+from nmt.metrics.loss import linear_cross_entropy
+
+N, R, V = 23, 7, 11
+
+
+def problem(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
+    readouts, weight, bias = torch.randn(N, R, dtype=dtype), torch.randn(V, R, dtype=dtype), torch.randn(V, dtype=dtype)
+    return *(tensor.requires_grad_() for tensor in (readouts, weight, bias)), torch.randint(V, (N,))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
+@pytest.mark.parametrize("chunk", [1, 5 * V, 10**6])
+def test_equals_torchs_cross_entropy(smoothing: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK_NUMBERS", chunk)
+    readouts, weight, bias, targets = problem()
+    fused = linear_cross_entropy(readouts, weight, bias, targets, smoothing)
+    gradients = torch.autograd.grad(fused.smoothed * 3, [readouts, weight, bias])
+    logits = F.linear(readouts, weight, bias)
+    plain = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
+    expected = torch.autograd.grad(plain * 3, [readouts, weight, bias])
+    torch.testing.assert_close(fused.smoothed, plain, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(fused.nll, F.cross_entropy(logits, targets, reduction="sum"), rtol=1e-12, atol=1e-12)
+    for got, want in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+def test_gradcheck() -> None:
+    readouts, weight, bias, targets = problem()
+    assert torch.autograd.gradcheck(lambda *args: linear_cross_entropy(*args, targets, 0.1).smoothed, (readouts, weight, bias))
+
+
+def test_weights_tied_to_embeddings_collect_both_gradients() -> None:
+    table = torch.randn(V, R, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(V, (N,))
+    fused = linear_cross_entropy(table[targets], table, torch.zeros(V, dtype=torch.float64), targets)
+    plain = F.cross_entropy(table[targets] @ table.t(), targets, reduction="sum")
+    torch.testing.assert_close(*(torch.autograd.grad(value, table)[0] for value in (fused.smoothed, plain)))
+
+
+def test_needs_no_gradient_in_evaluation() -> None:
+    readouts, weight, bias, targets = problem(torch.float32)
+    with torch.no_grad():
+        assert not linear_cross_entropy(readouts, weight, bias, targets).smoothed.requires_grad
+
+
+def test_under_autocast_gradients_stay_near_those_in_float32() -> None:
+    readouts, weight, bias, targets = problem(torch.float32)
+    exact = torch.autograd.grad(linear_cross_entropy(readouts, weight, bias, targets, 0.1).smoothed, [readouts, weight])
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = linear_cross_entropy(readouts, weight, bias, targets, 0.1)
+    rough = torch.autograd.grad(loss.smoothed, [readouts, weight])
+    assert loss.smoothed.dtype == torch.float32
+    for got, want in zip(rough, exact, strict=True):
+        assert got.dtype == torch.float32
+        assert (got - want).norm() < 0.02 * want.norm()

@@ -1,0 +1,275 @@
+"""Laws of the whole model, over the product of its parts."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from nmt.config.schema import Model
+from nmt.model.build import build_model
+from nmt.model.seq2seq import Seq2Seq
+from nmt.search.beam import beam_search
+from nmt.search.greedy import greedy_search
+from nmt.search.hypothesis import LengthPenalty, Limits, Symbols
+
+V, PAD, BOS, EOS = 13, 0, 2, 3
+NONE = {"kind": "none", "context": "first_state"}
+CHO = {"kind": "none", "context": "every_step"}
+
+
+def attention(score: str) -> dict[str, Any]:
+    return {
+        "kind": "attention",
+        "score": {"kind": score, **({"dim": 6} if score == "additive" else {})},
+        "window": {"kind": "global"},
+        "normalizer": {"kind": "softmax", "temperature": 1.0},
+    }
+
+
+def values(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
+    config: dict[str, Any] = {
+        "embedding": {"dim": 6, "dropout": 0.0, "tie_source_target": True, "tie_output": True},
+        "encoder": {"cell": "gru", "hidden": 4, "layers": 1, "bidirectional": True, "dropout": 0.0},
+        "decoder": {
+            "cell": "gru",
+            "hidden": 8,
+            "layers": 1,
+            "dropout": 0.0,
+            "attend": "after",
+            "input_feeding": False,
+            "readout": "deep",
+            "readout_dim": 6,
+            "bridge": "final",
+        },
+        "attention": attention("dot"),
+    }
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        if name:
+            config[section][name] = value
+        else:
+            config[section] = value
+    return config
+
+
+def model_of(**changes: Any) -> Seq2Seq:  # noqa: ANN401
+    return build_model(Model.model_validate(values(**changes)), V, V, (PAD, PAD)).double().eval()
+
+
+COMBINATIONS = [
+    {
+        "encoder__cell": cell,
+        "decoder__cell": cell,
+        "decoder__layers": layers,
+        "decoder__attend": attend,
+        "decoder__input_feeding": feeding,
+        "decoder__readout": readout,
+        "decoder__bridge": bridge,
+        "attention": kind,
+    }
+    for (cell, layers, readout, bridge), attend, feeding, kind in itertools.product(
+        [
+            ("gru", 1, "maxout", "final"),
+            ("lstm", 2, "attentional", "mean"),
+            ("rnn", 2, "deep", "final"),
+            ("lstm", 1, "deep", "final"),
+        ],
+        ["before", "after"],
+        [False, True],
+        [NONE, CHO, attention("additive"), attention("dot"), attention("general")],
+    )
+]
+
+
+def label(changes: dict[str, Any]) -> str:
+    kind = changes["attention"].get("score", {}).get("kind") or changes["attention"]["context"]
+    feed = "-feed" if changes["decoder__input_feeding"] else ""
+    return f"{changes['encoder__cell']}{changes['decoder__layers']}-{changes['decoder__attend']}{feed}-{kind}"
+
+
+@pytest.fixture(params=COMBINATIONS, ids=label)
+def model(request: pytest.FixtureRequest) -> Seq2Seq:
+    return model_of(**request.param)
+
+
+LENGTHS = torch.tensor([5, 2, 4])
+SOURCE = torch.tensor([[4, 5, 6, 7, EOS], [8, EOS, PAD, PAD, PAD], [9, 10, 11, EOS, PAD]])
+TARGET = torch.tensor([[BOS, 4, 5, 6], [BOS, 7, 8, 9], [BOS, 10, 4, 12]])
+
+
+def test_stepping_equals_one_call(model: Seq2Seq) -> None:
+    """The search's steps, given the target's words, go where teacher forcing goes."""
+    decoded = model(SOURCE, LENGTHS, TARGET)
+    logits = model.output(decoded.readouts)
+    state = model.encode(SOURCE, LENGTHS)
+    for t in range(TARGET.shape[1]):
+        step = model.step(TARGET[:, t], state)
+        torch.testing.assert_close(step.logits, logits[:, t], rtol=1e-10, atol=1e-10)
+        if decoded.weights is not None:
+            torch.testing.assert_close(step.weights, decoded.weights[:, t], rtol=1e-10, atol=1e-10)
+        state = step.state
+
+
+def test_both_ways_through_the_decoder_are_equal(model: Seq2Seq) -> None:
+    if model.decoder.stepped:
+        with pytest.raises((RuntimeError, AssertionError, ValueError)):  # what feeds back cannot be fused
+            _fused_with_feedback(model)
+        return
+    embedded = model.target_embedding(TARGET)
+    fused = model.decoder.forward_fused(embedded, model.encode(SOURCE, LENGTHS))
+    stepped = model.decoder.forward_stepped(embedded, model.encode(SOURCE, LENGTHS))
+    torch.testing.assert_close(fused.readouts, stepped.readouts, rtol=1e-10, atol=1e-10)
+    if fused.weights is not None:
+        torch.testing.assert_close(fused.weights, stepped.weights, rtol=1e-10, atol=1e-10)
+
+
+def _fused_with_feedback(model: Seq2Seq) -> None:
+    model.decoder.forward_fused(model.target_embedding(TARGET), model.encode(SOURCE, LENGTHS))
+
+
+def test_padding_and_batch_mates_change_nothing(model: Seq2Seq) -> None:
+    together = model(SOURCE, LENGTHS, TARGET).readouts
+    for row, length in enumerate(LENGTHS.tolist()):
+        one = slice(row, row + 1)
+        alone = model(SOURCE[one, :length], LENGTHS[one], TARGET[one]).readouts
+        torch.testing.assert_close(alone[0], together[row], rtol=1e-10, atol=1e-10)
+    wide = torch.full((3, 9), 12)
+    wide[:, :5] = torch.where(SOURCE == PAD, 12, SOURCE)  # other words where padding was
+    torch.testing.assert_close(model(wide, LENGTHS, TARGET).readouts, together, rtol=1e-10, atol=1e-10)
+
+
+def test_a_word_depends_on_the_words_before_it_alone(model: Seq2Seq) -> None:
+    changed = TARGET.clone()
+    changed[:, 2] = 5
+    before, after = (model(SOURCE, LENGTHS, target).readouts for target in (TARGET, changed))
+    assert torch.equal(before[:, :2], after[:, :2])
+    assert not torch.equal(before[:, 2], after[:, 2])
+
+
+def test_every_parameter_takes_part(model: Seq2Seq) -> None:
+    """No part of the model is built and then not used."""
+    model.train()
+    decoded = model(SOURCE, LENGTHS, TARGET)
+    model.loss(decoded.readouts, TARGET, PAD, 0.1).smoothed.backward()
+    idle = [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()]
+    assert idle == []
+
+
+def test_a_beam_of_one_equals_greedy(model: Seq2Seq) -> None:
+    symbols, limits = Symbols(BOS, EOS, (PAD, BOS)), Limits(1, [9, 6, 8])
+    penalty, cpu = LengthPenalty("average", 1.0), torch.device("cpu")
+    with torch.no_grad():
+        state = model.encode(SOURCE, LENGTHS)
+        beam = beam_search(model.step, state, symbols, limits, beam_size=1, penalty=penalty, device=cpu)
+        greedy = greedy_search(model.step, state, symbols, limits, penalty=penalty, device=cpu)
+    assert [found[0].tokens for found in beam] == [found[0].tokens for found in greedy]
+
+
+def test_beam_attention_is_that_of_forced_decoding(model: Seq2Seq) -> None:
+    """The rows a search reports belong to the tokens it reports."""
+    symbols, limits = Symbols(BOS, EOS, (PAD, BOS)), Limits(2, [6, 6, 6])
+    with torch.no_grad():
+        found = beam_search(
+            model.step,
+            model.encode(SOURCE, LENGTHS),
+            symbols,
+            limits,
+            beam_size=4,
+            penalty=LengthPenalty("none", 0.0),
+            device=torch.device("cpu"),
+        )
+        for row, (best, *_) in enumerate(found):
+            target = torch.tensor([[BOS, *best.tokens[:-1]]])
+            decoded = model(SOURCE[row : row + 1], LENGTHS[row : row + 1], target)
+            log_probs = model.output(decoded.readouts)[0].log_softmax(-1)
+            forced = log_probs.gather(1, torch.tensor(best.tokens)[:, None]).sum()
+            assert best.log_prob == pytest.approx(float(forced), abs=1e-4)
+            if decoded.weights is None:
+                assert best.attention is None
+            else:
+                assert best.attention is not None
+                torch.testing.assert_close(best.attention.double(), decoded.weights[0], rtol=1e-4, atol=1e-5)
+
+
+def test_fused_only_where_nothing_feeds_back() -> None:
+    assert not model_of().decoder.stepped
+    assert not model_of(attention=NONE, decoder__attend="before").decoder.stepped
+    assert model_of(decoder__attend="before").decoder.stepped
+    assert model_of(decoder__input_feeding=True).decoder.stepped
+
+
+@pytest.mark.parametrize("kind", ["before", "after"])
+def test_timing_queries_the_previous_or_the_current_state(kind: str) -> None:
+    """Before: the first weights follow from the first state alone, whatever the first word is. After: not."""
+    model = model_of(decoder__attend=kind)
+    other = TARGET.clone()
+    other[:, 0] = 11
+    weights = [model(SOURCE, LENGTHS, target).weights[:, 0] for target in (TARGET, other)]
+    assert torch.equal(*weights) == (kind == "before")
+
+
+def test_input_feeding_feeds_the_readout() -> None:
+    model = model_of(decoder__input_feeding=True)
+    state = model.step(TARGET[:, 0], model.encode(SOURCE, LENGTHS)).state
+    assert state.feed is not None
+    changed = state._replace(feed=state.feed + 1)
+    assert not torch.equal(model.step(TARGET[:, 1], state).logits, model.step(TARGET[:, 1], changed).logits)
+
+
+@pytest.mark.parametrize(("context", "expected"), [("first_state", False), ("every_step", True)])
+def test_the_fixed_vector_enters_once_or_at_every_step(context: str, expected: bool) -> None:
+    model = model_of(attention={"kind": "none", "context": context})
+    assert (model.encode(SOURCE, LENGTHS).fixed is not None) == expected
+
+
+def test_ties_share_one_matrix() -> None:
+    model = model_of()
+    assert model.source_embedding.weight is model.target_embedding.weight is model.output.weight
+    loose = model_of(embedding__tie_source_target=False, embedding__tie_output=False, decoder__readout_dim=5)
+    assert loose.source_embedding.weight is not loose.target_embedding.weight
+    assert loose.output.weight.shape == (V, 5)
+
+
+def test_the_bridge_reads_the_final_or_the_mean_state() -> None:
+    model, mean = model_of(), model_of(decoder__bridge="mean")
+    embedded = model.source_embedding(SOURCE[:1])
+    states, summary = model.encoder(embedded, LENGTHS[:1])
+    torch.testing.assert_close(summary[0], torch.cat([states[0, -1, :4], states[0, 0, 4:]]))
+    states, summary = mean.encoder(mean.source_embedding(SOURCE), LENGTHS)
+    torch.testing.assert_close(summary[1], states[1, :2].mean(0))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"encoder__dropout": 0.5}, {"decoder__dropout": 0.5}, {"embedding__dropout": 0.5}],
+    ids=lambda changes: next(iter(changes)),
+)
+@pytest.mark.parametrize("feeding", [False, True])
+def test_dropout_acts_in_training_only(changes: dict[str, Any], feeding: bool) -> None:
+    model = model_of(decoder__input_feeding=feeding, **changes)
+    assert torch.equal(model(SOURCE, LENGTHS, TARGET).readouts, model(SOURCE, LENGTHS, TARGET).readouts)
+    model.train()
+    assert not torch.equal(model(SOURCE, LENGTHS, TARGET).readouts, model(SOURCE, LENGTHS, TARGET).readouts)
+
+
+@pytest.mark.parametrize("feeding", [False, True])
+def test_dropout_between_decoder_layers_acts_on_both_ways(feeding: bool) -> None:
+    model = model_of(decoder__layers=2, decoder__dropout=0.5, decoder__input_feeding=feeding)
+    model.decoder.dropout.p = 0.0  # leaves the dropout between layers
+    model.train()
+    assert not torch.equal(model(SOURCE, LENGTHS, TARGET).readouts, model(SOURCE, LENGTHS, TARGET).readouts)
+
+
+def test_a_unidirectional_deep_encoder_works() -> None:
+    model = model_of(encoder__bidirectional=False, encoder__layers=2, encoder__hidden=8)
+    assert model(SOURCE, LENGTHS, TARGET).weights.shape == (3, 4, 5)
+
+
+def test_loss_counts_real_tokens_alone() -> None:
+    model = model_of()
+    padded = torch.cat([TARGET, torch.full((3, 2), PAD)], dim=1)
+    readouts = model(SOURCE, LENGTHS, torch.cat([TARGET, torch.full((3, 2), 5)], dim=1)).readouts
+    whole, real = model.loss(readouts, padded, PAD, 0.1), model.loss(readouts[:, :4], TARGET, PAD, 0.1)
+    torch.testing.assert_close(whole.smoothed, real.smoothed)
+    torch.testing.assert_close(whole.nll, real.nll)

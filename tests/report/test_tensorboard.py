@@ -1,0 +1,139 @@
+import html
+import io
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.image import imread
+from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+from tensorboard.plugin_util import markdown_to_safe_html
+from tensorboard.util.tensor_util import make_ndarray
+
+from nmt.report.tensorboard import TensorBoard, literal
+
+
+def read(directory: Path, tag: str) -> list[tuple[int, np.ndarray]]:
+    """(step, values) of everything that TensorBoard shows of a tag, read by TensorBoard's own loader."""
+    events = EventAccumulator(str(directory)).Reload().Tensors(tag)
+    return [(event.step, make_ndarray(event.tensor_proto)) for event in events]
+
+
+def curve(directory: Path, tag: str = "train/loss") -> list[tuple[int, float]]:
+    return [(step, float(value)) for step, value in read(directory, tag)]
+
+
+def texts(directory: Path, tag: str) -> list[tuple[int, str]]:
+    return [(step, value.item().decode()) for step, value in read(directory, f"{tag}/text_summary")]
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Event files are read in the order of their names, which hold the second: each file gets its own."""
+    seconds = iter(range(1_000_000_000, 2_000_000_000))
+    time = SimpleNamespace(time=lambda: next(seconds))
+    monkeypatch.setattr("tensorboard.summary.writer.event_file_writer.time", time)
+
+
+def test_scalars(tmp_path: Path) -> None:
+    with TensorBoard(tmp_path, resume_step=None) as board:
+        for step in range(5):
+            board.scalars(step, {"train/loss": 1 / (step + 1), "train/rate": step})
+    assert curve(tmp_path) == [(step, pytest.approx(1 / (step + 1))) for step in range(5)]
+    assert curve(tmp_path, "train/rate") == [(step, step) for step in range(5)]
+
+
+def write(directory: Path, resume_step: int | None, steps: range, value: float) -> None:
+    with TensorBoard(directory, resume_step) as board:
+        for step in steps:
+            board.scalars(step, {"train/loss": value})
+            board.text("note", f"{value}", step)
+            board.image("picture", np.zeros((1, 1, 3), np.uint8), step)
+
+
+def test_resuming_supersedes_what_came_after_the_checkpoint(tmp_path: Path) -> None:
+    write(tmp_path, None, range(10), value=1)
+    write(tmp_path, 5, range(6, 8), value=2)  # not as far as the first run: its steps 8 and 9 go too
+    values = [*[(step, 1) for step in range(6)], (6, 2), (7, 2)]
+    assert curve(tmp_path) == values
+    assert texts(tmp_path, "note") == [(step, f"{value}") for step, value in values]
+    assert [step for step, _ in read(tmp_path, "picture")] == list(range(8))
+    write(tmp_path, 6, range(7, 9), value=3)
+    assert curve(tmp_path) == [*values[:7], (7, 3), (8, 3)]
+
+
+def test_a_new_run_supersedes_everything(tmp_path: Path) -> None:
+    write(tmp_path, None, range(4), value=1)
+    write(tmp_path, None, range(2), value=2)
+    assert curve(tmp_path) == [(0, 2), (1, 2)]
+
+
+def test_flush_brings_points_to_the_disk(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path, resume_step=None)
+    board.scalars(1, {"train/loss": 3})
+    board.flush()
+    assert curve(tmp_path) == [(1, 3)]
+    board.close()
+
+
+def test_leaving_the_block_closes_even_on_error(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path, resume_step=None)
+
+    def interrupted() -> None:
+        with board:
+            board.scalars(1, {"train/loss": 3})
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert curve(tmp_path) == [(1, 3)]
+    board.close()
+
+
+def test_image_keeps_its_pixels(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 7, 3), dtype=np.uint8)
+    with TensorBoard(tmp_path, resume_step=None) as board:
+        board.image("attention/1", pixels, 3)
+    ((step, (width, height, png)),) = read(tmp_path, "attention/1")
+    assert (step, height, width) == (3, b"4", b"7")
+    np.testing.assert_array_equal((imread(io.BytesIO(png)) * 255).round(), pixels)
+
+
+def test_text_stays_markdown(tmp_path: Path) -> None:
+    with TensorBoard(tmp_path, resume_step=None) as board:
+        board.text("config", "**bold**", 0)
+    assert texts(tmp_path, "config") == [(0, "**bold**")]
+
+
+def page(directory: Path, tag: str) -> list[list[str]]:
+    """The table that TensorBoard shows, cell by cell, as a reader sees it."""
+    ((_, markdown),) = texts(directory, tag)
+    rows = re.findall(r"<tr>(.*?)</tr>", markdown_to_safe_html(markdown), re.DOTALL)
+    cells = [re.findall(r"<t[hd]>(.*?)</t[hd]>", row, re.DOTALL) for row in rows]
+    assert not any("<" in cell for row in cells for cell in row)  # no markup was made of a text
+    return [[html.unescape(cell) for cell in row] for row in cells]
+
+
+SAMPLES = [
+    ("<s> a | b </s>", "*x* _y_ `z`", "[link](http://a.b) <script>alert(1)</script>"),
+    ("# no heading", "- no list", "1. \\| & &amp; &#42; http://a.b"),
+    ("", "---", "![picture](x.png)"),
+    ("two\nlines", "tab\there", "une zone économique « européenne » 東京"),
+]
+
+
+def test_samples_are_shown_literally(tmp_path: Path) -> None:
+    with TensorBoard(tmp_path, resume_step=None) as board:
+        board.samples("samples", SAMPLES, 2)
+    shown = [[" ".join(cell.split()) for cell in row] for row in SAMPLES]
+    assert page(tmp_path, "samples") == [["source", "reference", "hypothesis"], *shown]
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=20))
+def test_no_text_breaks_the_page(text: str) -> None:
+    rendered = markdown_to_safe_html(f"| a | b |\n| --- | --- |\n| {literal(text)} | end |")
+    cells = re.findall(r"<td>(.*?)</td>", rendered, re.DOTALL)
+    assert [html.unescape(cell) for cell in cells] == [" ".join(text.split()), "end"]
