@@ -233,9 +233,7 @@ class Grammar:
         _, words = self.verb_group(self.rng.choice(verbs), subject, tenses=("present", "future"))
         return join([phrase("whom" if kind == "person" else "that", "que"), subject, words])
 
-    def verb_group(
-        self, verb: Verb, subject: Phrase, tenses: Sequence[str] = TENSES
-    ) -> tuple[VerbGroup, Phrase]:
+    def verb_group(self, verb: Verb, subject: Phrase, tenses: Sequence[str] = TENSES) -> tuple[VerbGroup, Phrase]:
         group = self.weighted([group for group in lexicon.VERB_GROUPS if group.tense in tenses])
         return group, self.fill(group, *inflect(verb, subject.feminine, subject.plural))
 

@@ -66,8 +66,9 @@ class Verb(NamedTuple):
     etre: bool  # forms its past with "être": the participle agrees with the subject
 
     @classmethod
-    def parse(cls, english: str, french: str, takes: str, etre: bool = False) -> Self:
-        return cls(tuple(english.split()), tuple(french.split()), tuple(takes.split()), etre)
+    def parse(cls, english: str, french: str, takes: str, auxiliary: str = "avoir") -> Self:
+        forms = tuple(english.split()), tuple(french.split())
+        return cls(*forms, tuple(takes.split()), auxiliary == "être")
 
 
 class VerbGroup(NamedTuple):

@@ -109,16 +109,12 @@ criticise criticises criticised | critique critiquent critiqué critiquer critiq
 INTRANSITIVE = [
     Verb.parse(*row)
     for row in _rows("""
-sleep sleeps slept    | dort dorment dormi dormir dormira                      | inside event
-work works worked     | travaille travaillent travaillé travailler travaillera | inside company event
-sing sings sang       | chante chantent chanté chanter chantera                | inside company event
-""")
-] + [
-    Verb.parse(*row, etre=True)
-    for row in _rows("""
-arrive arrives arrived  | arrive arrivent arrivé arriver arrivera     | at company event
-leave leaves left       | part partent parti partir partira           | company event
-return returns returned | revient reviennent revenu revenir reviendra | to company event
+sleep sleeps slept      | dort dorment dormi dormir dormira                      | inside event         | avoir
+work works worked       | travaille travaillent travaillé travailler travaillera | inside company event | avoir
+sing sings sang         | chante chantent chanté chanter chantera                | inside company event | avoir
+arrive arrives arrived  | arrive arrivent arrivé arriver arrivera                | at company event     | être
+leave leaves left       | part partent parti partir partira                      | company event        | être
+return returns returned | revient reviennent revenu revenir reviendra            | to company event     | être
 """)
 ]
 

@@ -117,9 +117,7 @@ def hard_alignment(word_weights: Weights) -> set[Link]:
     return {(int(source), target) for target, source in enumerate(word_weights.argmax(1))}
 
 
-def attention_to_links(
-    weights: Weights, target_pieces: Sequence[str], source_pieces: Sequence[str]
-) -> set[Link]:
+def attention_to_links(weights: Weights, target_pieces: Sequence[str], source_pieces: Sequence[str]) -> set[Link]:
     """(T, S) of pieces, ends included -> word links.
 
     A target word that attends most to the source's "</s>" stays unaligned; the target's "</s>" has no link.

@@ -41,9 +41,7 @@ class Scores:
 
     def as_dict(self) -> dict[str, float | str | None]:
         """Flat and ready for JSON, scores rounded to 4 decimals."""
-        return {
-            key: round(value, 4) if isinstance(value, float) else value for key, value in asdict(self).items()
-        }
+        return {key: round(value, 4) if isinstance(value, float) else value for key, value in asdict(self).items()}
 
 
 def tokenizer_for(language: str) -> str:
@@ -68,9 +66,7 @@ def score(
             "their numbers must be equal and not zero"
         )
     if "bleu" not in metrics or not set(metrics) <= set(METRICS):
-        raise ValueError(
-            f"evaluation.metrics: {sorted(metrics)}; allowed: bleu, with any of {', '.join(METRICS[1:])}"
-        )
+        raise ValueError(f"evaluation.metrics: {sorted(metrics)}; allowed: bleu, with any of {', '.join(METRICS[1:])}")
 
     def corpus_score(metric: BLEU | CHRF | TER) -> tuple[float, str]:
         value = float(metric.corpus_score(hypotheses, [references]).score)
@@ -92,9 +88,7 @@ def _bleu(settings: ScoreSettings) -> BLEU:
         return BLEU(tokenize=name, lowercase=settings.lowercase, force=name == "none")
     except RuntimeError as error:  # the Japanese and Korean tokenizers lack their dictionary
         extra = name.partition("-")[0]
-        raise ValueError(
-            f'evaluation.tokenize: {name!r} needs more packages: pip install "nmt[{extra}]"'
-        ) from error
+        raise ValueError(f'evaluation.tokenize: {name!r} needs more packages: pip install "nmt[{extra}]"') from error
     except OSError as error:  # the SentencePiece tokenizers download their model once
         raise ValueError(
             f"evaluation.tokenize: {name!r} cannot download its model ({error}); try again or use another"

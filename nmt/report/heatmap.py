@@ -27,7 +27,7 @@ SIDE = 19.2  # inches
 MARGIN = 0.15  # inches around everything
 BAR, LONGEST_BAR = 0.14, 3.2  # inches: width and greatest length of the colour bar
 ANGLE = 60  # degrees of the source labels
-LARGEST_FONT, SMALLEST_FONT = 10.0, 6.5  # points
+SMALLEST_FONT, TITLE_FONT = 6.5, 11.0  # points
 LONGEST_LABEL = 24  # characters
 CONTINUATION = "•"
 INVISIBLE = {"Cc", "Cs", "Zl", "Zp"}  # control characters, surrogates, line and paragraph separators
@@ -75,7 +75,7 @@ def draw_alignment(
 
 def _label(axes: Axes, source: Sequence[str], target: Sequence[str], title: str, points: float) -> None:
     """Name the rows and columns of cells of that many points, all of them or every n-th."""
-    size = min(max(0.43 * points, SMALLEST_FONT), LARGEST_FONT)
+    size = max(0.43 * points, SMALLEST_FONT)
     step = math.ceil(1.2 * size / (points * math.sin(math.radians(ANGLE))))
     installed = get_font_names()
     text: dict[str, Any] = {
@@ -90,7 +90,7 @@ def _label(axes: Axes, source: Sequence[str], target: Sequence[str], title: str,
     axes.xaxis.set_label_position("top")
     axes.set_xlabel("source", **NOTE)
     axes.set_ylabel("target", **NOTE)
-    axes.set_title(_printable(title), size=LARGEST_FONT + 1, loc="left", **text)
+    axes.set_title(_printable(title), size=TITLE_FONT, loc="left", **text)
     if any(label.startswith(CONTINUATION) for label in (*source, *target)):
         note = f"{CONTINUATION} continues the word before"
         axes.text(-0.5, len(target) - 0.5 + 5 / points, note, va="top", **NOTE)  # 5 points below the last row
@@ -151,8 +151,6 @@ def save(figure: Figure, path: Path) -> None:
 def _printable(text: str) -> str:
     """Control characters as Python writes them, such as \\n; letters of every script stay."""
     return "".join(
-        character.encode("unicode_escape").decode()
-        if unicodedata.category(character) in INVISIBLE
-        else character
+        character.encode("unicode_escape").decode() if unicodedata.category(character) in INVISIBLE else character
         for character in text
     )

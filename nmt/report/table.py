@@ -38,6 +38,7 @@ def _render(
         [[cell(column, row[column.key]) for column in columns] for row in rows],
         headers=[column.heading for column in columns],
         tablefmt=style,
+        # tabulate 0.9 cannot align a table without rows.
         colalign=["right" if _is_numeric(rows, column) else "left" for column in columns] if rows else None,
         disable_numparse=True,  # the cells are text already, and "1e5" may be a run's name
     )

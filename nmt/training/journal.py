@@ -109,7 +109,7 @@ def perplexity(nll: float, tokens: int) -> float:
 
 def save_alignments(directory: Path, translations: Sequence[Translation]) -> None:
     """A heatmap for each translation that has an alignment: 1.png, 2.png, ..."""
-    directory.mkdir(exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     for number, each in enumerate(translations, 1):
         if each.alignment is not None:
             save(draw_alignment(each.alignment, each.source_tokens, each.tokens), directory / f"{number}.png")

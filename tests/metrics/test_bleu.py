@@ -23,17 +23,13 @@ CHINESE = (["我们今天去学校。", "这本书很好看、对吗。"], ["我
 MIXED_13A = ScoreSettings(tokenize="13a", lowercase=False)
 
 
-def command_line(
-    pair: tuple[list[str], list[str]], folder: Path, options: list[str]
-) -> dict[str, float | str]:
+def command_line(pair: tuple[list[str], list[str]], folder: Path, options: list[str]) -> dict[str, float | str]:
     """What `sacrebleu` prints for the same texts, with the names of the fields of Scores."""
     for name, lines in zip(("hypotheses", "references"), pair, strict=True):
         (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     command = [sys.executable, "-m", "sacrebleu", "references", "-i", "hypotheses", "-w", "4"]
     command += ["-m", "bleu", "chrf", "ter", *options]
-    printed = subprocess.run(
-        command, cwd=folder, check=True, capture_output=True, text=True, encoding="utf-8"
-    )
+    printed = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, encoding="utf-8")
     bleu, chrf, ter = json.loads(printed.stdout)
     return {
         "bleu": bleu["score"],

@@ -148,7 +148,9 @@ def test_scale_is_fixed() -> None:
     assert faint.axes[0].images[0].get_clim() == (0, 1)
 
 
-@pytest.mark.parametrize(("shape", "sources", "targets"), [((2, 3), 2, 3), ((2, 3), 3, 1), ((0, 3), 3, 0)])
+@pytest.mark.parametrize(
+    ("shape", "sources", "targets"), [((2, 3), 2, 3), ((2, 3), 2, 2), ((2, 3), 3, 1), ((0, 3), 3, 0)]
+)
 def test_labels_must_match_the_matrix(shape: tuple[int, int], sources: int, targets: int) -> None:
     with pytest.raises(ValueError, match=f"for {targets} target and {sources} source tokens"):
         draw_alignment(np.zeros(shape), ["x"] * sources, ["x"] * targets)

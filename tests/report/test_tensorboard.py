@@ -1,5 +1,6 @@
 import html
 import io
+import itertools
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,11 +32,10 @@ def texts(directory: Path, tag: str) -> list[tuple[int, str]]:
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Event files are read in the order of their names, which hold the second: each file gets its own."""
-    seconds = iter(range(1_000_000_000, 2_000_000_000))
-    time = SimpleNamespace(time=lambda: next(seconds))
-    monkeypatch.setattr("tensorboard.summary.writer.event_file_writer.time", time)
+def sortable_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are read in the order of their names; within a second a counter decides, here of equal width."""
+    writer = "tensorboard.summary.writer.event_file_writer"
+    monkeypatch.setattr(f"{writer}._global_uid", SimpleNamespace(get=itertools.count(1000).__next__))
 
 
 def test_scalars(tmp_path: Path) -> None:

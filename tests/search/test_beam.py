@@ -87,7 +87,7 @@ def test_a_large_beam_is_exhaustive_search(penalty: LengthPenalty, min_length: i
     limits = Limits(min_length, [4, 1, 3, 4])
     for seed in range(2):
         toy = Toy(seed)
-        found = search(toy, limits, 60, n_best, penalty)
+        found = search(toy, limits, 100, n_best, penalty)
         for sentence, hypotheses in enumerate(found):
             every = [(p / penalty(len(t)), t) for t, p in enumerate_all(toy, limits, sentence)]
             expected = sorted(every, reverse=True)[:n_best]
@@ -119,10 +119,10 @@ def test_any_vocabulary_size(vocabulary: int) -> None:
 
 
 def test_stops_once_no_live_hypothesis_can_win() -> None:
-    limits = Limits(0, [12])
-    toy = Toy(0, bias={EOS: 9.0})
-    search(toy, limits, beam_size=4, penalty=NO_PENALTY)
-    assert len(toy.rows) <= 2  # four finished ones would take at least as many steps as the limit allows
+    # With a single word, a hypothesis finishes at each step: five of them would take five steps.
+    toy = Toy(0, vocabulary=4, bias={EOS: 9.0})
+    search(toy, Limits(0, [12]), beam_size=5, penalty=NO_PENALTY)
+    assert len(toy.rows) <= 2
 
 
 def test_stops_at_k_finished() -> None:
@@ -134,7 +134,7 @@ def test_stops_at_k_finished() -> None:
 
 def test_finished_sentences_leave_the_batch() -> None:
     toy = Toy(1, vocabulary=30, bias={EOS: -9.0})
-    search(toy, Limits(0, [2, 5, 1, 4]), beam_size=3)
+    search(toy, Limits(0, [2, 5, 1, 4]), beam_size=3, n_best=3)
     assert toy.rows == [4, 9, 6, 6, 3]
 
 

@@ -1,4 +1,5 @@
 import math
+from typing import Literal, get_args
 
 import pytest
 from hypothesis import given
@@ -6,6 +7,8 @@ from hypothesis import strategies as st
 
 from nmt.search.hypothesis import LengthPenalty, Limits
 
+Kind = Literal["none", "average", "gnmt"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 ALPHAS = st.floats(0, 3)
 
 
@@ -17,8 +20,8 @@ def test_penalties_are_those_of_their_definitions(alpha: float, length: int) -> 
     assert gnmt == pytest.approx(alpha * (math.log(5 + length) - math.log(6)))
 
 
-@given(st.sampled_from(["none", "average", "gnmt"]), ALPHAS, st.integers(1, 300))
-def test_penalties_never_fall(kind: str, alpha: float, length: int) -> None:
+@given(st.sampled_from(KINDS), ALPHAS, st.integers(1, 300))
+def test_penalties_never_fall(kind: Kind, alpha: float, length: int) -> None:
     penalty = LengthPenalty(kind, alpha)
     assert 1 <= penalty(length) <= penalty(length + 1)
 

@@ -33,8 +33,8 @@ def draw(
     )
 
 
-def first_token_frequencies(toy: Toy, **options: Any) -> dict[int, float]:
-    (hypotheses,) = draw(toy, Limits(0, [2]), **options)
+def first_token_frequencies(toy: Toy, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> dict[int, float]:
+    (hypotheses,) = draw(toy, Limits(0, [2]), temperature=temperature, top_k=top_k, top_p=top_p)
     counts = Counter(h.tokens[0] for h in hypotheses)
     return {token: count / len(hypotheses) for token, count in counts.items()}
 
