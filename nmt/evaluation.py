@@ -45,6 +45,7 @@ def evaluate(
     progress: Progress | None = None,
 ) -> Evaluation:
     """Translate and score."""
+    translator.reseed()
     began = time.perf_counter()
     translations = [nbest[0] for nbest in translator.translate_nbest(sources, 1, progress)]
     seconds = time.perf_counter() - began

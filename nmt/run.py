@@ -14,8 +14,10 @@ from typing import Any
 from nmt.config.compose import flatten, load_values, save_values
 from nmt.config.errors import UserError
 from nmt.data.prepared import Prepared
+from nmt.files import remove_leftovers, to_json, write_atomically
 
-# May differ when a run is resumed: they change where a run stops, reports and finds its data, not what it computes.
+# May differ when a run is resumed: what it computes with, where it finds its data, what it tells, where it stops.
+# (A cosine schedule ends where the run does, so that a later end bends the rest of the curve.)
 FREE = {
     "run",
     "device",
@@ -25,6 +27,8 @@ FREE = {
     "data.validation",
     "data.test",
     "data.cache_dir",
+    "tokenizer.source_model",
+    "tokenizer.target_model",
     "training.max_epochs",
     "training.max_steps",
     "training.log_every",
@@ -32,6 +36,7 @@ FREE = {
     "validation.patience",
     "validation.samples",
 }
+LOCK = ".lock"
 PACKAGES = ("nmt", "torch", "numpy", "sentencepiece", "sacrebleu", "datasets", "hydra-core")
 
 
@@ -53,40 +58,68 @@ class RunDirectory:
         self._lock: int | None = None
 
     @classmethod
-    def existing(cls, path: str | Path) -> "RunDirectory":
-        """Raises UserError if there is no run."""
+    def existing(cls, path: str | Path, key: str = "run") -> "RunDirectory":
+        """Raises UserError, naming the configuration's `key`, if there is no run."""
         run = cls(Path(path).expanduser())
         if not run.path.is_dir():
-            raise UserError(f"run={path}: no such directory")
+            raise UserError(f"{key}={path}: no such directory")
         if not run.config.is_file():
-            raise UserError(f"run={path}: is not a run directory (it has no config.yaml)")
+            raise UserError(f"{key}={path}: is not a run directory (it has no config.yaml)")
         return run
 
     def claim(self, values: Mapping[str, Any]) -> None:
         """Take the directory for the run with these values: a new one, or this very run to be resumed.
 
-        Raises UserError if another process trains there, or if it holds anything else.
+        Changes nothing yet. Raises UserError if another process trains there, or if it holds anything else.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+            self._lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written to ({error.strerror})") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released by the system when its owner ends
         except OSError:
             owner = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
+            os.close(self._lock)
+            self._lock = None
             raise UserError(f"{self.path}: process {owner or '?'} is training there; wait for it or stop it") from None
         os.truncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
-        if self.config.exists():
-            self._same(load_values(self.config), values)
-        elif others := sorted(path.name for path in self.path.iterdir() if path.name != ".lock"):
-            (self.path / ".lock").unlink()
+        remove_leftovers(self.path)
+        others = sorted(path.name for path in self.path.iterdir() if path.name != LOCK)
+        try:
+            if self.config.exists():
+                self._same(load_values(self.config), values)
+            elif others:
+                raise UserError(
+                    f"{self.path}: is not empty and not a run (it holds {others[0]}); choose another hydra.run.dir"
+                )
+        except UserError:
+            self.release()
+            raise
+
+    def begin(self, values: Mapping[str, Any], prepared: Prepared, start: Mapping[str, Any]) -> None:
+        """Write down what the claimed run runs with; every start adds a line.
+
+        Raises UserError if the corpus or the tokenizers are not those that the run began with.
+        """
+        manifest = read_json(self.manifest)
+        if manifest.get("data", prepared.report)["content"] != prepared.report["content"]:
             raise UserError(
-                f"{self.path}: is not empty and not a run (it holds {others[0]}); choose another hydra.run.dir"
+                f"{self.path}: the corpus or its tokenizer has changed since this run began; start a new run"
             )
-        save_values(self.config, values)
+        save_values(self.config, values)  # first: from now on this is a run, which a kill leaves resumable
+        prepared.tokenizers.save(self.path)
+        self._keep_held_out(prepared)
+        self.update_json(
+            self.manifest,
+            {
+                "seed": values["seed"],
+                "data": prepared.report,
+                "starts": [*manifest.get("starts", []), {**_surroundings(), **start}],
+            },
+        )
 
     def _same(self, saved: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         before, now = dict(flatten(saved)), dict(flatten(values))
@@ -102,42 +135,22 @@ class RunDirectory:
             )
 
     def release(self) -> None:
-        """Give the directory free; ending the process does so too."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        """Give the directory free (ending the process does so too), and take the lock out of one that is not a run."""
+        if self._lock is None:
+            return
+        if not self.config.exists():
+            (self.path / LOCK).unlink(missing_ok=True)
+        os.close(self._lock)
+        self._lock = None
 
     def update_json(self, path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
         """Merge values into a JSON file, atomically. Returns all that it then holds."""
         merged = {**read_json(path), **values}
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(merged, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        write_atomically(path, f"{to_json(merged, indent=2)}\n".encode())
         return merged
 
-    def record_start(self, overrides: list[str], machine: Mapping[str, Any], prepared: Prepared, seed: int) -> None:
-        """Write down what the run runs with; every start adds a line. Raises UserError if the data have changed."""
-        manifest = read_json(self.manifest)
-        data = manifest.get("data", {}).get("fingerprint", prepared.fingerprint)
-        if data != prepared.fingerprint:
-            raise UserError(f"{self.path}: the corpus has changed since this run began; start a new run")
-        start = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "overrides": overrides,
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-            "versions": {name: _version(name) for name in PACKAGES},
-            "git": _git_commit(),
-            "machine": dict(machine),
-        }
-        self.update_json(
-            self.manifest,
-            {"seed": seed, "data": prepared.report, "starts": [*manifest.get("starts", []), start]},
-        )
-
-    def keep_held_out(self, prepared: Prepared) -> None:
+    def _keep_held_out(self, prepared: Prepared) -> None:
         """Copy what is translated and scored into the run, so that it needs nothing else."""
-        self.data.mkdir(exist_ok=True)
         for split in prepared:
             if split.name == "train":
                 continue
@@ -161,7 +174,6 @@ class RunDirectory:
 
     def write_hypotheses(self, split: str, lines: list[str]) -> None:
         """hypotheses/<split>.txt."""
-        self.hypotheses.mkdir(exist_ok=True)
         _write_lines(self.hypotheses / f"{split}.txt", lines)
 
 
@@ -185,9 +197,17 @@ def read_lines(path: Path) -> list[str]:
 
 
 def _write_lines(path: Path, lines: list[str]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8"))
-    temporary.replace(path)
+    write_atomically(path, "".join(f"{line}\n" for line in lines).encode("utf-8"))
+
+
+def _surroundings() -> dict[str, Any]:
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "git": _git_commit(),
+    }
 
 
 def _version(package: str) -> str | None:

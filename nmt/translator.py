@@ -62,6 +62,7 @@ class Translator:
     ) -> None:
         self.model, self.tokenizers, self.search = model, tokenizers, search
         self.machine, self.seed = machine, seed
+        self.reseed()
 
     @classmethod
     def load(
@@ -73,7 +74,7 @@ class Translator:
         device: str | None = None,
         precision: str | None = None,
         threads: int | None = None,
-        seed: int = 1,
+        seed: int | None = None,
     ) -> Self:
         """A run's model; None means: as the run was trained. Raises UserError if there is none.
 
@@ -81,12 +82,19 @@ class Translator:
         """
         directory = RunDirectory.existing(run)
         config = typed(schema.TrainConfig, load_values(directory.config))
-        machine = Machine.choose(device or config.device, precision or config.precision, threads)
+        machine = Machine.choose(
+            device or config.device, precision or config.precision, config.threads if threads is None else threads
+        )
         tokenizers = Tokenizers.load(directory.path, config.tokenizer.lowercase)
         model = new_model(config, tokenizers)
         load_weights(model, directory.checkpoints / f"{checkpoint}.pt")
         settings = merge_search(config.search, search or {})
+        seed = config.seed if seed is None else seed
         return cls(model.to(machine.device).eval(), tokenizers, settings, machine, seed)
+
+    def reseed(self) -> None:
+        """Let sampling draw again what it drew first."""
+        self._generator = torch.Generator(self.machine.device).manual_seed(self.seed)
 
     def translate(self, lines: Sequence[str]) -> list[Translation]:
         """The best translation of each line."""
@@ -94,22 +102,21 @@ class Translator:
 
     @torch.no_grad()
     def translate_nbest(
-        self, lines: Sequence[str], n: int, progress: Progress | None = None
+        self, lines: Sequence[str], n: int, progress: Progress | None = None, first_line: int = 1
     ) -> list[list[Translation]]:
-        """The n best translations of each line, best first. An empty line has an empty translation."""
-        if isinstance(self.search, schema.Beam) and n > self.search.beam_size:
-            raise UserError(f"nbest={n}: a beam of {self.search.beam_size} finds no more; set search.beam_size={n}")
-        if isinstance(self.search, schema.Greedy) and n > 1:
-            raise UserError(f"nbest={n}: greedy search finds one; use search=beam search.beam_size={n}")
-        sources = self._encode(lines)
+        """The n best translations of each line, best first. An empty line has an empty translation.
+
+        `first_line` is the number of the first line, for warnings.
+        """
+        self.check_nbest(n)
+        sources, surfaces = self._encode(lines, first_line)
         results: list[list[Translation]] = [[_nothing()] for _ in lines]
         was_training = self.model.training
         self.model.eval()
-        generator = torch.Generator(self.machine.device).manual_seed(self.seed)
         for batch in self._batches(sources):
-            found = self._search([sources[i] for i in batch], n, generator)
+            found = self._search([sources[i] for i in batch], n)
             for index, hypotheses in zip(batch, found, strict=True):
-                results[index] = [self._translation(sources[index], h) for h in hypotheses]
+                results[index] = [self._translation(surfaces[index], h) for h in hypotheses]
             if progress is not None:
                 progress(len(batch))
         self.model.train(was_training)
@@ -118,7 +125,9 @@ class Translator:
     @torch.no_grad()
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[Translation]:
         """Forced decoding: what the model thinks of given translations, and how it aligns them."""
-        encoded = self._encode(sources)
+        if len(sources) != len(targets):
+            raise ValueError(f"{len(sources)} sources, but {len(targets)} targets")
+        encoded, surfaces = self._encode(sources)
         wanted = self.tokenizers.target.encode(targets)
         results: dict[int, Translation] = {}
         was_training = self.model.training
@@ -141,18 +150,28 @@ class Translator:
                     weights = decoded.weights[row, :length, : len(encoded[index])].float().cpu()
                 total = float(log_probs[row, :length].sum())
                 found = Hypothesis(list(target), total / self._penalty()(length), total, weights)
-                results[index] = self._translation(encoded[index], found)
+                results[index] = self._translation(surfaces[index], found)
         self.model.train(was_training)
         return [results[i] for i in range(len(encoded))]
 
-    def _encode(self, lines: Sequence[str]) -> list[list[int]]:
-        sources = self.tokenizers.source.encode(lines)
+    def check_nbest(self, n: int) -> None:
+        """Raises UserError if this search does not find so many translations."""
+        if isinstance(self.search, schema.Beam) and n > self.search.beam_size:
+            raise UserError(f"nbest={n}: a beam of {self.search.beam_size} finds no more; set search.beam_size={n}")
+        if isinstance(self.search, schema.Greedy) and n > 1:
+            raise UserError(f"nbest={n}: greedy search finds one; use search=beam search.beam_size={n}")
+
+    def _encode(self, lines: Sequence[str], first_line: int = 1) -> tuple[list[list[int]], list[list[str]]]:
+        """Lines -> ids and pieces of each, cut to the longest source allowed."""
+        if isinstance(lines, str):
+            raise TypeError("a list of lines is expected, not one string")
+        sources, surfaces = self.tokenizers.source.encode(lines), self.tokenizers.source.surfaces(lines)
         limit = self.search.max_source_length
-        for number, ids in enumerate(sources, 1):
+        for number, (ids, pieces) in enumerate(zip(sources, surfaces, strict=True), first_line):
             if len(ids) > limit:
                 log.warning("line %d has %d tokens: cut to search.max_source_length=%d", number, len(ids), limit)
-                del ids[limit - 1 : -1]  # keeps </s>
-        return sources
+                del ids[limit - 1 : -1], pieces[limit - 1 : -1]  # keeps </s>
+        return sources, surfaces
 
     def _batches(self, sources: list[list[int]], with_empty: bool = False) -> Iterator[list[int]]:
         """Indices by descending length, so that a batch has little padding; lines without any token left out."""
@@ -166,7 +185,7 @@ class Translator:
             yield order[start : start + size]
             start += size
 
-    def _search(self, sources: list[list[int]], n: int, generator: torch.Generator) -> list[list[Hypothesis]]:
+    def _search(self, sources: list[list[int]], n: int) -> list[list[Hypothesis]]:
         """Token ids, longest first -> the n best hypotheses of each."""
         config, device, target = self.search, self.machine.device, self.tokenizers.target
         source = torch.from_numpy(padded(sources, self.tokenizers.source.pad)).to(device)
@@ -199,7 +218,7 @@ class Translator:
                         symbols,
                         limits,
                         options=options,
-                        generator=generator,
+                        generator=self._generator,
                         penalty=penalty,
                         device=device,
                     )
@@ -210,13 +229,13 @@ class Translator:
             return LengthPenalty(self.search.length_penalty, self.search.alpha)
         return LengthPenalty("none", 0.0)
 
-    def _translation(self, source: list[int], found: Hypothesis) -> Translation:
+    def _translation(self, source: list[str], found: Hypothesis) -> Translation:
         weights: Tensor | None = found.attention
         return Translation(
             text=self.tokenizers.target.decode(found.tokens),
             score=found.score,
             log_prob=found.log_prob,
-            source_tokens=self.tokenizers.source.pieces(source),
+            source_tokens=source,
             tokens=self.tokenizers.target.pieces(found.tokens),
             alignment=None if weights is None else weights[:, : len(source)].numpy(),
         )
@@ -244,8 +263,10 @@ def load_weights(model: Seq2Seq, path: Path) -> dict[str, Any]:
 def merge_search(trained: schema.Search, given: Mapping[str, Any]) -> schema.Search:
     """A run's search with the values that are given (not None) in place of its own. Raises UserError."""
     given = {key: value for key, value in given.items() if value is not None}
-    same_kind = given.get("kind", trained.kind) == trained.kind
-    values = {**trained.model_dump(), **given} if same_kind else given
+    own = trained.model_dump()
+    if given.get("kind", trained.kind) != trained.kind:  # what all kinds have stays
+        own = {key: value for key, value in own.items() if key in schema.SearchLimits.model_fields}
+    values = {**own, **given}
     search: schema.Search = typed_union(schema.Search, values, "search")
     return search
 

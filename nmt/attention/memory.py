@@ -5,6 +5,7 @@ Shapes: B batch, S source positions, T target positions, Q query, M memory, A at
 
 from typing import NamedTuple, Protocol, Self
 
+import torch
 from torch import Tensor
 
 
@@ -34,7 +35,7 @@ class Past(NamedTuple):
     @classmethod
     def start(cls, valid: Tensor) -> Self:
         """The past before the first step."""
-        nothing = valid.new_zeros(valid.shape, dtype=valid.new_empty(0).float().dtype)
+        nothing = torch.zeros(valid.shape, device=valid.device)
         return cls(nothing, nothing, 0)
 
     def after(self, weights: Tensor) -> Self:

@@ -1,9 +1,11 @@
 """What the four commands share: Hydra composes, a mistake is one line and exit status 2."""
 
 import contextlib
+import errno
 import logging
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,7 @@ from nmt.config.compose import config_dir, flatten, typed
 from nmt.config.errors import UserError, nearest
 
 T = TypeVar("T", bound=BaseModel)
+STOPPED = 128  # plus its number: exit status after a signal
 log = logging.getLogger(__name__)
 
 
@@ -40,24 +43,34 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
             values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
             assert isinstance(values, dict)
             plain: dict[str, Any] = {str(key): value for key, value in values.items()}
-            outcomes[-1] = task(typed(schema, plain), list(HydraConfig.get().overrides.task)) or 0
-        except (UserError, OmegaConfBaseException) as error:  # kept from Hydra, which would print a notice of its own
-            outcomes[-1] = error
-            with contextlib.suppress(OSError):
-                output_dir().rmdir()  # made by Hydra before we are asked; an empty one is of no use
+            status = task(typed(schema, plain), list(HydraConfig.get().overrides.task)) or 0
+        except (UserError, OmegaConfBaseException, OSError) as error:
+            if debug or not _users_fault(error):
+                raise
+            outcomes[-1] = error  # kept from Hydra, which would print a notice of its own
+            _remove_new_directory()
+        else:
+            outcomes[-1] = status
+            if status >= STOPPED:  # by a signal, which means the whole sweep
+                sys.exit(status)
 
     try:
         main()
-    except BrokenPipeError:  # the reader of our output has left, as in `nmt-translate ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    except KeyboardInterrupt:
+        sys.exit(STOPPED + signal.SIGINT)
     except Exception as error:
         if debug or outcomes:  # a fault of the program
             raise
         outcomes.append(error)  # before any job has begun Hydra only composes: the command line is at fault
+    _exit(outcomes, command)
+
+
+def _exit(outcomes: list[int | Exception | None], command: str) -> None:
+    """Tell each job's failure in one line, and exit: 2 if there was one, else the highest status."""
     failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-    if failures and debug:
-        raise failures[0]
+    if failures and isinstance(failures[0], BrokenPipeError):  # the reader has left, as in `nmt-translate ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
     for failure in failures:
         message = str(failure) if isinstance(failure, UserError) else _explain(failure, command)
         for line in message.splitlines():
@@ -65,15 +78,32 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
     sys.exit(2 if failures else max((outcome for outcome in outcomes if isinstance(outcome, int)), default=0))
 
 
+def _users_fault(error: Exception) -> bool:
+    """Of the system's errors: a reader that left, no room, no permission."""
+    outside = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE}
+    return not isinstance(error, OSError) or error.errno in outside
+
+
+def _remove_new_directory() -> None:
+    """Hydra makes a run's directory before we are asked: an empty one that nobody named is of no use."""
+    config = HydraConfig.get()
+    named = any(override.startswith(("hydra.run.dir=", "hydra.sweep.")) for override in config.overrides.hydra)
+    resumed = any(override.startswith("run=") for override in config.overrides.task)
+    if config.run.dir != "." and not named and not resumed:
+        with contextlib.suppress(OSError):
+            output_dir().rmdir()
+
+
 def output_dir() -> Path:
     """Hydra's directory for this job."""
     return Path(HydraConfig.get().runtime.output_dir)
 
 
-def _run_dir(run: str | None, new: str) -> str:
+def _run_dir(run: str | int | None, new: str) -> str:
     """The directory of a run that is resumed, else a new one. Raises UserError before anything is made."""
     if run is None:
         return new
+    run = str(run)
     if not Path(run).expanduser().is_dir():
         raise UserError(f"run={run}: no such directory")
     return str(Path(run).expanduser())
@@ -82,8 +112,8 @@ def _run_dir(run: str | None, new: str) -> str:
 def _log_to_stderr() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
-    handler.setLevel(logging.INFO)
     logger = logging.getLogger("nmt")
+    handler.addFilter(lambda record: record.levelno >= logging.INFO)  # a filter also holds beside a progress bar
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)
     logger.propagate = False
@@ -93,8 +123,8 @@ def _explain(error: Exception, command: str) -> str:
     """Hydra's or OmegaConf's error in one line, with the nearest thing that exists."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("See http")]
     text = lines[0] if lines else type(error).__name__
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if ours := re.search(r"UserError raised while resolving interpolation: (.*)", text):
         return ours[1]
     if text.startswith("Could not override '"):

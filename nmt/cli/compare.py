@@ -19,8 +19,9 @@ def _compare(config: CompareConfig, overrides: list[str]) -> None:
     from nmt.report.table import Column, decimals, human_count, human_duration, terminal
 
     rows = sorted((_row(name, config.split) for name in config.runs), key=lambda row: -row["bleu"])
-    if len({(row["data"], row["signature"]) for row in rows}) > 1:
-        log.warning("these runs differ in their %s set or BLEU signature: their scores do not compare", config.split)
+    for what in ("test set", "signature", "checkpoint", "search"):
+        if len({str(row[what]) for row in rows}) > 1:
+            log.warning("these runs differ in %s: their scores do not compare", what)
     for rank, row in enumerate(rows, 1):
         row["rank"] = rank
     columns = [
@@ -40,7 +41,7 @@ def _row(name: str, split: str) -> dict[str, Any]:
     from nmt.config.compose import load_values
     from nmt.run import RunDirectory, read_json
 
-    directory = RunDirectory.existing(name)
+    directory = RunDirectory.existing(name, "runs")
     results, manifest = read_json(directory.results), read_json(directory.manifest)
     if split not in results:
         raise UserError(f"{name}: has no {split} results; run nmt-evaluate run={name} split={split}")
@@ -51,7 +52,9 @@ def _row(name: str, split: str) -> dict[str, Any]:
         "bleu": results[split]["bleu"],
         "chrf": results[split]["chrf"],
         "signature": results[split]["signature"],
-        "data": manifest.get("data", {}).get("fingerprint"),
+        "checkpoint": results[split]["checkpoint"],
+        "search": results[split]["search"],
+        "test set": directory.held_out(split)[:2],
         "parameters": manifest.get("parameters"),
         "seconds": manifest.get("training", {}).get("seconds"),
     }

@@ -1,6 +1,10 @@
 """nmt-train: train, evaluate, draw alignments."""
 
 import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
 
 from nmt.cli.app import output_dir, run
 from nmt.config.compose import load_values, typed, with_values
@@ -28,7 +32,9 @@ def _train(config: TrainConfig, overrides: list[str]) -> int:
                     f"{', '.join(sorted(FREE - {'run'}))}"
                 )
         config = typed(TrainConfig, with_values(load_values(directory / "config.yaml"), given))
-    status = train(config.model_copy(update={"run": None}), directory, overrides)
-    print(f"tensorboard: tensorboard --logdir {os.path.relpath(directory)} --host localhost")
-    print(f"run: {os.path.relpath(directory)}")
+    status = train(config.settled(), directory, overrides)
+    here = os.path.relpath(directory)
+    board = "tensorboard" if shutil.which("tensorboard") else Path(sys.executable).with_name("tensorboard")
+    print(f"tensorboard: {board} --logdir {shlex.quote(here)} --host localhost")
+    print(f"run: {here}")
     return status

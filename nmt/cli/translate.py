@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from nmt.cli.app import run
@@ -39,8 +40,10 @@ def _translate(config: TranslateConfig, overrides: list[str]) -> None:
         if config.alignments is not None:
             if translator.model.decoder.attention is None:
                 raise UserError(f"alignments={config.alignments}: the run has no attention to align with")
+            translator.check_nbest(config.nbest)  # before the file is emptied
             try:
-                alignments = files.enter_context(open(config.alignments, "w", encoding="utf-8"))
+                path = Path(config.alignments).expanduser()
+                alignments = files.enter_context(path.open("w", encoding="utf-8"))
             except OSError as error:
                 raise UserError(f"alignments={config.alignments}: cannot be written ({error.strerror})") from None
         talking = config.interactive and sys.stdin.isatty()
@@ -52,7 +55,7 @@ def _filter(translator: "Translator", nbest: int, buffer_lines: int, alignments:
     done = 0
     lines = _lines(talking)
     while buffer := list(islice(lines, buffer_lines)):
-        for found in translator.translate_nbest(buffer, nbest):
+        for found in translator.translate_nbest(buffer, nbest, first_line=done + 1):
             _write(found, done, nbest, alignments)
             done += 1
         sys.stdout.buffer.flush()
@@ -74,7 +77,7 @@ def _lines(talking: bool) -> Iterator[str]:
 
 def _write(found: "list[Translation]", index: int, nbest: int, alignments: TextIO | None) -> None:
     for translation in found:
-        text = " ".join(translation.text.splitlines())
+        text = translation.text
         line = text if nbest == 1 else f"{index} ||| {text} ||| {translation.score:.4f}"
         sys.stdout.buffer.write(f"{line}\n".encode())
         if alignments is not None:

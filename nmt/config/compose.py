@@ -1,6 +1,6 @@
 """From composed YAML values to one typed object, with errors a user can act on."""
 
-import os
+import types
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -10,6 +10,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from nmt.config.errors import UserError, nearest
+from nmt.files import write_atomically
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -52,9 +53,7 @@ def load_values(path: Path) -> dict[str, Any]:
 
 def save_values(path: Path, values: Mapping[str, Any]) -> None:
     """Write values as YAML, keeping their order."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True), encoding="utf-8")
-    temporary.replace(path)
+    write_atomically(path, yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True).encode("utf-8"))
 
 
 def with_values(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -89,8 +88,8 @@ def _explain(schema: Any, values: Mapping[str, Any], problem: ErrorDetails, sect
     given: Any = values
     allowed = _fields(schema, values)
     parts = problem["loc"]
-    for position, part in enumerate(parts):
-        if isinstance(given, Mapping) and part not in given and position < len(parts) - 1:
+    for part in parts:
+        if isinstance(given, Mapping) and part not in given and part not in allowed:
             continue  # pydantic names the union's member here; the user never wrote it
         if isinstance(given, Mapping):
             path.append(str(part))
@@ -134,9 +133,8 @@ def _members(annotation: Any) -> dict[str, type[BaseModel]]:  # noqa: ANN401
         tags = get_args(kind.annotation) if kind else ("",)
         return {str(tag): annotation for tag in tags}
     origin = get_origin(annotation)
-    union_like = origin is Union or (origin is not None and str(origin) == "<class 'types.UnionType'>")
     members: dict[str, type[BaseModel]] = {}
-    for member in get_args(annotation) if union_like else ():
+    for member in get_args(annotation) if origin in {Union, types.UnionType} else ():
         members |= _members(member)
     return members
 

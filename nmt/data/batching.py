@@ -88,8 +88,8 @@ class Batches:
         rng = np.random.default_rng([self.seed, epoch])
         return plan(*self._lengths, batch_tokens=self.batch_tokens, batch_sentences=self.batch_sentences, rng=rng)
 
-    def load(self, indices: Indices, epoch: int) -> Batch:
-        """The pairs `indices` as a batch."""
+    def load(self, indices: Indices, epoch: int, parts: int = 1) -> list[Batch]:
+        """The pairs `indices` as one batch, or as up to so many smaller ones."""
         if self.sampling:
             seed = np.random.SeedSequence([self.seed, epoch, *map(int, indices)]).generate_state(1)
             source, target = (
@@ -98,7 +98,11 @@ class Batches:
             )
         else:
             source, target = ([side.ids(int(i)) for i in indices] for side in (self.split.source, self.split.target))
-        return collate(source, target, self.tokenizers, indices)
+        return [
+            collate([source[i] for i in part], [target[i] for i in part], self.tokenizers, indices[part])
+            for part in np.array_split(np.arange(len(indices)), parts)
+            if len(part)
+        ]
 
     def _sample(self, side: str, tokenizer: Tokenizer, indices: Indices, seed: int) -> list[list[int]]:
         lines = getattr(self.split, side)

@@ -1,7 +1,9 @@
 """Reading parallel text as the user keeps it: the demo, plain text, tables, the hub. Only preparation needs this."""
 
+import csv
 import gzip
 import itertools
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -42,6 +44,8 @@ def splits(config: schema.Data) -> Splits:
 
 def files(config: schema.Data) -> list[Path]:
     """The files that a corpus is made of, for its fingerprint; none for the demo and the hub. Raises UserError."""
+    if isinstance(config, schema.DemoData):
+        return []
     return [path for pairs in splits(config).values() if isinstance(pairs, Text | Table) for path in pairs.paths]
 
 
@@ -88,13 +92,20 @@ class Table:
         import datasets
 
         if self.path.is_dir():
-            return cast(Iterable[dict[str, Any]], datasets.load_from_disk(str(self.path)))
+            saved = datasets.load_from_disk(str(self.path))
+            if isinstance(saved, datasets.DatasetDict):
+                raise UserError(f"{self.path}: holds several splits; give one of them, such as {self.path}/train")
+            return cast(Iterable[dict[str, Any]], saved)
         kind = _table_format(self.path)
         options: dict[str, Any] = {}
-        if kind == "csv":  # every cell is text: a sentence such as "NA" or "1.0" must come through as it is
-            options = {"dtype": str, "keep_default_na": False, "on_bad_lines": "error"}
-            if ".tsv" in self.path.suffixes:
-                options |= {"sep": "\t", "quoting": 3}  # no quoting: a stray " is a character like any other
+        if kind == "csv":
+            dialect: dict[str, Any] = {"delimiter": ","}
+            if ".tsv" in self.path.suffixes:  # no quoting: a stray " is a character like any other
+                dialect = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+            header = next(csv.reader((line or "" for line in _lines(self.path)), **dialect))
+            # Every cell is text: a sentence such as "NA" or "1.0" must come through as it is.
+            text = datasets.Features({column: datasets.Value("string") for column in header})
+            options = {"features": text, "keep_default_na": False, "on_bad_lines": "error", **dialect}
         table = datasets.load_dataset(kind, data_files=str(self.path), split="train", streaming=True, **options)
         return cast(Iterable[dict[str, Any]], table)
 
@@ -190,7 +201,7 @@ def _lines(path: Path, drop: bool = False, text: bool = True) -> Iterator[str | 
                             f"convert the file{', or drop such pairs with data.invalid_utf8=drop' if text else ''}"
                         ) from None
                     yield None
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise UserError(f"{path}, after line {number}: cannot be read ({_first_line(error)})") from None
         if number == 0:
             raise UserError(f"{path}: is empty")

@@ -5,8 +5,8 @@ import hashlib
 import itertools
 import json
 import logging
-import os
 import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -39,9 +39,8 @@ def prepare(data: schema.Data, tokenizer: schema.TokenizerConfig) -> Prepared:
         directory.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"data.cache_dir={data.cache_dir}: cannot be made ({error.strerror})") from None
-    working = directory.with_name(f".{directory.name}.{os.getpid()}")
+    working = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
-        working.mkdir()
         _prepare(data, tokenizer, fingerprint, working)
         try:
             working.rename(directory)  # all or nothing
@@ -59,7 +58,7 @@ def _fingerprint(data: schema.Data, tokenizer: schema.TokenizerConfig) -> str:
     settings = {
         "format": FORMAT,
         "demo": demo.VERSION if data.kind == "demo" else None,
-        "data": data.model_dump(exclude={"cache_dir", "train", "validation", "test", "path"}),
+        "data": data.model_dump(exclude={"cache_dir", "vocab_size", "train", "validation", "test", "path"}),
         "splits": sorted(corpus.splits(data)) if data.kind != "demo" else None,
         "tokenizer": tokenizer.model_dump(exclude={"sampling", "source_model", "target_model"}),
     }
@@ -83,8 +82,9 @@ def _prepare(data: schema.Data, tokenizer: schema.TokenizerConfig, fingerprint: 
     for name, read in splits.items():
         usable = _usable(read, counts[name], name == "train")
         raw[name].write(tqdm(usable, f"read {name}", unit=" pairs", disable=None, leave=False))
-    if not counts["train"]["kept"]:
-        raise UserError(f"data: all {counts['train']['read']} training pairs are empty or unreadable")
+    for name, count in counts.items():
+        if not count["kept"]:
+            raise UserError(f"data: none of the {count['read']} pairs read for {name} can be used (see data.{name})")
     log.info("tokenizer: %s", tokenizer.kind)
     tokenizers = make_tokenizers(
         tokenizer,
@@ -115,7 +115,17 @@ def _prepare(data: schema.Data, tokenizer: schema.TokenizerConfig, fingerprint: 
             f"data: the filters drop all {counts['train']['read']} training pairs (data.max_length="
             f"{data.max_length}, data.max_ratio={data.max_ratio}; see the numbers: {dict(counts['train'])})"
         )
+    report["content"] = _content(working)
     (working / "report.json").write_text(json.dumps(report, indent=2), encoding="utf-8")
+
+
+def _content(directory: Path) -> str:
+    """SHA-256 of the tokenizers and all token ids: what a model is trained on."""
+    digest = hashlib.sha256()
+    for path in sorted([*directory.glob("*.model"), *directory.glob("*.ids")]):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 class Raw:

@@ -10,7 +10,9 @@ import sentencepiece
 
 from nmt.config import schema
 from nmt.config.errors import UserError
+from nmt.files import write_atomically
 
+SAMPLE_SEED = 1  # of the lines that train a tokenizer, where there are more than it takes
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of the models trained here; an existing model may have others
 
 
@@ -62,14 +64,27 @@ class Tokenizer:
         )
         return sampled
 
+    def samples(self) -> bool:
+        """Can this model draw segmentations? (BPE and unigram models can.)"""
+        try:
+            self.sample(["a"], 0.1, 0)
+        except RuntimeError:
+            return False
+        return True
+
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids -> text, without special symbols."""
+        """Ids -> text in one line, without special symbols."""
         text: str = self._processor.decode([i for i in ids if i not in {self.pad, self.bos, self.eos}])
-        return text
+        return text.replace("\n", " ").replace("\r", " ")  # byte pieces can spell a line's end
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Ids -> pieces, "▁" before a word's first, and </s> where it is."""
         return ["<pad>" if i == self.pad else self._processor.id_to_piece(int(i)) for i in ids]
+
+    def surfaces(self, lines: Sequence[str]) -> list[list[str]]:
+        """Lines -> pieces as `encode` cuts them, unknown ones as they are written instead of <unk>; </s> last."""
+        cut: list[list[str]] = self._processor.encode(self._prepare(lines), out_type=str, add_eos=True)
+        return cut
 
     def _prepare(self, lines: Sequence[str]) -> list[str]:
         return [line.lower() for line in lines] if self.lowercase else list(lines)
@@ -84,10 +99,10 @@ class Tokenizers(NamedTuple):
     def save(self, directory: Path) -> None:
         """tokenizer.model, or source.model and target.model."""
         if self.source is self.target:
-            (directory / "tokenizer.model").write_bytes(self.source.model)
+            write_atomically(directory / "tokenizer.model", self.source.model)
         else:
-            (directory / "source.model").write_bytes(self.source.model)
-            (directory / "target.model").write_bytes(self.target.model)
+            write_atomically(directory / "source.model", self.source.model)
+            write_atomically(directory / "target.model", self.target.model)
 
     @classmethod
     def load(cls, directory: Path, lowercase: bool) -> "Tokenizers":
@@ -108,10 +123,12 @@ Lines = Callable[[], Iterator[str]]
 def make_tokenizers(config: schema.TokenizerConfig, source: Lines, target: Lines) -> Tokenizers:
     """Train on the training lines, or load existing models. Raises UserError for sizes the text does not allow."""
     if isinstance(config, schema.FileTokenizer):
-        first = Tokenizer.load(Path(config.source_model).expanduser(), config.lowercase)
-        if config.target_model is None:
-            return Tokenizers(first, first)
-        return Tokenizers(first, Tokenizer.load(Path(config.target_model).expanduser(), config.lowercase))
+        names = [name for name in (config.source_model, config.target_model) if name is not None]
+        loaded = [Tokenizer.load(Path(name).expanduser(), config.lowercase) for name in names]
+        for name, tokenizer in zip(names, loaded, strict=True):
+            if config.sampling and not tokenizer.samples():
+                raise UserError(f"tokenizer.sampling={config.sampling}: {name} is no bpe or unigram model; set it to 0")
+        return Tokenizers(loaded[0], loaded[-1])
     if config.joint:
         joint = _train(config, lambda: (line for side in (source, target) for line in side()))
         return Tokenizers(joint, joint)
@@ -120,6 +137,7 @@ def make_tokenizers(config: schema.TokenizerConfig, source: Lines, target: Lines
 
 def _train(config: schema.TrainedTokenizer, lines: Lines) -> Tokenizer:
     model = io.BytesIO()
+    sentencepiece.set_random_generator_seed(SAMPLE_SEED)
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=(line.lower() if config.lowercase else line for line in lines()),

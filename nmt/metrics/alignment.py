@@ -17,6 +17,7 @@ Weights = NDArray[np.floating[Any]]
 
 WORD_START = "▁"  # U+2581, SentencePiece's mark of a space
 END = "</s>"
+UNKNOWN = "<unk>"
 
 _PHARAOH_TOKEN = re.compile(r"([0-9]+)([-p])([0-9]+)")
 
@@ -86,12 +87,14 @@ def _ratio(part: int, whole: int) -> float:
 def words_of_pieces(pieces: Sequence[str]) -> list[int]:
     """The index of the word that each SentencePiece piece belongs to.
 
-    A word starts with the first piece, at each piece that begins with the mark, at "</s>" and after it.
-    A lone mark belongs to the pieces that follow it.
+    A word starts with the first piece, at each piece that begins with the mark, at "</s>" and after it. So does
+    "<unk>" and what follows it, since SentencePiece writes it out between spaces. A lone mark belongs to the pieces
+    that follow it.
     """
     words = [0] * bool(pieces)
     for previous, piece in pairwise(pieces):
-        words.append(words[-1] + (piece.startswith(WORD_START) or END in (previous, piece)))
+        unknown = previous == UNKNOWN or (piece == UNKNOWN and previous != WORD_START)
+        words.append(words[-1] + (piece.startswith(WORD_START) or END in (previous, piece) or unknown))
     return words
 
 

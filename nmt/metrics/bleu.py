@@ -84,8 +84,8 @@ def _bleu(settings: ScoreSettings) -> BLEU:
     if name not in BLEU.TOKENIZERS:
         raise ValueError(f"evaluation.tokenize: {name!r} is unknown; allowed: {', '.join(BLEU.TOKENIZERS)}")
     try:
-        # Text scored with "none" is tokenized on purpose: `force` silences the warning that it is.
-        return BLEU(tokenize=name, lowercase=settings.lowercase, force=name == "none")
+        # `force` silences the warning that the text looks tokenized: some corpora are, on purpose.
+        return BLEU(tokenize=name, lowercase=settings.lowercase, force=True)
     except RuntimeError as error:  # the Japanese and Korean tokenizers lack their dictionary
         extra = name.partition("-")[0]
         raise ValueError(f'evaluation.tokenize: {name!r} needs more packages: pip install "nmt[{extra}]"') from error

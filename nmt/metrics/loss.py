@@ -29,7 +29,7 @@ def linear_cross_entropy(
     They are made chunk by chunk, and the gradient with them: memory holds one chunk, not (N, V).
     """
     smoothed, nll = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        readouts, weight, bias, targets, smoothing
+        readouts, weight, bias, targets, smoothing, torch.is_grad_enabled()
     )
     return Loss(smoothed, nll)
 
@@ -43,10 +43,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias: Tensor,
         targets: Tensor,
         smoothing: float,
+        differentiate: bool,
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(torch.float32, weight.dtype)
         smoothed, nll = (torch.zeros((), dtype=wide, device=weight.device) for _ in range(2))
-        differentiate = any(ctx.needs_input_grad)
         grads = [torch.zeros_like(tensor, dtype=wide) for tensor in (readouts, weight, bias) if differentiate]
         rows = max(1, CHUNK_NUMBERS // weight.shape[0])
         for start in range(0, targets.shape[0], rows):
@@ -73,4 +73,4 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_smoothed: Tensor, grad_nll: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         scaled = ((grad * grad_smoothed).to(dtype) for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True))
-        return *scaled, None, None
+        return *scaled, None, None, None

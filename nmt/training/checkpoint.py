@@ -1,6 +1,5 @@
 """Checkpoints: written whole or not at all, loaded as data, with the state of every random generator."""
 
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -9,25 +8,12 @@ import numpy as np
 import torch
 
 from nmt.config.errors import UserError
+from nmt.files import write_atomically
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write to a temporary file, force it to the disk, then rename: a kill leaves the old checkpoint or the new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    """Write a checkpoint: a kill leaves the old one or the new."""
+    write_atomically(path, lambda file: torch.save(state, file))
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -50,6 +36,7 @@ def random_state() -> dict[str, Any]:
         "numpy": [str(name), torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, cached],
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "mps": [torch.mps.get_rng_state()] if torch.backends.mps.is_available() else [],
     }
 
 
@@ -62,6 +49,8 @@ def restore_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
+    if state["mps"] and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"][0])
 
 
 def seed_everything(seed: int) -> None:

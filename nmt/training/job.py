@@ -1,6 +1,8 @@
 """One training job: prepare, train, evaluate, record."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from nmt.metrics.bleu import ScoreSettings
 from nmt.run import RunDirectory
 from nmt.training import checkpoint
 from nmt.training.journal import save_alignments
-from nmt.training.trainer import Interrupted, Trainer, sample_indices
+from nmt.training.trainer import Interrupted, Trainer
+from nmt.training.validation import sample_indices
 from nmt.translator import Translator, load_weights, new_model
 
 log = logging.getLogger(__name__)
@@ -27,18 +30,15 @@ def train(config: schema.TrainConfig, directory: Path, overrides: list[str]) -> 
     machine = Machine.choose(config.device, config.precision, config.threads)
     scoring = score_settings(config.evaluation, config.data.target_lang)
     run = RunDirectory(directory)
-    prepared = prepare(config.data, config.tokenizer)
-    run.claim(config.model_dump(mode="json"))
-    handler = _log_to(run.log)
+    values = config.model_dump(mode="json")
+    run.claim(values)
     try:
-        run.record_start(overrides, machine.describe(), prepared, config.seed)
-        run.keep_held_out(prepared)
-        prepared.tokenizers.save(run.path)
-        _report(prepared)
-        return _train(config, run, prepared, machine, scoring)
+        prepared = prepare(config.data, config.tokenizer)
+        run.begin(values, prepared, {"overrides": overrides, "machine": machine.describe()})
+        with _log_to(run.log):
+            _report(prepared)
+            return _train(config, run, prepared, machine, scoring)
     finally:
-        logging.getLogger("nmt").removeHandler(handler)
-        handler.close()
         run.release()
 
 
@@ -64,6 +64,8 @@ def _train(
     )
     if resumed:
         log.info("resumed at step %d of %d", trainer.step, trainer.total_steps)
+        if trainer.schedule_has_moved and config.schedule.kind == "cosine":
+            log.warning("the run now ends elsewhere, and its cosine schedule with it: the learning rate jumps")
     try:
         with logging_redirect_tqdm([logging.getLogger("nmt")]):
             trainer.fit()
@@ -134,11 +136,16 @@ def _report(prepared: Prepared) -> None:
         log.warning("corpus: only %d of %d training pairs are used", train["kept"], train["read"])
 
 
-def _log_to(path: Path) -> logging.Handler:
+@contextmanager
+def _log_to(path: Path) -> Iterator[None]:
     """All that is told goes to the run's train.log too, with the time."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("nmt")
     logger.setLevel(logging.DEBUG)
     logger.addHandler(handler)
-    return handler
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from tqdm import tqdm
 
+from nmt.files import to_json, write_atomically
 from nmt.report.heatmap import draw_alignment, save, to_array
 from nmt.report.tensorboard import TensorBoard
 from nmt.run import RunDirectory
@@ -96,7 +97,7 @@ class Journal:
         self._board.scalars(step, named)
         line = {"step": step, "epoch": round(epoch, 4), "time": round(time.time(), 3), **named}
         with self._metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(to_json(line) + "\n")
 
 
 def perplexity(nll: float, tokens: int) -> float:
@@ -126,6 +127,4 @@ def _keep_until(path: Path, step: int) -> None:
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
             continue
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-    temporary.replace(path)
+    write_atomically(path, "".join(f"{line}\n" for line in kept).encode("utf-8"))

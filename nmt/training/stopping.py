@@ -1,5 +1,6 @@
 """Which validation was the best, and when to give up waiting for a better one."""
 
+import math
 from typing import Any
 
 
@@ -16,6 +17,7 @@ class Stopping:
         """Is this validation the best so far?"""
         score = scores[self.monitor]
         better = self.best is None or (score > self.best if self.monitor == "bleu" else score < self.best)
+        better = better and math.isfinite(score)
         if better:
             self.best, self.best_step, self.waited = score, step, 0
         else:

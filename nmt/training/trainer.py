@@ -15,7 +15,6 @@ from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.data.batching import Batches
 from nmt.data.prepared import Prepared
-from nmt.evaluation import evaluate
 from nmt.metrics.bleu import ScoreSettings
 from nmt.run import RunDirectory
 from nmt.training import checkpoint
@@ -23,6 +22,7 @@ from nmt.training.journal import Journal, perplexity
 from nmt.training.schedule import Schedule
 from nmt.training.step import Update, Updater, make_optimizer
 from nmt.training.stopping import Stopping
+from nmt.training.validation import Validator
 from nmt.translator import Translator
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Interrupted(Exception):  # noqa: N818
         self.signum = signum
 
 
-class Window:
+class Sums:
     """Sums since the last line of the log, kept on the device until they are read."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Window:
 
     def totals(self) -> torch.Tensor:
         """(3,) float64 on the CPU."""
-        return torch.stack(self.sums).double().cpu().sum(0) if self.sums else torch.zeros(3).double()
+        return torch.stack(self.sums).cpu().double().sum(0) if self.sums else torch.zeros(3).double()
 
 
 class Trainer:
@@ -64,30 +64,26 @@ class Trainer:
         scoring: ScoreSettings,
         run: RunDirectory,
     ) -> None:
-        self.config, self.prepared, self.translator, self.scoring, self.run = (
-            config,
-            prepared,
-            translator,
-            scoring,
-            run,
-        )
+        self.config, self.prepared, self.translator, self.run = config, prepared, translator, run
         self.model = translator.model
         self.train_batches = self._batches("train", config.tokenizer.sampling)
-        self.validation_batches = self._batches("validation", 0.0)
+        split, batches = prepared.splits["validation"], self._batches("validation", 0.0)
+        self.validator = Validator(split, batches, translator, scoring, config.validation.samples)
         self.optimizer = make_optimizer(config.optimizer, self.model)
         pad = translator.tokenizers.target.pad
         self.updater = Updater(self.model, self.optimizer, config.training, translator.machine, pad)
         self.plan = self.train_batches.epoch(0)
-        limit = config.training.max_steps or config.training.max_epochs * len(self.plan)
-        self.total_steps = min(limit, config.training.max_epochs * len(self.plan))
+        all_epochs = config.training.max_epochs * len(self.plan)
+        self.total_steps = min(config.training.max_steps or all_epochs, all_epochs)
         self.schedule = Schedule(config.schedule, self.total_steps)
         self.stopping = Stopping(config.validation.monitor, config.validation.patience)
         self.step, self.epoch, self.position = 0, 0, 0  # position: batches of this epoch that are done
         self.bad_steps, self.bad_in_a_row = 0, 0
         self.validated = 0  # the step of the last validation
         self.seconds, self.tokens = 0.0, 0  # of updates alone, over all starts
-        self.window = Window()
+        self.window = Sums()
         self.signal: int | None = None
+        self.schedule_has_moved = False  # resumed with another end than before
 
     def fit(self) -> None:
         """Train to the end. Raises Interrupted after a signal, UserError if the gradients stay non-finite."""
@@ -96,12 +92,21 @@ class Trainer:
             self.journal.config(self.config.model_dump(mode="json"))
         try:
             with self._signals():
+                if self._validation_due():  # a signal came before it
+                    self._validate_and_save()
                 while not self._finished():
                     self._update()
                     self._after_update()
                 if self.validated < self.step:
-                    self._validate()
-                    self._save()
+                    self._validate_and_save()
+                self._heed_signal()
+            if self.stopping.exhausted:
+                log.info(
+                    "stopped early: no better %s in %d validations (validation.patience); best at step %d",
+                    self.stopping.monitor,
+                    self.stopping.waited,
+                    self.stopping.best_step,
+                )
         finally:
             self.journal.close()
 
@@ -126,8 +131,7 @@ class Trainer:
             self.epoch, self.position = self.epoch + 1, 0
             self.plan = self.train_batches.epoch(self.epoch)
         indices = self.plan[self.position]
-        parts = [part for part in np.array_split(indices, self.config.training.accumulate) if len(part)]
-        batches = [self.train_batches.load(part, self.epoch) for part in parts]
+        batches = self.train_batches.load(indices, self.epoch, self.config.training.accumulate)
         self.step += 1
         self.position += 1
         update = self.updater(batches, self.config.optimizer.lr * self.schedule.factor(self.step))
@@ -142,36 +146,51 @@ class Trainer:
         self.tokens += update.tokens
 
     def _count_bad(self, indices: np.ndarray[Any, Any]) -> None:
+        if self.updater.scaler.is_enabled() and self.updater.scaler.get_scale() > 1:
+            return  # fp16 finding its scale, not a fault
         self.bad_steps += 1
         self.bad_in_a_row += 1
         shown = ", ".join(map(str, indices[:8]))
         log.warning("step %d: non-finite gradient, skipped (training pairs %s, ...)", self.step, shown)
         if self.bad_in_a_row >= self.config.training.max_bad_steps:
             raise UserError(
-                f"{self.bad_in_a_row} non-finite gradients in a row (training.max_bad_steps); the last checkpoint is "
-                "whole: try a smaller optimizer.lr, training.max_grad_norm, or precision=fp32"
+                f"{self.bad_in_a_row} non-finite gradients in a row (training.max_bad_steps): try a smaller "
+                "optimizer.lr or training.max_grad_norm, or precision=fp32; checkpoints so far are untouched"
             )
 
     def _after_update(self) -> None:
         self.journal.advance()
-        training, validation = self.config.training, self.config.validation
+        training = self.config.training
         if self.step % training.log_every == 0 or self._finished():
             self._log()
-        epoch_done = self.position == len(self.plan)
+        self._heed_signal()
+        if self._validation_due():
+            self._validate_and_save()
+            self._heed_signal()
+        elif training.checkpoint_every and self.step % training.checkpoint_every == 0:
+            self._save()
+
+    def _validation_due(self) -> bool:
+        validation = self.config.validation
+        if self.validated == self.step:
+            return False
         if validation.unit == "steps":
-            due = self.step % validation.every == 0
-        else:
-            due = epoch_done and (self.epoch + 1) % validation.every == 0
-        if due:
-            self._validate()
-        if due or (training.checkpoint_every and self.step % training.checkpoint_every == 0):
-            self._save()
-        if self.signal is not None:
-            self._save()
-            raise Interrupted(self.signal)
+            return self.step % validation.every == 0
+        return self.position == len(self.plan) and (self.epoch + 1) % validation.every == 0
+
+    def _validate_and_save(self) -> None:
+        self._validate()
+        self._save()
+
+    def _heed_signal(self) -> None:
+        if self.signal is None:
+            return
+        log.warning("%s: saving a checkpoint", signal.Signals(self.signal).name)
+        self._save()
+        raise Interrupted(self.signal)
 
     def _log(self) -> None:
-        window, self.window = self.window, Window()
+        window, self.window = self.window, Sums()
         if not window.sums:
             return
         loss, nll, norms = window.totals().tolist()
@@ -195,35 +214,15 @@ class Trainer:
         return self.epoch + self.position / len(self.plan)
 
     def _validate(self) -> None:
-        split = self.prepared.splits["validation"]
-        sources, references = split.source.lines(), split.target.lines()
-        nll, tokens = self._validation_loss()
-        found = evaluate(self.translator, sources, references, self.scoring, ("bleu",))
-        values = {"loss": nll / tokens, "perplexity": perplexity(nll, tokens), "bleu": found.scores.bleu}
-        best = self.stopping.update(values, self.step)
+        scores, samples = self.validator()
+        best = self.stopping.update(scores, self.step)
         self.schedule.observe(best)
         self.validated = self.step
-        self.journal.validation(self.step, self._progress(), values, best)
-        shown = sample_indices(len(sources), self.config.validation.samples)
-        self.journal.samples(self.step, [(sources[i], references[i], found.translations[i]) for i in shown])
+        self.journal.validation(self.step, self._progress(), scores, best)
+        self.journal.samples(self.step, samples)
         if best:
-            weights = {"model": self.model.state_dict(), "step": self.step, "scores": values}
+            weights = {"model": self.model.state_dict(), "step": self.step, "scores": scores}
             checkpoint.save(self.run.checkpoints / "best.pt", weights)
-
-    @torch.no_grad()
-    def _validation_loss(self) -> tuple[float, int]:
-        """Negative log-likelihood of the references, in nats, and their tokens."""
-        machine = self.translator.machine
-        self.model.eval()
-        nll, tokens = torch.zeros((), dtype=torch.float64), 0
-        for indices in self.validation_batches.epoch(0):
-            batch = self.validation_batches.load(indices, 0).to(machine.device)
-            with machine.autocast():
-                decoded = self.model(batch.source, batch.lengths, batch.target_in)
-                nll += self.model.loss(decoded.readouts, batch.target_out, self.updater.pad).nll.cpu()
-            tokens += batch.target_tokens
-        self.model.train()
-        return float(nll), tokens
 
     def _batches(self, split: str, sampling: float) -> Batches:
         training = self.config.training
@@ -251,6 +250,7 @@ class Trainer:
             "epoch": self.epoch,
             "position": self.position,
             "validated": self.validated,
+            "total_steps": self.total_steps,
             "bad": [self.bad_steps, self.bad_in_a_row],
             "spent": [self.seconds, self.tokens],
             "window": [
@@ -268,6 +268,7 @@ class Trainer:
         self.stopping.load_state_dict(state["stopping"])
         self.step, self.epoch, self.position = state["step"], state["epoch"], state["position"]
         self.validated = state["validated"]
+        self.schedule_has_moved = state["total_steps"] != self.total_steps
         self.bad_steps, self.bad_in_a_row = state["bad"]
         self.seconds, self.tokens = state["spent"]
         sums, self.window.tokens, self.window.seconds = state["window"]
@@ -283,7 +284,6 @@ class Trainer:
             if self.signal is not None:
                 raise KeyboardInterrupt  # asked twice: now
             self.signal = signum
-            log.warning("%s: saving a checkpoint, then stopping", signal.Signals(signum).name)
 
         previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -291,8 +291,3 @@ class Trainer:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-
-
-def sample_indices(size: int, count: int) -> list[int]:
-    """`count` indices spread evenly over `size` sentences."""
-    return sorted({int(i) for i in np.linspace(0, size - 1, min(count, size))})

@@ -33,7 +33,9 @@ def test_equals_torchs_cross_entropy(smoothing: float, chunk: int, monkeypatch: 
 
 def test_gradcheck() -> None:
     readouts, weight, bias, targets = problem()
-    assert torch.autograd.gradcheck(lambda *args: linear_cross_entropy(*args, targets, 0.1).smoothed, (readouts, weight, bias))
+    assert torch.autograd.gradcheck(
+        lambda *args: linear_cross_entropy(*args, targets, 0.1).smoothed, (readouts, weight, bias)
+    )
 
 
 def test_weights_tied_to_embeddings_collect_both_gradients() -> None:

@@ -2,11 +2,12 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Name = Annotated[str, Field(min_length=1)]
+Place = Annotated[Name, BeforeValidator(lambda given: str(given) if type(given) is int else given)]  # a folder named 0
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 

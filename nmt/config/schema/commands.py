@@ -1,11 +1,12 @@
 """The whole configuration of each command."""
 
+import os
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt
 from pydantic import model_validator as validator
 
-from nmt.config.schema.base import Name, Section, Seed
+from nmt.config.schema.base import Name, Place, Section, Seed
 from nmt.config.schema.data import Data, TokenizerConfig
 from nmt.config.schema.model import Model
 from nmt.config.schema.search import Evaluation, Search
@@ -25,7 +26,7 @@ class Machine(Section):
 class TrainConfig(Model, Machine):
     """nmt-train."""
 
-    run: Name | None
+    run: Place | None
     seed: Seed
     data: Data
     tokenizer: TokenizerConfig
@@ -35,6 +36,17 @@ class TrainConfig(Model, Machine):
     validation: Validation
     search: Search
     evaluation: Evaluation
+
+    def settled(self) -> Self:
+        """The same with absolute paths, so that a saved run finds its data from anywhere."""
+        places = {"path", "train", "validation", "test", "cache_dir", "source_model", "target_model"}
+        sections = {}
+        for name in ("data", "tokenizer"):
+            section = getattr(self, name)
+            given = {key: value for key, value in section if key in places and isinstance(value, str)}
+            absolute = {key: os.path.abspath(os.path.expanduser(value)) for key, value in given.items()}
+            sections[name] = section.model_copy(update=absolute)
+        return self.model_copy(update={**sections, "run": None})
 
     @validator(mode="after")
     def _vocabularies_fit(self) -> Self:
@@ -51,12 +63,12 @@ class TrainConfig(Model, Machine):
 class SavedRunCommand(Section):
     """What the commands on a trained run share; null means: as the run was trained."""
 
-    run: Name
+    run: Place
     checkpoint: Literal["best", "last"]
     device: Device | None
     precision: Precision | None
     threads: PositiveInt | None
-    seed: Seed
+    seed: Seed | None
     search: Values
 
 
@@ -71,7 +83,7 @@ class EvaluateConfig(SavedRunCommand):
 class TranslateConfig(SavedRunCommand):
     """nmt-translate."""
 
-    alignments: Name | None
+    alignments: Place | None
     nbest: PositiveInt
     interactive: bool
     buffer_lines: PositiveInt
@@ -80,5 +92,5 @@ class TranslateConfig(SavedRunCommand):
 class CompareConfig(Section):
     """nmt-compare."""
 
-    runs: Annotated[list[Name], Field(min_length=1)]
+    runs: Annotated[list[Place], Field(min_length=1)]
     split: Literal["validation", "test"]

@@ -21,9 +21,12 @@ class Corpus(Section):
 
 class DemoData(Corpus):
     kind: Literal["demo"]
+    source_lang: Literal["en"]
+    target_lang: Literal["fr"]
     train_size: PositiveInt
     validation_size: PositiveInt
     test_size: PositiveInt
+    vocab_size: PositiveInt
     seed: Seed
 
 

@@ -1,0 +1,220 @@
+"""The four commands as a user runs them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import TINY
+
+pytestmark = pytest.mark.system
+BIN = Path(sys.executable).parent
+
+
+def call(
+    *command: str | Path, stdin: bytes = b"", cwd: Path | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    name, *arguments = map(str, command)
+    return subprocess.run(
+        [BIN / name, *arguments],
+        input=stdin,
+        capture_output=True,
+        cwd=cwd,
+        env=os.environ | (env or {}),
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("commands")
+
+
+@pytest.fixture(scope="module")
+def run(home: Path) -> Path:
+    done = call("nmt-train", *TINY, "training.max_steps=6", cwd=home)
+    assert done.returncode == 0, done.stderr.decode()
+    *_, board, last = done.stdout.decode().splitlines()
+    assert last.startswith("run: ")
+    assert board.startswith("tensorboard: ")
+    assert board.endswith(f"tensorboard --logdir {last[5:]} --host localhost")
+    return home / last[5:]
+
+
+def test_train_prints_its_directory_and_writes_results(run: Path) -> None:
+    assert run.is_relative_to(run.parents[3] / "outputs" / "train")
+    assert set(json.loads((run / "results.json").read_text())) == {"validation", "test"}
+
+
+def test_evaluate_ends_in_one_json_object_that_equals_the_results(run: Path, home: Path) -> None:
+    written = json.loads((run / "results.json").read_text())["validation"]
+    done = call("nmt-evaluate", f"run={run}", "split=validation", "threads=1", cwd=home)
+    assert done.returncode == 0, done.stderr.decode()
+    printed = json.loads(done.stdout.decode().splitlines()[-1])
+    assert printed["split"] == "validation"
+    for key in ("bleu", "chrf", "ter", "signature", "aer", "search"):
+        assert printed[key] == written[key]
+    assert printed["sentences_per_second"] > 0
+
+
+def test_evaluate_takes_other_settings(run: Path, home: Path) -> None:
+    done = call("nmt-evaluate", f"run={run}", "search.beam_size=3", "tokenize=char", "lowercase=true", cwd=home)
+    printed = json.loads(done.stdout.decode().splitlines()[-1])
+    assert printed["split"] == "test"
+    assert printed["search"]["beam_size"] == 3
+    assert "tok:char" in printed["signature"]
+    assert "case:lc" in printed["signature"]
+    greedy = call("nmt-evaluate", f"run={run}", "search=greedy", cwd=home)
+    assert json.loads(greedy.stdout.decode().splitlines()[-1])["search"]["kind"] == "greedy"
+
+
+HARD_LINES = b"the cat sleeps .\n\n   \n\xff\xfe broken\nx\xe2\x80\xa8y\r\na\x00b\nlast without newline"
+
+
+def test_translate_gives_a_line_for_each_line(run: Path, home: Path) -> None:
+    aligned = home / "aligned.txt"
+    done = call("nmt-translate", f"run={run}", f"alignments={aligned}", "buffer_lines=2", stdin=HARD_LINES, cwd=home)
+    assert done.returncode == 0, done.stderr.decode()
+    lines = done.stdout.split(b"\n")
+    assert len(lines) == 8
+    assert lines[-1] == b""
+    assert lines[1] == b""
+    assert b"line 4: not valid UTF-8" in done.stderr
+    links = aligned.read_text().split("\n")
+    assert len(links) == 8
+    assert links[1] == ""
+    assert all("-" in link for link in links[0].split())
+
+
+def test_translate_of_nothing_is_nothing(run: Path, home: Path) -> None:
+    done = call("nmt-translate", f"run={run}", cwd=home)
+    assert (done.returncode, done.stdout) == (0, b"")
+
+
+def test_translate_gives_n_best(run: Path, home: Path) -> None:
+    done = call("nmt-translate", f"run={run}", "nbest=2", stdin=b"the cat\nthe dog\n", cwd=home)
+    rows = [line.split(" ||| ") for line in done.stdout.decode().splitlines()]
+    assert [row[0] for row in rows] == ["0", "0", "1", "1"]
+    assert float(rows[0][2]) >= float(rows[1][2])
+
+
+def test_translate_survives_a_reader_that_leaves(run: Path, home: Path) -> None:
+    script = f"yes 'the cat' | head -5000 | {BIN}/nmt-translate run={run} buffer_lines=4 | head -1"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, cwd=home, timeout=240, check=False)
+    assert done.stdout.count(b"\n") == 1
+    assert b"Traceback" not in done.stderr
+
+
+def test_translate_talks_on_a_terminal(run: Path, home: Path) -> None:
+    import pty
+
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [BIN / "nmt-translate", f"run={run}"], stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=home
+    )
+    os.write(ours, b"the cat\n\x04")
+    out, err = process.communicate(timeout=240)
+    os.close(ours)
+    os.close(theirs)
+    assert err.count(b"> ") == 2
+    assert len(out.splitlines()) == 1
+
+
+def test_translate_starts_without_heavy_imports(run: Path, home: Path) -> None:
+    code = (
+        "import sys; sys.argv=['nmt-translate', 'run=" + str(run) + "'];"
+        "import atexit; heavy={'datasets','tensorboard','matplotlib','pandas','pyarrow','sacrebleu'};"
+        "atexit.register(lambda: print(sorted(heavy & set(sys.modules)), file=sys.stderr));"
+        "from nmt.cli.translate import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=b"the cat\n", capture_output=True, cwd=home, check=True)
+    assert done.stderr.decode().splitlines()[-1] == "[]"
+
+
+def test_compare_ranks_runs(run: Path, home: Path) -> None:
+    other = call("nmt-train", *TINY, "attention=none", "training.max_steps=2", "hydra.run.dir=other", cwd=home)
+    assert other.returncode == 0, other.stderr.decode()
+    done = call("nmt-compare", f"runs=[{run},other]", cwd=home)
+    assert done.returncode == 0, done.stderr.decode()
+    head, _, *rows = done.stdout.decode().splitlines()
+    assert head.split()[:4] == ["#", "run", "attention", "BLEU"]
+    assert len(rows) == 2
+    bleus = [float(row.split()[3]) for row in rows]
+    assert bleus == sorted(bleus, reverse=True)
+    assert {row.split()[2] for row in rows} == {"additive", "none"}
+
+
+def test_resume_by_run(run: Path, home: Path) -> None:
+    done = call("nmt-train", f"run={run}", "training.max_steps=8", "threads=1", cwd=home)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().splitlines()[-1] == f"run: {run.relative_to(home)}"
+    assert b"resumed at step 6 of 8" in done.stderr
+    refused = call("nmt-train", f"run={run}", "encoder.hidden=9", cwd=home)
+    assert refused.returncode == 2
+    assert b"encoder.hidden=9: run=" in refused.stderr
+
+
+MISTAKES: list[tuple[list[str], str]] = [
+    (["nmt-train", "trainig.max_steps=3"], "trainig.max_steps: unknown key; did you mean 'training.max_steps'?"),
+    (["nmt-train", "+foo=3"], "foo: unknown key"),
+    (["nmt-train", "training.max_steps=many"], "training.max_steps=many: input should be a valid integer"),
+    (["nmt-train", "attention=bahdanaw"], "attention=bahdanaw: not one of bahdanau, luong_dot, luong_general, none"),
+    (["nmt-train", "atention=none"], "atention: unknown key; did you mean 'attention'?"),
+    (["nmt-train", "attention=luong_dot", "decoder.hidden=100"], "attention.score.kind=dot compares"),
+    (["nmt-train", "tokenizer.vocab_size=90000"], "tokenizer.vocab_size=90000: the training corpus allows at most"),
+    (["nmt-train", "data=files"], "data.train: missing; give it as data.train=..."),
+    (["nmt-train", "data=files", "data.train=nowhere", "data.validation=nowhere"], "nowhere.en: no such file"),
+    (["nmt-train", "run=nowhere"], "run=nowhere: no such directory"),
+    (["nmt-train", "hydra.run.dir=occupied"], "occupied: is not empty and not a run"),
+    (["nmt-train", "evaluation.tokenize=13b"], "evaluation.tokenize: '13b' is unknown; allowed: "),
+    (["nmt-train", "training.max_steps=[1"], "no viable alternative"),
+    (["nmt-train", "precision=fp16", "device=cpu"], "precision=fp16 needs a CUDA GPU"),
+    (["nmt-evaluate"], "run: missing; give it as run=..."),
+    (["nmt-evaluate", "run=nowhere"], "run=nowhere: no such directory"),
+    (["nmt-evaluate", "run=occupied"], "run=occupied: is not a run directory"),
+    (["nmt-evaluate", "run={run}", "search.beam_sise=3"], "search.beam_sise: unknown key; did you mean"),
+    (["nmt-evaluate", "run={run}", "search.temperature=3"], "search.temperature: unknown key"),
+    (["nmt-evaluate", "run={run}", "split=tset"], "split=tset: not one of validation, test; did you mean 'test'?"),
+    (["nmt-evaluate", "run={run}", "checkpoint=best", "tokenize=13b"], "'13b' is unknown"),
+    (["nmt-translate", "run=nowhere"], "run=nowhere: no such directory"),
+    (["nmt-translate", "run={run}", "nbest=9"], "nbest=9: a beam of 2 finds no more"),
+    (["nmt-translate", "run={run}", "alignments=no/such/folder/x"], "alignments=no/such/folder/x: cannot be written"),
+    (["nmt-compare"], "runs: missing"),
+    (["nmt-compare", "runs=[]"], "runs"),
+    (["nmt-compare", "runs=[nowhere]"], "nowhere: no such directory"),
+]
+
+
+@pytest.mark.parametrize(("command", "message"), MISTAKES, ids=[" ".join(command) for command, _ in MISTAKES])
+def test_a_mistake_is_one_line_and_status_2(command: list[str], message: str, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "occupied").mkdir()
+    (tmp_path / "occupied" / "thesis.tex").write_text("precious")
+    before = sorted(run.rglob("*"))
+    done = call(*(part.format(run=run) for part in command), stdin=b"a\n", cwd=tmp_path)
+    assert done.returncode == 2, done.stderr.decode()
+    errors = [line for line in done.stderr.decode().splitlines() if ": error: " in line]
+    assert len(errors) == 1
+    assert message in errors[0]
+    assert "Traceback" not in done.stderr.decode()
+    assert done.stdout == b""
+    assert not list(tmp_path.glob("outputs/train/*/*"))
+    assert sorted(path.name for path in (tmp_path / "occupied").iterdir()) == ["thesis.tex"]
+    assert sorted(run.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", ["nmt-train", "nmt-evaluate", "nmt-translate", "nmt-compare"])
+def test_help_shows_examples_and_values(command: str, tmp_path: Path) -> None:
+    done = call(command, "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    text = done.stdout.decode()
+    assert text.startswith(f"{command}: ")
+    assert "Examples" in text
+    assert "Values (KEY=VALUE)" in text
+
+
+def test_a_fault_of_the_program_is_shown_in_full(tmp_path: Path) -> None:
+    debug = call("nmt-train", "run=nowhere", cwd=tmp_path, env={"HYDRA_FULL_ERROR": "1"})
+    assert b"Traceback" in debug.stderr

@@ -1,0 +1,114 @@
+"""Errors of a configuration: one line that names the key, the value, what is allowed and the nearest valid one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TINY, values_of
+
+from nmt.config import schema
+from nmt.config.compose import flatten, load_values, save_values, typed, typed_union, with_values
+from nmt.config.errors import UserError, nearest
+
+
+@pytest.fixture
+def values() -> dict[str, Any]:
+    return values_of("train", TINY)
+
+
+def error(values: dict[str, Any]) -> str:
+    with pytest.raises(UserError) as caught:
+        typed(schema.TrainConfig, values)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "parts"),
+    [
+        ("training.max_stepz", 1, ["training.max_stepz: unknown key", "'max_steps'"]),
+        ("nonsense", 1, ["nonsense: unknown key", "optimizer"]),
+        ("training.max_steps", "abc", ["training.max_steps=abc", "integer"]),
+        ("training.max_steps", 1.5, ["training.max_steps=1.5", "integer"]),
+        ("training.max_steps", 0, ["training.max_steps=0", "greater than 0"]),
+        ("training.accumulate", True, ["training.accumulate=true", "integer"]),
+        ("training.label_smoothing", 1.0, ["training.label_smoothing=1.0", "less than 1"]),
+        ("optimizer.lr", float("nan"), ["optimizer.lr=nan", "finite"]),
+        ("optimizer.kind", "adamm", ["optimizer.kind=adamm", "adam, adamw, sgd, adadelta", "'adam'"]),
+        ("attention.score.kind", "aditive", ["attention.score.kind=aditive", "dot, general, additive", "'additive'"]),
+        ("attention.score.kind", "dot", ["attention.score.dim: unknown key"]),
+        ("decoder.attend", "befor", ["decoder.attend=befor", "before, after", "'before'"]),
+        ("data.kind", None, ["data.kind", "demo, files, hub"]),
+        ("optimizer.betas", [0.9], ["optimizer.betas"]),
+        ("seed", -1, ["seed=-1", "greater than or equal to 0"]),
+    ],
+)
+def test_a_wrong_value_is_one_line(values: dict[str, Any], key: str, value: object, parts: list[str]) -> None:
+    *sections, name = key.split(".")
+    place = values
+    for section in sections:
+        place = place[section]
+    place[name] = value
+    message = error(values)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+
+
+def test_a_missing_value_is_named(values: dict[str, Any]) -> None:
+    del values["training"]["log_every"]
+    assert error(values) == "training.log_every: missing; it needs a value"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (["attention=luong_dot", "decoder.hidden=100"], ["attention.score.kind=dot", "decoder.hidden=100", "=32"]),
+        (["decoder.readout_dim=20"], ["decoder.readout_dim=20", "embedding.dim=16", "embedding.tie_output=false"]),
+        (["tokenizer.joint=false"], ["embedding.tie_source_target", "tokenizer.joint=true"]),
+        (["tokenizer=char", "tokenizer.sampling=0.1"], ["tokenizer", "sampling=0.1", "bpe or unigram"]),
+    ],
+)
+def test_an_impossible_combination_says_why_and_what_would_work(overrides: list[str], parts: list[str]) -> None:
+    message = error(values_of("train", [*TINY, *overrides]))
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+
+
+def test_a_section_alone_is_checked_the_same_way() -> None:
+    with pytest.raises(UserError, match=r"search\.beam_sise: unknown key; did you mean 'beam_size'"):
+        typed_union(schema.Search, {**values_of("train", [])["search"], "beam_sise": 3}, "search")
+
+
+def test_saved_values_come_back_equal(values: dict[str, Any], tmp_path: Path) -> None:
+    config = typed(schema.TrainConfig, values)
+    path = tmp_path / "config.yaml"
+    save_values(path, config.model_dump(mode="json"))
+    assert typed(schema.TrainConfig, load_values(path)) == config
+    assert [entry.name for entry in tmp_path.iterdir()] == ["config.yaml"]
+
+
+@pytest.mark.parametrize("text", ["- a list", "a: [", "a: !!python/object/apply:os.getcwd []", "\x00"])
+def test_a_broken_or_hostile_file_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"config\.yaml"):
+        load_values(path)
+
+
+def test_overrides_of_saved_values_take_their_type() -> None:
+    before = {"training": {"max_steps": None, "max_epochs": 3}, "run": None}
+    after = with_values(before, ["training.max_steps=7", "training.max_epochs=null", "run=some/where"])
+    assert after == {"training": {"max_steps": 7, "max_epochs": None}, "run": "some/where"}
+    assert before["training"]["max_steps"] is None
+    with pytest.raises(UserError, match="cannot be read"):
+        with_values(before, ["run=[1"])
+
+
+def test_flatten() -> None:
+    assert dict(flatten({"a": {"b": 1, "c": {"d": None}}, "e": [1]})) == {"a.b": 1, "a.c.d": None, "e": [1]}
+
+
+def test_nearest_is_silent_where_nothing_is_near() -> None:
+    assert nearest("xyz", ["alpha", "beta"]) == ""
+    assert nearest("alpa", ["alpha", "beta"]) == "; did you mean 'alpha'?"

@@ -1,0 +1,98 @@
+"""Batches: every pair once, little padding, an order from seed and epoch alone."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmt.config.schema import TrainConfig
+from nmt.data.batching import Batches, plan
+from nmt.data.prepare import prepare
+from nmt.data.prepared import Prepared
+
+LENGTHS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=200)
+
+
+@given(LENGTHS, st.integers(1, 300), st.none() | st.integers(1, 20), st.integers(0, 9))
+@settings(max_examples=100, deadline=None)
+def test_a_plan_covers_every_pair_once_within_its_limits(
+    lengths: list[tuple[int, int]], tokens: int, sentences: int | None, seed: int
+) -> None:
+    source, target = (np.array(side) for side in zip(*lengths, strict=True))
+    batches = plan(source, target, batch_tokens=tokens, batch_sentences=sentences, rng=np.random.default_rng(seed))
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    for batch in batches:
+        longest = max(source[batch].max(), target[batch].max())
+        assert len(batch) == 1 or len(batch) * longest <= tokens
+        assert sentences is None or len(batch) <= sentences
+
+
+def test_batches_are_full_and_even() -> None:
+    rng = np.random.default_rng(0)
+    source = rng.integers(5, 40, 5000)
+    target = np.maximum(1, source + rng.integers(-3, 4, 5000))
+    batches = plan(source, target, batch_tokens=2000, batch_sentences=None, rng=rng)
+    padded = sum(len(batch) * target[batch].max() for batch in batches)
+    assert target.sum() / padded > 0.97
+    fill = [len(batch) * max(source[batch].max(), target[batch].max()) / 2000 for batch in batches]
+    assert np.median(fill) > 0.95
+
+
+@pytest.fixture(scope="module")
+def prepared(request: pytest.FixtureRequest) -> Prepared:
+    from conftest import TINY, values_of
+
+    from nmt.config.compose import typed
+
+    config = typed(TrainConfig, values_of("train", TINY))
+    return prepare(config.data, config.tokenizer)
+
+
+def batches(prepared: Prepared, seed: int = 1, sampling: float = 0.0) -> Batches:
+    return Batches(
+        prepared.splits["train"],
+        prepared.tokenizers,
+        batch_tokens=512,
+        batch_sentences=None,
+        seed=seed,
+        sampling=sampling,
+    )
+
+
+def order(found: Batches, epoch: int) -> list[list[int]]:
+    return [batch.tolist() for batch in found.epoch(epoch)]
+
+
+def test_the_order_depends_on_seed_and_epoch_alone(prepared: Prepared) -> None:
+    assert order(batches(prepared), 3) == order(batches(prepared), 3)
+    assert order(batches(prepared), 3) != order(batches(prepared), 4)
+    assert order(batches(prepared), 3) != order(batches(prepared, seed=2), 3)
+
+
+def test_a_batch_holds_the_pairs_it_names(prepared: Prepared) -> None:
+    found = batches(prepared)
+    (batch,) = found.load(found.epoch(0)[0], 0)
+    split, (source, target) = prepared.splits["train"], prepared.tokenizers
+    for row, index in enumerate(batch.indices.tolist()):
+        length = int(batch.lengths[row])
+        assert source.decode(batch.source[row].tolist()) == split.source.line(index)
+        assert target.decode(batch.target_out[row].tolist()) == split.target.line(index)
+        assert batch.source[row, length - 1] == source.eos
+        assert (batch.source[row, length:] == source.pad).all()
+    real = batch.target_out != target.pad
+    assert batch.target_tokens == int(real.sum())
+    assert (batch.target_in[:, 0] == target.bos).all()
+    assert torch.equal(batch.target_in[:, 1:], batch.target_out[:, :-1])
+
+
+def test_sampling_draws_anew_each_epoch_and_the_same_for_a_seed(prepared: Prepared) -> None:
+    found = batches(prepared, sampling=0.3)
+    indices = found.epoch(0)[0]
+    first, again, later = (found.load(indices, epoch)[0] for epoch in (0, 0, 1))
+    assert torch.equal(first.source, again.source)
+    assert not torch.equal(first.target_out, later.target_out) or not torch.equal(first.source, later.source)
+    (plain,) = batches(prepared).load(indices, 0)
+    assert first.source.numel() > plain.source.numel()
+    texts = [prepared.tokenizers.source.decode(row.tolist()) for row in first.source]
+    assert texts == [prepared.splits["train"].source.line(i) for i in indices.tolist()]

@@ -1,0 +1,231 @@
+"""Reading parallel text in all its forms, and refusing what is broken."""
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from conftest import values_of
+from pydantic import TypeAdapter
+
+from nmt.config import schema
+from nmt.config.errors import UserError
+from nmt.data.corpus import Pair, files, splits
+
+PAIRS = [
+    ("a cat", "une chatte"),
+    ('say "hi', 'dis "salut'),
+    ("NA", "null"),
+    ("1.0", "007"),
+    ("x\u2028y\x85z", "t\u2029u"),
+]
+
+
+def files_config(**changes: Any) -> schema.Data:  # noqa: ANN401
+    overrides = ["data=files", "data.target_lang=fr", *(f"data.{key}={value}" for key, value in changes.items())]
+    data: schema.Data = TypeAdapter(schema.Data).validate_python(values_of("train", overrides)["data"])
+    return data
+
+
+def write_text(prefix: Path, pairs: list[tuple[str, str]] = PAIRS) -> Path:
+    for lang, lines in zip(("en", "fr"), zip(*pairs, strict=True), strict=True):
+        prefix.with_name(f"{prefix.name}.{lang}").write_bytes("".join(f"{line}\n" for line in lines).encode())
+    return prefix
+
+
+def read(**changes: Any) -> list[Pair]:  # noqa: ANN401
+    return list(splits(files_config(**changes))["train"])
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_text(tmp_path / "corpus")
+
+
+def test_plain_text_splits_at_newlines_alone(corpus: Path) -> None:
+    assert read(train=corpus, validation=corpus) == [Pair(*pair) for pair in PAIRS]
+
+
+def test_gzipped_text(corpus: Path) -> None:
+    for lang in ("en", "fr"):
+        plain = corpus.with_name(f"corpus.{lang}")
+        (corpus.with_name(f"zipped.{lang}.gz")).write_bytes(gzip.compress(plain.read_bytes()))
+    zipped = corpus.with_name("zipped")
+    assert read(train=zipped, validation=corpus) == read(train=corpus, validation=corpus)
+
+
+def test_windows_files_read_like_others(tmp_path: Path) -> None:
+    (tmp_path / "w.en").write_bytes("\ufeffone\r\ntwo\r\n".encode())
+    (tmp_path / "w.fr").write_bytes(b"un\r\ndeux")
+    assert read(train=tmp_path / "w", validation=tmp_path / "w") == [Pair("one", "un"), Pair("two", "deux")]
+
+
+def to_tsv(path: Path) -> None:
+    path.write_text("en\tfr\n" + "".join(f"{s}\t{t}\n" for s, t in PAIRS[:4]), encoding="utf-8")
+
+
+def to_csv(path: Path) -> None:
+    quoted = "".join(f'"{s.replace(chr(34), chr(34) * 2)}","{t.replace(chr(34), chr(34) * 2)}"\n' for s, t in PAIRS[:4])
+    path.write_text("en,fr\n" + quoted, encoding="utf-8")
+
+
+def columns() -> dict[str, list[str]]:
+    return {lang: [pair[side] for pair in PAIRS[:4]] for side, lang in enumerate(("en", "fr"))}
+
+
+def to_json(path: Path) -> None:
+    datasets.Dataset.from_dict(columns()).to_json(path)
+
+
+def to_parquet(path: Path) -> None:
+    datasets.Dataset.from_dict(columns()).to_parquet(path)
+
+
+def to_folder(path: Path) -> None:
+    datasets.Dataset.from_dict(columns()).save_to_disk(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [("t.tsv", to_tsv), ("t.csv", to_csv), ("t.jsonl", to_json), ("t.parquet", to_parquet), ("saved", to_folder)],
+)
+def test_tables(name: str, write: Callable[[Path], None], tmp_path: Path) -> None:
+    """Cells such as NA, 1.0 or a lone quotation mark are text like any other."""
+    write(tmp_path / name)
+    assert read(train=tmp_path / name, validation=tmp_path / name) == [Pair(*pair) for pair in PAIRS[:4]]
+
+
+def test_gzipped_tables(tmp_path: Path) -> None:
+    to_tsv(tmp_path / "t.tsv")
+    (tmp_path / "t.tsv.gz").write_bytes(gzip.compress((tmp_path / "t.tsv").read_bytes()))
+    path = tmp_path / "t.tsv.gz"
+    assert read(train=path, validation=path) == [Pair(*pair) for pair in PAIRS[:4]]
+
+
+def test_columns_by_name_also_nested(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"id": 1, "translation": {"en": "a", "fr": "b"}}\n')
+    pairs = read(train=path, validation=path, source_column="translation.en", target_column="translation.fr")
+    assert pairs == [Pair("a", "b")]
+    with pytest.raises(UserError, match=r"t\.jsonl, row 1: no column 'en' \(there are: id, translation\)"):
+        read(train=path, validation=path)
+
+
+def test_a_hub_corpus_can_come_from_a_folder(tmp_path: Path) -> None:
+    write_text(tmp_path / "train")
+    write_text(tmp_path / "val")
+    write_text(tmp_path / "test_2016_flickr")
+    overrides = ["data=multi30k", "data.target_lang=fr", f"data.path={tmp_path}"]
+    config: schema.Data = TypeAdapter(schema.Data).validate_python(values_of("train", overrides)["data"])
+    assert {name: len(list(pairs)) for name, pairs in splits(config).items()} == dict.fromkeys(
+        ("train", "validation", "test"), 5
+    )
+    assert len(files(config)) == 6
+
+
+def test_a_hub_corpus_is_loaded_by_its_splits_and_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load_dataset(*args: object, **kwargs: object) -> list[dict[str, Any]]:
+        asked.append((args, kwargs))
+        return [{"translation": {"de": "a", "en": "b"}}]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    overrides = [
+        "data=hub",
+        "data.id=o/n",
+        "data.name=de-en",
+        "data.revision=v1",
+        "data.source_lang=de",
+        "data.target_lang=en",
+    ]
+    config: schema.Data = TypeAdapter(schema.Data).validate_python(values_of("train", overrides)["data"])
+    assert list(splits(config)["test"]) == [Pair("a", "b")]
+    assert asked == [(("o/n", "de-en"), {"split": "test", "revision": "v1"})]
+
+
+def test_the_demo_carries_gold_alignments() -> None:
+    config: schema.Data = TypeAdapter(schema.Data).validate_python(
+        values_of("train", ["data.train_size=5", "data.validation_size=2", "data.test_size=3"])["data"]
+    )
+    read = {name: list(pairs) for name, pairs in splits(config).items()}
+    assert {name: len(pairs) for name, pairs in read.items()} == {"train": 5, "validation": 2, "test": 3}
+    assert all(pair.alignment for pairs in read.values() for pair in pairs)
+    assert files(config) == []
+
+
+def break_lengths(corpus: Path) -> None:
+    with corpus.with_name("corpus.en").open("a") as file:
+        file.write("one more\nand more\n")
+
+
+def break_utf8(corpus: Path) -> None:
+    corpus.with_name("corpus.fr").write_bytes(b"un\ndeu\xff\n" + b"x\n" * 3)
+
+
+def empty(corpus: Path) -> None:
+    corpus.with_name("corpus.en").write_bytes(b"")
+
+
+def remove(corpus: Path) -> None:
+    corpus.with_name("corpus.fr").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (break_lengths, r"corpus\.en has 7 lines, but .*corpus\.fr has 5"),
+        (break_utf8, r"corpus\.fr, line 2: not valid UTF-8 \(byte 4 of the line\).*data\.invalid_utf8=drop"),
+        (empty, r"corpus\.en: is empty"),
+        (remove, r"corpus\.fr: no such file"),
+    ],
+)
+def test_broken_text_is_refused_by_file_and_line(damage: Callable[[Path], None], message: str, corpus: Path) -> None:
+    damage(corpus)
+    with pytest.raises(UserError, match=message) as error:
+        read(train=corpus, validation=corpus)
+    assert "\n" not in str(error.value)
+
+
+def test_sides_of_different_length_are_counted_the_other_way_round_too(corpus: Path) -> None:
+    corpus.with_name("corpus.en").write_text("only one\n")
+    with pytest.raises(UserError, match=r"corpus\.en has 1 lines, but .*corpus\.fr has 5"):
+        read(train=corpus, validation=corpus)
+
+
+def test_broken_lines_can_be_dropped_with_their_partners(corpus: Path) -> None:
+    break_utf8(corpus)
+    pairs = read(train=corpus, validation=corpus, invalid_utf8="drop")
+    assert len(pairs) == 5
+    assert pairs[1] == Pair('say "hi', None)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.parquet"])
+def test_broken_tables_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(b'en,fr\n"a,b\nc,d,e,f\n{{{')
+    with pytest.raises(UserError, match=name) as error:
+        read(train=path, validation=path)
+    assert "\n" not in str(error.value)
+
+
+def test_invalid_utf8_in_a_table_names_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "t.tsv"
+    path.write_bytes(b"en\tfr\na\tb\n\xff\tc\n")
+    with pytest.raises(UserError, match=r"t\.tsv, line 3: not valid UTF-8"):
+        read(train=path, validation=path)
+
+
+def test_a_file_given_for_a_prefix_is_explained(corpus: Path) -> None:
+    name = corpus.with_name("corpus.en")
+    with pytest.raises(UserError, match=r"data\.train=.*give the path without the language"):
+        read(train=name, validation=corpus)
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    overrides = ["data=multi30k", f"data.path={tmp_path}/nowhere"]
+    config: schema.Data = TypeAdapter(schema.Data).validate_python(values_of("train", overrides)["data"])
+    with pytest.raises(UserError, match=r"data\.path=.*nowhere: no such folder"):
+        splits(config)

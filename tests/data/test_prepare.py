@@ -1,0 +1,170 @@
+"""Prepared corpora: what they hold, what they drop and report, and when they are made anew."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import values_of
+
+from nmt.config.compose import typed
+from nmt.config.errors import UserError
+from nmt.config.schema import TrainConfig
+from nmt.data import prepare as module
+from nmt.data.prepare import prepare
+from nmt.data.prepared import Prepared, padded
+
+PAIRS = [(f"the number {n} and word{n % 7} here", f"le nombre {n} et mot{n % 7} ici") for n in range(60)]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    def write(name: str, pairs: list[tuple[str, str]]) -> None:
+        for lang, side in (("en", 0), ("de", 1)):
+            (tmp_path / f"{name}.{lang}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
+
+    write("train", [*PAIRS, ("", "leer"), ("blank", "   "), ("word " * 120, "wort " * 120), ("one", "eins " * 20)])
+    write("valid", [PAIRS[3], ("", ""), ("ξένος", "neu")])
+    return tmp_path
+
+
+def config(corpus: Path, *overrides: str) -> TrainConfig:
+    files = [f"data.train={corpus}/train", f"data.validation={corpus}/valid", f"data.cache_dir={corpus}/cache"]
+    return typed(TrainConfig, values_of("train", ["data=files", *files, "tokenizer.vocab_size=80", *overrides]))
+
+
+def make(corpus: Path, *overrides: str) -> Prepared:
+    settings = config(corpus, *overrides)
+    return prepare(settings.data, settings.tokenizer)
+
+
+def test_holds_lines_and_ids_that_belong_together(corpus: Path) -> None:
+    prepared = make(corpus)
+    train = prepared.splits["train"]
+    assert [(train.source.line(i), train.target.line(i)) for i in range(60)] == PAIRS
+    for index in range(len(train)):
+        assert train.source.ids(index).tolist() == prepared.tokenizers.source.encode([train.source.line(index)])[0]
+        assert train.target.ids(index)[-1] == prepared.tokenizers.target.eos
+    assert train.source.lengths.sum() == len(train.source.tokens)
+    assert isinstance(train.source.tokens, np.memmap)
+    assert train.alignments is None
+
+
+def test_training_is_filtered_and_counted_and_held_out_text_is_not(corpus: Path) -> None:
+    report = make(corpus, "data.max_length=100", "data.max_ratio=3").report["splits"]
+    assert report["train"]["dropped"] == {"empty": 2, "too_long": 1, "ratio": 1}
+    assert (report["train"]["read"], report["train"]["kept"]) == (64, 60)
+    assert (report["validation"]["read"], report["validation"]["kept"]) == (3, 3)
+    assert report["validation"]["sources_in_train"] == 1
+    assert report["validation"]["unknown_rate"][0] > 0
+    assert report["train"]["unknown_rate"] == [0, 0]
+    assert report["train"]["longest"][0] <= 100
+
+
+def test_broken_lines_are_counted(corpus: Path) -> None:
+    with (corpus / "train.en").open("ab") as file:
+        file.write(b"\xff\n")
+    with (corpus / "train.de").open("ab") as file:
+        file.write(b"gut\n")
+    report = make(corpus, "data.invalid_utf8=drop").report["splits"]["train"]
+    assert report["dropped"]["invalid_utf8"] == 1
+
+
+def test_a_second_start_does_nothing_but_open(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = make(corpus)
+    monkeypatch.setattr(module, "_prepare", lambda *_: pytest.fail("prepared again"))
+    assert make(corpus).directory == first.directory
+    assert make(corpus, "tokenizer.sampling=0.1").directory == first.directory  # drawn in training, not here
+    moved = corpus.parent / "moved"
+    shutil.copytree(corpus, moved, ignore=shutil.ignore_patterns("cache"))
+    assert make(moved, f"data.cache_dir={corpus}/cache").directory == first.directory
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["tokenizer.vocab_size=70", "tokenizer.kind=char", "tokenizer.lowercase=true", "data.max_length=50"],
+)
+def test_other_settings_make_another_corpus(corpus: Path, change: str) -> None:
+    assert make(corpus).fingerprint != make(corpus, change).fingerprint
+
+
+def test_other_text_makes_another_corpus(corpus: Path) -> None:
+    before = make(corpus).fingerprint
+    (corpus / "valid.de").write_text("anders\n\nneu\n")
+    assert make(corpus).fingerprint != before
+
+
+def test_swapped_languages_make_another_corpus(corpus: Path) -> None:
+    assert make(corpus).fingerprint != make(corpus, "data.source_lang=de", "data.target_lang=en").fingerprint
+
+
+def test_a_failure_leaves_nothing_behind(corpus: Path) -> None:
+    with pytest.raises(UserError, match="vocab_size"):
+        make(corpus, "tokenizer.vocab_size=5000")
+    assert list((corpus / "cache").iterdir()) == []
+
+
+def test_two_processes_may_prepare_the_same(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slower one finds the faster one's directory in place when it is done."""
+    real = module._prepare
+
+    def overtaken(*args: Any) -> None:  # noqa: ANN401
+        real(*args)
+        monkeypatch.setattr(module, "_prepare", real)
+        make(corpus)
+
+    monkeypatch.setattr(module, "_prepare", overtaken)
+    assert len(make(corpus).splits["train"]) == 62
+    assert len(list((corpus / "cache").iterdir())) == 1
+
+
+def truncate_ids(directory: Path) -> None:
+    (directory / "train.source.ids").write_bytes(b"\0" * 8)
+
+
+def drop_offsets(directory: Path) -> None:
+    (directory / "train.target.offsets.npy").unlink()
+
+
+def pickle_offsets(directory: Path) -> None:
+    np.save(directory / "train.target.offsets.npy", np.array([{}], dtype=object), allow_pickle=True)
+
+
+@pytest.mark.parametrize("damage", [truncate_ids, drop_offsets, pickle_offsets])
+def test_a_damaged_cache_is_refused(corpus: Path, damage: Callable[[Path], None]) -> None:
+    directory = make(corpus).directory
+    damage(directory)
+    with pytest.raises(UserError, match="delete the folder"):
+        make(corpus)
+
+
+def test_nothing_left_to_train_on_is_an_error(corpus: Path) -> None:
+    with pytest.raises(UserError, match=r"filters drop all .*data\.max_length=1"):
+        make(corpus, "data.max_length=1")
+
+
+def test_reading_back_needs_neither_datasets_nor_pyarrow(corpus: Path) -> None:
+    import subprocess
+
+    directory = make(corpus).directory
+    code = (
+        "import sys; from pathlib import Path; from nmt.data.prepared import Prepared;"
+        f"print(len(Prepared(Path({str(directory)!r})).splits['train']),"
+        "sorted({'datasets', 'pyarrow', 'torch', 'pandas'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "62 []"
+
+
+def test_the_report_is_saved_as_json(corpus: Path) -> None:
+    prepared = make(corpus)
+    assert json.loads((prepared.directory / "report.json").read_text()) == prepared.report
+
+
+def test_padding_of_ragged_rows() -> None:
+    assert padded([[1, 2, 3], [], [4]], 9).tolist() == [[1, 2, 3], [9, 9, 9], [4, 9, 9]]
+    assert padded([[]], 9).shape == (1, 0)

@@ -1,0 +1,181 @@
+"""Tokenizers: special symbols, round trips, sampling, and sizes that the text does not allow."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmt.config import schema
+from nmt.config.errors import UserError
+from nmt.data import demo
+from nmt.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers, make_tokenizers
+
+ENGLISH, FRENCH, _ = (list(side) for side in zip(*demo.generate(300, 1, 1, 1).train, strict=True))
+
+
+def train(**changes: Any) -> Tokenizers:  # noqa: ANN401
+    values = {
+        "kind": "bpe",
+        "vocab_size": 400,
+        "joint": True,
+        "byte_fallback": False,
+        "normalization": "nmt_nfkc",
+        "character_coverage": 1.0,
+        "lowercase": False,
+        "sampling": 0.0,
+    }
+    config = schema.TrainedTokenizer.model_validate(values | changes)
+    return make_tokenizers(config, lambda: iter(ENGLISH), lambda: iter(FRENCH))
+
+
+@pytest.fixture(scope="module")
+def joint() -> Tokenizers:
+    return train()
+
+
+def test_special_symbols_have_the_ids_this_module_owns(joint: Tokenizers) -> None:
+    tokenizer = joint.source
+    assert (tokenizer.pad, tokenizer.unk, tokenizer.bos, tokenizer.eos) == (PAD, UNK, BOS, EOS) == (0, 1, 2, 3)
+    assert joint.source is joint.target
+    assert tokenizer.vocab_size == 400
+
+
+def test_text_comes_back_and_ends_once(joint: Tokenizers) -> None:
+    for tokenizer, lines in ((joint.source, ENGLISH[:50]), (joint.target, FRENCH[:50])):
+        encoded = tokenizer.encode(lines)
+        assert [tokenizer.decode(ids) for ids in encoded] == lines
+        assert all(ids[-1] == EOS and EOS not in ids[:-1] and BOS not in ids for ids in encoded)
+    assert joint.source.encode([""]) == [[EOS]]
+
+
+def test_special_symbols_written_as_text_stay_text(joint: Tokenizers) -> None:
+    ids = joint.source.encode(["</s> <s> <pad>"])[0]
+    assert EOS not in ids[:-1]
+    assert BOS not in ids
+    assert PAD not in ids
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+@settings(max_examples=200, deadline=None)
+def test_bytes_spell_any_text(text: str) -> None:
+    tokenizer = _byte_fallback()
+    ids = tokenizer.encode([text])[0]
+    assert tokenizer.unk not in ids
+    assert ids[-1] == tokenizer.eos
+    assert tokenizer.decode(ids).split() == tokenizer.decode(tokenizer.encode([tokenizer.decode(ids)])[0]).split()
+
+
+def _byte_fallback(cache: list[Tokenizer] = []) -> Tokenizer:  # noqa: B006
+    if not cache:
+        cache.append(train(byte_fallback=True, vocab_size=600, normalization="identity").source)
+    return cache[0]
+
+
+@pytest.mark.parametrize("kind", ["unigram", "char", "word"])
+def test_other_kinds(kind: str) -> None:
+    tokenizer = train(kind=kind, vocab_size=400).target
+    assert tokenizer.decode(tokenizer.encode([FRENCH[0]])[0]) == FRENCH[0] or kind == "word"
+    pieces = tokenizer.pieces(tokenizer.encode([FRENCH[0]])[0])
+    if kind == "char":
+        assert all(len(piece) == 1 for piece in pieces[:-1])
+    if kind == "word":
+        assert len(pieces) == len(FRENCH[0].split()) + 1
+
+
+def test_separate_vocabularies_know_one_side_each() -> None:
+    tokenizers = train(joint=False, vocab_size=250)
+    assert tokenizers.source is not tokenizers.target
+    assert tokenizers.source.encode(["à"])[0].count(UNK) == 1
+    assert UNK not in tokenizers.target.encode(["à"])[0]
+
+
+def test_lowercase_holds_for_both_directions() -> None:
+    tokenizer = train(lowercase=True).source
+    assert tokenizer.encode(["THE CAT"]) == tokenizer.encode(["the cat"])
+    assert train().source.encode(["THE CAT"]) != train().source.encode(["the cat"])
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_sampling_varies_with_the_seed_alone(kind: str) -> None:
+    tokenizer = train(kind=kind).source
+    lines = ENGLISH[:30]
+    one, again, other = (tokenizer.sample(lines, 0.2, seed) for seed in (1, 1, 2))
+    assert one == again != other
+    assert one != tokenizer.encode(lines)
+    assert [tokenizer.decode(ids) for ids in one] == lines
+    assert all(ids[-1] == EOS for ids in one)
+
+
+def test_pieces_are_readable(joint: Tokenizers) -> None:
+    pieces = joint.source.pieces([*joint.source.encode(["the cat"])[0], PAD])
+    assert "".join(pieces) == "▁the▁cat</s><pad>"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 9000}, r"tokenizer\.vocab_size=9000: .* at most (\d+); set tokenizer\.vocab_size=\1"),
+        ({"kind": "unigram", "vocab_size": 9000}, r"tokenizer\.vocab_size=9000: .* at most \d+"),
+        ({"vocab_size": 10}, r"tokenizer\.vocab_size=10: .* more characters; set tokenizer\.vocab_size=\d+ or more"),
+    ],
+)
+def test_impossible_sizes_name_a_possible_one(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        train(**changes)
+    named = int(str(error.value).split("tokenizer.vocab_size=")[2].split()[0])
+    assert train(**(changes | {"vocab_size": named})).source.vocab_size == named
+
+
+def test_saved_models_come_back(joint: Tokenizers, tmp_path: Path) -> None:
+    joint.save(tmp_path)
+    loaded = Tokenizers.load(tmp_path, lowercase=False)
+    assert loaded.source is loaded.target
+    assert loaded.source.encode(ENGLISH[:5]) == joint.source.encode(ENGLISH[:5])
+    apart = tmp_path / "apart"
+    apart.mkdir()
+    train(joint=False, vocab_size=250).save(apart)
+    assert sorted(path.name for path in apart.iterdir()) == ["source.model", "target.model"]
+    assert Tokenizers.load(apart, lowercase=False).target.encode(["à"])[0][-1] == EOS
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Callable[..., Path]:
+    """A model made with SentencePiece's own defaults: no padding, other ids."""
+
+    def make(**options: Any) -> Path:  # noqa: ANN401
+        model = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(ENGLISH), model_writer=model, vocab_size=200, minloglevel=2, **options
+        )
+        path = tmp_path / "foreign.model"
+        path.write_bytes(model.getvalue())
+        return path
+
+    return make
+
+
+def test_an_existing_model_brings_its_own_ids(foreign: Callable[..., Path]) -> None:
+    path = str(foreign())
+    config = schema.FileTokenizer(kind="file", source_model=path, target_model=None, lowercase=False, sampling=0.0)
+    tokenizer = make_tokenizers(config, lambda: iter(()), lambda: iter(())).source
+    assert (tokenizer.unk, tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.vocab_size) == (0, 1, 2, 200, 201)
+    ids = tokenizer.encode([ENGLISH[0]])[0]
+    assert tokenizer.decode([*ids, tokenizer.pad]) == ENGLISH[0]
+
+
+def test_a_model_without_ends_of_sentences_is_refused(foreign: Callable[..., Path]) -> None:
+    with pytest.raises(UserError, match="lacks <s> or </s>"):
+        Tokenizer.load(foreign(bos_id=-1))
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.model").write_bytes(b"not a model")
+    with pytest.raises(UserError, match=r"x\.model: is not a SentencePiece model"):
+        Tokenizer.load(tmp_path / "x.model")
+    with pytest.raises(UserError, match=r"y\.model: cannot read"):
+        Tokenizer.load(tmp_path / "y.model")

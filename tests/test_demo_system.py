@@ -1,0 +1,43 @@
+"""Training works: a small model learns the demo corpus and aligns it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nmt.config.schema import TrainConfig
+from nmt.training.job import train
+
+pytestmark = pytest.mark.system
+
+SMALL = [
+    "data.train_size=3000",
+    "data.validation_size=60",
+    "data.test_size=60",
+    "tokenizer=word",
+    "tokenizer.vocab_size=1000",
+    "embedding.dim=64",
+    "encoder.hidden=64",
+    "decoder.hidden=128",
+    "training.batch_tokens=768",
+    "training.max_epochs=7",
+    "training.label_smoothing=0.0",
+    "optimizer.lr=0.004",
+    "embedding.dropout=0.1",
+    "encoder.dropout=0.1",
+    "decoder.dropout=0.1",
+    "validation.every=7",
+]
+
+
+def results(config: TrainConfig, directory: Path) -> dict[str, float]:
+    assert train(config, directory, []) == 0
+    test: dict[str, float] = json.loads((directory / "results.json").read_text())["test"]
+    return test
+
+
+def test_attention_learns_the_demo_and_its_alignments(train_config: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    test = results(train_config(*SMALL, "attention=luong_general"), tmp_path / "run")
+    assert test["bleu"] > 60
+    assert test["aer"] < 0.25

@@ -1,0 +1,42 @@
+"""What the package promises about itself."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import nmt
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_the_api_is_loaded_on_demand() -> None:
+    assert set(nmt.__all__) == {"Translation", "Translator"}
+    assert nmt.Translator.__module__ == "nmt.translator"
+    assert getattr(nmt, "nothing", None) is None
+
+
+def test_every_pin_lies_in_its_range() -> None:
+    """constraints.txt pins each dependency that pyproject.toml gives a range for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    names = {re.split(r"[<>=\[]", requirement)[0].lower() for requirement in wanted}
+    pinned = {
+        line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
+    }
+    assert names <= pinned
+
+
+def test_only_what_the_layout_names_stands_at_the_top() -> None:
+    allowed = {
+        "pyproject.toml",
+        "README.md",
+        "Makefile",
+        "nmt",
+        "configs",
+        "scripts",
+        "tests",
+    }
+    allowed |= {"LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "constraints.txt"}
+    generated = {"outputs", "dist", "build", "multirun"}
+    top = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
+    assert top - generated <= allowed

@@ -1,0 +1,97 @@
+"""The run directory."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nmt.config.compose import save_values
+from nmt.config.errors import UserError
+from nmt.run import FREE, RunDirectory, read_json, read_lines
+
+VALUES = {"seed": 1, "encoder": {"hidden": 4}, "training": {"max_steps": 3}}
+
+
+def test_a_claimed_directory_can_be_claimed_again_by_the_same_run(tmp_path: Path) -> None:
+    for steps in (3, 9):  # where a run ends may change
+        run = RunDirectory(tmp_path / "run")
+        run.claim(VALUES | {"training": {"max_steps": steps}})
+        save_values(run.config, VALUES)
+        run.release()
+
+
+def test_claiming_changes_nothing(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.claim(VALUES)
+    assert [path.name for path in run.path.iterdir()] == [".lock"]
+    run.release()
+    assert not list(run.path.iterdir())
+
+
+def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    leftovers = [tmp_path / "checkpoints" / ".last.pt.99.part", tmp_path / ".results.json.99.part"]
+    for leftover in leftovers:
+        leftover.write_text("half")
+    run = RunDirectory(tmp_path)
+    save_values(run.config, VALUES)
+    run.claim(VALUES)
+    assert not any(leftover.exists() for leftover in leftovers)
+    run.release()
+
+
+def test_another_configuration_names_what_differs(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    save_values(run.config, VALUES)
+    with pytest.raises(UserError, match=r"encoder\.hidden is 4 there, 5 here and 1 more differ"):
+        run.claim(VALUES | {"seed": 2, "encoder": {"hidden": 5}})
+    with pytest.raises(UserError, match=r"extra is None there, 1 here"):
+        run.claim(VALUES | {"extra": 1})
+
+
+def test_free_keys_exist(train_config: object) -> None:
+    from conftest import values_of
+
+    from nmt.config.compose import flatten
+
+    known = {key for key, _ in flatten(values_of("train", []))}
+    files = ["data=files", "data.train=a", "data.validation=b"]
+    for chosen in (files, ["data=multi30k"], ["tokenizer=file", "tokenizer.source_model=a"]):
+        known |= {key for key, _ in flatten(values_of("train", chosen))}
+    assert known >= FREE
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written to"):
+        RunDirectory(tmp_path / "file" / "run").claim(VALUES)
+
+
+def test_json_is_merged_and_broken_json_is_told(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.update_json(run.results, {"a": 1})
+    assert run.update_json(run.results, {"b": "é"}) == {"a": 1, "b": "é"}
+    assert json.loads(run.results.read_text()) == {"a": 1, "b": "é"}
+    assert read_json(tmp_path / "missing.json") == {}
+    run.results.write_text("{")
+    with pytest.raises(UserError, match=r"results\.json: cannot be read"):
+        read_json(run.results)
+    run.results.write_text("[]")
+    with pytest.raises(UserError, match="not a JSON object"):
+        read_json(run.results)
+
+
+def test_lines_end_at_newlines_alone(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    lines = ["a\u2028b", "", "c\rd", "\x85"]
+    run.write_hypotheses("test", lines)
+    assert read_lines(tmp_path / "hypotheses" / "test.txt") == lines
+
+
+def test_a_split_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.data.mkdir()
+    (run.data / "validation.source").write_text("a\n")
+    with pytest.raises(UserError, match=r"split=test: the run's corpus has none \(there is: validation\)"):
+        run.held_out("test")

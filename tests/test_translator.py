@@ -1,0 +1,165 @@
+"""The Python API on a small trained run."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nmt import Translator
+from nmt.config.errors import UserError
+from nmt.config.schema import TrainConfig
+from nmt.training.job import train
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from conftest import TINY, values_of
+
+    from nmt.config.compose import typed
+
+    directory = tmp_path_factory.mktemp("translator") / "run"
+    assert train(typed(TrainConfig, values_of("train", TINY)), directory, []) == 0
+    return directory
+
+
+@pytest.fixture(scope="module")
+def translator(run: Path) -> Translator:
+    return Translator.load(run)
+
+
+LINES = ["the cat sleeps .", "", "a small dog sees the red house .", "x", "the"]
+
+
+def test_a_translation_for_each_line(translator: Translator) -> None:
+    found = translator.translate(LINES)
+    assert len(found) == len(LINES)
+    assert found[1].text == ""
+    assert found[1].alignment is None
+    for each in (found[0], *found[2:]):
+        assert each.source_tokens[-1] == each.tokens[-1] == "</s>"
+        assert each.alignment is not None
+        assert each.alignment.shape == (len(each.tokens), len(each.source_tokens))
+        np.testing.assert_allclose(each.alignment.sum(1), 1, rtol=1e-5)
+        assert each.log_prob < 0
+
+
+def test_batch_mates_change_nothing(translator: Translator) -> None:
+    together = translator.translate(LINES)
+    for line, expected in zip(LINES, together, strict=True):
+        alone = translator.translate([line])[0]
+        assert alone.text == expected.text
+        assert alone.log_prob == pytest.approx(expected.log_prob, abs=1e-4)
+
+
+def test_n_best_are_distinct_and_sorted(run: Path) -> None:
+    found = Translator.load(run, search={"beam_size": 6}).translate_nbest(LINES[:1], 4)[0]
+    assert len({tuple(each.tokens) for each in found}) == 4
+    assert [each.score for each in found] == sorted((each.score for each in found), reverse=True)
+
+
+def test_a_larger_beam_finds_no_worse(run: Path) -> None:
+    small, large = (
+        Translator.load(run, search={"beam_size": size, "length_penalty": "none"}).translate(LINES[:1])[0]
+        for size in (1, 8)
+    )
+    assert large.log_prob >= small.log_prob - 1e-5
+
+
+def test_other_searches(run: Path) -> None:
+    from conftest import values_of
+
+    greedy = Translator.load(run, search=values_of("train", ["search=greedy"])["search"])
+    one_beam = Translator.load(run, search={"beam_size": 1})
+    assert [each.tokens for each in greedy.translate(LINES)] == [each.tokens for each in one_beam.translate(LINES)]
+    sampling = values_of("train", ["search=sampling"])["search"]
+    drawn = [[each.text for each in Translator.load(run, search=sampling, seed=s).translate(LINES)] for s in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_lengths_are_limited(run: Path) -> None:
+    short = Translator.load(run, search={"max_length": 4}).translate(LINES[:1])[0]
+    assert len(short.tokens) <= 4
+    long = Translator.load(run, search={"min_length": 12}).translate(LINES[:1])[0]
+    assert len(long.tokens) >= 12
+    ratio = Translator.load(run, search={"max_ratio": 0.1, "min_length": 200}).translate(["the"])[0]
+    assert len(ratio.tokens) == 10
+
+
+def test_a_long_source_is_cut_with_a_warning(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    translator = Translator.load(run, search={"max_source_length": 5})
+    import logging
+
+    logging.getLogger("nmt").propagate = True
+    found = translator.translate(["the cat sees the small dog and the red house ."])[0]
+    assert len(found.source_tokens) == 5
+    assert found.source_tokens[-1] == "</s>"
+    assert "line 1" in caplog.text
+    assert "search.max_source_length=5" in caplog.text
+
+
+def test_forced_decoding_agrees_with_search(translator: Translator) -> None:
+    best = translator.translate(LINES[:1])[0]
+    forced = translator.score(LINES[:1], [best.text])[0]
+    assert forced.tokens == best.tokens
+    assert forced.log_prob == pytest.approx(best.log_prob, abs=1e-3)
+    assert forced.score == pytest.approx(best.score, abs=1e-4)
+    assert forced.alignment is not None
+    assert best.alignment is not None
+    np.testing.assert_allclose(forced.alignment, best.alignment, atol=1e-4)
+    worse = translator.score(LINES[:1], [best.text + " chat chat"])[0]
+    assert worse.log_prob < best.log_prob
+
+
+def test_scores_of_any_pair_even_empty(translator: Translator) -> None:
+    found = translator.score(["", "the cat"], ["le chat", ""])
+    assert [each.tokens[-1] for each in found] == ["</s>", "</s>"]
+    assert all(np.isfinite(each.log_prob) for each in found)
+
+
+def test_word_alignments_are_in_range(translator: Translator) -> None:
+    for line, each in zip(LINES, translator.translate(LINES), strict=True):
+        for link in each.word_alignment().split():
+            source, target = map(int, link.split("-"))
+            assert 0 <= source < len(line.split())
+            assert 0 <= target < len(each.text.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"search": {"beam_sise": 3}}, r"search\.beam_sise: unknown key; did you mean 'beam_size'"),
+        ({"search": {"beam_size": 0}}, r"search\.beam_size=0"),
+        ({"search": {"temperature": 0.5}}, r"search\.temperature: unknown key"),
+        ({"checkpoint": "worst"}, r"worst\.pt: no such checkpoint"),
+        ({"device": "cuda"}, "device=cuda"),
+        ({"precision": "fp16"}, "precision=fp16 needs a CUDA GPU"),
+    ],
+)
+def test_wrong_arguments_are_one_line(arguments: dict[str, object], message: str, run: Path) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        Translator.load(run, **arguments)  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+
+
+def test_asking_for_more_than_the_beam_is_an_error(translator: Translator) -> None:
+    with pytest.raises(UserError, match=r"nbest=3: .*search\.beam_size=3"):
+        translator.translate_nbest(LINES, 3)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such directory"):
+        Translator.load(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="is not a run directory"):
+        Translator.load(tmp_path)
+
+
+def test_a_run_moves_with_its_directory(run: Path, tmp_path: Path, train_config: Callable[..., TrainConfig]) -> None:
+    import shutil
+
+    shutil.copytree(run, tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "checkpoints" / "last.pt").unlink()
+    moved = Translator.load(tmp_path / "elsewhere")
+    assert [each.text for each in moved.translate(LINES)] == [
+        each.text for each in Translator.load(run).translate(LINES)
+    ]

@@ -1,0 +1,68 @@
+"""Checkpoints: whole or not at all, data only, every random generator."""
+
+import pickle
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nmt.config.errors import UserError
+from nmt.training import checkpoint
+
+
+def draw() -> tuple[float, float, float]:
+    return random.random(), float(np.random.random()), float(torch.rand(()))
+
+
+def test_random_state_comes_back_through_a_file(tmp_path: Path) -> None:
+    checkpoint.seed_everything(5)
+    draw()
+    checkpoint.save(tmp_path / "c.pt", {"random": checkpoint.random_state()})
+    expected = [draw() for _ in range(3)]
+    checkpoint.restore_random_state(checkpoint.load(tmp_path / "c.pt")["random"])
+    assert [draw() for _ in range(3)] == expected
+
+
+def test_equal_seeds_draw_equal_numbers() -> None:
+    drawn = []
+    for seed in (3, 3, 4):
+        checkpoint.seed_everything(seed)
+        drawn.append(draw())
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert all(one != other for one, other in zip(drawn[0], drawn[2], strict=True))
+
+
+def test_a_failed_write_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    checkpoint.save(path, {"step": 1})
+    with pytest.raises((pickle.PicklingError, AttributeError, TypeError)):
+        checkpoint.save(path, {"step": 2, "bad": lambda: None})
+    assert checkpoint.load(path) == {"step": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["last.pt"]
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        import os
+
+        return os.mkdir, ("hacked",)
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", pickle.dumps(Hostile())])
+def test_corrupt_or_hostile_files_are_refused(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "last.pt").write_bytes(content)
+    with pytest.raises(UserError, match=r"last\.pt: is corrupt") as error:
+        checkpoint.load(tmp_path / "last.pt")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "hacked").exists()
+
+
+def test_a_hostile_object_inside_a_torch_file_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"model": Hostile()}, tmp_path / "last.pt")
+    with pytest.raises(UserError, match="corrupt"):
+        checkpoint.load(tmp_path / "last.pt")
+    assert not (tmp_path / "hacked").exists()

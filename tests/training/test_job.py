@@ -1,0 +1,264 @@
+"""Whole runs: resumed to the same bits, stopped by signals, refused where they would overwrite."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from nmt.config.errors import UserError
+from nmt.config.schema import TrainConfig
+from nmt.run import RunDirectory
+from nmt.training import trainer as trainer_module
+from nmt.training.job import train
+from nmt.training.step import Update, Updater
+
+Config = Callable[..., TrainConfig]
+STEPS = ["training.max_epochs=2", "training.log_every=3", "validation.unit=steps", "validation.every=8"]
+
+
+def state(run: Path, name: str = "last") -> dict[str, Any]:
+    loaded: dict[str, Any] = torch.load(run / "checkpoints" / f"{name}.pt", weights_only=True)
+    return loaded
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what measures time."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in {"time", "train/tokens_per_second"}} for line in lines]
+
+
+def same_weights(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"] | other["model"])
+
+
+@pytest.fixture
+def whole(train_config: Config, tmp_path: Path) -> Path:
+    """A run that nothing disturbed."""
+    assert train(train_config(*STEPS), tmp_path / "whole", []) == 0
+    return tmp_path / "whole"
+
+
+@pytest.mark.system
+def test_killed_in_mid_epoch_and_resumed_it_ends_in_the_same_bits(
+    whole: Path, train_config: Config, tiny_overrides: list[str], tmp_path: Path
+) -> None:
+    run = tmp_path / "killed"
+    command = [sys.executable, "-c", "from nmt.cli.train import main; main()", *tiny_overrides, *STEPS]
+    kills = 0
+    for wait_for in (10, 21):  # a step between two checkpoints, in the first epoch and in the second
+        process = subprocess.Popen(
+            [*command, f"hydra.run.dir={run}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            if (run / "metrics.jsonl").exists() and any(line["step"] >= wait_for for line in metrics_so_far(run)):
+                process.send_signal(signal.SIGKILL)
+                break
+            time.sleep(0.002)
+        kills += process.wait() == -signal.SIGKILL
+    assert kills == 2
+    assert train(train_config(*STEPS), run, []) == 0
+    assert same_weights(state(run), state(whole))
+    assert same_weights(state(run, "best"), state(whole, "best"))
+    for name in ("step", "epoch", "position", "stopping", "schedule", "bad"):
+        assert state(run)[name] == state(whole)[name]
+    assert torch.equal(state(run)["random"]["torch"], state(whole)["random"]["torch"])
+    assert metrics(run) == metrics(whole)
+    scores = [json.loads((directory / "results.json").read_text())["test"]["bleu"] for directory in (run, whole)]
+    assert scores[0] == scores[1]
+    assert len(json.loads((run / "manifest.json").read_text())["starts"]) == 3
+
+
+def metrics_so_far(run: Path) -> list[dict[str, Any]]:
+    complete = (run / "metrics.jsonl").read_text().split("\n")[:-1]
+    return [json.loads(line) for line in complete]
+
+
+def test_equal_seeds_give_equal_runs_and_others_do_not(whole: Path, train_config: Config, tmp_path: Path) -> None:
+    train(train_config(*STEPS), tmp_path / "again", [])
+    train(train_config(*STEPS, "seed=2"), tmp_path / "other", [])
+    assert same_weights(state(tmp_path / "again"), state(whole))
+    assert not same_weights(state(tmp_path / "other"), state(whole))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_the_run_goes_on_as_if_nothing_had_been(
+    number: signal.Signals, whole: Path, train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Updater.__call__
+    calls = []
+
+    def interrupted(self: Updater, *args: Any) -> Update:  # noqa: ANN401
+        calls.append(1)
+        if len(calls) == 11:
+            os.kill(os.getpid(), number)
+        return real(self, *args)
+
+    monkeypatch.setattr(Updater, "__call__", interrupted)
+    run = tmp_path / "stopped"
+    assert train(train_config(*STEPS), run, []) == 128 + number
+    assert state(run)["step"] == 11
+    assert not (run / "results.json").exists()
+    assert signal.getsignal(number) in {signal.default_int_handler, signal.SIG_DFL}
+    assert train(train_config(*STEPS), run, []) == 0
+    assert same_weights(state(run), state(whole))
+    assert metrics(run) == metrics(whole)
+
+
+def test_the_run_directory_holds_what_the_run_needs_and_ran_with(whole: Path) -> None:
+    names = {path.name for path in whole.iterdir()}
+    assert names >= {"config.yaml", "manifest.json", "train.log", "metrics.jsonl", "tensorboard", "checkpoints"}
+    assert names >= {"tokenizer.model", "hypotheses", "results.json", "alignments", "data"}
+    manifest = json.loads((whole / "manifest.json").read_text())
+    assert manifest["seed"] == 1
+    assert len(manifest["data"]["fingerprint"]) == 64
+    assert manifest["starts"][0]["versions"]["torch"]
+    assert manifest["parameters"] > 0
+    assert manifest["training"]["steps"] == state(whole)["step"]
+    results = json.loads((whole / "results.json").read_text())
+    assert set(results) == {"validation", "test"}
+    for split, result in results.items():
+        assert {"bleu", "chrf", "ter", "signature", "sentences_per_second", "aer"} <= set(result)
+        assert len((whole / "hypotheses" / f"{split}.txt").read_text().splitlines()) == 20
+    assert len(list((whole / "alignments" / "test").glob("*.png"))) == 1
+    assert "test: BLEU" in (whole / "train.log").read_text()
+
+
+def test_the_best_validation_is_what_evaluation_finds(whole: Path) -> None:
+    logged = [line["validation/bleu"] for line in metrics(whole) if "validation/bleu" in line]
+    assert len(logged) >= 3
+    results = json.loads((whole / "results.json").read_text())
+    assert results["validation"]["bleu"] == pytest.approx(max(logged), abs=1e-4)
+
+
+def test_tensorboard_holds_scalars_samples_alignments_and_the_config(whole: Path) -> None:
+    events = EventAccumulator(str(whole / "tensorboard"), size_guidance={"images": 0, "tensors": 0, "scalars": 0})
+    events.Reload()
+    scalars = set(events.Tags()["scalars"])
+    assert scalars >= {f"train/{name}" for name in ("loss", "perplexity", "learning_rate", "gradient_norm")}
+    assert scalars >= {"train/tokens_per_second", "validation/loss", "validation/bleu"}
+    validations = [event.step for event in events.Scalars("validation/bleu")]
+    assert [event.step for event in events.Images("alignment/1")] == validations
+    assert {"config/text_summary", "validation/samples/text_summary"} <= set(events.Tags()["tensors"])
+
+
+def test_without_attention_there_is_no_heatmap_and_no_aer(train_config: Config, tmp_path: Path) -> None:
+    run = tmp_path / "none"
+    assert train(train_config("attention=none"), run, []) == 0
+    assert "aer" not in json.loads((run / "results.json").read_text())["test"]
+    assert not list((run / "alignments").rglob("*.png"))
+
+
+def test_another_configuration_does_not_overwrite_a_run(whole: Path, train_config: Config) -> None:
+    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=r"encoder\.hidden is 16 there, 8 here"):
+        train(train_config(*STEPS, "encoder.hidden=8"), whole, [])
+    assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
+
+
+def test_a_foreign_directory_is_left_alone(train_config: Config, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(UserError, match=r"is not empty and not a run \(it holds thesis\.tex\)"):
+        train(train_config(), tmp_path, [])
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_second_process_is_refused_and_a_dead_ones_lock_is_not_in_the_way(
+    train_config: Config, tmp_path: Path
+) -> None:
+    values = train_config().model_dump(mode="json")
+    first, second = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "run")
+    first.claim(values)
+    with pytest.raises(UserError, match=f"process {os.getpid()} is training there"):
+        second.claim(values)
+    first.release()
+    second.claim(values)
+    second.release()
+
+
+def test_a_finished_run_can_be_made_longer(whole: Path, train_config: Config) -> None:
+    before = state(whole)["step"]
+    assert train(train_config(*STEPS, "training.max_epochs=3"), whole, []) == 0
+    assert state(whole)["step"] == before * 3 // 2
+    steps = [line["step"] for line in metrics(whole) if "validation/bleu" in line]
+    assert steps == sorted(set(steps))
+
+
+def test_a_corrupt_checkpoint_is_refused_and_kept(whole: Path, train_config: Config) -> None:
+    path = whole / "checkpoints" / "last.pt"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(UserError, match=r"last\.pt: is corrupt"):
+        train(train_config(*STEPS), whole, [])
+    assert path.stat().st_size == 1000
+
+
+def test_patience_ends_a_run_early(train_config: Config, tmp_path: Path) -> None:
+    config = train_config("training.max_epochs=50", "validation.patience=2", "optimizer.lr=1e-9", "schedule=constant")
+    assert train(config, tmp_path / "run", []) == 0
+    assert state(tmp_path / "run")["epoch"] == 2
+
+
+def test_monitoring_the_loss_keeps_the_checkpoint_of_the_lowest(train_config: Config, tmp_path: Path) -> None:
+    assert train(train_config(*STEPS, "validation.monitor=loss"), tmp_path / "run", []) == 0
+    losses = {line["step"]: line["validation/loss"] for line in metrics(tmp_path / "run") if "validation/loss" in line}
+    assert state(tmp_path / "run", "best")["step"] == min(losses, key=lambda step: losses[step])
+
+
+def test_a_limit_of_steps_ends_a_run_and_its_cosine(train_config: Config, tmp_path: Path) -> None:
+    config = train_config("training.max_steps=7", "training.max_epochs=9", "schedule.warmup_steps=2")
+    assert train(config, tmp_path / "run", []) == 0
+    assert state(tmp_path / "run")["step"] == 7
+    rate = metrics(tmp_path / "run")[-2]["train/learning_rate"]
+    assert rate == pytest.approx(config.optimizer.lr * 0.02)
+
+
+def test_checkpoints_between_validations(train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = []
+    real = trainer_module.checkpoint.save
+
+    def save(path: Path, values: dict[str, Any]) -> None:
+        saved.append((path.name, values["step"]))
+        real(path, values)
+
+    monkeypatch.setattr(trainer_module.checkpoint, "save", save)
+    train(train_config("training.max_steps=9", "training.checkpoint_every=4"), tmp_path / "run", [])
+    assert [step for name, step in saved if name == "last.pt"] == [4, 8, 9]
+
+
+def test_non_finite_gradients_are_skipped_counted_and_in_the_end_fatal(
+    train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = Updater.__call__
+    calls: list[int] = []
+
+    def broken(self: Updater, *args: Any) -> Update:  # noqa: ANN401
+        calls.append(1)
+        update = real(self, *args)
+        return update._replace(applied=len(calls) < 4 or len(calls) == 5)
+
+    monkeypatch.setattr(Updater, "__call__", broken)
+    config = train_config("training.max_bad_steps=3", "training.checkpoint_every=1", "training.log_every=1")
+    with pytest.raises(UserError, match=r"3 non-finite gradients in a row \(training\.max_bad_steps\)"):
+        train(config, tmp_path / "run", [])
+    assert len(calls) == 8
+    assert metrics(tmp_path / "run")[-1]["train/bad_steps"] == 1
+    assert state(tmp_path / "run")["step"] == 7
+
+
+def test_accumulation_and_sampling_run(train_config: Config, tmp_path: Path) -> None:
+    config = train_config("training.accumulate=3", "tokenizer.sampling=0.1", "training.max_steps=4")
+    assert train(config, tmp_path / "run", []) == 0
+
+
+def test_more_parts_than_sentences_do_no_harm(train_config: Config, tmp_path: Path) -> None:
+    config = train_config("training.accumulate=50", "training.batch_sentences=3", "training.max_steps=2")
+    assert train(config, tmp_path / "run", []) == 0

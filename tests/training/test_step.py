@@ -1,0 +1,111 @@
+"""One update: accumulation, clipping, non-finite gradients, every optimizer."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from nmt.config.schema import TrainConfig
+from nmt.data.batching import Batch, Batches
+from nmt.data.prepare import prepare
+from nmt.data.prepared import Prepared
+from nmt.machine import Machine
+from nmt.model.seq2seq import Seq2Seq
+from nmt.training.step import Updater, make_optimizer
+from nmt.translator import new_model
+
+Config = Callable[..., TrainConfig]
+CPU = Machine(torch.device("cpu"), "fp32")
+STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0"]
+
+
+def setup(config: TrainConfig) -> tuple[Prepared, Batches, Seq2Seq, Updater]:
+    prepared = prepare(config.data, config.tokenizer)
+    batches = Batches(prepared.splits["train"], prepared.tokenizers, batch_tokens=512, batch_sentences=None, seed=1)
+    torch.manual_seed(3)
+    model = new_model(config, prepared.tokenizers)
+    updater = Updater(model, make_optimizer(config.optimizer, model), config.training, CPU, 0)
+    return prepared, batches, model, updater
+
+
+def weights(model: Seq2Seq) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def parts(batches: Batches, count: int) -> list[Batch]:
+    return batches.load(batches.epoch(0)[0], 0, count)
+
+
+def test_a_split_batch_gives_the_same_update(train_config: Config) -> None:
+    results = []
+    for count in (1, 3):
+        _, batches, model, updater = setup(train_config(*STILL, "optimizer=sgd", "training.max_grad_norm=null"))
+        before = weights(model)
+        update = updater(parts(batches, count), 0.5)
+        results.append((weights(model) - before, update))
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-4, atol=1e-6)
+    assert results[0][1].tokens == results[1][1].tokens
+    torch.testing.assert_close(results[0][1].loss, results[1][1].loss)
+    assert results[0][0].abs().max() > 1e-3
+
+
+def test_clipping_bounds_the_step_and_reports_the_norm_before(train_config: Config) -> None:
+    _, batches, model, updater = setup(train_config(*STILL, "optimizer=sgd", "training.max_grad_norm=0.01"))
+    before = weights(model)
+    update = updater(parts(batches, 1), 1.0)
+    assert float((weights(model) - before).norm()) == pytest.approx(0.01, rel=1e-3)
+    assert update.gradient_norm > 0.1
+
+
+def test_a_non_finite_gradient_changes_nothing(train_config: Config) -> None:
+    _, batches, model, updater = setup(train_config(*STILL))
+    with torch.no_grad():
+        model.output.bias[5] = torch.inf
+    before = weights(model)
+    update = updater(parts(batches, 1), 1.0)
+    assert not update.applied
+    assert torch.equal(weights(model), before)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "adadelta"])
+def test_every_optimizer_learns_and_takes_the_schedules_rate(optimizer: str, train_config: Config) -> None:
+    _, batches, model, updater = setup(train_config(*STILL, f"optimizer={optimizer}"))
+    batch = parts(batches, 1)
+    rate = {"sgd": 1.0, "adadelta": 1.0}.get(optimizer, 0.01)
+    losses = [float(updater(batch, rate).loss) for _ in range(15)]
+    assert losses[-1] < 0.98 * losses[0]
+    assert updater.optimizer.param_groups[0]["lr"] == rate
+    before = weights(model)
+    updater(batch, 0.0)
+    assert torch.equal(weights(model), before)
+
+
+def test_weight_decay_and_momentum_act(train_config: Config) -> None:
+    moved = []
+    for extra in ([], ["optimizer.weight_decay=0.5"], ["optimizer.momentum=0.9"]):
+        _, batches, model, updater = setup(train_config(*STILL, "optimizer=sgd", *extra))
+        for _ in range(2):
+            updater(parts(batches, 1), 0.1)
+        moved.append(weights(model))
+    assert not torch.equal(moved[0], moved[1])
+    assert not torch.equal(moved[0], moved[2])
+
+
+def test_label_smoothing_changes_the_loss_but_not_the_likelihood(train_config: Config) -> None:
+    seen = []
+    for smoothing in (0.0, 0.3):
+        _, batches, _, updater = setup(train_config(*STILL, f"training.label_smoothing={smoothing}"))
+        seen.append(updater(parts(batches, 1), 0.0))
+    torch.testing.assert_close(seen[0].nll, seen[1].nll)
+    torch.testing.assert_close(seen[0].nll, seen[0].loss)
+    assert seen[1].loss != seen[1].nll
+
+
+def test_bf16_stays_near_fp32(train_config: Config) -> None:
+    _, batches, model, updater = setup(train_config(*STILL))
+    exact = updater(parts(batches, 1), 0.0)
+    updater.machine = Machine(torch.device("cpu"), "bf16")
+    rough = updater(parts(batches, 1), 0.0)
+    torch.testing.assert_close(rough.loss, exact.loss, rtol=0.01, atol=0)
+    torch.testing.assert_close(rough.gradient_norm, exact.gradient_norm, rtol=0.05, atol=0)
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
