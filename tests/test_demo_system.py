@@ -12,6 +12,9 @@ from nmt.training.job import train
 pytestmark = pytest.mark.system
 
 SMALL = [
+    "attention=luong_general",
+    "decoder.input_feeding=false",
+    "search.max_length=80",
     "data.train_size=3000",
     "data.validation_size=60",
     "data.test_size=60",
@@ -20,14 +23,14 @@ SMALL = [
     "embedding.dim=64",
     "encoder.hidden=64",
     "decoder.hidden=128",
-    "training.batch_tokens=768",
-    "training.max_epochs=7",
+    "training.batch_tokens=384",
+    "training.max_epochs=8",
     "training.label_smoothing=0.0",
     "optimizer.lr=0.004",
     "embedding.dropout=0.1",
     "encoder.dropout=0.1",
     "decoder.dropout=0.1",
-    "validation.every=7",
+    "validation.every=8",
 ]
 
 
@@ -38,6 +41,6 @@ def results(config: TrainConfig, directory: Path) -> dict[str, float]:
 
 
 def test_attention_learns_the_demo_and_its_alignments(train_config: Callable[..., TrainConfig], tmp_path: Path) -> None:
-    test = results(train_config(*SMALL, "attention=luong_general"), tmp_path / "run")
+    test = results(train_config(*SMALL), tmp_path / "run")
     assert test["bleu"] > 60
-    assert test["aer"] < 0.25
+    assert test["aer"] < 0.2

@@ -67,12 +67,10 @@ def test_a_larger_beam_finds_no_worse(run: Path) -> None:
 
 
 def test_other_searches(run: Path) -> None:
-    from conftest import values_of
-
-    greedy = Translator.load(run, search=values_of("train", ["search=greedy"])["search"])
+    greedy = Translator.load(run, search={"kind": "greedy"})
     one_beam = Translator.load(run, search={"beam_size": 1})
     assert [each.tokens for each in greedy.translate(LINES)] == [each.tokens for each in one_beam.translate(LINES)]
-    sampling = values_of("train", ["search=sampling"])["search"]
+    sampling = {"kind": "sampling", "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     drawn = [[each.text for each in Translator.load(run, search=sampling, seed=s).translate(LINES)] for s in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
 
