@@ -26,15 +26,7 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
     evaluation = trained.evaluation.model_copy(update={k: v for k, v in given.items() if v is not None})
     settings = score_settings(evaluation, trained.data.target_lang)
     sources, _, _ = directory.held_out(config.split)
-    translator = Translator.load(
-        directory.path,
-        checkpoint=config.checkpoint,
-        search=config.search,
-        device=config.device,
-        precision=config.precision,
-        threads=config.threads,
-        seed=config.seed,
-    )
+    translator = Translator.load(config.run, **config.loading)
     with tqdm(total=len(sources), desc=f"translate {config.split}", unit=" sent", disable=None) as bar:
         result, _ = evaluate_run(directory, translator, config.split, settings, config.checkpoint, bar.update)
     print(json.dumps({"run": config.run, "split": config.split, **result}, ensure_ascii=False))

@@ -26,15 +26,7 @@ def main() -> None:
 def _translate(config: TranslateConfig, overrides: list[str]) -> None:
     from nmt.translator import Translator
 
-    translator = Translator.load(
-        config.run,
-        checkpoint=config.checkpoint,
-        search=config.search,
-        device=config.device,
-        precision=config.precision,
-        threads=config.threads,
-        seed=config.seed,
-    )
+    translator = Translator.load(config.run, **config.loading)
     with ExitStack() as files:
         alignments = None
         if config.alignments is not None:

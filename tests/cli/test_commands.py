@@ -147,6 +147,23 @@ def test_compare_ranks_runs(run: Path, home: Path) -> None:
     assert {row.split()[2] for row in rows} == {"additive", "none"}
 
 
+def test_compare_warns_where_scores_do_not_compare(run: Path, home: Path) -> None:
+    call(
+        "nmt-train",
+        *TINY,
+        "data.seed=2",
+        "search.beam_size=1",
+        "training.max_steps=2",
+        "hydra.run.dir=foreign",
+        cwd=home,
+    )
+    done = call("nmt-compare", f"runs=[{run},foreign]", cwd=home)
+    assert done.returncode == 0
+    assert b"differ in test set" in done.stderr
+    assert b"differ in search" in done.stderr
+    assert b"differ in signature" not in done.stderr
+
+
 def test_resume_by_run(run: Path, home: Path) -> None:
     done = call("nmt-train", f"run={run}", "training.max_steps=8", "threads=1", cwd=home)
     assert done.returncode == 0, done.stderr.decode()

@@ -168,6 +168,34 @@ def test_an_existing_model_brings_its_own_ids(foreign: Callable[..., Path]) -> N
     assert tokenizer.decode([*ids, tokenizer.pad]) == ENGLISH[0]
 
 
+def test_sampling_needs_a_model_that_can(foreign: Callable[..., Path]) -> None:
+    for kind, possible in (("char", False), ("unigram", True)):
+        path = str(foreign(model_type=kind, hard_vocab_limit=False))
+        config = schema.FileTokenizer(kind="file", source_model=path, target_model=None, lowercase=False, sampling=0.1)
+        if possible:
+            assert make_tokenizers(config, lambda: iter(()), lambda: iter(())).source.samples()
+        else:
+            with pytest.raises(UserError, match=r"tokenizer\.sampling=0\.1: .* is no bpe or unigram model"):
+                make_tokenizers(config, lambda: iter(()), lambda: iter(()))
+
+
+def test_surfaces_show_unknown_pieces_as_they_are_written() -> None:
+    tokenizer = train(kind="word", vocab_size=400).source
+    line = "the zebrafinch sleeps"
+    assert tokenizer.pieces(tokenizer.encode([line])[0])[1] == "<unk>"
+    assert tokenizer.surfaces([line])[0][1] == "▁zebrafinch"
+    assert len(tokenizer.surfaces([line])[0]) == len(tokenizer.encode([line])[0])
+
+
+def test_bytes_that_spell_a_line_end_do_not_make_one() -> None:
+    tokenizer = _byte_fallback()
+    assert tokenizer.decode(tokenizer.encode(["a\nb\rc"])[0]) == "a b c"
+
+
+def test_a_tokenizer_is_the_same_each_time() -> None:
+    assert train().source.model == train().source.model
+
+
 def test_a_model_without_ends_of_sentences_is_refused(foreign: Callable[..., Path]) -> None:
     with pytest.raises(UserError, match="lacks <s> or </s>"):
         Tokenizer.load(foreign(bos_id=-1))

@@ -90,23 +90,23 @@ def test_equal_seeds_give_equal_runs_and_others_do_not(whole: Path, train_config
     assert not same_weights(state(tmp_path / "other"), state(whole))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("number", "at"), [(signal.SIGTERM, 11), (signal.SIGINT, 8)])  # 8: before a validation
 def test_a_signal_saves_and_the_run_goes_on_as_if_nothing_had_been(
-    number: signal.Signals, whole: Path, train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals, at: int, whole: Path, train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Updater.__call__
     calls = []
 
     def interrupted(self: Updater, *args: Any) -> Update:  # noqa: ANN401
         calls.append(1)
-        if len(calls) == 11:
+        if len(calls) == at:
             os.kill(os.getpid(), number)
         return real(self, *args)
 
     monkeypatch.setattr(Updater, "__call__", interrupted)
     run = tmp_path / "stopped"
     assert train(train_config(*STEPS), run, []) == 128 + number
-    assert state(run)["step"] == 11
+    assert state(run)["step"] == at
     assert not (run / "results.json").exists()
     assert signal.getsignal(number) in {signal.default_int_handler, signal.SIG_DFL}
     assert train(train_config(*STEPS), run, []) == 0
@@ -205,6 +205,7 @@ def test_patience_ends_a_run_early(train_config: Config, tmp_path: Path) -> None
     config = train_config("training.max_epochs=50", "validation.patience=2", "optimizer.lr=1e-9", "schedule=constant")
     assert train(config, tmp_path / "run", []) == 0
     assert state(tmp_path / "run")["epoch"] == 2
+    assert "stopped early: no better bleu in 2 validations" in (tmp_path / "run" / "train.log").read_text()
 
 
 def test_monitoring_the_loss_keeps_the_checkpoint_of_the_lowest(train_config: Config, tmp_path: Path) -> None:

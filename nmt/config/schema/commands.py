@@ -1,7 +1,7 @@
 """The whole configuration of each command."""
 
 import os
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt
 from pydantic import model_validator as validator
@@ -70,6 +70,11 @@ class SavedRunCommand(Section):
     threads: PositiveInt | None
     seed: Seed | None
     search: Values
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """What Translator.load takes beside the run."""
+        return {name: getattr(self, name) for name in SavedRunCommand.model_fields if name != "run"}
 
 
 class EvaluateConfig(SavedRunCommand):

@@ -1,0 +1,126 @@
+"""What the commands share: sweeps, signals, directories that are not ours."""
+
+import errno
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from nmt.cli import app
+from nmt.config.errors import UserError
+from nmt.config.schema import EvaluateConfig, TrainConfig
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "")
+
+
+def call(monkeypatch: pytest.MonkeyPatch, task: object, *arguments: str, command: str = "train") -> int:
+    """The exit status of a command with this task."""
+    monkeypatch.setattr(sys, "argv", [f"nmt-{command}", *arguments])
+    os.environ["HYDRA_FULL_ERROR"] = ""
+    schema = {"train": TrainConfig, "evaluate": EvaluateConfig}[command]
+    with pytest.raises(SystemExit) as exit_:
+        app.run(command, schema, task)  # type: ignore[arg-type]
+    return int(exit_.value.code or 0)
+
+
+def test_a_sweep_runs_all_combinations(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, str]] = []
+
+    def task(config: TrainConfig, overrides: list[str]) -> None:
+        seen.append((config.seed, config.attention.kind))
+        assert f"seed={config.seed}" in overrides
+
+    assert call(monkeypatch, task, "-m", "seed=1,2", "attention=none,bahdanau") == 0
+    assert seen == [(1, "none"), (1, "attention"), (2, "none"), (2, "attention")]
+
+
+def test_a_signal_ends_the_whole_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def task(config: TrainConfig, _: list[str]) -> int:
+        seen.append(config.seed)
+        return 128 + signal.SIGTERM
+
+    assert call(monkeypatch, task, "-m", "seed=1,2,3") == 128 + signal.SIGTERM
+    assert seen == [1]
+
+
+def test_a_failed_job_of_a_sweep_is_told_and_the_others_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[int] = []
+
+    def task(config: TrainConfig, _: list[str]) -> None:
+        seen.append(config.seed)
+        if config.seed == 1:
+            raise UserError("seed=1: brings bad luck")
+
+    assert call(monkeypatch, task, "-m", "seed=1,2") == 2
+    assert seen == [1, 2]
+    assert "nmt-train: error: seed=1: brings bad luck" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def task(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    assert call(monkeypatch, task) == 128 + signal.SIGINT
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
+def test_what_the_system_refuses_is_one_line(
+    number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def task(*_: object) -> None:
+        raise OSError(number, os.strerror(number), "some/file")
+
+    assert call(monkeypatch, task) == 2
+    assert capsys.readouterr().err == f"nmt-train: error: some/file: {os.strerror(number)}\n"
+
+
+def test_a_fault_of_the_program_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def task(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(sys, "argv", ["nmt-train"])
+    with pytest.raises(ZeroDivisionError):
+        app.run("train", TrainConfig, task)
+
+
+def refuse(*_: object) -> None:
+    raise UserError("no")
+
+
+def test_a_refused_run_leaves_no_empty_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert call(monkeypatch, refuse) == 2
+    assert not list(tmp_path.glob("outputs/train/*/*"))
+
+
+def test_a_directory_that_the_user_made_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    assert call(monkeypatch, refuse, "hydra.run.dir=mine") == 2
+    assert call(monkeypatch, refuse, "run=mine") == 2
+    assert (tmp_path / "mine").is_dir()
+
+
+def test_the_working_directory_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert call(monkeypatch, refuse, "run=typo", command="evaluate") == 2
+    assert tmp_path.is_dir()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_named_by_a_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    seen: list[str | None] = []
+
+    def task(config: TrainConfig, _: list[str]) -> None:
+        seen.append(config.run)
+
+    assert call(monkeypatch, task, "run=0") == 0
+    assert seen == ["0"]

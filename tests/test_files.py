@@ -1,0 +1,50 @@
+"""Files that are whole or not there at all."""
+
+import json
+import math
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from nmt.files import remove_leftovers, to_json, write_atomically
+
+
+def test_content_or_a_writer(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "deep" / "a", b"one")
+    write_atomically(tmp_path / "deep" / "a", lambda file: file.write(b"two"))
+    assert (tmp_path / "deep" / "a").read_bytes() == b"two"
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["a"]
+
+
+def test_a_failing_writer_leaves_the_old_file(tmp_path: Path) -> None:
+    def fail(file: BinaryIO) -> None:
+        file.write(b"half")
+        raise OSError("no room")
+
+    write_atomically(tmp_path / "a", b"whole")
+    with pytest.raises(OSError, match="no room"):
+        write_atomically(tmp_path / "a", fail)
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a", b"whole")]
+
+
+def test_the_old_file_stands_until_the_new_one_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    seen = []
+    write_atomically(path, lambda file: seen.append((file.write(b"new"), path.read_bytes())))
+    assert seen == [(3, b"old")]
+
+
+def test_leftovers_are_found_below_too(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in (".a.1.part", "sub/.b.2.part", "kept.part", ".lock"):
+        (tmp_path / name).write_text("")
+    remove_leftovers(tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [".lock", "kept.part"]
+
+
+def test_json_has_no_infinity() -> None:
+    text = to_json({"a": math.inf, "b": [math.nan, 1.5], "c": {"d": -math.inf}, "é": "ü"})
+    assert json.loads(text, parse_constant=pytest.fail) == {"a": None, "b": [None, 1.5], "c": {"d": None}, "é": "ü"}
+    assert "é" in text
