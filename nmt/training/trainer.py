@@ -49,8 +49,8 @@ class Sums:
         self.tokens += update.tokens
 
     def totals(self) -> torch.Tensor:
-        """(3,) float64 on the CPU."""
-        return torch.stack(self.sums).cpu().double().sum(0) if self.sums else torch.zeros(3).double()
+        """(3,) float64 on the CPU, of at least one update."""
+        return torch.stack(self.sums).cpu().double().sum(0)
 
 
 class Trainer:

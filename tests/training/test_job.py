@@ -263,3 +263,19 @@ def test_accumulation_and_sampling_run(train_config: Config, tmp_path: Path) -> 
 def test_more_parts_than_sentences_do_no_harm(train_config: Config, tmp_path: Path) -> None:
     config = train_config("training.accumulate=50", "training.batch_sentences=3", "training.max_steps=2")
     assert train(config, tmp_path / "run", []) == 0
+
+
+def test_a_plateau_schedule_hears_of_validations(train_config: Config, tmp_path: Path) -> None:
+    slow = ["schedule=plateau", "schedule.patience=0", "optimizer.lr=1e-9", "validation.patience=null"]
+    assert train(train_config(*STEPS, *slow), tmp_path / "run", []) == 0
+    assert state(tmp_path / "run")["schedule"]["reduction"] < 1
+
+
+def test_another_corpus_under_the_same_settings_is_refused(whole: Path, train_config: Config) -> None:
+    manifest = json.loads((whole / "manifest.json").read_text())
+    manifest["data"]["content"] = "0" * 64
+    (whole / "manifest.json").write_text(json.dumps(manifest))
+    before = (whole / "config.yaml").read_bytes()
+    with pytest.raises(UserError, match="the corpus or its tokenizer has changed"):
+        train(train_config(*STEPS, "training.max_epochs=9"), whole, [])
+    assert (whole / "config.yaml").read_bytes() == before

@@ -1,0 +1,82 @@
+"""The one scoring path."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nmt.config.errors import UserError
+from nmt.config.schema import Evaluation, TrainConfig
+from nmt.evaluation import alignment_scores, evaluate, evaluate_run, score_settings
+from nmt.metrics.bleu import score
+from nmt.run import RunDirectory
+from nmt.training.job import train
+from nmt.translator import Translator
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    from conftest import TINY, values_of
+
+    from nmt.config.compose import typed
+
+    directory = tmp_path_factory.mktemp("evaluation") / "run"
+    assert train(typed(TrainConfig, values_of("train", TINY)), directory, []) == 0
+    return RunDirectory(directory)
+
+
+@pytest.mark.parametrize(("language", "expected"), [("de", "13a"), ("zh", "zh")])
+def test_the_tokenizer_follows_the_target_language_unless_given(language: str, expected: str) -> None:
+    assert score_settings(Evaluation(tokenize="auto", lowercase=True), language).tokenize == expected
+    assert score_settings(Evaluation(tokenize="none", lowercase=True), language).tokenize == "none"
+    assert score_settings(Evaluation(tokenize="auto", lowercase=True), language).lowercase
+
+
+def test_an_unknown_tokenizer_is_told_before_anything_runs() -> None:
+    with pytest.raises(UserError, match=r"evaluation\.tokenize: '13b' is unknown"):
+        score_settings(Evaluation(tokenize="13b", lowercase=False), "de")
+
+
+def test_scores_are_those_of_the_written_translations(run: RunDirectory) -> None:
+    settings = score_settings(Evaluation(tokenize="auto", lowercase=False), "fr")
+    translator = Translator.load(run.path)
+    result, found = evaluate_run(run, translator, "test", settings, "best")
+    written = (run.hypotheses / "test.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    assert written == found.hypotheses
+    _, references, _ = run.held_out("test")
+    again = score(written, references, settings)
+    assert (result["bleu"], result["chrf"], result["ter"]) == tuple(
+        round(value, 4) for value in (again.bleu, again.chrf or 0, again.ter or 0)
+    )
+    assert json.loads(run.results.read_text())["test"] == result
+    assert result["sentences"] == 20
+
+
+def test_sampling_is_scored_the_same_each_time(run: RunDirectory) -> None:
+    search = {"kind": "sampling", "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    translator = Translator.load(run.path, search=search)
+    settings = score_settings(Evaluation(tokenize="auto", lowercase=False), "fr")
+    sources, references, _ = run.held_out("test")
+    first, second = (evaluate(translator, sources, references, settings, ("bleu",)) for _ in range(2))
+    assert first.hypotheses == second.hypotheses
+    translator.seed = 9
+    assert evaluate(translator, sources, references, settings, ("bleu",)).hypotheses != first.hypotheses
+
+
+def test_alignment_scores_compare_forced_attention_with_gold(run: RunDirectory) -> None:
+    sources, references, gold = run.held_out("test")
+    assert gold is not None
+    translator = Translator.load(run.path)
+    scores = alignment_scores(translator, sources, references, gold)
+    assert set(scores) == {"aer", "alignment_precision", "alignment_recall"}
+    own = [each.word_alignment() for each in translator.score(sources, references)]
+    assert alignment_scores(translator, sources, references, own)["aer"] == pytest.approx(0)
+
+
+def test_a_model_without_attention_has_no_alignment_scores(
+    train_config: Callable[..., TrainConfig], tmp_path: Path
+) -> None:
+    train(train_config("attention=none", "training.max_steps=1"), tmp_path / "run", [])
+    translator = Translator.load(tmp_path / "run")
+    assert alignment_scores(translator, ["the cat"], ["le chat"], ["0-0 1-1"]) == {}
