@@ -19,8 +19,8 @@ class SoftmaxNormalizer(nn.Module):
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Tensor:
         """(B, T, S), bool (B, 1 or T, S) -> float32 or wider (B, T, S).
 
-        The lowest finite number instead of -inf keeps the gradients of a row without any kept position
-        finite; such a row's weights are zeros.
+        A row without any kept position has zeros for weights; the lowest finite number instead of -inf keeps
+        NaN out of its gradients.
         """
         if energies.dtype in {torch.float16, torch.bfloat16}:
             energies = energies.float()

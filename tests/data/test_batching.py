@@ -28,6 +28,12 @@ def test_a_plan_covers_every_pair_once_within_its_limits(
         assert sentences is None or len(batch) <= sentences
 
 
+def test_a_batch_may_fill_its_budget_to_the_last_token() -> None:
+    five = np.full(8, 5)
+    batches = plan(five, five, batch_tokens=20, batch_sentences=None, rng=np.random.default_rng(0))
+    assert [len(batch) for batch in batches] == [4, 4]
+
+
 def test_batches_are_full_and_even() -> None:
     rng = np.random.default_rng(0)
     source = rng.integers(5, 40, 5000)

@@ -108,6 +108,16 @@ def test_a_failure_leaves_nothing_behind(corpus: Path) -> None:
     assert list((corpus / "cache").iterdir()) == []
 
 
+def test_a_corpus_appears_all_at_once(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no renaming today")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(OSError, match="no renaming"):
+        make(corpus)
+    assert list((corpus / "cache").iterdir()) == []
+
+
 def test_two_processes_may_prepare_the_same(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The slower one finds the faster one's directory in place when it is done."""
     real = module._prepare

@@ -211,8 +211,11 @@ def test_timing_queries_the_previous_or_the_current_state(kind: str) -> None:
 
 def test_input_feeding_feeds_the_readout() -> None:
     model = model_of(decoder__input_feeding=True)
-    state = model.step(TARGET[:, 0], model.encode(SOURCE, LENGTHS)).state
-    assert state.feed is not None
+    start = model.encode(SOURCE, LENGTHS)
+    assert start.feed is not None
+    assert not start.feed.any()
+    readout, _, state = model.decoder.step(model.target_embedding(TARGET[:, 0]), start)
+    assert torch.equal(state.feed, readout)
     changed = state._replace(feed=state.feed + 1)
     assert not torch.equal(model.step(TARGET[:, 1], state).logits, model.step(TARGET[:, 1], changed).logits)
 
