@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from nmt import Translator
 from nmt.config.errors import UserError
@@ -52,6 +53,15 @@ def test_batch_mates_change_nothing(translator: Translator) -> None:
         assert alone.log_prob == pytest.approx(expected.log_prob, abs=1e-4)
 
 
+def test_sentences_of_like_length_are_translated_together(run: Path) -> None:
+    translator = Translator.load(run, search={"batch_tokens": 24})
+    sources, _ = translator._encode(["the cat", "the " * 9, "a dog sleeps", "", "the " * 8])
+    batches = list(translator._batches(sources))
+    lengths = [len(sources[i]) for batch in batches for i in batch]
+    assert lengths == sorted(lengths, reverse=True)
+    assert sorted(i for batch in batches for i in batch) == [0, 1, 2, 4]
+
+
 def test_n_best_are_distinct_and_sorted(run: Path) -> None:
     found = Translator.load(run, search={"beam_size": 6}).translate_nbest(LINES[:1], 4)[0]
     assert len({tuple(each.tokens) for each in found}) == 4
@@ -78,8 +88,11 @@ def test_other_searches(run: Path) -> None:
 def test_lengths_are_limited(run: Path) -> None:
     short = Translator.load(run, search={"max_length": 4}).translate(LINES[:1])[0]
     assert len(short.tokens) <= 4
-    long = Translator.load(run, search={"min_length": 12}).translate(LINES[:1])[0]
-    assert len(long.tokens) >= 12
+    for wanted in (1, 12):
+        eager = Translator.load(run, search={"min_length": wanted})
+        with torch.no_grad():
+            eager.model.output.bias[eager.tokenizers.target.eos] += 100  # would end at once
+        assert len(eager.translate(LINES[:1])[0].tokens) == wanted
     ratio = Translator.load(run, search={"max_ratio": 0.1, "min_length": 200}).translate(["the"])[0]
     assert len(ratio.tokens) == 10
 

@@ -101,6 +101,13 @@ def test_translate_gives_n_best(run: Path, home: Path) -> None:
     assert float(rows[0][2]) >= float(rows[1][2])
 
 
+def test_a_refused_request_does_not_empty_the_alignment_file(run: Path, home: Path) -> None:
+    (home / "old.align").write_text("0-0")
+    done = call("nmt-translate", f"run={run}", "nbest=9", "alignments=old.align", stdin=b"a\n", cwd=home)
+    assert done.returncode == 2
+    assert (home / "old.align").read_text() == "0-0"
+
+
 def test_translate_survives_a_reader_that_leaves(run: Path, home: Path) -> None:
     script = f"yes 'the cat' | head -5000 | {BIN}/nmt-translate run={run} buffer_lines=4 | head -1"
     done = subprocess.run(["bash", "-c", script], capture_output=True, cwd=home, timeout=240, check=False)
