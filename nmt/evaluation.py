@@ -79,8 +79,12 @@ def evaluate_run(
     settings: ScoreSettings,
     checkpoint: str,
     progress: Progress | None = None,
+    variant: str = "",
 ) -> tuple[dict[str, Any], Evaluation]:
-    """Evaluate a split of a run's corpus; writes hypotheses/<split>.txt and the split's entry of results.json."""
+    """Evaluate a split of a run's corpus; writes hypotheses/<split>.txt and the split's entry of results.json.
+
+    `variant` tells settings that are not the run's own: it is added to both names, so that the run's own scores stay.
+    """
     sources, references, gold = run.held_out(split)
     found = evaluate(translator, sources, references, settings, progress=progress)
     result: dict[str, Any] = {
@@ -93,6 +97,7 @@ def evaluate_run(
     if gold is not None:
         aligned = alignment_scores(translator, sources, references, gold)
         result |= {name: round(value, 4) for name, value in aligned.items()}
-    run.write_hypotheses(split, found.hypotheses)
-    run.update_json(run.results, {split: result})
+    name = f"{split}.{variant}" if variant else split
+    run.write_hypotheses(name, found.hypotheses)
+    run.update_json(run.results, {name: result})
     return result, found

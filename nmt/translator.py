@@ -254,9 +254,8 @@ def load_weights(model: Seq2Seq, path: Path) -> dict[str, Any]:
     try:
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         model.load_state_dict(checkpoint["model"])
-    except Exception as error:  # a broken file can raise nearly anything
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path}: is corrupt or belongs to another model ({reason})") from None
+    except Exception:  # a broken file can raise nearly anything
+        raise UserError(f"{path}: is corrupt, or the checkpoint of another model") from None
     return checkpoint
 
 

@@ -91,8 +91,8 @@ def test_every_make_target_that_is_named_exists() -> None:
 
 
 def test_the_table_of_choices_is_complete() -> None:
-    for row in re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (`.*) \|$", README, re.M):
-        groups, listed = (re.findall(r"`(\w+)`", cell) for cell in row)
+    for row in re.findall(r"^\| (`[\w/]+`(?:, `\w+`)*) \| (`.*) \|$", README, re.M):
+        groups, listed = (re.findall(r"`([\w/]+)`", cell) for cell in row)
         for group in groups:
             choices = {path.stem for path in (ROOT / "configs" / group).glob("[!_]*.yaml")} - {"as_trained"}
             assert set(listed) == choices, group

@@ -34,6 +34,7 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions come up to us instead of being printed by Hydra
     OmegaConf.register_new_resolver("run_dir", _run_dir, replace=True)
     _log_to_stderr()
+    sys.argv[1:] = [word.replace("=~/", f"={Path.home()}/", 1) for word in sys.argv[1:]]  # as a shell does elsewhere
     outcomes: list[int | Exception | None] = []  # of each job; None while it runs
 
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=command)
@@ -57,6 +58,7 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
     try:
         main()
     except KeyboardInterrupt:
+        print(f"nmt-{command}: interrupted", file=sys.stderr)
         sys.exit(STOPPED + signal.SIGINT)
     except Exception as error:
         if debug or outcomes:  # a fault of the program
@@ -105,7 +107,9 @@ def _run_dir(run: str | int | None, new: str) -> str:
         return new
     run = str(run)
     if not Path(run).expanduser().is_dir():
-        raise UserError(f"run={run}: no such directory")
+        raise UserError(
+            f"run={run}: no such directory; run= goes on with a run, hydra.run.dir= says where to start one"
+        )
     return str(Path(run).expanduser())
 
 
@@ -128,8 +132,7 @@ def _explain(error: Exception, command: str) -> str:
     if ours := re.search(r"UserError raised while resolving interpolation: (.*)", text):
         return ours[1]
     if text.startswith("Could not override '"):
-        key = text.split("'")[1]
-        return f"{key}: unknown key{nearest(key, _known_keys(command))} (nmt-{command} --cfg job lists all)"
+        return _unknown(text.split("'")[1], command)
     if "Could not find '" in text:
         group, _, choice = text.split("'")[-2].rpartition("/")
         choices = sorted(path.stem for path in (config_dir() / group).glob("[!_]*.yaml"))
@@ -138,6 +141,13 @@ def _explain(error: Exception, command: str) -> str:
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key}: missing; give it as {error.full_key}=..."
     return " ".join(dict.fromkeys(lines)) or type(error).__name__
+
+
+def _unknown(key: str, command: str) -> str:
+    known = _known_keys(command)
+    if key in known:
+        return f"{key}: is no value of the {key.partition('.')[0]} that is chosen here, but of another choice"
+    return f"{key}: unknown key{nearest(key, known)} (nmt-{command} --cfg job lists all)"
 
 
 def _known_keys(command: str) -> list[str]:
@@ -150,5 +160,7 @@ def _known_keys(command: str) -> list[str]:
     assert isinstance(values, dict)
     keys = [key for key, _ in flatten({str(name): value for name, value in values.items()})]
     sections = {key.rpartition(".")[0] for key in keys}
-    groups = [path.name for path in config_dir().iterdir() if path.is_dir()]
+    groups = [
+        path.name for path in config_dir().iterdir() if path.is_dir() and (command == "train" or path.name == "search")
+    ]
     return [*keys, *filter(None, sections), *groups]

@@ -27,7 +27,7 @@ def _compare(config: CompareConfig, overrides: list[str]) -> None:
     columns = [
         Column("rank", "#"),
         Column("run", "run"),
-        Column("attention", "attention"),
+        Column("attention", "score"),
         Column("bleu", "BLEU", decimals(2)),
         Column("chrf", "chrF", decimals(2)),
         Column("parameters", "parameters", human_count),
@@ -44,6 +44,7 @@ def _row(name: str, split: str) -> dict[str, Any]:
     directory = RunDirectory.existing(name, "runs")
     results, manifest = read_json(directory.results), read_json(directory.manifest)
     if split not in results:
+        directory.held_out(split)  # tells if there is nothing to score
         raise UserError(f"{name}: has no {split} results; run nmt-evaluate run={name} split={split}")
     attention = load_values(directory.config).get("attention", {})
     return {

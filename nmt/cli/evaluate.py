@@ -1,6 +1,7 @@
 """nmt-evaluate: score a trained run on a split of its corpus."""
 
 import json
+import re
 
 from nmt.cli.app import run
 from nmt.config.schema import EvaluateConfig
@@ -25,8 +26,12 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
     given = {"tokenize": config.tokenize, "lowercase": config.lowercase}
     evaluation = trained.evaluation.model_copy(update={k: v for k, v in given.items() if v is not None})
     settings = score_settings(evaluation, trained.data.target_lang)
+    given |= {"checkpoint": None if config.checkpoint == "best" else config.checkpoint}
+    own = {**trained.evaluation.model_dump(), **trained.search.model_dump()}
+    changed = {k: v for k, v in {**given, **config.search}.items() if v is not None and own.get(k) != v}
+    variant = re.sub(r"[^\w.-]", "-", "_".join(f"{key}-{value}" for key, value in changed.items()))
     sources, _, _ = directory.held_out(config.split)
     translator = Translator.load(config.run, **config.loading)
     with tqdm(total=len(sources), desc=f"translate {config.split}", unit=" sent", disable=None) as bar:
-        result, _ = evaluate_run(directory, translator, config.split, settings, config.checkpoint, bar.update)
+        result, _ = evaluate_run(directory, translator, config.split, settings, config.checkpoint, bar.update, variant)
     print(json.dumps({"run": config.run, "split": config.split, **result}, ensure_ascii=False))

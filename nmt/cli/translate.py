@@ -1,6 +1,7 @@
 """nmt-translate: a filter from standard input to standard output."""
 
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -33,8 +34,12 @@ def _translate(config: TranslateConfig, overrides: list[str]) -> None:
             if translator.model.decoder.attention is None:
                 raise UserError(f"alignments={config.alignments}: the run has no attention to align with")
             translator.check_nbest(config.nbest)  # before the file is emptied
+            path = Path(config.alignments).expanduser()
+            if path.exists() and any(
+                os.path.samestat(path.stat(), os.fstat(file.fileno())) for file in (sys.stdin, sys.stdout)
+            ):
+                raise UserError(f"alignments={config.alignments}: is also the input or the output; name another file")
             try:
-                path = Path(config.alignments).expanduser()
                 alignments = files.enter_context(path.open("w", encoding="utf-8"))
             except OSError as error:
                 raise UserError(f"alignments={config.alignments}: cannot be written ({error.strerror})") from None
@@ -65,6 +70,7 @@ def _lines(talking: bool) -> Iterator[str]:
             log.warning("line %d: not valid UTF-8, the broken bytes are read as U+FFFD", number)
             yield line.decode("utf-8", errors="replace")
         print(prompt, end="", file=sys.stderr, flush=True)
+    print(end="\n" if talking else "", file=sys.stderr)
 
 
 def _write(found: "list[Translation]", index: int, nbest: int, alignments: TextIO | None) -> None:

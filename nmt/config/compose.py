@@ -86,7 +86,7 @@ def _explain(schema: Any, values: Mapping[str, Any], problem: ErrorDetails, sect
     """One line for one problem: the key as the user writes it, what was given, what is allowed."""
     path: list[str] = [section] if section else []
     given: Any = values
-    allowed = _fields(schema, values)
+    annotation, allowed = schema, _fields(schema, values)
     parts = problem["loc"]
     for part in parts:
         if isinstance(given, Mapping) and part not in given and part not in allowed:
@@ -96,7 +96,7 @@ def _explain(schema: Any, values: Mapping[str, Any], problem: ErrorDetails, sect
             field = allowed.get(str(part))
             given = given.get(part)
             if isinstance(given, Mapping) and field is not None:
-                allowed = _fields(field, given)
+                annotation, allowed = field, _fields(field, given)
         else:
             path[-1] += f"[{part}]"
     key = ".".join(path)
@@ -108,7 +108,7 @@ def _explain(schema: Any, values: Mapping[str, Any], problem: ErrorDetails, sect
     if kind in {"union_tag_invalid", "union_tag_not_found"}:
         tags = context.get("expected_tags", "")
         tag = str(given.get("kind", "")) if isinstance(given, Mapping) else ""
-        choices = [str(choice).strip(" '") for choice in str(tags).split(",")] if tags else list(_members(schema))
+        choices = [str(choice).strip(" '") for choice in str(tags).split(",")] if tags else list(_members(annotation))
         return f"{key}.kind={tag}: not one of {', '.join(choices)}{nearest(tag, choices)}"
     if kind == "value_error":
         message = problem["msg"].removeprefix("Value error, ")

@@ -10,5 +10,5 @@ class UserError(ValueError):
 
 def nearest(given: str, allowed: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the closest allowed word, or an empty string."""
-    close = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(given, [word for word in allowed if word != given], n=1, cutoff=0.6)
     return f"; did you mean '{close[0]}'?" if close else ""

@@ -20,11 +20,8 @@ def load(path: Path) -> dict[str, Any]:
     """Tensors and plain values only: nothing in the file is executed. Raises UserError if it is broken."""
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a broken file can raise nearly anything
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"{path}: is corrupt ({reason}); delete it to train from the start, or restore a copy"
-        ) from None
+    except Exception:  # a broken file can raise nearly anything
+        raise UserError(f"{path}: is corrupt; delete it to train from the start, or restore a copy") from None
     return state
 
 

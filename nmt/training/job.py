@@ -1,6 +1,7 @@
 """One training job: prepare, train, evaluate, record."""
 
 import logging
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,7 +57,7 @@ def _train(
     resumed = trainer.resume()
     parameters = sum(parameter.numel() for parameter in model.parameters())
     log.info(
-        "model: %s parameters; %s %s, %d threads",
+        "model: %s parameters; %s in %s, threads: %d",
         f"{parameters:,}",
         machine.device,
         machine.precision,
@@ -64,13 +65,15 @@ def _train(
     )
     if resumed:
         log.info("resumed at step %d of %d", trainer.step, trainer.total_steps)
-        if trainer.schedule_has_moved and config.schedule.kind == "cosine":
+        if trainer.schedule_has_moved and config.schedule.kind == "cosine" and trainer.step < trainer.total_steps:
             log.warning("the run now ends elsewhere, and its cosine schedule with it: the learning rate jumps")
     try:
         with logging_redirect_tqdm([logging.getLogger("nmt")]):
             trainer.fit()
     except Interrupted as stop:
-        log.info("stopped by %s at step %d; go on with: nmt-train run=%s", stop, trainer.step, run.path)
+        log.info(
+            "stopped by %s at step %d; go on with: nmt-train %s", stop, trainer.step, shlex.quote(f"run={run.path}")
+        )
         return 128 + stop.signum
     finally:
         run.update_json(run.manifest, {"parameters": parameters, "training": _spent(trainer)})

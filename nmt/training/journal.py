@@ -37,7 +37,7 @@ class Journal:
         self._bar.update()
 
     def training(self, step: int, epoch: float, values: Mapping[str, float]) -> None:
-        """loss, perplexity, learning_rate, gradient_norm, tokens_per_second (target tokens)."""
+        """loss as in validation, the smoothed one that is minimised, perplexity, learning rate and so on."""
         self._record(step, epoch, "train", values)
         self._bar.set_postfix_str(
             f"loss {values['loss']:.3f}, ppl {values['perplexity']:.2f}, {values['tokens_per_second']:,.0f} tok/s"

@@ -199,7 +199,8 @@ class Trainer:
             self.step,
             self._progress(),
             {
-                "loss": loss / window.tokens,
+                "loss": nll / window.tokens,
+                "smoothed_loss": loss / window.tokens,
                 "perplexity": perplexity(nll, window.tokens),
                 "learning_rate": self.optimizer.param_groups[0]["lr"],
                 "gradient_norm": norms / len(window.sums),

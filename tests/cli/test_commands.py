@@ -61,12 +61,17 @@ def test_evaluate_ends_in_one_json_object_that_equals_the_results(run: Path, hom
 
 
 def test_evaluate_takes_other_settings(run: Path, home: Path) -> None:
+    own = json.loads((run / "results.json").read_text())["test"]
     done = call("nmt-evaluate", f"run={run}", "search.beam_size=3", "tokenize=char", "lowercase=true", cwd=home)
     printed = json.loads(done.stdout.decode().splitlines()[-1])
     assert printed["split"] == "test"
     assert printed["search"]["beam_size"] == 3
     assert "tok:char" in printed["signature"]
     assert "case:lc" in printed["signature"]
+    results = json.loads((run / "results.json").read_text())
+    assert results["test"] == own
+    assert results["test.tokenize-char_lowercase-True_beam_size-3"]["bleu"] == printed["bleu"]
+    assert (run / "hypotheses" / "test.tokenize-char_lowercase-True_beam_size-3.txt").exists()
     greedy = call("nmt-evaluate", f"run={run}", "search=greedy", cwd=home)
     assert json.loads(greedy.stdout.decode().splitlines()[-1])["search"]["kind"] == "greedy"
 
@@ -147,7 +152,7 @@ def test_compare_ranks_runs(run: Path, home: Path) -> None:
     done = call("nmt-compare", f"runs=[{run},other]", cwd=home)
     assert done.returncode == 0, done.stderr.decode()
     head, _, *rows = done.stdout.decode().splitlines()
-    assert head.split()[:4] == ["#", "run", "attention", "BLEU"]
+    assert head.split()[:4] == ["#", "run", "score", "BLEU"]
     assert len(rows) == 2
     bleus = [float(row.split()[3]) for row in rows]
     assert bleus == sorted(bleus, reverse=True)
@@ -191,6 +196,15 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-train", "tokenizer.vocab_size=90000"], "tokenizer.vocab_size=90000: the training corpus allows at most"),
     (["nmt-train", "data=files"], "data.train: missing; give it as data.train=..."),
     (["nmt-train", "data=files", "data.train=nowhere", "data.validation=nowhere"], "nowhere.en: no such file"),
+    (
+        ["nmt-train", "attention/score=doot"],
+        "attention/score=doot: not one of additive, dot, general; did you mean 'dot'?",
+    ),
+    (
+        ["nmt-translate", "run={run}", "search=greedy", "search.beam_size=3"],
+        "search.beam_size: is no value of the search",
+    ),
+    (["nmt-train", "data=_common"], "data.kind=: not one of demo, files, hub"),
     (["nmt-train", "run=nowhere"], "run=nowhere: no such directory"),
     (["nmt-train", "hydra.run.dir=occupied"], "occupied: is not empty and not a run"),
     (["nmt-train", "evaluation.tokenize=13b"], "evaluation.tokenize: '13b' is unknown; allowed: "),
@@ -205,6 +219,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-evaluate", "run={run}", "checkpoint=best", "tokenize=13b"], "'13b' is unknown"),
     (["nmt-translate", "run=nowhere"], "run=nowhere: no such directory"),
     (["nmt-translate", "run={run}", "nbest=9"], "nbest=9: a beam of 2 finds no more"),
+    (["nmt-translate", "run={run}", "alignments=/dev/stdin"], "is also the input or the output"),
     (["nmt-translate", "run={run}", "alignments=no/such/folder/x"], "alignments=no/such/folder/x: cannot be written"),
     (["nmt-compare"], "runs: missing"),
     (["nmt-compare", "runs=[]"], "runs"),

@@ -92,6 +92,16 @@ def test_experiments_take_every_attention(experiment: str, attention: str) -> No
     assert (config.attention.kind == "none") == (attention == "none")
 
 
+@pytest.mark.parametrize("score", choices("attention/score"))
+@pytest.mark.parametrize("attention", [name for name in choices("attention") if name != "none"])
+def test_a_score_takes_the_place_of_a_presets(attention: str, score: str) -> None:
+    plain = values_of("train", [f"attention={attention}"])
+    values = values_of("train", [f"attention={attention}", f"attention/score={score}"])
+    typed(schema.TrainConfig, values)
+    assert values["attention"]["score"]["kind"] == score
+    assert values["decoder"] == plain["decoder"]
+
+
 def test_a_value_of_the_command_line_wins_over_a_preset() -> None:
     values = values_of("train", ["attention=bahdanau", "decoder.attend=after", "encoder.hidden=7", "data=demo"])
     assert values["decoder"]["attend"] == "after"

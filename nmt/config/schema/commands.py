@@ -3,7 +3,7 @@
 import os
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveInt
 from pydantic import model_validator as validator
 
 from nmt.config.schema.base import Name, Place, Section, Seed
@@ -97,5 +97,5 @@ class TranslateConfig(SavedRunCommand):
 class CompareConfig(Section):
     """nmt-compare."""
 
-    runs: Annotated[list[Place], Field(min_length=1)]
+    runs: Annotated[list[Place], Field(min_length=1), BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
     split: Literal["validation", "test"]

@@ -38,6 +38,12 @@ class FilesData(Corpus):
     source_column: Name | None
     target_column: Name | None
 
+    @validator(mode="after")
+    def _two_sides(self) -> Self:
+        if self.source_lang == self.target_lang and self.source_column == self.target_column:
+            raise ValueError(f"source_lang and target_lang are both '{self.source_lang}': the same text on both sides")
+        return self
+
 
 class Splits(Section):
     train: Name
