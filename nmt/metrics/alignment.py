@@ -89,12 +89,13 @@ def words_of_pieces(pieces: Sequence[str]) -> list[int]:
 
     A word starts with the first piece, at each piece that begins with the mark, at "</s>" and after it. So does
     "<unk>" and what follows it, since SentencePiece writes it out between spaces. A lone mark belongs to the pieces
-    that follow it.
+    that follow it. A piece with marks inside stands for several unknown words: it counts as the first of them.
     """
     words = [0] * bool(pieces)
     for previous, piece in pairwise(pieces):
         unknown = previous == UNKNOWN or (piece == UNKNOWN and previous != WORD_START)
-        words.append(words[-1] + (piece.startswith(WORD_START) or END in (previous, piece) or unknown))
+        starts = piece.startswith(WORD_START) or END in (previous, piece) or unknown
+        words.append(words[-1] + previous.count(WORD_START, 1) + starts)
     return words
 
 
@@ -105,7 +106,7 @@ def merge_to_words(weights: Weights, target_pieces: Sequence[str], source_pieces
     """
     assert weights.shape == (len(target_pieces), len(source_pieces))
     target, source = _membership(target_pieces), _membership(source_pieces)
-    merged: Weights = (target / target.sum(0)).T @ weights @ source
+    merged: Weights = (target / np.maximum(target.sum(0), 1)).T @ weights @ source
     return merged
 
 

@@ -181,10 +181,10 @@ def test_sampling_needs_a_model_that_can(foreign: Callable[..., Path]) -> None:
 
 def test_surfaces_show_unknown_pieces_as_they_are_written() -> None:
     tokenizer = train(kind="word", vocab_size=400).source
-    line = "the zebrafinch sleeps"
-    assert tokenizer.pieces(tokenizer.encode([line])[0])[1] == "<unk>"
-    assert tokenizer.surfaces([line])[0][1] == "▁zebrafinch"
-    assert len(tokenizer.surfaces([line])[0]) == len(tokenizer.encode([line])[0])
+    for line, surface in (("the zebrafinch .", "▁zebrafinch"), ("the zebra finch .", "▁zebra▁finch")):
+        assert tokenizer.pieces(tokenizer.encode([line])[0])[1] == "<unk>"
+        assert tokenizer.surfaces([line])[0] == ["▁the", surface, "▁.", "</s>"]
+        assert len(tokenizer.encode([line])[0]) == 4
 
 
 def test_bytes_that_spell_a_line_end_do_not_make_one() -> None:

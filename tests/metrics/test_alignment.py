@@ -103,19 +103,20 @@ def test_counts_must_agree() -> None:
         (["</s>", "</s>"], [0, 1]),
     ],
 )
+def test_words_of_pieces(pieces: list[str], words: list[int]) -> None:
+    assert words_of_pieces(pieces) == words
+
+
 @pytest.mark.parametrize(
     ("pieces", "words"),
     [
         (["▁the", "<unk>", "▁sat", "<unk>", "▁water"], [0, 1, 2, 3, 4]),
         (["▁", "a", "<unk>", "b"], [0, 0, 1, 2]),
         (["▁", "<unk>", "</s>"], [0, 0, 1]),
+        (["▁the", "▁zebra▁finch", "▁sat", "</s>"], [0, 1, 3, 4]),
     ],
 )
 def test_an_unknown_piece_is_a_word_as_it_is_in_the_text(pieces: list[str], words: list[int]) -> None:
-    assert words_of_pieces(pieces) == words
-
-
-def test_words_of_pieces(pieces: list[str], words: list[int]) -> None:
     assert words_of_pieces(pieces) == words
 
 
