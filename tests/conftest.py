@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: workers would fight for the cores
@@ -77,12 +76,3 @@ def train_config() -> Callable[..., TrainConfig]:
 @pytest.fixture
 def tiny_overrides() -> list[str]:
     return list(TINY)
-
-
-@pytest.fixture
-def corpora() -> Path:
-    """Real corpora for development, where they are at hand."""
-    folder = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip("the development corpora are not on this machine")
-    return folder

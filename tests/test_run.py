@@ -18,6 +18,7 @@ def test_a_claimed_directory_can_be_claimed_again_by_the_same_run(tmp_path: Path
         run.claim(VALUES | {"training": {"max_steps": steps}})
         save_values(run.config, VALUES)
         run.release()
+        assert run.config.exists()
 
 
 def test_claiming_changes_nothing(tmp_path: Path) -> None:
