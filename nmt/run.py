@@ -70,8 +70,10 @@ class RunDirectory:
     def claim(self, values: Mapping[str, Any]) -> None:
         """Take the directory for the run with these values: a new one, or this very run to be resumed.
 
-        Changes nothing yet. Raises UserError if another process trains there, or if it holds anything else.
+        Changes nothing yet. Raises UserError if another process trains there, or if it holds anything else, of which
+        nothing is touched.
         """
+        self._refuse_foreign()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
@@ -86,18 +88,13 @@ class RunDirectory:
             raise UserError(f"{self.path}: process {owner or '?'} is training there; wait for it or stop it") from None
         os.truncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
-        remove_leftovers(self.path)
-        others = sorted(path.name for path in self.path.iterdir() if path.name != LOCK)
-        try:
-            if self.config.exists():
+        if self.config.exists():
+            try:
                 self._same(load_values(self.config), values)
-            elif others:
-                raise UserError(
-                    f"{self.path}: is not empty and not a run (it holds {others[0]}); choose another hydra.run.dir"
-                )
-        except UserError:
-            self.release()
-            raise
+            except UserError:
+                self.release()
+                raise
+        remove_leftovers(self.path)
 
     def begin(self, values: Mapping[str, Any], prepared: Prepared, start: Mapping[str, Any]) -> None:
         """Write down what the claimed run runs with; every start adds a line.
@@ -120,6 +117,17 @@ class RunDirectory:
                 "starts": [*manifest.get("starts", []), {**_surroundings(), **start}],
             },
         )
+
+    def _refuse_foreign(self) -> None:
+        """Raises UserError if the directory holds something, but no run (nor a kill's leftover of a run's first file)."""
+        if self.config.exists() or not self.path.is_dir():
+            return
+        ours = (LOCK, f".{self.config.name}.*.part")
+        others = sorted(path.name for path in self.path.iterdir() if not any(path.match(name) for name in ours))
+        if others:
+            raise UserError(
+                f"{self.path}: is not empty and not a run (it holds {others[0]}); choose another hydra.run.dir"
+            )
 
     def _same(self, saved: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         before, now = dict(flatten(saved)), dict(flatten(values))

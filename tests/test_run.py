@@ -29,6 +29,24 @@ def test_claiming_changes_nothing(tmp_path: Path) -> None:
     assert not list(run.path.iterdir())
 
 
+def test_nothing_of_a_foreign_directory_is_touched(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    foreign = {tmp_path / "a.txt": "a", tmp_path / ".lock": "theirs", tmp_path / "deep" / ".film.1.part": "half"}
+    for path, text in foreign.items():
+        path.write_text(text)
+    with pytest.raises(UserError, match=r"is not empty and not a run \(it holds a\.txt\)"):
+        RunDirectory(tmp_path).claim(VALUES)
+    assert {path: path.read_text() for path in foreign} == foreign
+
+
+def test_a_run_killed_in_its_very_first_write_can_begin_again(tmp_path: Path) -> None:
+    (tmp_path / ".config.yaml.99.part").write_text("half")
+    run = RunDirectory(tmp_path)
+    run.claim(VALUES)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    run.release()
+
+
 def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     leftovers = [tmp_path / "checkpoints" / ".last.pt.99.part", tmp_path / ".results.json.99.part"]

@@ -26,9 +26,9 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
     given = {"tokenize": config.tokenize, "lowercase": config.lowercase}
     evaluation = trained.evaluation.model_copy(update={k: v for k, v in given.items() if v is not None})
     settings = score_settings(evaluation, trained.data.target_lang)
-    given |= {"checkpoint": None if config.checkpoint == "best" else config.checkpoint}
-    own = {**trained.evaluation.model_dump(), **trained.search.model_dump()}
-    changed = {k: v for k, v in {**given, **config.search}.items() if v is not None and own.get(k) != v}
+    own = {"checkpoint": "best", "seed": trained.seed, **trained.evaluation.model_dump(), **trained.search.model_dump()}
+    wanted = {"checkpoint": config.checkpoint, "seed": config.seed, **given, **config.search}
+    changed = {k: v for k, v in wanted.items() if v is not None and own.get(k) != v}
     variant = re.sub(r"[^\w.-]", "-", "_".join(f"{key}-{value}" for key, value in changed.items()))
     sources, _, _ = directory.held_out(config.split)
     translator = Translator.load(config.run, **config.loading)

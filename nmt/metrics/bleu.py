@@ -66,7 +66,7 @@ def score(
             "their numbers must be equal and not zero"
         )
     if "bleu" not in metrics or not set(metrics) <= set(METRICS):
-        raise ValueError(f"evaluation.metrics: {sorted(metrics)}; allowed: bleu, with any of {', '.join(METRICS[1:])}")
+        raise ValueError(f"metrics: {sorted(metrics)}; allowed: bleu, with any of {', '.join(METRICS[1:])}")
 
     def corpus_score(metric: BLEU | CHRF | TER) -> tuple[float, str]:
         value = float(metric.corpus_score(hypotheses, [references]).score)

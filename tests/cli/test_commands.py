@@ -157,6 +157,7 @@ def test_compare_ranks_runs(run: Path, home: Path) -> None:
     bleus = [float(row.split()[3]) for row in rows]
     assert bleus == sorted(bleus, reverse=True)
     assert {row.split()[2] for row in rows} == {"additive", "none"}
+    assert len(call("nmt-compare", "runs=other", cwd=home).stdout.decode().splitlines()) == 3
 
 
 def test_compare_warns_where_scores_do_not_compare(run: Path, home: Path) -> None:

@@ -65,6 +65,10 @@ def test_a_missing_value_is_named(values: dict[str, Any]) -> None:
         (["attention=luong_dot", "decoder.hidden=100"], ["attention.score.kind=dot", "decoder.hidden=100", "=32"]),
         (["decoder.readout_dim=20"], ["decoder.readout_dim=20", "embedding.dim=16", "embedding.tie_output=false"]),
         (["tokenizer.joint=false"], ["embedding.tie_source_target", "tokenizer.joint=true"]),
+        (
+            ["data=files", "data.train=a", "data.validation=b", "data.target_lang=en"],
+            ["data", "both 'en'", "same text"],
+        ),
         (["tokenizer=char", "tokenizer.sampling=0.1"], ["tokenizer", "sampling=0.1", "bpe or unigram"]),
     ],
 )
@@ -73,6 +77,13 @@ def test_an_impossible_combination_says_why_and_what_would_work(overrides: list[
     assert "\n" not in message
     for part in parts:
         assert part in message
+
+
+def test_one_text_on_both_sides_is_refused() -> None:
+    files = ["data=files", "data.train=a", "data.validation=b", "data.target_lang=en"]
+    message = error(values_of("train", files))
+    assert message.startswith("data: ")
+    assert "both 'en': the same text on both sides" in message
 
 
 def test_a_section_alone_is_checked_the_same_way() -> None:

@@ -97,6 +97,12 @@ def test_tables(name: str, write: Callable[[Path], None], tmp_path: Path) -> Non
     assert read(train=tmp_path / name, validation=tmp_path / name) == [Pair(*pair) for pair in PAIRS[:4]]
 
 
+def test_a_folder_of_several_splits_is_explained(tmp_path: Path) -> None:
+    datasets.DatasetDict({"train": datasets.Dataset.from_dict(columns())}).save_to_disk(tmp_path / "saved")
+    with pytest.raises(UserError, match=r"holds several splits; give one of them, such as .*saved/train"):
+        read(train=tmp_path / "saved", validation=tmp_path / "saved")
+
+
 def test_gzipped_tables(tmp_path: Path) -> None:
     to_tsv(tmp_path / "t.tsv")
     (tmp_path / "t.tsv.gz").write_bytes(gzip.compress((tmp_path / "t.tsv").read_bytes()))

@@ -157,6 +157,13 @@ def test_nothing_left_to_train_on_is_an_error(corpus: Path) -> None:
         make(corpus, "data.max_length=1")
 
 
+def test_a_held_out_split_without_any_pair_is_an_error_now_and_not_after_training(corpus: Path) -> None:
+    for lang in ("en", "de"):
+        (corpus / f"valid.{lang}").write_bytes(b"\xff\n")
+    with pytest.raises(UserError, match="none of the 1 pairs read for validation"):
+        make(corpus, "data.invalid_utf8=drop")
+
+
 def test_reading_back_needs_neither_datasets_nor_pyarrow(corpus: Path) -> None:
     import subprocess
 

@@ -1,6 +1,7 @@
 """Whole runs: resumed to the same bits, stopped by signals, refused where they would overwrite."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -138,6 +139,12 @@ def test_the_best_validation_is_what_evaluation_finds(whole: Path) -> None:
     assert len(logged) >= 3
     results = json.loads((whole / "results.json").read_text())
     assert results["validation"]["bleu"] == pytest.approx(max(logged), abs=1e-4)
+
+
+def test_the_logged_loss_is_that_of_its_perplexity_and_the_smoothed_one_stands_beside_it(whole: Path) -> None:
+    logged = next(line for line in metrics(whole) if "train/loss" in line)
+    assert math.exp(logged["train/loss"]) == pytest.approx(logged["train/perplexity"])
+    assert logged["train/smoothed_loss"] != pytest.approx(logged["train/loss"])
 
 
 def test_tensorboard_holds_scalars_samples_alignments_and_the_config(whole: Path) -> None:
