@@ -119,7 +119,7 @@ class RunDirectory:
         )
 
     def _refuse_foreign(self) -> None:
-        """Raises UserError if the directory holds something, but no run (nor a kill's leftover of a run's first file)."""
+        """Raises UserError if the directory holds anything but a run or a kill's leftover of a run's first file."""
         if self.config.exists() or not self.path.is_dir():
             return
         ours = (LOCK, f".{self.config.name}.*.part")

@@ -65,10 +65,6 @@ def test_a_missing_value_is_named(values: dict[str, Any]) -> None:
         (["attention=luong_dot", "decoder.hidden=100"], ["attention.score.kind=dot", "decoder.hidden=100", "=32"]),
         (["decoder.readout_dim=20"], ["decoder.readout_dim=20", "embedding.dim=16", "embedding.tie_output=false"]),
         (["tokenizer.joint=false"], ["embedding.tie_source_target", "tokenizer.joint=true"]),
-        (
-            ["data=files", "data.train=a", "data.validation=b", "data.target_lang=en"],
-            ["data", "both 'en'", "same text"],
-        ),
         (["tokenizer=char", "tokenizer.sampling=0.1"], ["tokenizer", "sampling=0.1", "bpe or unigram"]),
     ],
 )
