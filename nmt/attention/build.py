@@ -1,25 +1,125 @@
 """From the attention section of a configuration to modules."""
 
-from torch import nn
-
 from nmt.attention.attention import Attention
-from nmt.attention.normalizers import SoftmaxNormalizer
-from nmt.attention.scores import AdditiveScore, DotScore, GeneralScore
-from nmt.attention.windows import GlobalWindow
+from nmt.attention.coverage import LinearCoverage
+from nmt.attention.heads import MultiHeadAttention
+from nmt.attention.normalizers import (
+    EntmaxNormalizer,
+    GumbelNormalizer,
+    HardNormalizer,
+    MonotonicNormalizer,
+    SoftmaxNormalizer,
+    SparsemaxNormalizer,
+)
+from nmt.attention.parts import Coverage, Normalizer, Score, Window
+from nmt.attention.policy import Policy
+from nmt.attention.scores import (
+    AdditiveScore,
+    ConcatScore,
+    CosineScore,
+    DotScore,
+    GeneralScore,
+    LocationAwareScore,
+    LocationScore,
+    NormedAdditiveScore,
+    ScaledDotScore,
+)
+from nmt.attention.windows import GlobalWindow, LocalMonotonicWindow, LocalPredictiveWindow
 from nmt.config import schema
 
 
-def build_attention(config: schema.SoftAttention, query_dim: int, memory_dim: int) -> Attention:
-    """An attention of queries (B, T, query_dim) over states (B, S, memory_dim)."""
-    normalizer = SoftmaxNormalizer(config.normalizer.temperature)
-    return Attention(_score(config.score, query_dim, memory_dim), GlobalWindow(), normalizer)
+def build_attention(
+    config: schema.SoftAttention | schema.EncoderSelfAttention, query_dim: int, memory_dim: int
+) -> Attention | MultiHeadAttention:
+    """An attention of queries (B, T, query_dim) over states (B, S, memory_dim), with contexts (B, T, memory_dim)."""
+    projection = config.projection
+    if isinstance(projection, schema.NoHeads):
+        return _attention(config, query_dim, memory_dim)
+    size = projection.dim // projection.heads
+    inner = _attention(config, size, size)
+    return MultiHeadAttention(inner, query_dim, memory_dim, projection.dim, projection.heads)
 
 
-def _score(config: schema.Score, query_dim: int, memory_dim: int) -> nn.Module:
+def build_policy(config: schema.Attention, query_dim: int) -> Policy | None:
+    """What trains a hard attention; None for any other."""
+    if not isinstance(config, schema.SoftAttention) or not isinstance(config.normalizer, schema.Hard):
+        return None
+    hard = config.normalizer
+    return Policy(
+        query_dim,
+        hard.baseline,
+        momentum=hard.momentum,
+        discount=hard.discount,
+        entropy_weight=hard.entropy_weight,
+    )
+
+
+def _attention(
+    config: schema.SoftAttention | schema.EncoderSelfAttention, query_dim: int, memory_dim: int
+) -> Attention:
+    score = _score(config.score, query_dim, memory_dim)
+    coverage: Coverage | None = None
+    if isinstance(config, schema.SoftAttention) and config.coverage.kind == "linear":
+        coverage = LinearCoverage(_keys_dim(config.score, query_dim, memory_dim))
+    return Attention(score, _window(config.window, query_dim), _normalizer(config.normalizer), coverage, config.dropout)
+
+
+def _score(config: schema.Score, query_dim: int, memory_dim: int) -> Score:  # noqa: PLR0911
     match config:
         case schema.DotScore():
             return DotScore()
+        case schema.ScaledDotScore():
+            return ScaledDotScore()
         case schema.GeneralScore():
             return GeneralScore(query_dim, memory_dim)
         case schema.AdditiveScore():
             return AdditiveScore(query_dim, memory_dim, config.dim)
+        case schema.NormedAdditiveScore():
+            return NormedAdditiveScore(query_dim, memory_dim, config.dim)
+        case schema.ConcatScore():
+            return ConcatScore(query_dim, memory_dim, config.dim, config.layers)
+        case schema.CosineScore():
+            return CosineScore(query_dim, memory_dim, config.initial_sharpness)
+        case schema.LocationScore():
+            return LocationScore(query_dim, config.max_positions)
+        case schema.LocationAwareScore():
+            return LocationAwareScore(query_dim, memory_dim, config.dim, config.filters, config.width)
+
+
+def _keys_dim(config: schema.Score, query_dim: int, memory_dim: int) -> int:
+    """A: the size of the keys that a score makes."""
+    match config:
+        case schema.DotScore() | schema.ScaledDotScore():
+            return memory_dim
+        case schema.GeneralScore():
+            return query_dim
+        case schema.CosineScore() | schema.LocationScore():
+            raise AssertionError("the schema refuses coverage for these")
+        case _:
+            return config.dim
+
+
+def _window(config: schema.Window, query_dim: int) -> Window:
+    match config:
+        case schema.GlobalWindow():
+            return GlobalWindow()
+        case schema.LocalMonotonicWindow():
+            return LocalMonotonicWindow(config.reach)
+        case schema.LocalPredictiveWindow():
+            return LocalPredictiveWindow(config.reach, query_dim, config.dim)
+
+
+def _normalizer(config: schema.Normalizer) -> Normalizer:
+    match config:
+        case schema.Softmax():
+            return SoftmaxNormalizer(config.temperature)
+        case schema.Sparsemax():
+            return SparsemaxNormalizer()
+        case schema.Entmax15():
+            return EntmaxNormalizer()
+        case schema.Hard():
+            return HardNormalizer(config.expected)
+        case schema.Gumbel():
+            return GumbelNormalizer(config.temperature)
+        case schema.Monotonic():
+            return MonotonicNormalizer(config.noise, config.initial_offset)

@@ -1,20 +1,23 @@
 """What attention reads, and what earlier steps leave behind.
 
-Shapes: B batch, S source positions, T target positions, Q query, M memory, A attention.
+Shapes: B batch, S source positions, T target positions, N heads, M memory, A attention.
 """
 
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from nmt.attention.gather import GradientPool
+
 
 class Memory(NamedTuple):
-    """The encoded source sentences."""
+    """The encoded source sentences. With heads every tensor has a dimension N after B."""
 
     values: Tensor  # (B, S, M) encoder states
     keys: Tensor  # (B, S, A) their projection for the score, made once per sentence
     valid: Tensor  # (B, S) bool, True = may be attended to
+    pools: tuple[GradientPool, GradientPool] | None = None  # of values and keys, where windows are read from them
 
     def select(self, index: Tensor) -> Self:
         """Rows `index` of the batch, for beam search."""
@@ -22,54 +25,46 @@ class Memory(NamedTuple):
             values=self.values.index_select(0, index),
             keys=self.keys.index_select(0, index),
             valid=self.valid.index_select(0, index),
+            pools=None,
         )
 
 
 class Past(NamedTuple):
-    """What the steps so far have attended to."""
+    """What the steps so far have attended to; only the step is counted for an attention that does not read it."""
 
-    weights: Tensor  # (B, S) of the previous step, zeros before the first
-    total: Tensor  # (B, S) their running sum: coverage
+    weights: Tensor  # (B, S), or (B, N, S) with heads: of the previous step, zeros before the first
+    total: Tensor  # the same shape: their running sum, coverage
     step: int  # index of the step to come
 
     @classmethod
     def start(cls, valid: Tensor) -> Self:
-        """The past before the first step."""
+        """bool (B, S) or (B, N, S) -> the past before the first step."""
         nothing = torch.zeros(valid.shape, device=valid.device)
         return cls(nothing, nothing, 0)
 
     def after(self, weights: Tensor) -> Self:
-        """The past once a step has attended with `weights` (B, S)."""
-        return self._replace(weights=weights, total=self.total + weights, step=self.step + 1)
+        """The past once steps have attended with `weights` (..., T, S)."""
+        return self._replace(
+            weights=weights[..., -1, :], total=self.total + weights.sum(-2), step=self.step + weights.shape[-2]
+        )
 
     def select(self, index: Tensor) -> Self:
         """Rows `index` of the batch, for beam search."""
         return self._replace(weights=self.weights.index_select(0, index), total=self.total.index_select(0, index))
 
 
-class Score(Protocol):
-    """How well a query fits each key."""
+class Choice(NamedTuple):
+    """What training by REINFORCE needs to know of the positions that hard attention drew."""
 
-    def keys(self, memory: Tensor) -> Tensor:
-        """(B, S, M) -> (B, S, A), once per source sentence."""
-        ...
-
-    def __call__(self, query: Tensor, keys: Tensor) -> Tensor:
-        """(B, T, Q), (B, S, A) -> (B, T, S), unmasked."""
-        ...
+    log_prob: Tensor  # (B, T) of the position drawn (with heads: their sum); 0 where none was drawn
+    entropy: Tensor  # (B, T) in nats, of the distribution it was drawn from
+    query: Tensor  # (B, T, Q)
 
 
-class Window(Protocol):
-    """Which of the valid positions a query may attend to."""
+class Attended(NamedTuple):
+    """What an attention returns."""
 
-    def __call__(self, query: Tensor, valid: Tensor, past: Past) -> Tensor:
-        """(B, T, Q), (B, S) -> bool (B, T, S) or (B, 1, S), True = keep."""
-        ...
-
-
-class Normalizer(Protocol):
-    """From energies to weights."""
-
-    def __call__(self, energies: Tensor, keep: Tensor, past: Past) -> Tensor:
-        """(B, T, S), bool (B, T, S) -> (B, T, S): zero where not kept; rows sum to 1, or 0 if nothing is kept."""
-        ...
+    context: Tensor  # (B, T, M)
+    weights: Tensor  # (B, T, S), with heads their mean
+    past: Past  # after these steps
+    choice: Choice | None = None  # of hard attention in training

@@ -1,22 +1,30 @@
 """Scores: how well a query fits each key. A score knows no mask.
 
-Shapes: B batch, S source positions, T target positions, Q query, M memory, A attention.
+Shapes: B batch, S source positions, T target positions, Q query, M memory, A attention, F filters.
 """
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nmt.attention.memory import Past
+from nmt.attention.parts import Score
 
 
-class DotScore(nn.Module):
+class DotScore(Score):
     """e_ts = q_t . k_s   (Luong et al. 2015, eq. 7, dot)."""
-
-    def keys(self, memory: Tensor) -> Tensor:
-        """(B, S, M) -> (B, S, M)."""
-        return memory
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """(B, T, Q), (B, S, A) -> (B, T, S), unmasked; Q = A."""
         return torch.bmm(query, keys.transpose(1, 2))
+
+
+class ScaledDotScore(DotScore):
+    """e_ts = q_t . k_s / sqrt(d), d the size of either   (Vaswani et al. 2017, eq. 1)."""
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        """(B, T, Q), (B, S, A) -> (B, T, S), unmasked; Q = A."""
+        return super().forward(query * query.shape[-1] ** -0.5, keys)
 
 
 class GeneralScore(DotScore):
@@ -32,7 +40,7 @@ class GeneralScore(DotScore):
         return projected
 
 
-class AdditiveScore(nn.Module):
+class AdditiveScore(Score):
     """e_ts = v . tanh(W q_t + U k_s)   (Bahdanau et al. 2015, A.1.2)."""
 
     def __init__(self, query_dim: int, memory_dim: int, attention_dim: int) -> None:
@@ -46,8 +54,116 @@ class AdditiveScore(nn.Module):
         projected: Tensor = self.key_proj(memory)
         return projected
 
+    def hidden(self, query: Tensor, keys: Tensor) -> Tensor:
+        """(B, T, Q), (B, S, A) -> (B, T, S, A)."""
+        return torch.tanh(self.query_proj(query)[:, :, None] + keys[:, None])
+
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """(B, T, Q), (B, S, A) -> (B, T, S), unmasked."""
-        hidden = torch.tanh(self.query_proj(query)[:, :, None] + keys[:, None])  # (B, T, S, A)
-        energies: Tensor = self.energy(hidden).squeeze(-1)
+        energies: Tensor = self.energy(self.hidden(query, keys)).squeeze(-1)
         return energies
+
+
+class NormedAdditiveScore(AdditiveScore):
+    """e_ts = g v/|v| . tanh(W q_t + U k_s + b): additive, v weight-normalised (Salimans and Kingma 2016), with a bias
+    (Raffel et al. 2017, eq. 16, where the scalar offset belongs to the normalizer)."""
+
+    def __init__(self, query_dim: int, memory_dim: int, attention_dim: int) -> None:
+        super().__init__(query_dim, memory_dim, attention_dim)
+        self.gain = nn.Parameter(torch.tensor(attention_dim**-0.5))
+        self.bias = nn.Parameter(torch.zeros(attention_dim))
+
+    def keys(self, memory: Tensor) -> Tensor:
+        """(B, S, M) -> (B, S, A), once per source sentence; the bias is in them."""
+        projected: Tensor = F.linear(memory, self.key_proj.weight, self.bias)
+        return projected
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        """(B, T, Q), (B, S, A) -> (B, T, S), unmasked."""
+        direction = self.gain * F.normalize(self.energy.weight, dim=1)
+        return F.linear(self.hidden(query, keys), direction).squeeze(-1)
+
+
+class ConcatScore(AdditiveScore):
+    """e_ts = MLP([q_t; k_s]): v . tanh(W [q_t; k_s]) (Luong et al. 2015, eq. 7, concat), with `layers` > 1 further
+    hidden layers tanh(W' h + b') before v.
+
+    W is kept in two parts, so that the keys' share is made once per sentence.
+    """
+
+    def __init__(self, query_dim: int, memory_dim: int, attention_dim: int, layers: int) -> None:
+        super().__init__(query_dim, memory_dim, attention_dim)
+        self.deeper = nn.ModuleList(nn.Linear(attention_dim, attention_dim) for _ in range(layers - 1))
+
+    def hidden(self, query: Tensor, keys: Tensor) -> Tensor:
+        """(B, T, Q), (B, S, A) -> (B, T, S, A)."""
+        hidden = super().hidden(query, keys)
+        for layer in self.deeper:
+            hidden = torch.tanh(layer(hidden))
+        return hidden
+
+
+class CosineScore(Score):
+    """e_ts = beta_t cos(W q_t, k_s), beta_t = softplus(w . q_t + b) > 0   (Graves et al. 2014, eq. 5 and 6).
+
+    As in a neural Turing machine the decoder emits what it looks for (W q_t) and how sharply (beta_t).
+    """
+
+    def __init__(self, query_dim: int, memory_dim: int, initial_sharpness: float) -> None:
+        super().__init__()
+        self.query_proj = nn.Linear(query_dim, memory_dim, bias=False)
+        self.sharpness = nn.Linear(query_dim, 1, bias=False)
+        # softplus(offset) = initial_sharpness
+        self.offset = nn.Parameter(torch.tensor(initial_sharpness).expm1().log())
+
+    def keys(self, memory: Tensor) -> Tensor:
+        """(B, S, M) -> (B, S, M) of length 1, once per source sentence."""
+        return F.normalize(memory, dim=-1)
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        """(B, T, Q), (B, S, M) -> (B, T, S), unmasked, each between -beta_t and beta_t."""
+        beta = F.softplus(self.sharpness(query) + self.offset)
+        wanted = beta * F.normalize(self.query_proj(query), dim=-1)
+        return torch.bmm(wanted.to(keys.dtype), keys.transpose(1, 2))
+
+
+class LocationScore(Score):
+    """e_ts = (W q_t)_s, from the query alone   (Luong et al. 2015, eq. 8).
+
+    The keys are the positions themselves. Those from `max_positions` on share the last one's energy; the attention
+    leaves them out, as Luong et al. do with the end of long sentences.
+    """
+
+    def __init__(self, query_dim: int, max_positions: int) -> None:
+        super().__init__()
+        self.max_positions = max_positions
+        self.positions = nn.Linear(query_dim, max_positions, bias=False)
+
+    def keys(self, memory: Tensor) -> Tensor:
+        """(B, S, M) -> float32 (B, S, 1), the positions from 0."""
+        positions = torch.arange(memory.shape[1], dtype=torch.float32, device=memory.device)
+        return positions[:, None].expand(memory.shape[0], -1, 1)
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        """(B, T, Q), (B, S, 1) -> (B, T, S), unmasked."""
+        index = keys.squeeze(-1).long().clamp_(max=self.max_positions - 1)
+        energies: Tensor = self.positions(query)
+        return energies.gather(-1, index[:, None].expand(-1, query.shape[1], -1))
+
+
+class LocationAwareScore(AdditiveScore):
+    """e_ts = v . tanh(W q_t + V k_s + U f_ts + b), f_t = F * weights_{t-1}   (Chorowski et al. 2015, eq. 8 and 9)."""
+
+    reads_past = True
+
+    def __init__(self, query_dim: int, memory_dim: int, attention_dim: int, filters: int, width: int) -> None:
+        """`width` positions, an odd number, are seen by each of the `filters`."""
+        super().__init__(query_dim, memory_dim, attention_dim)
+        self.filters = nn.Conv1d(1, filters, width, padding=width // 2, bias=False)
+        self.filter_proj = nn.Linear(filters, attention_dim)  # U and b
+
+    def adjust(self, keys: Tensor, past: Past) -> Tensor:
+        """(B, S, A) -> (B, S, A), at every step."""
+        features = self.filters(past.weights[:, None].to(self.filters.weight.dtype)).transpose(1, 2)  # (B, S, F)
+        adjusted: Tensor = keys + self.filter_proj(features)
+        return adjusted

@@ -1,16 +1,56 @@
 """Windows: which of the valid source positions a query may attend to.
 
-Shapes: B batch, S source positions, T target positions, Q query.
+Shapes: B batch, S source positions, T target positions, Q query, W window, A attention.
 """
 
+import torch
 from torch import Tensor, nn
 
 from nmt.attention.memory import Past
+from nmt.attention.parts import Window
 
 
-class GlobalWindow(nn.Module):
+class GlobalWindow(Window):
     """All valid positions (Bahdanau et al. 2015)."""
 
-    def forward(self, query: Tensor, valid: Tensor, past: Past) -> Tensor:
-        """(B, T, Q), (B, S) -> bool (B, 1, S), True = keep."""
-        return valid[:, None]
+
+class LocalMonotonicWindow(Window):
+    """[p_t - D, p_t + D] with p_t = t   (Luong et al. 2015, 3.2, local-m).
+
+    Past the end of the source the window stays at its last position.
+    """
+
+    def __init__(self, reach: int) -> None:
+        super().__init__()
+        self.reach = reach
+
+    def centre(self, query: Tensor, valid: Tensor, past: Past) -> Tensor:
+        """(B, T, Q), bool (B, S) -> (B, T)."""
+        steps = torch.arange(past.step, past.step + query.shape[1], device=query.device)
+        last = valid.sum(1, keepdim=True) - 1
+        return steps.minimum(last.clamp(min=0)).float()
+
+
+class LocalPredictiveWindow(Window):
+    """[p_t - D, p_t + D] with p_t = S sigmoid(v . tanh(W q_t)), the weights falling off as a Gaussian around p_t with
+    sigma = D/2   (Luong et al. 2015, eq. 9 and 10, local-p).
+
+    S is the sentence's length and positions count from 0. Through the Gaussian p_t is learned.
+    """
+
+    def __init__(self, reach: int, query_dim: int, attention_dim: int) -> None:
+        super().__init__()
+        self.reach = reach
+        self.position_proj = nn.Linear(query_dim, attention_dim, bias=False)
+        self.position = nn.Linear(attention_dim, 1, bias=False)
+
+    def centre(self, query: Tensor, valid: Tensor, past: Past) -> Tensor:
+        """(B, T, Q), bool (B, S) -> (B, T)."""
+        where = self.position(torch.tanh(self.position_proj(query))).squeeze(-1)
+        wide = torch.promote_types(where.dtype, torch.float32)
+        return valid.sum(1, keepdim=True) * torch.sigmoid(where.to(wide))
+
+    def falloff(self, offsets: Tensor) -> Tensor:
+        """(B, T, W) -> exp(-offset^2 / (2 sigma^2))."""
+        assert self.reach is not None
+        return torch.exp(offsets.square() * (-2 / self.reach**2))

@@ -3,12 +3,13 @@
 import torch
 from torch import nn
 
-from nmt.attention.build import build_attention
+from nmt.attention.build import build_attention, build_policy
 from nmt.config import schema
 from nmt.model.cells import Recurrent
 from nmt.model.decoder import Decoder
 from nmt.model.encoder import Encoder
 from nmt.model.readout import Readout
+from nmt.model.self_attention import SelfAttention
 from nmt.model.seq2seq import Bridge, Seq2Seq
 
 CELLS: dict[str, type[Recurrent]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
@@ -37,6 +38,7 @@ def build_model(config: schema.Model, source_vocab: int, target_vocab: int, pad:
         bridge,
         decoder,
         output,
+        build_policy(attention, config.decoder.hidden),
         embedding_dropout=embedding.dropout,
         fixed_context=fixed,
     )
@@ -47,11 +49,12 @@ def build_model(config: schema.Model, source_vocab: int, target_vocab: int, pad:
 @torch.no_grad()
 def initialize(model: Seq2Seq) -> None:
     """Glorot-uniform matrices, orthogonal recurrent ones (Saxe et al. 2014), zero biases (an LSTM's forget gate
-    open: Jozefowicz et al. 2015), embeddings of about unit length, padding zero."""
+    open: Jozefowicz et al. 2015), embeddings of about unit length, padding zero. Single numbers and layer norms stay
+    as they were made."""
     embeddings = {model.source_embedding, model.target_embedding}
     tables = [embedding.weight for embedding in embeddings]
     for name, parameter in model.named_parameters():
-        if any(parameter is table for table in tables):
+        if any(parameter is table for table in tables) or parameter.dim() == 0 or ".norm." in name:
             continue
         if "weight_hh" in name:
             for gate in torch.split(parameter, parameter.shape[1]):
@@ -73,7 +76,7 @@ def initialize(model: Seq2Seq) -> None:
 
 
 def _gates(model: Seq2Seq, name: str) -> int:
-    rnn = model.encoder.rnn if name.startswith("encoder") else model.decoder.rnn
+    rnn = model.encoder.rnn if name.startswith("encoder") else model.decoder.rnn  # `conditional` is of its kind
     return {nn.RNN: 1, nn.GRU: 3, nn.LSTM: 4}[type(rnn)]
 
 
@@ -87,7 +90,13 @@ def _encoder(config: schema.Model) -> Encoder:
         dropout=encoder.dropout if encoder.layers > 1 else 0.0,
         bidirectional=encoder.bidirectional,
     )
-    return Encoder(rnn, encoder.dropout, config.decoder.bridge)
+    attention, dim = encoder.self_attention, encoder.output_dim
+    layers: list[SelfAttention] = []
+    if isinstance(attention, schema.EncoderSelfAttention):
+        layers = [
+            SelfAttention(build_attention(attention, dim, dim), dim, encoder.dropout) for _ in range(attention.layers)
+        ]
+    return Encoder(rnn, encoder.dropout, config.decoder.bridge, layers)
 
 
 def _decoder(config: schema.Model, encoder: Encoder, context_dim: int) -> Decoder:
@@ -105,11 +114,15 @@ def _decoder(config: schema.Model, encoder: Encoder, context_dim: int) -> Decode
         batch_first=True,
         dropout=decoder.dropout if decoder.layers > 1 else 0.0,
     )
+    conditional = None
+    if decoder.attend == "between":
+        conditional = CELLS[decoder.cell](context_dim, decoder.hidden, batch_first=True)
     readout = Readout(decoder.readout, decoder.hidden, context_dim, word_dim, decoder.readout_dim)
     return Decoder(
         rnn,
         attention,
         readout,
+        conditional,
         attend=decoder.attend,
         input_feeding=decoder.input_feeding,
         dropout=decoder.dropout,

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmt.attention.attention import Attention
-from nmt.attention.memory import Memory, Past
+from nmt.attention.heads import MultiHeadAttention
+from nmt.attention.memory import Attended, Choice, Memory, Past
 from nmt.model.cells import CellState, LayerWeights, Recurrent, layer_weights, step_layer
 from nmt.model.readout import Readout
 
@@ -37,32 +38,38 @@ class DecoderState(NamedTuple):
 
 class Decoded(NamedTuple):
     readouts: Tensor  # (B, T, R)
-    weights: Tensor | None  # (B, T, S), row t used to produce token t
+    weights: Tensor | None = None  # (B, T, S), row t used to produce token t
+    choice: Choice | None = None  # of hard attention in training
 
 
 class Decoder(nn.Module):
     """A recurrent network over [previous word; context or fixed vector; previous readout], and a readout.
 
     attend "before": the query is the previous state, and the context enters the recurrent step (Bahdanau et al.
-    2015, A.2.2); "after": the query is the current state (Luong et al. 2015, 3).
+    2015, A.2.2); "after": the query is the current state (Luong et al. 2015, 3); "between": the step is two, the
+    query is the state after the first, over the word, and the context enters the second, `conditional` (Sennrich et
+    al. 2017, the conditional GRU of Nematus); further layers follow it.
     """
 
     def __init__(
         self,
         rnn: Recurrent,
-        attention: Attention | None,
+        attention: Attention | MultiHeadAttention | None,
         readout: Readout,
+        conditional: Recurrent | None = None,
         *,
-        attend: Literal["before", "after"],
+        attend: Literal["before", "between", "after"],
         input_feeding: bool,
         dropout: float,
     ) -> None:
+        """conditional: one layer over the context, for "between" alone."""
         super().__init__()
-        self.rnn, self.attention, self.readout = rnn, attention, readout
+        assert (attend == "between") == (conditional is not None)
+        self.rnn, self.attention, self.readout, self.conditional = rnn, attention, readout, conditional
         self.attend, self.input_feeding = attend, input_feeding
         self.dropout = nn.Dropout(dropout)
-        # Does anything that a step computes from its attention or readout enter the next recurrent step?
-        self.stepped = input_feeding or (attention is not None and attend == "before")
+        # Does anything that a step computes from its attention or readout enter the next step?
+        self.stepped = input_feeding or (attention is not None and (attend != "after" or attention.reads_past))
 
     def forward(self, embedded: Tensor, state: DecoderState) -> Decoded:
         """Teacher forcing: (B, T, E) embeddings of <s> y_1 ... y_{T-1} -> readouts and weights of all T steps."""
@@ -78,41 +85,41 @@ class Decoder(nn.Module):
             hidden, _ = self.rnn(inputs, (start, torch.stack(state.cell.memory).to(inputs.dtype)))
         else:
             hidden, _ = self.rnn(inputs, start)
-        context, weights = None, None
-        if self.attention is not None:
-            assert state.memory is not None
-            assert state.past is not None
-            context, weights = self.attention(hidden, state.memory, state.past)
+        attended = self._attend(hidden, state)
+        context = None if attended is None else attended.context
         if state.fixed is not None:
             context = state.fixed[:, None].expand(-1, hidden.shape[1], -1)
-        return Decoded(self.dropout(self.readout(hidden, context, embedded)), weights)
+        readouts = self.dropout(self.readout(hidden, context, embedded))
+        return Decoded(readouts) if attended is None else Decoded(readouts, attended.weights, attended.choice)
 
     def forward_stepped(self, embedded: Tensor, state: DecoderState) -> Decoded:
         """Step by step, with all that does not depend on the previous step done before or after the loop."""
-        layers = self._layers()
-        gates = self._word_gates(embedded, state, layers[0])
+        weights = self._weights()
+        gates = self._word_gates(embedded, state, weights.layers[0])
         steps: list[_Step] = []
         for gates_t, word in zip(gates.unbind(1), embedded.unbind(1), strict=True):
-            steps.append(self._step(gates_t, word, state, layers))
+            steps.append(self._step(gates_t, word, state, weights))
             state = steps[-1].state
-        weights = _stack([step.weights for step in steps])
         readouts = _stack([step.readout for step in steps])
         if readouts is None:
             hidden = torch.stack([step.state.cell.hidden[-1] for step in steps], dim=1)
             readouts = self.dropout(self.readout(hidden, _stack([step.context for step in steps]), embedded))
-        return Decoded(readouts, weights)
+        choices = [step.choice for step in steps if step.choice is not None]
+        choice = Choice(*(torch.cat(parts, dim=1) for parts in zip(*choices, strict=True))) if choices else None
+        return Decoded(readouts, _stack([step.weights for step in steps]), choice)
 
     def step(self, word: Tensor, state: DecoderState) -> tuple[Tensor, Tensor | None, DecoderState]:
         """(B, E) embedding of the previous token -> readout (B, R), weights (B, S) or None, next state."""
-        layers = self._layers()
-        step = self._step(self._word_gates(word, state, layers[0]), word, state, layers)
+        weights = self._weights()
+        step = self._step(self._word_gates(word, state, weights.layers[0]), word, state, weights)
         readout = step.readout
         if readout is None:
             readout = self.dropout(self.readout(step.state.cell.hidden[-1], step.context, word))
         return readout, step.weights, step.state
 
-    def _layers(self) -> list[LayerWeights]:
-        return [layer_weights(self.rnn, layer) for layer in range(self.rnn.num_layers)]
+    def _weights(self) -> "_Weights":
+        layers = [layer_weights(self.rnn, layer) for layer in range(self.rnn.num_layers)]
+        return _Weights(layers, None if self.conditional is None else layer_weights(self.conditional, 0))
 
     def _word_gates(self, embedded: Tensor, state: DecoderState, first: LayerWeights) -> Tensor:
         """(B, T, E) or (B, E) -> (B, T, G) or (B, G): the share of words and fixed vector in the first layer."""
@@ -123,51 +130,71 @@ class Decoder(nn.Module):
             gates = gates + (fixed[:, None] if embedded.dim() == 3 else fixed)  # noqa: PLR2004
         return gates
 
-    def _step(self, gates: Tensor, word: Tensor, state: DecoderState, layers: list[LayerWeights]) -> "_Step":
-        context, weights, past = None, None, state.past
+    def _step(self, gates: Tensor, word: Tensor, state: DecoderState, weights: "_Weights") -> "_Step":
+        attended = None
         fed = [] if state.feed is None else [state.feed]
         if self.attend == "before":
-            context, weights, past = self._attend_once(state.cell.hidden[-1], state)
-            fed = fed if context is None else [context, *fed]
+            attended = self._attend(state.cell.hidden[-1][:, None], state)
+            fed = fed if attended is None else [attended.context[:, 0], *fed]
         if fed:
             width = sum(part.shape[1] for part in fed)
-            gates = gates + F.linear(torch.cat(fed, dim=1), layers[0].weight_ih[:, -width:])
-        cell = self._recur(gates, state.cell, layers)
+            gates = gates + F.linear(torch.cat(fed, dim=1), weights.layers[0].weight_ih[:, -width:])
+        first = step_layer(self.rnn, weights.layers[0], gates, state.cell, 0)
+        if self.attend == "between":
+            attended = self._attend(first[0][:, None], state)
+            first = self._condition(first, attended, weights)
+        cell = self._upper_layers(first, state.cell, weights)
         if self.attend == "after":
-            context, weights, past = self._attend_once(cell.hidden[-1], state)
-        if state.fixed is not None:
-            context = state.fixed
+            attended = self._attend(cell.hidden[-1][:, None], state)
+        context = state.fixed if attended is None else attended.context[:, 0]
         readout = self.dropout(self.readout(cell.hidden[-1], context, word)) if self.input_feeding else None
-        feed = readout if self.input_feeding else None
-        return _Step(context, weights, readout, state._replace(cell=cell, feed=feed, past=past))
+        state = state._replace(cell=cell, feed=readout)
+        if attended is None:
+            return _Step(context, None, None, readout, state)
+        return _Step(context, attended.weights[:, 0], attended.choice, readout, state._replace(past=attended.past))
 
-    def _recur(self, gates: Tensor, state: CellState, layers: list[LayerWeights]) -> CellState:
-        """The recurrent step of all layers, from the first layer's gates (B, G)."""
-        hidden: list[Tensor] = []
-        memory: list[Tensor] = []
-        for layer, weights in enumerate(layers):
-            if layer:
-                below = F.dropout(hidden[-1], self.rnn.dropout, self.training)
-                gates = F.linear(below, weights.weight_ih, weights.bias_ih)
-            new_hidden, new_memory = step_layer(self.rnn, weights, gates, state, layer)
-            hidden.append(new_hidden)
-            if new_memory is not None:
-                memory.append(new_memory)
-        return CellState(tuple(hidden), tuple(memory))
+    def _condition(
+        self, first: tuple[Tensor, Tensor | None], attended: Attended | None, weights: "_Weights"
+    ) -> tuple[Tensor, Tensor | None]:
+        """The second half of a conditional step: from the state after the word to the state after the context."""
+        assert self.conditional is not None
+        assert weights.conditional is not None
+        assert attended is not None
+        hidden, memory = first
+        between = CellState((hidden,), () if memory is None else (memory,))
+        gates = F.linear(attended.context[:, 0], weights.conditional.weight_ih, weights.conditional.bias_ih)
+        return step_layer(self.conditional, weights.conditional, gates, between, 0)
 
-    def _attend_once(self, query: Tensor, state: DecoderState) -> tuple[Tensor | None, Tensor | None, Past | None]:
-        """(B, H) -> context (B, M), weights (B, S) and the past after this step; nothing without attention."""
+    def _upper_layers(self, first: tuple[Tensor, Tensor | None], state: CellState, weights: "_Weights") -> CellState:
+        """The recurrent step of the layers above the first, whose new hidden state and memory are given."""
+        steps = [first]
+        for layer, upper in enumerate(weights.layers[1:], 1):
+            below = F.dropout(steps[-1][0], self.rnn.dropout, self.training)
+            gates = F.linear(below, upper.weight_ih, upper.bias_ih)
+            steps.append(step_layer(self.rnn, upper, gates, state, layer))
+        return CellState(
+            tuple(hidden for hidden, _ in steps), tuple(memory for _, memory in steps if memory is not None)
+        )
+
+    def _attend(self, query: Tensor, state: DecoderState) -> Attended | None:
+        """(B, T, H) -> what the attention returns, if there is one."""
         if self.attention is None:
-            return None, None, None
+            return None
         assert state.memory is not None
         assert state.past is not None
-        context, weights = self.attention(query[:, None], state.memory, state.past)
-        return context[:, 0], weights[:, 0], state.past.after(weights[:, 0])
+        attended: Attended = self.attention(query, state.memory, state.past)
+        return attended
+
+
+class _Weights(NamedTuple):
+    layers: list[LayerWeights]
+    conditional: LayerWeights | None
 
 
 class _Step(NamedTuple):
     context: Tensor | None  # (B, M)
     weights: Tensor | None  # (B, S)
+    choice: Choice | None  # of this step alone, T = 1
     readout: Tensor | None  # (B, R), only where it is fed back; else made for all steps at once
     state: DecoderState
 

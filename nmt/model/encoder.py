@@ -3,6 +3,7 @@
 Shapes: B batch, S source positions, E embedding, H hidden, M = directions x H memory.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from nmt.model.cells import Recurrent
+from nmt.model.self_attention import SelfAttention
 
 
 class Encoded(NamedTuple):
@@ -26,9 +28,12 @@ class Encoder(nn.Module):
     "mean" = the average state.
     """
 
-    def __init__(self, rnn: Recurrent, dropout: float, summary: str) -> None:
+    def __init__(
+        self, rnn: Recurrent, dropout: float, summary: str, self_attention: Sequence[SelfAttention] = ()
+    ) -> None:
         super().__init__()
         self.rnn = rnn
+        self.self_attention = nn.ModuleList(self_attention)  # over the states of the top layer, one after another
         self.dropout = nn.Dropout(dropout)
         self.summary = summary
         directions = 2 if rnn.bidirectional else 1
@@ -36,11 +41,13 @@ class Encoder(nn.Module):
         with_memory = summary == "final" and isinstance(rnn, nn.LSTM)
         self.summary_dim = self.output_dim * (2 if with_memory else 1)
 
-    def forward(self, embedded: Tensor, lengths: Tensor) -> Encoded:
-        """(B, S, E), int64 (B,) on the CPU -> Encoded."""
+    def forward(self, embedded: Tensor, lengths: Tensor, valid: Tensor) -> Encoded:
+        """(B, S, E), int64 (B,) on the CPU, bool (B, S) -> Encoded."""
         packed = pack_padded_sequence(embedded, lengths, batch_first=True, enforce_sorted=False)
         outputs, final = self.rnn(packed)
         states, _ = pad_packed_sequence(outputs, batch_first=True, total_length=embedded.shape[1])
+        for layer in self.self_attention:
+            states = layer(states, valid)
         if self.summary == "mean":
             summary = states.sum(1) / lengths.to(states.device, states.dtype)[:, None]
         else:

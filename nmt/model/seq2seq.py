@@ -6,7 +6,7 @@ Shapes: B batch, S source positions, T target positions, E embedding, H hidden, 
 import torch
 from torch import Tensor, nn
 
-from nmt.attention.memory import Past
+from nmt.attention.policy import Policy
 from nmt.metrics.loss import Loss, linear_cross_entropy
 from nmt.model.cells import CellState
 from nmt.model.decoder import Decoded, Decoder, DecoderState
@@ -40,6 +40,7 @@ class Seq2Seq(nn.Module):
         bridge: Bridge,
         decoder: Decoder,
         output: nn.Linear,
+        policy: Policy | None = None,
         *,
         embedding_dropout: float,
         fixed_context: bool,
@@ -47,17 +48,18 @@ class Seq2Seq(nn.Module):
         super().__init__()
         self.source_embedding, self.target_embedding = source_embedding, target_embedding
         self.encoder, self.bridge, self.decoder, self.output = encoder, bridge, decoder, output
+        self.policy = policy  # what trains a hard attention
         self.dropout = nn.Dropout(embedding_dropout)
         self.fixed_context = fixed_context  # without attention: does the decoder see the summary at every step?
 
     def encode(self, source: Tensor, lengths: Tensor) -> DecoderState:
         """int64 (B, S), int64 (B,) on the CPU -> the decoder's state before its first step."""
-        encoded = self.encoder(self.dropout(self.source_embedding(source)), lengths)
+        positions = torch.arange(source.shape[1], device=source.device)
+        valid = positions < lengths.to(source.device)[:, None]
+        encoded = self.encoder(self.dropout(self.source_embedding(source)), lengths, valid)
         memory, past, attention = None, None, self.decoder.attention
         if attention is not None:
-            positions = torch.arange(source.shape[1], device=source.device)
-            valid = positions < lengths.to(source.device)[:, None]
-            memory, past = attention.remember(encoded.states, valid), Past.start(valid)
+            memory, past = attention.remember(encoded.states, valid), attention.start(valid)
         feed = None
         if self.decoder.input_feeding:
             feed = encoded.summary.new_zeros(source.shape[0], self.output.in_features)

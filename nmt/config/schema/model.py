@@ -1,10 +1,11 @@
-"""Embeddings, encoder, decoder, attention."""
+"""Embeddings, encoder, decoder, and which of them fit the attention."""
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import PositiveInt
 from pydantic import model_validator as validator
 
+from nmt.config.schema.attention import Attention, SelfAttention, unequal_sizes
 from nmt.config.schema.base import Probability, Section
 
 Cell = Literal["rnn", "gru", "lstm"]
@@ -23,6 +24,7 @@ class Encoder(Section):
     layers: PositiveInt
     bidirectional: bool
     dropout: Probability
+    self_attention: SelfAttention
 
     @property
     def output_dim(self) -> int:
@@ -35,51 +37,11 @@ class Decoder(Section):
     hidden: PositiveInt
     layers: PositiveInt
     dropout: Probability
-    attend: Literal["before", "after"]
+    attend: Literal["before", "between", "after"]
     input_feeding: bool
     readout: Literal["attentional", "deep", "maxout"]
     readout_dim: PositiveInt
     bridge: Literal["final", "mean"]
-
-
-class DotScore(Section):
-    kind: Literal["dot"]
-
-
-class GeneralScore(Section):
-    kind: Literal["general"]
-
-
-class AdditiveScore(Section):
-    kind: Literal["additive"]
-    dim: PositiveInt
-
-
-Score = Annotated[DotScore | GeneralScore | AdditiveScore, Field(discriminator="kind")]
-
-
-class GlobalWindow(Section):
-    kind: Literal["global"]
-
-
-class Softmax(Section):
-    kind: Literal["softmax"]
-    temperature: PositiveFloat
-
-
-class SoftAttention(Section):
-    kind: Literal["attention"]
-    score: Score
-    window: GlobalWindow
-    normalizer: Softmax
-
-
-class NoAttention(Section):
-    kind: Literal["none"]
-    context: Literal["first_state", "every_step"]
-
-
-Attention = Annotated[SoftAttention | NoAttention, Field(discriminator="kind")]
 
 
 class Model(Section):
@@ -93,12 +55,15 @@ class Model(Section):
     @validator(mode="after")
     def _sizes_fit(self) -> Self:
         memory, query = self.encoder.output_dim, self.decoder.hidden
-        if self.attention.kind == "attention" and self.attention.score.kind == "dot" and memory != query:
+        attention = self.attention
+        if attention.kind == "none" and self.decoder.attend == "between":
+            raise ValueError("decoder.attend=between is for an attention, but attention.kind=none; set it to after")
+        if attention.kind == "attention" and unequal_sizes(attention.score.kind, attention.projection, query, memory):
             directions = 2 if self.encoder.bidirectional else 1
             raise ValueError(
-                f"attention.score.kind=dot compares vectors of equal size, but decoder.hidden={query} and "
-                f"encoder.hidden={self.encoder.hidden} x {directions} directions = {memory}; "
-                f"set decoder.hidden={memory}, or use attention=luong_general"
+                f"attention.score.kind={attention.score.kind} compares vectors of equal size, but "
+                f"decoder.hidden={query} and encoder.hidden={self.encoder.hidden} x {directions} directions = {memory}; set "
+                f"decoder.hidden={memory}, or use attention/score=general or attention/projection=heads"
             )
         if self.embedding.tie_output and self.decoder.readout_dim != self.embedding.dim:
             raise ValueError(

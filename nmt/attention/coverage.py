@@ -1,0 +1,25 @@
+"""Coverage: what the steps so far have attended to changes the keys.
+
+Shapes: B batch, S source positions, A attention.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from nmt.attention.memory import Past
+from nmt.attention.parts import Coverage
+
+
+class LinearCoverage(Coverage):
+    """k'_s = k_s + w c_s + b, c_s the sum of earlier weights on s   (See et al. 2017, eq. 11: inside an additive
+    score's tanh)."""
+
+    def __init__(self, keys_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(keys_dim, 1))
+        self.bias = nn.Parameter(torch.zeros(keys_dim))
+
+    def forward(self, keys: Tensor, past: Past) -> Tensor:
+        """(B, S, A) -> (B, S, A), at every step."""
+        covered: Tensor = past.total[:, :, None].to(self.weight.dtype) * self.weight[:, 0] + self.bias
+        return keys + covered.to(keys.dtype)

@@ -1,0 +1,68 @@
+"""Multi-head attention: any attention, several times over projections of query, key and value.
+
+Shapes: B batch, S source positions, T target positions, Q query, M memory, N heads, d size of a head.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from nmt.attention.attention import Attention
+from nmt.attention.memory import Attended, Choice, Memory, Past
+
+
+class MultiHeadAttention(nn.Module):
+    """W_o [head_1; ...; head_N], head_n = attention(W_q^n q, W_k^n h, W_v^n h)   (Vaswani et al. 2017, 3.2.2).
+
+    The attention's own parameters are shared by the heads; they differ by their projections. One head is the general
+    query-key-value attention.
+    """
+
+    def __init__(self, inner: Attention, query_dim: int, memory_dim: int, dim: int, heads: int) -> None:
+        """`inner` attends with queries and states of size d = dim / heads."""
+        super().__init__()
+        assert dim % heads == 0
+        self.inner, self.heads = inner, heads
+        self.query_proj = nn.Linear(query_dim, dim, bias=False)
+        self.key_proj = nn.Linear(memory_dim, dim, bias=False)
+        self.value_proj = nn.Linear(memory_dim, dim, bias=False)
+        self.output_proj = nn.Linear(dim, memory_dim, bias=False)
+
+    @property
+    def reads_past(self) -> bool:
+        """Does a step depend on what earlier ones attended to?"""
+        return self.inner.reads_past
+
+    def remember(self, states: Tensor, valid: Tensor) -> Memory:
+        """(B, S, M), bool (B, S) -> Memory with values, keys and valid (B, N, S, ...)."""
+        valid = valid[:, None].expand(-1, self.heads, -1).flatten(0, 1)
+        keys, values = (self._fold(projection(states)) for projection in (self.key_proj, self.value_proj))
+        memory = self.inner.remember(keys, valid, values)
+        unfold = self._unfold
+        return Memory(unfold(memory.values), unfold(memory.keys), unfold(memory.valid), memory.pools)
+
+    def start(self, valid: Tensor) -> Past:
+        """bool (B, S) -> the past before the first step."""
+        return Past.start(valid[:, None].expand(-1, self.heads, -1))
+
+    def forward(self, query: Tensor, memory: Memory, past: Past) -> Attended:
+        """(B, T, Q), Memory, Past -> Attended; the weights are the heads' mean."""
+        unfold = self._unfold
+        values, keys, valid = (part.flatten(0, 1) for part in (memory.values, memory.keys, memory.valid))
+        folded = Past(past.weights.flatten(0, 1), past.total.flatten(0, 1), past.step)
+        attended: Attended = self.inner(
+            self._fold(self.query_proj(query)), Memory(values, keys, valid, memory.pools), folded
+        )
+        context = unfold(attended.context).transpose(1, 2).flatten(2)
+        after, choice = attended.past, attended.choice
+        if choice is not None:
+            choice = Choice(unfold(choice.log_prob).sum(1), unfold(choice.entropy).sum(1), query)
+        after = Past(unfold(after.weights), unfold(after.total), after.step)
+        return Attended(self.output_proj(context), unfold(attended.weights).mean(1), after, choice)
+
+    def _fold(self, projected: Tensor) -> Tensor:
+        """(B, L, N * d) -> (B * N, L, d)."""
+        return torch.stack(projected.chunk(self.heads, dim=-1), dim=1).flatten(0, 1)
+
+    def _unfold(self, folded: Tensor) -> Tensor:
+        """(B * N, ...) -> (B, N, ...)."""
+        return folded.view(-1, self.heads, *folded.shape[1:])

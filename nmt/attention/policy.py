@@ -1,0 +1,73 @@
+"""Training hard attention by REINFORCE: a position that led to likely words is drawn more often.
+
+Shapes: B batch, T target positions, Q query.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from nmt.attention.memory import Choice
+
+
+class PolicyLoss(NamedTuple):
+    """Sums over target tokens."""
+
+    loss: Tensor  # () differentiable
+    entropy: Tensor  # () in nats
+
+
+class Policy(nn.Module):
+    """grad = E[sum_t (R_t - b_t) grad log p(s_t)], R_t = sum_{t' >= t} discount^(t' - t) log p(y_t' | ...)
+    (Williams 1992; Xu et al. 2015, eq. 11 and 12; of the reward only what comes after the draw, whose mean is the
+    same).
+
+    The baseline b_t is either learned, a linear function of the query, or moving, the mean reward of a token so far
+    times the (discounted) number of tokens to come.
+    """
+
+    mean_reward: Tensor
+
+    def __init__(
+        self,
+        query_dim: int,
+        baseline: str,
+        *,
+        momentum: float,
+        discount: float,
+        entropy_weight: float,
+    ) -> None:
+        super().__init__()
+        self.momentum, self.discount, self.entropy_weight = momentum, discount, entropy_weight
+        self.learned = nn.Linear(query_dim, 1) if baseline == "learned" else None
+        if self.learned is None:
+            self.register_buffer("mean_reward", torch.zeros(()))
+
+    def forward(self, choice: Choice, log_probs: Tensor, real: Tensor) -> PolicyLoss:
+        """log_probs (B, T) of the right tokens, bool (B, T) which of them are no padding -> PolicyLoss.
+
+        In training the moving baseline learns from these rewards, after it was used.
+        """
+        rewards = log_probs.detach().float().masked_fill(~real, 0.0)
+        returns, ahead = self._to_go(rewards), self._to_go(real.float())
+        if self.learned is None:
+            baseline = self.mean_reward * ahead
+        else:
+            baseline = self.learned(choice.query.detach()).squeeze(-1).float()
+        advantage = (returns - baseline.detach()).masked_fill(~real, 0.0)
+        entropy = (choice.entropy * real).sum()
+        loss = -(advantage * choice.log_prob).sum() - self.entropy_weight * entropy
+        if self.learned is not None:
+            loss = loss + ((returns - baseline).square() * real).sum()
+        elif self.training:
+            with torch.no_grad():
+                self.mean_reward.lerp_(rewards.sum() / real.sum().clamp(min=1), 1 - self.momentum)
+        return PolicyLoss(loss, entropy.detach())
+
+    def _to_go(self, rewards: Tensor) -> Tensor:
+        """(B, T) -> (B, T), the discounted sum from each step on."""
+        sums = [rewards.new_zeros(rewards.shape[0])]
+        for reward in reversed(rewards.unbind(1)):
+            sums.append(reward + self.discount * sums[-1])
+        return torch.stack(sums[:0:-1], dim=1)

@@ -1,0 +1,231 @@
+"""Attention: its parts, and which of them go together."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import model_validator as validator
+
+from nmt.config.schema.base import Fraction, Probability, Section
+
+
+class DotScore(Section):
+    kind: Literal["dot"]
+
+
+class ScaledDotScore(Section):
+    kind: Literal["scaled_dot"]
+
+
+class GeneralScore(Section):
+    kind: Literal["general"]
+
+
+class AdditiveScore(Section):
+    kind: Literal["additive"]
+    dim: PositiveInt
+
+
+class NormedAdditiveScore(Section):
+    kind: Literal["normed_additive"]
+    dim: PositiveInt
+
+
+class ConcatScore(Section):
+    kind: Literal["concat"]
+    dim: PositiveInt
+    layers: PositiveInt
+
+
+class CosineScore(Section):
+    kind: Literal["cosine"]
+    initial_sharpness: PositiveFloat
+
+
+class LocationScore(Section):
+    kind: Literal["location"]
+    max_positions: PositiveInt
+
+
+class LocationAwareScore(Section):
+    kind: Literal["location_aware"]
+    dim: PositiveInt
+    filters: PositiveInt
+    width: PositiveInt
+
+    @validator(mode="after")
+    def _centred(self) -> Self:
+        if self.width % 2 == 0:
+            raise ValueError(f"width={self.width}: must be odd, as many positions before as behind; {self.width + 1}?")
+        return self
+
+
+StatelessScore = (
+    DotScore
+    | ScaledDotScore
+    | GeneralScore
+    | AdditiveScore
+    | NormedAdditiveScore
+    | ConcatScore
+    | CosineScore
+    | LocationScore
+)
+Score = Annotated[StatelessScore | LocationAwareScore, Field(discriminator="kind")]
+
+
+class GlobalWindow(Section):
+    kind: Literal["global"]
+
+
+class LocalMonotonicWindow(Section):
+    kind: Literal["local_m"]
+    reach: PositiveInt
+
+
+class LocalPredictiveWindow(Section):
+    kind: Literal["local_p"]
+    reach: PositiveInt
+    dim: PositiveInt
+
+
+Window = Annotated[GlobalWindow | LocalMonotonicWindow | LocalPredictiveWindow, Field(discriminator="kind")]
+
+
+class Softmax(Section):
+    kind: Literal["softmax"]
+    temperature: PositiveFloat
+
+
+class Sparsemax(Section):
+    kind: Literal["sparsemax"]
+
+
+class Entmax15(Section):
+    kind: Literal["entmax15"]
+
+
+class Hard(Section):
+    kind: Literal["hard"]
+    expected: Probability
+    baseline: Literal["moving", "learned"]
+    momentum: Probability
+    discount: Fraction
+    weight: PositiveFloat
+    entropy_weight: NonNegativeFloat
+
+
+class Gumbel(Section):
+    kind: Literal["gumbel"]
+    temperature: PositiveFloat
+
+
+class Monotonic(Section):
+    kind: Literal["monotonic"]
+    noise: NonNegativeFloat
+    initial_offset: float
+
+
+SoftNormalizer = Softmax | Sparsemax | Entmax15
+Normalizer = Annotated[SoftNormalizer | Hard | Gumbel | Monotonic, Field(discriminator="kind")]
+
+
+class NoCoverage(Section):
+    kind: Literal["none"]
+
+
+class LinearCoverage(Section):
+    kind: Literal["linear"]
+    loss_weight: NonNegativeFloat
+
+
+Coverage = Annotated[NoCoverage | LinearCoverage, Field(discriminator="kind")]
+
+
+class NoHeads(Section):
+    kind: Literal["none"]
+
+
+class Heads(Section):
+    kind: Literal["heads"]
+    heads: PositiveInt
+    dim: PositiveInt
+
+    @validator(mode="after")
+    def _divisible(self) -> Self:
+        if self.dim % self.heads:
+            raise ValueError(
+                f"dim={self.dim} cannot be shared by heads={self.heads}; dim={self.heads * -(-self.dim // self.heads)}?"
+            )
+        return self
+
+
+Projection = Annotated[NoHeads | Heads, Field(discriminator="kind")]
+
+NO_KEYS_TO_ADJUST = {
+    "cosine": "compares directions and has no linear term for it",
+    "location": "reads no keys",
+}
+
+
+class SoftAttention(Section):
+    kind: Literal["attention"]
+    score: Score
+    window: Window
+    normalizer: Normalizer
+    coverage: Coverage
+    projection: Projection
+    dropout: Probability
+
+    @validator(mode="after")
+    def _parts_fit(self) -> Self:
+        score, window, normalizer = self.score.kind, self.window.kind, self.normalizer.kind
+        if window != "global" and normalizer == "monotonic":
+            raise ValueError(
+                f"normalizer.kind=monotonic reads on from where it stopped, which a window of kind={window} may not "
+                "hold; use attention/window=global, or attention/normalizer=softmax"
+            )
+        if window == "local_p" and normalizer in {"hard", "gumbel"}:
+            raise ValueError(
+                f"window.kind=local_p scales the weights, but those of normalizer.kind={normalizer} are 0 or 1; use "
+                "attention/window=local_m, or attention/normalizer=softmax"
+            )
+        if self.coverage.kind != "none" and score in NO_KEYS_TO_ADJUST:
+            raise ValueError(
+                f"coverage.kind={self.coverage.kind} adjusts the keys, but score.kind={score} "
+                f"{NO_KEYS_TO_ADJUST[score]}; use attention/score=additive, or attention/coverage=none"
+            )
+        if isinstance(self.coverage, LinearCoverage) and self.coverage.loss_weight and normalizer == "hard":
+            raise ValueError(
+                "coverage.loss_weight needs a gradient through the weights, which normalizer.kind=hard has not; set "
+                "attention.coverage.loss_weight=0, or attention/normalizer=gumbel"
+            )
+        return self
+
+
+class NoAttention(Section):
+    kind: Literal["none"]
+    context: Literal["first_state", "every_step"]
+
+
+Attention = Annotated[SoftAttention | NoAttention, Field(discriminator="kind")]
+
+
+class NoSelfAttention(Section):
+    kind: Literal["none"]
+
+
+class EncoderSelfAttention(Section):
+    kind: Literal["attention"]
+    layers: PositiveInt
+    score: Annotated[StatelessScore, Field(discriminator="kind")]
+    window: Window
+    normalizer: Annotated[SoftNormalizer, Field(discriminator="kind")]
+    projection: Projection
+    dropout: Probability
+
+
+SelfAttention = Annotated[NoSelfAttention | EncoderSelfAttention, Field(discriminator="kind")]
+
+
+def unequal_sizes(score: str, projection: Projection, query: int, memory: int) -> bool:
+    """Does this score compare vectors of unequal size?"""
+    return score in {"dot", "scaled_dot"} and projection.kind == "none" and query != memory
