@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.metrics.alignment import alignment_error_rate, attention_to_links, parse_pharaoh
-from nmt.metrics.bleu import Scores, ScoreSettings, score, tokenizer_for
+from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
+from nmt.metrics.bleu import Scores, ScoreSettings, score, score_by_length, tokenizer_for
 from nmt.run import RunDirectory
 from nmt.translator import Progress, Translation, Translator
 
@@ -53,23 +53,30 @@ def evaluate(
     return Evaluation(translations, scores, len(sources) / seconds)
 
 
-def alignment_scores(
-    translator: Translator, sources: Sequence[str], references: Sequence[str], gold: Sequence[str]
-) -> dict[str, float]:
-    """AER, precision and recall (Och and Ney 2003) of the attention over the references, against gold alignments.
+class Aligned(NamedTuple):
+    """References, aligned by forced decoding with a model that has attention."""
 
-    {} for a model without attention.
+    pharaoh: list[str]  # word links of each pair
+    scores: dict[str, float]  # aer, alignment_precision, alignment_recall against gold alignments; {} without any
+
+
+def align(
+    translator: Translator, sources: Sequence[str], references: Sequence[str], gold: Sequence[str] | None
+) -> Aligned | None:
+    """What the attention aligns in given translations, and AER, precision and recall (Och and Ney 2003).
+
+    None for a model without attention.
     """
-    aligned = translator.score(sources, references)
-    links = [
-        attention_to_links(each.alignment, each.tokens, each.source_tokens)
-        for each in aligned
-        if each.alignment is not None
-    ]
-    if not links:
-        return {}
+    if translator.model.decoder.attention is None:
+        return None
+    pharaoh = [each.word_alignment() for each in translator.score(sources, references)]
+    if gold is None:
+        return Aligned(pharaoh, {})
+    links = [parse_pharaoh(line)[0] for line in pharaoh]
     scores = alignment_error_rate(links, [parse_pharaoh(line) for line in gold])
-    return {"aer": scores.aer, "alignment_precision": scores.precision, "alignment_recall": scores.recall}
+    return Aligned(
+        pharaoh, {"aer": scores.aer, "alignment_precision": scores.precision, "alignment_recall": scores.recall}
+    )
 
 
 def evaluate_run(
@@ -81,7 +88,8 @@ def evaluate_run(
     progress: Progress | None = None,
     variant: str = "",
 ) -> tuple[dict[str, Any], Evaluation]:
-    """Evaluate a split of a run's corpus; writes hypotheses/<split>.txt and the split's entry of results.json.
+    """Evaluate a split of a run's corpus; writes hypotheses/<split>.txt, word alignments of translations and
+    references to alignments/, and the split's entry of results.json.
 
     `variant` tells settings that are not the run's own: it is added to both names, so that the run's own scores stay.
     """
@@ -89,15 +97,18 @@ def evaluate_run(
     found = evaluate(translator, sources, references, settings, progress=progress)
     result: dict[str, Any] = {
         **found.scores.as_dict(),
+        "bleu_by_length": score_by_length(found.hypotheses, references, sources, settings),
         "sentences": len(sources),
         "sentences_per_second": round(found.sentences_per_second, 2),
         "checkpoint": checkpoint,
         "search": translator.search.model_dump(),
     }
-    if gold is not None:
-        aligned = alignment_scores(translator, sources, references, gold)
-        result |= {name: round(value, 4) for name, value in aligned.items()}
     name = f"{split}.{variant}" if variant else split
+    aligned = align(translator, sources, references, gold)
+    if aligned is not None:
+        result |= {key: round(value, 4) for key, value in aligned.scores.items()}
+        run.write_alignments(f"{name}.translations", [each.word_alignment() for each in found.translations])
+        run.write_alignments(f"{name}.references", aligned.pharaoh)
     run.write_hypotheses(name, found.hypotheses)
     run.update_json(run.results, {name: result})
     return result, found

@@ -184,6 +184,10 @@ class RunDirectory:
         """hypotheses/<split>.txt."""
         _write_lines(self.hypotheses / f"{split}.txt", lines)
 
+    def write_alignments(self, name: str, lines: list[str]) -> None:
+        """alignments/<name>.pharaoh."""
+        _write_lines(self.alignments / f"{name}.pharaoh", lines)
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object, {} if there is no such file. Raises UserError if it is broken."""

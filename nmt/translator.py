@@ -12,7 +12,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from nmt.config import schema
 from nmt.config.compose import load_values, typed, typed_union
@@ -20,6 +19,7 @@ from nmt.config.errors import UserError
 from nmt.data.batching import collate
 from nmt.data.prepared import padded
 from nmt.data.tokenizer import Tokenizers
+from nmt.data.unknown import copy_unknown
 from nmt.machine import Machine
 from nmt.metrics.alignment import attention_to_links, format_pharaoh
 from nmt.model.build import build_model
@@ -230,15 +230,12 @@ class Translator:
         return LengthPenalty("none", 0.0)
 
     def _translation(self, source: list[str], found: Hypothesis) -> Translation:
-        weights: Tensor | None = found.attention
-        return Translation(
-            text=self.tokenizers.target.decode(found.tokens),
-            score=found.score,
-            log_prob=found.log_prob,
-            source_tokens=source,
-            tokens=self.tokenizers.target.pieces(found.tokens),
-            alignment=None if weights is None else weights[:, : len(source)].numpy(),
-        )
+        target = self.tokenizers.target
+        pieces, text = target.pieces(found.tokens), target.decode(found.tokens)
+        alignment = None if found.attention is None else found.attention[:, : len(source)].numpy()
+        if self.search.replace_unknown and alignment is not None and target.unk in found.tokens:
+            text = copy_unknown(pieces, alignment, source)
+        return Translation(text, found.score, found.log_prob, source, pieces, alignment)
 
 
 def new_model(config: schema.TrainConfig, tokenizers: Tokenizers) -> Seq2Seq:

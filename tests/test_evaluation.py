@@ -8,9 +8,10 @@ import pytest
 
 from nmt.config.errors import UserError
 from nmt.config.schema import Evaluation, TrainConfig
-from nmt.evaluation import alignment_scores, evaluate, evaluate_run, score_settings
+from nmt.evaluation import align, evaluate, evaluate_run, score_settings
+from nmt.metrics.alignment import parse_pharaoh
 from nmt.metrics.bleu import score
-from nmt.run import RunDirectory
+from nmt.run import RunDirectory, read_lines
 from nmt.training.job import train
 from nmt.translator import Translator
 
@@ -68,10 +69,31 @@ def test_alignment_scores_compare_forced_attention_with_gold(run: RunDirectory) 
     sources, references, gold = run.held_out("test")
     assert gold is not None
     translator = Translator.load(run.path)
-    scores = alignment_scores(translator, sources, references, gold)
-    assert set(scores) == {"aer", "alignment_precision", "alignment_recall"}
-    own = [each.word_alignment() for each in translator.score(sources, references)]
-    assert alignment_scores(translator, sources, references, own)["aer"] == pytest.approx(0)
+    aligned = align(translator, sources, references, gold)
+    assert aligned is not None
+    assert set(aligned.scores) == {"aer", "alignment_precision", "alignment_recall"}
+    assert aligned.pharaoh == [each.word_alignment() for each in translator.score(sources, references)]
+    own = align(translator, sources, references, aligned.pharaoh)
+    assert own is not None
+    assert own.scores["aer"] == pytest.approx(0)
+    without_gold = align(translator, sources, references, None)
+    assert without_gold == (aligned.pharaoh, {})
+
+
+def test_alignments_of_translations_and_references_are_written(run: RunDirectory) -> None:
+    settings = score_settings(Evaluation(tokenize="auto", lowercase=False), "fr")
+    translator = Translator.load(run.path)
+    _, found = evaluate_run(run, translator, "test", settings, "best")
+    sources, references, gold = run.held_out("test")
+    aligned = align(translator, sources, references, gold)
+    assert aligned is not None
+    assert read_lines(run.alignments / "test.references.pharaoh") == aligned.pharaoh
+    links = read_lines(run.alignments / "test.translations.pharaoh")
+    assert links == [each.word_alignment() for each in found.translations]
+    for line, source, translation in zip(links, sources, found.hypotheses, strict=True):
+        for i, j in parse_pharaoh(line)[0]:
+            assert i < len(source.split())
+            assert j < len(translation.split())
 
 
 def test_a_model_without_attention_has_no_alignment_scores(
@@ -79,4 +101,4 @@ def test_a_model_without_attention_has_no_alignment_scores(
 ) -> None:
     train(train_config("attention=none", "training.max_steps=1"), tmp_path / "run", [])
     translator = Translator.load(tmp_path / "run")
-    assert alignment_scores(translator, ["the cat"], ["le chat"], ["0-0 1-1"]) == {}
+    assert align(translator, ["the cat"], ["le chat"], ["0-0 1-1"]) is None

@@ -9,6 +9,7 @@ FLOORS = [  # from the top down
     "cli",
     "training",
     "evaluation",
+    "saliency",
     "translator",
     "model",
     "attention",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from nmt.cli.app import run
 from nmt.config.errors import UserError
@@ -43,8 +43,38 @@ def _translate(config: TranslateConfig, overrides: list[str]) -> None:
                 alignments = files.enter_context(path.open("w", encoding="utf-8"))
             except OSError as error:
                 raise UserError(f"alignments={config.alignments}: cannot be written ({error.strerror})") from None
+        if config.references is not None:
+            _score(translator, Path(config.references).expanduser(), config.buffer_lines, alignments)
+            return
         talking = config.interactive and sys.stdin.isatty()
         _filter(translator, config.nbest, 1 if talking else config.buffer_lines, alignments, talking)
+
+
+def _score(translator: "Translator", references: Path, buffer_lines: int, alignments: TextIO | None) -> None:
+    """Write the log-probability of each reference, and align it."""
+    try:
+        file = references.open("rb")
+    except OSError as error:
+        raise UserError(f"references={references}: cannot be read ({error.strerror})") from None
+    done = 0
+    with file:
+        sources, targets = _decoded(sys.stdin.buffer, "input"), _decoded(file, str(references))
+        while True:
+            pairs = list(islice(sources, buffer_lines)), list(islice(targets, buffer_lines))
+            if len(pairs[0]) != len(pairs[1]):
+                missing = done + min(map(len, pairs)) + 1
+                raise UserError(
+                    f"references={references}: line {missing} is missing in it or in the input; line N of one must be "
+                    "the translation of line N of the other"
+                )
+            if not pairs[0]:
+                return
+            for translation in translator.score(*pairs):
+                sys.stdout.buffer.write(f"{translation.log_prob:.4f}\n".encode())
+                if alignments is not None:
+                    print(translation.word_alignment(), file=alignments)
+            sys.stdout.buffer.flush()
+            done += len(pairs[0])
 
 
 def _filter(translator: "Translator", nbest: int, buffer_lines: int, alignments: TextIO | None, talking: bool) -> None:
@@ -59,18 +89,24 @@ def _filter(translator: "Translator", nbest: int, buffer_lines: int, alignments:
 
 
 def _lines(talking: bool) -> Iterator[str]:
-    """Lines end at newlines alone; bytes that are not UTF-8 are read as U+FFFD, with a warning."""
+    """The input's lines, asked for on a terminal."""
     prompt = "> " if talking else ""
     print(prompt, end="", file=sys.stderr, flush=True)
-    for number, raw in enumerate(sys.stdin.buffer, 1):
+    for line in _decoded(sys.stdin.buffer, "input"):
+        yield line
+        print(prompt, end="", file=sys.stderr, flush=True)
+    print(end="\n" if talking else "", file=sys.stderr)
+
+
+def _decoded(file: BinaryIO, name: str) -> Iterator[str]:
+    """Lines end at newlines alone; bytes that are not UTF-8 are read as U+FFFD, with a warning."""
+    for number, raw in enumerate(file, 1):
         line = raw.removesuffix(b"\n").removesuffix(b"\r")
         try:
             yield line.decode("utf-8")
         except UnicodeDecodeError:
-            log.warning("line %d: not valid UTF-8, the broken bytes are read as U+FFFD", number)
+            log.warning("%s, line %d: not valid UTF-8, the broken bytes are read as U+FFFD", name, number)
             yield line.decode("utf-8", errors="replace")
-        print(prompt, end="", file=sys.stderr, flush=True)
-    print(end="\n" if talking else "", file=sys.stderr)
 
 
 def _write(found: "list[Translation]", index: int, nbest: int, alignments: TextIO | None) -> None:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nmt.data.alignments import attention_of
 from nmt.data.prepared import Split, padded
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 
@@ -25,16 +26,20 @@ class Batch(NamedTuple):
     target_in: Tensor  # int64 (B, T) = <s> y_1 ... y_{T-1}
     target_out: Tensor  # int64 (B, T) = y_1 ... y_{T-1} </s>
     target_tokens: int  # without padding
+    alignment: Tensor | None = None  # float32 (B, T, S), the attention asked for, where training is guided by it
 
     def to(self, device: torch.device) -> Self:
         """The batch on a device (lengths stay on the CPU, where packing wants them)."""
         if device.type == "cpu":
             return self
-        source, target_in, target_out = (
+        source, target_in, target_out, *alignment = (
             tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
-            for tensor in (self.source, self.target_in, self.target_out)
+            for tensor in (self.source, self.target_in, self.target_out, self.alignment)
+            if tensor is not None
         )
-        return self._replace(source=source, target_in=target_in, target_out=target_out)
+        return self._replace(
+            source=source, target_in=target_in, target_out=target_out, alignment=alignment[0] if alignment else None
+        )
 
 
 def plan(
@@ -76,11 +81,13 @@ class Batches:
         batch_sentences: int | None,
         seed: int,
         sampling: float = 0.0,
+        guided: bool = False,
     ) -> None:
-        """sampling > 0 draws a new segmentation of every sentence in every epoch (BPE-dropout, Kudo 2018)."""
+        """sampling > 0 draws a new segmentation of every sentence in every epoch (BPE-dropout, Kudo 2018); guided:
+        batches have the corpus's word alignments."""
         self.split, self.tokenizers = split, tokenizers
         self.batch_tokens, self.batch_sentences = batch_tokens, batch_sentences
-        self.seed, self.sampling = seed, sampling
+        self.seed, self.sampling, self.guided = seed, sampling, guided
         self._lengths = split.source.lengths, split.target.lengths
 
     def epoch(self, epoch: int) -> list[Indices]:
@@ -99,10 +106,21 @@ class Batches:
         else:
             source, target = ([side.ids(int(i)) for i in indices] for side in (self.split.source, self.split.target))
         return [
-            collate([source[i] for i in part], [target[i] for i in part], self.tokenizers, indices[part])
+            self._batch([source[i] for i in part], [target[i] for i in part], indices[part])
             for part in np.array_split(np.arange(len(indices)), parts)
             if len(part)
         ]
+
+    def _batch(self, source: list[Any], target: list[Any], indices: Indices) -> Batch:
+        batch = collate(source, target, self.tokenizers, indices)
+        if not self.guided:
+            return batch
+        assert self.split.alignments is not None
+        pieces = (
+            [tokenizer.pieces(ids) for ids in side]
+            for side, tokenizer in zip((source, target), self.tokenizers, strict=True)
+        )
+        return batch._replace(alignment=attention_of([self.split.alignments[int(i)] for i in indices], *pieces))
 
     def _sample(self, side: str, tokenizer: Tokenizer, indices: Indices, seed: int) -> list[list[int]]:
         lines = getattr(self.split, side)

@@ -1,5 +1,6 @@
 """Reading parallel text as the user keeps it: the demo, plain text, tables, the hub. Only preparation needs this."""
 
+import contextlib
 import csv
 import gzip
 import itertools
@@ -11,6 +12,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.data import demo
+from nmt.metrics.alignment import parse_pharaoh
 
 TABLES = {".tsv": "csv", ".csv": "csv", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 
@@ -20,7 +22,7 @@ class Pair(NamedTuple):
 
     source: str | None
     target: str | None
-    alignment: str = ""  # gold word alignment in Pharaoh format, where there is one
+    alignment: str = ""  # word alignment in Pharaoh format, where there is one
 
 
 Splits = dict[str, Iterable[Pair]]  # train, validation and possibly test
@@ -50,7 +52,8 @@ def files(config: schema.Data) -> list[Path]:
 
 
 class Text:
-    """Two files of plain text, PREFIX.<source_lang> and PREFIX.<target_lang>, possibly .gz.
+    """Two files of plain text, PREFIX.<source_lang> and PREFIX.<target_lang>, possibly .gz, and where there is
+    one a third with their word alignments, PREFIX.<alignments>.
 
     Lines end at "\\n" alone: splitting at carriage returns or U+2028 too, as ready-made readers do, would shift one
     side against the other.
@@ -59,9 +62,28 @@ class Text:
     def __init__(self, prefix: Path, config: schema.Corpus) -> None:
         self.paths = [_existing(prefix, lang) for lang in (config.source_lang, config.target_lang)]
         self.drop = config.invalid_utf8 == "drop"
+        self.alignments = None
+        if isinstance(config, schema.FilesData) and config.alignments is not None:
+            with contextlib.suppress(UserError):
+                self.alignments = _existing(prefix, config.alignments)
+                self.paths.append(self.alignments)
 
     def __iter__(self) -> Iterator[Pair]:
-        source, target = self.paths
+        if self.alignments is None:
+            yield from self._pairs()
+            return
+        missing = object()
+        lines = itertools.zip_longest(self._pairs(), _lines(self.alignments), fillvalue=missing)
+        for number, (pair, links) in enumerate(lines, 1):
+            if pair is missing or links is missing:
+                raise UserError(
+                    f"{self.alignments}: has {'more' if pair is missing else 'fewer'} lines than {self.paths[0]}; "
+                    "line N must be the word alignment of pair N"
+                )
+            yield _aligned(cast(Pair, pair), cast(str, links), f"{self.alignments}, line {number}")
+
+    def _pairs(self) -> Iterator[Pair]:
+        source, target, *_ = self.paths
         missing = object()
         pairs = itertools.zip_longest(_lines(source, self.drop), _lines(target, self.drop), fillvalue=missing)
         for count, (left, right) in enumerate(pairs):
@@ -78,8 +100,9 @@ class Text:
 class Table:
     """One file with a column for each language, or a dataset saved to a folder, read by `datasets`."""
 
-    def __init__(self, path: Path, source_column: str, target_column: str) -> None:
-        self.path, self.columns = path, (source_column, target_column)
+    def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
+        """columns: of source, target and possibly word alignments."""
+        self.path, self.columns = path, columns
         self.paths = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
 
     def __iter__(self) -> Iterator[Pair]:
@@ -137,8 +160,8 @@ class Hub:
 def _file_split(name: str, config: schema.FilesData, key: str) -> Text | Table:
     path = Path(name).expanduser()
     if path.is_dir() or (path.is_file() and _table_format(path)):
-        source = config.source_column or config.source_lang
-        return Table(path, source, config.target_column or config.target_lang)
+        columns = [config.source_column or config.source_lang, config.target_column or config.target_lang]
+        return Table(path, (*columns, *filter(None, [config.alignments])))
     if path.is_file():
         raise UserError(
             f"{key}={name}: neither a table (.tsv .csv .jsonl .parquet) nor a prefix; for plain text give the path "
@@ -147,11 +170,13 @@ def _file_split(name: str, config: schema.FilesData, key: str) -> Text | Table:
     return Text(path, config)
 
 
-def _rows(load: Callable[[], Iterable[dict[str, Any]]], columns: tuple[str, str], name: str) -> Iterator[Pair]:
+def _rows(load: Callable[[], Iterable[dict[str, Any]]], columns: tuple[str, ...], name: str) -> Iterator[Pair]:
     """Rows of a table -> pairs; a dot in a column's name reaches into a nested column."""
     try:
         for number, row in enumerate(load(), 1):
-            yield Pair(*(_cell(row, column, f"{name}, row {number}") for column in columns))
+            source, target, *links = (_cell(row, column, f"{name}, row {number}") for column in columns)
+            pair = Pair(source, target)
+            yield _aligned(pair, links[0], f"{name}, row {number}") if links else pair
     except UserError:
         raise
     except Exception as error:  # pandas, pyarrow and datasets have a dozen kinds for a table that is broken
@@ -172,6 +197,23 @@ def _cell(row: dict[str, Any], column: str, place: str) -> str:
     if not isinstance(value, str):
         raise UserError(f"{place}: column '{column}' holds {type(value).__name__}, not text")
     return value.replace("\n", " ")
+
+
+def _aligned(pair: Pair, links: str, place: str) -> Pair:
+    """The pair with its word alignment. Raises UserError if that is none, or of other sentences."""
+    try:
+        _, possible = parse_pharaoh(links)
+    except ValueError as error:
+        raise UserError(f"{place}: {error}") from None
+    if pair.source is not None and pair.target is not None:
+        lengths = len(pair.source.split()), len(pair.target.split())
+        for link in sorted(possible):
+            if link[0] >= lengths[0] or link[1] >= lengths[1]:
+                raise UserError(
+                    f"{place}: link {link[0]}-{link[1]}, but the pair has {lengths[0]} and {lengths[1]} words "
+                    "(counted from 0, separated by spaces)"
+                )
+    return pair._replace(alignment=links)
 
 
 def _existing(prefix: Path, lang: str) -> Path:

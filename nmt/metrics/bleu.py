@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 
+import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
@@ -76,6 +77,30 @@ def score(
     chrf, chrf_signature = corpus_score(CHRF()) if "chrf" in metrics else (None, None)
     ter, ter_signature = corpus_score(TER()) if "ter" in metrics else (None, None)
     return Scores(bleu, chrf, ter, signature, chrf_signature, ter_signature)
+
+
+def score_by_length(
+    hypotheses: Sequence[str], references: Sequence[str], sources: Sequence[str], settings: ScoreSettings
+) -> list[dict[str, float | list[int]]]:
+    """BLEU of each quarter of the sentences, by their sources' number of words; the longest are last.
+
+    Sentences of one length stay together, so that there may be fewer than four parts. `words`: from and to.
+    """
+    lengths = np.array([len(source.split()) for source in sources])
+    edges = np.unique(np.quantile(lengths, (0.25, 0.5, 0.75, 1.0), method="lower"))
+    parts: list[dict[str, float | list[int]]] = []
+    for part in range(len(edges)):
+        chosen = np.flatnonzero(np.searchsorted(edges, lengths) == part)
+        texts = [[side[int(i)] for i in chosen] for side in (hypotheses, references)]
+        words = [int(lengths[chosen].min()), int(lengths[chosen].max())]
+        parts.append(
+            {
+                "words": words,
+                "sentences": len(chosen),
+                "bleu": round(score(texts[0], texts[1], settings, ("bleu",)).bleu, 4),
+            }
+        )
+    return parts
 
 
 def _bleu(settings: ScoreSettings) -> BLEU:

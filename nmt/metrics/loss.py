@@ -3,6 +3,7 @@
 Shapes: N target positions without padding, R readout, V vocabulary.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ class Loss(NamedTuple):
 
     smoothed: Tensor  # () what is minimised; differentiable
     nll: Tensor  # () negative log-likelihood; not differentiable
+    log_probs: Tensor  # (N,) of the right tokens, of which nll is the negative sum; not differentiable
 
 
 def linear_cross_entropy(
@@ -28,10 +30,10 @@ def linear_cross_entropy(
     al. 2016, section 7), so for log-probabilities p:  loss = -(1 - smoothing) p_target - smoothing mean(p).
     They are made chunk by chunk, and the gradient with them: memory holds one chunk, not (N, V).
     """
-    smoothed, nll = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+    smoothed, log_probs = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         readouts, weight, bias, targets, smoothing, torch.is_grad_enabled()
     )
-    return Loss(smoothed, nll)
+    return Loss(smoothed, -log_probs.sum(), log_probs)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -46,14 +48,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         differentiate: bool,
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(torch.float32, weight.dtype)
-        smoothed, nll = (torch.zeros((), dtype=wide, device=weight.device) for _ in range(2))
+        smoothed = torch.zeros((), dtype=wide, device=weight.device)
+        found = torch.empty(targets.shape[0], dtype=wide, device=weight.device)
         grads = [torch.zeros_like(tensor, dtype=wide) for tensor in (readouts, weight, bias) if differentiate]
         rows = max(1, CHUNK_NUMBERS // weight.shape[0])
         for start in range(0, targets.shape[0], rows):
             part, target = readouts[start : start + rows], targets[start : start + rows, None]
             log_probs = F.linear(part, weight, bias).log_softmax(-1, dtype=wide)
             right = log_probs.gather(1, target)
-            nll -= right.sum()
+            found[start : start + rows] = right[:, 0]
             average = log_probs.mean(-1, keepdim=True) if smoothing else right
             smoothed -= ((1 - smoothing) * right + smoothing * average).sum()
             if differentiate:
@@ -66,11 +69,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 grads[0][start : start + rows] = error @ weight.to(part.dtype)
                 grads[1] += error.t() @ part
         ctx.save_for_backward(*grads)
-        ctx.mark_non_differentiable(nll)
+        ctx.mark_non_differentiable(found)
         ctx.dtypes = (readouts.dtype, weight.dtype, bias.dtype)
-        return smoothed, nll
+        return smoothed, found
 
     @staticmethod
-    def backward(ctx: Any, grad_smoothed: Tensor, grad_nll: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(ctx: Any, grad_smoothed: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         scaled = ((grad * grad_smoothed).to(dtype) for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True))
         return *scaled, None, None, None
+
+
+def perplexity(nll: float, tokens: int) -> float:
+    """exp of the mean negative log-likelihood; infinity where it does not fit a float."""
+    try:
+        return math.exp(nll / max(1, tokens))
+    except OverflowError:
+        return math.inf

@@ -69,7 +69,7 @@ class Decoder(nn.Module):
         self.attend, self.input_feeding = attend, input_feeding
         self.dropout = nn.Dropout(dropout)
         # Does anything that a step computes from its attention or readout enter the next step?
-        self.stepped = input_feeding or (attention is not None and (attend != "after" or attention.reads_past))
+        self.stepped = input_feeding or (attention is not None and attend != "after")
 
     def forward(self, embedded: Tensor, state: DecoderState) -> Decoded:
         """Teacher forcing: (B, T, E) embeddings of <s> y_1 ... y_{T-1} -> readouts and weights of all T steps."""

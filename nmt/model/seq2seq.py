@@ -54,15 +54,19 @@ class Seq2Seq(nn.Module):
 
     def encode(self, source: Tensor, lengths: Tensor) -> DecoderState:
         """int64 (B, S), int64 (B,) on the CPU -> the decoder's state before its first step."""
-        positions = torch.arange(source.shape[1], device=source.device)
-        valid = positions < lengths.to(source.device)[:, None]
-        encoded = self.encoder(self.dropout(self.source_embedding(source)), lengths, valid)
+        return self.encode_embedded(self.source_embedding(source), lengths)
+
+    def encode_embedded(self, embedded: Tensor, lengths: Tensor) -> DecoderState:
+        """(B, S, E), int64 (B,) on the CPU -> the decoder's state before its first step."""
+        positions = torch.arange(embedded.shape[1], device=embedded.device)
+        valid = positions < lengths.to(embedded.device)[:, None]
+        encoded = self.encoder(self.dropout(embedded), lengths, valid)
         memory, past, attention = None, None, self.decoder.attention
         if attention is not None:
             memory, past = attention.remember(encoded.states, valid), attention.start(valid)
         feed = None
         if self.decoder.input_feeding:
-            feed = encoded.summary.new_zeros(source.shape[0], self.output.in_features)
+            feed = encoded.summary.new_zeros(embedded.shape[0], self.output.in_features)
         fixed = encoded.summary if self.fixed_context else None
         return DecoderState(self.bridge(encoded.summary), feed, past, memory, fixed)
 

@@ -32,6 +32,12 @@ class TensorBoard:
         for tag, value in values.items():
             self._writer.add_scalar(tag, value, step)
 
+    def histogram(self, tag: str, values: NDArray[np.int64], step: int) -> None:
+        """The distribution of whole numbers, a bin for each."""
+        if values.size:
+            bins = np.arange(values.min() - 1, values.max() + 2) - 0.5  # an empty one first: TensorBoard cuts it
+            self._writer.add_histogram(tag, values, step, bins=bins.tolist())
+
     def text(self, tag: str, markdown: str, step: int) -> None:
         """Markdown as it is."""
         self._writer.add_text(tag, markdown, step)

@@ -18,9 +18,9 @@ from nmt.machine import Machine
 from nmt.metrics.bleu import ScoreSettings
 from nmt.run import RunDirectory
 from nmt.training import checkpoint
-from nmt.training.journal import save_alignments
+from nmt.training.journal import save_figures
 from nmt.training.trainer import Interrupted, Trainer
-from nmt.training.validation import sample_indices
+from nmt.training.validation import shown
 from nmt.translator import Translator, load_weights, new_model
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def _train(
         return 128 + stop.signum
     finally:
         run.update_json(run.manifest, {"parameters": parameters, "training": _spent(trainer)})
-    _evaluate(run, translator, prepared, scoring, config.validation.samples)
+    _evaluate(run, translator, prepared, scoring, config.validation)
     return 0
 
 
@@ -95,7 +95,7 @@ def _spent(trainer: Trainer) -> dict[str, Any]:
 
 
 def _evaluate(
-    run: RunDirectory, translator: Translator, prepared: Prepared, scoring: ScoreSettings, samples: int
+    run: RunDirectory, translator: Translator, prepared: Prepared, scoring: ScoreSettings, config: schema.Validation
 ) -> None:
     """The best checkpoint on every held-out split: scores, translations, heatmaps."""
     load_weights(translator.model, run.checkpoints / "best.pt")
@@ -114,8 +114,8 @@ def _evaluate(
             aer,
             result["signature"],
         )
-        shown = sample_indices(len(split), samples)
-        save_alignments(run.alignments / split.name, [found.translations[i] for i in shown])
+        texts = split.source.lines(), split.target.lines()
+        save_figures(run.alignments / split.name, shown(translator, *texts, found.translations, config))
 
 
 def _report(prepared: Prepared) -> None:

@@ -2,20 +2,21 @@
 
 import json
 import logging
-import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from nmt.files import to_json, write_atomically
+from nmt.metrics.attention import Positions
 from nmt.report.heatmap import draw_alignment, save, to_array
 from nmt.report.tensorboard import TensorBoard
 from nmt.run import RunDirectory
-from nmt.translator import Translation
+from nmt.training.validation import Sample
 
 log = logging.getLogger(__name__)
 
@@ -57,30 +58,34 @@ class Journal:
         )
 
     def validation(self, step: int, epoch: float, values: Mapping[str, float], best: bool) -> None:
-        """loss, perplexity, bleu."""
+        """loss, perplexity, bleu, and what there is to say of the attention."""
         self._record(step, epoch, "validation", values)
         log.info(
-            "validation at step %d (epoch %.2f): loss %.3f  ppl %.2f  BLEU %.2f%s",
+            "validation at step %d (epoch %.2f): loss %.3f  ppl %.2f  BLEU %.2f%s%s",
             step,
             epoch,
             values["loss"],
             values["perplexity"],
             values["bleu"],
+            f"  AER {100 * values['aer']:.1f} %" if "aer" in values else "",
             "  *best*" if best else "",
         )
         self._board.flush()
 
-    def samples(self, step: int, rows: Sequence[tuple[str, str, Translation]]) -> None:
-        """(source, reference, translation): text, and the attention that led to it."""
-        table = [(source, reference, translation.text) for source, reference, translation in rows]
+    def samples(self, step: int, rows: Sequence[Sample]) -> None:
+        """Source, reference and translation as text, and what led to the translation as pictures."""
+        table = [(row.source, row.reference, row.translation.text) for row in rows]
         if table:
             self._board.samples("validation/samples", table, step)
-        for number, (_, _, translation) in enumerate(rows, 1):
-            if translation.alignment is not None:
-                figure = draw_alignment(
-                    translation.alignment, translation.source_tokens, translation.tokens, f"step {step}"
-                )
-                self._board.image(f"alignment/{number}", to_array(figure), step)
+        for number, row in enumerate(rows, 1):
+            for kind, figure in sample_figures(row, f"step {step}").items():
+                self._board.image(f"{kind}/{number}", to_array(figure), step)
+
+    def positions(self, step: int, positions: Positions | None) -> None:
+        """Where an attention stood that takes one position at a time, and how it moved."""
+        if positions is not None:
+            self._board.histogram("attention/positions", positions.positions, step)
+            self._board.histogram("attention/jumps", positions.jumps, step)
 
     def config(self, values: Mapping[str, Any]) -> None:
         """The resolved configuration as text."""
@@ -100,20 +105,26 @@ class Journal:
             file.write(to_json(line) + "\n")
 
 
-def perplexity(nll: float, tokens: int) -> float:
-    """exp of the mean negative log-likelihood; infinity where it does not fit a float."""
-    try:
-        return math.exp(nll / max(1, tokens))
-    except OverflowError:
-        return math.inf
+def sample_figures(sample: Sample, title: str = "") -> dict[str, Figure]:
+    """alignment: the heatmap of the attention, if there is one; saliency: of the gradients, if they were asked for."""
+    figures, (translation, saliency) = {}, sample[2:]
+    if translation.alignment is not None:
+        figures["alignment"] = draw_alignment(
+            translation.alignment, translation.source_tokens, translation.tokens, title
+        )
+    if saliency is not None:
+        figures["saliency"] = draw_alignment(
+            saliency.shares, saliency.source_tokens, saliency.tokens, title, "share of the gradient"
+        )
+    return figures
 
 
-def save_alignments(directory: Path, translations: Sequence[Translation]) -> None:
-    """A heatmap for each translation that has an alignment: 1.png, 2.png, ..."""
+def save_figures(directory: Path, samples: Sequence[Sample]) -> None:
+    """1.png, 2.png, ... and beside them 1.saliency.png, ..."""
     directory.mkdir(parents=True, exist_ok=True)
-    for number, each in enumerate(translations, 1):
-        if each.alignment is not None:
-            save(draw_alignment(each.alignment, each.source_tokens, each.tokens), directory / f"{number}.png")
+    for number, sample in enumerate(samples, 1):
+        for kind, figure in sample_figures(sample).items():
+            save(figure, directory / (f"{number}.png" if kind == "alignment" else f"{number}.{kind}.png"))
 
 
 def _keep_until(path: Path, step: int) -> None:

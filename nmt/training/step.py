@@ -1,7 +1,4 @@
-"""One update of the weights.
-
-Shapes: as in nmt.model.seq2seq.
-"""
+"""One update of the weights."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,16 +10,37 @@ from nmt.config import schema
 from nmt.data.batching import Batch
 from nmt.machine import Machine
 from nmt.model.seq2seq import Seq2Seq
+from nmt.training.objective import Objective
 
 
 class Update(NamedTuple):
-    """What an update saw. Sums over target tokens, in nats."""
+    """What an update saw."""
 
-    loss: Tensor  # () smoothed
-    nll: Tensor  # ()
+    terms: dict[str, Tensor]  # () each, of the objective: sums over target tokens, in nats
     tokens: int
     gradient_norm: Tensor  # () before clipping
     applied: bool  # False: a non-finite gradient, nothing was changed
+
+
+class Sums:
+    """Sums since the last line of the log, kept on the device until they are read."""
+
+    def __init__(self) -> None:
+        self.updates: list[dict[str, torch.Tensor]] = []  # of each: the objective's terms and the gradient norm
+        self.tokens = 0
+        self.seconds = 0.0
+
+    def add(self, update: Update) -> None:
+        self.updates.append({**update.terms, "gradient_norm": update.gradient_norm})
+        self.tokens += update.tokens
+
+    def means(self) -> dict[str, float]:
+        """Of at least one update: terms by target token, the gradient norm by update."""
+        names = list(self.updates[0])
+        columns = [torch.stack([update[name].float() for update in self.updates]) for name in names]
+        totals = torch.stack(columns).cpu().double().sum(1).tolist()
+        counts = [len(self.updates) if name == "gradient_norm" else self.tokens for name in names]
+        return {name: total / count for name, total, count in zip(names, totals, counts, strict=True)}
 
 
 class Updater:
@@ -31,39 +49,35 @@ class Updater:
     def __init__(
         self,
         model: Seq2Seq,
+        objective: Objective,
         optimizer: torch.optim.Optimizer,
-        config: schema.Training,
+        max_grad_norm: float | None,
         machine: Machine,
-        pad: int,
     ) -> None:
-        self.model, self.optimizer, self.config = model, optimizer, config
-        self.machine, self.pad = machine, pad
+        self.objective, self.optimizer, self.machine = objective, optimizer, machine
+        self.max_grad_norm = torch.inf if max_grad_norm is None else max_grad_norm
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
 
     def __call__(self, batches: Sequence[Batch], learning_rate: float) -> Update:
         """One update from the parts of one batch: each part's gradient is divided by the tokens of all of them."""
         tokens = sum(batch.target_tokens for batch in batches)
-        loss, nll = (torch.zeros((), device=self.machine.device) for _ in range(2))
+        terms: dict[str, Tensor] = {}
         self.optimizer.zero_grad(set_to_none=True)
         for batch in batches:
-            moved = batch.to(self.machine.device)
             with self.machine.autocast():
-                decoded = self.model(moved.source, moved.lengths, moved.target_in)
-                part = self.model.loss(decoded.readouts, moved.target_out, self.pad, self.config.label_smoothing)
-            torch.autograd.backward(self.scaler.scale(part.smoothed / tokens))
-            loss += part.smoothed.detach()
-            nll += part.nll
+                part = self.objective(batch.to(self.machine.device))
+            torch.autograd.backward(self.scaler.scale(part.total / tokens))
+            terms = {name: terms[name] + term if terms else term for name, term in part.terms.items()}
         self.scaler.unscale_(self.optimizer)  # before clipping, so that the norm is the gradient's own
-        limit = self.config.max_grad_norm
-        norm = nn.utils.clip_grad_norm_(self.parameters, torch.inf if limit is None else limit)
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
         applied = bool(norm.isfinite())
         if applied:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self.scaler.step(self.optimizer)
         self.scaler.update()
-        return Update(loss, nll, tokens, norm.detach(), applied)
+        return Update(terms, tokens, norm.detach(), applied)
 
 
 def make_optimizer(config: schema.Optimizer, model: Seq2Seq) -> torch.optim.Optimizer:

@@ -9,18 +9,19 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-import torch
 
 from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.data.batching import Batches
 from nmt.data.prepared import Prepared
 from nmt.metrics.bleu import ScoreSettings
+from nmt.metrics.loss import perplexity
 from nmt.run import RunDirectory
 from nmt.training import checkpoint
-from nmt.training.journal import Journal, perplexity
+from nmt.training.journal import Journal
+from nmt.training.objective import Objective
 from nmt.training.schedule import Schedule
-from nmt.training.step import Update, Updater, make_optimizer
+from nmt.training.step import Sums, Updater, make_optimizer
 from nmt.training.stopping import Stopping
 from nmt.training.validation import Validator
 from nmt.translator import Translator
@@ -36,23 +37,6 @@ class Interrupted(Exception):  # noqa: N818
         self.signum = signum
 
 
-class Sums:
-    """Sums since the last line of the log, kept on the device until they are read."""
-
-    def __init__(self) -> None:
-        self.sums: list[torch.Tensor] = []  # (3,) of each update: smoothed loss, nll, gradient norm
-        self.tokens = 0
-        self.seconds = 0.0
-
-    def add(self, update: Update) -> None:
-        self.sums.append(torch.stack([update.loss, update.nll, update.gradient_norm.to(update.loss.dtype)]))
-        self.tokens += update.tokens
-
-    def totals(self) -> torch.Tensor:
-        """(3,) float64 on the CPU, of at least one update."""
-        return torch.stack(self.sums).cpu().double().sum(0)
-
-
 class Trainer:
     """Updates, validations and checkpoints, from the first step or from where a checkpoint stands."""
 
@@ -66,12 +50,18 @@ class Trainer:
     ) -> None:
         self.config, self.prepared, self.translator, self.run = config, prepared, translator, run
         self.model = translator.model
-        self.train_batches = self._batches("train", config.tokenizer.sampling)
-        split, batches = prepared.splits["validation"], self._batches("validation", 0.0)
-        self.validator = Validator(split, batches, translator, scoring, config.validation.samples)
+        guided = config.training.guided_alignment > 0
+        if guided and prepared.splits["train"].alignments is None:
+            raise UserError(
+                "training.guided_alignment: the training corpus has no word alignments; give them by data.alignments"
+            )
+        self.train_batches = self._batches("train", config.tokenizer.sampling, guided)
+        split, batches = prepared.splits["validation"], self._batches("validation", 0.0, False)
+        self.validator = Validator(split, batches, translator, scoring, config.validation)
         self.optimizer = make_optimizer(config.optimizer, self.model)
         pad = translator.tokenizers.target.pad
-        self.updater = Updater(self.model, self.optimizer, config.training, translator.machine, pad)
+        objective = Objective(self.model, config, pad)
+        self.updater = Updater(self.model, objective, self.optimizer, config.training.max_grad_norm, translator.machine)
         self.plan = self.train_batches.epoch(0)
         all_epochs = config.training.max_epochs * len(self.plan)
         self.total_steps = min(config.training.max_steps or all_epochs, all_epochs)
@@ -191,19 +181,17 @@ class Trainer:
 
     def _log(self) -> None:
         window, self.window = self.window, Sums()
-        if not window.sums:
+        if not window.updates:
             return
-        loss, nll, norms = window.totals().tolist()
         per_step = self.seconds / self.step
+        means = window.means()
         self.journal.training(
             self.step,
             self._progress(),
             {
-                "loss": nll / window.tokens,
-                "smoothed_loss": loss / window.tokens,
-                "perplexity": perplexity(nll, window.tokens),
+                **means,
+                "perplexity": perplexity(means["loss"], 1),
                 "learning_rate": self.optimizer.param_groups[0]["lr"],
-                "gradient_norm": norms / len(window.sums),
                 "tokens_per_second": window.tokens / max(window.seconds, 1e-9),
                 "bad_steps": self.bad_steps,
                 "seconds_left": per_step * (self.total_steps - self.step),
@@ -215,17 +203,18 @@ class Trainer:
         return self.epoch + self.position / len(self.plan)
 
     def _validate(self) -> None:
-        scores, samples = self.validator()
+        scores, samples, positions = self.validator()
         best = self.stopping.update(scores, self.step)
         self.schedule.observe(best)
         self.validated = self.step
         self.journal.validation(self.step, self._progress(), scores, best)
         self.journal.samples(self.step, samples)
+        self.journal.positions(self.step, positions)
         if best:
             weights = {"model": self.model.state_dict(), "step": self.step, "scores": scores}
             checkpoint.save(self.run.checkpoints / "best.pt", weights)
 
-    def _batches(self, split: str, sampling: float) -> Batches:
+    def _batches(self, split: str, sampling: float, guided: bool) -> Batches:
         training = self.config.training
         return Batches(
             self.prepared.splits[split],
@@ -234,6 +223,7 @@ class Trainer:
             batch_sentences=training.batch_sentences,
             seed=self.config.seed,
             sampling=sampling,
+            guided=guided,
         )
 
     def _save(self) -> None:
@@ -254,11 +244,7 @@ class Trainer:
             "total_steps": self.total_steps,
             "bad": [self.bad_steps, self.bad_in_a_row],
             "spent": [self.seconds, self.tokens],
-            "window": [
-                torch.stack(self.window.sums).cpu() if self.window.sums else torch.zeros(0, 3),
-                self.window.tokens,
-                self.window.seconds,
-            ],
+            "window": [self.window.updates, self.window.tokens, self.window.seconds],
         }
 
     def _load_state(self, state: dict[str, Any]) -> None:
@@ -272,8 +258,9 @@ class Trainer:
         self.schedule_has_moved = state["total_steps"] != self.total_steps
         self.bad_steps, self.bad_in_a_row = state["bad"]
         self.seconds, self.tokens = state["spent"]
-        sums, self.window.tokens, self.window.seconds = state["window"]
-        self.window.sums = list(sums.to(self.translator.machine.device).unbind(0))
+        updates, self.window.tokens, self.window.seconds = state["window"]
+        device = self.translator.machine.device
+        self.window.updates = [{name: term.to(device) for name, term in update.items()} for update in updates]
         self.plan = self.train_batches.epoch(self.epoch)
         checkpoint.restore_random_state(state["random"])
 

@@ -3,35 +3,48 @@
 Shapes: as in nmt.model.seq2seq.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from nmt.config import schema
 from nmt.data.batching import Batches
 from nmt.data.prepared import Split
-from nmt.evaluation import evaluate
+from nmt.evaluation import align, evaluate
+from nmt.metrics.attention import Positions, attention_statistics, chosen_positions
 from nmt.metrics.bleu import ScoreSettings
-from nmt.training.journal import perplexity
+from nmt.metrics.loss import perplexity
+from nmt.saliency import Saliency, saliency
 from nmt.translator import Translation, Translator
+
+
+class Sample(NamedTuple):
+    """What is shown of a validation."""
+
+    source: str
+    reference: str
+    translation: Translation
+    saliency: Saliency | None
 
 
 class Validation(NamedTuple):
     """Scores, and what is shown of the translations."""
 
-    scores: dict[str, float]  # loss (nats a token), perplexity, bleu
-    samples: list[tuple[str, str, Translation]]  # source, reference, translation
+    scores: dict[str, float]  # loss (nats a token), perplexity, bleu; with attention aer, entropy and share of </s>
+    samples: list[Sample]
+    positions: Positions | None  # of an attention that takes one at a time
 
 
 class Validator:
     """Translates and scores the validation split, always in the same way."""
 
     def __init__(
-        self, split: Split, batches: Batches, translator: Translator, scoring: ScoreSettings, samples: int
+        self, split: Split, batches: Batches, translator: Translator, scoring: ScoreSettings, config: schema.Validation
     ) -> None:
-        self.translator, self.scoring = translator, scoring
-        self.sources, self.references = split.source.lines(), split.target.lines()
-        self.shown = sample_indices(len(split), samples)
+        self.translator, self.scoring, self.config = translator, scoring, config
+        self.sources, self.references, self.gold = split.source.lines(), split.target.lines(), split.alignments
         self.batches = batches
 
     def __call__(self) -> Validation:
@@ -39,8 +52,15 @@ class Validator:
         nll, tokens = self._loss()
         found = evaluate(self.translator, self.sources, self.references, self.scoring, ("bleu",))
         scores = {"loss": nll / tokens, "perplexity": perplexity(nll, tokens), "bleu": found.scores.bleu}
-        samples = [(self.sources[i], self.references[i], found.translations[i]) for i in self.shown]
-        return Validation(scores, samples)
+        alignments = [each.alignment for each in found.translations if each.alignment is not None]
+        if alignments:
+            statistics = attention_statistics(alignments)
+            scores |= {"attention_entropy": statistics.entropy, "attention_on_end": statistics.on_end}
+            if self.gold is not None:
+                aligned = align(self.translator, self.sources, self.references, self.gold)
+                scores |= {} if aligned is None else {"aer": aligned.scores["aer"]}
+        samples = shown(self.translator, self.sources, self.references, found.translations, self.config)
+        return Validation(scores, samples, chosen_positions(alignments) if alignments else None)
 
     @torch.no_grad()
     def _loss(self) -> tuple[float, int]:
@@ -59,6 +79,18 @@ class Validator:
         return float(nll), tokens
 
 
-def sample_indices(size: int, count: int) -> list[int]:
-    """`count` indices spread evenly over `size` sentences."""
-    return sorted({int(i) for i in np.linspace(0, size - 1, min(count, size))})
+def shown(
+    translator: Translator,
+    sources: Sequence[str],
+    references: Sequence[str],
+    translations: Sequence[Translation],
+    config: schema.Validation,
+) -> list[Sample]:
+    """`config.samples` of the sentences, spread evenly over all."""
+    indices = sorted({int(i) for i in np.linspace(0, len(sources) - 1, min(config.samples, len(sources)))})
+    saliencies: list[Saliency | None] = [None] * len(indices)
+    if config.saliency:
+        saliencies = [*saliency(translator, [sources[i] for i in indices], [translations[i].text for i in indices])]
+    return [
+        Sample(sources[i], references[i], translations[i], each) for i, each in zip(indices, saliencies, strict=True)
+    ]

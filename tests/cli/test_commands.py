@@ -94,6 +94,19 @@ def test_translate_gives_a_line_for_each_line(run: Path, home: Path) -> None:
     assert all("-" in link for link in links[0].split())
 
 
+def test_translate_scores_and_aligns_references(run: Path, home: Path) -> None:
+    from nmt import Translator
+
+    lines = ["the cat sleeps .", "a dog"], ["le chat dort .", "un chien"]
+    (home / "references").write_text("".join(f"{line}\n" for line in lines[1]))
+    given = ["references=references", "alignments=forced.align", "buffer_lines=1"]
+    done = call("nmt-translate", f"run={run}", *given, stdin="\n".join(lines[0]).encode(), cwd=home)
+    assert done.returncode == 0, done.stderr.decode()
+    forced = Translator.load(run).score(*lines)
+    assert [float(score) for score in done.stdout.split()] == pytest.approx([f.log_prob for f in forced], abs=1e-3)
+    assert (home / "forced.align").read_text().splitlines() == [each.word_alignment() for each in forced]
+
+
 def test_translate_of_nothing_is_nothing(run: Path, home: Path) -> None:
     done = call("nmt-translate", f"run={run}", cwd=home)
     assert (done.returncode, done.stdout) == (0, b"")
@@ -191,7 +204,20 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-train", "trainig.max_steps=3"], "trainig.max_steps: unknown key; did you mean 'training.max_steps'?"),
     (["nmt-train", "+foo=3"], "foo: unknown key"),
     (["nmt-train", "training.max_steps=many"], "training.max_steps=many: input should be a valid integer"),
-    (["nmt-train", "attention=bahdanaw"], "attention=bahdanaw: not one of bahdanau, luong_dot, luong_general, none"),
+    (["nmt-train", "attention=bahdanaw"], "attention=bahdanaw: not one of bahdanau, chorowski, coverage, entmax, "),
+    (
+        ["nmt-train", "attention=monotonic", "attention/window=local_m"],
+        "attention: normalizer.kind=monotonic reads on from where it stopped",
+    ),
+    (["nmt-train", "attention=hard", "attention/window=local_p"], "attention: window.kind=local_p scales the weights"),
+    (["nmt-train", "attention=ntm_cosine", "attention/coverage=linear"], "but score.kind=cosine compares directions"),
+    (["nmt-train", "attention=hard", "attention/coverage=linear"], "set attention.coverage.loss_weight=0"),
+    (["nmt-train", "attention=multihead", "attention.projection.heads=3"], "cannot be shared by heads=3"),
+    (["nmt-train", "attention=chorowski", "attention.score.width=4"], "width=4: must be odd"),
+    (["nmt-train", "attention=none", "decoder.attend=between"], "decoder.attend=between is for an attention"),
+    (["nmt-train", "attention=none", "attention/score=dot"], "attention/score: "),
+    (["nmt-train", "attention/window=lokal_p"], "attention/window=lokal_p: not one of global, local_m, local_p"),
+    (["nmt-train", "attention=none", "training.guided_alignment=1"], "guides an attention, but attention.kind=none"),
     (["nmt-train", "atention=none"], "atention: unknown key; did you mean 'attention'?"),
     (["nmt-train", "attention=luong_dot", "decoder.hidden=100"], "attention.score.kind=dot compares"),
     (["nmt-train", "tokenizer.vocab_size=90000"], "tokenizer.vocab_size=90000: the training corpus allows at most"),
@@ -199,7 +225,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-train", "data=files", "data.train=nowhere", "data.validation=nowhere"], "nowhere.en: no such file"),
     (
         ["nmt-train", "attention/score=doot"],
-        "attention/score=doot: not one of additive, dot, general; did you mean 'dot'?",
+        "attention/score=doot: not one of additive, concat, cosine, dot, general, ",
     ),
     (
         ["nmt-translate", "run={run}", "search=greedy", "search.beam_size=3"],
@@ -220,6 +246,9 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-evaluate", "run={run}", "checkpoint=best", "tokenize=13b"], "'13b' is unknown"),
     (["nmt-translate", "run=nowhere"], "run=nowhere: no such directory"),
     (["nmt-translate", "run={run}", "nbest=9"], "nbest=9: a beam of 2 finds no more"),
+    (["nmt-translate", "run={run}", "references=nowhere"], "references=nowhere: cannot be read"),
+    (["nmt-translate", "run={run}", "references=/dev/null", "nbest=2"], "are scored, not searched for"),
+    (["nmt-translate", "run={run}", "references=/dev/null"], "references=/dev/null: line 1 is missing in it or in"),
     (["nmt-translate", "run={run}", "alignments=/dev/stdin"], "is also the input or the output"),
     (["nmt-translate", "run={run}", "alignments=no/such/folder/x"], "alignments=no/such/folder/x: cannot be written"),
     (["nmt-compare"], "runs: missing"),

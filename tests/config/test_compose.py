@@ -36,7 +36,7 @@ def error(values: dict[str, Any]) -> str:
         ("optimizer.kind", "adamm", ["optimizer.kind=adamm", "adam, adamw, sgd, adadelta", "'adam'"]),
         ("attention.score.kind", "aditive", ["attention.score.kind=aditive", "dot, general, additive", "'additive'"]),
         ("attention.score.kind", "dot", ["attention.score.dim: unknown key"]),
-        ("decoder.attend", "befor", ["decoder.attend=befor", "before, after", "'before'"]),
+        ("decoder.attend", "befor", ["decoder.attend=befor", "before, between, after", "'before'"]),
         ("data.kind", None, ["data.kind", "demo, files, hub"]),
         ("optimizer.betas", [0.9], ["optimizer.betas"]),
         ("seed", -1, ["seed=-1", "greater than or equal to 0"]),

@@ -73,15 +73,51 @@ def test_every_choice_of_a_group_holds_all_its_keys(group: str, choice: str) -> 
     assert {key for key, _ in flatten(values)} == keys(schema.TrainConfig, values)
 
 
+PARTS = ("score", "window", "normalizer", "coverage", "projection")
+
+
 @pytest.mark.parametrize(
-    ("attention", "encoder", "decoder", "data"),
-    list(itertools.product(choices("attention"), choices("encoder"), choices("decoder"), choices("data"))),
+    ("part", "choice"), [(part, choice) for part in PARTS for choice in choices(f"attention/{part}")]
 )
-def test_presets_compose_with_each_other(attention: str, encoder: str, decoder: str, data: str) -> None:
-    values = values_of("train", overrides(attention=attention, encoder=encoder, decoder=decoder, data=data))
+def test_every_part_of_an_attention_holds_all_its_keys(part: str, choice: str) -> None:
+    values = values_of("train", [f"attention/{part}={choice}"])
+    typed(schema.TrainConfig, values)
+    assert values["attention"][part]["kind"] == choice
+    assert {key for key, _ in flatten(values)} == keys(schema.TrainConfig, values)
+
+
+@pytest.mark.parametrize("choice", choices("encoder/self_attention"))
+@pytest.mark.parametrize("cell", choices("encoder"))
+def test_every_encoder_takes_self_attention(choice: str, cell: str) -> None:
+    values = values_of("train", [f"encoder={cell}", f"encoder/self_attention={choice}"])
+    typed(schema.TrainConfig, values)
+    assert values["encoder"]["self_attention"]["kind"] == choice
+    assert {key for key, _ in flatten(values)} == keys(schema.TrainConfig, values)
+
+
+def test_the_parts_of_self_attention_are_those_of_attention() -> None:
+    parts = [
+        "attention/score@encoder.self_attention.score=additive",
+        "attention/window@encoder.self_attention.window=local_m",
+    ]
+    values = values_of("train", ["encoder/self_attention=attention", *parts])
+    typed(schema.TrainConfig, values)
+    assert values["encoder"]["self_attention"]["score"]["kind"] == "additive"
+    assert values["encoder"]["self_attention"]["window"]["kind"] == "local_m"
+
+
+@pytest.mark.parametrize(
+    ("attention", "cell", "data"),
+    [
+        *itertools.product(choices("attention"), ["gru"], choices("data")),
+        *itertools.product(choices("attention"), ["lstm", "rnn"], ["demo"]),
+    ],
+)
+def test_presets_compose_with_each_other(attention: str, cell: str, data: str) -> None:
+    values = values_of("train", overrides(attention=attention, encoder=cell, decoder=cell, data=data))
     config = typed(schema.TrainConfig, values)
-    assert config.encoder.cell == encoder
-    assert config.decoder.cell == decoder
+    assert config.encoder.cell == cell
+    assert config.decoder.cell == cell
 
 
 @pytest.mark.parametrize("experiment", choices("experiment"))
@@ -92,14 +128,15 @@ def test_experiments_take_every_attention(experiment: str, attention: str) -> No
     assert (config.attention.kind == "none") == (attention == "none")
 
 
-@pytest.mark.parametrize("score", choices("attention/score"))
-@pytest.mark.parametrize("attention", [name for name in choices("attention") if name != "none"])
-def test_a_score_takes_the_place_of_a_presets(attention: str, score: str) -> None:
+@pytest.mark.parametrize(("part", "choice"), [("score", "concat"), ("window", "local_m"), ("normalizer", "sparsemax")])
+@pytest.mark.parametrize("attention", [name for name in choices("attention") if name not in {"none", "monotonic"}])
+def test_a_part_takes_the_place_of_a_presets(attention: str, part: str, choice: str) -> None:
     plain = values_of("train", [f"attention={attention}"])
-    values = values_of("train", [f"attention={attention}", f"attention/score={score}"])
+    values = values_of("train", [f"attention={attention}", f"attention/{part}={choice}"])
     typed(schema.TrainConfig, values)
-    assert values["attention"]["score"]["kind"] == score
+    assert values["attention"].pop(part)["kind"] == choice
     assert values["decoder"] == plain["decoder"]
+    assert values["attention"] == {key: value for key, value in plain["attention"].items() if key != part}
 
 
 def test_a_value_of_the_command_line_wins_over_a_preset() -> None:
@@ -114,10 +151,31 @@ def test_presets_are_what_their_papers_say() -> None:
     }
     assert systems["bahdanau"].decoder.attend == "before"
     assert systems["bahdanau"].decoder.readout == "maxout"
-    for luong in ("luong_dot", "luong_general"):
-        assert systems[luong].decoder.attend == "after"
-        assert systems[luong].decoder.input_feeding
-        assert systems[luong].decoder.readout == "attentional"
+    for luong in choices("attention"):
+        if luong.startswith("luong"):
+            assert systems[luong].decoder.attend == "after"
+            assert systems[luong].decoder.input_feeding
+            assert systems[luong].decoder.readout == "attentional"
+    assert systems["nematus"].decoder.attend == "between"
+    parts = {
+        "luong_concat": ("concat", "global", "softmax"),
+        "luong_location": ("location", "global", "softmax"),
+        "luong_local_m": ("general", "local_m", "softmax"),
+        "luong_local_p": ("general", "local_p", "softmax"),
+        "ntm_cosine": ("cosine", "global", "softmax"),
+        "chorowski": ("location_aware", "global", "softmax"),
+        "sparsemax": ("general", "global", "sparsemax"),
+        "entmax": ("general", "global", "entmax15"),
+        "hard": ("additive", "global", "hard"),
+        "gumbel": ("additive", "global", "gumbel"),
+        "monotonic": ("normed_additive", "global", "monotonic"),
+    }
+    for name, kinds in parts.items():
+        attention = systems[name].attention
+        assert attention.kind == "attention"
+        assert (attention.score.kind, attention.window.kind, attention.normalizer.kind) == kinds
+    assert systems["coverage"].attention.coverage.kind == "linear"  # type: ignore[union-attr]
+    assert systems["multihead"].attention.projection.kind == "heads"  # type: ignore[union-attr]
     assert systems["none"].attention.kind == "none"
 
 

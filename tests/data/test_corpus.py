@@ -235,3 +235,35 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     config: schema.Data = TypeAdapter(schema.Data).validate_python(values_of("train", overrides)["data"])
     with pytest.raises(UserError, match=r"data\.path=.*nowhere: no such folder"):
         splits(config)
+
+
+def test_word_alignments_come_with_plain_text_where_there_are_some(corpus: Path) -> None:
+    links = ["0-0 1-1", "0-0 1p1", "0-0", "", "0-0"]
+    other = write_text(corpus.with_name("other"))
+    corpus.with_name("corpus.align").write_text("".join(f"{line}\n" for line in links))
+    config = files_config(train=corpus, validation=other, alignments="align")
+    assert [pair.alignment for pair in splits(config)["train"]] == links
+    assert {pair.alignment for pair in splits(config)["validation"]} == {""}
+    assert corpus.with_name("corpus.align") in files(config)
+
+
+def test_word_alignments_are_a_column_of_a_table(tmp_path: Path) -> None:
+    table = tmp_path / "t.tsv"
+    table.write_text("en\tfr\tlinks\na cat\tune chatte\t0-0 1-1\n")
+    config = files_config(train=table, validation=table, alignments="links")
+    assert list(splits(config)["train"]) == [Pair("a cat", "une chatte", "0-0 1-1")]
+
+
+@pytest.mark.parametrize(
+    ("links", "message"),
+    [
+        ("0-0\n" * 4, "align: has fewer lines than"),
+        ("0-0\n" * 6, "align: has more lines than"),
+        ("0-0\n0:0\n" + "0-0\n" * 3, "align, line 2: alignment token '0:0'"),
+        ("0-0\n" * 2 + "3-0\n0-0\n0-0\n", "align, line 3: link 3-0, but the pair has 1 and 1 words"),
+    ],
+)
+def test_broken_word_alignments_are_refused_with_their_line(links: str, message: str, corpus: Path) -> None:
+    corpus.with_name("corpus.align").write_text(links)
+    with pytest.raises(UserError, match=message):
+        list(splits(files_config(train=corpus, validation=corpus, alignments="align"))["train"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 
-from nmt.metrics.bleu import Scores, ScoreSettings, score, tokenizer_for
+from nmt.metrics.bleu import Scores, ScoreSettings, score, score_by_length, tokenizer_for
 
 ENGLISH = (
     ["The cat sat on the Mat.", "He didn't say: 'no' (twice)!", "A red car stops here , now .", ""],
@@ -153,3 +153,22 @@ def test_tokenized_text_is_scored_without_a_sermon(
 def test_tokenizer_of_language(codes: list[str], tokenizer: str) -> None:
     assert {tokenizer_for(code) for code in codes} == {tokenizer}
     assert tokenizer in BLEU.TOKENIZERS
+
+
+def test_by_length_every_sentence_is_in_one_part_and_the_longest_are_last() -> None:
+    sources = [" ".join("x" * n) for n in (1, 2, 3, 4, 5, 6, 7, 8, 8, 8)]
+    references = [f"{source} a b c d" for source in sources]
+    hypotheses = [reference if len(reference) < 18 else "nothing like it" for reference in references]
+    parts = score_by_length(hypotheses, references, sources, ScoreSettings("13a", False))
+    assert sum(part["sentences"] for part in parts) == len(sources)  # type: ignore[misc]
+    words = [part["words"] for part in parts]
+    assert words == sorted(words, key=str)
+    assert parts[0]["bleu"] == pytest.approx(100)
+    assert parts[-1]["bleu"] == 0
+    assert parts[-1]["words"][1] == 8  # type: ignore[index]
+
+
+def test_by_length_of_equal_lengths_is_one_part() -> None:
+    (part,) = score_by_length(["a b"] * 3, ["a b"] * 3, ["x y"] * 3, ScoreSettings("13a", False))
+    assert part["words"] == [2, 2]
+    assert part["sentences"] == 3

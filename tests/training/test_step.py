@@ -11,6 +11,7 @@ from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.machine import Machine
 from nmt.model.seq2seq import Seq2Seq
+from nmt.training.objective import Objective
 from nmt.training.step import Updater, make_optimizer
 from nmt.translator import new_model
 
@@ -24,7 +25,8 @@ def setup(config: TrainConfig) -> tuple[Prepared, Batches, Seq2Seq, Updater]:
     batches = Batches(prepared.splits["train"], prepared.tokenizers, batch_tokens=512, batch_sentences=None, seed=1)
     torch.manual_seed(3)
     model = new_model(config, prepared.tokenizers)
-    updater = Updater(model, make_optimizer(config.optimizer, model), config.training, CPU, 0)
+    optimizer = make_optimizer(config.optimizer, model)
+    updater = Updater(model, Objective(model, config, 0), optimizer, config.training.max_grad_norm, CPU)
     return prepared, batches, model, updater
 
 
@@ -45,7 +47,7 @@ def test_a_split_batch_gives_the_same_update(train_config: Config) -> None:
         results.append((weights(model) - before, update))
     torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-4, atol=1e-6)
     assert results[0][1].tokens == results[1][1].tokens
-    torch.testing.assert_close(results[0][1].loss, results[1][1].loss)
+    torch.testing.assert_close(results[0][1].terms, results[1][1].terms)
     assert results[0][0].abs().max() > 1e-3
 
 
@@ -72,7 +74,7 @@ def test_every_optimizer_learns_and_takes_the_schedules_rate(optimizer: str, tra
     _, batches, model, updater = setup(train_config(*STILL, f"optimizer={optimizer}"))
     batch = parts(batches, 1)
     rate = {"sgd": 1.0, "adadelta": 1.0}.get(optimizer, 0.01)
-    losses = [float(updater(batch, rate).loss) for _ in range(15)]
+    losses = [float(updater(batch, rate).terms["smoothed_loss"]) for _ in range(15)]
     assert losses[-1] < 0.98 * losses[0]
     assert updater.optimizer.param_groups[0]["lr"] == rate
     before = weights(model)
@@ -95,10 +97,10 @@ def test_label_smoothing_changes_the_loss_but_not_the_likelihood(train_config: C
     seen = []
     for smoothing in (0.0, 0.3):
         _, batches, _, updater = setup(train_config(*STILL, f"training.label_smoothing={smoothing}"))
-        seen.append(updater(parts(batches, 1), 0.0))
-    torch.testing.assert_close(seen[0].nll, seen[1].nll)
-    torch.testing.assert_close(seen[0].nll, seen[0].loss)
-    assert seen[1].loss != seen[1].nll
+        seen.append(updater(parts(batches, 1), 0.0).terms)
+    torch.testing.assert_close(seen[0]["loss"], seen[1]["loss"])
+    torch.testing.assert_close(seen[0]["loss"], seen[0]["smoothed_loss"])
+    assert seen[1]["loss"] != seen[1]["smoothed_loss"]
 
 
 def test_bf16_stays_near_fp32(train_config: Config) -> None:
@@ -106,6 +108,6 @@ def test_bf16_stays_near_fp32(train_config: Config) -> None:
     exact = updater(parts(batches, 1), 0.0)
     updater.machine = Machine(torch.device("cpu"), "bf16")
     rough = updater(parts(batches, 1), 0.0)
-    torch.testing.assert_close(rough.loss, exact.loss, rtol=0.01, atol=0)
+    torch.testing.assert_close(rough.terms["loss"], exact.terms["loss"], rtol=0.01, atol=0)
     torch.testing.assert_close(rough.gradient_norm, exact.gradient_norm, rtol=0.05, atol=0)
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())

@@ -59,6 +59,19 @@ class TrainConfig(Model, Machine):
             )
         return self
 
+    @validator(mode="after")
+    def _guided_attention(self) -> Self:
+        if not self.training.guided_alignment:
+            return self
+        if self.attention.kind == "none":
+            raise ValueError("training.guided_alignment guides an attention, but attention.kind=none; set it to 0")
+        if self.attention.normalizer.kind in {"hard", "gumbel"}:
+            raise ValueError(
+                "training.guided_alignment needs weights between 0 and 1, which attention.normalizer.kind="
+                f"{self.attention.normalizer.kind} has not; set it to 0, or use attention/normalizer=softmax"
+            )
+        return self
+
 
 class SavedRunCommand(Section):
     """What the commands on a trained run share; null means: as the run was trained."""
@@ -89,9 +102,16 @@ class TranslateConfig(SavedRunCommand):
     """nmt-translate."""
 
     alignments: Place | None
+    references: Place | None
     nbest: PositiveInt
     interactive: bool
     buffer_lines: PositiveInt
+
+    @validator(mode="after")
+    def _references_are_given(self) -> Self:
+        if self.references is not None and self.nbest > 1:
+            raise ValueError(f"references={self.references} are scored, not searched for; leave out nbest={self.nbest}")
+        return self
 
 
 class CompareConfig(Section):

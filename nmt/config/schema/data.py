@@ -37,6 +37,7 @@ class FilesData(Corpus):
     test: Name | None
     source_column: Name | None
     target_column: Name | None
+    alignments: Name | None
 
     @validator(mode="after")
     def _two_sides(self) -> Self:

@@ -62,8 +62,8 @@ class Model(Section):
             directions = 2 if self.encoder.bidirectional else 1
             raise ValueError(
                 f"attention.score.kind={attention.score.kind} compares vectors of equal size, but "
-                f"decoder.hidden={query} and encoder.hidden={self.encoder.hidden} x {directions} directions = {memory}; set "
-                f"decoder.hidden={memory}, or use attention/score=general or attention/projection=heads"
+                f"decoder.hidden={query} and encoder.hidden={self.encoder.hidden} x {directions} directions "
+                f"= {memory}; set decoder.hidden={memory}, or use attention/score=general or attention/projection=heads"
             )
         if self.embedding.tie_output and self.decoder.readout_dim != self.embedding.dim:
             raise ValueError(

@@ -15,6 +15,7 @@ class SearchLimits(Section):
     max_ratio: PositiveFloat
     max_source_length: PositiveInt
     batch_tokens: PositiveInt
+    replace_unknown: bool
 
 
 class Greedy(SearchLimits):

@@ -78,6 +78,7 @@ class Training(Section):
     batch_sentences: PositiveInt | None
     accumulate: PositiveInt
     label_smoothing: Probability
+    guided_alignment: NonNegativeFloat
     max_grad_norm: PositiveFloat | None
     max_bad_steps: PositiveInt
     log_every: PositiveInt
@@ -90,3 +91,4 @@ class Validation(Section):
     monitor: Literal["bleu", "loss"]
     patience: PositiveInt | None
     samples: NonNegativeInt
+    saliency: bool

@@ -1,0 +1,66 @@
+"""What training minimises: the likelihood, and what the attention adds to it.
+
+Shapes: B batch, S source positions, T target positions, N target tokens without padding.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nmt.attention.losses import coverage_loss, guided_alignment_loss
+from nmt.attention.policy import PolicyLoss
+from nmt.config import schema
+from nmt.data.batching import Batch
+from nmt.metrics.loss import Loss
+from nmt.model.decoder import Decoded
+from nmt.model.seq2seq import Seq2Seq
+
+
+class Value(NamedTuple):
+    """Sums over target tokens, in nats."""
+
+    total: Tensor  # () what is minimised; differentiable
+    terms: dict[str, Tensor]  # () each, detached: loss, smoothed_loss, and what the attention adds, before weighting
+
+
+class Objective:
+    """The objective of a configuration, batch by batch."""
+
+    def __init__(self, model: Seq2Seq, config: schema.TrainConfig, pad: int) -> None:
+        self.model, self.pad = model, pad
+        self.smoothing = config.training.label_smoothing
+        self.guided = config.training.guided_alignment
+        self.coverage, self.policy = 0.0, 0.0
+        if isinstance(config.attention, schema.SoftAttention):
+            coverage, normalizer = config.attention.coverage, config.attention.normalizer
+            self.coverage = coverage.loss_weight if isinstance(coverage, schema.LinearCoverage) else 0.0
+            self.policy = normalizer.weight if isinstance(normalizer, schema.Hard) else 0.0
+
+    def __call__(self, batch: Batch) -> Value:
+        """Of a batch on the model's device."""
+        decoded: Decoded = self.model(batch.source, batch.lengths, batch.target_in)
+        loss = self.model.loss(decoded.readouts, batch.target_out, self.pad, self.smoothing)
+        total = loss.smoothed
+        terms = {"loss": loss.nll, "smoothed_loss": loss.smoothed}
+        real = batch.target_out != self.pad
+        if self.coverage:
+            assert decoded.weights is not None
+            terms["coverage_loss"] = coverage_loss(decoded.weights, real)
+            total = total + self.coverage * terms["coverage_loss"]
+        if self.guided:
+            assert decoded.weights is not None
+            assert batch.alignment is not None
+            terms["alignment_loss"] = guided_alignment_loss(decoded.weights, batch.alignment)
+            total = total + self.guided * terms["alignment_loss"]
+        if self.policy:
+            total = total + self.policy * self._policy(decoded, loss, real, terms)
+        return Value(total, {name: term.detach() for name, term in terms.items()})
+
+    def _policy(self, decoded: Decoded, loss: Loss, real: Tensor, terms: dict[str, Tensor]) -> Tensor:
+        assert self.model.policy is not None
+        assert decoded.choice is not None
+        log_probs = torch.zeros(real.shape, device=real.device).masked_scatter(real, loss.log_probs.float())
+        found: PolicyLoss = self.model.policy(decoded.choice, log_probs, real)
+        terms["policy_loss"], terms["policy_entropy"] = found.loss, found.entropy
+        return found.loss

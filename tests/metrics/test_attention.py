@@ -1,0 +1,37 @@
+"""Attention weights in numbers."""
+
+import math
+
+import numpy as np
+import pytest
+
+from nmt.metrics.attention import attention_statistics, chosen_positions
+
+ONE_HOT = np.eye(4)[[0, 2, 1, 3]]
+
+
+def test_entropy_is_log_s_where_all_are_alike_and_zero_where_one_is_chosen() -> None:
+    assert attention_statistics([np.full((3, 8), 1 / 8)]).entropy == pytest.approx(math.log(8))
+    assert attention_statistics([ONE_HOT]).entropy == 0
+
+
+def test_means_are_over_rows_not_sentences() -> None:
+    ends = np.tile([0.0, 1.0], (1, 1)), np.tile([1.0, 0.0], (3, 1))
+    assert attention_statistics(ends).on_end == pytest.approx(1 / 4)
+
+
+def test_positions_and_jumps_of_one_hot_weights() -> None:
+    found = chosen_positions([ONE_HOT, np.eye(2)[[1]]])
+    assert found is not None
+    assert found.positions.tolist() == [0, 2, 1, 3, 1]
+    assert found.jumps.tolist() == [2, -1, 2]
+
+
+def test_rows_without_any_position_are_left_out() -> None:
+    found = chosen_positions([np.array([[0.0, 1.0], [0.0, 0.0]])])
+    assert found is not None
+    assert found.positions.tolist() == [1]
+
+
+def test_soft_weights_choose_nothing() -> None:
+    assert chosen_positions([ONE_HOT, np.full((1, 2), 0.5)]) is None

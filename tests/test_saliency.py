@@ -1,0 +1,74 @@
+"""Gradient saliency against finite differences."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nmt.config.schema import TrainConfig
+from nmt.saliency import saliency
+from nmt.training.job import train
+from nmt.translator import Translator
+
+PAIR = ["the cat sleeps ."], ["le chat dort ."]
+
+
+@pytest.fixture(scope="module", params=["bahdanau", "none"])
+def translator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Translator:
+    from conftest import TINY, values_of
+
+    from nmt.config.compose import typed
+
+    directory = tmp_path_factory.mktemp("saliency") / "run"
+    config = typed(TrainConfig, values_of("train", [*TINY, f"attention={request.param}", "training.max_steps=2"]))
+    assert train(config, directory, []) == 0
+    loaded = Translator.load(directory)
+    loaded.model.double()
+    return loaded
+
+
+def log_probs(translator: Translator, nudge: torch.Tensor) -> np.ndarray:
+    """(T,) of the target's tokens, with `nudge` (S, E) added to the source's embeddings."""
+    model, tokenizers = translator.model, translator.tokenizers
+    source = torch.tensor(tokenizers.source.encode(PAIR[0]))
+    target = torch.tensor(tokenizers.target.encode(PAIR[1]))
+    first = torch.tensor([[tokenizers.target.bos]])
+    with torch.no_grad():
+        state = model.encode_embedded(model.source_embedding(source) + nudge, torch.tensor([source.shape[1]]))
+        decoded = model.decoder(model.target_embedding(torch.cat([first, target[:, :-1]], 1)), state)
+        logits = model.output(decoded.readouts).log_softmax(-1)
+    return logits[0].gather(1, target.T)[:, 0].numpy()
+
+
+def test_norms_are_those_of_the_numerical_jacobian(translator: Translator) -> None:
+    (found,) = saliency(translator, *PAIR)
+    T, S = found.norms.shape
+    assert (len(found.tokens), len(found.source_tokens)) == (T, S)
+    E, step = translator.model.source_embedding.embedding_dim, 1e-6
+    numerical = np.zeros((T, S, E))
+    for s in range(S):
+        for e in range(E):
+            nudge = torch.zeros(S, E, dtype=torch.float64)
+            nudge[s, e] = step
+            numerical[:, s, e] = (log_probs(translator, nudge) - log_probs(translator, -nudge)) / (2 * step)
+    np.testing.assert_allclose(found.norms, np.linalg.norm(numerical, axis=-1), rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(found.shares.sum(1), 1)
+
+
+def test_nothing_is_left_behind(translator: Translator) -> None:
+    saliency(translator, *PAIR)
+    assert all(parameter.grad is None for parameter in translator.model.parameters())
+
+
+def test_counts_must_agree(translator: Translator) -> None:
+    with pytest.raises(ValueError, match="1 sources, but 0 targets"):
+        saliency(translator, PAIR[0], [])
+
+
+def test_a_run_draws_it_beside_the_alignment(train_config: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    config = train_config("training.max_steps=1", "validation.saliency=true", "validation.samples=2")
+    assert train(config, tmp_path / "run", []) == 0
+    drawn = sorted(path.name for path in (tmp_path / "run" / "alignments" / "test").iterdir())
+    assert drawn == ["1.png", "1.saliency.png", "2.png", "2.saliency.png"]

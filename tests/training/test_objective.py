@@ -1,0 +1,104 @@
+"""What the attention adds to the likelihood."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from nmt.config.errors import UserError
+from nmt.config.schema import TrainConfig
+from nmt.data.batching import Batch, Batches
+from nmt.data.prepare import prepare
+from nmt.model.seq2seq import Seq2Seq
+from nmt.training.objective import Objective
+from nmt.translator import new_model
+
+Config = Callable[..., TrainConfig]
+STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0", "training.label_smoothing=0"]
+
+
+def setup(config: TrainConfig) -> tuple[Seq2Seq, Objective, Batch]:
+    prepared = prepare(config.data, config.tokenizer)
+    batches = Batches(
+        prepared.splits["train"],
+        prepared.tokenizers,
+        batch_tokens=256,
+        batch_sentences=None,
+        seed=1,
+        guided=config.training.guided_alignment > 0,
+    )
+    torch.manual_seed(3)
+    model = new_model(config, prepared.tokenizers)
+    return model, Objective(model, config, 0), batches.load(batches.epoch(0)[0], 0)[0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "term", "weight"),
+    [
+        (["attention=coverage", "attention.coverage.loss_weight=2.5"], "coverage_loss", 2.5),
+        (["training.guided_alignment=0.7"], "alignment_loss", 0.7),
+        (["attention=hard", "attention.normalizer.weight=0.3"], "policy_loss", 0.3),
+    ],
+)
+def test_a_term_is_added_with_its_weight(overrides: list[str], term: str, weight: float, train_config: Config) -> None:
+    _, objective, batch = setup(train_config(*STILL, *overrides))
+    value = objective(batch)
+    assert set(value.terms) >= {"loss", "smoothed_loss", term}
+    torch.testing.assert_close(value.total, value.terms["smoothed_loss"] + weight * value.terms[term])
+    assert value.terms[term] != 0
+    assert not value.terms[term].requires_grad
+
+
+def test_plain_attention_adds_nothing(train_config: Config) -> None:
+    _, objective, batch = setup(train_config(*STILL))
+    value = objective(batch)
+    assert set(value.terms) == {"loss", "smoothed_loss"}
+    assert batch.alignment is None
+    assert torch.equal(value.total.detach(), value.terms["loss"])
+
+
+def test_a_coverage_loss_of_weight_zero_is_left_out(train_config: Config) -> None:
+    _, objective, batch = setup(train_config(*STILL, "attention=coverage", "attention.coverage.loss_weight=0"))
+    assert "coverage_loss" not in objective(batch).terms
+
+
+def test_guided_alignment_teaches_the_alignments(train_config: Config) -> None:
+    model, objective, batch = setup(train_config(*STILL, "attention=luong_general", "training.guided_alignment=1"))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(40):
+        value = objective(batch)
+        optimizer.zero_grad()
+        value.total.backward()
+        optimizer.step()
+        losses.append(float(value.terms["alignment_loss"]) / batch.target_tokens)
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_the_policy_sees_the_likelihood_of_each_token_and_not_of_padding(train_config: Config) -> None:
+    model, objective, batch = setup(train_config(*STILL, "attention=hard", "attention.normalizer.expected=0"))
+    seen = {}
+    assert model.policy is not None
+    original = model.policy.forward
+
+    def spy(choice: object, log_probs: torch.Tensor, real: torch.Tensor) -> object:
+        seen.update(log_probs=log_probs, real=real)
+        return original(choice, log_probs, real)  # type: ignore[arg-type]
+
+    model.policy.forward = spy  # type: ignore[assignment,method-assign]
+    value = objective(batch)
+    torch.testing.assert_close(-seen["log_probs"].sum(), value.terms["loss"])
+    assert (seen["log_probs"] < 0).equal(batch.target_out != 0)
+    assert torch.equal(seen["real"], batch.target_out != 0)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["attention=none"], "guides an attention, but attention.kind=none"),
+        (["attention=hard"], "attention.normalizer.kind=hard has not"),
+    ],
+)
+def test_what_cannot_be_guided_is_refused(overrides: list[str], message: str, train_config: Config) -> None:
+    with pytest.raises(UserError, match=message):
+        train_config("training.guided_alignment=1", *overrides)
