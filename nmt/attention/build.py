@@ -1,5 +1,7 @@
 """From the attention section of a configuration to modules."""
 
+import torch
+
 from nmt.attention.attention import Attention
 from nmt.attention.coverage import LinearCoverage
 from nmt.attention.heads import MultiHeadAttention
@@ -25,7 +27,7 @@ from nmt.attention.scores import (
     ScaledDotScore,
 )
 from nmt.attention.windows import GlobalWindow, LocalMonotonicWindow, LocalPredictiveWindow
-from nmt.config import schema
+from nmt.config.schema import attention as schema
 
 
 def build_attention(
@@ -60,7 +62,9 @@ def _attention(
     score = _score(config.score, query_dim, memory_dim)
     coverage: Coverage | None = None
     if isinstance(config, schema.SoftAttention) and config.coverage.kind == "linear":
-        coverage = LinearCoverage(_keys_dim(config.score, query_dim, memory_dim))
+        with torch.no_grad():
+            keys = score.keys(torch.zeros(1, 1, memory_dim))
+        coverage = LinearCoverage(keys.shape[-1])
     return Attention(score, _window(config.window, query_dim), _normalizer(config.normalizer), coverage, config.dropout)
 
 
@@ -84,19 +88,6 @@ def _score(config: schema.Score, query_dim: int, memory_dim: int) -> Score:  # n
             return LocationScore(query_dim, config.max_positions)
         case schema.LocationAwareScore():
             return LocationAwareScore(query_dim, memory_dim, config.dim, config.filters, config.width)
-
-
-def _keys_dim(config: schema.Score, query_dim: int, memory_dim: int) -> int:
-    """A: the size of the keys that a score makes."""
-    match config:
-        case schema.DotScore() | schema.ScaledDotScore():
-            return memory_dim
-        case schema.GeneralScore():
-            return query_dim
-        case schema.CosineScore() | schema.LocationScore():
-            raise AssertionError("the schema refuses coverage for these")
-        case _:
-            return config.dim
 
 
 def _window(config: schema.Window, query_dim: int) -> Window:

@@ -101,6 +101,12 @@ def output_dir() -> Path:
     return Path(HydraConfig.get().runtime.output_dir)
 
 
+def choices() -> dict[str, str]:
+    """What was chosen from each group of this job."""
+    chosen = HydraConfig.get().runtime.choices
+    return {str(group): str(choice) for group, choice in chosen.items() if not str(group).startswith("hydra/")}
+
+
 def _run_dir(run: str | int | None, new: str) -> str:
     """The directory of a run that is resumed, else a new one. Raises UserError before anything is made."""
     if run is None:

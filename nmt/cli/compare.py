@@ -1,11 +1,15 @@
 """nmt-compare: rank trained runs."""
 
 import logging
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from nmt.cli.app import run
 from nmt.config.errors import UserError
 from nmt.config.schema import CompareConfig
+
+if TYPE_CHECKING:
+    from nmt.run import RunDirectory
 
 log = logging.getLogger(__name__)
 
@@ -16,9 +20,11 @@ def main() -> None:
 
 
 def _compare(config: CompareConfig, overrides: list[str]) -> None:
-    from nmt.report.table import Column, decimals, human_count, human_duration, terminal
+    from nmt.report import table
+    from nmt.report.table import Column, decimals
 
-    rows = sorted((_row(name, config.split) for name in config.runs), key=lambda row: -row["bleu"])
+    rows = [row for given in config.runs for row in _rows(given, config.split)]
+    rows.sort(key=lambda row: -row["bleu"])
     for what in ("test set", "signature", "checkpoint", "search"):
         if len({str(row[what]) for row in rows}) > 1:
             log.warning("these runs differ in %s: their scores do not compare", what)
@@ -27,18 +33,36 @@ def _compare(config: CompareConfig, overrides: list[str]) -> None:
     columns = [
         Column("rank", "#"),
         Column("run", "run"),
-        Column("attention", "score"),
+        Column("attention", "attention"),
         Column("bleu", "BLEU", decimals(2)),
         Column("chrf", "chrF", decimals(2)),
-        Column("parameters", "parameters", human_count),
-        Column("seconds", "training time", human_duration),
+        Column("bleu_long", "BLEU, longest quarter", decimals(2)),
+        Column("aer", "AER %", decimals(1)),
+        Column("parameters", "parameters", table.human_count),
+        Column("epoch", "s an epoch", decimals(1)),
+        Column("seconds", "training time", table.human_duration),
     ]
-    print(terminal(rows, columns))
+    print((table.markdown if config.markdown else table.terminal)(rows, columns))
+
+
+def _rows(name: str, split: str) -> list[dict[str, Any]]:
+    """The run itself, or the finished runs in a folder such as a sweep's. Raises UserError if there is none."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir() or (folder / "config.yaml").is_file():
+        return [_row(name, split)]
+    rows = []
+    for path in sorted(folder.glob("*/config.yaml")):
+        try:
+            rows.append(_row(str(path.parent), split))
+        except UserError as error:
+            log.warning("left out: %s", error)
+    if not rows:
+        raise UserError(f"runs={name}: is neither a run nor a folder that holds finished runs")
+    return rows
 
 
 def _row(name: str, split: str) -> dict[str, Any]:
     """One run's line. Raises UserError if it has no result for the split."""
-    from nmt.config.compose import load_values
     from nmt.run import RunDirectory, read_json
 
     directory = RunDirectory.existing(name, "runs")
@@ -46,16 +70,31 @@ def _row(name: str, split: str) -> dict[str, Any]:
     if split not in results:
         directory.held_out(split)  # tells if there is nothing to score
         raise UserError(f"{name}: has no {split} results; run nmt-evaluate run={name} split={split}")
-    attention = load_values(directory.config).get("attention", {})
+    result, training = results[split], manifest.get("training", {})
     return {
         "run": name,
-        "attention": attention.get("score", {}).get("kind", "none"),
-        "bleu": results[split]["bleu"],
-        "chrf": results[split]["chrf"],
-        "signature": results[split]["signature"],
-        "checkpoint": results[split]["checkpoint"],
-        "search": results[split]["search"],
+        "attention": _attention(directory, manifest),
+        "bleu": result["bleu"],
+        "chrf": result["chrf"],
+        "bleu_long": result["bleu_by_length"][-1]["bleu"] if "bleu_by_length" in result else None,
+        "aer": 100 * result["aer"] if "aer" in result else None,
+        "signature": result["signature"],
+        "checkpoint": result["checkpoint"],
+        "search": result["search"],
         "test set": directory.held_out(split)[:2],
         "parameters": manifest.get("parameters"),
-        "seconds": manifest.get("training", {}).get("seconds"),
+        "epoch": training["seconds"] / training["epochs"] if training.get("epochs") else None,
+        "seconds": training.get("seconds"),
     }
+
+
+def _attention(directory: "RunDirectory", manifest: dict[str, Any]) -> str:
+    """The preset that was chosen, with what was changed in it; from Python, where nothing is chosen, the score."""
+    from nmt.config.compose import load_values
+
+    start = manifest["starts"][0]
+    preset = start.get("choices", {}).get("attention")
+    if preset is None:
+        return str(load_values(directory.config)["attention"].get("score", {}).get("kind", "none"))
+    parts = ("attention/", "attention.", "encoder/self_attention", "decoder.attend")
+    return " ".join([preset, *(override for override in start["overrides"] if override.startswith(parts))])

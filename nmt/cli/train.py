@@ -6,7 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from nmt.cli.app import output_dir, run
+from nmt.cli.app import choices, output_dir, run
 from nmt.config.compose import load_values, typed, with_values
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
@@ -32,7 +32,7 @@ def _train(config: TrainConfig, overrides: list[str]) -> int:
                     f"{', '.join(sorted(FREE - {'run'}))}"
                 )
         config = typed(TrainConfig, with_values(load_values(directory / "config.yaml"), given))
-    status = train(config.settled(), directory, overrides)
+    status = train(config.settled(), directory, overrides, choices())
     here = os.path.relpath(directory)
     board = "tensorboard" if shutil.which("tensorboard") else Path(sys.executable).with_name("tensorboard")
     print(f"tensorboard: {board} --logdir {shlex.quote(here)} --host localhost")

@@ -35,7 +35,7 @@ class TensorBoard:
     def histogram(self, tag: str, values: NDArray[np.int64], step: int) -> None:
         """The distribution of whole numbers, a bin for each."""
         if values.size:
-            bins = np.arange(values.min() - 1, values.max() + 2) - 0.5  # an empty one first: TensorBoard cuts it
+            bins = np.arange(values.min(), values.max() + 2) - 0.5
             self._writer.add_histogram(tag, values, step, bins=bins.tolist())
 
     def text(self, tag: str, markdown: str, step: int) -> None:

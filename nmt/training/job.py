@@ -2,7 +2,7 @@
 
 import logging
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,13 @@ from nmt.translator import Translator, load_weights, new_model
 log = logging.getLogger(__name__)
 
 
-def train(config: schema.TrainConfig, directory: Path, overrides: list[str]) -> int:
-    """Train in `directory`, or resume the run there. Returns the exit status: 0, or 128 + signal if stopped by one."""
+def train(
+    config: schema.TrainConfig, directory: Path, overrides: list[str], choices: Mapping[str, str] | None = None
+) -> int:
+    """Train in `directory`, or resume the run there. Returns the exit status: 0, or 128 + signal if stopped by one.
+
+    `overrides` and `choices` (of each group) are how the configuration was asked for; they are written down.
+    """
     machine = Machine.choose(config.device, config.precision, config.threads)
     scoring = score_settings(config.evaluation, config.data.target_lang)
     run = RunDirectory(directory)
@@ -35,7 +40,7 @@ def train(config: schema.TrainConfig, directory: Path, overrides: list[str]) -> 
     run.claim(values)
     try:
         prepared = prepare(config.data, config.tokenizer)
-        run.begin(values, prepared, {"overrides": overrides, "machine": machine.describe()})
+        run.begin(values, prepared, {"overrides": overrides, "choices": choices or {}, "machine": machine.describe()})
         with _log_to(run.log):
             _report(prepared)
             return _train(config, run, prepared, machine, scoring)

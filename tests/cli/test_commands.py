@@ -165,12 +165,29 @@ def test_compare_ranks_runs(run: Path, home: Path) -> None:
     done = call("nmt-compare", f"runs=[{run},other]", cwd=home)
     assert done.returncode == 0, done.stderr.decode()
     head, _, *rows = done.stdout.decode().splitlines()
-    assert head.split()[:4] == ["#", "run", "score", "BLEU"]
+    assert head.split()[:4] == ["#", "run", "attention", "BLEU"]
     assert len(rows) == 2
     bleus = [float(row.split()[3]) for row in rows]
     assert bleus == sorted(bleus, reverse=True)
-    assert {row.split()[2] for row in rows} == {"additive", "none"}
+    assert {row.split()[2] for row in rows} == {"bahdanau", "none"}
     assert len(call("nmt-compare", "runs=other", cwd=home).stdout.decode().splitlines()) == 3
+
+
+def test_compare_takes_a_folder_of_runs_and_writes_markdown(run: Path, home: Path, tmp_path: Path) -> None:
+    os.symlink(run, tmp_path / "0")
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "config.yaml").write_text((run / "config.yaml").read_text())  # begun, not finished
+    done = call("nmt-compare", f"runs={tmp_path}", "markdown=true", cwd=home)
+    assert done.returncode == 0, done.stderr.decode()
+    head, rule, *rows = done.stdout.decode().splitlines()
+    assert [cell.strip() for cell in head.split("|")][1:6] == ["#", "run", "attention", "BLEU", "chrF"]
+    assert set(rule) <= set("|:-")
+    assert len(rows) == 1
+    result = json.loads((run / "results.json").read_text())["test"]
+    cells = [cell.strip() for cell in rows[0].split("|")]
+    assert cells[6] == f"{result['bleu_by_length'][-1]['bleu']:.2f}"
+    assert cells[7] == f"{100 * result['aer']:.1f}"
+    assert b"left out: " in done.stderr
 
 
 def test_compare_warns_where_scores_do_not_compare(run: Path, home: Path) -> None:
@@ -254,6 +271,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-compare"], "runs: missing"),
     (["nmt-compare", "runs=[]"], "runs"),
     (["nmt-compare", "runs=[nowhere]"], "nowhere: no such directory"),
+    (["nmt-compare", "runs=occupied"], "runs=occupied: is neither a run nor a folder that holds finished runs"),
 ]
 
 

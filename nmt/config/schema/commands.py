@@ -119,3 +119,4 @@ class CompareConfig(Section):
 
     runs: Annotated[list[Place], Field(min_length=1), BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
     split: Literal["validation", "test"]
+    markdown: bool

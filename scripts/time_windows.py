@@ -1,0 +1,74 @@
+"""Time a decoder step's attention, forward and backward, over sources of growing length: global against local windows.
+
+python scripts/time_windows.py [--lengths 50 500 5000] [--score additive]
+"""
+
+import argparse
+import time
+
+import torch
+
+from nmt.attention.attention import Attention
+from nmt.attention.normalizers import SoftmaxNormalizer
+from nmt.attention.parts import Score, Window
+from nmt.attention.scores import AdditiveScore, GeneralScore
+from nmt.attention.windows import GlobalWindow, LocalMonotonicWindow, LocalPredictiveWindow
+from nmt.report.table import Column, decimals, markdown
+
+DIM, BATCH, REACH = 512, 8, 10
+FEW, MANY, ROUNDS = (
+    5,
+    {True: 25, False: 400},
+    3,
+)  # steps of a sentence (many: of a global window, a local one), sentences
+
+
+def seconds(score: Score, window: Window, length: int) -> float:
+    """Of a step: the difference of a long and a short sentence, which takes out what is done once for each."""
+    attention = Attention(score, window, SoftmaxNormalizer())
+    states = torch.randn(BATCH, length, DIM, requires_grad=True)
+    valid = torch.ones(BATCH, length, dtype=torch.bool)
+    query = torch.randn(BATCH, 1, DIM, requires_grad=True)
+
+    def sentence(steps: int) -> float:
+        began = time.perf_counter()
+        memory, past, total = attention.remember(states, valid), attention.start(valid), torch.zeros(())
+        for _ in range(steps):
+            attended = attention(query, memory, past)
+            past, total = attended.past, total + attended.context.sum()
+        total.backward()
+        return time.perf_counter() - began
+
+    long = MANY[window.reach is None]
+    few, many = (min(sentence(steps) for _ in range(ROUNDS)) for steps in (FEW, long))
+    return (many - few) / (long - FEW)
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[50, 500, 5000], help="source lengths S")
+    parser.add_argument("--score", choices=["additive", "general"], default="additive")
+    arguments = parser.parse_args()
+    score: Score = AdditiveScore(DIM, DIM, DIM) if arguments.score == "additive" else GeneralScore(DIM, DIM)
+    windows = {
+        "global": GlobalWindow(),
+        "local_m": LocalMonotonicWindow(REACH),
+        "local_p": LocalPredictiveWindow(REACH, DIM, DIM),
+    }
+    rows = [
+        {"window": name, **{str(S): 1e3 * seconds(score, window, S) for S in arguments.lengths}}
+        for name, window in windows.items()
+    ]
+    print(
+        f"milliseconds a step, score {arguments.score}, batch {BATCH}, D = {REACH}, {torch.get_num_threads()} threads\n"
+    )
+    print(
+        markdown(
+            rows, [Column("window", "window"), *(Column(str(S), f"S = {S}", decimals(2)) for S in arguments.lengths)]
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

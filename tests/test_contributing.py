@@ -1,0 +1,73 @@
+"""CONTRIBUTING's five steps to a score of one's own are taken, in a copy of the project."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import TINY
+
+pytestmark = pytest.mark.system
+ROOT = Path(__file__).resolve().parent.parent
+FILES = re.compile(r"`((?:nmt|configs|tests)/[\w/.]+\.(?:py|yaml))`")
+BLOCK = re.compile(r"```(python|diff|yaml)\n(.*?)```", re.DOTALL)
+
+
+def steps() -> list[str]:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = text.partition("## A score of your own, in five steps\n")[2].partition("\n## ")[0]
+    return re.split(r"^\d\. ", section, flags=re.MULTILINE)[1:]
+
+
+def take(step: str, root: Path) -> None:
+    """Do what a step shows to the first file that it names."""
+    named = FILES.search(step)
+    assert named is not None
+    path = root / named[1]
+    blocks = BLOCK.findall(step)
+    assert blocks
+    for kind, block in blocks:
+        if kind == "diff":
+            lines = block.splitlines(keepends=True)
+            before, after = ("".join(line[1:] for line in lines if line[0] in {" ", sign}) for sign in "-+")
+            text = path.read_text(encoding="utf-8")
+            assert text.count(before) == 1, f"{path.name} no longer holds:\n{before}"
+            path.write_text(text.replace(before, after), encoding="utf-8")
+        elif path.exists():
+            path.write_text(f"{path.read_text(encoding='utf-8')}\n\n{block}", encoding="utf-8")
+        else:
+            path.write_text(block, encoding="utf-8")
+
+
+def python(root: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_five_steps_make_a_score_that_keeps_the_laws_and_trains(tmp_path: Path) -> None:
+    for part in ("nmt", "configs", "tests"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    todo = steps()
+    assert len(todo) == 5
+    for step in todo:
+        take(step, tmp_path)
+    train = "from nmt.cli.train import main; main()"
+    overrides = ["attention=luong_general", "attention/score=biased", "training.max_steps=2", "hydra.run.dir=run"]
+    done = python(tmp_path, "-c", train, *TINY, *overrides)
+    assert done.returncode == 0, done.stderr
+    assert "kind: biased" in (tmp_path / "run" / "config.yaml").read_text()
+    laws = python(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/attention", "-k", "biased")
+    assert laws.returncode == 0, laws.stdout
+    assert int(re.findall(r"(\d+) passed", laws.stdout)[0]) > 20
