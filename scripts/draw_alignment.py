@@ -1,6 +1,6 @@
 """Draw the attention of a trained run over one sentence: the picture of the README.
 
-python scripts/draw_alignment.py RUN "the sentence" OUTPUT.png
+python scripts/draw_alignment.py RUN "the sentence" OUTPUT.png [--saliency]
 """
 
 import argparse
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nmt import Translator
 from nmt.report.heatmap import draw_alignment, save
+from nmt.saliency import saliency
 
 
 def main() -> None:
@@ -16,11 +17,18 @@ def main() -> None:
     parser.add_argument("run", help="run directory")
     parser.add_argument("sentence", help="source sentence")
     parser.add_argument("output", type=Path, help="PNG file to write")
+    parser.add_argument("--saliency", action="store_true", help="draw what the gradients say instead")
     arguments = parser.parse_args()
-    translation = Translator.load(arguments.run).translate([arguments.sentence])[0]
-    if translation.alignment is None:
+    translator = Translator.load(arguments.run)
+    translation = translator.translate([arguments.sentence])[0]
+    if arguments.saliency:
+        (found,) = saliency(translator, [arguments.sentence], [translation.text])
+        figure = draw_alignment(found.shares, found.source_tokens, found.tokens, meaning="share of the gradient")
+    elif translation.alignment is None:
         parser.error(f"{arguments.run} has no attention to draw, or the sentence is empty")
-    save(draw_alignment(translation.alignment, translation.source_tokens, translation.tokens), arguments.output)
+    else:
+        figure = draw_alignment(translation.alignment, translation.source_tokens, translation.tokens)
+    save(figure, arguments.output)
     print(translation.text)
 
 

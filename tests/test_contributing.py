@@ -23,13 +23,12 @@ def steps() -> list[str]:
 
 
 def take(step: str, root: Path) -> None:
-    """Do what a step shows to the first file that it names."""
-    named = FILES.search(step)
-    assert named is not None
-    path = root / named[1]
-    blocks = BLOCK.findall(step)
+    """Do what each block of a step shows, to the last file named before it."""
+    blocks = list(BLOCK.finditer(step))
     assert blocks
-    for kind, block in blocks:
+    for found in blocks:
+        kind, block = found.groups()
+        path = root / FILES.findall(step[: found.start()])[-1]
         if kind == "diff":
             lines = block.splitlines(keepends=True)
             before, after = ("".join(line[1:] for line in lines if line[0] in {" ", sign}) for sign in "-+")

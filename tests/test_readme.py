@@ -98,8 +98,23 @@ def test_the_table_of_choices_is_complete() -> None:
             assert set(listed) == choices, group
 
 
+def test_the_table_of_presets_is_complete() -> None:
+    family = README.partition("## The attention family")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]*) \| [^`|]", family, re.M)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert named == {path.stem for path in (ROOT / "configs" / "attention").glob("*.yaml")}
+
+
 def test_every_link_and_picture_is_there() -> None:
     links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if not link.startswith("http")]
     assert links
     for link in links:
-        assert (ROOT / link).exists(), link
+        path, _, heading = link.partition("#")
+        assert (ROOT / path).exists(), link
+        if heading:
+            text = (ROOT / (path or "README.md")).read_text()
+            slugs = {
+                re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+                for title in re.findall(r"^#+ (.*)$", text, re.M)
+            }
+            assert heading in slugs, link

@@ -46,6 +46,17 @@ def test_scalars(tmp_path: Path) -> None:
     assert curve(tmp_path, "train/rate") == [(step, step) for step in range(5)]
 
 
+def test_a_histogram_counts_each_whole_number(tmp_path: Path) -> None:
+    with TensorBoard(tmp_path, resume_step=None) as board:
+        board.histogram("jumps", np.array([-1, 0, 0, 2]), 3)
+        board.histogram("nothing", np.zeros(0, np.int64), 3)
+    ((step, bins),) = read(tmp_path, "jumps")
+    assert step == 3
+    # TensorBoard cuts the outermost bins at the smallest and greatest value.
+    assert [bin for bin in bins.tolist() if bin[2]] == [[-1, -0.5, 1], [-0.5, 0.5, 2], [1.5, 2, 1]]
+    assert "nothing" not in EventAccumulator(str(tmp_path)).Reload().Tags()["tensors"]
+
+
 def write(directory: Path, resume_step: int | None, steps: range, value: float) -> None:
     with TensorBoard(directory, resume_step) as board:
         for step in steps:
