@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from warnings import catch_warnings, filterwarnings
 
 from matplotlib.font_manager import FontEntry, findfont, findSystemFonts, fontManager
@@ -20,12 +20,13 @@ log = logging.getLogger(__name__)
 BASE = "DejaVu Sans"  # comes with matplotlib; has Latin, Greek, Cyrillic, Arabic, Hebrew and some more
 REGULAR = range(300, 501)  # weights
 LAST_CHOICE = re.compile("Mono|Unifont")  # families, taken only where no other has the characters
-UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp", "Zs"}  # categories of characters of which nothing is drawn
-NONCHARACTER = 0xFDD0  # only a font that has a box for everything has it
+# Categories of characters that need no font: nothing is drawn of them, or (private use) they mean nothing outside one.
+FONTLESS = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp", "Zs"}
+NOTHING = 0x8FFFF  # no character, nor is any near it: only a font that has a box for everything has it
 
-SYMBOLS, PUNCTUATION = "symbols and emoji", "punctuation"
+SYMBOLS = "symbols and emoji"
 # What Unicode's character names begin with, where that is not the script's name.
-SCRIPTS = {"Cjk": "Han", "Ideographic": "Han", "Katakana-Hiragana": "Katakana"}
+SCRIPTS = {"Cjk": "Han", "Ideographic": "Han", "Katakana-Hiragana": "Katakana", "Halfwidth": "Katakana"}
 # Han characters look different by region; kana and Hangul tell which one a text is from.
 REGIONS = {"Hiragana": "JP", "Katakana": "JP", "Hangul": "KR"}
 # Packages of Debian and its relatives; those of other systems have similar names.
@@ -41,10 +42,10 @@ def families(text: str) -> list[str]:
     Only characters that the base font lacks make it look at others. A character without any font is drawn as a
     box; a warning says so once per process and script.
     """
-    base = _characters(findfont(BASE))
+    base = _characters(str(findfont(BASE)), 0)
     scripts: dict[str, set[str]] = {}
     for each in sorted(set(text)):
-        if each not in base and unicodedata.category(each) not in UNSEEN:
+        if each not in base and unicodedata.category(each) not in FONTLESS:
             scripts.setdefault(script_of(each), set()).add(each)
     region = next((region for script, region in REGIONS.items() if script in scripts), "SC")
     chosen = [BASE]
@@ -54,20 +55,23 @@ def families(text: str) -> list[str]:
             _add_new_fonts()
             found, missing = _choose(characters, region)
         if missing:
-            _warn(script, min(missing))
+            _warn(script, min(missing, key=lambda each: (not each.isalpha(), each)))
         chosen += found
     return list(dict.fromkeys(chosen))
 
 
 def script_of(character: str) -> str:
-    """By the character's Unicode name: "Han", "Thai", ..., or "punctuation" or "symbols and emoji"."""
+    """By the character's Unicode name: "Han", "Thai", ..., or "symbols and emoji"."""
+    name = unicodedata.name(character, "")
     kind, width = unicodedata.category(character)[0], unicodedata.east_asian_width(character)
+    if not name:
+        return "characters unknown to Python"
     if width == "F" or (width == "W" and kind == "P"):  # the punctuation of Chinese, Japanese and Korean
         return "Han"
-    if kind in "SP":
-        return SYMBOLS if kind == "S" else PUNCTUATION
-    name = unicodedata.name(character, "unnamed characters").split()[0].title()
-    return SCRIPTS.get(name, name)
+    if kind == "S":
+        return SYMBOLS
+    first = name.split()[0].title()
+    return SCRIPTS.get(first, first)
 
 
 @contextmanager
@@ -92,13 +96,17 @@ def _choose(characters: set[str], region: str) -> tuple[list[str], set[str]]:
     """
     found, faces = [], _faces(region)
     while characters:
-        best = max(faces, key=lambda face: min(2 * len(_covered(face, characters)), len(characters)))  # noqa: B023
+        best = max(faces, key=partial(_gain, characters=characters))
         covered = _covered(best, characters)
         if not covered:
             break
         found.append(best.name)
         characters = characters - covered
     return found, characters
+
+
+def _gain(face: FontEntry, characters: set[str]) -> int:
+    return min(2 * len(_covered(face, characters)), len(characters))
 
 
 def _faces(region: str) -> list[FontEntry]:
@@ -130,13 +138,13 @@ def _covered(face: FontEntry, characters: set[str]) -> set[str]:
 
 
 @cache
-def _characters(file: str, index: int = 0) -> str:
+def _characters(file: str, index: int) -> str:
     """What a font has glyphs for; nothing if these are boxes, or layers of colour, which draw as nothing at all."""
     try:
         font = FT2Font(file, face_index=index)
     except (OSError, RuntimeError):  # removed or damaged since matplotlib listed it
         return ""
-    if FaceFlags.COLOR in font.face_flags or font.get_char_index(NONCHARACTER):
+    if FaceFlags.COLOR in font.face_flags or font.get_char_index(NOTHING):
         return ""
     return "".join(map(chr, font.get_charmap()))
 

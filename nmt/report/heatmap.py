@@ -5,57 +5,56 @@ T target tokens, S source tokens, H x W pixels.
 
 import math
 import unicodedata
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import LineCollection, QuadMesh
 from matplotlib.figure import Figure
-from matplotlib.font_manager import get_font_names
-from matplotlib.image import AxesImage, imsave
+from matplotlib.image import imsave
 from numpy.typing import NDArray
 
 from nmt.metrics.alignment import WORD_START, words_of_pieces
+from nmt.report import fonts
 
 DPI = 100
-CELL = 0.32  # inches: the side of a cell, as long as the longer side of the matrix stays within SIDE
-SIDE = 19.2  # inches
+CELL, SIDE = 0.32, 19.2  # inches: the side of a cell, as long as the longer side of the matrix stays within SIDE
+SMALL_CELL, LONGEST_SIDE = 0.2, 35.0  # inches: beyond that, as long as it stays within LONGEST_SIDE
+FAR = 40  # cells: labels farther away than that stand on the opposite side, too
 MARGIN = 0.15  # inches around everything
 BAR, LONGEST_BAR = 0.14, 3.2  # inches: width and greatest length of the colour bar
 ANGLE = 60  # degrees of the source labels
-SMALLEST_FONT, TITLE_FONT = 6.5, 11.0  # points
+SMALLEST_FONT, LARGEST_FONT, TITLE_FONT = 6.5, 9.9, 11.0  # points
 LONGEST_LABEL = 24  # characters
 CONTINUATION = "•"
+CARRIER = "◌"  # of an accent or vowel sign that has no letter before it
+COMBINING, SARA_AM = {"Mc", "Me", "Mn"}, "\u0e33\u0eb3"  # categories of those, and two letters that behave alike
+RIGHT_TO_LEFT = "\u200f"  # an invisible mark
 INVISIBLE = {"Cc", "Cs", "Zl", "Zp"}  # control characters, surrogates, line and paragraph separators
 COLOURS = "viridis"  # perceptually uniform
-INK, MUTED, GRID = "#1a1a1a", "#666666", "#ffffff44"
+INK, MUTED, GRID, TENTHS = "#1a1a1a", "#666666", "#ffffff44", "#ffffff99"
 NOTE: dict[str, Any] = {"size": 7.5, "color": MUTED}  # what explains the picture and is not its content
 
-# DejaVu Sans comes with matplotlib; the others, where installed, add Chinese, Japanese and Korean.
-FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "Arial Unicode MS")
 
-
-@contextmanager
-def _missing_glyphs_allowed() -> Iterator[None]:
-    """A script without an installed font is drawn as boxes; a warning for each character helps nobody."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        yield
-
-
-@_missing_glyphs_allowed()
+@fonts.quiet()
 def draw_alignment(
-    weights: NDArray[np.floating[Any]], source: Sequence[str], target: Sequence[str], title: str = ""
+    weights: NDArray[np.floating[Any]],
+    source: Sequence[str],
+    target: Sequence[str],
+    title: str = "",
+    meaning: str = "attention weight",
 ) -> Figure:
     """(T, S) weights from 0 to 1 -> a figure with T rows and S columns of square cells, labelled with tokens.
 
+    `meaning` stands beside the colour bar.
+
     Tokens are words or SentencePiece pieces; a piece that continues a word is shown as "•piece". The figure
-    grows with the tokens up to 60 of them, beyond that the cells shrink, and where labels would touch only
-    every n-th is shown. Raises ValueError if the tokens do not match the matrix or it is empty.
+    grows with the tokens up to 60 of them and, with smaller cells, from 96 to 175. Beyond that the cells shrink,
+    and where labels would touch only every n-th is shown. Raises ValueError if the tokens do not match the matrix
+    or it is empty.
     """
     if weights.shape != (len(target), len(source)) or not weights.size:
         raise ValueError(
@@ -63,52 +62,72 @@ def draw_alignment(
             "one row per target and one column per source token is needed, and at least one of each"
         )
     rows, columns = weights.shape
-    cell = min(CELL, SIDE / max(rows, columns))
+    longer = max(rows, columns)
+    cell = min(CELL, max(SIDE / longer, SMALL_CELL), LONGEST_SIDE / longer)
     figure = Figure(figsize=(columns * cell, rows * cell), dpi=DPI, facecolor="white")
+    FigureCanvasAgg(figure)  # measures texts; without it each would be measured on a canvas of its own
     axes = figure.add_axes((0, 0, 1, 1))
-    image = axes.imshow(weights, cmap=COLOURS, vmin=0, vmax=1, interpolation="nearest", aspect="auto")
-    _label(axes, token_labels(source), token_labels(target), title, points=cell * 72)
-    _draw_bar(figure, image)
+    cells = axes.pcolormesh(weights, cmap=COLOURS, vmin=0, vmax=1)
+    axes.set(xlim=(0, columns), ylim=(rows, 0))
+    axes.spines[:].set_visible(False)
+    _draw_grid(axes, rows, columns, cell * 72)
+    labels = token_labels(source), token_labels(target)
+    _label(axes, *labels, title, points=cell * 72)
+    if any(label.startswith(CONTINUATION) for label in labels[0] + labels[1]):
+        below = -figure.get_tightbbox().y0 + 0.07  # inches
+        axes.text(0, rows + below / cell, f"{CONTINUATION} continues the word before", va="top", **NOTE)
+    _draw_bar(figure, axes, cells, meaning)
     _fit(figure)
     return figure
 
 
+def _draw_grid(axes: Axes, rows: int, columns: int, points: float) -> None:
+    """Lines between cells of that many points; in a large matrix every tenth is stronger, for the eye to follow."""
+    across = [[(0, row), (columns, row)] for row in range(1, rows)]
+    down = [[(column, 0), (column, rows)] for column in range(1, columns)]
+    stronger = 10 if max(rows, columns) > FAR else math.inf
+    colours = [GRID if n % stronger else TENTHS for count in (rows, columns) for n in range(1, count)]
+    lines = LineCollection(across + down, colors=colours, linewidths=min(0.6, points / 40))
+    axes.add_collection(lines, autolim=False)
+
+
 def _label(axes: Axes, source: Sequence[str], target: Sequence[str], title: str, points: float) -> None:
     """Name the rows and columns of cells of that many points, all of them or every n-th."""
-    size = max(0.43 * points, SMALLEST_FONT)
+    size = min(max(0.62 * points, SMALLEST_FONT), LARGEST_FONT)
     step = math.ceil(1.2 * size / (points * math.sin(math.radians(ANGLE))))
-    installed = get_font_names()
-    text: dict[str, Any] = {
-        "family": [font for font in FONTS if font in installed],
-        "color": INK,
-        "parse_math": False,
-    }
     slant: dict[str, Any] = {"rotation": ANGLE, "rotation_mode": "anchor", "ha": "left", "va": "center"}
-    axes.set_xticks(range(0, len(source), step), source[::step], size=size, **slant, **text)
-    axes.set_yticks(range(0, len(target), step), target[::step], size=size, **text)
-    axes.tick_params(length=2, color=MUTED, top=True, labeltop=True, bottom=False, labelbottom=False)
+    columns, rows = np.arange(0, len(source), step), np.arange(0, len(target), step)
+    axes.set_xticks(columns + 0.5, source[::step], size=size, **slant, **_text("".join(source)))
+    axes.set_yticks(rows + 0.5, target[::step], size=size, **_text("".join(target)))
+    below, right = len(target) > FAR, len(source) > FAR
+    axes.tick_params(length=2, color=MUTED)
+    axes.tick_params("x", top=True, labeltop=True, bottom=below, labelbottom=below)
+    axes.tick_params("y", right=right, labelright=right)
+    for tick in axes.xaxis.get_major_ticks():
+        tick.label1.set_horizontalalignment("right")  # below the matrix a label ends at its column
     axes.xaxis.set_label_position("top")
     axes.set_xlabel("source", **NOTE)
     axes.set_ylabel("target", **NOTE)
-    axes.set_title(_printable(title), size=TITLE_FONT, loc="left", **text)
-    if any(label.startswith(CONTINUATION) for label in (*source, *target)):
-        note = f"{CONTINUATION} continues the word before"
-        axes.text(-0.5, len(target) - 0.5 + 5 / points, note, va="top", **NOTE)  # 5 points below the last row
-    axes.set_xticks(np.arange(1, len(source)) - 0.5, minor=True)
-    axes.set_yticks(np.arange(1, len(target)) - 0.5, minor=True)
-    axes.tick_params(which="minor", length=0)
-    axes.grid(which="minor", color=GRID, linewidth=min(0.6, points / 40))
-    axes.spines[:].set_visible(False)
+    title = _printable(title)
+    axes.set_title(title, size=TITLE_FONT, loc="left", **_text(title))
 
 
-def _draw_bar(figure: Figure, image: AxesImage) -> None:
+def _text(text: str) -> dict[str, Any]:
+    """How to draw a text that comes from data."""
+    return {"family": fonts.families(text), "color": INK, "parse_math": False}
+
+
+def _draw_bar(figure: Figure, axes: Axes, cells: QuadMesh, meaning: str) -> None:
     """The colour bar, right of the matrix from its top."""
     width, height = figure.get_size_inches()
     share = min(1.0, LONGEST_BAR / height)
-    bar = figure.add_axes((1 + 0.2 / width, 1 - share, BAR / width, share))
-    figure.colorbar(image, cax=bar, ticks=[0, 0.5, 1])
+    rows = axes.yaxis.get_tightbbox()
+    assert rows is not None
+    left = max(rows.x1 / DPI, width) + 0.2  # right of the matrix and of any labels there
+    bar = figure.add_axes((left / width, 1 - share, BAR / width, share))
+    figure.colorbar(cells, cax=bar, ticks=[0, 0.5, 1])
     bar.tick_params(labelsize=NOTE["size"], labelcolor=MUTED, color=MUTED, length=2)
-    bar.set_ylabel("attention weight", **NOTE)
+    bar.set_ylabel(meaning, **NOTE)
     bar.spines[:].set_visible(False)
 
 
@@ -127,25 +146,45 @@ def _fit(figure: Figure) -> None:
 def token_labels(tokens: Sequence[str]) -> list[str]:
     """What stands beside the matrix: "•" before a continuation of a word, control characters made visible."""
     labels = [_printable(token.replace(WORD_START, " ").strip(" ") or "␣") for token in tokens]
+    labels = [CARRIER + label if _is_combining(label[0]) else label for label in labels]
     if any(token.startswith(WORD_START) for token in tokens):
         words = words_of_pieces(tokens)
         for position in range(1, len(tokens)):
             if words[position] == words[position - 1]:
                 labels[position] = CONTINUATION + labels[position]
-    return [label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…" for label in labels]
+    labels = [label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…" for label in labels]
+    if _direction("".join(labels)) == "right to left":  # so do labels that have no direction, such as "•."
+        labels = [label if _direction(label) else label + RIGHT_TO_LEFT for label in labels]
+    return labels
+
+
+def _is_combining(character: str) -> bool:
+    return unicodedata.category(character) in COMBINING or character in SARA_AM
+
+
+def _direction(text: str) -> str | None:
+    """Of the first letter that has one."""
+    directions = {"L": "left to right", "R": "right to left", "AL": "right to left"}
+    kinds = (unicodedata.bidirectional(character) for character in text)
+    return next((directions[kind] for kind in kinds if kind in directions), None)
 
 
 def to_array(figure: Figure) -> NDArray[np.uint8]:
     """(H, W, 3), red, green and blue."""
-    canvas: Any = FigureCanvasAgg(figure)  # its methods are untyped
-    with _missing_glyphs_allowed():
-        canvas.draw()
-    return np.array(canvas.buffer_rgba())[..., :3]
+    return _draw(figure)[..., :3]
 
 
 def save(figure: Figure, path: Path) -> None:
     """Write the figure as PNG."""
-    imsave(path, to_array(figure), format="png")
+    imsave(path, _draw(figure), format="png")
+
+
+@fonts.quiet()
+def _draw(figure: Figure) -> NDArray[np.uint8]:
+    """(H, W, 4), red, green, blue and full opacity."""
+    canvas: Any = FigureCanvasAgg(figure)  # its methods are untyped
+    canvas.draw()
+    return np.array(canvas.buffer_rgba())
 
 
 def _printable(text: str) -> str:

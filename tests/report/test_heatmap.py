@@ -9,10 +9,13 @@ import matplotlib
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.font_manager import fontManager
 from matplotlib.image import imread
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
+from numpy.typing import NDArray
 
+from nmt.report import fonts
 from nmt.report.heatmap import draw_alignment, save, to_array, token_labels
 
 
@@ -25,11 +28,19 @@ def draw(targets: int, sources: int) -> Figure:
     return draw_alignment(weights, words(sources), words(targets))
 
 
+def row_labels(figure: Figure) -> list[Text]:
+    """Left of the matrix."""
+    return [tick.label1 for tick in figure.axes[0].yaxis.get_major_ticks()]
+
+
+def column_labels(figure: Figure) -> list[Text]:
+    """Above the matrix."""
+    return [tick.label2 for tick in figure.axes[0].xaxis.get_major_ticks()]
+
+
 def labels(figure: Figure) -> tuple[list[str], list[str]]:
-    axes = figure.axes[0]
-    return [label.get_text() for label in axes.get_xticklabels()], [
-        label.get_text() for label in axes.get_yticklabels()
-    ]
+    """Of the columns and the rows."""
+    return [each.get_text() for each in column_labels(figure)], [each.get_text() for each in row_labels(figure)]
 
 
 def matrix_box(figure: Figure) -> Bbox:
@@ -54,11 +65,29 @@ def test_rows_are_targets_with_labels_on_top() -> None:
     figure = draw_alignment(np.eye(2, 3), ["▁a", "▁b", "</s>"], ["▁c", "</s>"])
     assert labels(figure) == (["a", "b", "</s>"], ["c", "</s>"])
     box = matrix_box(figure)
-    axes = figure.axes[0]
-    assert all(label.get_window_extent().y0 >= box.y1 for label in axes.get_xticklabels())
-    tops = [label.get_window_extent().y1 for label in axes.get_yticklabels()]
+    assert all(label.get_window_extent().y0 >= box.y1 for label in column_labels(figure))
+    tops = [label.get_window_extent().y1 for label in row_labels(figure)]
     assert tops == sorted(tops, reverse=True)
-    assert all(label.get_window_extent().x1 <= box.x0 for label in axes.get_yticklabels())
+    assert all(label.get_window_extent().x1 <= box.x0 for label in row_labels(figure))
+    assert len(figure.axes[0].get_xticklabels()) + len(figure.axes[0].get_yticklabels()) == 5  # once each
+
+
+@pytest.mark.parametrize(("targets", "sources"), [(41, 3), (3, 41), (150, 150)])
+def test_far_from_its_label_a_row_or_column_has_another(targets: int, sources: int) -> None:
+    figure = draw_alignment(np.eye(targets, sources), ["▁x", "y", *words(sources - 2)], words(targets))
+    box = matrix_box(figure)
+    axes = figure.axes[0]
+    below = [tick.label1 for tick in axes.xaxis.get_major_ticks() if tick.label1.get_visible()]
+    right = [tick.label2 for tick in axes.yaxis.get_major_ticks() if tick.label2.get_visible()]
+    assert [label.get_text() for label in below] == (labels(figure)[0] if targets > 40 else [])
+    assert [label.get_text() for label in right] == (labels(figure)[1] if sources > 40 else [])
+    boxes_below, boxes_right = ([label.get_window_extent() for label in each] for each in (below, right))
+    assert all(label.y1 <= box.y0 for label in boxes_below)
+    assert all(label.x0 >= box.x1 for label in boxes_right)
+    (note,) = axes.texts
+    assert 0 < min(label.y0 for label in [box, *boxes_below]) - note.get_window_extent().y1 < 15
+    bar = figure.axes[1].get_window_extent()
+    assert 0 < bar.x0 - max(label.x1 for label in [box, *boxes_right]) < 30
 
 
 @pytest.mark.parametrize(("targets", "sources"), [(1, 1), (3, 2), (2, 40), (60, 60), (150, 20), (250, 250)])
@@ -76,25 +105,25 @@ def test_cells_are_square_and_nothing_is_cut_off(targets: int, sources: int) -> 
 
 
 def test_size_grows_and_is_capped() -> None:
-    sizes = [max(to_array(draw(count, count)).shape) for count in (5, 20, 60)]
+    sizes = [max(to_array(draw(count, count)).shape) for count in (5, 20, 60, 150)]
     assert sizes == sorted(set(sizes))
-    assert max(to_array(draw(250, 250)).shape) < 2400
+    assert max(to_array(draw(250, 250)).shape) < 4000
 
 
-@pytest.mark.parametrize("count", [3, 20, 60, 120, 250])
+@pytest.mark.parametrize("count", [3, 20, 60, 120, 175, 250, 350])
 def test_labels_are_legible_and_never_touch(count: int) -> None:
     figure = draw(count, count)
     figure.draw_without_rendering()
     pixels_per_point = figure.dpi / 72
-    rows = figure.axes[0].get_yticklabels()
+    rows, columns = row_labels(figure), column_labels(figure)
     boxes = [label.get_window_extent() for label in rows]
     assert all(above.y0 >= below.y1 for above, below in pairwise(boxes))
-    columns = figure.axes[0].get_xticklabels()
     places = [label.get_transform().transform(label.get_position())[0] for label in columns]
     slanted = np.diff(places).min() * np.sin(np.radians(columns[0].get_rotation()))
     assert slanted >= columns[0].get_fontsize() * pixels_per_point
-    assert min(label.get_fontsize() for label in (*rows, *columns)) >= 6.5
-    if count <= 120:
+    (size,) = {label.get_fontsize() for label in (*rows, *columns)}
+    assert (8.9 if count <= 175 else 6.4) < size < 10
+    if count <= 250:
         assert len(rows) == len(columns) == count
 
 
@@ -108,6 +137,9 @@ def test_labels_are_legible_and_never_touch(count: int) -> None:
         (["▁a\nb\t", "\x00\u2028", "</s>"], ["a\\nb\\t", "•\\x00\\u2028", "</s>"]),
         (["▁" + "x" * 99], ["x" * 23 + "…"]),
         (["▁भारत", "▁Россия"], ["भारत", "Россия"]),
+        (["▁कर", "ी", "▁น", "ำ", "▁e", "\u0301"], ["कर", "•◌ी", "น", "•◌ำ", "e", "•◌\u0301"]),
+        (["▁הכ", "לב", ".", "▁12", "▁a", "</s>"], ["הכ", "•לב", "•.\u200f", "12\u200f", "a", "</s>"]),
+        (["▁a", ".", "▁הכלב", "."], ["a", "•.", "הכלב", "•."]),
     ],
 )
 def test_token_labels(tokens: list[str], shown: list[str]) -> None:
@@ -132,21 +164,90 @@ def test_dollars_are_no_formula() -> None:
     assert labels(figure) == (tokens, tokens)
 
 
+@pytest.mark.parametrize("rows", [20, 50])
+def test_lines_part_the_cells(rows: int) -> None:
+    figure = draw_alignment(np.zeros((rows, 2)), ["a", "b"], ["c"] * rows)
+    pixels, box = to_array(figure), matrix_box(figure)
+    column = pixels[:, int(box.x0 + box.width / 4)].sum(1, dtype=int)
+
+    def brightness(row: float) -> int:
+        y = int(pixels.shape[0] - box.y1 + row * box.height / rows)
+        return int(column[y - 1 : y + 2].max())
+
+    inside = {brightness(row + 0.5) for row in range(rows)}
+    lines = [brightness(row) for row in range(1, rows)]
+    assert max(inside) < min(lines)
+    assert [row for row, line in enumerate(lines, 1) if line > min(lines) + 20] == (
+        [10, 20, 30, 40] if rows > 40 else []
+    )
+
+
 def test_title_is_shown() -> None:
     titled = draw_alignment(np.eye(2), ["a", "b"], ["c", "d"], title="step 7\n")
     assert titled.axes[0].get_title(loc="left") == "step 7\\n"
 
 
-def test_scripts_without_a_font_make_no_noise() -> None:
+def test_the_bar_says_what_it_shows() -> None:
+    assert draw_alignment(np.eye(1), ["a"], ["b"]).axes[1].get_ylabel() == "attention weight"
+    assert draw_alignment(np.eye(1), ["a"], ["b"], meaning="share").axes[1].get_ylabel() == "share"
+
+
+@pytest.mark.parametrize("angle", [0, 60])
+@pytest.mark.parametrize(
+    ("label", "seen"),  # what is seen from left to right
+    [
+        ("הכלב", "בלכה"),
+        ("•לב", "בל•"),
+        ("•.\u200f", ".•"),
+        ("•(\u200f", ")•"),
+        ("•a", "•a"),
+        ("كتاب", "ﺏﺎﺘﻛ"),
+        ("•كت", "ﺖﻛ•"),
+    ],
+)
+def test_text_runs_in_its_direction(label: str, seen: str, angle: int) -> None:
+    def draw_text(text: str) -> NDArray[np.uint8]:
+        figure = Figure(figsize=(2, 2))
+        figure.text(0.5, 0.5, text, rotation=angle, rotation_mode="anchor", family=fonts.BASE)
+        return to_array(figure)
+
+    forced = draw_text(f"\u202d{seen}\u202c")  # overrides the direction
+    np.testing.assert_array_equal(draw_text(label), forced)
+
+
+def test_labels_have_fonts_for_their_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fonts, "families", lambda text: [fonts.BASE, "DejaVu Serif" if "東" in text else "cmr10"])
+    figure = draw_alignment(np.eye(2), ["▁東", "▁京"], ["▁a", "▁b"], title="東!")
+    chosen = {text.get_text(): text.get_fontfamily()[-1] for text in figure.findobj(Text)}
+    assert [chosen[text] for text in ("東", "京", "a", "b", "東!")] == ["DejaVu Serif"] * 2 + ["cmr10"] * 2 + [
+        "DejaVu Serif"
+    ]
+
+
+def test_scripts_without_a_font_make_no_noise(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = [font for font in fontManager.ttflist if font.fname.startswith(matplotlib.get_data_path())]
+    monkeypatch.setattr(fontManager, "ttflist", own)
+    monkeypatch.setattr(fonts, "findSystemFonts", list)
+    monkeypatch.setattr(fonts, "_warned", set())
+    fonts._add_new_fonts.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        drawn = to_array(draw_alignment(np.eye(2), ["▁東京", "▁नमस्ते"], ["▁한국", "▁\U0001f600"]))
+        for _ in range(2):
+            drawn = to_array(draw_alignment(np.eye(2), ["▁東京", "▁नमस्ते"], ["▁한국", "▁\U0001f916"]))
     assert drawn.any()
+    assert [record.args[:2] for record in caplog.records if isinstance(record.args, tuple)] == [
+        ("Devanagari", "त"),
+        ("Han", "京"),
+        ("Hangul", "국"),
+        ("symbols and emoji", "\U0001f916"),
+    ]
 
 
 def test_scale_is_fixed() -> None:
     faint = draw_alignment(np.full((2, 2), 0.1), ["a", "b"], ["c", "d"])
-    assert faint.axes[0].images[0].get_clim() == (0, 1)
+    assert faint.axes[0].collections[0].get_clim() == (0, 1)
 
 
 @pytest.mark.parametrize(
