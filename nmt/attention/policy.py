@@ -62,7 +62,8 @@ class Policy(nn.Module):
             loss = loss + ((returns - baseline).square() * real).sum()
         elif self.training:
             with torch.no_grad():
-                self.mean_reward.lerp_(rewards.sum() / real.sum().clamp(min=1), 1 - self.momentum)
+                mean = rewards.sum() / real.sum().clamp(min=1)
+                self.mean_reward.lerp_(mean.to(self.mean_reward.dtype), 1 - self.momentum)
         return PolicyLoss(loss, entropy.detach())
 
     def _to_go(self, rewards: Tensor) -> Tensor:

@@ -1,127 +1,145 @@
-"""Laws that every composed attention keeps."""
-
-from typing import Any
+"""What an attention returns and remembers, beside the laws in test_combinations."""
 
 import pytest
 import torch
+from combinations import CHOSEN, Case, attend, configuration
 
-from nmt.attention.attention import Attention
-from nmt.attention.build import build_attention
-from nmt.attention.memory import Past
-from nmt.attention.normalizers import SoftmaxNormalizer
+from nmt.attention.build import build_policy
+from nmt.attention.memory import Memory, Past
 from nmt.config import schema
-
-B, T, S, D = 4, 3, 6, 8
-SCORES: list[dict[str, Any]] = [{"kind": "dot"}, {"kind": "general"}, {"kind": "additive", "dim": 5}]
-LENGTHS = torch.tensor([6, 3, 1, 4])
-VALID = torch.arange(S) < LENGTHS[:, None]
-
-
-def build(score: dict[str, Any], temperature: float = 1.0) -> Attention:
-    config = schema.SoftAttention.model_validate(
-        {
-            "kind": "attention",
-            "score": score,
-            "window": {"kind": "global"},
-            "normalizer": {"kind": "softmax", "temperature": temperature},
-        }
-    )
-    return build_attention(config, D, D).double()
-
-
-@pytest.fixture(params=SCORES, ids=lambda score: score["kind"])
-def attention(request: pytest.FixtureRequest) -> Attention:
-    return build(request.param)
-
-
-def attend(attention: Attention, query: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    context, weights = attention(query, attention.remember(states, VALID), Past.start(VALID))
-    return context, weights
-
-
-@pytest.fixture
-def query() -> torch.Tensor:
-    return torch.randn(B, T, D).double()
-
-
-@pytest.fixture
-def states() -> torch.Tensor:
-    return torch.randn(B, S, D).double()
-
-
-def test_padding_gets_exactly_nothing_and_rows_sum_to_one(
-    attention: Attention, query: torch.Tensor, states: torch.Tensor
-) -> None:
-    _, weights = attend(attention, query, states)
-    assert (weights[~VALID[:, None].expand(B, T, S)] == 0).all()
-    torch.testing.assert_close(weights.sum(-1), torch.ones(B, T).double())
-
-
-def test_garbage_in_padding_changes_nothing(attention: Attention, query: torch.Tensor, states: torch.Tensor) -> None:
-    clean = attend(attention, query, states)
-    dirty = attend(attention, query, torch.where(VALID[:, :, None], states, 1e4))
-    for before, after in zip(clean, dirty, strict=True):
-        assert torch.equal(before, after)
-
-
-def test_steps_one_by_one_equal_one_call(attention: Attention, query: torch.Tensor, states: torch.Tensor) -> None:
-    together = attend(attention, query, states)
-    for t in range(T):
-        alone = attend(attention, query[:, t : t + 1], states)
-        for one, all_steps in zip(alone, together, strict=True):
-            torch.testing.assert_close(one[:, 0], all_steps[:, t], rtol=1e-12, atol=1e-12)
-
-
-def test_order_of_the_batch_changes_nothing(attention: Attention, query: torch.Tensor, states: torch.Tensor) -> None:
-    order = torch.tensor([2, 0, 3, 1])
-    memory, past = attention.remember(states, VALID), Past.start(VALID)
-    context, weights = attention(query, memory, past)
-    shuffled = attention(query[order], memory.select(order), past.select(order))
-    torch.testing.assert_close(shuffled[0], context[order])
-    torch.testing.assert_close(shuffled[1], weights[order])
-
-
-def test_context_is_the_weighted_sum_of_states(attention: Attention, query: torch.Tensor, states: torch.Tensor) -> None:
-    context, weights = attend(attention, query, states)
-    torch.testing.assert_close(context, torch.einsum("bts,bsm->btm", weights, states))
-
-
-def test_a_row_without_any_position_is_zero_with_finite_gradients(attention: Attention) -> None:
-    states = torch.randn(1, S, D, dtype=torch.float64, requires_grad=True)
-    query = torch.randn(1, 1, D, dtype=torch.float64, requires_grad=True)
-    nowhere = torch.zeros(1, S, dtype=torch.bool)
-    context, weights = attention(query, attention.remember(states, nowhere), Past.start(nowhere))
-    context.sum().backward()
-    assert not weights.any()
-    assert not context.any()
-    assert states.grad is not None
-    assert query.grad is not None
-    assert states.grad.isfinite().all()
-    assert query.grad.isfinite().all()
-
-
-def test_temperature_sharpens_and_flattens() -> None:
-    energies = torch.tensor([[[1.0, 2.0, 3.0]]])
-    keep = torch.ones(1, 1, 3, dtype=torch.bool)
-    past = Past.start(keep[:, 0])
-    cold, plain, hot = (SoftmaxNormalizer(t)(energies, keep, past).max() for t in (0.1, 1.0, 10.0))
-    assert cold > plain > hot
-    torch.testing.assert_close(SoftmaxNormalizer(0.5)(energies, keep, past), torch.softmax(energies * 2, -1))
-
-
-def test_softmax_stays_in_float32_for_reduced_energies() -> None:
-    keep = torch.ones(1, 1, 3, dtype=torch.bool)
-    weights = SoftmaxNormalizer()(torch.randn(1, 1, 3).bfloat16(), keep, Past.start(keep[:, 0]))
-    assert weights.dtype == torch.float32
 
 
 def test_the_past_adds_up_and_selects() -> None:
-    past = Past.start(VALID)
-    first, second = torch.rand(B, S), torch.rand(B, S)
+    valid = torch.ones(4, 6, dtype=torch.bool)
+    past = Past.start(valid)
+    first, second = torch.rand(4, 2, 6), torch.rand(4, 1, 6)
     past = past.after(first).after(second)
-    assert past.step == 2
-    assert torch.equal(past.weights, second)
-    torch.testing.assert_close(past.total, first + second)
+    assert past.step == 3
+    assert torch.equal(past.weights, second[:, 0])
+    torch.testing.assert_close(past.total, first.sum(1) + second[:, 0])
     chosen = past.select(torch.tensor([3, 3]))
-    assert torch.equal(chosen.weights, second[[3, 3]])
-    assert torch.equal(chosen.total, (first + second)[[3, 3]])
+    assert torch.equal(chosen.weights, past.weights[[3, 3]])
+    assert torch.equal(chosen.total, past.total[[3, 3]])
+    assert chosen.step == 3
+
+
+def test_memory_selects_every_part() -> None:
+    memory = Memory(torch.rand(3, 2, 4), torch.rand(3, 2, 5), torch.rand(3, 2) > 0.5)
+    chosen = memory.select(torch.tensor([2, 0]))
+    for part, whole in zip(chosen[:3], memory[:3], strict=True):
+        assert torch.equal(part, whole[[2, 0]])
+
+
+@pytest.mark.parametrize("name", ["additive-global-softmax", "general-local_m-softmax", "dot-global-hard"])
+def test_context_is_the_weighted_sum_of_the_states(name: str) -> None:
+    attention, query, states, valid = Case(name).make()
+    context, weights, _, _ = attend(attention, query, states, valid)
+    torch.testing.assert_close(context, torch.einsum("bts,bsm->btm", weights, states))
+
+
+@pytest.mark.parametrize("name", ["additive-global-softmax-coverage", "dot-local_m-sparsemax-coverage"])
+def test_coverage_is_the_sum_of_the_weights_so_far(name: str) -> None:
+    attention, query, states, valid = Case(name).make()
+    attended = attend(attention, query, states, valid)
+    torch.testing.assert_close(attended.past.total, attended.weights.sum(1))
+    torch.testing.assert_close(attended.past.weights, attended.weights[:, -1])
+
+
+def test_coverage_can_turn_the_attention_away_from_where_it_was() -> None:
+    """The same query at every step, and a large negative weight of coverage in the energies."""
+    attention, query, states, valid = Case("dot-global-softmax-coverage", lengths=(4,), steps=4, memory_dim=2).make()
+    states[0] = torch.tensor([[1.3, 0.0], [1.2, 0.0], [1.1, 0.0], [1.0, 0.0]])
+    query[:] = torch.tensor([200.0, 0.0])
+    with torch.no_grad():
+        attention.coverage.weight.copy_(torch.tensor([[-10.0], [0.0]]))
+    weights = attend(attention, query, states, valid).weights[0]
+    assert weights.argmax(-1).tolist() == [0, 1, 2, 3]
+
+
+def test_only_what_reads_its_past_goes_step_by_step() -> None:
+    expected = {
+        "additive-global-softmax": False,
+        "additive-local_m-softmax-heads": False,
+        "location_aware-global-softmax": True,
+        "location_aware-global-softmax-heads": True,
+        "dot-global-monotonic": True,
+        "dot-global-softmax-coverage": True,
+    }
+    assert {name: Case(name).make()[0].reads_past for name in expected} == expected
+
+
+def test_hard_attention_tells_its_choices_in_training_alone() -> None:
+    for name in ("additive-global-hard", "additive-global-hard-coverage", "additive-global-hard-heads"):
+        case = Case(name, training=True)
+        attention, query, states, valid = case.make()
+        choice = attend(attention, query, states, valid).choice
+        assert choice is not None
+        assert choice.log_prob.shape == choice.entropy.shape == query.shape[:2]
+        assert torch.equal(choice.query, query)
+        assert attend(attention.eval(), query, states, valid).choice is None
+
+
+@pytest.mark.parametrize("name", ["additive-global-hard", "additive-global-hard-coverage"])
+def test_the_log_prob_told_is_that_of_the_position_attended_to(name: str) -> None:
+    attention, query, states, valid = Case(name, training=True).make()
+    _, weights, _, choice = attend(attention, query, states, valid)
+    assert choice is not None
+    past = attention.start(valid)
+    for t in range(query.shape[1]):
+        keys = attention._keys(attention.remember(states, valid), past)
+        energies = attention.score(query[:, t : t + 1], keys).masked_fill(~valid[:, None], -torch.inf)
+        log_probs = energies.log_softmax(-1)[:, 0]
+        torch.testing.assert_close(choice.log_prob[:, t], log_probs[weights[:, t] == 1])
+        past = past.after(weights[:, t : t + 1])
+
+
+def test_a_policy_is_built_for_hard_attention_alone() -> None:
+    policy = build_policy(configuration("additive-global-hard"), 5)
+    assert policy is not None
+    assert (policy.momentum, policy.discount, policy.entropy_weight) == (0.9, 1.0, 0.0)
+    assert build_policy(configuration("additive-global-gumbel"), 5) is None
+    assert build_policy(schema.NoAttention(kind="none", context="first_state"), 5) is None
+
+
+@pytest.mark.parametrize("name", ["additive-global-softmax", "general-local_p-entmax15-coverage-heads"])
+def test_dropout_is_on_the_weights_that_the_context_sees_in_training(name: str) -> None:
+    attention, query, states, valid = Case(name, steps=1).make()
+    inner = getattr(attention, "inner", attention)
+    clean = attend(attention, query, states, valid)
+    inner.dropout = 0.5
+    assert torch.equal(attend(attention, query, states, valid).context, clean.context)
+    attention.train()
+    dropped = attend(attention, query, states, valid)
+    assert not torch.allclose(dropped.context, clean.context)
+    assert torch.equal(dropped.weights, clean.weights)
+
+
+def test_dropout_keeps_the_mean_of_the_context() -> None:
+    """Over 4000 draws, within 4.5 standard deviations."""
+    attention, query, states, valid = Case("dot-global-softmax", lengths=(5,), steps=1).make()
+    clean = attend(attention, query, states, valid).context
+    attention.dropout = 0.3
+    attention.train()
+    many = attend(attention, query.expand(-1, 4000, -1), states, valid).context[0]
+    assert ((many.mean(0) - clean[0, 0]).abs() <= 4.5 * many.std(0) / 4000**0.5).all()
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", CHOSEN)
+def test_under_autocast_weights_are_float32_and_gradients_finite(name: str, training: bool) -> None:
+    attention, query, states, valid = Case(name, lengths=(9, 2), training=training).make()
+    attention, query, states = attention.float(), query.float(), states.float().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        attended = attend(attention, query @ torch.eye(query.shape[-1]), states @ torch.eye(states.shape[-1]), valid)
+    assert attended.weights.dtype == attended.past.weights.dtype == torch.float32
+    (gradient,) = torch.autograd.grad(attended.context.float().sum(), [states])
+    assert gradient.isfinite().all()
+
+
+def test_under_autocast_contexts_are_near() -> None:
+    attention, query, states, valid = Case("general-local_p-softmax-heads", lengths=(9, 2)).make()
+    attention, query, states = attention.float(), query.float(), states.float()
+    exact = attend(attention, query, states, valid).context
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rough = attend(attention, query, states, valid).context
+    torch.testing.assert_close(rough.float(), exact, rtol=0.1, atol=0.1)

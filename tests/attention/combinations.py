@@ -1,0 +1,148 @@
+"""Every attention that a configuration can name, and small cases of it.
+
+Shapes: B batch, S source positions, T target positions, Q query, M memory.
+"""
+
+import itertools
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from nmt.attention.attention import Attention
+from nmt.attention.build import build_attention
+from nmt.attention.heads import MultiHeadAttention
+from nmt.attention.memory import Attended
+from nmt.config import schema
+from nmt.config.schema.attention import unequal_sizes
+
+AnyAttention = Attention | MultiHeadAttention
+Made = tuple[AnyAttention, Tensor, Tensor, Tensor]  # query (B, T, Q), states (B, S, M), valid (B, S)
+
+# The sizes differ from each other wherever they may.
+SCORES: dict[str, dict[str, Any]] = {
+    "dot": {"kind": "dot"},
+    "scaled_dot": {"kind": "scaled_dot"},
+    "general": {"kind": "general"},
+    "additive": {"kind": "additive", "dim": 3},
+    "normed_additive": {"kind": "normed_additive", "dim": 3},
+    "concat": {"kind": "concat", "dim": 3, "layers": 1},
+    "concat3": {"kind": "concat", "dim": 3, "layers": 3},
+    "cosine": {"kind": "cosine", "initial_sharpness": 10.0},
+    "location": {"kind": "location", "max_positions": 7},
+    "location_aware": {"kind": "location_aware", "dim": 3, "filters": 2, "width": 5},
+}
+WINDOWS: dict[str, dict[str, Any]] = {
+    "global": {"kind": "global"},
+    "local_m": {"kind": "local_m", "reach": 1},
+    "local_p": {"kind": "local_p", "reach": 1, "dim": 3},
+}
+NORMALIZERS: dict[str, dict[str, Any]] = {
+    "softmax": {"kind": "softmax", "temperature": 0.7},
+    "sparsemax": {"kind": "sparsemax"},
+    "entmax15": {"kind": "entmax15"},
+    "hard": {
+        "kind": "hard",
+        "expected": 0.0,
+        "baseline": "moving",
+        "momentum": 0.9,
+        "discount": 1.0,
+        "weight": 1.0,
+        "entropy_weight": 0.0,
+    },
+    "gumbel": {"kind": "gumbel", "temperature": 0.7},
+    "monotonic": {"kind": "monotonic", "noise": 0.0, "initial_offset": -1.0},
+}
+COVERAGES: dict[str, dict[str, Any]] = {"": {"kind": "none"}, "coverage": {"kind": "linear", "loss_weight": 0.0}}
+PROJECTIONS: dict[str, dict[str, Any]] = {"": {"kind": "none"}, "heads": {"kind": "heads", "heads": 2, "dim": 8}}
+DRAWING = {"hard", "gumbel"}  # in training
+DRAWS = torch.Generator().manual_seed(1).get_state()
+
+
+@cache
+def configuration(name: str, reach: int = 1) -> schema.SoftAttention:
+    """name: the keys above, e.g. additive-local_m-softmax-coverage-heads; ValidationError: they do not fit."""
+    score, window, normalizer, *rest = name.split("-")
+    local = {} if window == "global" else {"reach": reach}
+    return schema.SoftAttention.model_validate(
+        {
+            "kind": "attention",
+            "score": SCORES[score],
+            "window": WINDOWS[window] | local,
+            "normalizer": NORMALIZERS[normalizer],
+            "coverage": COVERAGES["coverage" if "coverage" in rest else ""],
+            "projection": PROJECTIONS["heads" if "heads" in rest else ""],
+            "dropout": 0.0,
+        }
+    )
+
+
+def _accepted() -> list[str]:
+    names = []
+    for parts in itertools.product(SCORES, WINDOWS, NORMALIZERS, COVERAGES, PROJECTIONS):
+        name = "-".join(part for part in parts if part)
+        try:
+            configuration(name)
+        except ValidationError:
+            continue
+        names.append(name)
+    return names
+
+
+COMBINATIONS = _accepted()
+# Every score, and every window with every normalizer, coverage and projection.
+CHOSEN = [f"{score}-global-softmax" for score in SCORES] + [
+    name for name in COMBINATIONS if name.startswith("general-")
+]
+LOCAL = [name for name in COMBINATIONS if "local_" in name]
+
+
+def made(config: schema.SoftAttention, query_dim: int, memory_dim: int, generator: torch.Generator) -> AnyAttention:
+    """In float64, with random parameters: none is left at its first value."""
+    attention = build_attention(config, query_dim, memory_dim).double()
+    with torch.no_grad():
+        for parameter in attention.parameters():
+            parameter.normal_(0, 0.8, generator=generator)
+    return attention
+
+
+class Case(NamedTuple):
+    """An attention and what it attends with and to."""
+
+    name: str
+    lengths: tuple[int, ...] = (8, 2, 5)
+    padding: int = 0  # positions after the longest sentence
+    steps: int = 3
+    training: bool = False
+    seed: int = 0
+    reach: int = 1
+    query_dim: int = 4
+    memory_dim: int = 5
+
+    @property
+    def config(self) -> schema.SoftAttention:
+        return configuration(self.name, self.reach)
+
+    @property
+    def draws(self) -> bool:
+        return self.training and self.config.normalizer.kind in DRAWING
+
+    def make(self) -> Made:
+        generator = torch.Generator().manual_seed(self.seed)
+        B, S, M = len(self.lengths), max(self.lengths) + self.padding, self.memory_dim
+        unequal = unequal_sizes(self.config.score.kind, self.config.projection, self.query_dim, M)
+        Q = M if unequal else self.query_dim
+        attention = made(self.config, Q, M, generator).train(self.training)
+        query, states = (
+            torch.randn(B, *sizes, generator=generator, dtype=torch.float64) for sizes in ((self.steps, Q), (S, M))
+        )
+        return attention, query, states, torch.arange(S) < torch.tensor(self.lengths)[:, None]
+
+
+def attend(attention: AnyAttention, query: Tensor, states: Tensor, valid: Tensor) -> Attended:
+    """From the first step, with the same draws at each call."""
+    torch.set_rng_state(DRAWS)
+    attended: Attended = attention(query, attention.remember(states, valid), attention.start(valid))
+    return attended

@@ -1,0 +1,174 @@
+"""Attention written once more from the papers: for one sentence without padding, in float64 NumPy and plain loops.
+
+Only the names of the parameters are those of nmt.attention.
+Shapes: S source positions, T target positions, Q query, M memory, A attention.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nmt.config.schema import attention as schema
+
+Array = NDArray[np.float64]
+Parameters = dict[str, Array]
+
+
+def attention(
+    config: schema.SoftAttention, p: Parameters, query: Array, states: Array, training: bool = False
+) -> tuple[Array, Array]:
+    """(T, Q), (S, M) -> context (T, M), weights (T, S); training: of monotonic attention alone, without noise."""
+    projection = config.projection
+    if isinstance(projection, schema.NoHeads):
+        weights = attend(config, p, query, states, training)
+        return weights @ states, weights
+    inner = {name.removeprefix("inner."): value for name, value in p.items()}
+    size = projection.dim // projection.heads
+    heads, all_weights = [], []
+    for n in range(projection.heads):  # Vaswani et al. 2017, 3.2.2
+        rows = slice(n * size, (n + 1) * size)
+        w_q, w_k, w_v = (p[f"{name}_proj.weight"][rows] for name in ("query", "key", "value"))
+        weights = attend(config, inner, query @ w_q.T, states @ w_k.T, training)
+        heads.append(weights @ (states @ w_v.T))
+        all_weights.append(weights)
+    return np.concatenate(heads, axis=1) @ p["output_proj.weight"].T, np.mean(all_weights, axis=0)
+
+
+def attend(config: schema.SoftAttention, p: Parameters, query: Array, states: Array, training: bool) -> Array:
+    """(T, Q), (S, M) -> weights (T, S)."""
+    length = len(states)
+    if isinstance(config.score, schema.LocationScore):  # the end of long sentences has no energies
+        length = min(length, config.score.max_positions)
+    weights = np.zeros((len(query), len(states)))
+    for t, q in enumerate(query):
+        before = weights[t - 1] if t else np.zeros(len(states))
+        covered = weights[:t].sum(axis=0)  # See et al. 2017, eq. 10
+        kept = window(config.window, p, q, t, length)
+        energies = [energy(config.score, p, q, states[s], s, before, added(config, p, covered[s])) for s in kept]
+        row = normalized(config.normalizer, p, np.array(energies), before[:length], t, training)
+        weights[t, kept] = row * falloff(config.window, p, q, kept, length)
+    return weights
+
+
+def added(config: schema.SoftAttention, p: Parameters, covered: float) -> Array | float:
+    """w c_s + b, inside the score (See et al. 2017, eq. 11)."""
+    if config.coverage.kind == "none":
+        return 0.0
+    return p["coverage.weight"][:, 0] * covered + p["coverage.bias"]
+
+
+def energy(  # noqa: C901, PLR0911
+    score: schema.Score, p: Parameters, q: Array, h: Array, s: int, before: Array, extra: Array | float = 0.0
+) -> float:
+    """e_ts of state h at position s, `before` being the weights of the previous step."""
+    match score:
+        case schema.DotScore():  # Luong et al. 2015, eq. 7
+            return float(np.sum(q * (h + extra)))
+        case schema.ScaledDotScore():  # Vaswani et al. 2017, eq. 1
+            return float(np.sum(q * (h + extra)) / np.sqrt(len(q)))
+        case schema.GeneralScore():  # Luong et al. 2015, eq. 7
+            return float(q @ (p["score.key_proj.weight"] @ h + extra))
+        case schema.CosineScore():  # Graves et al. 2014, eq. 5 and 6
+            wanted = p["score.query_proj.weight"] @ q
+            sharpness = np.log1p(np.exp(p["score.sharpness.weight"][0] @ q + p["score.offset"]))
+            return float(sharpness * (wanted @ h) / np.sqrt((wanted @ wanted) * (h @ h)))
+        case schema.LocationScore():  # Luong et al. 2015, eq. 8
+            return float((p["score.positions.weight"] @ q)[s])
+    w, u, v = p["score.query_proj.weight"], p["score.key_proj.weight"], p["score.energy.weight"][0]
+    match score:
+        case schema.AdditiveScore():  # Bahdanau et al. 2015, A.1.2
+            return float(v @ np.tanh(w @ q + u @ h + extra))
+        case schema.NormedAdditiveScore():  # Raffel et al. 2017, eq. 16
+            hidden = np.tanh(w @ q + u @ h + p["score.bias"] + extra)
+            return float(p["score.gain"] * (v @ hidden) / np.sqrt(v @ v))
+        case schema.ConcatScore():  # Luong et al. 2015, eq. 7, then further layers
+            hidden = np.tanh(np.concatenate([w, u], axis=1) @ np.concatenate([q, h]) + extra)
+            for layer in range(score.layers - 1):
+                hidden = np.tanh(p[f"score.deeper.{layer}.weight"] @ hidden + p[f"score.deeper.{layer}.bias"])
+            return float(v @ hidden)
+        case schema.LocationAwareScore():  # Chorowski et al. 2015, eq. 8 and 9
+            features = np.zeros(score.filters)
+            for j in range(score.width):
+                at = s + j - score.width // 2
+                if 0 <= at < len(before):
+                    features += p["score.filters.weight"][:, 0, j] * before[at]
+            located = p["score.filter_proj.weight"] @ features + p["score.filter_proj.bias"]
+            return float(v @ np.tanh(w @ q + u @ h + located + extra))
+
+
+def centre(config: schema.Window, p: Parameters, q: Array, t: int, length: int) -> float:
+    """p_t, positions counted from 0 (Luong et al. 2015, 3.2)."""
+    if isinstance(config, schema.LocalMonotonicWindow):
+        return float(min(t, length - 1))
+    hidden = np.tanh(p["window.position_proj.weight"] @ q)
+    return float(length / (1 + np.exp(-(p["window.position.weight"][0] @ hidden))))  # eq. 9
+
+
+def window(config: schema.Window, p: Parameters, q: Array, t: int, length: int) -> list[int]:
+    """The positions that may be attended to."""
+    if isinstance(config, schema.GlobalWindow):
+        return list(range(length))
+    middle = centre(config, p, q, t, length)
+    return [s for s in range(length) if middle - config.reach <= s <= middle + config.reach]
+
+
+def falloff(config: schema.Window, p: Parameters, q: Array, kept: list[int], length: int) -> Array:
+    """exp(-(s - p_t)^2 / (2 sigma^2)), sigma = D / 2, of the predicted window (Luong et al. 2015, eq. 10)."""
+    if not isinstance(config, schema.LocalPredictiveWindow):
+        return np.ones(len(kept))
+    middle, sigma = centre(config, p, q, 0, length), config.reach / 2
+    return np.array([np.exp(-((s - middle) ** 2) / (2 * sigma**2)) for s in kept])
+
+
+def normalized(
+    config: schema.Normalizer, p: Parameters, energies: Array, before: Array, t: int, training: bool
+) -> Array:
+    """(kept,) -> (kept,)."""
+    match config:
+        case schema.Softmax():
+            odds = np.exp((energies - energies.max()) / config.temperature)
+            return odds / odds.sum()
+        case schema.Sparsemax():  # Martins and Astudillo 2016, proposition 1
+            return thresholded(energies, 1)
+        case schema.Entmax15():  # Peters et al. 2019, 3, with alpha = 1.5
+            return thresholded(energies / 2, 2)
+        case schema.Hard() | schema.Gumbel():  # at test the most probable position
+            return np.eye(len(energies))[np.argmax(energies)]
+        case schema.Monotonic():
+            energies = energies + p["normalizer.offset"]
+            return expected_stop(energies, before, t) if training else first_stop(energies, before, t)
+
+
+def thresholded(energies: Array, power: int) -> Array:
+    """max(e - tau, 0)^power, with tau found by bisection such that it sums to 1."""
+    low, high = energies.max() - 1, energies.max()
+    for _ in range(60):
+        tau = (low + high) / 2
+        above = (np.maximum(energies - tau, 0) ** power).sum() > 1
+        low, high = (tau, high) if above else (low, tau)
+    return np.maximum(energies - low, 0) ** power
+
+
+def expected_stop(energies: Sequence[float] | Array, before: Array, t: int) -> Array:
+    """Raffel et al. 2017, eq. 8 as the recursion q_s = (1 - p_{s-1}) q_{s-1} + w'_s, w_s = p_s q_s (eq. 9)."""
+    weights = np.zeros(len(energies))
+    arrived, missed = 0.0, 1.0
+    for s, e in enumerate(energies):
+        taken = 1 / (1 + np.exp(-e))
+        started = float(s == 0) if t == 0 else before[s]
+        arrived = missed * arrived + started
+        weights[s], missed = taken * arrived, 1 - taken
+    return weights
+
+
+def first_stop(energies: Array, before: Array, t: int) -> Array:
+    """Raffel et al. 2017, algorithm 1: read on from where the step before stopped until p > 1/2."""
+    weights = np.zeros(len(energies))
+    if t > 0 and not before.any():
+        return weights  # it never stopped: the end was passed
+    for s in range(0 if t == 0 else int(before.argmax()), len(energies)):
+        if 1 / (1 + np.exp(-energies[s])) > 0.5:
+            weights[s] = 1.0
+            break
+    return weights

@@ -1,0 +1,129 @@
+"""What holds for every attention, in evaluation and in training.
+
+Shapes: B batch, S source positions, T target positions, N heads.
+"""
+
+from collections.abc import Callable
+
+import torch
+from combinations import AnyAttention, Case, Made, attend
+from torch import Tensor
+
+from nmt.attention.memory import Attended, Memory, Past
+
+TOLERANCE = {"rtol": 0.0, "atol": 1e-11}
+
+
+def one_by_one(attention: AnyAttention, query: Tensor, memory: Memory, past: Past) -> list[Attended]:
+    steps: list[Attended] = []
+    for one in query.unbind(1):
+        steps.append(attention(one[:, None], memory, past))
+        past = steps[-1].past
+    return steps
+
+
+def padding_gets_exactly_nothing(case: Case, made: Made) -> None:
+    attention, query, states, valid = made
+    weights = attend(attention, query, states, valid).weights
+    assert weights.shape == (*query.shape[:2], states.shape[1])
+    assert not weights[~valid[:, None].expand_as(weights)].any()
+
+
+def a_row_sums_to_one(case: Case, made: Made) -> None:
+    """Less where a Gaussian scales it, or where monotonic reading may pass the end."""
+    attention, query, states, valid = made
+    weights = attend(attention, query, states, valid).weights
+    sums = weights.sum(-1)
+    assert (weights >= 0).all()
+    if case.config.window.kind == "local_p":
+        assert (sums > 0).all()
+        assert (sums <= 1 + 1e-12).all()
+    elif case.config.normalizer.kind == "monotonic":
+        assert (sums <= 1 + 1e-12).all()
+    else:
+        torch.testing.assert_close(sums, torch.ones_like(sums), **TOLERANCE)
+
+
+def garbage_in_padding_changes_nothing(case: Case, made: Made) -> None:
+    attention, query, states, valid = made
+    clean = attend(attention, query, states, valid)
+    for garbage in (1e4, -1e30):
+        dirty = attend(attention, query, torch.where(valid[:, :, None], states, garbage), valid)
+        assert torch.equal(clean.context, dirty.context)
+        assert torch.equal(clean.weights, dirty.weights)
+
+
+def steps_one_by_one_equal_one_call(case: Case, made: Made) -> None:
+    if case.draws:
+        return
+    attention, query, states, valid = made
+    together = attend(attention, query, states, valid)
+    steps = one_by_one(attention, query, attention.remember(states, valid), attention.start(valid))
+    torch.testing.assert_close(torch.cat([step.context for step in steps], 1), together.context, **TOLERANCE)
+    torch.testing.assert_close(torch.cat([step.weights for step in steps], 1), together.weights, **TOLERANCE)
+    last = steps[-1].past
+    assert last.step == together.past.step == query.shape[1]
+    torch.testing.assert_close(last.weights, together.past.weights, **TOLERANCE)
+    torch.testing.assert_close(last.total, together.past.total, **TOLERANCE)
+
+
+def batch_mates_and_padding_change_nothing(case: Case, made: Made) -> None:
+    if case.draws:
+        return
+    attention, query, states, valid = made
+    together = attend(attention, query, states, valid)
+    for b, length in enumerate(case.lengths):
+        row = slice(b, b + 1)
+        alone = attend(attention, query[row], states[row, :length], valid[row, :length])
+        torch.testing.assert_close(alone.context[0], together.context[b], **TOLERANCE)
+        torch.testing.assert_close(alone.weights[0], together.weights[b, :, :length], **TOLERANCE)
+
+
+def selected_rows_go_on_as_they_would(case: Case, made: Made) -> None:
+    """As beam search does it: after the first step the rows are permuted, one of them twice and one not at all."""
+    if case.draws:
+        return
+    attention, query, states, valid = made
+    B = len(case.lengths)
+    rows = torch.tensor([B - 1, *range(B - 1)])
+    rows[-1] = B - 1
+    memory = attention.remember(states, valid)
+    past = attention(query[:, :1], memory, attention.start(valid)).past
+    straight = attention(query, memory, past)
+    selected = attention(query[rows], memory.select(rows), past.select(rows))
+    torch.testing.assert_close(selected.context, straight.context[rows], **TOLERANCE)
+    torch.testing.assert_close(selected.weights, straight.weights[rows], **TOLERANCE)
+    torch.testing.assert_close(selected.past.weights, straight.past.weights[rows], **TOLERANCE)
+    torch.testing.assert_close(selected.past.total, straight.past.total[rows], **TOLERANCE)
+    assert selected.past.step == straight.past.step == query.shape[1] + 1
+
+
+def a_sentence_without_positions_is_zero_with_finite_gradients(case: Case, made: Made) -> None:
+    """A whole batch of them, and one beside others."""
+    attention, query, states, valid = made
+    for nowhere in (torch.zeros_like(valid), valid & (torch.arange(len(valid)) > 0)[:, None]):
+        q, h = (part.clone().requires_grad_() for part in (query, states))
+        attended = attend(attention, q, h, nowhere)
+        assert not attended.weights[0].any()
+        assert not attended.context[0].any()
+        loss = attended.context.sum() + attended.weights.square().sum()
+        if attended.choice is not None:
+            assert not attended.choice.log_prob[0].any()
+            assert not attended.choice.entropy[0].any()
+            loss = loss + attended.choice.log_prob.sum() + attended.choice.entropy.sum()
+        parameters = list(attention.parameters())
+        gradients = torch.autograd.grad(loss, [q, h, *parameters], allow_unused=True) if loss.requires_grad else ()
+        assert all(gradient.isfinite().all() for gradient in gradients if gradient is not None)
+
+
+Law = Callable[[Case, Made], None]
+
+LAWS: list[Law] = [
+    padding_gets_exactly_nothing,
+    a_row_sums_to_one,
+    garbage_in_padding_changes_nothing,
+    steps_one_by_one_equal_one_call,
+    batch_mates_and_padding_change_nothing,
+    selected_rows_go_on_as_they_would,
+    a_sentence_without_positions_is_zero_with_finite_gradients,
+]

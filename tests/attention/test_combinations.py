@@ -1,0 +1,73 @@
+"""The laws and the papers' equations over every combination of parts that the configuration accepts."""
+
+import equations
+import numpy as np
+import pytest
+from combinations import COMBINATIONS, NORMALIZERS, SCORES, WINDOWS, Case, Made, attend
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from laws import LAWS, Law
+
+DIFFERS_IN_TRAINING = {"hard", "gumbel", "monotonic"}
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    return Case(
+        draw(st.sampled_from(COMBINATIONS)),
+        lengths=tuple(draw(st.lists(st.integers(1, 14), min_size=1, max_size=4))),
+        padding=draw(st.integers(0, 2)),
+        steps=draw(st.integers(1, 5)),
+        training=draw(st.booleans()),
+        seed=draw(st.integers(0, 2**16)),
+        reach=draw(st.integers(1, 3)),
+        query_dim=draw(st.integers(1, 6)),
+        memory_dim=draw(st.integers(1, 6)),
+    )
+
+
+def equals_the_papers(case: Case, made: Made) -> None:
+    """Sentence by sentence; what is drawn in training is tested in test_sampling."""
+    if case.draws:
+        return
+    attention, query, states, valid = made
+    attended = attend(attention, query, states, valid)
+    parameters = {name: value.detach().numpy() for name, value in attention.named_parameters()}
+    for b, length in enumerate(case.lengths):
+        sentence = states[b, :length].numpy()
+        context, weights = equations.attention(case.config, parameters, query[b].numpy(), sentence, case.training)
+        np.testing.assert_allclose(attended.context[b].detach().numpy(), context, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(attended.weights[b, :, :length].detach().numpy(), weights, rtol=0, atol=1e-10)
+
+
+def test_the_configuration_accepts_what_is_swept() -> None:
+    """Every score with every window and normalizer, but for four pairs of these; coverage for all but two scores."""
+    pairs = {tuple(name.split("-")[1:3]) for name in COMBINATIONS}
+    refused = {(window, "monotonic") for window in ("local_m", "local_p")} | {
+        ("local_p", "hard"),
+        ("local_p", "gumbel"),
+    }
+    assert pairs == {(window, normalizer) for window in WINDOWS for normalizer in NORMALIZERS} - refused
+    assert {name.split("-")[0] for name in COMBINATIONS if "coverage" in name} == set(SCORES) - {"cosine", "location"}
+    assert len(COMBINATIONS) == len(pairs) * 2 * (2 * len(SCORES) - 2)
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_laws_and_equations(name: str) -> None:
+    case = Case(name, padding=1)
+    modes = (False, True) if case.config.normalizer.kind in DIFFERS_IN_TRAINING else (False,)
+    for training in modes:
+        case = case._replace(training=training)
+        made = case.make()
+        for law in [*LAWS, equals_the_papers]:
+            law(case, made)
+
+
+@pytest.mark.parametrize("law", [*LAWS, equals_the_papers], ids=lambda law: law.__name__)
+def test_for_any_sizes_and_either_mode(law: Law) -> None:
+    @settings(max_examples=150, deadline=None, derandomize=True, database=None)
+    @given(cases())
+    def holds(case: Case) -> None:
+        law(case, case.make())
+
+    holds()

@@ -1,0 +1,206 @@
+"""REINFORCE on a problem so small that all draws can be counted: S = 3 positions, T = 2 steps, one sentence.
+
+The energies of the second step depend on what was drawn at the first, and its reward on both draws. Means over N
+sampled sentences are compared within 4.5 of their standard deviations.
+"""
+
+import itertools
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from nmt.attention.memory import Choice, Past
+from nmt.attention.normalizers import HardNormalizer
+from nmt.attention.policy import Policy
+
+S, T, Q, N = 3, 2, 4, 40_000
+SEQUENCES = torch.tensor(list(itertools.product(range(S), repeat=T)))
+BASELINES = ["moving", "learned"]
+
+
+class Problem(NamedTuple):
+    first: Tensor  # (S,) energies
+    second: Tensor  # (S, S) energies, given the first draw
+    reward1: Tensor  # (S,) log p(y_1 | first draw)
+    reward2: Tensor  # (S, S) log p(y_2 | both)
+
+
+@pytest.fixture
+def problem() -> Problem:
+    first, second = torch.randn(S).double(), torch.randn(S, S).double()
+    return Problem(first, second, -3 - torch.rand(S).double(), -4 - 2 * torch.rand(S, S).double())
+
+
+def policy_of(baseline: str, discount: float = 1.0, entropy_weight: float = 0.0, momentum: float = 0.9) -> Policy:
+    policy = Policy(Q, baseline, momentum=momentum, discount=discount, entropy_weight=entropy_weight)
+    return policy.double() if baseline == "learned" else policy
+
+
+def settled(policy: Policy) -> Policy:
+    """With a baseline near the mean reward, where it stays."""
+    with torch.no_grad():
+        if policy.learned is None:
+            policy.mean_reward.fill_(-4.2)
+        else:
+            policy.learned.weight.copy_(torch.tensor([[-8.5, -5.0, 0.3, -0.3]]))
+            policy.learned.bias.zero_()
+    return policy.eval()
+
+
+def queries(drawn: Tensor) -> Tensor:
+    """int64 (B, 2) -> (B, T, Q): which step it is, and at the second what the first has drawn."""
+    query = torch.eye(T, Q).double().expand(len(drawn), T, Q).clone()
+    query[:, 1, 2] = drawn[:, 0].double()
+    return query
+
+
+def exact_gradients(problem: Problem, discount: float = 1.0) -> list[Tensor]:
+    """Of -E[R_1 + ...] with respect to the energies, by enumeration; discount: of the second step's share in what
+    the first draw is to blame for."""
+    first, second = problem.first.clone().requires_grad_(), problem.second.clone().requires_grad_()
+    p1, p2 = first.softmax(0), second.softmax(1)
+    later = (p2 * problem.reward2).sum(1)
+    of_first = -(p1 * (problem.reward1 + discount * later.detach())).sum()
+    of_second = -(p1.detach() * later).sum()
+    return list(torch.autograd.grad(of_first + of_second, [first, second]))
+
+
+def rewards_of(problem: Problem, drawn: Tensor) -> Tensor:
+    """int64 (B, 2) -> log probabilities (B, 2)."""
+    return torch.stack([problem.reward1[drawn[:, 0]], problem.reward2[drawn[:, 0], drawn[:, 1]]], dim=1)
+
+
+def counted(problem: Problem, policy: Policy) -> list[Tensor]:
+    """The policy's mean gradient over all sequences of positions, each as often as it is drawn."""
+    first, second = problem.first.clone().requires_grad_(), problem.second.clone().requires_grad_()
+    log_p1, log_p2 = first.log_softmax(0), second.log_softmax(1)
+    loss = torch.zeros(()).double()
+    for drawn in SEQUENCES:
+        log_prob = torch.stack([log_p1[drawn[0]], log_p2[drawn[0], drawn[1]]])[None]
+        choice = Choice(log_prob, torch.zeros(1, T).double(), queries(drawn[None]))
+        part = policy(choice, rewards_of(problem, drawn[None]), torch.ones(1, T, dtype=torch.bool)).loss
+        loss = loss + log_prob.detach().sum().exp() * part
+    return list(torch.autograd.grad(loss, [first, second]))
+
+
+def sampled(problem: Problem, policy: Policy) -> list[Tensor]:
+    """The gradient of each of N sentences, drawn by hard attention: (N, S), (N, S, S)."""
+    hard, keep = HardNormalizer(0.0).train(), torch.ones(N, 1, S, dtype=torch.bool)
+    past = Past.start(keep[:, 0])
+    first, second = (part.expand(N, *part.shape).clone().requires_grad_() for part in problem[:2])
+    weights1, log_prob1, entropy1 = hard(first[:, None], keep, past)
+    energies2 = torch.einsum("nij,ni->nj", second, weights1[:, 0])
+    weights2, log_prob2, entropy2 = hard(energies2[:, None], keep, past)
+    drawn = torch.cat([weights1, weights2], dim=1).argmax(-1)
+    choice = Choice(torch.cat([log_prob1, log_prob2], 1), torch.cat([entropy1, entropy2], 1), queries(drawn))
+    loss = policy(choice, rewards_of(problem, drawn), torch.ones(N, T, dtype=torch.bool)).loss
+    return list(torch.autograd.grad(loss, [first, second]))
+
+
+@pytest.mark.parametrize("discount", [1.0, 0.5, 0.0])
+@pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "settled"])
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_the_mean_gradient_is_the_exact_one_whatever_the_baseline(
+    problem: Problem, baseline: str, fresh: bool, discount: float
+) -> None:
+    """Counted, not sampled; rewards are float32."""
+    policy = policy_of(baseline, discount)
+    found = counted(problem, policy.eval() if fresh else settled(policy))
+    for mean, exact in zip(found, exact_gradients(problem, discount), strict=True):
+        torch.testing.assert_close(mean, exact, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_the_mean_over_draws_comes_to_the_exact_gradient(problem: Problem, baseline: str) -> None:
+    """With deviations of the mean below 0.003, the greatest gradients being above 0.05."""
+    for samples, exact in zip(sampled(problem, settled(policy_of(baseline))), exact_gradients(problem), strict=True):
+        deviation = samples.std(0) / N**0.5
+        assert (deviation < 0.003).all()
+        assert exact.abs().max() > 0.05
+        assert ((samples.mean(0) - exact).abs() <= 4.5 * deviation).all()
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_a_baseline_lowers_the_variance(problem: Problem, baseline: str) -> None:
+    without = sampled(problem, policy_of("moving").eval())  # its mean is still 0
+    with_one = sampled(problem, settled(policy_of(baseline)))
+    for before, after in zip(without, with_one, strict=True):
+        assert (after.var(0) < before.var(0) / 10).all()
+
+
+def simple_choice(log_prob: Tensor, entropy: float = 0.7) -> Choice:
+    query = torch.randn(*log_prob.shape, Q, dtype=torch.float64, requires_grad=True)
+    return Choice(log_prob, torch.full_like(log_prob, entropy), query)
+
+
+REAL = torch.tensor([[True, True, True], [True, False, False]])
+LOG_PROBS = torch.tensor([[-1.0, -2.0, -4.0], [-8.0, -100.0, -100.0]]).double()
+
+
+@pytest.mark.parametrize(
+    ("discount", "returns"), [(1.0, [-7.0, -6.0, -4.0, -8.0]), (0.5, [-3.0, -4.0, -4.0, -8.0]), (0.0, [-1, -2, -4, -8])]
+)
+def test_a_draw_is_credited_with_the_discounted_rewards_from_it_on(discount: float, returns: list[float]) -> None:
+    """Padding is no draw and no reward."""
+    log_prob = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
+    loss = policy_of("moving", discount)(simple_choice(log_prob), LOG_PROBS, REAL).loss
+    (gradient,) = torch.autograd.grad(loss, [log_prob])
+    expected = torch.zeros(2, 3).double()
+    expected[REAL] = -torch.tensor(returns, dtype=torch.float64)
+    torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("discount", [1.0, 0.5])
+def test_the_moving_baseline_is_the_mean_reward_for_each_token_to_come(discount: float) -> None:
+    """Where every token has the mean reward no draw is better than another."""
+    policy = policy_of("moving", discount).eval()
+    policy.mean_reward.fill_(-2.0)
+    log_prob = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
+    loss = policy(simple_choice(log_prob), torch.full((2, 3), -2.0), REAL).loss
+    (gradient,) = torch.autograd.grad(loss, [log_prob])
+    torch.testing.assert_close(gradient, torch.zeros_like(gradient))
+
+
+def test_the_moving_mean_follows_in_training_after_it_was_used() -> None:
+    policy = policy_of("moving", momentum=0.9)
+    log_prob = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
+    choice = simple_choice(log_prob)
+    fresh = policy.eval()(choice, LOG_PROBS, REAL).loss
+    assert policy.mean_reward == 0
+    torch.testing.assert_close(policy.train()(choice, LOG_PROBS, REAL).loss, fresh)
+    mean = -(1 + 2 + 4 + 8) / 4  # of the real tokens
+    assert policy.mean_reward.item() == pytest.approx(0.1 * mean)
+    policy(choice, LOG_PROBS, REAL)
+    assert policy.mean_reward.item() == pytest.approx(0.1 * mean + 0.9 * 0.1 * mean)
+    assert "mean_reward" in policy.state_dict()
+
+
+def test_the_learned_baseline_learns_the_returns_and_the_query_does_not_know() -> None:
+    policy = policy_of("learned")
+    log_prob = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
+    choice = simple_choice(log_prob)
+    loss = policy(choice, LOG_PROBS, REAL).loss
+    assert policy.learned is not None
+    gradients = torch.autograd.grad(loss, [policy.learned.weight, choice.query, log_prob], allow_unused=True)
+    returns, query = torch.tensor([-7.0, -6.0, -4.0, -8.0]).double(), choice.query[REAL]
+    errors = returns - (query @ policy.learned.weight[0] + policy.learned.bias)
+    torch.testing.assert_close(gradients[0][0], -2 * errors @ query, rtol=1e-5, atol=1e-5)
+    assert gradients[1] is None
+    torch.testing.assert_close(gradients[2][REAL], -errors, rtol=1e-5, atol=1e-5)
+
+
+def test_entropy_is_rewarded_by_its_weight_and_told_of_real_tokens() -> None:
+    log_prob = torch.zeros(2, 3, dtype=torch.float64)
+    plain, rewarded = (
+        policy_of("moving", entropy_weight=weight)(simple_choice(log_prob), LOG_PROBS, REAL) for weight in (0.0, 0.25)
+    )
+    assert rewarded.entropy.item() == pytest.approx(4 * 0.7)
+    torch.testing.assert_close(rewarded.loss, plain.loss - 0.25 * rewarded.entropy)
+
+
+def test_a_policy_in_float64_trains() -> None:
+    for baseline in BASELINES:
+        policy = policy_of(baseline).double().train()
+        policy(simple_choice(torch.zeros(2, 3).double()), LOG_PROBS, REAL)

@@ -1,0 +1,206 @@
+"""When a decoder attends: against the papers' recurrences, written again in float64 NumPy for one sentence.
+
+Shapes: S source positions, T target positions, E embedding, H hidden, M memory, R readout.
+"""
+
+from copy import deepcopy
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY, values_of
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nmt.config.compose import typed
+from nmt.config.schema import TrainConfig
+from nmt.model.build import build_model
+from nmt.model.seq2seq import Seq2Seq
+
+Array = NDArray[np.float64]
+Parameters = dict[str, Array]
+Cell = tuple[Array, Array | None]  # hidden (H,), memory (H,) of an LSTM
+
+V, PAD = 11, 0
+PRESETS = {"before": "bahdanau", "between": "nematus", "after": "luong_concat"}  # additive scores, three readouts
+LENGTHS = torch.tensor([5, 2, 4])
+SOURCE = torch.randint(4, V, (3, 5), generator=torch.Generator().manual_seed(0))
+TARGET = torch.randint(4, V, (3, 4), generator=torch.Generator().manual_seed(1))
+
+
+class Timing(NamedTuple):
+    attend: str
+    input_feeding: bool
+    cell: str
+    layers: int
+
+
+TIMINGS = [
+    Timing(attend, feeding, cell, layers)
+    for attend in PRESETS
+    for feeding in (False, True)
+    for cell in ("gru", "lstm")
+    for layers in (1, 2)
+]
+
+
+@cache
+def preset(name: str) -> dict[str, Any]:
+    return values_of("train", [*TINY, f"attention={name}", "encoder.hidden=4", "decoder.hidden=6"])
+
+
+def model_of(timing: Timing, **decoder: Any) -> Seq2Seq:  # noqa: ANN401
+    """In float64, with random parameters: none is left at its first value."""
+    values = deepcopy(preset(PRESETS[timing.attend]))
+    values["decoder"] |= {**timing._asdict(), **decoder}
+    config = typed(TrainConfig, values)
+    assert config.decoder.attend == timing.attend
+    model = build_model(config, V, V, (PAD, PAD)).double().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model
+
+
+@pytest.fixture(params=TIMINGS, ids=lambda t: f"{t.attend}{'-feeding' * t.input_feeding}-{t.cell}{t.layers}")
+def model(request: pytest.FixtureRequest) -> Seq2Seq:
+    return model_of(request.param)
+
+
+def sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
+def recurrent(p: Parameters, layer: int, x: Array, before: Cell) -> Cell:
+    """One step of one layer; a GRU's reset gate acts after the product, as in cuDNN."""
+    hidden, memory = before
+    i = p[f"weight_ih_l{layer}"] @ x + p[f"bias_ih_l{layer}"]
+    h = p[f"weight_hh_l{layer}"] @ hidden + p[f"bias_hh_l{layer}"]
+    H = len(hidden)
+    if memory is None:
+        r, z = sigmoid(i[:H] + h[:H]), sigmoid(i[H : 2 * H] + h[H : 2 * H])
+        new = np.tanh(i[2 * H :] + r * h[2 * H :])
+        return (1 - z) * new + z * hidden, None
+    let_in, forget, new, let_out = (part for part in (i + h).reshape(4, H))
+    memory = sigmoid(forget) * memory + sigmoid(let_in) * np.tanh(new)
+    return sigmoid(let_out) * np.tanh(memory), memory
+
+
+def additive(p: Parameters, query: Array, states: Array) -> tuple[Array, Array]:
+    """(H,), (S, M) -> context (M,), weights (S,)."""
+    w, u, v = (p[f"{name}.weight"] for name in ("query_proj", "key_proj", "energy"))
+    odds = np.exp([v[0] @ np.tanh(w @ query + u @ h) for h in states])
+    weights = odds / odds.sum()
+    return weights @ states, weights
+
+
+def read_out(p: Parameters, kind: str, state: Array, context: Array, word: Array) -> Array:
+    seen = [state, context] if kind == "attentional" else [state, context, word]
+    projected = p["weight"] @ np.concatenate(seen) + p["bias"]
+    if kind == "maxout":
+        return np.array([max(pair) for pair in projected.reshape(-1, 2)])
+    return np.tanh(projected)
+
+
+def parameters(module: torch.nn.Module | None) -> Parameters:
+    return {} if module is None else {name: value.detach().numpy() for name, value in module.named_parameters()}
+
+
+def decode(model: Seq2Seq, words: Array, states: Array, cells: list[Cell]) -> tuple[Array, Array]:
+    """(T, E), (S, M), the first state of each layer -> readouts (T, R), weights (T, S)."""
+    decoder = model.decoder
+    rnn, conditional, readout = (parameters(part) for part in (decoder.rnn, decoder.conditional, decoder.readout.proj))
+    score = parameters(decoder.attention.score)
+    feed = np.zeros(model.output.in_features)
+    rows = []
+    for word in words:
+        inputs = [word]
+        if decoder.attend == "before":  # Bahdanau et al. 2015, A.2.2
+            context, weights = additive(score, cells[-1][0], states)
+            inputs.append(context)
+        if decoder.input_feeding:  # Luong et al. 2015, 3.3
+            inputs.append(feed)
+        new = [recurrent(rnn, 0, np.concatenate(inputs), cells[0])]
+        if decoder.attend == "between":  # Sennrich et al. 2017: the conditional GRU
+            context, weights = additive(score, new[0][0], states)
+            new[0] = recurrent(conditional, 0, context, new[0])
+        for layer in range(1, len(cells)):
+            new.append(recurrent(rnn, layer, new[-1][0], cells[layer]))
+        cells = new
+        if decoder.attend == "after":  # Luong et al. 2015, 3
+            context, weights = additive(score, cells[-1][0], states)
+        feed = read_out(readout, decoder.readout.kind, cells[-1][0], context, word)
+        rows.append((feed, weights))
+    readouts, all_weights = zip(*rows, strict=True)
+    return np.stack(readouts), np.stack(all_weights)
+
+
+@torch.no_grad()
+def test_equals_the_recurrence(model: Seq2Seq) -> None:
+    decoded, start = model(SOURCE, LENGTHS, TARGET), model.encode(SOURCE, LENGTHS)
+    words = model.target_embedding(TARGET).numpy()
+    for b, length in enumerate(LENGTHS.tolist()):
+        memories = start.cell.memory or [None] * len(start.cell.hidden)
+        cells = [
+            (hidden[b].numpy(), None if memory is None else memory[b].numpy())
+            for hidden, memory in zip(start.cell.hidden, memories, strict=True)
+        ]
+        readouts, weights = decode(model, words[b], start.memory.values[b, :length].numpy(), cells)
+        np.testing.assert_allclose(decoded.readouts[b].numpy(), readouts, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(decoded.weights[b, :, :length].numpy(), weights, rtol=0, atol=1e-10)
+        assert not decoded.weights[b, :, length:].any()
+
+
+def changed(one: Tensor, other: Tensor) -> list[int]:
+    """(B, T, ...) -> the steps at which they differ."""
+    return [t for t in range(one.shape[1]) if not torch.equal(one[:, t], other[:, t])]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("t", range(TARGET.shape[1]))
+def test_a_word_moves_the_weights_after_it_and_where_the_query_has_seen_it_those_beside_it(
+    model: Seq2Seq, t: int
+) -> None:
+    """Row t leads to the readout of step t, whose input is word t; attending before the step does not know that word,
+    though the readout does."""
+    other = TARGET.clone()
+    other[:, t] = (TARGET[:, t] - 4 + 1) % (V - 4) + 4
+    one, two = model(SOURCE, LENGTHS, TARGET), model(SOURCE, LENGTHS, other)
+    steps = list(range(TARGET.shape[1]))
+    assert changed(one.readouts, two.readouts) == steps[t:]
+    assert changed(one.weights, two.weights) == steps[t + (model.decoder.attend == "before") :]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("timing", TIMINGS[::4], ids=lambda t: f"{t.attend}{'-feeding' * t.input_feeding}")
+def test_the_readout_of_a_step_sees_the_context_of_its_own_row(timing: Timing) -> None:
+    """With a readout that passes the first numbers of the context on, and nothing else."""
+    model = model_of(timing, readout="attentional")
+    R, H, M = model.output.in_features, model.decoder.rnn.hidden_size, model.encoder.output_dim
+    model.decoder.readout.proj.bias.zero_()
+    model.decoder.readout.proj.weight.copy_(torch.cat([torch.zeros(R, H), torch.eye(R, M)], dim=1))
+    decoded, states = model(SOURCE, LENGTHS, TARGET), model.encode(SOURCE, LENGTHS).memory.values
+    contexts = torch.bmm(decoded.weights, states)
+    torch.testing.assert_close(decoded.readouts[:, :, :M].atanh(), contexts, rtol=0, atol=1e-10)
+    assert len(changed(contexts[:, :-1], contexts[:, 1:])) == TARGET.shape[1] - 1  # no two rows are alike
+
+
+@torch.no_grad()
+def test_attending_before_asks_with_the_state_before_and_after_with_the_state_of_the_step(model: Seq2Seq) -> None:
+    """An attention that writes down its queries."""
+    queries, attention = [], model.decoder.attention
+    attention.register_forward_pre_hook(lambda _, given: queries.append(given[0]))
+    state = model.encode(SOURCE, LENGTHS)
+    tops = [state.cell.hidden[-1]]
+    for t in range(TARGET.shape[1]):
+        _, _, state = model.decoder.step(model.target_embedding(TARGET[:, t]), state)
+        tops.append(state.cell.hidden[-1])
+    asked = torch.cat(queries, dim=1)
+    if model.decoder.attend == "before":
+        assert torch.equal(asked, torch.stack(tops[:-1], dim=1))
+    elif model.decoder.attend == "after":
+        assert torch.equal(asked, torch.stack(tops[1:], dim=1))
+    else:
+        for place in (tops[:-1], tops[1:]):
+            assert len(changed(asked, torch.stack(place, dim=1))) == TARGET.shape[1]
