@@ -31,14 +31,15 @@ class Objective:
         self.model, self.pad = model, pad
         self.smoothing = config.training.label_smoothing
         self.guided = config.training.guided_alignment
-        self.coverage, self.policy = 0.0, 0.0
+        self.coverage, self.coverage_start, self.policy = 0.0, 0, 0.0
         if isinstance(config.attention, schema.SoftAttention):
             coverage, normalizer = config.attention.coverage, config.attention.normalizer
-            self.coverage = coverage.loss_weight if isinstance(coverage, schema.LinearCoverage) else 0.0
+            if isinstance(coverage, schema.LinearCoverage):
+                self.coverage, self.coverage_start = coverage.loss_weight, coverage.loss_start
             self.policy = normalizer.weight if isinstance(normalizer, schema.Hard) else 0.0
 
-    def __call__(self, batch: Batch) -> Value:
-        """Of a batch on the model's device."""
+    def __call__(self, batch: Batch, step: int) -> Value:
+        """Of a batch on the model's device, for the update number `step`, from 1."""
         decoded: Decoded = self.model(batch.source, batch.lengths, batch.target_in)
         loss = self.model.loss(decoded.readouts, batch.target_out, self.pad, self.smoothing)
         total = loss.smoothed
@@ -47,7 +48,8 @@ class Objective:
         if self.coverage:
             assert decoded.weights is not None
             terms["coverage_loss"] = coverage_loss(decoded.weights, real)
-            total = total + self.coverage * terms["coverage_loss"]
+            if step > self.coverage_start:
+                total = total + self.coverage * terms["coverage_loss"]
         if self.guided:
             assert decoded.weights is not None
             assert batch.alignment is not None

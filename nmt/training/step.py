@@ -59,14 +59,14 @@ class Updater:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
 
-    def __call__(self, batches: Sequence[Batch], learning_rate: float) -> Update:
+    def __call__(self, batches: Sequence[Batch], learning_rate: float, step: int = 1) -> Update:
         """One update from the parts of one batch: each part's gradient is divided by the tokens of all of them."""
         tokens = sum(batch.target_tokens for batch in batches)
         terms: dict[str, Tensor] = {}
         self.optimizer.zero_grad(set_to_none=True)
         for batch in batches:
             with self.machine.autocast():
-                part = self.objective(batch.to(self.machine.device))
+                part = self.objective(batch.to(self.machine.device), step)
             torch.autograd.backward(self.scaler.scale(part.total / tokens))
             terms = {name: terms[name] + term if terms else term for name, term in part.terms.items()}
         self.scaler.unscale_(self.optimizer)  # before clipping, so that the norm is the gradient's own

@@ -124,7 +124,7 @@ class Trainer:
         batches = self.train_batches.load(indices, self.epoch, self.config.training.accumulate)
         self.step += 1
         self.position += 1
-        update = self.updater(batches, self.config.optimizer.lr * self.schedule.factor(self.step))
+        update = self.updater(batches, self.config.optimizer.lr * self.schedule.factor(self.step), self.step)
         if update.applied:
             self.bad_in_a_row = 0
             self.window.add(update)

@@ -55,7 +55,10 @@ NORMALIZERS: dict[str, dict[str, Any]] = {
     "gumbel": {"kind": "gumbel", "temperature": 0.7},
     "monotonic": {"kind": "monotonic", "noise": 0.0, "initial_offset": -1.0},
 }
-COVERAGES: dict[str, dict[str, Any]] = {"": {"kind": "none"}, "coverage": {"kind": "linear", "loss_weight": 0.0}}
+COVERAGES: dict[str, dict[str, Any]] = {
+    "": {"kind": "none"},
+    "coverage": {"kind": "linear", "loss_weight": 0.0, "loss_start": 0},
+}
 PROJECTIONS: dict[str, dict[str, Any]] = {"": {"kind": "none"}, "heads": {"kind": "heads", "heads": 2, "dim": 8}}
 DRAWING = {"hard", "gumbel"}  # in training
 DRAWS = torch.Generator().manual_seed(1).get_state()

@@ -109,7 +109,7 @@ COMBINATIONS = [
             CHO,
             attention("additive"),
             attention("dot"),
-            attention("location_aware", coverage={"kind": "linear", "loss_weight": 1.0}),
+            attention("location_aware", coverage={"kind": "linear", "loss_weight": 1.0, "loss_start": 0}),
             attention(
                 "general",
                 window={"kind": "local_p", "reach": 1, "dim": 3},

@@ -35,14 +35,18 @@ def setup(config: TrainConfig) -> tuple[Seq2Seq, Objective, Batch]:
 @pytest.mark.parametrize(
     ("overrides", "term", "weight"),
     [
-        (["attention=coverage", "attention.coverage.loss_weight=2.5"], "coverage_loss", 2.5),
+        (
+            ["attention=coverage", "attention.coverage.loss_weight=2.5", "attention.coverage.loss_start=0"],
+            "coverage_loss",
+            2.5,
+        ),
         (["training.guided_alignment=0.7"], "alignment_loss", 0.7),
         (["attention=hard", "attention.normalizer.weight=0.3"], "policy_loss", 0.3),
     ],
 )
 def test_a_term_is_added_with_its_weight(overrides: list[str], term: str, weight: float, train_config: Config) -> None:
     _, objective, batch = setup(train_config(*STILL, *overrides))
-    value = objective(batch)
+    value = objective(batch, 1)
     assert set(value.terms) >= {"loss", "smoothed_loss", term}
     torch.testing.assert_close(value.total, value.terms["smoothed_loss"] + weight * value.terms[term])
     assert value.terms[term] != 0
@@ -51,7 +55,7 @@ def test_a_term_is_added_with_its_weight(overrides: list[str], term: str, weight
 
 def test_plain_attention_adds_nothing(train_config: Config) -> None:
     _, objective, batch = setup(train_config(*STILL))
-    value = objective(batch)
+    value = objective(batch, 1)
     assert set(value.terms) == {"loss", "smoothed_loss"}
     assert batch.alignment is None
     assert torch.equal(value.total.detach(), value.terms["loss"])
@@ -59,7 +63,14 @@ def test_plain_attention_adds_nothing(train_config: Config) -> None:
 
 def test_a_coverage_loss_of_weight_zero_is_left_out(train_config: Config) -> None:
     _, objective, batch = setup(train_config(*STILL, "attention=coverage", "attention.coverage.loss_weight=0"))
-    assert "coverage_loss" not in objective(batch).terms
+    assert "coverage_loss" not in objective(batch, 1).terms
+
+
+def test_a_coverage_loss_sets_in_after_its_start(train_config: Config) -> None:
+    _, objective, batch = setup(train_config(*STILL, "attention=coverage", "attention.coverage.loss_start=5"))
+    early, late = objective(batch, 5), objective(batch, 6)
+    torch.testing.assert_close(early.total, early.terms["smoothed_loss"])
+    torch.testing.assert_close(late.total, late.terms["smoothed_loss"] + late.terms["coverage_loss"])
 
 
 def test_guided_alignment_teaches_the_alignments(train_config: Config) -> None:
@@ -67,7 +78,7 @@ def test_guided_alignment_teaches_the_alignments(train_config: Config) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for _ in range(40):
-        value = objective(batch)
+        value = objective(batch, 1)
         optimizer.zero_grad()
         value.total.backward()
         optimizer.step()
@@ -86,7 +97,7 @@ def test_the_policy_sees_the_likelihood_of_each_token_and_not_of_padding(train_c
         return original(choice, log_probs, real)  # type: ignore[arg-type]
 
     model.policy.forward = spy  # type: ignore[assignment,method-assign]
-    value = objective(batch)
+    value = objective(batch, 1)
     torch.testing.assert_close(-seen["log_probs"].sum(), value.terms["loss"])
     assert (seen["log_probs"] < 0).equal(batch.target_out != 0)
     assert torch.equal(seen["real"], batch.target_out != 0)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
 from nmt.config.schema.base import Fraction, Probability, Section
@@ -135,6 +135,7 @@ class NoCoverage(Section):
 class LinearCoverage(Section):
     kind: Literal["linear"]
     loss_weight: NonNegativeFloat
+    loss_start: NonNegativeInt
 
 
 Coverage = Annotated[NoCoverage | LinearCoverage, Field(discriminator="kind")]
