@@ -35,6 +35,7 @@ FREE = {
     "training.checkpoint_every",
     "validation.patience",
     "validation.samples",
+    "validation.saliency",
 }
 LOCK = ".lock"
 PACKAGES = ("nmt", "torch", "numpy", "sentencepiece", "sacrebleu", "datasets", "hydra-core")

@@ -1,4 +1,4 @@
-"""Gradient saliency: which source tokens a translation really depends on, whatever the attention says.
+"""Gradient saliency: which source tokens a translation depends on by its gradients, beside what the attention says.
 
 Shapes: B sentences, S source positions, T target positions, E embedding.
 """
@@ -10,9 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from nmt.data.batching import collate
+from nmt.data.batching import Batch, collate
+from nmt.model.seq2seq import Seq2Seq
 from nmt.translator import Translator
+
+COPIES = 32  # of a sentence pair at a time
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Saliency:
 
 def saliency(translator: Translator, sources: Sequence[str], targets: Sequence[str]) -> list[Saliency]:
     """Of given translations: the norm of the Jacobian of each token's log-probability with respect to each source
-    token's embedding (Simonyan et al. 2014; for alignments Ding et al. 2019). Raises ValueError for unequal counts."""
+    token's embedding (after Simonyan et al. 2014). Raises ValueError for unequal counts."""
     if len(sources) != len(targets):
         raise ValueError(f"{len(sources)} sources, but {len(targets)} targets")
     was_training = translator.model.training
@@ -47,18 +51,24 @@ def saliency(translator: Translator, sources: Sequence[str], targets: Sequence[s
 
 def _of_pair(translator: Translator, source: str, target: str) -> Saliency:
     model, tokenizers = translator.model, translator.tokenizers
-    ((source_ids,), (target_ids,)) = tokenizers.source.encode([source]), tokenizers.target.encode([target])
-    T = len(target_ids)
-    # One copy of the pair for each target token, so that one backward pass brings all rows of the Jacobian.
-    batch = collate([source_ids] * T, [target_ids] * T, tokenizers, np.arange(T)).to(translator.machine.device)
-    embedded = model.source_embedding(batch.source).detach().requires_grad_()
-    state = model.encode_embedded(embedded, batch.lengths)
-    decoded = model.decoder(model.target_embedding(batch.target_in), state)
-    log_probs = model.output(decoded.readouts).log_softmax(-1)
-    each = torch.arange(T, device=embedded.device)
-    (jacobian,) = torch.autograd.grad(log_probs[each, each, batch.target_out[0]].sum(), embedded)
-    return Saliency(
-        tokenizers.source.surfaces([source])[0],
-        tokenizers.target.pieces(target_ids),
-        jacobian.norm(dim=-1).cpu().numpy(),
-    )
+    (source_ids,), (pieces,) = translator.encode([source])
+    (target_ids,) = tokenizers.target.encode([target])
+    batch = collate([source_ids], [target_ids], tokenizers, np.arange(1)).to(translator.machine.device)
+    rows = [_rows(model, batch, part) for part in torch.split(torch.arange(len(target_ids)), COPIES)]
+    return Saliency(pieces, tokenizers.target.surfaces([target])[0], torch.cat(rows).cpu().numpy())
+
+
+def _rows(model: Seq2Seq, batch: Batch, tokens: Tensor) -> Tensor:
+    """Rows of the Jacobian's norms: of the target tokens (N,) of a batch of one pair, (N, S).
+
+    The pair is copied for each of them, so that one backward pass brings all rows.
+    """
+    N, tokens = len(tokens), tokens.to(batch.source.device)
+    embedded = model.source_embedding(batch.source).detach().repeat(N, 1, 1).requires_grad_()
+    state = model.encode_embedded(embedded, batch.lengths.repeat(N))
+    decoded = model.decoder(model.target_embedding(batch.target_in).expand(N, -1, -1), state)
+    each = torch.arange(N, device=embedded.device)
+    log_probs = model.output(decoded.readouts[each, tokens]).log_softmax(-1)
+    (jacobian,) = torch.autograd.grad(log_probs[each, batch.target_out[0, tokens]].sum(), embedded)
+    norms: Tensor = jacobian.norm(dim=-1)
+    return norms

@@ -5,7 +5,7 @@ Shapes: B batch, S source positions, T target positions.
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -109,7 +109,7 @@ class Translator:
         `first_line` is the number of the first line, for warnings.
         """
         self.check_nbest(n)
-        sources, surfaces = self._encode(lines, first_line)
+        sources, surfaces = self.encode(lines, first_line)
         results: list[list[Translation]] = [[_nothing()] for _ in lines]
         was_training = self.model.training
         self.model.eval()
@@ -127,8 +127,8 @@ class Translator:
         """Forced decoding: what the model thinks of given translations, and how it aligns them."""
         if len(sources) != len(targets):
             raise ValueError(f"{len(sources)} sources, but {len(targets)} targets")
-        encoded, surfaces = self._encode(sources)
-        wanted = self.tokenizers.target.encode(targets)
+        encoded, surfaces = self.encode(sources)
+        wanted, written = self.tokenizers.target.encode(targets), self.tokenizers.target.surfaces(targets)
         results: dict[int, Translation] = {}
         was_training = self.model.training
         self.model.eval()
@@ -141,8 +141,9 @@ class Translator:
             ).to(self.machine.device)
             with self.machine.autocast():
                 decoded = self.model(batch.source, batch.lengths, batch.target_in)
-                logits = self.model.output(decoded.readouts)
-            log_probs = logits.float().log_softmax(-1).gather(2, batch.target_out[:, :, None]).squeeze(2).cpu()
+                loss = self.model.loss(decoded.readouts, batch.target_out, self.tokenizers.target.pad)
+            real = batch.target_out != self.tokenizers.target.pad
+            log_probs = torch.zeros(real.shape).masked_scatter(real.cpu(), loss.log_probs.float().cpu())
             for row, index in enumerate(indices):
                 target, length = wanted[index], len(wanted[index])
                 weights = None
@@ -150,7 +151,10 @@ class Translator:
                     weights = decoded.weights[row, :length, : len(encoded[index])].float().cpu()
                 total = float(log_probs[row, :length].sum())
                 found = Hypothesis(list(target), total / self._penalty()(length), total, weights)
-                results[index] = self._translation(surfaces[index], found)
+                # As they are written, not <unk>: of several unknown words each counts in the word alignment.
+                results[index] = replace(
+                    self._translation(surfaces[index], found), text=targets[index], tokens=written[index]
+                )
         self.model.train(was_training)
         return [results[i] for i in range(len(encoded))]
 
@@ -161,7 +165,7 @@ class Translator:
         if isinstance(self.search, schema.Greedy) and n > 1:
             raise UserError(f"nbest={n}: greedy search finds one; use search=beam search.beam_size={n}")
 
-    def _encode(self, lines: Sequence[str], first_line: int = 1) -> tuple[list[list[int]], list[list[str]]]:
+    def encode(self, lines: Sequence[str], first_line: int = 1) -> tuple[list[list[int]], list[list[str]]]:
         """Lines -> ids and pieces of each, cut to the longest source allowed."""
         if isinstance(lines, str):
             raise TypeError("a list of lines is expected, not one string")

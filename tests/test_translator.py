@@ -55,7 +55,7 @@ def test_batch_mates_change_nothing(translator: Translator) -> None:
 
 def test_sentences_of_like_length_are_translated_together(run: Path) -> None:
     translator = Translator.load(run, search={"batch_tokens": 24})
-    sources, _ = translator._encode(["the cat", "the " * 9, "a dog sleeps", "", "the " * 8])
+    sources, _ = translator.encode(["the cat", "the " * 9, "a dog sleeps", "", "the " * 8])
     batches = list(translator._batches(sources))
     lengths = [len(sources[i]) for batch in batches for i in batch]
     assert lengths == sorted(lengths, reverse=True)

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from nmt.attention.gather import GradientPool
 from nmt.attention.memory import Attended, Choice, Memory, Past
 from nmt.attention.parts import Coverage, Normalizer, Score, Window
-from nmt.attention.scores import LocationScore
 
 
 class Attention(nn.Module):
@@ -36,9 +35,10 @@ class Attention(nn.Module):
         `values` are what the context is a sum of; None: the states.
         """
         values = states if values is None else values
-        if isinstance(self.score, LocationScore):
-            valid = valid & (torch.arange(valid.shape[1], device=valid.device) < self.score.max_positions)
-        keys, pools = self.score.keys(states), None
+        device = values.device.type
+        if torch.is_autocast_enabled(device):  # here once, not at every step
+            values = values.to(torch.get_autocast_dtype(device))
+        valid, keys, pools = self.score.within_reach(valid), self.score.keys(states), None
         if self._reads_windows(states.shape[1]) and torch.is_grad_enabled() and not self.reads_past:
             pools = GradientPool(values), GradientPool(keys)
         return Memory(values, keys, valid, pools)

@@ -50,7 +50,6 @@ def build_policy(config: schema.Attention, query_dim: int) -> Policy | None:
     return Policy(
         query_dim,
         hard.baseline,
-        momentum=hard.momentum,
         discount=hard.discount,
         entropy_weight=hard.entropy_weight,
     )
@@ -83,7 +82,7 @@ def _score(config: schema.Score, query_dim: int, memory_dim: int) -> Score:  # n
         case schema.ConcatScore():
             return ConcatScore(query_dim, memory_dim, config.dim, config.layers)
         case schema.CosineScore():
-            return CosineScore(query_dim, memory_dim, config.initial_sharpness)
+            return CosineScore(query_dim, memory_dim, config.initial_strength)
         case schema.LocationScore():
             return LocationScore(query_dim, config.max_positions)
         case schema.LocationAwareScore():

@@ -17,9 +17,10 @@ def coverage_loss(weights: Tensor, real: Tensor) -> Tensor:
 
 
 def guided_alignment_loss(weights: Tensor, given: Tensor) -> Tensor:
-    """-sum_t sum_s a_ts log w_ts   (Chen et al. 2016, eq. 5, cross-entropy).
+    """-sum_t sum_s a_ts log w_ts   (Chen et al. 2016, with cross-entropy).
 
     (B, T, S), given alignment (B, T, S) of which a row sums to 1, or to 0 where nothing is given -> ().
     """
-    # The floor keeps log 0 of sparse weights finite; nothing is learned where a weight is exactly 0.
-    return -(given * weights.clamp(min=1e-9).log()).sum()
+    # Outside a window a weight is exactly 0: nothing can be learned there, and nothing is counted.
+    allowed = weights > 0
+    return -(given * torch.where(allowed, weights, 1.0).log()).sum()

@@ -92,7 +92,7 @@ class MonotonicNormalizer(Normalizer):
     """Reading on from where the step before stopped, each position is taken with probability p_s = sigmoid(e_s + r).
 
     In training the expected weights w_s = p_s sum_{k<=s} w'_k prod_{k<=l<s} (1 - p_l) over those of the step before,
-    w' (Raffel et al. 2017, eq. 8), with noise on the energies that drives p to 0 or 1; otherwise the first position
+    w' (Raffel et al. 2017, eq. 9), with noise on the energies that drives p to 0 or 1; otherwise the first position
     with p > 1/2. A row sums to less than 1 by the probability that the end is passed without any position taken:
     there the context is zero, as it is in the paper, and from then on.
     """
@@ -123,7 +123,7 @@ class MonotonicNormalizer(Normalizer):
         passed = F.logsigmoid(-energies).masked_fill(~keep, 0.0).cumsum(-1)
         passed = F.pad(passed, (1, -1))
         reach = (passed[:, :, None] - passed[:, None, :]).tril().exp().tril()  # (B, s, k), from k to s
-        return Normalized((taken * torch.bmm(reach, before[:, :, None])[:, :, 0])[:, None])
+        return Normalized((taken * (reach * before[:, None]).sum(-1))[:, None])  # no bmm: autocast would round it
 
 
 def _next_position(energies: Tensor, keep: Tensor, before: Tensor) -> Tensor:

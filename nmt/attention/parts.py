@@ -15,6 +15,10 @@ class Score(nn.Module):
 
     reads_past = False  # does `adjust` do anything?
 
+    def within_reach(self, valid: Tensor) -> Tensor:
+        """bool (B, S) -> bool (B, S): of the valid positions those that the score has an energy for."""
+        return valid
+
     def keys(self, memory: Tensor) -> Tensor:
         """(B, S, M) -> (B, S, A), once per source sentence."""
         return memory
@@ -70,5 +74,5 @@ class Normalizer(nn.Module):
 
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
         """(B, T, W), bool (B, 1 or T, W) -> weights, float32 or wider, zero where not kept; a row sums to 1, or to 0
-        if nothing is kept."""
+        if nothing is kept (and to less than 1 where monotonic reading may pass the end)."""
         raise NotImplementedError

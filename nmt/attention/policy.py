@@ -10,11 +10,14 @@ from torch import Tensor, nn
 
 from nmt.attention.memory import Choice
 
+MOMENTUM = 0.9  # of the moving mean (Xu et al. 2015, 4.1)
+
 
 class PolicyLoss(NamedTuple):
     """Sums over target tokens."""
 
     loss: Tensor  # () differentiable
+    regression: Tensor  # () squared error of a learned baseline, which alone it trains; differentiable
     entropy: Tensor  # () in nats
 
 
@@ -34,12 +37,11 @@ class Policy(nn.Module):
         query_dim: int,
         baseline: str,
         *,
-        momentum: float,
         discount: float,
         entropy_weight: float,
     ) -> None:
         super().__init__()
-        self.momentum, self.discount, self.entropy_weight = momentum, discount, entropy_weight
+        self.discount, self.entropy_weight = discount, entropy_weight
         self.learned = nn.Linear(query_dim, 1) if baseline == "learned" else None
         if self.learned is None:
             self.register_buffer("mean_reward", torch.zeros(()))
@@ -58,13 +60,18 @@ class Policy(nn.Module):
         advantage = (returns - baseline.detach()).masked_fill(~real, 0.0)
         entropy = (choice.entropy * real).sum()
         loss = -(advantage * choice.log_prob).sum() - self.entropy_weight * entropy
+        regression = loss.new_zeros(())
         if self.learned is not None:
-            loss = loss + ((returns - baseline).square() * real).sum()
+            regression = ((returns - baseline).square() * real).sum()
         elif self.training:
-            with torch.no_grad():
-                mean = rewards.sum() / real.sum().clamp(min=1)
-                self.mean_reward.lerp_(mean.to(self.mean_reward.dtype), 1 - self.momentum)
-        return PolicyLoss(loss, entropy.detach())
+            self._learn(rewards.sum() / real.sum().clamp(min=1))
+        return PolicyLoss(loss, regression, entropy.detach())
+
+    @torch.no_grad()
+    def _learn(self, reward: Tensor) -> None:
+        """A non-finite reward, whose update is skipped, leaves the mean as it is."""
+        moved = self.mean_reward.lerp(reward.to(self.mean_reward.dtype), 1 - MOMENTUM)
+        self.mean_reward.copy_(torch.where(moved.isfinite(), moved, self.mean_reward))
 
     def _to_go(self, rewards: Tensor) -> Tensor:
         """(B, T) -> (B, T), the discounted sum from each step on."""

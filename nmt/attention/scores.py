@@ -3,6 +3,8 @@
 Shapes: B batch, S source positions, T target positions, Q query, M memory, A attention, F filters.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -66,7 +68,7 @@ class AdditiveScore(Score):
 
 class NormedAdditiveScore(AdditiveScore):
     """e_ts = g v/|v| . tanh(W q_t + U k_s + b): additive, v weight-normalised (Salimans and Kingma 2016), with a bias
-    (Raffel et al. 2017, eq. 16, where the scalar offset belongs to the normalizer)."""
+    (Raffel et al. 2017; their scalar offset belongs to the normalizer)."""
 
     def __init__(self, query_dim: int, memory_dim: int, attention_dim: int) -> None:
         super().__init__(query_dim, memory_dim, attention_dim)
@@ -106,15 +108,15 @@ class ConcatScore(AdditiveScore):
 class CosineScore(Score):
     """e_ts = beta_t cos(W q_t, k_s), beta_t = softplus(w . q_t + b) > 0   (Graves et al. 2014, eq. 5 and 6).
 
-    As in a neural Turing machine the decoder emits what it looks for (W q_t) and how sharply (beta_t).
+    As in a neural Turing machine the decoder emits a key (W q_t) and its strength (beta_t).
     """
 
-    def __init__(self, query_dim: int, memory_dim: int, initial_sharpness: float) -> None:
+    def __init__(self, query_dim: int, memory_dim: int, initial_strength: float) -> None:
         super().__init__()
         self.query_proj = nn.Linear(query_dim, memory_dim, bias=False)
-        self.sharpness = nn.Linear(query_dim, 1, bias=False)
-        # softplus(offset) = initial_sharpness
-        self.offset = nn.Parameter(torch.tensor(initial_sharpness).expm1().log())
+        self.strength = nn.Linear(query_dim, 1, bias=False)
+        # softplus(offset) = initial_strength
+        self.offset = nn.Parameter(torch.tensor(initial_strength + math.log(-math.expm1(-initial_strength))))
 
     def keys(self, memory: Tensor) -> Tensor:
         """(B, S, M) -> (B, S, M) of length 1, once per source sentence."""
@@ -122,7 +124,7 @@ class CosineScore(Score):
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """(B, T, Q), (B, S, M) -> (B, T, S), unmasked, each between -beta_t and beta_t."""
-        beta = F.softplus(self.sharpness(query) + self.offset)
+        beta = F.softplus(self.strength(query) + self.offset)
         wanted = beta * F.normalize(self.query_proj(query), dim=-1)
         return torch.bmm(wanted.to(keys.dtype), keys.transpose(1, 2))
 
@@ -130,14 +132,18 @@ class CosineScore(Score):
 class LocationScore(Score):
     """e_ts = (W q_t)_s, from the query alone   (Luong et al. 2015, eq. 8).
 
-    The keys are the positions themselves. Those from `max_positions` on share the last one's energy; the attention
-    leaves them out, as Luong et al. do with the end of long sentences.
+    The keys are the positions themselves. Those from `max_positions` on are left out, as Luong et al. do with the end
+    of long sentences.
     """
 
     def __init__(self, query_dim: int, max_positions: int) -> None:
         super().__init__()
         self.max_positions = max_positions
         self.positions = nn.Linear(query_dim, max_positions, bias=False)
+
+    def within_reach(self, valid: Tensor) -> Tensor:
+        """bool (B, S) -> bool (B, S), False from `max_positions` on."""
+        return valid & (torch.arange(valid.shape[1], device=valid.device) < self.max_positions)
 
     def keys(self, memory: Tensor) -> Tensor:
         """(B, S, M) -> float32 (B, S, 1), the positions from 0."""

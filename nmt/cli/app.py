@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import hydra
+import yaml
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
@@ -157,16 +158,21 @@ def _unknown(key: str, command: str) -> str:
 
 
 def _known_keys(command: str) -> list[str]:
-    from hydra import compose, initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        values = OmegaConf.to_container(compose(command), resolve=False)
-    assert isinstance(values, dict)
-    keys = [key for key, _ in flatten({str(name): value for name, value in values.items()})]
+    """Keys, sections and groups of the command, those of choices that are not chosen too."""
+    roots = [config_dir() / command, *([config_dir() / "search"] if command != "train" else config_dir().iterdir())]
+    files = [(config_dir() / f"{command}.yaml", "")]
+    groups = []
+    for root in (root for root in roots if root.is_dir() and root.name != "hydra"):
+        for folder in (root, *(path for path in root.rglob("*") if path.is_dir())):
+            group = folder.relative_to(config_dir()).as_posix()
+            groups.append(group)
+            files += [(path, f"{group.replace('/', '.')}.") for path in folder.glob("*.yaml")]
+    keys = []
+    for path, package in files:
+        text = path.read_text(encoding="utf-8")
+        values = yaml.safe_load(text) or {}
+        skipped = {"defaults", "hydra"}
+        plain = {str(key): value for key, value in values.items() if key not in skipped}
+        keys += [key for key, _ in flatten(plain, "" if "@package _global_" in text else package)]
     sections = {key.rpartition(".")[0] for key in keys}
-    groups = [
-        path.name for path in config_dir().iterdir() if path.is_dir() and (command == "train" or path.name == "search")
-    ]
-    return [*keys, *filter(None, sections), *groups]
+    return [*dict.fromkeys(keys), *filter(None, sections), *groups]

@@ -51,7 +51,7 @@ def _rows(name: str, split: str) -> list[dict[str, Any]]:
     if not folder.is_dir() or (folder / "config.yaml").is_file():
         return [_row(name, split)]
     rows = []
-    for path in sorted(folder.glob("*/config.yaml")):
+    for path in sorted(folder.rglob("config.yaml")):
         try:
             rows.append(_row(str(path.parent), split))
         except UserError as error:
@@ -96,5 +96,5 @@ def _attention(directory: "RunDirectory", manifest: dict[str, Any]) -> str:
     preset = start.get("choices", {}).get("attention")
     if preset is None:
         return str(load_values(directory.config)["attention"].get("score", {}).get("kind", "none"))
-    parts = ("attention/", "attention.", "encoder/self_attention", "decoder.attend")
+    parts = ("attention/", "attention.", "encoder", "decoder", "training.guided_alignment")
     return " ".join([preset, *(override for override in start["overrides"] if override.startswith(parts))])

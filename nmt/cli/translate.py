@@ -29,52 +29,53 @@ def _translate(config: TranslateConfig, overrides: list[str]) -> None:
 
     translator = Translator.load(config.run, **config.loading)
     with ExitStack() as files:
-        alignments = None
+        alignments, references = None, None
+        if config.references is not None:
+            try:
+                references = files.enter_context(Path(config.references).expanduser().open("rb"))
+            except OSError as error:
+                raise UserError(f"references={config.references}: cannot be read ({error.strerror})") from None
         if config.alignments is not None:
             if translator.model.decoder.attention is None:
                 raise UserError(f"alignments={config.alignments}: the run has no attention to align with")
             translator.check_nbest(config.nbest)  # before the file is emptied
             path = Path(config.alignments).expanduser()
             if path.exists() and any(
-                os.path.samestat(path.stat(), os.fstat(file.fileno())) for file in (sys.stdin, sys.stdout)
+                os.path.samestat(path.stat(), os.fstat(file.fileno()))
+                for file in (sys.stdin, sys.stdout, *filter(None, [references]))
             ):
                 raise UserError(f"alignments={config.alignments}: is also the input or the output; name another file")
             try:
                 alignments = files.enter_context(path.open("w", encoding="utf-8"))
             except OSError as error:
                 raise UserError(f"alignments={config.alignments}: cannot be written ({error.strerror})") from None
-        if config.references is not None:
-            _score(translator, Path(config.references).expanduser(), config.buffer_lines, alignments)
+        if references is not None:
+            _score(translator, references, config.buffer_lines, alignments)
             return
         talking = config.interactive and sys.stdin.isatty()
         _filter(translator, config.nbest, 1 if talking else config.buffer_lines, alignments, talking)
 
 
-def _score(translator: "Translator", references: Path, buffer_lines: int, alignments: TextIO | None) -> None:
+def _score(translator: "Translator", references: BinaryIO, buffer_lines: int, alignments: TextIO | None) -> None:
     """Write the log-probability of each reference, and align it."""
-    try:
-        file = references.open("rb")
-    except OSError as error:
-        raise UserError(f"references={references}: cannot be read ({error.strerror})") from None
     done = 0
-    with file:
-        sources, targets = _decoded(sys.stdin.buffer, "input"), _decoded(file, str(references))
-        while True:
-            pairs = list(islice(sources, buffer_lines)), list(islice(targets, buffer_lines))
-            if len(pairs[0]) != len(pairs[1]):
-                missing = done + min(map(len, pairs)) + 1
-                raise UserError(
-                    f"references={references}: line {missing} is missing in it or in the input; line N of one must be "
-                    "the translation of line N of the other"
-                )
-            if not pairs[0]:
-                return
-            for translation in translator.score(*pairs):
-                sys.stdout.buffer.write(f"{translation.log_prob:.4f}\n".encode())
-                if alignments is not None:
-                    print(translation.word_alignment(), file=alignments)
-            sys.stdout.buffer.flush()
-            done += len(pairs[0])
+    sources, targets = _decoded(sys.stdin.buffer, "input"), _decoded(references, references.name)
+    while True:
+        pairs = list(islice(sources, buffer_lines)), list(islice(targets, buffer_lines))
+        if len(pairs[0]) != len(pairs[1]):
+            missing = done + min(map(len, pairs)) + 1
+            raise UserError(
+                f"references={references.name}: line {missing} is missing in it or in the input; line N of one must be "
+                "the translation of line N of the other"
+            )
+        if not pairs[0]:
+            return
+        for translation in translator.score(*pairs):
+            sys.stdout.buffer.write(f"{translation.log_prob:.4f}\n".encode())
+            if alignments is not None:
+                print(translation.word_alignment(), file=alignments)
+        sys.stdout.buffer.flush()
+        done += len(pairs[0])
 
 
 def _filter(translator: "Translator", nbest: int, buffer_lines: int, alignments: TextIO | None, talking: bool) -> None:

@@ -116,10 +116,14 @@ class Batches:
         if not self.guided:
             return batch
         assert self.split.alignments is not None
-        pieces = (
+        pieces = [
             [tokenizer.pieces(ids) for ids in side]
-            for side, tokenizer in zip((source, target), self.tokenizers, strict=True)
-        )
+            if self.sampling
+            else tokenizer.surfaces([lines.line(int(i)) for i in indices])  # unknown words as they are written
+            for side, lines, tokenizer in zip(
+                (source, target), (self.split.source, self.split.target), self.tokenizers, strict=True
+            )
+        ]
         return batch._replace(alignment=attention_of([self.split.alignments[int(i)] for i in indices], *pieces))
 
     def _sample(self, side: str, tokenizer: Tokenizer, indices: Indices, seed: int) -> list[list[int]]:

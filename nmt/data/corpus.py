@@ -35,7 +35,14 @@ def splits(config: schema.Data) -> Splits:
         return {name: [Pair(*row) for row in getattr(made, name)] for name in made._fields}
     if isinstance(config, schema.FilesData):
         names = {"train": config.train, "validation": config.validation, "test": config.test}
-        return {split: _file_split(name, config, f"data.{split}") for split, name in names.items() if name}
+        found = {split: _file_split(name, config, f"data.{split}") for split, name in names.items() if name}
+        texts = [split for split in found.values() if isinstance(split, Text)]
+        if config.alignments is not None and texts and not any(text.alignments for text in texts):
+            raise UserError(
+                f"data.alignments={config.alignments}: no split has such a file (looked for {config.train}."
+                f"{config.alignments} and its like)"
+            )
+        return {**found}
     if config.path is None:
         return {split: Hub(config, name) for split, name in config.splits if name}
     folder = Path(config.path).expanduser()
@@ -73,7 +80,7 @@ class Text:
             yield from self._pairs()
             return
         missing = object()
-        lines = itertools.zip_longest(self._pairs(), _lines(self.alignments), fillvalue=missing)
+        lines = itertools.zip_longest(self._pairs(), _lines(self.alignments, text=False), fillvalue=missing)
         for number, (pair, links) in enumerate(lines, 1):
             if pair is missing or links is missing:
                 raise UserError(
@@ -189,7 +196,7 @@ def _cell(row: dict[str, Any], column: str, place: str) -> str:
         if not isinstance(value, dict) or part not in value:
             raise UserError(
                 f"{place}: no column '{column}' (there are: {', '.join(map(str, row))}); "
-                "set data.source_column and data.target_column"
+                "set data.source_column, data.target_column (or data.alignments)"
             )
         value = value[part]
     if value is None:

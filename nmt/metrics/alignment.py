@@ -117,8 +117,10 @@ def _membership(pieces: Sequence[str]) -> NDArray[np.float64]:
 
 
 def hard_alignment(word_weights: Weights) -> set[Link]:
-    """(T, S) -> the link from each target word to its heaviest source word, the first of equals."""
-    return {(int(source), target) for target, source in enumerate(word_weights.argmax(1))}
+    """(T, S) -> the link from each target word to its heaviest source word, the first of equals; none from a row of
+    zeros (monotonic attention past the end)."""
+    heaviest = word_weights.argmax(1)
+    return {(int(heaviest[target]), int(target)) for target in np.flatnonzero(word_weights.any(1))}
 
 
 def attention_to_links(weights: Weights, target_pieces: Sequence[str], source_pieces: Sequence[str]) -> set[Link]:

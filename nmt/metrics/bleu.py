@@ -84,9 +84,12 @@ def score_by_length(
 ) -> list[dict[str, float | list[int]]]:
     """BLEU of each quarter of the sentences, by their sources' number of words; the longest are last.
 
-    Sentences of one length stay together, so that there may be fewer than four parts. `words`: from and to.
+    Sentences of one length stay together, so that there may be fewer than four parts. `words`: from and to; they are
+    characters where the text has no spaces, as in Chinese.
     """
     lengths = np.array([len(source.split()) for source in sources])
+    if np.median(lengths) <= 1:
+        lengths = np.array([len(source) for source in sources])
     edges = np.unique(np.quantile(lengths, (0.25, 0.5, 0.75, 1.0), method="lower"))
     parts: list[dict[str, float | list[int]]] = []
     for part in range(len(edges)):

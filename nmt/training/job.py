@@ -72,6 +72,8 @@ def _train(
         log.info("resumed at step %d of %d", trainer.step, trainer.total_steps)
         if trainer.schedule_has_moved and config.schedule.kind == "cosine" and trainer.step < trainer.total_steps:
             log.warning("the run now ends elsewhere, and its cosine schedule with it: the learning rate jumps")
+    if trainer.objective.coverage and trainer.objective.coverage_start >= trainer.total_steps:
+        log.warning("attention.coverage.loss_start=%d: the run ends before", trainer.objective.coverage_start)
     try:
         with logging_redirect_tqdm([logging.getLogger("nmt")]):
             trainer.fit()

@@ -56,13 +56,14 @@ class Objective:
             terms["alignment_loss"] = guided_alignment_loss(decoded.weights, batch.alignment)
             total = total + self.guided * terms["alignment_loss"]
         if self.policy:
-            total = total + self.policy * self._policy(decoded, loss, real, terms)
+            found = self._policy(decoded, loss, real)
+            terms["policy_loss"], terms["policy_entropy"] = found.loss, found.entropy
+            total = total + self.policy * found.loss + found.regression
         return Value(total, {name: term.detach() for name, term in terms.items()})
 
-    def _policy(self, decoded: Decoded, loss: Loss, real: Tensor, terms: dict[str, Tensor]) -> Tensor:
+    def _policy(self, decoded: Decoded, loss: Loss, real: Tensor) -> PolicyLoss:
         assert self.model.policy is not None
         assert decoded.choice is not None
         log_probs = torch.zeros(real.shape, device=real.device).masked_scatter(real, loss.log_probs.float())
         found: PolicyLoss = self.model.policy(decoded.choice, log_probs, real)
-        terms["policy_loss"], terms["policy_entropy"] = found.loss, found.entropy
-        return found.loss
+        return found

@@ -56,10 +56,12 @@ class Updater:
     ) -> None:
         self.objective, self.optimizer, self.machine = objective, optimizer, machine
         self.max_grad_norm = torch.inf if max_grad_norm is None else max_grad_norm
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        # A policy's baseline learns on its own: its gradient must not use up the limit of the others.
+        self.apart = [] if model.policy is None else list(model.policy.parameters())
+        self.parameters = [p for p in model.parameters() if not any(p is other for other in self.apart)]
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
 
-    def __call__(self, batches: Sequence[Batch], learning_rate: float, step: int = 1) -> Update:
+    def __call__(self, batches: Sequence[Batch], learning_rate: float, step: int) -> Update:
         """One update from the parts of one batch: each part's gradient is divided by the tokens of all of them."""
         tokens = sum(batch.target_tokens for batch in batches)
         terms: dict[str, Tensor] = {}
@@ -71,6 +73,7 @@ class Updater:
             terms = {name: terms[name] + term if terms else term for name, term in part.terms.items()}
         self.scaler.unscale_(self.optimizer)  # before clipping, so that the norm is the gradient's own
         norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
+        nn.utils.clip_grad_norm_(self.apart, self.max_grad_norm)
         applied = bool(norm.isfinite())
         if applied:
             for group in self.optimizer.param_groups:

@@ -52,16 +52,16 @@ class Trainer:
         self.model = translator.model
         guided = config.training.guided_alignment > 0
         if guided and prepared.splits["train"].alignments is None:
-            raise UserError(
-                "training.guided_alignment: the training corpus has no word alignments; give them by data.alignments"
-            )
+            raise UserError("training.guided_alignment: data.alignments finds none of the training corpus")
         self.train_batches = self._batches("train", config.tokenizer.sampling, guided)
         split, batches = prepared.splits["validation"], self._batches("validation", 0.0, False)
         self.validator = Validator(split, batches, translator, scoring, config.validation)
         self.optimizer = make_optimizer(config.optimizer, self.model)
         pad = translator.tokenizers.target.pad
-        objective = Objective(self.model, config, pad)
-        self.updater = Updater(self.model, objective, self.optimizer, config.training.max_grad_norm, translator.machine)
+        self.objective = Objective(self.model, config, pad)
+        self.updater = Updater(
+            self.model, self.objective, self.optimizer, config.training.max_grad_norm, translator.machine
+        )
         self.plan = self.train_batches.epoch(0)
         all_epochs = config.training.max_epochs * len(self.plan)
         self.total_steps = min(config.training.max_steps or all_epochs, all_epochs)

@@ -13,7 +13,7 @@ from nmt.config import schema
 from nmt.data.batching import Batches
 from nmt.data.prepared import Split
 from nmt.evaluation import align, evaluate
-from nmt.metrics.attention import Positions, attention_statistics, chosen_positions
+from nmt.metrics.attention_statistics import Positions, attention_statistics, chosen_positions
 from nmt.metrics.bleu import ScoreSettings
 from nmt.metrics.loss import perplexity
 from nmt.saliency import Saliency, saliency

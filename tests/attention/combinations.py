@@ -30,7 +30,7 @@ SCORES: dict[str, dict[str, Any]] = {
     "normed_additive": {"kind": "normed_additive", "dim": 3},
     "concat": {"kind": "concat", "dim": 3, "layers": 1},
     "concat3": {"kind": "concat", "dim": 3, "layers": 3},
-    "cosine": {"kind": "cosine", "initial_sharpness": 10.0},
+    "cosine": {"kind": "cosine", "initial_strength": 10.0},
     "location": {"kind": "location", "max_positions": 7},
     "location_aware": {"kind": "location_aware", "dim": 3, "filters": 2, "width": 5},
 }
@@ -47,7 +47,6 @@ NORMALIZERS: dict[str, dict[str, Any]] = {
         "kind": "hard",
         "expected": 0.0,
         "baseline": "moving",
-        "momentum": 0.9,
         "discount": 1.0,
         "weight": 1.0,
         "entropy_weight": 0.0,

@@ -71,7 +71,7 @@ def energy(  # noqa: C901, PLR0911
             return float(q @ (p["score.key_proj.weight"] @ h + extra))
         case schema.CosineScore():  # Graves et al. 2014, eq. 5 and 6
             wanted = p["score.query_proj.weight"] @ q
-            sharpness = np.log1p(np.exp(p["score.sharpness.weight"][0] @ q + p["score.offset"]))
+            sharpness = np.log1p(np.exp(p["score.strength.weight"][0] @ q + p["score.offset"]))
             return float(sharpness * (wanted @ h) / np.sqrt((wanted @ wanted) * (h @ h)))
         case schema.LocationScore():  # Luong et al. 2015, eq. 8
             return float((p["score.positions.weight"] @ q)[s])

@@ -96,7 +96,7 @@ def test_the_log_prob_told_is_that_of_the_position_attended_to(name: str) -> Non
 def test_a_policy_is_built_for_hard_attention_alone() -> None:
     policy = build_policy(configuration("additive-global-hard"), 5)
     assert policy is not None
-    assert (policy.momentum, policy.discount, policy.entropy_weight) == (0.9, 1.0, 0.0)
+    assert (policy.discount, policy.entropy_weight) == (1.0, 0.0)
     assert build_policy(configuration("additive-global-gumbel"), 5) is None
     assert build_policy(schema.NoAttention(kind="none", context="first_state"), 5) is None
 

@@ -36,10 +36,17 @@ def test_guided_alignment_is_the_cross_entropy_of_given_rows() -> None:
     torch.testing.assert_close(guided_alignment_loss(weights, given), expected)
 
 
-def test_guided_alignment_is_finite_where_a_weight_is_zero() -> None:
+def test_guided_alignment_passes_over_what_a_window_excludes() -> None:
     weights = torch.tensor([[[1.0, 0.0]]], requires_grad=True)
     loss = guided_alignment_loss(weights, torch.tensor([[[0.0, 1.0]]]))
     loss.backward()
-    assert loss.isfinite()
+    assert loss == 0
     assert weights.grad is not None
     assert weights.grad.isfinite().all()
+
+
+def test_guided_alignment_pulls_hardest_where_the_weight_is_smallest() -> None:
+    energies = torch.tensor([[[60.0, 0.0]]], requires_grad=True)
+    guided_alignment_loss(energies.softmax(-1), torch.tensor([[[0.0, 1.0]]])).backward()
+    assert energies.grad is not None
+    torch.testing.assert_close(energies.grad, torch.tensor([[[1.0, -1.0]]]))

@@ -78,13 +78,15 @@ def test_certain_choices_are_the_hard_process(training: bool) -> None:
         assert gradient.isfinite().all()
 
 
-def test_padding_is_passed_without_a_chance_to_stop() -> None:
-    keep = torch.tensor([[True, True, False]])
+@pytest.mark.parametrize("dropped", range(S))
+def test_padding_is_passed_without_a_chance_to_stop(dropped: int) -> None:
+    """Wherever it is: the weights are those of a sentence without it."""
+    keep = torch.arange(S)[None] != dropped
     energies = torch.randn(1, T, S).double()
     normalizer = plain().train()
     weights = all_steps(normalizer, energies, keep)
-    assert not weights[:, :, 2].any()
-    torch.testing.assert_close(weights[:, :, :2], all_steps(normalizer, energies[:, :, :2]))
+    assert not weights[:, :, dropped].any()
+    torch.testing.assert_close(weights[:, :, keep[0]], all_steps(normalizer, energies[:, :, keep[0]]))
 
 
 def test_the_offset_is_added_to_all_energies_and_learned() -> None:

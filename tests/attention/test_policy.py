@@ -33,8 +33,8 @@ def problem() -> Problem:
     return Problem(first, second, -3 - torch.rand(S).double(), -4 - 2 * torch.rand(S, S).double())
 
 
-def policy_of(baseline: str, discount: float = 1.0, entropy_weight: float = 0.0, momentum: float = 0.9) -> Policy:
-    policy = Policy(Q, baseline, momentum=momentum, discount=discount, entropy_weight=entropy_weight)
+def policy_of(baseline: str, discount: float = 1.0, entropy_weight: float = 0.0) -> Policy:
+    policy = Policy(Q, baseline, discount=discount, entropy_weight=entropy_weight)
     return policy.double() if baseline == "learned" else policy
 
 
@@ -164,7 +164,7 @@ def test_the_moving_baseline_is_the_mean_reward_for_each_token_to_come(discount:
 
 
 def test_the_moving_mean_follows_in_training_after_it_was_used() -> None:
-    policy = policy_of("moving", momentum=0.9)
+    policy = policy_of("moving")
     log_prob = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
     choice = simple_choice(log_prob)
     fresh = policy.eval()(choice, LOG_PROBS, REAL).loss
@@ -177,13 +177,24 @@ def test_the_moving_mean_follows_in_training_after_it_was_used() -> None:
     assert "mean_reward" in policy.state_dict()
 
 
+def test_a_non_finite_reward_does_not_spoil_the_moving_mean() -> None:
+    policy = policy_of("moving").train()
+    policy(simple_choice(torch.zeros(2, 3).double()), LOG_PROBS, REAL)
+    before = policy.mean_reward.clone()
+    policy(simple_choice(torch.zeros(2, 3).double()), LOG_PROBS.masked_fill(REAL, torch.nan), REAL)
+    assert torch.equal(policy.mean_reward, before)
+
+
 def test_the_learned_baseline_learns_the_returns_and_the_query_does_not_know() -> None:
     policy = policy_of("learned")
-    log_prob = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
+    log_prob = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
     choice = simple_choice(log_prob)
-    loss = policy(choice, LOG_PROBS, REAL).loss
+    found = policy(choice, LOG_PROBS, REAL)
     assert policy.learned is not None
-    gradients = torch.autograd.grad(loss, [policy.learned.weight, choice.query, log_prob], allow_unused=True)
+    assert torch.autograd.grad(found.loss, policy.learned.weight, retain_graph=True, allow_unused=True) == (None,)
+    gradients = torch.autograd.grad(
+        found.loss + found.regression, [policy.learned.weight, choice.query, log_prob], allow_unused=True
+    )
     returns, query = torch.tensor([-7.0, -6.0, -4.0, -8.0]).double(), choice.query[REAL]
     errors = returns - (query @ policy.learned.weight[0] + policy.learned.bias)
     torch.testing.assert_close(gradients[0][0], -2 * errors @ query, rtol=1e-5, atol=1e-5)

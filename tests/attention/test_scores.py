@@ -102,7 +102,7 @@ def test_a_normed_score_starts_with_gain_one_over_root_of_its_size_and_no_bias()
 def test_cosine_sees_directions_alone_and_stays_within_its_sharpness(query: Tensor, memory: Tensor) -> None:
     score = CosineScore(D, D, 10.0).double()
     with torch.no_grad():
-        score.sharpness.weight.zero_()
+        score.strength.weight.zero_()
         score.query_proj.weight.copy_(torch.eye(D))
     found = energies(score, query, memory)
     assert (found.abs() <= 10).all()

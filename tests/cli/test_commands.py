@@ -105,6 +105,9 @@ def test_translate_scores_and_aligns_references(run: Path, home: Path) -> None:
     forced = Translator.load(run).score(*lines)
     assert [float(score) for score in done.stdout.split()] == pytest.approx([f.log_prob for f in forced], abs=1e-3)
     assert (home / "forced.align").read_text().splitlines() == [each.word_alignment() for each in forced]
+    same = call("nmt-translate", f"run={run}", "references=references", "alignments=references", stdin=b"a\n", cwd=home)
+    assert b"is also the input or the output" in same.stderr
+    assert (home / "references").read_text().splitlines() == lines[1]
 
 
 def test_translate_of_nothing_is_nothing(run: Path, home: Path) -> None:
@@ -232,6 +235,16 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-train", "attention=multihead", "attention.projection.heads=3"], "cannot be shared by heads=3"),
     (["nmt-train", "attention=chorowski", "attention.score.width=4"], "width=4: must be odd"),
     (["nmt-train", "attention=none", "decoder.attend=between"], "decoder.attend=between is for an attention"),
+    (["nmt-train", "attention=none", "decoder.attend=before"], "decoder.attend=before is for an attention"),
+    (
+        ["nmt-train", "attention=none", "encoder/self_attention=attention"],
+        "set decoder.bridge=mean",
+    ),
+    (["nmt-train", "attention=luong_location", "attention/projection=heads"], "score.kind=location reads none"),
+    (["nmt-train", "attention=hard", "attention.dropout=0.1"], "dropout=0.1 would drop the one position"),
+    (["nmt-train", "attention.score.layers=2"], "attention.score.layers: is no value of the attention that is chosen"),
+    (["nmt-train", "encoder.self_attention.layers=2"], "encoder.self_attention.layers: is no value of the encoder"),
+    (["nmt-train", "attention/scor=dot"], "attention/scor: unknown key; did you mean 'attention/score'?"),
     (["nmt-train", "attention=none", "attention/score=dot"], "attention/score: "),
     (["nmt-train", "attention/window=lokal_p"], "attention/window=lokal_p: not one of global, local_m, local_p"),
     (["nmt-train", "attention=none", "training.guided_alignment=1"], "guides an attention, but attention.kind=none"),

@@ -27,5 +27,5 @@ def test_several_words_share_a_row() -> None:
 
 
 def test_links_beyond_what_the_tokenizer_left_are_passed_over() -> None:
-    (only,) = attention_of(["0-0 7-0 0-9"], [["▁a", "</s>"]], [["▁x", "</s>"]])
+    (only,) = attention_of(["0-0 7-0 0-9 1-0 0-1"], [["▁a", "</s>"]], [["▁x", "</s>"]])
     torch.testing.assert_close(only[0], torch.tensor([1.0, 0.0]))

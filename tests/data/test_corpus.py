@@ -267,3 +267,8 @@ def test_broken_word_alignments_are_refused_with_their_line(links: str, message:
     corpus.with_name("corpus.align").write_text(links)
     with pytest.raises(UserError, match=message):
         list(splits(files_config(train=corpus, validation=corpus, alignments="align"))["train"])
+
+
+def test_a_suffix_that_no_split_has_is_refused(corpus: Path) -> None:
+    with pytest.raises(UserError, match=r"data\.alignments=aling: no split has such a file"):
+        splits(files_config(train=corpus, validation=corpus, alignments="aling"))

@@ -20,5 +20,10 @@ def test_the_end_is_never_copied() -> None:
     assert copy_unknown(["<unk>"], row, SOURCE) == "zebra"
 
 
+def test_what_attends_to_nothing_stays_unknown() -> None:
+    assert copy_unknown(["▁le", "<unk>"], np.zeros((2, 4), dtype=np.float32), SOURCE) == "le<unk>"
+    assert copy_unknown(["<unk>"], weights(3), SOURCE) == "<unk>"
+
+
 def test_a_piece_inside_a_word_is_copied_without_a_space() -> None:
     assert copy_unknown(["▁caf", "<unk>", "</s>"], np.eye(3, dtype=np.float32), ["▁caf", "é", "</s>"]) == "café"

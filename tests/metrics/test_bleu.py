@@ -172,3 +172,9 @@ def test_by_length_of_equal_lengths_is_one_part() -> None:
     (part,) = score_by_length(["a b"] * 3, ["a b"] * 3, ["x y"] * 3, ScoreSettings("13a", False))
     assert part["words"] == [2, 2]
     assert part["sentences"] == 3
+
+
+def test_by_length_counts_characters_where_there_are_no_spaces() -> None:
+    sources = ["狗" * n for n in range(1, 9)]
+    parts = score_by_length(["a"] * 8, ["a"] * 8, sources, ScoreSettings("13a", False))
+    assert [part["words"] for part in parts] == [[1, 2], [3, 4], [5, 6], [7, 8]]

@@ -4,16 +4,21 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from conftest import values_of
 
+from nmt.config.compose import typed
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, Batches
 from nmt.data.prepare import prepare
+from nmt.machine import Machine
 from nmt.model.seq2seq import Seq2Seq
 from nmt.training.objective import Objective
+from nmt.training.step import Updater, make_optimizer
 from nmt.translator import new_model
 
 Config = Callable[..., TrainConfig]
+MOVING = "attention.normalizer.baseline=moving"
 STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0", "training.label_smoothing=0"]
 
 
@@ -41,7 +46,7 @@ def setup(config: TrainConfig) -> tuple[Seq2Seq, Objective, Batch]:
             2.5,
         ),
         (["training.guided_alignment=0.7"], "alignment_loss", 0.7),
-        (["attention=hard", "attention.normalizer.weight=0.3"], "policy_loss", 0.3),
+        (["attention=hard", "attention.normalizer.weight=0.3", MOVING], "policy_loss", 0.3),
     ],
 )
 def test_a_term_is_added_with_its_weight(overrides: list[str], term: str, weight: float, train_config: Config) -> None:
@@ -107,9 +112,42 @@ def test_the_policy_sees_the_likelihood_of_each_token_and_not_of_padding(train_c
     ("overrides", "message"),
     [
         (["attention=none"], "guides an attention, but attention.kind=none"),
-        (["attention=hard"], "attention.normalizer.kind=hard has not"),
+        (["attention=hard"], "attention.normalizer.kind=hard; set it to 0"),
+        (["attention=entmax"], "attention.normalizer.kind=entmax15; set it to 0"),
     ],
 )
 def test_what_cannot_be_guided_is_refused(overrides: list[str], message: str, train_config: Config) -> None:
     with pytest.raises(UserError, match=message):
         train_config("training.guided_alignment=1", *overrides)
+
+
+def test_a_baseline_neither_uses_up_the_gradients_limit_nor_depends_on_the_policys_weight(train_config: Config) -> None:
+    config = train_config(*STILL, "attention=hard", "optimizer=sgd", "attention.normalizer.weight=0.1")
+    model, objective, batch = setup(config)
+    optimizer = make_optimizer(config.optimizer, model)
+    updater = Updater(model, objective, optimizer, config.training.max_grad_norm, Machine(torch.device("cpu"), "fp32"))
+    assert model.policy is not None
+    assert model.policy.learned is not None
+    apart = {id(parameter) for parameter in model.policy.parameters()}
+    assert {id(parameter) for parameter in updater.apart} == apart
+    assert not apart & {id(parameter) for parameter in updater.parameters}
+    with torch.no_grad():
+        model.policy.learned.bias.fill_(1000.0)
+    torch.manual_seed(1)
+    huge = updater([batch], 0.0, 1).gradient_norm
+    with torch.no_grad():
+        model.policy.learned.bias.fill_(-5.0)
+    torch.manual_seed(1)
+    near = updater([batch], 0.0, 1).gradient_norm
+    assert huge < 100 * near  # the advantage grows with it, its square does not count
+    assert (
+        float(torch.stack([parameter.grad.norm() for parameter in updater.apart if parameter.grad is not None]).norm())
+        <= 1.001
+    )
+
+
+def test_guidance_needs_word_alignments() -> None:
+    files = ["data=files", "data.train=a", "data.validation=b", "training.guided_alignment=1"]
+    with pytest.raises(UserError, match=r"data=files with data\.alignments"):
+        typed(TrainConfig, values_of("train", files))
+    typed(TrainConfig, values_of("train", [*files, "data.alignments=align"]))

@@ -43,7 +43,7 @@ def test_a_split_batch_gives_the_same_update(train_config: Config) -> None:
     for count in (1, 3):
         _, batches, model, updater = setup(train_config(*STILL, "optimizer=sgd", "training.max_grad_norm=null"))
         before = weights(model)
-        update = updater(parts(batches, count), 0.5)
+        update = updater(parts(batches, count), 0.5, 1)
         results.append((weights(model) - before, update))
     torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-4, atol=1e-6)
     assert results[0][1].tokens == results[1][1].tokens
@@ -54,7 +54,7 @@ def test_a_split_batch_gives_the_same_update(train_config: Config) -> None:
 def test_clipping_bounds_the_step_and_reports_the_norm_before(train_config: Config) -> None:
     _, batches, model, updater = setup(train_config(*STILL, "optimizer=sgd", "training.max_grad_norm=0.01"))
     before = weights(model)
-    update = updater(parts(batches, 1), 1.0)
+    update = updater(parts(batches, 1), 1.0, 1)
     assert float((weights(model) - before).norm()) == pytest.approx(0.01, rel=1e-3)
     assert update.gradient_norm > 0.1
 
@@ -64,7 +64,7 @@ def test_a_non_finite_gradient_changes_nothing(train_config: Config) -> None:
     with torch.no_grad():
         model.output.bias[5] = torch.inf
     before = weights(model)
-    update = updater(parts(batches, 1), 1.0)
+    update = updater(parts(batches, 1), 1.0, 1)
     assert not update.applied
     assert torch.equal(weights(model), before)
 
@@ -74,11 +74,11 @@ def test_every_optimizer_learns_and_takes_the_schedules_rate(optimizer: str, tra
     _, batches, model, updater = setup(train_config(*STILL, f"optimizer={optimizer}"))
     batch = parts(batches, 1)
     rate = {"sgd": 1.0, "adadelta": 1.0}.get(optimizer, 0.01)
-    losses = [float(updater(batch, rate).terms["smoothed_loss"]) for _ in range(15)]
+    losses = [float(updater(batch, rate, 1).terms["smoothed_loss"]) for _ in range(15)]
     assert losses[-1] < 0.98 * losses[0]
     assert updater.optimizer.param_groups[0]["lr"] == rate
     before = weights(model)
-    updater(batch, 0.0)
+    updater(batch, 0.0, 1)
     assert torch.equal(weights(model), before)
 
 
@@ -87,7 +87,7 @@ def test_weight_decay_and_momentum_act(train_config: Config) -> None:
     for extra in ([], ["optimizer.weight_decay=0.5"], ["optimizer.momentum=0.9"]):
         _, batches, model, updater = setup(train_config(*STILL, "optimizer=sgd", *extra))
         for _ in range(2):
-            updater(parts(batches, 1), 0.1)
+            updater(parts(batches, 1), 0.1, 1)
         moved.append(weights(model))
     assert not torch.equal(moved[0], moved[1])
     assert not torch.equal(moved[0], moved[2])
@@ -97,7 +97,7 @@ def test_label_smoothing_changes_the_loss_but_not_the_likelihood(train_config: C
     seen = []
     for smoothing in (0.0, 0.3):
         _, batches, _, updater = setup(train_config(*STILL, f"training.label_smoothing={smoothing}"))
-        seen.append(updater(parts(batches, 1), 0.0).terms)
+        seen.append(updater(parts(batches, 1), 0.0, 1).terms)
     torch.testing.assert_close(seen[0]["loss"], seen[1]["loss"])
     torch.testing.assert_close(seen[0]["loss"], seen[0]["smoothed_loss"])
     assert seen[1]["loss"] != seen[1]["smoothed_loss"]
@@ -105,9 +105,9 @@ def test_label_smoothing_changes_the_loss_but_not_the_likelihood(train_config: C
 
 def test_bf16_stays_near_fp32(train_config: Config) -> None:
     _, batches, model, updater = setup(train_config(*STILL))
-    exact = updater(parts(batches, 1), 0.0)
+    exact = updater(parts(batches, 1), 0.0, 1)
     updater.machine = Machine(torch.device("cpu"), "bf16")
-    rough = updater(parts(batches, 1), 0.0)
+    rough = updater(parts(batches, 1), 0.0, 1)
     torch.testing.assert_close(rough.terms["loss"], exact.terms["loss"], rtol=0.01, atol=0)
     torch.testing.assert_close(rough.gradient_norm, exact.gradient_norm, rtol=0.05, atol=0)
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())

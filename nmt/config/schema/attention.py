@@ -38,7 +38,7 @@ class ConcatScore(Section):
 
 class CosineScore(Section):
     kind: Literal["cosine"]
-    initial_sharpness: PositiveFloat
+    initial_strength: PositiveFloat
 
 
 class LocationScore(Section):
@@ -107,7 +107,6 @@ class Hard(Section):
     kind: Literal["hard"]
     expected: Probability
     baseline: Literal["moving", "learned"]
-    momentum: Probability
     discount: Fraction
     weight: PositiveFloat
     entropy_weight: NonNegativeFloat
@@ -189,6 +188,16 @@ class SoftAttention(Section):
                 f"window.kind=local_p scales the weights, but those of normalizer.kind={normalizer} are 0 or 1; use "
                 "attention/window=local_m, or attention/normalizer=softmax"
             )
+        if self.dropout and normalizer in {"hard", "gumbel"}:
+            raise ValueError(
+                f"dropout={self.dropout} would drop the one position that normalizer.kind={normalizer} takes; set "
+                "attention.dropout=0, or use attention/normalizer=softmax"
+            )
+        if self.projection.kind != "none" and score == "location":
+            raise ValueError(
+                "projection.kind=heads projects keys, but score.kind=location reads none; use "
+                "attention/projection=none, or attention/score=scaled_dot"
+            )
         if self.coverage.kind != "none" and score in NO_KEYS_TO_ADJUST:
             raise ValueError(
                 f"coverage.kind={self.coverage.kind} adjusts the keys, but score.kind={score} "
@@ -222,6 +231,14 @@ class EncoderSelfAttention(Section):
     normalizer: Annotated[SoftNormalizer, Field(discriminator="kind")]
     projection: Projection
     dropout: Probability
+
+    @validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if self.projection.kind != "none" and self.score.kind == "location":
+            raise ValueError(
+                "projection.kind=heads projects keys, but score.kind=location reads none; use another score"
+            )
+        return self
 
 
 SelfAttention = Annotated[NoSelfAttention | EncoderSelfAttention, Field(discriminator="kind")]

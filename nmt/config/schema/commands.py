@@ -65,10 +65,15 @@ class TrainConfig(Model, Machine):
             return self
         if self.attention.kind == "none":
             raise ValueError("training.guided_alignment guides an attention, but attention.kind=none; set it to 0")
-        if self.attention.normalizer.kind in {"hard", "gumbel"}:
+        if self.attention.normalizer.kind not in {"softmax", "monotonic"}:
             raise ValueError(
-                "training.guided_alignment needs weights between 0 and 1, which attention.normalizer.kind="
-                f"{self.attention.normalizer.kind} has not; set it to 0, or use attention/normalizer=softmax"
+                "training.guided_alignment cannot raise weights that are exactly 0, as they may be with "
+                f"attention.normalizer.kind={self.attention.normalizer.kind}; set it to 0, or use "
+                "attention/normalizer=softmax"
+            )
+        if self.data.kind == "hub" or (self.data.kind == "files" and self.data.alignments is None):
+            raise ValueError(
+                "training.guided_alignment needs the training corpus's word alignments: data=files with data.alignments"
             )
         return self
 

@@ -56,8 +56,15 @@ class Model(Section):
     def _sizes_fit(self) -> Self:
         memory, query = self.encoder.output_dim, self.decoder.hidden
         attention = self.attention
-        if attention.kind == "none" and self.decoder.attend == "between":
-            raise ValueError("decoder.attend=between is for an attention, but attention.kind=none; set it to after")
+        if attention.kind == "none" and self.decoder.attend != "after":
+            raise ValueError(
+                f"decoder.attend={self.decoder.attend} is for an attention, but attention.kind=none; set it to after"
+            )
+        if attention.kind == "none" and self.encoder.self_attention.kind != "none" and self.decoder.bridge == "final":
+            raise ValueError(
+                "encoder.self_attention changes the encoder's states, but with attention.kind=none and "
+                "decoder.bridge=final nothing reads them; set decoder.bridge=mean"
+            )
         if attention.kind == "attention" and unequal_sizes(attention.score.kind, attention.projection, query, memory):
             directions = 2 if self.encoder.bidirectional else 1
             raise ValueError(

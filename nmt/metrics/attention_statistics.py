@@ -13,7 +13,8 @@ Weights = NDArray[np.floating[Any]]
 
 
 class AttentionStatistics(NamedTuple):
-    """Means over all rows, that is target tokens, of several sentences."""
+    """Means over all rows, that is target tokens, of several sentences. A row counts by its shares, one without any
+    weight (monotonic attention past the end) not at all. Of heads the mean weights are looked at."""
 
     entropy: float  # nats; 0: one position, log S: all alike
     on_end: float  # share of the weight on the source's last position, </s>
@@ -28,9 +29,15 @@ class Positions(NamedTuple):
 
 def attention_statistics(alignments: Sequence[Weights]) -> AttentionStatistics:
     """Of (T, S) weights of one sentence each; at least one."""
-    entropies = [-(weights * np.log(np.where(weights > 0, weights, 1.0))).sum(1) for weights in alignments]
-    on_end = np.concatenate([weights[:, -1] for weights in alignments])
-    return AttentionStatistics(float(np.concatenate(entropies).mean()), float(on_end.mean()))
+    entropies, on_end = [np.zeros(0)], [np.zeros(0)]
+    for weights in alignments:
+        rows = weights[weights.any(1)]
+        shares = rows / rows.sum(1, keepdims=True)
+        entropies.append(-(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(1))
+        on_end.append(shares[:, -1])
+    if not sum(map(len, on_end)):
+        return AttentionStatistics(0.0, 0.0)
+    return AttentionStatistics(float(np.concatenate(entropies).mean()), float(np.concatenate(on_end).mean()))
 
 
 def chosen_positions(alignments: Sequence[Weights]) -> Positions | None:
