@@ -11,6 +11,18 @@ from nmt.config.schema import CompareConfig
 if TYPE_CHECKING:
     from nmt.run import RunDirectory
 
+# Overrides that tell one attention from another of the same preset.
+OF_ATTENTION = (
+    "attention/",
+    "attention.",
+    "encoder/self_attention",
+    "encoder.self_attention",
+    "decoder.attend=",
+    "decoder.input_feeding=",
+    "decoder.readout=",
+    "decoder.bridge=",
+    "training.guided_alignment=",
+)
 log = logging.getLogger(__name__)
 
 
@@ -96,5 +108,4 @@ def _attention(directory: "RunDirectory", manifest: dict[str, Any]) -> str:
     preset = start.get("choices", {}).get("attention")
     if preset is None:
         return str(load_values(directory.config)["attention"].get("score", {}).get("kind", "none"))
-    parts = ("attention/", "attention.", "encoder", "decoder", "training.guided_alignment")
-    return " ".join([preset, *(override for override in start["overrides"] if override.startswith(parts))])
+    return " ".join([preset, *(override for override in start["overrides"] if override.startswith(OF_ATTENTION))])

@@ -79,7 +79,7 @@ def energy(  # noqa: C901, PLR0911
     match score:
         case schema.AdditiveScore():  # Bahdanau et al. 2015, A.1.2
             return float(v @ np.tanh(w @ q + u @ h + extra))
-        case schema.NormedAdditiveScore():  # Raffel et al. 2017, eq. 16
+        case schema.NormedAdditiveScore():  # Raffel et al. 2017, without the offset
             hidden = np.tanh(w @ q + u @ h + p["score.bias"] + extra)
             return float(p["score.gain"] * (v @ hidden) / np.sqrt(v @ v))
         case schema.ConcatScore():  # Luong et al. 2015, eq. 7, then further layers
@@ -151,7 +151,7 @@ def thresholded(energies: Array, power: int) -> Array:
 
 
 def expected_stop(energies: Sequence[float] | Array, before: Array, t: int) -> Array:
-    """Raffel et al. 2017, eq. 8 as the recursion q_s = (1 - p_{s-1}) q_{s-1} + w'_s, w_s = p_s q_s (eq. 9)."""
+    """Raffel et al. 2017: q_s = (1 - p_{s-1}) q_{s-1} + w'_s, w_s = p_s q_s, w' being those of the step before."""
     weights = np.zeros(len(energies))
     arrived, missed = 0.0, 1.0
     for s, e in enumerate(energies):

@@ -47,13 +47,14 @@ TIMINGS = [
 
 
 @cache
-def preset(name: str) -> dict[str, Any]:
-    return values_of("train", [*TINY, f"attention={name}", "encoder.hidden=4", "decoder.hidden=6"])
+def preset(name: str, coverage: str) -> dict[str, Any]:
+    parts = [f"attention={name}", f"attention/coverage={coverage}"]
+    return values_of("train", [*TINY, *parts, "encoder.hidden=4", "decoder.hidden=6"])
 
 
-def model_of(timing: Timing, **decoder: Any) -> Seq2Seq:  # noqa: ANN401
+def model_of(timing: Timing, coverage: str = "none", **decoder: Any) -> Seq2Seq:  # noqa: ANN401
     """In float64, with random parameters: none is left at its first value."""
-    values = deepcopy(preset(PRESETS[timing.attend]))
+    values = deepcopy(preset(PRESETS[timing.attend], coverage))
     values["decoder"] |= {**timing._asdict(), **decoder}
     config = typed(TrainConfig, values)
     assert config.decoder.attend == timing.attend
@@ -204,3 +205,16 @@ def test_attending_before_asks_with_the_state_before_and_after_with_the_state_of
     else:
         for place in (tops[:-1], tops[1:]):
             assert len(changed(asked, torch.stack(place, dim=1))) == TARGET.shape[1]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("timing", TIMINGS[::4], ids=lambda t: f"{t.attend}{'-feeding' * t.input_feeding}")
+def test_each_step_goes_on_from_what_the_steps_before_it_attended_to(timing: Timing) -> None:
+    """Coverage over a sentence: as if the attention had been asked all its queries at once."""
+    model, queries = model_of(timing, coverage="linear"), []
+    attention, start = model.decoder.attention, model.encode(SOURCE, LENGTHS)
+    hook = attention.register_forward_pre_hook(lambda _, given: queries.append(given[0]))
+    stepped = model.decoder.forward_stepped(model.target_embedding(TARGET), start).weights
+    hook.remove()
+    asked = torch.cat(queries, dim=1)
+    torch.testing.assert_close(stepped, attention(asked, start.memory, start.past).weights, rtol=0, atol=1e-10)
