@@ -63,7 +63,8 @@ def _rows(name: str, split: str) -> list[dict[str, Any]]:
     if not folder.is_dir() or (folder / "config.yaml").is_file():
         return [_row(name, split)]
     rows = []
-    for path in sorted(folder.rglob("config.yaml")):
+    depths = ("*", "*/*", "*/*/*")  # such as outputs/sweep/DATE/TIME/NUMBER
+    for path in sorted(path for depth in depths for path in folder.glob(f"{depth}/config.yaml")):
         try:
             rows.append(_row(str(path.parent), split))
         except UserError as error:
