@@ -214,4 +214,6 @@ def test_entropy_is_rewarded_by_its_weight_and_told_of_real_tokens() -> None:
 def test_a_policy_in_float64_trains() -> None:
     for baseline in BASELINES:
         policy = policy_of(baseline).double().train()
-        policy(simple_choice(torch.zeros(2, 3).double()), LOG_PROBS, REAL)
+        found = policy(simple_choice(torch.ones(2, 3).double()), LOG_PROBS, REAL)
+        assert found.loss.dtype == torch.float64
+        assert found.loss != 0
