@@ -193,11 +193,7 @@ class SoftAttention(Section):
                 f"dropout={self.dropout} would drop the one position that normalizer.kind={normalizer} takes; set "
                 "attention.dropout=0, or use attention/normalizer=softmax"
             )
-        if self.projection.kind != "none" and score == "location":
-            raise ValueError(
-                "projection.kind=heads projects keys, but score.kind=location reads none; use "
-                "attention/projection=none, or attention/score=scaled_dot"
-            )
+        _refuse_unused_projection(score, self.projection)
         if self.coverage.kind != "none" and score in NO_KEYS_TO_ADJUST:
             raise ValueError(
                 f"coverage.kind={self.coverage.kind} adjusts the keys, but score.kind={score} "
@@ -234,10 +230,7 @@ class EncoderSelfAttention(Section):
 
     @validator(mode="after")
     def _parts_fit(self) -> Self:
-        if self.projection.kind != "none" and self.score.kind == "location":
-            raise ValueError(
-                "projection.kind=heads projects keys, but score.kind=location reads none; use another score"
-            )
+        _refuse_unused_projection(self.score.kind, self.projection)
         return self
 
 
@@ -247,3 +240,11 @@ SelfAttention = Annotated[NoSelfAttention | EncoderSelfAttention, Field(discrimi
 def unequal_sizes(score: str, projection: Projection, query: int, memory: int) -> bool:
     """Does this score compare vectors of unequal size?"""
     return score in {"dot", "scaled_dot"} and projection.kind == "none" and query != memory
+
+
+def _refuse_unused_projection(score: str, projection: Projection) -> None:
+    if projection.kind != "none" and score == "location":
+        raise ValueError(
+            "projection.kind=heads projects keys, but score.kind=location reads none; use projection=none, or "
+            "another score such as scaled_dot"
+        )
