@@ -142,8 +142,7 @@ class Translator:
             with self.machine.autocast():
                 decoded = self.model(batch.source, batch.lengths, batch.target_in)
                 loss = self.model.loss(decoded.readouts, batch.target_out, self.tokenizers.target.pad)
-            real = batch.target_out != self.tokenizers.target.pad
-            log_probs = torch.zeros(real.shape).masked_scatter(real.cpu(), loss.log_probs.float().cpu())
+            log_probs = loss.log_probs.cpu()
             for row, index in enumerate(indices):
                 target, length = wanted[index], len(wanted[index])
                 weights = None

@@ -13,6 +13,7 @@ FLOORS = [  # from the top down
     "translator",
     "model",
     "attention",
+    "ops",
     "run",
     "data",
     "machine",

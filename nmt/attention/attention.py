@@ -5,11 +5,13 @@ Shapes: B batch, S source positions, T target positions, W window, Q query, M me
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from nmt.attention.gather import GradientPool
 from nmt.attention.memory import Attended, Choice, Memory, Past
 from nmt.attention.parts import Coverage, Normalizer, Score, Window
+from nmt.ops.dropout import dropout
+from nmt.ops.linear import product
+from nmt.ops.rows import rows
+from nmt.ops.shared import computed, loop
 
 
 class Attention(nn.Module):
@@ -34,14 +36,8 @@ class Attention(nn.Module):
 
         `values` are what the context is a sum of; None: the states.
         """
-        values = states if values is None else values
-        device = values.device.type
-        if torch.is_autocast_enabled(device):  # here once, not at every step
-            values = values.to(torch.get_autocast_dtype(device))
-        valid, keys, pools = self.score.within_reach(valid), self.score.keys(states), None
-        if self._reads_windows(states.shape[1]) and torch.is_grad_enabled() and not self.reads_past:
-            pools = GradientPool(values), GradientPool(keys)
-        return Memory(values, keys, valid, pools)
+        values = computed(states if values is None else values)  # here once, not at every step
+        return Memory(values, self.score.keys(states), self.score.within_reach(valid))
 
     def start(self, valid: Tensor) -> Past:
         """bool (B, S) -> the past before the first step."""
@@ -64,9 +60,10 @@ class Attention(nn.Module):
 
     def _step_by_step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
         steps: list[Attended] = []
-        for one in query.unbind(1):
-            steps.append(self(one[:, None], memory, past))
-            past = steps[-1].past
+        with loop():
+            for one in query.unbind(1):
+                steps.append(self(one[:, None], memory, past))
+                past = steps[-1].past
         choices = [step.choice for step in steps if step.choice is not None]
         return Attended(
             torch.cat([step.context for step in steps], dim=1),
@@ -89,7 +86,7 @@ class Attention(nn.Module):
             keep, falloff = keep & self.window.holds(offsets), self.window.falloff(offsets)
         energies = self.score(query, self._keys(memory, past))
         weights, choice = self._weigh(energies, keep, past, falloff, query)
-        return torch.bmm(self._dropped(weights, memory), memory.values), weights, choice
+        return product(self._dropped(weights, memory), memory.values), weights, choice
 
     def _attend_window(
         self, query: Tensor, memory: Memory, past: Past, centre: Tensor
@@ -99,14 +96,11 @@ class Attention(nn.Module):
         S = memory.valid.shape[1]
         positions = self._positions(centre, S)  # (B, T, W)
         W = positions.shape[-1]
-        rows = (positions + S * torch.arange(B, device=query.device)[:, None, None]).flatten()
-        if memory.pools is None:
-            values, keys = (part.flatten(0, 1)[rows] for part in (memory.values, self._keys(memory, past)))
-        else:
-            values, keys = (pool.read(rows) for pool in memory.pools)
+        index = (positions + S * torch.arange(B, device=query.device)[:, None, None]).flatten()
+        values, keys = rows(memory.values, index), rows(self._keys(memory, past), index)
         energies = self.score(query.reshape(B * T, 1, Q), keys.view(B * T, W, -1)).view(B, T, W)
         offsets = positions - centre[:, :, None]
-        keep = memory.valid.flatten()[rows].view(B, T, W) & self.window.holds(offsets)
+        keep = memory.valid.flatten()[index].view(B, T, W) & self.window.holds(offsets)
         weights, choice = self._weigh(energies, keep, past, self.window.falloff(offsets), query)
         context = torch.bmm(self._dropped(weights, memory).view(B * T, 1, W), values.view(B * T, W, -1))
         everywhere = weights.new_zeros(B, T, S).scatter(-1, positions, weights)
@@ -122,7 +116,7 @@ class Attention(nn.Module):
         return weights if falloff is None else weights * falloff, choice
 
     def _dropped(self, weights: Tensor, memory: Memory) -> Tensor:
-        return F.dropout(weights, self.dropout, self.training).to(memory.values.dtype)
+        return dropout(weights, self.dropout, self.training).to(memory.values.dtype)
 
     def _width(self) -> int:
         """W: positions read around a centre that lies anywhere between two of them."""

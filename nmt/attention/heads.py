@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from nmt.attention.attention import Attention
 from nmt.attention.memory import Attended, Choice, Memory, Past
+from nmt.ops.linear import Linear
 
 
 class MultiHeadAttention(nn.Module):
@@ -22,10 +23,10 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         assert dim % heads == 0
         self.inner, self.heads = inner, heads
-        self.query_proj = nn.Linear(query_dim, dim, bias=False)
-        self.key_proj = nn.Linear(memory_dim, dim, bias=False)
-        self.value_proj = nn.Linear(memory_dim, dim, bias=False)
-        self.output_proj = nn.Linear(dim, memory_dim, bias=False)
+        self.query_proj = Linear(query_dim, dim, bias=False)
+        self.key_proj = Linear(memory_dim, dim, bias=False)
+        self.value_proj = Linear(memory_dim, dim, bias=False)
+        self.output_proj = Linear(dim, memory_dim, bias=False)
 
     @property
     def reads_past(self) -> bool:
@@ -38,7 +39,7 @@ class MultiHeadAttention(nn.Module):
         keys, values = (self._fold(projection(states)) for projection in (self.key_proj, self.value_proj))
         memory = self.inner.remember(keys, valid, values)
         unfold = self._unfold
-        return Memory(unfold(memory.values), unfold(memory.keys), unfold(memory.valid), memory.pools)
+        return Memory(unfold(memory.values), unfold(memory.keys), unfold(memory.valid))
 
     def start(self, valid: Tensor) -> Past:
         """bool (B, S) -> the past before the first step."""
@@ -49,9 +50,7 @@ class MultiHeadAttention(nn.Module):
         unfold = self._unfold
         values, keys, valid = (part.flatten(0, 1) for part in (memory.values, memory.keys, memory.valid))
         folded = Past(past.weights.flatten(0, 1), past.total.flatten(0, 1), past.step)
-        attended: Attended = self.inner(
-            self._fold(self.query_proj(query)), Memory(values, keys, valid, memory.pools), folded
-        )
+        attended: Attended = self.inner(self._fold(self.query_proj(query)), Memory(values, keys, valid), folded)
         context = unfold(attended.context).transpose(1, 2).flatten(2)
         after, choice = attended.past, attended.choice
         if choice is not None:

@@ -8,8 +8,6 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from nmt.attention.gather import GradientPool
-
 
 class Memory(NamedTuple):
     """The encoded source sentences. With heads every tensor has a dimension N after B."""
@@ -17,7 +15,6 @@ class Memory(NamedTuple):
     values: Tensor  # (B, S, M) encoder states
     keys: Tensor  # (B, S, A) their projection for the score, made once per sentence
     valid: Tensor  # (B, S) bool, True = may be attended to
-    pools: tuple[GradientPool, GradientPool] | None = None  # of values and keys, where windows are read from them
 
     def select(self, index: Tensor) -> Self:
         """Rows `index` of the batch, for beam search."""
@@ -25,7 +22,6 @@ class Memory(NamedTuple):
             values=self.values.index_select(0, index),
             keys=self.keys.index_select(0, index),
             valid=self.valid.index_select(0, index),
-            pools=None,
         )
 
 

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from nmt.attention.memory import Past
 from nmt.attention.parts import Score
+from nmt.ops.additive import additive_energies
+from nmt.ops.linear import Linear, linear
 
 
 class DotScore(Score):
@@ -18,7 +20,7 @@ class DotScore(Score):
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """(B, T, Q), (B, S, A) -> (B, T, S), unmasked; Q = A."""
-        return torch.bmm(query, keys.transpose(1, 2))
+        return linear(query, keys)
 
 
 class ScaledDotScore(DotScore):
@@ -34,7 +36,7 @@ class GeneralScore(DotScore):
 
     def __init__(self, query_dim: int, memory_dim: int) -> None:
         super().__init__()
-        self.key_proj = nn.Linear(memory_dim, query_dim, bias=False)
+        self.key_proj = Linear(memory_dim, query_dim, bias=False)
 
     def keys(self, memory: Tensor) -> Tensor:
         """(B, S, M) -> (B, S, Q), once per source sentence."""
@@ -47,23 +49,18 @@ class AdditiveScore(Score):
 
     def __init__(self, query_dim: int, memory_dim: int, attention_dim: int) -> None:
         super().__init__()
-        self.query_proj = nn.Linear(query_dim, attention_dim, bias=False)
-        self.key_proj = nn.Linear(memory_dim, attention_dim, bias=False)
-        self.energy = nn.Linear(attention_dim, 1, bias=False)
+        self.query_proj = Linear(query_dim, attention_dim, bias=False)
+        self.key_proj = Linear(memory_dim, attention_dim, bias=False)
+        self.energy = Linear(attention_dim, 1, bias=False)
 
     def keys(self, memory: Tensor) -> Tensor:
         """(B, S, M) -> (B, S, A), once per source sentence."""
         projected: Tensor = self.key_proj(memory)
         return projected
 
-    def hidden(self, query: Tensor, keys: Tensor) -> Tensor:
-        """(B, T, Q), (B, S, A) -> (B, T, S, A)."""
-        return torch.tanh(self.query_proj(query)[:, :, None] + keys[:, None])
-
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """(B, T, Q), (B, S, A) -> (B, T, S), unmasked."""
-        energies: Tensor = self.energy(self.hidden(query, keys)).squeeze(-1)
-        return energies
+        return additive_energies(self.query_proj(query), keys, self.energy.weight)
 
 
 class NormedAdditiveScore(AdditiveScore):
@@ -83,7 +80,7 @@ class NormedAdditiveScore(AdditiveScore):
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """(B, T, Q), (B, S, A) -> (B, T, S), unmasked."""
         direction = self.gain * F.normalize(self.energy.weight, dim=1)
-        return F.linear(self.hidden(query, keys), direction).squeeze(-1)
+        return additive_energies(self.query_proj(query), keys, direction)
 
 
 class ConcatScore(AdditiveScore):
@@ -95,14 +92,17 @@ class ConcatScore(AdditiveScore):
 
     def __init__(self, query_dim: int, memory_dim: int, attention_dim: int, layers: int) -> None:
         super().__init__(query_dim, memory_dim, attention_dim)
-        self.deeper = nn.ModuleList(nn.Linear(attention_dim, attention_dim) for _ in range(layers - 1))
+        self.deeper = nn.ModuleList(Linear(attention_dim, attention_dim) for _ in range(layers - 1))
 
-    def hidden(self, query: Tensor, keys: Tensor) -> Tensor:
-        """(B, T, Q), (B, S, A) -> (B, T, S, A)."""
-        hidden = super().hidden(query, keys)
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        """(B, T, Q), (B, S, A) -> (B, T, S), unmasked."""
+        if not self.deeper:
+            return super().forward(query, keys)
+        hidden = torch.tanh(self.query_proj(query)[:, :, None] + keys[:, None])
         for layer in self.deeper:
             hidden = torch.tanh(layer(hidden))
-        return hidden
+        energies: Tensor = self.energy(hidden).squeeze(-1)
+        return energies
 
 
 class CosineScore(Score):
@@ -113,8 +113,8 @@ class CosineScore(Score):
 
     def __init__(self, query_dim: int, memory_dim: int, initial_strength: float) -> None:
         super().__init__()
-        self.query_proj = nn.Linear(query_dim, memory_dim, bias=False)
-        self.strength = nn.Linear(query_dim, 1, bias=False)
+        self.query_proj = Linear(query_dim, memory_dim, bias=False)
+        self.strength = Linear(query_dim, 1, bias=False)
         # softplus(offset) = initial_strength
         self.offset = nn.Parameter(torch.tensor(initial_strength + math.log(-math.expm1(-initial_strength))))
 
@@ -126,7 +126,7 @@ class CosineScore(Score):
         """(B, T, Q), (B, S, M) -> (B, T, S), unmasked, each between -beta_t and beta_t."""
         beta = F.softplus(self.strength(query) + self.offset)
         wanted = beta * F.normalize(self.query_proj(query), dim=-1)
-        return torch.bmm(wanted.to(keys.dtype), keys.transpose(1, 2))
+        return linear(wanted.to(keys.dtype), keys)
 
 
 class LocationScore(Score):
@@ -139,7 +139,7 @@ class LocationScore(Score):
     def __init__(self, query_dim: int, max_positions: int) -> None:
         super().__init__()
         self.max_positions = max_positions
-        self.positions = nn.Linear(query_dim, max_positions, bias=False)
+        self.positions = Linear(query_dim, max_positions, bias=False)
 
     def within_reach(self, valid: Tensor) -> Tensor:
         """bool (B, S) -> bool (B, S), False from `max_positions` on."""
@@ -166,7 +166,7 @@ class LocationAwareScore(AdditiveScore):
         """`width` positions, an odd number, are seen by each of the `filters`."""
         super().__init__(query_dim, memory_dim, attention_dim)
         self.filters = nn.Conv1d(1, filters, width, padding=width // 2, bias=False)
-        self.filter_proj = nn.Linear(filters, attention_dim)  # U and b
+        self.filter_proj = Linear(filters, attention_dim)  # U and b
 
     def adjust(self, keys: Tensor, past: Past) -> Tensor:
         """(B, S, A) -> (B, S, A), at every step."""

@@ -4,10 +4,11 @@ Shapes: B batch, S source positions, T target positions, Q query, W window, A at
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nmt.attention.memory import Past
 from nmt.attention.parts import Window
+from nmt.ops.linear import Linear
 
 
 class GlobalWindow(Window):
@@ -41,8 +42,8 @@ class LocalPredictiveWindow(Window):
     def __init__(self, reach: int, query_dim: int, attention_dim: int) -> None:
         super().__init__()
         self.reach = reach
-        self.position_proj = nn.Linear(query_dim, attention_dim, bias=False)
-        self.position = nn.Linear(attention_dim, 1, bias=False)
+        self.position_proj = Linear(query_dim, attention_dim, bias=False)
+        self.position = Linear(attention_dim, 1, bias=False)
 
     def centre(self, query: Tensor, valid: Tensor, past: Past) -> Tensor:
         """(B, T, Q), bool (B, S) -> (B, T)."""

@@ -7,13 +7,26 @@ from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from nmt.attention.attention import Attention
 from nmt.attention.heads import MultiHeadAttention
 from nmt.attention.memory import Attended, Choice, Memory, Past
 from nmt.model.cells import CellState, LayerWeights, Recurrent, layer_weights, step_layer
 from nmt.model.readout import Readout
+from nmt.model.recurrence import run
+from nmt.ops.dropout import Dropout, dropout
+from nmt.ops.linear import linear
+from nmt.ops.shared import loop
+
+
+class Weights(NamedTuple):
+    """Recurrent parameters in the precision of the computation."""
+
+    layers: list[LayerWeights]
+    word: Tensor  # (G, E), the columns of the first layer's weight_ih for the word,
+    fixed: Tensor  # (G, M or 0), for a fixed vector,
+    fed: Tensor  # (G, ...), and for what a step computes: context, previous readout
+    conditional: LayerWeights | None
 
 
 class DecoderState(NamedTuple):
@@ -24,6 +37,7 @@ class DecoderState(NamedTuple):
     past: Past | None  # of the attention, if there is one
     memory: Memory | None  # what the attention reads, if there is one
     fixed: Tensor | None  # (B, M) the context of a decoder without attention that sees it at every step
+    weights: Weights  # the parameters of all steps
 
     def select(self, index: Tensor) -> Self:
         """Rows `index` of the batch, for beam search."""
@@ -67,7 +81,7 @@ class Decoder(nn.Module):
         assert (attend == "between") == (conditional is not None)
         self.rnn, self.attention, self.readout, self.conditional = rnn, attention, readout, conditional
         self.attend, self.input_feeding = attend, input_feeding
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         # Does anything that a step computes from its attention or readout enter the next step?
         self.stepped = input_feeding or (attention is not None and attend != "after")
 
@@ -80,11 +94,7 @@ class Decoder(nn.Module):
         inputs = embedded
         if state.fixed is not None:
             inputs = torch.cat([embedded, state.fixed[:, None].expand(-1, embedded.shape[1], -1)], dim=-1)
-        start = torch.stack(state.cell.hidden).to(inputs.dtype)
-        if state.cell.memory:
-            hidden, _ = self.rnn(inputs, (start, torch.stack(state.cell.memory).to(inputs.dtype)))
-        else:
-            hidden, _ = self.rnn(inputs, start)
+        hidden, _ = run(self.rnn, inputs, None, state.cell)
         attended = self._attend(hidden, state)
         context = None if attended is None else attended.context
         if state.fixed is not None:
@@ -94,12 +104,12 @@ class Decoder(nn.Module):
 
     def forward_stepped(self, embedded: Tensor, state: DecoderState) -> Decoded:
         """Step by step, with all that does not depend on the previous step done before or after the loop."""
-        weights = self._weights()
-        gates = self._word_gates(embedded, state, weights.layers[0])
+        gates = self._word_gates(embedded, state)
         steps: list[_Step] = []
-        for gates_t, word in zip(gates.unbind(1), embedded.unbind(1), strict=True):
-            steps.append(self._step(gates_t, word, state, weights))
-            state = steps[-1].state
+        with loop():
+            for gates_t, word in zip(gates.unbind(1), embedded.unbind(1), strict=True):
+                steps.append(self._step(gates_t, word, state))
+                state = steps[-1].state
         readouts = _stack([step.readout for step in steps])
         if readouts is None:
             hidden = torch.stack([step.state.cell.hidden[-1] for step in steps], dim=1)
@@ -110,36 +120,37 @@ class Decoder(nn.Module):
 
     def step(self, word: Tensor, state: DecoderState) -> tuple[Tensor, Tensor | None, DecoderState]:
         """(B, E) embedding of the previous token -> readout (B, R), weights (B, S) or None, next state."""
-        weights = self._weights()
-        step = self._step(self._word_gates(word, state, weights.layers[0]), word, state, weights)
+        step = self._step(self._word_gates(word, state), word, state)
         readout = step.readout
         if readout is None:
             readout = self.dropout(self.readout(step.state.cell.hidden[-1], step.context, word))
         return readout, step.weights, step.state
 
-    def _weights(self) -> "_Weights":
+    def weights(self, word_dim: int, fixed_dim: int) -> Weights:
+        """The recurrent parameters, taken apart once for all steps; fixed_dim = M with a fixed vector, else 0."""
         layers = [layer_weights(self.rnn, layer) for layer in range(self.rnn.num_layers)]
-        return _Weights(layers, None if self.conditional is None else layer_weights(self.conditional, 0))
+        widths = [word_dim, fixed_dim, self.rnn.input_size - word_dim - fixed_dim]
+        word, fixed, fed = torch.split(layers[0].weight_ih, widths, dim=1)
+        conditional = None if self.conditional is None else layer_weights(self.conditional, 0)
+        return Weights(layers, word, fixed, fed, conditional)
 
-    def _word_gates(self, embedded: Tensor, state: DecoderState, first: LayerWeights) -> Tensor:
+    def _word_gates(self, embedded: Tensor, state: DecoderState) -> Tensor:
         """(B, T, E) or (B, E) -> (B, T, G) or (B, G): the share of words and fixed vector in the first layer."""
-        E = embedded.shape[-1]
-        gates = F.linear(embedded, first.weight_ih[:, :E], first.bias_ih)
+        gates = linear(embedded, state.weights.word, state.weights.layers[0].bias_ih)
         if state.fixed is not None:
-            fixed = F.linear(state.fixed, first.weight_ih[:, E : E + state.fixed.shape[1]])
+            fixed = linear(state.fixed, state.weights.fixed)
             gates = gates + (fixed[:, None] if embedded.dim() == 3 else fixed)  # noqa: PLR2004
         return gates
 
-    def _step(self, gates: Tensor, word: Tensor, state: DecoderState, weights: "_Weights") -> "_Step":
-        attended = None
+    def _step(self, gates: Tensor, word: Tensor, state: DecoderState) -> "_Step":
+        attended, weights = None, state.weights
         fed = [] if state.feed is None else [state.feed]
         if self.attend == "before":
             attended = self._attend(state.cell.hidden[-1][:, None], state)
             fed = fed if attended is None else [attended.context[:, 0], *fed]
         if fed:
-            width = sum(part.shape[1] for part in fed)
-            gates = gates + F.linear(torch.cat(fed, dim=1), weights.layers[0].weight_ih[:, -width:])
-        first = step_layer(self.rnn, weights.layers[0], gates, state.cell, 0)
+            gates = gates + linear(torch.cat(fed, dim=1), weights.fed)
+        first = step_layer(self.rnn, weights.layers[0], gates, *state.cell.of(0))
         if self.attend == "between":
             attended = self._attend(first[0][:, None], state)
             first = self._condition(first, attended, weights)
@@ -154,24 +165,22 @@ class Decoder(nn.Module):
         return _Step(context, attended.weights[:, 0], attended.choice, readout, state._replace(past=attended.past))
 
     def _condition(
-        self, first: tuple[Tensor, Tensor | None], attended: Attended | None, weights: "_Weights"
+        self, first: tuple[Tensor, Tensor | None], attended: Attended | None, weights: Weights
     ) -> tuple[Tensor, Tensor | None]:
         """The second half of a conditional step: from the state after the word to the state after the context."""
         assert self.conditional is not None
         assert weights.conditional is not None
         assert attended is not None
-        hidden, memory = first
-        between = CellState((hidden,), () if memory is None else (memory,))
-        gates = F.linear(attended.context[:, 0], weights.conditional.weight_ih, weights.conditional.bias_ih)
-        return step_layer(self.conditional, weights.conditional, gates, between, 0)
+        gates = linear(attended.context[:, 0], weights.conditional.weight_ih, weights.conditional.bias_ih)
+        return step_layer(self.conditional, weights.conditional, gates, *first)
 
-    def _upper_layers(self, first: tuple[Tensor, Tensor | None], state: CellState, weights: "_Weights") -> CellState:
+    def _upper_layers(self, first: tuple[Tensor, Tensor | None], state: CellState, weights: Weights) -> CellState:
         """The recurrent step of the layers above the first, whose new hidden state and memory are given."""
         steps = [first]
         for layer, upper in enumerate(weights.layers[1:], 1):
-            below = F.dropout(steps[-1][0], self.rnn.dropout, self.training)
-            gates = F.linear(below, upper.weight_ih, upper.bias_ih)
-            steps.append(step_layer(self.rnn, upper, gates, state, layer))
+            below = dropout(steps[-1][0], self.rnn.dropout, self.training)
+            gates = linear(below, upper.weight_ih, upper.bias_ih)
+            steps.append(step_layer(self.rnn, upper, gates, *state.of(layer)))
         return CellState(
             tuple(hidden for hidden, _ in steps), tuple(memory for _, memory in steps if memory is not None)
         )
@@ -184,11 +193,6 @@ class Decoder(nn.Module):
         assert state.past is not None
         attended: Attended = self.attention(query, state.memory, state.past)
         return attended
-
-
-class _Weights(NamedTuple):
-    layers: list[LayerWeights]
-    conditional: LayerWeights | None
 
 
 class _Step(NamedTuple):

@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from nmt.model.cells import Recurrent
+from nmt.model.recurrence import run
 from nmt.model.self_attention import SelfAttention
+from nmt.ops.dropout import Dropout
 
 
 class Encoded(NamedTuple):
@@ -34,7 +35,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.rnn = rnn
         self.self_attention = nn.ModuleList(self_attention)  # over the states of the top layer, one after another
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.summary = summary
         directions = 2 if rnn.bidirectional else 1
         self.output_dim = rnn.hidden_size * directions
@@ -43,15 +44,11 @@ class Encoder(nn.Module):
 
     def forward(self, embedded: Tensor, lengths: Tensor, valid: Tensor) -> Encoded:
         """(B, S, E), int64 (B,) on the CPU, bool (B, S) -> Encoded."""
-        packed = pack_padded_sequence(embedded, lengths, batch_first=True, enforce_sorted=False)
-        outputs, final = self.rnn(packed)
-        states, _ = pad_packed_sequence(outputs, batch_first=True, total_length=embedded.shape[1])
+        states, final = run(self.rnn, embedded, lengths)
         for layer in self.self_attention:
             states = layer(states, valid)
         if self.summary == "mean":
             summary = states.sum(1) / lengths.to(states.device, states.dtype)[:, None]
         else:
-            directions = 2 if self.rnn.bidirectional else 1
-            parts = final if isinstance(final, tuple) else (final,)
-            summary = torch.cat([layer for part in parts for layer in part[-directions:]], dim=-1)
+            summary = torch.cat([*final.hidden, *final.memory], dim=-1)
         return Encoded(self.dropout(states), self.dropout(summary))

@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from nmt.ops.linear import Linear
+
 Kind = Literal["attentional", "deep", "maxout"]
 
 
@@ -23,7 +25,7 @@ class Readout(nn.Module):
         self.kind = kind
         word_dim = 0 if kind == "attentional" else word_dim
         width = readout_dim * (2 if kind == "maxout" else 1)
-        self.proj = nn.Linear(state_dim + context_dim + word_dim, width)
+        self.proj = Linear(state_dim + context_dim + word_dim, width)
 
     def forward(self, state: Tensor, context: Tensor | None, word: Tensor) -> Tensor:
         """(..., H), (..., M) or None, (..., E) -> (..., R)."""

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from nmt.attention.attention import Attention
 from nmt.attention.heads import MultiHeadAttention
+from nmt.ops.dropout import Dropout
 
 
 class SelfAttention(nn.Module):
@@ -16,7 +17,7 @@ class SelfAttention(nn.Module):
     def __init__(self, attention: Attention | MultiHeadAttention, dim: int, dropout: float) -> None:
         """dropout: on what the attention adds."""
         super().__init__()
-        self.attention, self.norm, self.dropout = attention, nn.LayerNorm(dim), nn.Dropout(dropout)
+        self.attention, self.norm, self.dropout = attention, nn.LayerNorm(dim), Dropout(dropout)
 
     def forward(self, states: Tensor, valid: Tensor) -> Tensor:
         """(B, S, M), bool (B, S) -> (B, S, M), zeros on padding."""

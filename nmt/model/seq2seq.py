@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from nmt.attention.policy import Policy
-from nmt.metrics.loss import Loss, linear_cross_entropy
 from nmt.model.cells import CellState
 from nmt.model.decoder import Decoded, Decoder, DecoderState
 from nmt.model.encoder import Encoder
+from nmt.ops.cross_entropy import Loss, linear_cross_entropy
+from nmt.ops.dropout import Dropout
 from nmt.search.hypothesis import StepOutput
 
 
@@ -49,7 +50,7 @@ class Seq2Seq(nn.Module):
         self.source_embedding, self.target_embedding = source_embedding, target_embedding
         self.encoder, self.bridge, self.decoder, self.output = encoder, bridge, decoder, output
         self.policy = policy  # what trains a hard attention
-        self.dropout = nn.Dropout(embedding_dropout)
+        self.dropout = Dropout(embedding_dropout)
         self.fixed_context = fixed_context  # without attention: does the decoder see the summary at every step?
 
     def encode(self, source: Tensor, lengths: Tensor) -> DecoderState:
@@ -68,7 +69,8 @@ class Seq2Seq(nn.Module):
         if self.decoder.input_feeding:
             feed = encoded.summary.new_zeros(embedded.shape[0], self.output.in_features)
         fixed = encoded.summary if self.fixed_context else None
-        return DecoderState(self.bridge(encoded.summary), feed, past, memory, fixed)
+        weights = self.decoder.weights(self.target_embedding.embedding_dim, 0 if fixed is None else fixed.shape[1])
+        return DecoderState(self.bridge(encoded.summary), feed, past, memory, fixed, weights)
 
     def forward(self, source: Tensor, lengths: Tensor, target: Tensor) -> Decoded:
         """int64 (B, S), (B,), (B, T) = <s> y_1 ... y_{T-1} -> readouts (B, T, R), weights (B, T, S) or None."""
@@ -77,9 +79,13 @@ class Seq2Seq(nn.Module):
         return decoded
 
     def loss(self, readouts: Tensor, targets: Tensor, pad: int, smoothing: float = 0.0) -> Loss:
-        """(B, T, R), int64 (B, T) = y_1 ... y_T -> sums over all target tokens; padding costs nothing."""
-        real = targets != pad
-        return linear_cross_entropy(readouts[real], self.output.weight, self.output.bias, targets[real], smoothing)
+        """(B, T, R), int64 (B, T) = y_1 ... y_T -> sums over all target tokens; padding costs nothing,
+        and its log-probabilities (B, T) are 0."""
+        output = self.output
+        found = linear_cross_entropy(
+            readouts.flatten(0, 1), output.weight, output.bias, targets.flatten(), smoothing, pad
+        )
+        return found._replace(log_probs=found.log_probs.view(targets.shape))
 
     def step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
         """int64 (B,) previous tokens -> logits of the next, the attention that led to them, the next state."""

@@ -5,16 +5,15 @@ Shapes: B batch, S source positions, T target positions, N target tokens without
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from nmt.attention.losses import coverage_loss, guided_alignment_loss
 from nmt.attention.policy import PolicyLoss
 from nmt.config import schema
 from nmt.data.batching import Batch
-from nmt.metrics.loss import Loss
 from nmt.model.decoder import Decoded
 from nmt.model.seq2seq import Seq2Seq
+from nmt.ops.cross_entropy import Loss
 
 
 class Value(NamedTuple):
@@ -64,6 +63,5 @@ class Objective:
     def _policy(self, decoded: Decoded, loss: Loss, real: Tensor) -> PolicyLoss:
         assert self.model.policy is not None
         assert decoded.choice is not None
-        log_probs = torch.zeros(real.shape, device=real.device).masked_scatter(real, loss.log_probs.float())
-        found: PolicyLoss = self.model.policy(decoded.choice, log_probs, real)
+        found: PolicyLoss = self.model.policy(decoded.choice, loss.log_probs, real)
         return found

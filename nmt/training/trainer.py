@@ -15,7 +15,7 @@ from nmt.config.errors import UserError
 from nmt.data.batching import Batches
 from nmt.data.prepared import Prepared
 from nmt.metrics.bleu import ScoreSettings
-from nmt.metrics.loss import perplexity
+from nmt.metrics.perplexity import perplexity
 from nmt.run import RunDirectory
 from nmt.training import checkpoint
 from nmt.training.journal import Journal

@@ -15,7 +15,7 @@ from nmt.data.prepared import Split
 from nmt.evaluation import align, evaluate
 from nmt.metrics.attention_statistics import Positions, attention_statistics, chosen_positions
 from nmt.metrics.bleu import ScoreSettings
-from nmt.metrics.loss import perplexity
+from nmt.metrics.perplexity import perplexity
 from nmt.saliency import Saliency, saliency
 from nmt.translator import Translation, Translator
 

@@ -19,7 +19,7 @@ def test_steps_equal_torchs_network(kind: type[nn.RNN] | type[nn.GRU] | type[nn.
     state = CellState((start[0],), (memory[0],) if kind is nn.LSTM else ())
     for t in range(4):
         gates = F.linear(inputs[:, t], weights.weight_ih, weights.bias_ih)
-        hidden, new_memory = step_layer(rnn, weights, gates, state, 0)
+        hidden, new_memory = step_layer(rnn, weights, gates, *state.of(0))
         torch.testing.assert_close(hidden, whole[:, t], rtol=1e-12, atol=1e-12)
         state = CellState((hidden,), () if new_memory is None else (new_memory,))
 

@@ -1,0 +1,60 @@
+"""Rows of a tensor: a few, read many times at a cost that does not depend on the tensor's size; or all, reordered.
+
+Shapes: B batch, S source positions, D features, N rows.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nmt.ops.shared import share
+
+
+def rows(tensor: Tensor, index: Tensor) -> Tensor:
+    """(B, S, D), int64 (N,) into the B * S rows -> (N, D).
+
+    Within a loop the gradients of all reads meet in one buffer.
+    """
+    shared = share((tensor,), _buffer)
+    read: Tensor = _Rows.apply(shared.token, shared.gathered, index, *shared.values)  # type: ignore[no-untyped-call]
+    return read
+
+
+def _buffer(gathered: list[Any]) -> tuple[Tensor]:
+    return (gathered[0],)
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, gathered: list[Any], index: Tensor, tensor: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.gathered, ctx.shape = gathered, tensor.shape
+        ctx.save_for_backward(index)
+        return tensor.flatten(0, 1).index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:  # noqa: ANN401
+        (index,) = ctx.saved_tensors
+        wide = torch.promote_types(grad.dtype, torch.float32)
+        if not ctx.gathered:
+            ctx.gathered.append(torch.zeros(ctx.shape, dtype=wide, device=grad.device))
+        ctx.gathered[0].flatten(0, 1).index_add_(0, index, grad.to(wide))
+        return None, None, None, None
+
+
+def swap_rows(tensor: Tensor, index: Tensor) -> Tensor:
+    """(N, D), int64 (N,) -> (N, D), the rows in another order; index[index[n]] = n, so the gradient is swapped back."""
+    swapped: Tensor = _Swap.apply(tensor, index)  # type: ignore[no-untyped-call]
+    return swapped
+
+
+class _Swap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, index: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(index)
+        return tensor.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+        (index,) = ctx.saved_tensors
+        return grad.index_select(0, index), None
