@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import platform
 import sys
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Self
@@ -11,6 +12,7 @@ import torch
 from nmt.config.errors import UserError
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
+_VENDORS = ("AuthenticAMD", "GenuineIntel")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -74,9 +76,18 @@ def _keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)  # bytes free at the top before any are handed back
 
 
+def cpu_vendor() -> str:
+    """As the processor names it: GenuineIntel, AuthenticAMD, ...; empty if it does not."""
+    return _cpu_info("vendor_id") or next((name for name in _VENDORS if name in platform.processor()), "")
+
+
 def _cpu_name() -> str:
+    return _cpu_info("model name") or platform.processor() or "CPU"
+
+
+def _cpu_info(field: str) -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next((line.split(":")[1].strip() for line in file if line.startswith("model name")), "CPU")
+            return next((line.split(":", 1)[1].strip() for line in file if line.startswith(field)), "")
     except OSError:
-        return "CPU"
+        return ""

@@ -11,6 +11,7 @@ from nmt.model.encoder import Encoder
 from nmt.model.readout import Readout
 from nmt.model.self_attention import SelfAttention
 from nmt.model.seq2seq import Bridge, Seq2Seq
+from nmt.ops.linear import Linear
 
 CELLS: dict[str, type[Recurrent]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 
@@ -27,7 +28,7 @@ def build_model(config: schema.Model, source_vocab: int, target_vocab: int, pad:
     fixed = attention.kind == "none" and attention.context == "every_step"
     context_dim = encoder.output_dim if attend else encoder.summary_dim if fixed else 0
     decoder = _decoder(config, encoder, context_dim)
-    output = nn.Linear(config.decoder.readout_dim, target_vocab)
+    output = Linear(config.decoder.readout_dim, target_vocab)
     if embedding.tie_output:
         output.weight = target_embedding.weight
     bridge = Bridge(encoder.summary_dim, config.decoder.layers, config.decoder.hidden, config.decoder.cell == "lstm")

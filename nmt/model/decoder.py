@@ -130,7 +130,7 @@ class Decoder(nn.Module):
         """The recurrent parameters, taken apart once for all steps; fixed_dim = M with a fixed vector, else 0."""
         layers = [layer_weights(self.rnn, layer) for layer in range(self.rnn.num_layers)]
         widths = [word_dim, fixed_dim, self.rnn.input_size - word_dim - fixed_dim]
-        word, fixed, fed = torch.split(layers[0].weight_ih, widths, dim=1)
+        word, fixed, fed = (part.contiguous() for part in torch.split(layers[0].weight_ih, widths, dim=1))
         conditional = None if self.conditional is None else layer_weights(self.conditional, 0)
         return Weights(layers, word, fixed, fed, conditional)
 

@@ -12,6 +12,7 @@ from nmt.model.decoder import Decoded, Decoder, DecoderState
 from nmt.model.encoder import Encoder
 from nmt.ops.cross_entropy import Loss, linear_cross_entropy
 from nmt.ops.dropout import Dropout
+from nmt.ops.linear import Linear
 from nmt.search.hypothesis import StepOutput
 
 
@@ -22,7 +23,7 @@ class Bridge(nn.Module):
         super().__init__()
         self.shape = (layers * (2 if with_memory else 1), hidden)
         self.layers = layers
-        self.proj = nn.Linear(summary_dim, self.shape[0] * hidden)
+        self.proj = Linear(summary_dim, self.shape[0] * hidden)
 
     def forward(self, summary: Tensor) -> CellState:
         """(B, summary_dim) -> CellState."""
@@ -40,7 +41,7 @@ class Seq2Seq(nn.Module):
         encoder: Encoder,
         bridge: Bridge,
         decoder: Decoder,
-        output: nn.Linear,
+        output: Linear,
         policy: Policy | None = None,
         *,
         embedding_dropout: float,

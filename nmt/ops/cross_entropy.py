@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from nmt.ops.matmul import matmul
 from nmt.ops.shared import computed
 
 CHUNK_NUMBERS = 2**24  # of logits held at a time: 64 MiB in float32
@@ -60,7 +60,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx.dtypes = readouts.dtype, weight.dtype, bias.dtype
         readouts, weight, bias = (computed(tensor) for tensor in (readouts, weight, bias))
         for rows in _chunks(targets.shape[0], weight.shape[0], CHUNK_NUMBERS):
-            logits = F.linear(readouts[rows], weight, bias)
+            logits = matmul(readouts[rows], weight, bias)
             counts = real[rows, None].to(wide)  # 1 or 0
             of_bias = torch.zeros(weight.shape[0], dtype=wide, device=weight.device)
             for few in _chunks(logits.shape[0], weight.shape[0], CACHED_NUMBERS):
@@ -76,8 +76,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     logits[few] = probs
             if differentiate:
                 counts = counts.to(logits.dtype)
-                grads[0].append((logits @ weight) * counts)
-                _add(grads[1], (logits.t() @ (readouts[rows] * counts)).to(wide))
+                grads[0].append(matmul(logits, weight.t()) * counts)
+                _add(grads[1], matmul(logits.t(), (readouts[rows] * counts).t()).to(wide))
                 _add(grads[2], of_bias)
         if differentiate:
             ctx.grads = torch.cat(grads[0]), grads[1][0], grads[2][0]

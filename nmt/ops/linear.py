@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from nmt.ops.matmul import is_own, matmul
 from nmt.ops.shared import in_loop, share
 
 
@@ -22,11 +22,11 @@ class Linear(nn.Linear):
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W' + b: (..., I), (O, I), (O,) -> (..., O), or for D of them (D, N, I), (D, O, I), (D, O) -> (D, N, O)."""
-    if in_loop():
+    if in_loop() or (torch.is_grad_enabled() and is_own(inputs, weight)):
         shared = share((weight, bias), _linear_gradients)
         applied: Tensor = _Linear.apply(inputs, shared.token, shared.gathered, *shared.values)  # type: ignore[no-untyped-call]
         return applied
-    return _linear(inputs, weight, bias)
+    return matmul(inputs, weight, bias)
 
 
 def product(inputs: Tensor, operand: Tensor) -> Tensor:
@@ -38,15 +38,9 @@ def product(inputs: Tensor, operand: Tensor) -> Tensor:
     return torch.bmm(inputs, operand)
 
 
-def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if weight.dim() == 2:  # noqa: PLR2004
-        return F.linear(inputs, weight, bias)
-    return torch.bmm(inputs, weight.mT) if bias is None else torch.baddbmm(bias[:, None], inputs, weight.mT)
-
-
 def _linear_gradients(gathered: list[Any]) -> tuple[Tensor, Tensor | None]:
     inputs, grads, with_bias = _together(gathered)
-    return grads.mT @ inputs, _wide_sum(grads) if with_bias else None
+    return matmul(grads.mT, inputs.mT), _wide_sum(grads) if with_bias else None
 
 
 def _product_gradients(gathered: list[Any]) -> tuple[Tensor]:
@@ -77,7 +71,7 @@ class _Linear(torch.autograd.Function):
         ctx.gathered, ctx.with_bias, ctx.dtype = gathered, bias is not None, inputs.dtype
         inputs = inputs.to(weight.dtype)
         ctx.save_for_backward(inputs, weight)
-        return _linear(inputs, weight, bias)
+        return matmul(inputs, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
@@ -85,7 +79,7 @@ class _Linear(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             rows = (inputs, grad) if weight.dim() > 2 else (inputs.flatten(0, -2), grad.flatten(0, -2))  # noqa: PLR2004
             ctx.gathered.append((*rows, ctx.with_bias))
-        return (grad @ weight).to(ctx.dtype) if ctx.needs_input_grad[0] else None, None, None, None, None
+        return matmul(grad, weight.mT).to(ctx.dtype) if ctx.needs_input_grad[0] else None, None, None, None, None
 
 
 class _Product(torch.autograd.Function):

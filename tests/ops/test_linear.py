@@ -53,7 +53,7 @@ def test_equals_autograd(name: str) -> None:
 def test_is_plain_without_loop_or_gradient(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "share", lambda *_: pytest.fail("shared"))
     ours, plain, shapes = CASES[name]
-    tensors = [torch.randn(shape) for shape in shapes]
+    tensors = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
     torch.testing.assert_close(ours(*tensors), plain(*tensors))
     with loop(), torch.no_grad():
         torch.testing.assert_close(ours(*tensors), plain(*tensors))

@@ -1,0 +1,66 @@
+"""The product that is fast on the processor at hand is the product."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from nmt.ops import matmul as module
+from nmt.ops.linear import Linear
+from nmt.ops.matmul import is_own, matmul
+
+own = pytest.mark.skipif(module._onednn is None, reason="torch's own product is the fast one here")
+LAYOUTS = {
+    "dense": lambda x: x,
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "part": lambda x: torch.cat([x, x], dim=-1)[..., : x.shape[-1]],
+    "every other row": lambda x: x.repeat_interleave(2, dim=-2)[..., ::2, :],
+}
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("shape", [(6, 5), (2, 6, 5), (1, 5)])
+@pytest.mark.parametrize("weight_layout", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_is_the_product(layout: str, weight_layout: str, shape: tuple[int, ...], with_bias: bool) -> None:
+    inputs, weight = LAYOUTS[layout](torch.randn(shape)), LAYOUTS[weight_layout](torch.randn(7, 5))
+    bias = torch.randn(7) if with_bias else None
+    torch.testing.assert_close(matmul(inputs, weight, bias), F.linear(inputs, weight, bias))
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_several_products(with_bias: bool) -> None:
+    inputs, weight = torch.randn(2, 6, 5), torch.randn(2, 7, 5)
+    bias = torch.randn(2, 7) if with_bias else None
+    expected = torch.einsum("dni,doi->dno", inputs, weight) + (0 if bias is None else bias[:, None])
+    torch.testing.assert_close(matmul(inputs, weight, bias), expected)
+
+
+@own
+def test_is_exact_to_float32() -> None:
+    """No reduced precision within."""
+    inputs, weight = torch.randn(64, 512), torch.randn(512, 512)
+    exact = inputs.double() @ weight.double().t()
+    errors = [(found - exact).abs().max() for found in (matmul(inputs, weight), F.linear(inputs, weight))]
+    assert errors[0] < 5 * errors[1]
+
+
+@own
+def test_only_float32_on_the_cpu_is_taken_over() -> None:
+    x, w = torch.randn(3, 5), torch.randn(7, 5)
+    assert is_own(x, w)
+    assert not is_own(x.double(), w.double())
+    assert not is_own(x.bfloat16(), w.bfloat16())
+    assert not is_own(torch.randn(9, 3, 5), torch.randn(9, 7, 5))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not is_own(x, w)
+
+
+def test_a_layer_has_its_gradients() -> None:
+    layer, plain = Linear(5, 7), torch.nn.Linear(5, 7)
+    plain.load_state_dict(layer.state_dict())
+    inputs = torch.randn(2, 6, 5, requires_grad=True)
+    found, expected = (
+        torch.autograd.grad(each(inputs).sin().sum(), [inputs, *each.parameters()]) for each in (layer, plain)
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
