@@ -30,6 +30,7 @@ class Attention(nn.Module):
         self.score, self.window, self.normalizer, self.coverage = score, window, normalizer, coverage
         self.dropout = dropout
         self.reads_past = score.reads_past or normalizer.reads_past or coverage is not None
+        self.folds = not self.reads_past and not window.reads_step  # may T queries be of one and the same step?
 
     def remember(self, states: Tensor, valid: Tensor, values: Tensor | None = None) -> Memory:
         """(B, S, M), bool (B, S) -> Memory: the keys are made from the states here, once per sentence.

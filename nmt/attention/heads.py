@@ -33,6 +33,11 @@ class MultiHeadAttention(nn.Module):
         """Does a step depend on what earlier ones attended to?"""
         return self.inner.reads_past
 
+    @property
+    def folds(self) -> bool:
+        """May the T queries of a call be of one and the same step?"""
+        return self.inner.folds
+
     def remember(self, states: Tensor, valid: Tensor) -> Memory:
         """(B, S, M), bool (B, S) -> Memory with values, keys and valid (B, N, S, ...)."""
         valid = valid[:, None].expand(-1, self.heads, -1).flatten(0, 1)

@@ -44,6 +44,7 @@ class Window(nn.Module):
     """Which of the valid positions a query may attend to: all of them, or those within `reach` of a centre."""
 
     reach: int | None = None  # D; None: all
+    reads_step = False  # does the centre depend on the number of the step?
 
     def centre(self, query: Tensor, valid: Tensor, past: Past) -> Tensor:
         """(B, T, Q), bool (B, S) -> (B, T), positions counted from 0, not always whole."""

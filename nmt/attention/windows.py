@@ -21,6 +21,8 @@ class LocalMonotonicWindow(Window):
     Past the end of the source the window stays at its last position.
     """
 
+    reads_step = True
+
     def __init__(self, reach: int) -> None:
         super().__init__()
         self.reach = reach

@@ -38,15 +38,30 @@ class DecoderState(NamedTuple):
     memory: Memory | None  # what the attention reads, if there is one
     fixed: Tensor | None  # (B, M) the context of a decoder without attention that sees it at every step
     weights: Weights  # the parameters of all steps
+    folds: bool  # may hypotheses of one sentence share its row of past and memory?
 
     def select(self, index: Tensor) -> Self:
-        """Rows `index` of the batch, for beam search."""
+        """Rows `index` of the batch, which may repeat."""
+        return self._own_rows(index)._shared_rows(index)
+
+    def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
+        """Rows `index` of the hypotheses, as many for each of the `sentences` that stay (None: all), side by side."""
+        state = self._own_rows(index)
+        if not self.folds:
+            return state._shared_rows(index)
+        return state if sentences is None else state._shared_rows(sentences)
+
+    def _own_rows(self, index: Tensor) -> Self:
         return self._replace(
             cell=self.cell.select(index),
             feed=None if self.feed is None else self.feed.index_select(0, index),
+            fixed=None if self.fixed is None else self.fixed.index_select(0, index),
+        )
+
+    def _shared_rows(self, index: Tensor) -> Self:
+        return self._replace(
             past=None if self.past is None else self.past.select(index),
             memory=None if self.memory is None else self.memory.select(index),
-            fixed=None if self.fixed is None else self.fixed.index_select(0, index),
         )
 
 
@@ -191,8 +206,14 @@ class Decoder(nn.Module):
             return None
         assert state.memory is not None
         assert state.past is not None
-        attended: Attended = self.attention(query, state.memory, state.past)
-        return attended
+        sentences = len(state.memory.valid)
+        if len(query) == sentences:
+            attended: Attended = self.attention(query, state.memory, state.past)
+            return attended
+        # Hypotheses of one sentence side by side: to the attention they are steps, T.
+        attended = self.attention(query.view(sentences, -1, query.shape[-1]), state.memory, state.past)
+        context, weights = (part.flatten(0, 1)[:, None] for part in (attended.context, attended.weights))
+        return Attended(context, weights, state.past)
 
 
 class _Step(NamedTuple):

@@ -71,7 +71,8 @@ class Seq2Seq(nn.Module):
             feed = encoded.summary.new_zeros(embedded.shape[0], self.output.in_features)
         fixed = encoded.summary if self.fixed_context else None
         weights = self.decoder.weights(self.target_embedding.embedding_dim, 0 if fixed is None else fixed.shape[1])
-        return DecoderState(self.bridge(encoded.summary), feed, past, memory, fixed, weights)
+        folds = attention is not None and attention.folds
+        return DecoderState(self.bridge(encoded.summary), feed, past, memory, fixed, weights, folds)
 
     def forward(self, source: Tensor, lengths: Tensor, target: Tensor) -> Decoded:
         """int64 (B, S), (B,), (B, T) = <s> y_1 ... y_{T-1} -> readouts (B, T, R), weights (B, T, S) or None."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nmt.ops.matmul import matmul
+from nmt.ops.matmul import matmul, weight_gradient
 from nmt.ops.shared import computed
 
 CHUNK_NUMBERS = 2**24  # of logits held at a time: 64 MiB in float32
@@ -77,7 +77,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if differentiate:
                 counts = counts.to(logits.dtype)
                 grads[0].append(matmul(logits, weight.t()) * counts)
-                _add(grads[1], matmul(logits.t(), (readouts[rows] * counts).t()).to(wide))
+                _add(grads[1], weight_gradient(readouts[rows] * counts, logits).to(wide))
                 _add(grads[2], of_bias)
         if differentiate:
             ctx.grads = torch.cat(grads[0]), grads[1][0], grads[2][0]

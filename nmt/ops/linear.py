@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nmt.ops.matmul import is_own, matmul
+from nmt.ops.matmul import is_own, matmul, weight_gradient
 from nmt.ops.shared import in_loop, share
 
 
@@ -40,7 +40,7 @@ def product(inputs: Tensor, operand: Tensor) -> Tensor:
 
 def _linear_gradients(gathered: list[Any]) -> tuple[Tensor, Tensor | None]:
     inputs, grads, with_bias = _together(gathered)
-    return matmul(grads.mT, inputs.mT), _wide_sum(grads) if with_bias else None
+    return weight_gradient(inputs, grads), _wide_sum(grads) if with_bias else None
 
 
 def _product_gradients(gathered: list[Any]) -> tuple[Tensor]:

@@ -40,6 +40,13 @@ def matmul(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return torch.bmm(inputs, weight.mT) if bias is None else torch.baddbmm(bias[:, None], inputs, weight.mT)
 
 
+def weight_gradient(inputs: Tensor, grads: Tensor) -> Tensor:
+    """dL/dW of x W': (..., N, I), (..., N, O) -> (..., O, I)."""
+    if is_own(inputs, grads):  # oneDNN would copy its first operand, here the smaller one
+        return matmul(inputs.mT, grads.mT).mT.contiguous()
+    return grads.mT @ inputs
+
+
 def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     assert _onednn is not None
     outputs: Tensor = _onednn(_dense(inputs), _dense(weight), bias, "none", [], "")

@@ -5,6 +5,8 @@ V' padded vocabulary.
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -14,6 +16,8 @@ from nmt.search.history import Ending, History
 from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits, StateT, Step, Symbols
 from nmt.search.log_probs import LogProbs
 from nmt.search.topk import pack_top, unpack
+
+CACHED_NUMBERS = 2**20  # log-probabilities made at a time: 4 MiB, which stay in a processor's cache
 
 
 @torch.no_grad()
@@ -44,20 +48,21 @@ def beam_search(
     for now in range(max(limits.max_lengths, default=0)):
         output = step(tokens, state)
         history.attend(output.weights)
-        width = scores.shape[1]
-        at_max = [now + 1 >= limits.max_lengths[sentence] for sentence in active for _ in range(width)]
-        log_probs = normalise(output.logits, now + 1, at_max)
-        ranked = _rank(log_probs, scores, 2 * beam_size)
+        at_max = [now + 1 >= limits.max_lengths[sentence] for sentence in active]
+        ranked = _rank(output.logits, scores, partial(normalise, length=now + 1), at_max, 2 * beam_size)
         finished.add(now, active, ranked, symbols.eos)
         live = _continuations(ranked, symbols.eos, beam_size)
         going = finished.still_open(active, live.log_probs[:, 0].tolist())
         if not going:
             break
-        active = [active[a] for a in going]
-        live = _Candidates(*(field[going] for field in live))
+        staying = None
+        if len(going) < len(active):
+            staying = torch.tensor(going).to(device, non_blocking=True)
+            active = [active[a] for a in going]
+            live = _Candidates(*(field[going] for field in live))
         parents, chosen = live.rows.flatten(), live.tokens.flatten()
         history.advance(parents.tolist(), chosen.tolist())
-        state = output.state.select(parents.to(device, non_blocking=True))
+        state = output.state.branch(parents.to(device, non_blocking=True), staying)
         tokens = chosen.to(device, non_blocking=True)
         scores = live.log_probs.to(device, non_blocking=True)
     return history.hypotheses(finished.best())
@@ -71,14 +76,21 @@ class _Candidates(NamedTuple):
     tokens: Tensor  # by which it is extended
 
 
-def _rank(log_probs: Tensor, scores: Tensor, size: int) -> _Candidates:
-    """(A * W, V'), (A, W) -> the best candidates of each sentence. Overwrites the log-probabilities."""
-    sentences, width = scores.shape
-    vocabulary = log_probs.shape[1]
-    totals = log_probs.view(sentences, width, vocabulary).add_(scores[:, :, None]).flatten(1)
-    packed = pack_top(totals, min(size, totals.shape[1]))
+def _rank(
+    logits: Tensor, scores: Tensor, normalise: Callable[..., Tensor], at_max: list[bool], size: int
+) -> _Candidates:
+    """(A * W, V), (A, W), flags of the A sentences -> the best candidates of each sentence."""
+    (sentences, width), vocabulary, packed = scores.shape, 0, []
+    few = max(1, CACHED_NUMBERS // (width * logits.shape[1]))
+    for start in range(0, sentences, few):
+        some = slice(start, start + few)
+        flags = [flag for flag in at_max[some] for _ in range(width)]
+        log_probs = normalise(logits[start * width : (start + few) * width], at_max=flags)
+        vocabulary = log_probs.shape[1]
+        totals = log_probs.view(-1, width, vocabulary).add_(scores[some, :, None]).flatten(1)
+        packed.append(pack_top(totals, min(size, totals.shape[1])))
     # The step's one synchronisation: all that is done with the candidates is small and happens on the host.
-    values, positions = unpack(packed.cpu())
+    values, positions = unpack(torch.cat(packed).cpu())
     first_rows = torch.arange(0, sentences * width, width)
     return _Candidates(values, first_rows[:, None] + positions // vocabulary, positions % vocabulary)
 

@@ -17,6 +17,13 @@ class State(Protocol):
         """int64 rows `(M,)`, which may repeat -> the state of these rows: reordered, shrunk or expanded."""
         ...
 
+    def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
+        """The same where every sentence has as many rows, side by side, so that they can share what is the sentence's.
+
+        `sentences`, int64 `(A,)`, are those that stay, of the ones before; None: all.
+        """
+        ...
+
 
 StateT = TypeVar("StateT", bound=State)
 

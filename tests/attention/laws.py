@@ -98,6 +98,19 @@ def selected_rows_go_on_as_they_would(case: Case, made: Made) -> None:
     assert selected.past.step == straight.past.step == query.shape[1] + 1
 
 
+def hypotheses_may_share_a_sentence(case: Case, made: Made) -> None:
+    """Where an attention says so (`folds`), queries of one step can be its T, and do not see each other."""
+    attention, query, states, valid = made
+    if case.draws or not attention.folds:
+        return
+    memory, start = attention.remember(states, valid), attention.start(valid)
+    together = attention(query, memory, start)
+    for t in range(query.shape[1]):
+        alone = attention(query[:, t : t + 1], memory, start)
+        torch.testing.assert_close(alone.context[:, 0], together.context[:, t], **TOLERANCE)
+        torch.testing.assert_close(alone.weights[:, 0], together.weights[:, t], **TOLERANCE)
+
+
 def a_sentence_without_positions_is_zero_with_finite_gradients(case: Case, made: Made) -> None:
     """A whole batch of them, and one beside others."""
     attention, query, states, valid = made
@@ -125,5 +138,6 @@ LAWS: list[Law] = [
     steps_one_by_one_equal_one_call,
     batch_mates_and_padding_change_nothing,
     selected_rows_go_on_as_they_would,
+    hypotheses_may_share_a_sentence,
     a_sentence_without_positions_is_zero_with_finite_gradients,
 ]

@@ -201,6 +201,44 @@ def test_a_beam_of_one_equals_greedy(model: Seq2Seq) -> None:
     assert [found[0].tokens for found in beam] == [found[0].tokens for found in greedy]
 
 
+def test_a_beam_that_shares_sentences_finds_what_one_with_copies_finds(model: Seq2Seq) -> None:
+    symbols, limits = Symbols(BOS, EOS, (PAD, BOS)), Limits(1, [9, 3, 6])
+    results = []
+    with torch.no_grad():
+        state = model.encode(SOURCE, LENGTHS)
+        for each in (state, state._replace(folds=False)):
+            results.append(
+                beam_search(
+                    model.step,
+                    each,
+                    symbols,
+                    limits,
+                    beam_size=3,
+                    n_best=3,
+                    penalty=LengthPenalty("average", 1.0),
+                    device=torch.device("cpu"),
+                )
+            )
+    for shared, copied in zip(*results, strict=True):
+        assert [each.tokens for each in shared] == [each.tokens for each in copied]
+        for ours, theirs in zip(shared, copied, strict=True):
+            assert ours.score == pytest.approx(theirs.score, abs=1e-5)
+            if ours.attention is not None:
+                torch.testing.assert_close(ours.attention, theirs.attention, rtol=1e-4, atol=1e-5)
+
+
+def test_what_folds() -> None:
+    """All but what reads the past or the number of the step."""
+    assert model_of().encode(SOURCE, LENGTHS).folds
+    apart = [
+        attention("additive", window={"kind": "local_m", "reach": 1}),
+        attention("location_aware"),
+        attention("additive", coverage={"kind": "linear", "loss_weight": 0.0, "loss_start": 0}),
+    ]
+    for each in apart:
+        assert not model_of(attention=each).encode(SOURCE, LENGTHS).folds
+
+
 def test_beam_attention_is_that_of_forced_decoding(model: Seq2Seq) -> None:
     """The rows a search reports belong to the tokens it reports."""
     symbols, limits = Symbols(BOS, EOS, (PAD, BOS)), Limits(2, [6, 6, 6])

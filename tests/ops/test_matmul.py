@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from nmt.ops import matmul as module
 from nmt.ops.linear import Linear
-from nmt.ops.matmul import is_own, matmul
+from nmt.ops.matmul import is_own, matmul, weight_gradient
 
 own = pytest.mark.skipif(module._onednn is None, reason="torch's own product is the fast one here")
 LAYOUTS = {
@@ -33,6 +33,15 @@ def test_several_products(with_bias: bool) -> None:
     bias = torch.randn(2, 7) if with_bias else None
     expected = torch.einsum("dni,doi->dno", inputs, weight) + (0 if bias is None else bias[:, None])
     torch.testing.assert_close(matmul(inputs, weight, bias), expected)
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (9,)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradient_of_a_weight(layout: str, shape: tuple[int, ...]) -> None:
+    inputs, grads = LAYOUTS[layout](torch.randn(*shape, 6, 5)), LAYOUTS[layout](torch.randn(*shape, 6, 7))
+    found = weight_gradient(inputs, grads)
+    assert found.is_contiguous() or shape == (9,)
+    torch.testing.assert_close(found, torch.einsum("...no,...ni->...oi", grads, inputs))
 
 
 @own

@@ -31,6 +31,9 @@ class Prefixes:
     def select(self, index: Tensor) -> "Prefixes":
         return Prefixes(self.sentences[index], self.tokens[index])
 
+    def branch(self, index: Tensor, sentences: Tensor | None) -> "Prefixes":
+        return self.select(index)
+
 
 @dataclass
 class Toy:

@@ -1,0 +1,45 @@
+"""The benchmark runs, and its figures fit together."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "benchmark.py"
+
+
+def benchmark(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *words], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_measures_training_decoding_presets_and_growth(tmp_path: Path, tiny_overrides: list[str]) -> None:
+    done = benchmark(tmp_path, "--updates", "2", "--presets", "--growth", *tiny_overrides, "decoder.hidden=24")
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.rglob("benchmark.json")
+    assert "benchmark/" in str(path)
+    assert str(path.relative_to(tmp_path)) in done.stdout
+    found = json.loads(path.read_text())
+    training = found["training"]
+    assert training["share_of_product"] == pytest.approx(
+        training["tokens_per_second"] * training["mflop_per_token"] / training["product_gflops"] / 1000
+    )
+    assert 0 <= training["padding"] < 0.5
+    assert sum(found["phases"].values()) > 0
+    assert [row["search"] for row in found["decoding"]] == ["greedy", "beam 2"]
+    assert {"none", "bahdanau", "monotonic"} < {row["attention"] for row in found["presets"]}
+    assert [row["length"] for row in found["growth"]][:4] == [10, 20, 40, 80]
+    for rows in (found["decoding"], found["presets"], found["growth"]):
+        assert all(row["tokens_per_second"] > 0 for row in rows)
+    for heading in ("target tokens/s", "ms an update", "sentences/s", "`attention=`", "vocabulary"):
+        assert heading in done.stdout
+
+
+def test_a_mistake_is_one_line(tmp_path: Path) -> None:
+    done = benchmark(tmp_path, "decoder.hiden=3")
+    assert done.returncode == 2
+    assert "decoder.hidden" in done.stderr
+    assert "Traceback" not in done.stderr

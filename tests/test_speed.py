@@ -1,0 +1,105 @@
+"""What makes an update fast, without a clock: products and operations of a step, memory, padding of batches."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nmt.config.schema import TrainConfig
+from nmt.data.batching import plan
+from nmt.model.build import build_model
+from nmt.ops.cross_entropy import linear_cross_entropy
+
+Config = Callable[..., TrainConfig]
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn::_linear_pointwise")
+B, S, V = 6, 9, 50
+
+
+class Counting(TorchDispatchMode):
+    """Counts operations by name, and remembers the largest tensor that one makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: Counter[str] = Counter()
+        self.largest = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401
+        types: Any,  # noqa: ANN401
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        made = func(*args, **(kwargs or {}))
+        self.operations[func._schema.name] += 1
+        self.largest = max([self.largest, *(each.numel() for each in (made,) if isinstance(each, torch.Tensor))])
+        return made
+
+
+def update(config: TrainConfig, T: int) -> Counting:
+    """The operations of a forward and backward pass over T target positions."""
+    torch.manual_seed(0)
+    model = build_model(config, V, V, (0, 0)).train()
+    source, target = torch.randint(4, V, (B, S)), torch.randint(4, V, (B, T))
+    with Counting() as counting:
+        decoded = model(source, torch.full((B,), S), target)
+        model.loss(decoded.readouts, target, 0).smoothed.backward()
+    return counting
+
+
+def of_one_step(config: TrainConfig) -> tuple[int, int]:
+    """Matrix products and all operations that one more target position costs."""
+    short, long = (update(config, T).operations for T in (5, 15))
+    difference = Counter({name: long[name] - short[name] for name in long})
+    return sum(difference[name] for name in PRODUCTS) // 10, sum(difference.values()) // 10
+
+
+@pytest.mark.parametrize(
+    ("preset", "products", "operations"),
+    [
+        # Forward: recurrence, query, context, what is fed, and with input feeding the readout; backward as many, and
+        # two for the additive energies. No weight's gradient is among them.
+        ("luong_concat", 12, 190),
+        ("bahdanau", 10, 150),
+        ("none", 2, 40),
+    ],
+)
+def test_a_step_costs_no_more_than(train_config: Config, preset: str, products: int, operations: int) -> None:
+    config = train_config(f"attention={preset}", "decoder.dropout=0.1")
+    found = of_one_step(config)
+    assert found[0] == products
+    assert found[1] <= operations
+
+
+def test_no_tensor_grows_with_source_times_target(train_config: Config) -> None:
+    """Neither the hidden units of additive attention (B, T, S, A) nor anything of a step repeated by steps."""
+    config = train_config("attention=luong_concat", "attention.score.dim=64")
+    assert update(config, 100).largest < B * 100 * S * 64 / 2
+
+
+def test_the_loss_holds_the_logits_once() -> None:
+    """And of the probabilities only what fits a cache."""
+    readouts, weight, bias = torch.randn(1000, 4), torch.randn(5000, 4), torch.zeros(5000)
+    for tensor in (readouts, weight, bias):
+        tensor.requires_grad_()
+    with torch.profiler.profile(profile_memory=True) as profile:
+        loss = linear_cross_entropy(readouts, weight, bias, torch.randint(5000, (1000,)))
+        loss.smoothed.backward()
+    made = [event.self_cpu_memory_usage for event in profile.events()]
+    logits = 4 * 1000 * 5000
+    assert sum(size for size in made if size > logits / 2) == logits
+
+
+def test_batches_have_little_padding() -> None:
+    """With lengths as those of captions; and none of the longest side is left unused."""
+    draw = np.random.default_rng(1)
+    target = np.clip(draw.lognormal(2.6, 0.35, 29000), 3, 60).astype(int)
+    source = np.clip(target * draw.normal(1, 0.12, 29000), 3, 60).astype(int)
+    batches = plan(source, target, batch_tokens=2048, batch_sentences=None, rng=draw)
+    for lengths, most in ((target, 0.01), (source, 0.15)):
+        padded = sum(len(batch) * lengths[batch].max() for batch in batches)
+        assert 1 - lengths.sum() / padded < most
