@@ -35,8 +35,6 @@ class Machine(NamedTuple):
             precision = "bf16" if _gains_from_bf16(kind) else "fp16" if kind == "cuda" else "fp32"
         if precision == "fp16" and kind != "cuda":
             raise UserError(f"precision=fp16 needs a CUDA GPU, but the device is {kind}; use fp32 or bf16")
-        if kind == "cpu":
-            _keep_freed_memory()
         return cls(torch.device(kind), precision)
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -67,9 +65,9 @@ def _gains_from_bf16(kind: str) -> bool:
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Let glibc keep what large tensors free instead of handing it back: getting it again, page by page, at every
-    update costs up to a tenth of the time."""
+    update costs up to a tenth of the time. For the whole process, so for commands alone."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)  # no request gets pages of its own

@@ -5,6 +5,7 @@ Shapes: B batch, S source positions, T target positions.
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -32,6 +33,8 @@ from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits, Symbols
 from nmt.search.sampling import SamplingOptions, sample
 
 log = logging.getLogger(__name__)
+
+LEAST_TOKENS = 1024  # of a batch, times the beam, that is worth a thread
 
 Progress = Callable[[int], object]  # called with the number of sentences just finished
 
@@ -113,8 +116,7 @@ class Translator:
         results: list[list[Translation]] = [[_nothing()] for _ in lines]
         was_training = self.model.training
         self.model.eval()
-        for batch in self._batches(sources):
-            found = self._search([sources[i] for i in batch], n)
+        for batch, found in self._searched(sources, n):
             for index, hypotheses in zip(batch, found, strict=True):
                 results[index] = [self._translation(surfaces[index], h) for h in hypotheses]
             if progress is not None:
@@ -176,18 +178,45 @@ class Translator:
                 del ids[limit - 1 : -1], pieces[limit - 1 : -1]  # keeps </s>
         return sources, surfaces
 
-    def _batches(self, sources: list[list[int]], with_empty: bool = False) -> Iterator[list[int]]:
-        """Indices by descending length, so that a batch has little padding; lines without any token left out."""
+    def _searched(self, sources: list[list[int]], n: int) -> Iterator[tuple[list[int], list[list[Hypothesis]]]]:
+        """Batches of indices with what was found for them.
+
+        On a CPU its threads take a batch each: that also spreads what is too small to be worth two threads. Sampling
+        stays in order, as its batches draw from one generator.
+        """
+        threads = torch.get_num_threads()
+        parts = 1
+        if self.machine.device.type == "cpu" and not isinstance(self.search, schema.Sampling):
+            parts = max(1, min(threads, self.search.batch_tokens // LEAST_TOKENS))
+        batches = list(self._batches(sources, parts=parts))
+        if parts == 1 or len(batches) == 1:
+            for batch in batches:
+                yield batch, self._search([sources[i] for i in batch], n)
+            return
+        pool = ThreadPoolExecutor(parts, initializer=torch.set_num_threads, initargs=(threads // parts,))
+        try:
+            found = pool.map(lambda batch: self._search([sources[i] for i in batch], n), batches)
+            yield from zip(batches, found, strict=True)
+        finally:
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(threads)  # some libraries know but one number for all threads
+
+    def _batches(self, sources: list[list[int]], with_empty: bool = False, parts: int = 1) -> Iterator[list[int]]:
+        """Indices by descending length, so that a batch has little padding; lines without any token left out.
+
+        So many `parts` are translated at the same time.
+        """
         order = [i for i in range(len(sources)) if with_empty or len(sources[i]) > 1]
         order.sort(key=lambda i: -len(sources[i]))
         width = self.search.beam_size if isinstance(self.search, schema.Beam) else 1
-        budget = self.search.batch_tokens // width
+        budget = self.search.batch_tokens // (width * parts)
         start = 0
         while start < len(order):
             size = max(1, budget // len(sources[order[start]]))
             yield order[start : start + size]
             start += size
 
+    @torch.no_grad()
     def _search(self, sources: list[list[int]], n: int) -> list[list[Hypothesis]]:
         """Token ids, longest first -> the n best hypotheses of each."""
         config, device, target = self.search, self.machine.device, self.tokenizers.target

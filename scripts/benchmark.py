@@ -33,9 +33,10 @@ from nmt.data.batching import Batch, Batches, collate
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.data.tokenizer import Tokenizers
-from nmt.machine import DTYPES, Machine
+from nmt.machine import DTYPES, Machine, keep_freed_memory
 from nmt.model.build import build_model
 from nmt.model.seq2seq import Seq2Seq
+from nmt.ops.matmul import matmul
 from nmt.report.table import Column, decimals, markdown
 from nmt.training.objective import Objective
 from nmt.training.step import Updater, make_optimizer
@@ -69,15 +70,17 @@ class Bench:
         """Seconds, with nothing left to do on the device."""
         if self.machine.device.type == "cuda":
             torch.cuda.synchronize()
+        elif self.machine.device.type == "mps":
+            torch.mps.synchronize()
         return time.perf_counter()
 
     def product_rate(self, repeats: int = 6) -> float:
         """FLOP/s of a large matrix product in the precision of the run."""
         matrix = torch.randn(SIDE, SIDE, device=self.machine.device, dtype=DTYPES[self.machine.precision])
-        matrix @ matrix
+        matmul(matrix, matrix)
         began = self.clock()
         for _ in range(repeats):
-            matrix @ matrix
+            matmul(matrix, matrix)
         return 2 * SIDE**3 * repeats / (self.clock() - began)
 
     def plan(self) -> tuple[Batches, list[Any]]:
@@ -153,10 +156,10 @@ class Bench:
 
     def flops_per_token(self, batch: Batch) -> float:
         """Of the matrix products of an update: three times those of the forward pass (which its backward doubles)."""
-        model = new_model(self.config, self.prepared.tokenizers).double().eval()
+        model = new_model(self.config, self.prepared.tokenizers).double().eval().requires_grad_(False)
         few = slice(0, 8)
         target = batch.target_in[few]
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(display=False) as counter:
             decoded = model(batch.source[few], batch.lengths[few], target)
             model.output(decoded.readouts)
         return 3 * counter.get_total_flops() / int((batch.target_out[few] != self.objective.pad).sum())
@@ -165,7 +168,7 @@ class Bench:
         """Bytes, of the process or on the GPU."""
         if self.machine.device.type == "cuda":
             return torch.cuda.max_memory_allocated()
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def resized(config: TrainConfig, vocabulary: int) -> Seq2Seq:
@@ -174,12 +177,12 @@ def resized(config: TrainConfig, vocabulary: int) -> Seq2Seq:
 
 
 def decoding(bench: Bench) -> list[dict[str, Any]]:
-    """Sentences of the test split per second. The weights are those after the timed updates, which end no sentence by
-    themselves, so each hypothesis runs to its limit: half the source's length and ten tokens."""
+    """Sentences of the test split per second. The weights are those after the timed updates, which know no end, so each
+    hypothesis is made to run to its limit: half the source's length and ten tokens."""
     lines = bench.prepared.splits["test"].source.lines()[:SENTENCES]
     found = []
     for search in (greedy_of(bench.config), bench.config.search):
-        settings = search.model_copy(update={"max_ratio": 0.5})
+        settings = search.model_copy(update={"max_ratio": 0.5, "min_length": search.max_length})
         translator = Translator(bench.model, bench.prepared.tokenizers, settings, bench.machine)
         translator.translate(lines[:32])
         began = bench.clock()
@@ -295,6 +298,7 @@ def main() -> None:
 
     def task(config: TrainConfig, overrides: list[str]) -> None:
         logging.getLogger("nmt").setLevel(logging.WARNING)
+        keep_freed_memory()
         prepared = prepare(config.data, config.tokenizer)
         bench = Bench(config, prepared)
         found: dict[str, Any] = {

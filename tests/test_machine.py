@@ -1,11 +1,17 @@
 """Device and precision."""
 
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from nmt import machine as module
 from nmt.config.errors import UserError
-from nmt.machine import Machine
+from nmt.machine import Machine, cpu_vendor
 
 
 def test_auto_finds_something_that_exists() -> None:
@@ -48,3 +54,29 @@ def test_a_missing_device_is_an_error(device: str, monkeypatch: pytest.MonkeyPat
 def test_fp16_on_a_cpu_is_refused() -> None:
     with pytest.raises(UserError, match="precision=fp16 needs a CUDA GPU"):
         Machine.choose("cpu", "fp16", None)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc alone")
+def test_memory_that_large_tensors_free_is_kept() -> None:
+    """Else every page of every large tensor of every update is a fault."""
+    code = """
+import resource, torch
+from nmt.machine import keep_freed_memory
+def faults():
+    tensors = [torch.empty(size * 2**18).fill_(1.0) for size in (2, 8, 31, 64)]
+    del tensors
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+keep_freed_memory()
+torch.set_num_threads(1)
+for _ in range(6):
+    before = faults()
+print(faults() - before)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(found.stdout) < 1000
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="of Linux alone")
+def test_the_processor_names_its_maker() -> None:
+    line = re.search(r"^vendor_id\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+    assert cpu_vendor() == (line[1] if line else "")

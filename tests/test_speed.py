@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import plan
 from nmt.model.build import build_model
+from nmt.ops import shared
 from nmt.ops.cross_entropy import linear_cross_entropy
 
 Config = Callable[..., TrainConfig]
@@ -65,6 +66,7 @@ def of_one_step(config: TrainConfig) -> tuple[int, int]:
         # two for the additive energies. No weight's gradient is among them.
         ("luong_concat", 12, 190),
         ("bahdanau", 10, 150),
+        ("multihead", 14, 190),
         ("none", 2, 40),
     ],
 )
@@ -73,6 +75,22 @@ def test_a_step_costs_no_more_than(train_config: Config, preset: str, products: 
     found = of_one_step(config)
     assert found[0] == products
     assert found[1] <= operations
+
+
+@pytest.mark.parametrize("preset", ["luong_concat", "multihead", "luong_local_p"])
+def test_keys_and_values_have_one_gradient_for_all_steps(
+    train_config: Config, preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+    original = shared._share
+    monkeypatch.setattr(shared, "_share", lambda *each: made.append(each[1]) or original(*each))
+    config = train_config(f"attention={preset}")
+    counts = []
+    for T in (3, 9):
+        made.clear()
+        update(config, T)
+        counts.append(len(made))
+    assert counts[0] == counts[1]
 
 
 def test_no_tensor_grows_with_source_times_target(train_config: Config) -> None:

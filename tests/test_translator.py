@@ -1,6 +1,8 @@
 """The Python API on a small trained run."""
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 import torch
 
 from nmt import Translator
+from nmt import translator as module
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.training.job import train
@@ -51,6 +54,57 @@ def test_batch_mates_change_nothing(translator: Translator) -> None:
         alone = translator.translate([line])[0]
         assert alone.text == expected.text
         assert alone.log_prob == pytest.approx(expected.log_prob, abs=1e-4)
+
+
+def threads_of_a_new_thread() -> int:
+    """The number that holds for the process, not the one of this thread."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(torch.get_num_threads).result()
+
+
+@pytest.mark.parametrize("search", [{}, {"kind": "greedy"}, {"kind": "sampling"}])
+def test_threads_share_batches_and_change_nothing(
+    run: Path, search: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, told = [*LINES, "the " * 9, "a dog sleeps"] * 3, []
+    settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if search.get("kind") == "sampling" else {}
+    found = []
+    for threads in (1, 2):
+        translator = Translator.load(run, search={**search, **settings, "batch_tokens": 40}, threads=threads)
+        monkeypatch.setattr(module, "LEAST_TOKENS", 1)
+        try:
+            ran_in: set[int] = set()
+            search_batch = translator._search
+            noted = lambda *args, f=search_batch, into=ran_in: into.add(threading.get_ident()) or f(*args)  # noqa: E731
+            monkeypatch.setattr(translator, "_search", noted)
+            found.append([nbest[0] for nbest in translator.translate_nbest(lines, 1, progress=told.append)])
+            alone = threads == 1 or search.get("kind") == "sampling"
+            assert (ran_in == {threading.get_ident()}) == alone
+            assert threads_of_a_new_thread() == threads
+        finally:
+            torch.set_num_threads(1)
+    assert len(told) > 4
+    assert sum(told) == 2 * sum(bool(line) for line in lines)
+    if search.get("kind") != "sampling":  # whose batches are others
+        for one, two in zip(*found, strict=True):
+            assert one.text == two.text
+            assert one.log_prob == pytest.approx(two.log_prob, abs=1e-4)
+
+
+def test_an_error_in_a_thread_is_the_callers(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAST_TOKENS", 1)
+    translator = Translator.load(run, search={"batch_tokens": 8}, threads=2)
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(translator, "_search", fail)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            translator.translate(LINES)
+        assert threads_of_a_new_thread() == 2
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_sentences_of_like_length_are_translated_together(run: Path) -> None:

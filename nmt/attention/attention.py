@@ -11,7 +11,7 @@ from nmt.attention.parts import Coverage, Normalizer, Score, Window
 from nmt.ops.dropout import dropout
 from nmt.ops.linear import product
 from nmt.ops.rows import rows
-from nmt.ops.shared import computed, loop
+from nmt.ops.shared import in_autocast_dtype, loop
 
 
 class Attention(nn.Module):
@@ -37,7 +37,7 @@ class Attention(nn.Module):
 
         `values` are what the context is a sum of; None: the states.
         """
-        values = computed(states if values is None else values)  # here once, not at every step
+        values = in_autocast_dtype(states if values is None else values)  # here once, not at every step
         return Memory(values, self.score.keys(states), self.score.within_reach(valid))
 
     def start(self, valid: Tensor) -> Past:

@@ -39,12 +39,10 @@ class MultiHeadAttention(nn.Module):
         return self.inner.folds
 
     def remember(self, states: Tensor, valid: Tensor) -> Memory:
-        """(B, S, M), bool (B, S) -> Memory with values, keys and valid (B, N, S, ...)."""
+        """(B, S, M), bool (B, S) -> Memory with values, keys and valid (B N, S, ...)."""
         valid = valid[:, None].expand(-1, self.heads, -1).flatten(0, 1)
         keys, values = (self._fold(projection(states)) for projection in (self.key_proj, self.value_proj))
-        memory = self.inner.remember(keys, valid, values)
-        unfold = self._unfold
-        return Memory(unfold(memory.values), unfold(memory.keys), unfold(memory.valid))
+        return self.inner.remember(keys, valid, values)._replace(heads=self.heads)
 
     def start(self, valid: Tensor) -> Past:
         """bool (B, S) -> the past before the first step."""
@@ -53,9 +51,8 @@ class MultiHeadAttention(nn.Module):
     def forward(self, query: Tensor, memory: Memory, past: Past) -> Attended:
         """(B, T, Q), Memory, Past -> Attended; the weights are the heads' mean."""
         unfold = self._unfold
-        values, keys, valid = (part.flatten(0, 1) for part in (memory.values, memory.keys, memory.valid))
         folded = Past(past.weights.flatten(0, 1), past.total.flatten(0, 1), past.step)
-        attended: Attended = self.inner(self._fold(self.query_proj(query)), Memory(values, keys, valid), folded)
+        attended: Attended = self.inner(self._fold(self.query_proj(query)), memory, folded)
         context = unfold(attended.context).transpose(1, 2).flatten(2)
         after, choice = attended.past, attended.choice
         if choice is not None:

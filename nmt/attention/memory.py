@@ -10,14 +10,22 @@ from torch import Tensor
 
 
 class Memory(NamedTuple):
-    """The encoded source sentences. With heads every tensor has a dimension N after B."""
+    """The encoded source sentences. With N heads those of a sentence stand side by side: B is N times as large."""
 
     values: Tensor  # (B, S, M) encoder states
     keys: Tensor  # (B, S, A) their projection for the score, made once per sentence
     valid: Tensor  # (B, S) bool, True = may be attended to
+    heads: int = 1
+
+    @property
+    def sentences(self) -> int:
+        """How many there are."""
+        return len(self.valid) // self.heads
 
     def select(self, index: Tensor) -> Self:
-        """Rows `index` of the batch, for beam search."""
+        """Sentences `index` of the batch, for beam search."""
+        if self.heads > 1:
+            index = (index[:, None] * self.heads + torch.arange(self.heads, device=index.device)).flatten()
         return self._replace(
             values=self.values.index_select(0, index),
             keys=self.keys.index_select(0, index),

@@ -74,13 +74,12 @@ class NormedAdditiveScore(AdditiveScore):
 
     def keys(self, memory: Tensor) -> Tensor:
         """(B, S, M) -> (B, S, A), once per source sentence; the bias is in them."""
-        projected: Tensor = F.linear(memory, self.key_proj.weight, self.bias)
-        return projected
+        return linear(memory, self.key_proj.weight, self.bias)
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """(B, T, Q), (B, S, A) -> (B, T, S), unmasked."""
-        direction = self.gain * F.normalize(self.energy.weight, dim=1)
-        return additive_energies(self.query_proj(query), keys, direction)
+        energies: Tensor = super().forward(query, keys) * (self.gain / self.energy.weight.norm())
+        return energies
 
 
 class ConcatScore(AdditiveScore):

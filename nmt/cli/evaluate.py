@@ -18,9 +18,11 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
     from nmt.config import schema
     from nmt.config.compose import load_values, typed
     from nmt.evaluation import evaluate_run, score_settings
+    from nmt.machine import keep_freed_memory
     from nmt.run import RunDirectory
     from nmt.translator import Translator
 
+    keep_freed_memory()
     directory = RunDirectory.existing(config.run)
     trained = typed(schema.TrainConfig, load_values(directory.config))
     given = {"tokenize": config.tokenize, "lowercase": config.lowercase}

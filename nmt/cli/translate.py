@@ -25,8 +25,10 @@ def main() -> None:
 
 
 def _translate(config: TranslateConfig, overrides: list[str]) -> None:
+    from nmt.machine import keep_freed_memory
     from nmt.translator import Translator
 
+    keep_freed_memory()
     translator = Translator.load(config.run, **config.loading)
     with ExitStack() as files:
         alignments, references = None, None

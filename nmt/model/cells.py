@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nmt.ops.gru import gru_gates
 from nmt.ops.linear import linear
-from nmt.ops.shared import computed
+from nmt.ops.shared import in_autocast_dtype
 
 Recurrent = nn.RNN | nn.GRU | nn.LSTM
 
@@ -46,7 +46,7 @@ class LayerWeights(NamedTuple):
 def layer_weights(rnn: Recurrent, layer: int, direction: Literal["", "_reverse"] = "") -> LayerWeights:
     """The parameters of one layer; under autocast converted here, once, not at every step."""
     names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-    return LayerWeights(*(computed(getattr(rnn, f"{name}_l{layer}{direction}")) for name in names))
+    return LayerWeights(*(in_autocast_dtype(getattr(rnn, f"{name}_l{layer}{direction}")) for name in names))
 
 
 def step_layer(

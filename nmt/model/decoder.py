@@ -45,7 +45,10 @@ class DecoderState(NamedTuple):
         return self._own_rows(index)._shared_rows(index)
 
     def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
-        """Rows `index` of the hypotheses, as many for each of the `sentences` that stay (None: all), side by side."""
+        """Reorder hypotheses, in rows grouped by sentence, equally many for each.
+
+        `sentences` are those kept (None: all); their past and memory are stored once where the attention allows it.
+        """
         state = self._own_rows(index)
         if not self.folds:
             return state._shared_rows(index)
@@ -206,7 +209,7 @@ class Decoder(nn.Module):
             return None
         assert state.memory is not None
         assert state.past is not None
-        sentences = len(state.memory.valid)
+        sentences = state.memory.sentences
         if len(query) == sentences:
             attended: Attended = self.attention(query, state.memory, state.past)
             return attended

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from nmt.ops.matmul import matmul, weight_gradient
-from nmt.ops.shared import computed
+from nmt.ops.matmul import input_gradient, matmul, weight_gradient
+from nmt.ops.shared import in_autocast_dtype
 
 CHUNK_NUMBERS = 2**24  # of logits held at a time: 64 MiB in float32
-CACHED_NUMBERS = 2**20  # of probabilities made of them at a time: 4 MiB, which stay in a processor's cache
+CACHED_NUMBERS = 2**20  # of probabilities made of them at a time on a CPU: 4 MiB, which stay in its cache
 
 
 class Loss(NamedTuple):
@@ -31,8 +32,8 @@ def linear_cross_entropy(
 
     The distribution aimed at is (1 - smoothing) on the right token plus smoothing / V on every token (Szegedy et
     al. 2016, section 7), so for log-probabilities p:  loss = -(1 - smoothing) p_target - smoothing mean(p).
-    Positions whose target is `pad` cost nothing. Memory holds one chunk of logits, which become their own gradient in
-    place.
+    Positions whose target is `pad` add nothing. Memory holds one chunk of logits, which become their own gradient in
+    place, and of probabilities what fits a cache (on a GPU as many).
     """
     real = torch.ones_like(targets, dtype=torch.bool) if pad is None else targets != pad
     smoothed, log_probs = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
@@ -58,12 +59,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         found = torch.empty(targets.shape[0], dtype=wide, device=weight.device)
         grads: list[list[Tensor]] = [[], [], []]  # by chunk: of readouts, weight, bias
         ctx.dtypes = readouts.dtype, weight.dtype, bias.dtype
-        readouts, weight, bias = (computed(tensor) for tensor in (readouts, weight, bias))
+        readouts, weight, bias = (in_autocast_dtype(tensor) for tensor in (readouts, weight, bias))
+        cached = CACHED_NUMBERS if weight.device.type == "cpu" else CHUNK_NUMBERS
         for rows in _chunks(targets.shape[0], weight.shape[0], CHUNK_NUMBERS):
             logits = matmul(readouts[rows], weight, bias)
             counts = real[rows, None].to(wide)  # 1 or 0
             of_bias = torch.zeros(weight.shape[0], dtype=wide, device=weight.device)
-            for few in _chunks(logits.shape[0], weight.shape[0], CACHED_NUMBERS):
+            for few in _chunks(logits.shape[0], weight.shape[0], cached):
                 target, counted = targets[rows][few, None], counts[few]
                 probs, right, average = _probabilities(logits[few], target, wide)
                 found[rows][few] = (right * counted)[:, 0]
@@ -76,7 +78,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     logits[few] = probs
             if differentiate:
                 counts = counts.to(logits.dtype)
-                grads[0].append(matmul(logits, weight.t()) * counts)
+                grads[0].append(input_gradient(logits, weight) * counts)
                 _add(grads[1], weight_gradient(readouts[rows] * counts, logits).to(wide))
                 _add(grads[2], of_bias)
         if differentiate:
@@ -85,6 +87,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return smoothed, found
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_smoothed: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         grads, ctx.grads = ctx.grads, None  # handed over, not copied: the weight's is as large as the weight
         if grads is None:

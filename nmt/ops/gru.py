@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-_sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
-_tanh_backward = torch.ops.aten.tanh_backward.grad_input
+_sigmoid_backward = torch.ops.aten.sigmoid_backward
+_tanh_backward = torch.ops.aten.tanh_backward
 
 
 def gru_gates(gates: Tensor, recurrent: Tensor, previous: Tensor) -> Tensor:
@@ -33,17 +34,12 @@ class _GRU(torch.autograd.Function):
         return torch.lerp(new, previous, update)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ANN401
         reset_update, inner, new, previous = ctx.saved_tensors
         reset, update = reset_update.chunk(2, dim=-1)
-        H = new.shape[-1]
-        gates = new.new_empty(*new.shape[:-1], 3 * H)
-        of_reset, of_update, of_new = gates.split(H, dim=-1)
         kept = grad * update
-        _tanh_backward(grad - kept, new, grad_input=of_new)
-        torch.mul(of_new, inner, out=of_reset)
-        torch.mul(grad, previous - new, out=of_update)
-        both = gates[..., : 2 * H]
-        _sigmoid_backward(both, reset_update, grad_input=both)
-        recurrent = torch.cat([both, of_new * reset], dim=-1)
+        of_new = _tanh_backward(grad - kept, new)
+        both = _sigmoid_backward(torch.cat([of_new * inner, grad * (previous - new)], dim=-1), reset_update)
+        gates, recurrent = (torch.cat([both, part], dim=-1) for part in (of_new, of_new * reset))
         return gates.to(ctx.dtypes[0]), recurrent.to(ctx.dtypes[1]), kept.to(ctx.dtypes[2])

@@ -7,13 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from nmt.ops.matmul import is_own, matmul, weight_gradient
+from nmt.ops.matmul import input_gradient, matmul, uses_onednn, weight_gradient
 from nmt.ops.shared import in_loop, share
+
+PENDING_ELEMENTS = 2**24  # of inputs and gradients kept at most before they are made into a product
 
 
 class Linear(nn.Linear):
-    """nn.Linear for use inside of loops; the same everywhere else."""
+    """nn.Linear, fast inside of loops, and on processors where torch's own products are slow."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(..., I) -> (..., O)."""
@@ -22,7 +25,7 @@ class Linear(nn.Linear):
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W' + b: (..., I), (O, I), (O,) -> (..., O), or for D of them (D, N, I), (D, O, I), (D, O) -> (D, N, O)."""
-    if in_loop() or (torch.is_grad_enabled() and is_own(inputs, weight)):
+    if in_loop() or (torch.is_grad_enabled() and uses_onednn(inputs, weight)):
         shared = share((weight, bias), _linear_gradients)
         applied: Tensor = _Linear.apply(inputs, shared.token, shared.gathered, *shared.values)  # type: ignore[no-untyped-call]
         return applied
@@ -38,24 +41,50 @@ def product(inputs: Tensor, operand: Tensor) -> Tensor:
     return torch.bmm(inputs, operand)
 
 
-def _linear_gradients(gathered: list[Any]) -> tuple[Tensor, Tensor | None]:
-    inputs, grads, with_bias = _together(gathered)
-    return weight_gradient(inputs, grads), _wide_sum(grads) if with_bias else None
+class _Pending:
+    """What steps have left of their inputs (..., N, I) and gradients (..., N, O), and the sum of what was folded."""
+
+    def __init__(self) -> None:
+        self.inputs: list[Tensor] = []
+        self.grads: list[Tensor] = []
+        self.total: tuple[Tensor, Tensor] | None = None  # gradient of the operand, sum of the gradients
+
+    def add(self, inputs: Tensor, grads: Tensor) -> None:
+        self.inputs.append(inputs)
+        self.grads.append(grads)
+        if sum(each.numel() for each in (*self.inputs, *self.grads)) > PENDING_ELEMENTS:
+            self.fold()
+
+    def fold(self) -> tuple[Tensor, Tensor]:
+        """Make one product of what is pending."""
+        if self.inputs:
+            inputs, grads = (_joined(each) for each in (self.inputs, self.grads))
+            wide = torch.promote_types(grads.dtype, torch.float32)
+            found = weight_gradient(inputs, grads), grads.sum(-2, dtype=wide)
+            if self.total is not None:
+                found = self.total[0].to(wide) + found[0], self.total[1] + found[1]
+            self.inputs, self.grads, self.total = [], [], found
+        assert self.total is not None
+        return self.total
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
+
+
+def _leave(gathered: list[Any], inputs: Tensor, grads: Tensor) -> None:
+    if not gathered:
+        gathered.append(_Pending())
+    gathered[0].add(inputs, grads)
+
+
+def _linear_gradients(gathered: list[Any]) -> tuple[Tensor, Tensor]:
+    folded: tuple[Tensor, Tensor] = gathered[0].fold()
+    return folded
 
 
 def _product_gradients(gathered: list[Any]) -> tuple[Tensor]:
-    inputs, grads, _ = _together(gathered)
-    return (inputs.mT @ grads,)
-
-
-def _together(gathered: list[Any]) -> tuple[Tensor, Tensor, bool]:
-    """The rows of all steps: (..., N, I), (..., N, O)."""
-    inputs, grads, with_bias = zip(*gathered, strict=True)
-    return torch.cat(inputs, dim=-2), torch.cat(grads, dim=-2), with_bias[0]
-
-
-def _wide_sum(grads: Tensor) -> Tensor:
-    return grads.sum(-2, dtype=torch.promote_types(grads.dtype, torch.float32))
+    return (gathered[0].fold()[0].mT,)
 
 
 class _Linear(torch.autograd.Function):
@@ -68,18 +97,19 @@ class _Linear(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
     ) -> Tensor:
-        ctx.gathered, ctx.with_bias, ctx.dtype = gathered, bias is not None, inputs.dtype
+        ctx.gathered, ctx.dtype = gathered, inputs.dtype
         inputs = inputs.to(weight.dtype)
         ctx.save_for_backward(inputs, weight)
         return matmul(inputs, weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         inputs, weight = ctx.saved_tensors
         if ctx.needs_input_grad[1]:
             rows = (inputs, grad) if weight.dim() > 2 else (inputs.flatten(0, -2), grad.flatten(0, -2))  # noqa: PLR2004
-            ctx.gathered.append((*rows, ctx.with_bias))
-        return matmul(grad, weight.mT).to(ctx.dtype) if ctx.needs_input_grad[0] else None, None, None, None, None
+            _leave(ctx.gathered, *rows)
+        return input_gradient(grad, weight).to(ctx.dtype) if ctx.needs_input_grad[0] else None, None, None, None, None
 
 
 class _Product(torch.autograd.Function):
@@ -91,8 +121,9 @@ class _Product(torch.autograd.Function):
         return torch.bmm(inputs, operand)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         inputs, operand = ctx.saved_tensors
         if ctx.needs_input_grad[1]:
-            ctx.gathered.append((inputs, grad, False))
+            _leave(ctx.gathered, inputs, grad)
         return (grad @ operand.mT).to(ctx.dtype) if ctx.needs_input_grad[0] else None, None, None, None

@@ -10,27 +10,31 @@ from torch.nn import functional as F
 
 from nmt.machine import cpu_vendor
 
-FEW = 4  # so many operands side by side are multiplied one by one
+MAX_SEPARATE = 4  # so many operands side by side are multiplied one by one
 _onednn = None
 if cpu_vendor() == "AuthenticAMD" and torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
     _onednn = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
-def is_own(inputs: Tensor, weight: Tensor) -> bool:
-    """Is `matmul` something else than torch's own product, which autograd knows nothing of?"""
+def uses_onednn(inputs: Tensor, weight: Tensor) -> bool:
+    """Is the product made by oneDNN itself, of which autograd knows nothing?"""
     return (
         _onednn is not None
         and inputs.dtype == weight.dtype == torch.float32
         and inputs.device.type == "cpu"
-        and (weight.dim() == 2 or len(weight) <= FEW)  # noqa: PLR2004
+        and (weight.dim() == 2 or len(weight) <= MAX_SEPARATE)  # noqa: PLR2004
         and inputs.numel() > 0
         and not torch.is_autocast_enabled("cpu")
     )
 
 
 def matmul(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W' + b, without gradient: (..., I), (O, I), (O,) -> (..., O) or (D, N, I), (D, O, I), (D, O) -> (D, N, O)."""
-    if is_own(inputs, weight):
+    """x W' + b: (..., I), (O, I), (O,) -> (..., O), or (D, N, I), (D, O, I), (D, O) -> (D, N, O).
+
+    For use where no gradient is recorded, unless `uses_onednn` is false.
+    """
+    if uses_onednn(inputs, weight):
+        assert not (torch.is_grad_enabled() and (inputs.requires_grad or weight.requires_grad))
         if weight.dim() == 2:  # noqa: PLR2004
             return _product(inputs, weight, bias)
         biases = [None] * len(weight) if bias is None else bias.unbind(0)
@@ -40,9 +44,14 @@ def matmul(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return torch.bmm(inputs, weight.mT) if bias is None else torch.baddbmm(bias[:, None], inputs, weight.mT)
 
 
+def input_gradient(grads: Tensor, weight: Tensor) -> Tensor:
+    """dL/dx of x W': (..., N, O), (..., O, I) -> (..., N, I)."""
+    return matmul(grads, weight.mT) if uses_onednn(grads, weight) else grads @ weight
+
+
 def weight_gradient(inputs: Tensor, grads: Tensor) -> Tensor:
     """dL/dW of x W': (..., N, I), (..., N, O) -> (..., O, I)."""
-    if is_own(inputs, grads):  # oneDNN would copy its first operand, here the smaller one
+    if uses_onednn(inputs, grads):  # oneDNN would copy its first operand, here the smaller one
         return matmul(inputs.mT, grads.mT).mT.contiguous()
     return grads.mT @ inputs
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from nmt.ops.shared import share
 
@@ -16,9 +17,13 @@ def rows(tensor: Tensor, index: Tensor) -> Tensor:
 
     Within a loop the gradients of all reads meet in one buffer.
     """
-    shared = share((tensor,), _buffer)
+    shared = share((tensor,), _buffer, _as_is)
     read: Tensor = _Rows.apply(shared.token, shared.gathered, index, *shared.values)  # type: ignore[no-untyped-call]
     return read
+
+
+def _as_is(tensor: Tensor) -> tuple[Tensor]:
+    return (tensor,)
 
 
 def _buffer(gathered: list[Any]) -> tuple[Tensor]:
@@ -33,6 +38,7 @@ class _Rows(torch.autograd.Function):
         return tensor.flatten(0, 1).index_select(0, index)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:  # noqa: ANN401
         (index,) = ctx.saved_tensors
         wide = torch.promote_types(grad.dtype, torch.float32)
@@ -55,6 +61,7 @@ class _Swap(torch.autograd.Function):
         return tensor.index_select(0, index)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
         (index,) = ctx.saved_tensors
         return grad.index_select(0, index), None

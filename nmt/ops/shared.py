@@ -4,6 +4,7 @@ Autograd makes and adds a gradient of the tensor's size for every use: in a recu
 and T sums for every weight. Here the uses leave what the gradient needs, and it is made in one go at the end.
 """
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 Combine = Callable[[list[Any]], tuple[Tensor | None, ...]]
 """What the uses have left, in the order of the backward pass -> the gradient of each shared tensor."""
@@ -24,7 +26,7 @@ class Shared(NamedTuple):
     gathered: list[Any]  # what the uses leave in their backward pass; made for it, empty outside of it
 
 
-_loop: ContextVar[dict[Any, tuple[Any, Shared]] | None] = ContextVar("loop", default=None)
+_loop: ContextVar[dict[Any, tuple[list[Any], Shared]] | None] = ContextVar("loop", default=None)
 
 
 @contextmanager
@@ -45,25 +47,32 @@ def in_loop() -> bool:
     return _loop.get() is not None and torch.is_grad_enabled()
 
 
-def _as_computed(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    return tuple(None if tensor is None else computed(tensor) for tensor in tensors)
+def _in_autocast_dtypes(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    return tuple(None if tensor is None else in_autocast_dtype(tensor) for tensor in tensors)
 
 
 def share(
     tensors: tuple[Tensor | None, ...],
     combine: Combine,
-    convert: Callable[..., tuple[Tensor | None, ...]] = _as_computed,
+    convert: Callable[..., tuple[Tensor | None, ...]] = _in_autocast_dtypes,
 ) -> Shared:
-    """The same for the same first tensor and `combine` within a loop, otherwise new.
+    """The same for the same tensors and `combine` within a loop, otherwise new.
 
     `convert` makes the values of the tensors, once.
     """
     known = _loop.get()
     if known is None:
         return _share(tensors, combine, convert)
-    key = id(tensors[0]), combine
+    key = (*map(id, tensors), combine)
     if key not in known:
-        known[key] = tensors, _share(tensors, combine, convert)  # held, so that no other tensor gets its id
+
+        def forget(_: Any) -> None:  # noqa: ANN401
+            known.pop(key, None)  # with a tensor goes its id, which another may get
+
+        known[key] = (
+            [weakref.ref(each, forget) for each in tensors if each is not None],
+            _share(tensors, combine, convert),
+        )
     return known[key][1]
 
 
@@ -75,7 +84,7 @@ def _share(
     return Shared(values, _Source.apply(combine, gathered, *tensors), gathered)  # type: ignore[no-untyped-call]
 
 
-def computed(tensor: Tensor) -> Tensor:
+def in_autocast_dtype(tensor: Tensor) -> Tensor:
     """The tensor in the precision of matrix products."""
     device = tensor.device.type
     return tensor.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else tensor
@@ -91,8 +100,13 @@ class _Source(torch.autograd.Function):
         return first.new_zeros(1)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         gradients = ctx.combine(ctx.gathered)
         ctx.gathered.clear()
         found = zip(gradients, ctx.dtypes, strict=True)
-        return None, None, *(None if gradient is None else gradient.to(dtype) for gradient, dtype in found)
+        return (
+            None,
+            None,
+            *(None if dtype is None or gradient is None else gradient.to(dtype) for gradient, dtype in found),
+        )

@@ -17,7 +17,7 @@ from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits, StateT, Ste
 from nmt.search.log_probs import LogProbs
 from nmt.search.topk import pack_top, unpack
 
-CACHED_NUMBERS = 2**20  # log-probabilities made at a time: 4 MiB, which stay in a processor's cache
+CACHED_NUMBERS = 2**20  # log-probabilities made at a time on a CPU: 4 MiB, which stay in its cache
 
 
 @torch.no_grad()
@@ -81,7 +81,7 @@ def _rank(
 ) -> _Candidates:
     """(A * W, V), (A, W), flags of the A sentences -> the best candidates of each sentence."""
     (sentences, width), vocabulary, packed = scores.shape, 0, []
-    few = max(1, CACHED_NUMBERS // (width * logits.shape[1]))
+    few = max(1, CACHED_NUMBERS // (width * logits.shape[1])) if logits.device.type == "cpu" else sentences
     for start in range(0, sentences, few):
         some = slice(start, start + few)
         flags = [flag for flag in at_max[some] for _ in range(width)]

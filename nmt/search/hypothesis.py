@@ -18,9 +18,9 @@ class State(Protocol):
         ...
 
     def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
-        """The same where every sentence has as many rows, side by side, so that they can share what is the sentence's.
+        """The same for rows grouped by sentence, equally many for each, which may share what is the sentence's.
 
-        `sentences`, int64 `(A,)`, are those that stay, of the ones before; None: all.
+        `sentences`, int64 `(A,)`, are the sentences kept, of those before; None: all.
         """
         ...
 

@@ -14,7 +14,7 @@ from nmt.config import schema
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.evaluation import evaluate_run, score_settings
-from nmt.machine import Machine
+from nmt.machine import Machine, keep_freed_memory
 from nmt.metrics.bleu import ScoreSettings
 from nmt.run import RunDirectory
 from nmt.training import checkpoint
@@ -33,6 +33,7 @@ def train(
 
     `overrides` and `choices` (of each group) are how the configuration was asked for; they are written down.
     """
+    keep_freed_memory()
     machine = Machine.choose(config.device, config.precision, config.threads)
     scoring = score_settings(config.evaluation, config.data.target_lang)
     run = RunDirectory(directory)

@@ -6,6 +6,9 @@ from combinations import CHOSEN, LOCAL, AnyAttention, Case
 from torch import Tensor
 
 from nmt.attention.attention import Attention
+from nmt.attention.normalizers import SoftmaxNormalizer
+from nmt.attention.scores import LocationScore
+from nmt.attention.windows import LocalMonotonicWindow
 
 CASES = [Case(name, lengths=(3, 11, 6), steps=12, reach=2, padding=1) for name in LOCAL] + [
     Case(name, lengths=(4, 1, 3), steps=5)
@@ -53,3 +56,17 @@ def test_gradients_go_through_selected_rows() -> None:
     straight = attention(query[rows], attention.remember(states[rows], valid[rows]), past.select(rows)).context
     (found,), (expected,) = (torch.autograd.grad(context.square().sum(), [states]) for context in (selected, straight))
     torch.testing.assert_close(found, expected)
+
+
+def test_positions_beyond_256_are_read_as_they_are_in_reduced_precision() -> None:
+    """bfloat16 has no odd numbers there."""
+    attention = Attention(LocationScore(4, 400), LocalMonotonicWindow(2), SoftmaxNormalizer())
+    states, valid = torch.randn(1, 300, 4), torch.ones(1, 300, dtype=torch.bool)
+    query = torch.randn(1, 300, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        memory = attention.remember(states, valid)
+        weights = attention(query, memory, attention.start(valid)).weights
+        energies = attention.score(query, memory.keys)
+    for t in (256, 257, 259):
+        window = slice(t - 2, t + 3)
+        torch.testing.assert_close(weights[0, t, window], energies[0, t, window].float().softmax(-1))

@@ -59,17 +59,39 @@ def test_is_plain_without_loop_or_gradient(name: str, monkeypatch: pytest.Monkey
         torch.testing.assert_close(ours(*tensors), plain(*tensors))
 
 
-def test_a_loop_makes_one_product_for_the_gradient_of_a_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("most", "products"), [(10**6, 1), (30, 2), (1, STEPS)])
+def test_a_loop_makes_few_products_for_the_gradient_of_a_weight(
+    most: int, products: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One, or as many as memory asks for (a step leaves twelve numbers); their sum is the same."""
     made = []
-    original = module._linear_gradients
-    monkeypatch.setattr(module, "_linear_gradients", lambda gathered: made.append(len(gathered)) or original(gathered))
-    layer = Linear(3, 3)
-    state = torch.randn(2, 3)
+    original = module.weight_gradient
+    monkeypatch.setattr(module, "weight_gradient", lambda *each: made.append(1) or original(*each))
+    monkeypatch.setattr(module, "PENDING_ELEMENTS", most)
+    layer = Linear(3, 3).double()
+    inputs = torch.randn(2, 3, dtype=torch.float64)
+
+    def gradients() -> tuple[Tensor, ...]:
+        state = inputs
+        with loop():
+            for _ in range(STEPS):
+                state = layer(state)
+        return torch.autograd.grad(state.sum(), [layer.weight, layer.bias])
+
+    found = gradients()
+    assert len(made) == products
+    monkeypatch.setattr(module, "PENDING_ELEMENTS", 10**6)
+    for ours, whole in zip(found, gradients(), strict=True):
+        torch.testing.assert_close(ours, whole)
+
+
+def test_second_derivatives_are_refused() -> None:
+    inputs, weight = (torch.randn(3, 3, requires_grad=True) for _ in range(2))
     with loop():
-        for _ in range(STEPS):
-            state = layer(state)
-    state.sum().backward()
-    assert made == [STEPS]
+        outputs = linear(inputs, weight).sin()
+    (gradient,) = torch.autograd.grad(outputs.sum(), [inputs], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
 
 
 def test_two_weights_are_kept_apart() -> None:

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from nmt.ops import matmul as module
 from nmt.ops.linear import Linear
-from nmt.ops.matmul import is_own, matmul, weight_gradient
+from nmt.ops.matmul import matmul, uses_onednn, weight_gradient
 
 own = pytest.mark.skipif(module._onednn is None, reason="torch's own product is the fast one here")
 LAYOUTS = {
@@ -56,12 +56,12 @@ def test_is_exact_to_float32() -> None:
 @own
 def test_only_float32_on_the_cpu_is_taken_over() -> None:
     x, w = torch.randn(3, 5), torch.randn(7, 5)
-    assert is_own(x, w)
-    assert not is_own(x.double(), w.double())
-    assert not is_own(x.bfloat16(), w.bfloat16())
-    assert not is_own(torch.randn(9, 3, 5), torch.randn(9, 7, 5))
+    assert uses_onednn(x, w)
+    assert not uses_onednn(x.double(), w.double())
+    assert not uses_onednn(x.bfloat16(), w.bfloat16())
+    assert not uses_onednn(torch.randn(9, 3, 5), torch.randn(9, 7, 5))
     with torch.autocast("cpu", torch.bfloat16):
-        assert not is_own(x, w)
+        assert not uses_onednn(x, w)
 
 
 def test_a_layer_has_its_gradients() -> None:
