@@ -23,8 +23,8 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.data.unknown import copy_unknown
 from nmt.machine import Machine
 from nmt.metrics.alignment import attention_to_links, format_pharaoh
-from nmt.model.build import build_model
 from nmt.model.decoder import DecoderState
+from nmt.model.load import load_weights, new_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.run import RunDirectory
 from nmt.search.beam import beam_search
@@ -268,24 +268,6 @@ class Translator:
         if self.search.replace_unknown and alignment is not None and target.unk in found.tokens:
             text = copy_unknown(pieces, alignment, source)
         return Translation(text, found.score, found.log_prob, source, pieces, alignment)
-
-
-def new_model(config: schema.TrainConfig, tokenizers: Tokenizers) -> Seq2Seq:
-    """A model for these vocabularies, with random weights."""
-    source, target = tokenizers
-    return build_model(config, source.vocab_size, target.vocab_size, (source.pad, target.pad))
-
-
-def load_weights(model: Seq2Seq, path: Path) -> dict[str, Any]:
-    """Fill a model from a checkpoint; returns all that the checkpoint holds. Raises UserError if it does not fit."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such checkpoint; has the run reached its first validation?")
-    try:
-        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        model.load_state_dict(checkpoint["model"])
-    except Exception:  # a broken file can raise nearly anything
-        raise UserError(f"{path}: is corrupt, or the checkpoint of another model") from None
-    return checkpoint
 
 
 def merge_search(trained: schema.Search, given: Mapping[str, Any]) -> schema.Search:

@@ -28,6 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nmt.cli.app import output_dir, run
 from nmt.config.compose import config_dir, typed
+from nmt.config.errors import UserError
 from nmt.config.schema import Beam, Greedy, SearchLimits, TrainConfig
 from nmt.data.batching import Batch, Batches, collate
 from nmt.data.prepare import prepare
@@ -35,12 +36,13 @@ from nmt.data.prepared import Prepared
 from nmt.data.tokenizer import Tokenizers
 from nmt.machine import DTYPES, Machine, keep_freed_memory
 from nmt.model.build import build_model
+from nmt.model.load import new_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.matmul import matmul
 from nmt.report.table import Column, decimals, markdown
 from nmt.training.objective import Objective
 from nmt.training.step import Updater, make_optimizer
-from nmt.translator import Translator, new_model
+from nmt.translator import Translator
 
 SIDE = 2048  # of the matrices whose product the figures are held against
 LENGTHS, VOCABULARIES = (10, 20, 40, 80), (4000, 8000, 16000, 32000)
@@ -210,7 +212,12 @@ def presets(config: TrainConfig, prepared: Prepared, updates: int) -> list[dict[
     for name in sorted(path.stem for path in (config_dir() / "attention").glob("*.yaml")):
         given = [override for override in HydraConfig.get().overrides.task if not override.startswith("attention=")]
         values = OmegaConf.to_container(compose("train", [*given, f"attention={name}"]), resolve=True)
-        bench = Bench(typed(TrainConfig, {str(key): value for key, value in dict(values).items()}), prepared)
+        try:
+            chosen = typed(TrainConfig, {str(key): value for key, value in dict(values).items()})
+        except UserError as error:
+            print(f"{name}: left out: {error}", file=sys.stderr, flush=True)
+            continue
+        bench = Bench(chosen, prepared)
         rows.append({"attention": name, **bench.training(updates)})
         print(f"{name}: {rows[-1]['tokens_per_second']:,.0f} target tokens/s", file=sys.stderr, flush=True)
     return rows

@@ -32,6 +32,8 @@ def test_measures_training_decoding_presets_and_growth(tmp_path: Path, tiny_over
     assert [row["search"] for row in found["decoding"]] == ["greedy", "beam 2"]
     assert {"none", "bahdanau", "monotonic"} < {row["attention"] for row in found["presets"]}
     assert [row["length"] for row in found["growth"]][:4] == [10, 20, 40, 80]
+    assert "luong_dot: left out: attention.score.kind=dot" in done.stderr
+    assert "luong_dot" not in {row["attention"] for row in found["presets"]}
     for rows in (found["decoding"], found["presets"], found["growth"]):
         assert all(row["tokens_per_second"] > 0 for row in rows)
     for heading in ("target tokens/s", "ms an update", "sentences/s", "`attention=`", "vocabulary"):

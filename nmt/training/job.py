@@ -16,12 +16,13 @@ from nmt.data.prepared import Prepared
 from nmt.evaluation import evaluate_run, score_settings
 from nmt.machine import Machine, keep_freed_memory
 from nmt.metrics.bleu import ScoreSettings
+from nmt.model.load import load_weights, new_model
 from nmt.run import RunDirectory
 from nmt.training import checkpoint
 from nmt.training.journal import save_figures
 from nmt.training.trainer import Interrupted, Trainer
 from nmt.training.validation import shown
-from nmt.translator import Translator, load_weights, new_model
+from nmt.translator import Translator
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from nmt.data.batching import Batch, Batches
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.machine import Machine
+from nmt.model.load import new_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.training.objective import Objective
 from nmt.training.step import Updater, make_optimizer
-from nmt.translator import new_model
 
 Config = Callable[..., TrainConfig]
 CPU = Machine(torch.device("cpu"), "fp32")
