@@ -47,12 +47,14 @@ class _Pending:
     def __init__(self) -> None:
         self.inputs: list[Tensor] = []
         self.grads: list[Tensor] = []
+        self.elements = 0
         self.total: tuple[Tensor, Tensor] | None = None  # gradient of the operand, sum of the gradients
 
     def add(self, inputs: Tensor, grads: Tensor) -> None:
         self.inputs.append(inputs)
         self.grads.append(grads)
-        if sum(each.numel() for each in (*self.inputs, *self.grads)) > PENDING_ELEMENTS:
+        self.elements += inputs.numel() + grads.numel()
+        if self.elements > PENDING_ELEMENTS:
             self.fold()
 
     def fold(self) -> tuple[Tensor, Tensor]:
@@ -63,7 +65,7 @@ class _Pending:
             found = weight_gradient(inputs, grads), grads.sum(-2, dtype=wide)
             if self.total is not None:
                 found = self.total[0].to(wide) + found[0], self.total[1] + found[1]
-            self.inputs, self.grads, self.total = [], [], found
+            self.inputs, self.grads, self.elements, self.total = [], [], 0, found
         assert self.total is not None
         return self.total
 
