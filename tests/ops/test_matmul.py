@@ -27,6 +27,16 @@ def test_is_the_product(layout: str, weight_layout: str, shape: tuple[int, ...],
     torch.testing.assert_close(matmul(inputs, weight, bias), F.linear(inputs, weight, bias))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_onednn_gets_whole_matrices(layout: str) -> None:
+    """Parts of wider ones take it a thousand times as long."""
+    matrix = LAYOUTS[layout](torch.randn(6, 5))
+    dense = module._dense(matrix)
+    assert dense.is_contiguous() or dense.mT.is_contiguous()
+    assert torch.equal(dense, matrix)
+    assert (dense is matrix) == (layout in {"dense", "transposed"})
+
+
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_several_products(with_bias: bool) -> None:
     inputs, weight = torch.randn(2, 6, 5), torch.randn(2, 7, 5)

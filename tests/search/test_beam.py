@@ -18,6 +18,7 @@ from search_toy import (
 )
 from torch import Tensor
 
+from nmt.search import beam as module
 from nmt.search.beam import beam_search
 from nmt.search.greedy import greedy_search
 from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits, StepOutput
@@ -231,3 +232,16 @@ def test_the_logits_of_the_model_are_left_alone() -> None:
 def test_impossible_sizes_are_refused(beam_size: int, n_best: int) -> None:
     with pytest.raises(ValueError, match=f"n_best is {n_best} and beam_size {beam_size}"):
         search(Toy(0), Limits(0, [4]), beam_size, n_best)
+
+
+@pytest.mark.parametrize("numbers", [1, 200])
+def test_candidates_ranked_a_few_sentences_at_a_time_are_the_same(
+    numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With limits of their own, and more hypotheses the longer they go on."""
+    limits = Limits(1, [2, 6, 4, 5, 3])
+    toy = Toy(3)
+    whole = search(toy, limits, 3, n_best=3)
+    monkeypatch.setattr(module, "CACHED_NUMBERS", numbers)
+    for few, together in zip(search(toy, limits, 3, n_best=3), whole, strict=True):
+        assert same(few, together)
