@@ -94,6 +94,7 @@ class Bench:
             batch_tokens=training.batch_tokens,
             batch_sentences=training.batch_sentences,
             seed=self.config.seed,
+            sampling=self.config.tokenizer.sampling,
         )
         return batches, batches.epoch(0)
 
@@ -224,7 +225,7 @@ def presets(config: TrainConfig, prepared: Prepared, updates: int) -> list[dict[
 
 
 def growth(config: TrainConfig, prepared: Prepared, updates: int) -> list[dict[str, Any]]:
-    """Random sentences of one length, as many as fill a batch; then the vocabulary, with sentences as they are."""
+    """Random sentences of one length, as many as fill a batch: ever longer, then short with ever more vocabulary."""
     rows = []
     for length in LENGTHS:
         bench = Bench(config, prepared)
@@ -306,6 +307,8 @@ def main() -> None:
     def task(config: TrainConfig, overrides: list[str]) -> None:
         logging.getLogger("nmt").setLevel(logging.WARNING)
         keep_freed_memory()
+        if config.training.guided_alignment:
+            raise UserError("training.guided_alignment: the benchmark's batches have no alignments; set it to 0")
         prepared = prepare(config.data, config.tokenizer)
         bench = Bench(config, prepared)
         found: dict[str, Any] = {

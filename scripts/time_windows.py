@@ -13,6 +13,7 @@ from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.attention.parts import Score, Window
 from nmt.attention.scores import AdditiveScore, GeneralScore
 from nmt.attention.windows import GlobalWindow, LocalMonotonicWindow, LocalPredictiveWindow
+from nmt.ops.shared import loop
 from nmt.report.table import Column, decimals, markdown
 
 DIM, BATCH, REACH = 512, 8, 10
@@ -33,9 +34,10 @@ def seconds(score: Score, window: Window, length: int) -> float:
     def sentence(steps: int) -> float:
         began = time.perf_counter()
         memory, past, total = attention.remember(states, valid), attention.start(valid), torch.zeros(())
-        for _ in range(steps):
-            attended = attention(query, memory, past)
-            past, total = attended.past, total + attended.context.sum()
+        with loop():  # as a decoder does: one gradient of keys and values for all steps
+            for _ in range(steps):
+                attended = attention(query, memory, past)
+                past, total = attended.past, total + attended.context.sum()
         total.backward()
         return time.perf_counter() - began
 

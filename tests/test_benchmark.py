@@ -40,8 +40,11 @@ def test_measures_training_decoding_presets_and_growth(tmp_path: Path, tiny_over
         assert heading in done.stdout
 
 
-def test_a_mistake_is_one_line(tmp_path: Path) -> None:
-    done = benchmark(tmp_path, "decoder.hiden=3")
+@pytest.mark.parametrize(
+    ("word", "told"), [("decoder.hiden=3", "decoder.hidden"), ("training.guided_alignment=0.2", "set it to 0")]
+)
+def test_a_mistake_is_one_line(tmp_path: Path, word: str, told: str) -> None:
+    done = benchmark(tmp_path, word)
     assert done.returncode == 2
-    assert "decoder.hidden" in done.stderr
+    assert told in done.stderr
     assert "Traceback" not in done.stderr

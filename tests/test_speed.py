@@ -77,14 +77,22 @@ def test_a_step_costs_no_more_than(train_config: Config, preset: str, products: 
     assert found[1] <= operations
 
 
-@pytest.mark.parametrize("preset", ["luong_concat", "multihead", "luong_local_p"])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["attention=luong_concat"],
+        ["attention=multihead"],
+        ["attention=luong_local_p", "attention.window.reach=1"],  # narrow enough to be read alone
+    ],
+    ids=lambda overrides: overrides[0],
+)
 def test_keys_and_values_have_one_gradient_for_all_steps(
-    train_config: Config, preset: str, monkeypatch: pytest.MonkeyPatch
+    train_config: Config, overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[object] = []
     original = shared._share
     monkeypatch.setattr(shared, "_share", lambda *each: made.append(each[1]) or original(*each))
-    config = train_config(f"attention={preset}")
+    config = train_config(*overrides)
     counts = []
     for T in (3, 9):
         made.clear()

@@ -15,9 +15,9 @@ from nmt.ops.shared import share
 def additive_energies(query: Tensor, keys: Tensor, weight: Tensor) -> Tensor:
     """e_ts = v . tanh(q_t + k_s): (B, T, A), (B, S, A), v (1, A) -> (B, T, S), float32 or wider.
 
-    The hidden units (B, T, S, A) are not kept but made again for the gradient (from the keys, of which a loop keeps one
-    copy as long as they stay the same). They are computed as tanh(x) =
-    2 sigmoid(2 x) - 1, several times as fast on a CPU:  e = 2 v . sigmoid(2 q + 2 k) - sum(v).
+    The hidden units (B, T, S, A) are not kept but made again for the gradient, from the keys, of which a loop keeps one
+    copy as long as they stay the same. They are computed as tanh(x) = 2 sigmoid(2 x) - 1, several times as fast on a
+    CPU:  e = 2 v . sigmoid(2 q + 2 k) - sum(v).
     """
     shared = share((keys, weight), _sums, _doubled)
     energies: Tensor = _Energies.apply(query, shared.token, shared.gathered, *shared.values)  # type: ignore[no-untyped-call]
