@@ -6,7 +6,7 @@ OVERRIDES ?=
 
 .DEFAULT_GOAL := help
 
-.PHONY: help train bench test lint build tensorboard clean
+.PHONY: help train study bench test lint build tensorboard clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -20,6 +20,9 @@ $(READY): pyproject.toml constraints.txt
 
 train: $(READY)  ## train, evaluate and draw alignments on the built-in demo corpus (OVERRIDES="attention=luong_dot")
 	@$(BIN)/nmt-train $(OVERRIDES)
+
+study: $(READY)  ## compare kinds of attention on the demo corpus: a sweep with two jobs at a time, a table and a page
+	@$(BIN)/nmt-train experiment=attention_study hydra/launcher=parallel $(OVERRIDES)
 
 bench: $(READY)  ## time training and decoding on the demo corpus (OVERRIDES="--presets attention=luong_concat")
 	@$(BIN)/python scripts/benchmark.py $(OVERRIDES)

@@ -108,6 +108,7 @@ def evaluate_run(
     if aligned is not None:
         result |= {key: round(value, 4) for key, value in aligned.scores.items()}
         run.write_alignments(f"{name}.translations", [each.word_alignment() for each in found.translations])
+        run.write_word_weights(name, [each.word_weights() for each in found.translations])
         run.write_alignments(f"{name}.references", aligned.pharaoh)
     run.write_hypotheses(name, found.hypotheses)
     run.update_json(run.results, {name: result})

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nmt.config.compose import flatten, load_values, save_values
+from nmt.config.compose import flatten, given_values, load_values, save_values
 from nmt.config.errors import UserError
 from nmt.data.prepared import Prepared
 from nmt.files import remove_leftovers, to_json, write_atomically
@@ -37,7 +37,11 @@ FREE = {
     "validation.samples",
     "validation.saliency",
 }
+# Of these, what may differ without another result.
+WHERE_IT_STOPS = {"training.max_epochs", "training.max_steps", "validation.patience"}
 LOCK = ".lock"
+ERROR = "error.txt"  # why a job of a sweep failed
+FINISHED, PRUNED = "finished", "pruned"  # the manifest's "status"; none: not at its end yet
 PACKAGES = ("nmt", "torch", "numpy", "sentencepiece", "sacrebleu", "datasets", "hydra-core")
 
 
@@ -119,22 +123,36 @@ class RunDirectory:
             },
         )
 
+    def asked(self) -> dict[str, Any]:
+        """What the run was started with: the choice from each group, and single values, by key.
+
+        Without what comes along with a choice, as attention/score does with attention=bahdanau.
+        """
+        start = (read_json(self.manifest).get("starts") or [{}])[0]
+        choices = {group: choice for group, choice in start.get("choices", {}).items() if "/" not in group}
+        given = {**choices, **given_values(start.get("overrides", []))}
+        return {key: value for key, value in given.items() if key not in FREE and key != "seed"}
+
     def _refuse_foreign(self) -> None:
         """Raises UserError if the directory holds anything but a run or a kill's leftover of a run's first file."""
         if self.config.exists() or not self.path.is_dir():
             return
-        ours = (LOCK, f".{self.config.name}.*.part")
+        ours = (LOCK, ERROR, f".{self.config.name}.*.part")
         others = sorted(path.name for path in self.path.iterdir() if not any(path.match(name) for name in ours))
         if others:
             raise UserError(
                 f"{self.path}: is not empty and not a run (it holds {others[0]}); choose another hydra.run.dir"
             )
 
+    def has_finished(self, values: Mapping[str, Any]) -> bool:
+        """Is here the end of a run with these values, so that running it again would change nothing?"""
+        if read_json(self.manifest).get("status") not in {FINISHED, PRUNED}:
+            return False
+        return not _changed(load_values(self.config), values, FREE - WHERE_IT_STOPS)
+
     def _same(self, saved: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         before, now = dict(flatten(saved)), dict(flatten(values))
-        changed = [
-            key for key in sorted(before.keys() | now.keys()) if key not in FREE and before.get(key) != now.get(key)
-        ]
+        changed = _changed(saved, values, FREE)
         if changed:
             key = changed[0]
             more = f" and {len(changed) - 1} more differ" if len(changed) > 1 else ""
@@ -188,6 +206,21 @@ class RunDirectory:
     def write_alignments(self, name: str, lines: list[str]) -> None:
         """alignments/<name>.pharaoh."""
         _write_lines(self.alignments / f"{name}.pharaoh", lines)
+
+    def write_word_weights(self, name: str, weights: list[dict[str, Any] | None]) -> None:
+        """alignments/<name>.words.jsonl: the attention between the words of each translation and its source."""
+        _write_lines(self.alignments / f"{name}.words.jsonl", [to_json(each or {}) for each in weights])
+
+
+def _changed(saved: Mapping[str, Any], values: Mapping[str, Any], free: set[str]) -> list[str]:
+    before, now = dict(flatten(saved)), dict(flatten(values))
+    return [key for key in sorted(before.keys() | now.keys()) if key not in free and before.get(key) != now.get(key)]
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """The run directories in a folder such as a sweep's, sorted by name."""
+    depths = ("*", "*/*", "*/*/*")  # such as outputs/sweep/DATE/TIME/NAME
+    return sorted(path.parent for depth in depths for path in folder.glob(f"{depth}/config.yaml"))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from nmt.data.prepared import padded
 from nmt.data.tokenizer import Tokenizers
 from nmt.data.unknown import copy_unknown
 from nmt.machine import Machine
-from nmt.metrics.alignment import attention_to_links, format_pharaoh
+from nmt.metrics.alignment import attention_to_links, format_pharaoh, merge_to_words, words
 from nmt.model.decoder import DecoderState
 from nmt.model.load import load_weights, new_model
 from nmt.model.seq2seq import Seq2Seq
@@ -55,6 +55,15 @@ class Translation:
         if self.alignment is None:
             return ""
         return format_pharaoh(attention_to_links(self.alignment, self.tokens, self.source_tokens))
+
+    def word_weights(self) -> dict[str, Any] | None:
+        """Source words, target words ("</s>" last) and the attention between them: whole percents, a row for each
+        target word. None without attention."""
+        if self.alignment is None:
+            return None
+        weights = merge_to_words(self.alignment, self.tokens, self.source_tokens)
+        percents = np.rint(100 * weights).astype(int).tolist()
+        return {"source": words(self.source_tokens), "target": words(self.tokens), "weights": percents}
 
 
 class Translator:

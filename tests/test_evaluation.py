@@ -90,6 +90,8 @@ def test_alignments_of_translations_and_references_are_written(run: RunDirectory
     assert read_lines(run.alignments / "test.references.pharaoh") == aligned.pharaoh
     links = read_lines(run.alignments / "test.translations.pharaoh")
     assert links == [each.word_alignment() for each in found.translations]
+    weights = [json.loads(line) for line in read_lines(run.alignments / "test.words.jsonl")]
+    assert weights == [each.word_weights() for each in found.translations]
     for line, source, translation in zip(links, sources, found.hypotheses, strict=True):
         for i, j in parse_pharaoh(line)[0]:
             assert i < len(source.split())

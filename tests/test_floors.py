@@ -7,6 +7,7 @@ import nmt
 
 FLOORS = [  # from the top down
     "cli",
+    "comparison",
     "training",
     "evaluation",
     "saliency",

@@ -190,6 +190,19 @@ def test_word_alignments_are_in_range(translator: Translator) -> None:
             assert 0 <= target < len(each.text.split())
 
 
+def test_word_weights_name_the_words_of_both_sentences(translator: Translator) -> None:
+    line = "the cat sleeps ."
+    (found,) = translator.translate([line])
+    weights = found.word_weights()
+    assert weights is not None
+    assert weights["source"] == [*line.split(), "</s>"]
+    assert " ".join(weights["target"]).removesuffix("</s>").split() == found.text.split()
+    assert np.shape(weights["weights"]) == (len(weights["target"]), len(weights["source"]))
+    assert all(abs(sum(row) - 100) <= len(row) / 2 for row in weights["weights"])
+    heaviest = {int(np.argmax(row)) for row in weights["weights"]}
+    assert {int(link.split("-")[0]) for link in found.word_alignment().split()} <= heaviest
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -8,8 +8,9 @@ import re
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import hydra
 import yaml
@@ -26,38 +27,44 @@ STOPPED = 128  # plus its number: exit status after a signal
 log = logging.getLogger(__name__)
 
 
-def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None]) -> None:
+class Sweep(Protocol):
+    """How a command runs several jobs (nmt.cli.sweep)."""
+
+    def sweeping(self) -> bool:
+        """Is this one job of several?"""
+
+    def run_job(self, work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
+        """One job, perhaps in another process. Raises nothing that is its own fault."""
+
+    def finish(self) -> int:
+        """After the last job. Returns the exit status."""
+
+
+def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None], sweep: Sweep | None = None) -> None:
     """Compose configs/<command>.yaml with the command line's overrides, check it, call `task`, exit.
 
     `task` gets the typed config and the list of overrides, and returns the exit status (None: 0).
     """
     debug = bool(os.environ.get("HYDRA_FULL_ERROR"))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions come up to us instead of being printed by Hydra
-    OmegaConf.register_new_resolver("run_dir", _run_dir, replace=True)
-    _log_to_stderr()
+    log_to(sys.stderr)
     sys.argv[1:] = [word.replace("=~/", f"={Path.home()}/", 1) for word in sys.argv[1:]]  # as a shell does elsewhere
     outcomes: list[int | Exception | None] = []  # of each job; None while it runs
 
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=command)
-    def main(config: DictConfig) -> None:
+    def main(config: DictConfig) -> Any:  # noqa: ANN401
+        if sweep is not None and sweep.sweeping():
+            return sweep.run_job(partial(_call, schema, task, config), command)
         outcomes.append(None)
-        try:
-            values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-            assert isinstance(values, dict)
-            plain: dict[str, Any] = {str(key): value for key, value in values.items()}
-            status = task(typed(schema, plain), list(HydraConfig.get().overrides.task)) or 0
-        except (UserError, OmegaConfBaseException, OSError) as error:
-            if debug or not _users_fault(error):
-                raise
-            outcomes[-1] = error  # kept from Hydra, which would print a notice of its own
-            _remove_new_directory()
-        else:
-            outcomes[-1] = status
-            if status >= STOPPED:  # by a signal, which means the whole sweep
-                sys.exit(status)
+        outcomes[-1] = status = _attempt(partial(_call, schema, task, config), debug)
+        if isinstance(status, int) and status >= STOPPED:  # by a signal, which means the whole sweep
+            sys.exit(status)
+        return None
 
     try:
         main()
+        if sweep is not None and not outcomes:
+            outcomes.append(sweep.finish())
     except KeyboardInterrupt:
         print(f"nmt-{command}: interrupted", file=sys.stderr)
         sys.exit(STOPPED + signal.SIGINT)
@@ -68,6 +75,25 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
     _exit(outcomes, command)
 
 
+def _call(schema: type[T], task: Callable[[T, list[str]], int | None], config: DictConfig) -> int:
+    """One job. Returns its exit status."""
+    values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    assert isinstance(values, dict)
+    plain: dict[str, Any] = {str(key): value for key, value in values.items()}
+    return task(typed(schema, plain), list(HydraConfig.get().overrides.task)) or 0
+
+
+def _attempt(work: Callable[[], int], debug: bool) -> int | Exception:
+    """The exit status, or the user's fault: kept from Hydra, which would print a notice of its own."""
+    try:
+        return work()
+    except (UserError, OmegaConfBaseException, OSError) as error:
+        if debug or not _users_fault(error):
+            raise
+        _remove_new_directory()
+        return error
+
+
 def _exit(outcomes: list[int | Exception | None], command: str) -> None:
     """Tell each job's failure in one line, and exit: 2 if there was one, else the highest status."""
     failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
@@ -75,8 +101,7 @@ def _exit(outcomes: list[int | Exception | None], command: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     for failure in failures:
-        message = str(failure) if isinstance(failure, UserError) else _explain(failure, command)
-        for line in message.splitlines():
+        for line in explain(failure, command).splitlines():
             print(f"nmt-{command}: error: {line}", file=sys.stderr)
     sys.exit(2 if failures else max((outcome for outcome in outcomes if isinstance(outcome, int)), default=0))
 
@@ -120,8 +145,13 @@ def _run_dir(run: str | int | None, new: str) -> str:
     return str(Path(run).expanduser())
 
 
-def _log_to_stderr() -> None:
-    handler = logging.StreamHandler(sys.stderr)
+# At import, since a launcher's worker process imports this module and nothing else of the command.
+OmegaConf.register_new_resolver("run_dir", _run_dir, replace=True)
+
+
+def log_to(stream: Any) -> None:  # noqa: ANN401
+    """Let all that is told go to this stream, and nowhere else but to files."""
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger("nmt")
     handler.addFilter(lambda record: record.levelno >= logging.INFO)  # a filter also holds beside a progress bar
@@ -130,14 +160,24 @@ def _log_to_stderr() -> None:
     logger.propagate = False
 
 
-def _explain(error: Exception, command: str) -> str:
-    """Hydra's or OmegaConf's error in one line, with the nearest thing that exists."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("See http")]
-    text = lines[0] if lines else type(error).__name__
+def explain(error: Exception, command: str) -> str:
+    """What to tell of an error: our own as it is, the system's, Hydra's or OmegaConf's in one line."""
+    if isinstance(error, UserError):
+        return str(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return _explain(error, command)
+
+
+def _explain(error: Exception, command: str) -> str:
+    """In one line, with the nearest thing that exists."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("See http")]
+    text = lines[0] if lines else type(error).__name__
     if ours := re.search(r"UserError raised while resolving interpolation: (.*)", text):
         return ours[1]
+    if plugin := re.search(r"hydra_plugins\.hydra_(\w+)_launcher", text):
+        extra = {"joblib": "parallel", "submitit": "slurm"}[plugin[1]]
+        return f'hydra/launcher: {plugin[1]} is not installed: pip install "nmt[{extra}]"'
     if text.startswith("Could not override '"):
         return _unknown(text.split("'")[1], command)
     if "Could not find '" in text:

@@ -1,20 +1,24 @@
 """nmt-train: train, evaluate, draw alignments."""
 
+import logging
 import os
 import shlex
 import shutil
 import sys
 from pathlib import Path
 
+from nmt.cli import sweep
 from nmt.cli.app import choices, output_dir, run
 from nmt.config.compose import load_values, typed, with_values
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 
+log = logging.getLogger(__name__)
+
 
 def main() -> None:
     """Entry point."""
-    run("train", TrainConfig, _train)
+    run("train", TrainConfig, _train, sweep)
 
 
 def _train(config: TrainConfig, overrides: list[str]) -> int:
@@ -22,6 +26,11 @@ def _train(config: TrainConfig, overrides: list[str]) -> int:
     from nmt.training.job import train
 
     directory = output_dir()
+    if sweep.sweeping():
+        config = config.model_copy(update={"threads": config.threads or sweep.job_threads()})
+        if RunDirectory(directory).has_finished(config.settled().model_dump(mode="json")):
+            log.info("finished before: skipped")
+            return 0
     if config.run is not None:
         directory = RunDirectory.existing(config.run).path
         given = [override for override in overrides if not override.startswith("run=")]
@@ -32,7 +41,9 @@ def _train(config: TrainConfig, overrides: list[str]) -> int:
                     f"{', '.join(sorted(FREE - {'run'}))}"
                 )
         config = typed(TrainConfig, with_values(load_values(directory / "config.yaml"), given))
-    status = train(config.settled(), directory, overrides, choices())
+    status = train(config.settled(), directory, overrides, choices(), sweep.observer() if sweep.sweeping() else None)
+    if sweep.sweeping():
+        return status  # the sweep tells in the end
     here = os.path.relpath(directory)
     board = "tensorboard" if shutil.which("tensorboard") else Path(sys.executable).with_name("tensorboard")
     print(f"tensorboard: {board} --logdir {shlex.quote(here)} --host localhost")

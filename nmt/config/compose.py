@@ -1,5 +1,6 @@
 """From composed YAML values to one typed object, with errors a user can act on."""
 
+import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from nmt.config.errors import UserError, nearest
 from nmt.files import write_atomically
 
 T = TypeVar("T", bound=BaseModel)
+_NUMBER_OR_WORD = re.compile(r"[\w.+-]*")
 
 
 def config_dir() -> Path:
@@ -70,6 +72,16 @@ def with_values(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str
         except yaml.YAMLError:
             raise UserError(f"{override}: cannot be read as KEY=VALUE") from None
     return changed
+
+
+def given_values(overrides: Iterable[str]) -> dict[str, Any]:
+    """What overrides such as "optimizer.lr=0.1" set, as plain values by key; lists and the like as they are written."""
+    values = {}
+    for override in overrides:
+        key, _, text = override.lstrip("+").partition("=")
+        value = yaml.safe_load(text) if _NUMBER_OR_WORD.fullmatch(text) else text
+        values[key] = value if isinstance(value, str | int | float | bool | None) else text
+    return values
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

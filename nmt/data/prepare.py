@@ -1,14 +1,17 @@
 """From a corpus as the user keeps it to a prepared directory, once per content: filter, tokenizer, ids, report."""
 
 import array
+import fcntl
 import hashlib
 import itertools
 import json
 import logging
+import os
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,18 +42,36 @@ def prepare(data: schema.Data, tokenizer: schema.TokenizerConfig) -> Prepared:
         directory.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"data.cache_dir={data.cache_dir}: cannot be made ({error.strerror})") from None
-    working = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
-        _prepare(data, tokenizer, fingerprint, working)
-        try:
-            working.rename(directory)  # all or nothing
-        except OSError:
-            if not (directory / "report.json").exists():
-                raise
-            # another process has prepared the same corpus meanwhile
-    finally:
-        shutil.rmtree(working, ignore_errors=True)
+    with _alone(directory.with_name(f".{directory.name}.lock")):
+        if not (directory / "report.json").exists():
+            for leftover in directory.parent.glob(f".{directory.name}.*.part"):
+                shutil.rmtree(leftover, ignore_errors=True)  # of a preparation that was killed
+            working = Path(tempfile.mkdtemp(".part", f".{directory.name}.", directory.parent))
+            try:
+                _prepare(data, tokenizer, fingerprint, working)
+                working.rename(directory)  # all or nothing
+            finally:
+                shutil.rmtree(working, ignore_errors=True)
     return Prepared(directory)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process at a time: the jobs of a sweep wait for the first to prepare what they share."""
+    while True:
+        with path.open("w") as lock:  # closing it releases the lock, also for a process that is killed
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                log.info("corpus: another process is preparing it, waiting")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists() or not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                continue  # the one before us has removed the file that we locked
+            try:
+                yield
+            finally:
+                path.unlink()
+            return
 
 
 def _fingerprint(data: schema.Data, tokenizer: schema.TokenizerConfig) -> str:

@@ -110,6 +110,14 @@ def merge_to_words(weights: Weights, target_pieces: Sequence[str], source_pieces
     return merged
 
 
+def words(pieces: Sequence[str]) -> list[str]:
+    """The words that `merge_to_words` merges to, as text."""
+    texts = [""] * (words_of_pieces(pieces)[-1] + 1 if pieces else 0)
+    for word, piece in zip(words_of_pieces(pieces), pieces, strict=True):
+        texts[word] += piece.replace(WORD_START, " ")
+    return [text.strip() for text in texts]
+
+
 def _membership(pieces: Sequence[str]) -> NDArray[np.float64]:
     """(pieces, words), 1 where the piece belongs to the word."""
     words = words_of_pieces(pieces)

@@ -73,24 +73,40 @@ def score(
         value = float(metric.corpus_score(hypotheses, [references]).score)
         return value, str(metric.get_signature())
 
-    bleu, signature = corpus_score(_bleu(settings))
+    bleu, signature = corpus_score(bleu_metric(settings))
     chrf, chrf_signature = corpus_score(CHRF()) if "chrf" in metrics else (None, None)
     ter, ter_signature = corpus_score(TER()) if "ter" in metrics else (None, None)
     return Scores(bleu, chrf, ter, signature, chrf_signature, ter_signature)
 
 
-def score_by_length(
-    hypotheses: Sequence[str], references: Sequence[str], sources: Sequence[str], settings: ScoreSettings
-) -> list[dict[str, float | list[int]]]:
-    """BLEU of each quarter of the sentences, by their sources' number of words; the longest are last.
+def signatures(settings: ScoreSettings) -> dict[str, str]:
+    """What tells how each metric was taken: signature (of BLEU), chrf_signature, ter_signature."""
+    empty = score([""], ["x"], settings)
+    return {name: str(getattr(empty, name)) for name in ("signature", "chrf_signature", "ter_signature")}
 
-    Sentences of one length stay together, so that there may be fewer than four parts. `words`: from and to; they are
+
+def sentence_bleu(hypotheses: Sequence[str], references: Sequence[str], settings: ScoreSettings) -> list[float]:
+    """BLEU of each sentence, from 0 to 100, with n-grams no longer than it has (sacreBLEU's effective order)."""
+    metric = bleu_metric(settings, effective_order=True)
+    return [float(metric.sentence_score(h, [r]).score) for h, r in zip(hypotheses, references, strict=True)]
+
+
+def score_by_length(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    sources: Sequence[str],
+    settings: ScoreSettings,
+    count: int = 4,
+) -> list[dict[str, float | list[int]]]:
+    """BLEU of each quarter (or `count`th) of the sentences, by their sources' number of words; the longest are last.
+
+    Sentences of one length stay together, so that there may be fewer parts. `words`: from and to; they are
     characters where the text has no spaces, as in Chinese.
     """
     lengths = np.array([len(source.split()) for source in sources])
     if np.median(lengths) <= 1:
         lengths = np.array([len(source) for source in sources])
-    edges = np.unique(np.quantile(lengths, (0.25, 0.5, 0.75, 1.0), method="lower"))
+    edges = np.unique(np.quantile(lengths, np.arange(1, count + 1) / count, method="lower"))
     parts: list[dict[str, float | list[int]]] = []
     for part in range(len(edges)):
         chosen = np.flatnonzero(np.searchsorted(edges, lengths) == part)
@@ -106,14 +122,14 @@ def score_by_length(
     return parts
 
 
-def _bleu(settings: ScoreSettings) -> BLEU:
+def bleu_metric(settings: ScoreSettings, effective_order: bool = False) -> BLEU:
     """The BLEU metric of the settings, or a ValueError that says how to get its tokenizer."""
     name = settings.tokenize
     if name not in BLEU.TOKENIZERS:
         raise ValueError(f"evaluation.tokenize: {name!r} is unknown; allowed: {', '.join(BLEU.TOKENIZERS)}")
     try:
         # `force` silences the warning that the text looks tokenized: some corpora are, on purpose.
-        return BLEU(tokenize=name, lowercase=settings.lowercase, force=True)
+        return BLEU(tokenize=name, lowercase=settings.lowercase, force=True, effective_order=effective_order)
     except RuntimeError as error:  # the Japanese and Korean tokenizers lack their dictionary
         extra = name.partition("-")[0]
         raise ValueError(f'evaluation.tokenize: {name!r} needs more packages: pip install "nmt[{extra}]"') from error

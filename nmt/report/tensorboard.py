@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
 
 # As a character reference no character has a meaning in Markdown or HTML.
 _REFERENCES = {ord(character): f"&#{ord(character)};" for character in string.punctuation}
@@ -26,6 +27,7 @@ class TensorBoard:
         # TensorBoard hides earlier events from this step on, this step included.
         purge_step = 0 if resume_step is None else resume_step + 1
         self._writer: Any = SummaryWriter(str(directory), purge_step=purge_step)  # its methods are untyped
+        self._hparams: Any = hparams
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """One point on each curve, by tag such as "train/loss"."""
@@ -51,6 +53,21 @@ class TensorBoard:
     def image(self, tag: str, array: NDArray[np.uint8], step: int) -> None:
         """(H, W, 3), red, green and blue."""
         self._writer.add_image(tag, array, step, dataformats="HWC")
+
+    def choices(self, values: Mapping[str, str | float | bool | None]) -> None:
+        """What the run chose, for the table and the parallel coordinates of HPARAMS.
+
+        TensorBoard finds the columns, and which of them differ, from all runs it is given.
+        """
+        named = {key: "null" if value is None else value for key, value in values.items()}
+        _, start, _ = self._hparams(named, {})  # the first part would describe all runs by this one
+        self._writer.file_writer.add_summary(start)
+
+    def outcome(self, step: int, scores: Mapping[str, float]) -> None:
+        """The run has come to its end, with these scores."""
+        _, _, end = self._hparams({}, {})
+        self._writer.file_writer.add_summary(end)
+        self.scalars(step, scores)
 
     def flush(self) -> None:
         """Bring everything written so far to the disk, as is due with every checkpoint."""

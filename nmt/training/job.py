@@ -17,10 +17,11 @@ from nmt.evaluation import evaluate_run, score_settings
 from nmt.machine import Machine, keep_freed_memory
 from nmt.metrics.bleu import ScoreSettings
 from nmt.model.load import load_weights, new_model
-from nmt.run import RunDirectory
+from nmt.report.tensorboard import TensorBoard
+from nmt.run import FINISHED, PRUNED, RunDirectory, read_json
 from nmt.training import checkpoint
 from nmt.training.journal import save_figures
-from nmt.training.trainer import Interrupted, Trainer
+from nmt.training.trainer import Interrupted, Observer, Pruned, Trainer
 from nmt.training.validation import shown
 from nmt.translator import Translator
 
@@ -28,11 +29,16 @@ log = logging.getLogger(__name__)
 
 
 def train(
-    config: schema.TrainConfig, directory: Path, overrides: list[str], choices: Mapping[str, str] | None = None
+    config: schema.TrainConfig,
+    directory: Path,
+    overrides: list[str],
+    choices: Mapping[str, str] | None = None,
+    observer: Observer | None = None,
 ) -> int:
     """Train in `directory`, or resume the run there. Returns the exit status: 0, or 128 + signal if stopped by one.
 
-    `overrides` and `choices` (of each group) are how the configuration was asked for; they are written down.
+    `overrides` and `choices` (of each group) are how the configuration was asked for; they are written down. An
+    `observer` may end the run early; it is then not evaluated.
     """
     keep_freed_memory()
     machine = Machine.choose(config.device, config.precision, config.threads)
@@ -45,7 +51,7 @@ def train(
         run.begin(values, prepared, {"overrides": overrides, "choices": choices or {}, "machine": machine.describe()})
         with _log_to(run.log):
             _report(prepared)
-            return _train(config, run, prepared, machine, scoring)
+            return _train(config, run, prepared, machine, scoring, observer)
     finally:
         run.release()
 
@@ -56,11 +62,12 @@ def _train(
     prepared: Prepared,
     machine: Machine,
     scoring: ScoreSettings,
+    observer: Observer | None,
 ) -> int:
     checkpoint.seed_everything(config.seed)
     model = new_model(config, prepared.tokenizers).to(machine.device)
     translator = Translator(model, prepared.tokenizers, config.search, machine, config.seed)
-    trainer = Trainer(config, prepared, translator, scoring, run)
+    trainer = Trainer(config, prepared, translator, scoring, run, observer)
     resumed = trainer.resume()
     parameters = sum(parameter.numel() for parameter in model.parameters())
     log.info(
@@ -84,10 +91,29 @@ def _train(
             "stopped by %s at step %d; go on with: nmt-train %s", stop, trainer.step, shlex.quote(f"run={run.path}")
         )
         return 128 + stop.signum
+    except Pruned:
+        log.info("pruned at step %d: other runs of the sweep promise more", trainer.step)
+        run.update_json(run.manifest, {"status": PRUNED})
+        return 0
     finally:
         run.update_json(run.manifest, {"parameters": parameters, "training": _spent(trainer)})
     _evaluate(run, translator, prepared, scoring, config.validation)
+    # One step later than all else, so that a run that is started again takes its old results back.
+    with TensorBoard(run.tensorboard, resume_step=trainer.step) as board:
+        board.outcome(trainer.step + 1, _results(run))
+    run.update_json(run.manifest, {"status": FINISHED})
     return 0
+
+
+def _results(run: RunDirectory) -> dict[str, float]:
+    """Each split's scores with the best checkpoint, by names such as "best/test_bleu"."""
+    results = read_json(run.results)
+    return {
+        f"best/{split}_{key}": results[split][key]
+        for split in (path.stem for path in run.data.glob("*.source"))
+        for key in ("bleu", "chrf", "ter", "aer")
+        if results.get(split, {}).get(key) is not None
+    }
 
 
 def _spent(trainer: Trainer) -> dict[str, Any]:

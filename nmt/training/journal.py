@@ -26,7 +26,7 @@ class Journal:
 
     def __init__(self, run: RunDirectory, step: int, total_steps: int) -> None:
         """Continue after `step`: what a killed run wrote after its last checkpoint is taken back."""
-        self._metrics = run.metrics
+        self._metrics, self._asked = run.metrics, run.asked()
         _keep_until(self._metrics, step)
         self._board = TensorBoard(run.tensorboard, resume_step=step or None)
         self._bar = tqdm(
@@ -88,7 +88,8 @@ class Journal:
             self._board.histogram("attention/jumps", positions.jumps, step)
 
     def config(self, values: Mapping[str, Any]) -> None:
-        """The resolved configuration as text."""
+        """The resolved configuration as text, and what was chosen of it."""
+        self._board.choices({"seed": values["seed"], **self._asked})
         text = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
         self._board.text("config", "\n".join(f"    {line}" for line in text.splitlines()), 0)
 

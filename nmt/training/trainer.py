@@ -3,7 +3,7 @@
 import logging
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -37,6 +37,13 @@ class Interrupted(Exception):  # noqa: N818
         self.signum = signum
 
 
+class Pruned(Exception):  # noqa: N818
+    """A sweep has seen enough of this run; the last checkpoint holds everything."""
+
+
+Observer = Callable[[float, float], bool]  # told each validation's epoch and monitored score; True: the run may end
+
+
 class Trainer:
     """Updates, validations and checkpoints, from the first step or from where a checkpoint stands."""
 
@@ -47,7 +54,9 @@ class Trainer:
         translator: Translator,
         scoring: ScoreSettings,
         run: RunDirectory,
+        observer: Observer | None = None,
     ) -> None:
+        self.observer = observer
         self.config, self.prepared, self.translator, self.run = config, prepared, translator, run
         self.model = translator.model
         guided = config.training.guided_alignment > 0
@@ -76,7 +85,8 @@ class Trainer:
         self.schedule_has_moved = False  # resumed with another end than before
 
     def fit(self) -> None:
-        """Train to the end. Raises Interrupted after a signal, UserError if the gradients stay non-finite."""
+        """Train to the end. Raises Interrupted after a signal, Pruned if the observer asks for it, UserError if the
+        gradients stay non-finite."""
         self.journal = Journal(self.run, self.step, self.total_steps)
         if not self.step:
             self.journal.config(self.config.model_dump(mode="json"))
@@ -169,8 +179,10 @@ class Trainer:
         return self.position == len(self.plan) and (self.epoch + 1) % validation.every == 0
 
     def _validate_and_save(self) -> None:
-        self._validate()
+        score = self._validate()
         self._save()
+        if self.observer is not None and self.observer(self._progress(), score) and not self._finished():
+            raise Pruned
 
     def _heed_signal(self) -> None:
         if self.signal is None:
@@ -202,7 +214,8 @@ class Trainer:
         """Epochs done."""
         return self.epoch + self.position / len(self.plan)
 
-    def _validate(self) -> None:
+    def _validate(self) -> float:
+        """Returns the monitored score."""
         scores, samples, positions = self.validator()
         best = self.stopping.update(scores, self.step)
         self.schedule.observe(best)
@@ -213,6 +226,7 @@ class Trainer:
         if best:
             weights = {"model": self.model.state_dict(), "step": self.step, "scores": scores}
             checkpoint.save(self.run.checkpoints / "best.pt", weights)
+        return scores[self.stopping.monitor]
 
     def _batches(self, split: str, sampling: float, guided: bool) -> Batches:
         training = self.config.training

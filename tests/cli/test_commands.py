@@ -162,52 +162,36 @@ def test_translate_starts_without_heavy_imports(run: Path, home: Path) -> None:
     assert done.stderr.decode().splitlines()[-1] == "[]"
 
 
-def test_compare_ranks_runs(run: Path, home: Path) -> None:
+def test_compare_ranks_runs_and_other_systems(run: Path, home: Path) -> None:
     other = call("nmt-train", *TINY, "attention=none", "training.max_steps=2", "hydra.run.dir=other", cwd=home)
     assert other.returncode == 0, other.stderr.decode()
-    done = call("nmt-compare", f"runs=[{run},other]", cwd=home)
+    (home / "their.fr").write_bytes((run / "data" / "test.target").read_bytes())
+    quick = ["bootstrap_samples=100", "randomisation_trials=100"]
+    done = call("nmt-compare", f"runs=[{run},oth*]", "systems=['their system=their.fr']", *quick, cwd=home)
     assert done.returncode == 0, done.stderr.decode()
-    head, _, *rows = done.stdout.decode().splitlines()
-    assert head.split()[:4] == ["#", "run", "attention", "BLEU"]
-    assert len(rows) == 2
-    bleus = [float(row.split()[3]) for row in rows]
-    assert bleus == sorted(bleus, reverse=True)
-    assert {row.split()[2] for row in rows} == {"bahdanau", "none"}
-    assert len(call("nmt-compare", "runs=other", cwd=home).stdout.decode().splitlines()) == 3
+    title, _, head, _, *rows, page = done.stdout.decode().splitlines()
+    assert title.startswith("test: 20 sentences, nrefs:1|case:mixed")
+    assert head.split()[:4] == ["#", "system", "seeds", "BLEU"]
+    assert [row.split()[0] for row in rows] == ["1", "2", "3"]
+    assert rows[0].split()[1:5] == ["their", "system", "-", "100.00"]
+    assert {row.split()[1] for row in rows[1:]} == {"bahdanau", "none"}
+    assert page.startswith("page: outputs/compare/")
+    assert (home / page.removeprefix("page: ")).is_file()
 
 
-def test_compare_takes_a_folder_of_runs_and_writes_markdown(run: Path, home: Path, tmp_path: Path) -> None:
-    os.symlink(run, tmp_path / "0")
-    (tmp_path / "1").mkdir()
-    (tmp_path / "1" / "config.yaml").write_text((run / "config.yaml").read_text())  # begun, not finished
-    done = call("nmt-compare", f"runs={tmp_path}", "markdown=true", cwd=home)
-    assert done.returncode == 0, done.stderr.decode()
-    head, rule, *rows = done.stdout.decode().splitlines()
-    assert [cell.strip() for cell in head.split("|")][1:6] == ["#", "run", "attention", "BLEU", "chrF"]
-    assert set(rule) <= set("|:-")
-    assert len(rows) == 1
-    result = json.loads((run / "results.json").read_text())["test"]
-    cells = [cell.strip() for cell in rows[0].split("|")]
-    assert cells[6] == f"{result['bleu_by_length'][-1]['bleu']:.2f}"
-    assert cells[7] == f"{100 * result['aer']:.1f}"
-    assert b"left out: " in done.stderr
-
-
-def test_compare_warns_where_scores_do_not_compare(run: Path, home: Path) -> None:
-    call(
-        "nmt-train",
-        *TINY,
-        "data.seed=2",
-        "search.beam_size=1",
-        "training.max_steps=2",
-        "hydra.run.dir=foreign",
-        cwd=home,
-    )
-    done = call("nmt-compare", f"runs=[{run},foreign]", cwd=home)
-    assert done.returncode == 0
-    assert b"differ in test set" in done.stderr
-    assert b"differ in search" in done.stderr
-    assert b"differ in signature" not in done.stderr
+def test_compare_writes_where_it_is_told_and_over_nothing_else(run: Path, home: Path, tmp_path: Path) -> None:
+    quick = ["bootstrap_samples=100", "randomisation_trials=100", "markdown=true", f"output={tmp_path}/out"]
+    for _ in range(2):  # a comparison may take the place of another
+        done = call("nmt-compare", f"runs={run}", *quick, cwd=home)
+        assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().splitlines()[2].startswith("|   # | system")
+    for path in (tmp_path / "out").iterdir():
+        path.unlink()
+    (tmp_path / "out" / "thesis.tex").write_text("precious")
+    refused = call("nmt-compare", f"runs={run}", *quick, cwd=home)
+    assert refused.returncode == 2
+    assert b"holds other things than a comparison" in refused.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
 
 
 def test_resume_by_run(run: Path, home: Path) -> None:
@@ -283,8 +267,22 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-translate", "run={run}", "alignments=no/such/folder/x"], "alignments=no/such/folder/x: cannot be written"),
     (["nmt-compare"], "runs: missing"),
     (["nmt-compare", "runs=[]"], "runs"),
-    (["nmt-compare", "runs=[nowhere]"], "nowhere: no such directory"),
-    (["nmt-compare", "runs=occupied"], "runs=occupied: is neither a run nor a folder that holds finished runs"),
+    (["nmt-compare", "runs=[nowhere]"], "runs=nowhere: no such run, and no pattern that fits one"),
+    (["nmt-compare", "runs=occupied"], "runs=occupied: is neither a run nor a folder that holds runs"),
+    (["nmt-compare", "runs={run}", "baseline=bahdanaw"], "not one of bahdanau; did you mean 'bahdanau'?"),
+    (["nmt-compare", "runs={run}", "systems=[x=nowhere]"], "nowhere cannot be read"),
+    (["nmt-compare", "runs={run}", "systems=nowhere"], "systems=nowhere: expected NAME=FILE"),
+    (["nmt-compare", "runs={run}", "sentences=0"], "sentences[0]=0: input should be greater than 0"),
+    (["nmt-compare", "runs={run}", "sentences=99"], "sentences=99: the test set has 20"),
+    (
+        ["nmt-compare", "runs={run}", "bootstrap_samples=1"],
+        "bootstrap_samples=1: input should be greater than or equal",
+    ),
+    (["nmt-train", "experiment=attention_studdy"], "experiment=attention_studdy: not one of attention_study"),
+    (["nmt-train", "-m", "attention=none,bahdanaw"], "attention=bahdanaw: not one of"),
+    (["nmt-train", "-m", "hydra/sweeper=optuna"], "nothing to search; give a key several values or an interval(a,b)"),
+    (["nmt-train", "-m", "hydra/sweeper=optuna", "hydra.sweeper.pruner=medain", "seed=1,2"], "not one of median, "),
+    (["nmt-train", "-m", "hydra/launcher=paralel", "seed=1,2"], "hydra/launcher=paralel: not one of "),
 ]
 
 

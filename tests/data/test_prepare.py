@@ -3,7 +3,9 @@
 import json
 import shutil
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -118,18 +120,30 @@ def test_a_corpus_appears_all_at_once(corpus: Path, monkeypatch: pytest.MonkeyPa
     assert list((corpus / "cache").iterdir()) == []
 
 
-def test_two_processes_may_prepare_the_same(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slower one finds the faster one's directory in place when it is done."""
-    real = module._prepare
+def test_of_several_at_a_time_one_prepares_and_the_others_wait(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, prepared = module._prepare, []
 
-    def overtaken(*args: Any) -> None:  # noqa: ANN401
+    def slow(*args: Any) -> None:  # noqa: ANN401
+        prepared.append(args)
+        time.sleep(0.3)
         real(*args)
-        monkeypatch.setattr(module, "_prepare", real)
-        make(corpus)
 
-    monkeypatch.setattr(module, "_prepare", overtaken)
-    assert len(make(corpus).splits["train"]) == 62
+    monkeypatch.setattr(module, "_prepare", slow)
+    settings = config(corpus)
+    with ThreadPoolExecutor(3) as pool:  # a lock on an open file holds between threads as between processes
+        found = list(pool.map(lambda _: prepare(settings.data, settings.tokenizer), range(3)))
+    assert [len(each.splits["train"]) for each in found] == [62] * 3
+    assert len(prepared) == 1
     assert len(list((corpus / "cache").iterdir())) == 1
+
+
+def test_what_a_killed_preparation_left_is_removed(corpus: Path) -> None:
+    name = make(corpus).fingerprint[:24]
+    shutil.rmtree(corpus / "cache" / name)
+    (corpus / "cache" / f".{name}.abc.part").mkdir()
+    (corpus / "cache" / f".{name}.lock").touch()
+    make(corpus)
+    assert [path.name for path in (corpus / "cache").iterdir()] == [name]
 
 
 def truncate_ids(directory: Path) -> None:

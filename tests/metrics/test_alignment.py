@@ -14,6 +14,7 @@ from nmt.metrics.alignment import (
     hard_alignment,
     merge_to_words,
     parse_pharaoh,
+    words,
     words_of_pieces,
 )
 
@@ -177,3 +178,10 @@ def test_links_are_plain_integers() -> None:
 
 def test_a_row_without_weight_is_not_aligned() -> None:
     assert hard_alignment(np.array([[0.0, 1.0], [0.0, 0.0]])) == {(1, 0)}
+
+
+def test_words_are_those_that_weights_are_merged_to() -> None:
+    pieces = ["▁the", "▁do", "g", "s", "▁", "see", "<unk>", "▁.", "</s>"]
+    assert words(pieces) == ["the", "dogs", "see", "<unk>", ".", "</s>"]
+    assert len(words(pieces)) == merge_to_words(np.ones((len(pieces), 2)), pieces, ["▁a", "</s>"]).shape[0]
+    assert words([]) == []

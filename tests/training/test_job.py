@@ -286,3 +286,59 @@ def test_another_corpus_under_the_same_settings_is_refused(whole: Path, train_co
     with pytest.raises(UserError, match="the corpus or its tokenizer has changed"):
         train(train_config(*STEPS, "training.max_epochs=9"), whole, [])
     assert (whole / "config.yaml").read_bytes() == before
+
+
+def test_a_run_says_that_it_has_finished(whole: Path, train_config: Config) -> None:
+    values = train_config(*STEPS).model_dump(mode="json")
+    run = RunDirectory(whole)
+    assert run.has_finished(values)
+    assert run.has_finished({**values, "threads": 7})
+    assert not run.has_finished({**values, "seed": 7})
+    assert not run.has_finished({**values, "training": {**values["training"], "max_epochs": 3}})
+
+
+def test_an_observer_hears_each_validation_and_may_end_the_run(train_config: Config, tmp_path: Path) -> None:
+    heard: list[tuple[float, float]] = []
+
+    def observe(epochs: float, score: float) -> bool:
+        heard.append((epochs, score))
+        return len(heard) == 2
+
+    assert train(train_config(*STEPS), tmp_path / "run", [], None, observe) == 0
+    lines = [line for line in metrics(tmp_path / "run") if "validation/bleu" in line]
+    assert heard == [(pytest.approx(line["epoch"], abs=1e-4), line["validation/bleu"]) for line in lines]
+    assert len(heard) == 2
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["status"] == "pruned"
+    assert manifest["training"]["steps"] == 16
+    assert not (tmp_path / "run" / "results.json").exists()
+    assert RunDirectory(tmp_path / "run").has_finished(train_config(*STEPS).model_dump(mode="json"))
+
+
+def test_tensorboard_knows_what_was_chosen_and_what_came_of_it(train_config: Config, tmp_path: Path) -> None:
+    from tensorboard.plugins.hparams import metadata
+
+    run = tmp_path / "run"
+    overrides = ["optimizer.lr=0.01", "seed=3", "device=cpu", "attention/score=dot"]
+    choices = {"attention": "luong_general", "attention/window": "global"}
+    assert train(train_config("optimizer.lr=0.01", "seed=3"), run, overrides, choices) == 0
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    content = events.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
+    told = metadata.parse_session_start_info_plugin_data(content).hparams
+    assert {name: value.string_value or value.number_value for name, value in told.items()} == {
+        "attention": "luong_general",
+        "attention/score": "dot",
+        "optimizer.lr": 0.01,
+        "seed": 3.0,
+    }
+    assert metadata.SESSION_END_INFO_TAG in events.Tags()["tensors"]
+    results = json.loads((run / "results.json").read_text())
+    for split in ("validation", "test"):
+        for key in ("bleu", "chrf", "ter", "aer"):
+            (event,) = events.Scalars(f"best/{split}_{key}")
+            assert event.value == pytest.approx(results[split][key], rel=1e-5)
+    assert train(train_config("optimizer.lr=0.01", "seed=3"), run, overrides, choices) == 0  # evaluated again
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    assert len(events.Scalars("best/test_bleu")) == 1

@@ -3,7 +3,7 @@
 import os
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 from pydantic import model_validator as validator
 
 from nmt.config.schema.base import Name, Place, Section, Seed
@@ -119,9 +119,24 @@ class TranslateConfig(SavedRunCommand):
         return self
 
 
+def _named(given: Any) -> Any:  # noqa: ANN401
+    """systems=NAME=FILE, [NAME=FILE,...] or {NAME: FILE,...}."""
+    if isinstance(given, dict):
+        return [f"{name}={file}" for name, file in given.items()]
+    return [given] if isinstance(given, str) else given
+
+
 class CompareConfig(Section):
     """nmt-compare."""
 
-    runs: Annotated[list[Place], Field(min_length=1), BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
+    runs: Annotated[list[Place], Field(min_length=1), BeforeValidator(lambda v: [v] if isinstance(v, str | int) else v)]
+    systems: Annotated[list[Name], BeforeValidator(_named)]
     split: Literal["validation", "test"]
+    baseline: Place | None
+    apart: bool
+    examples: NonNegativeInt
+    sentences: Annotated[list[PositiveInt], BeforeValidator(lambda v: [v] if isinstance(v, int) else v)]
+    bootstrap_samples: Annotated[int, Field(ge=100)]
+    randomisation_trials: Annotated[int, Field(ge=100)]
+    output: Place
     markdown: bool

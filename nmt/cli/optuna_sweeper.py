@@ -1,0 +1,166 @@
+"""A search in place of a grid: Optuna (Akiba et al. 2019) proposes each trial from the ones before, and prunes.
+
+The sweeper that Hydra offers for it has Optuna 2, starts anew where it was killed, and cannot prune.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+from nmt.config.errors import UserError
+from nmt.run import PRUNED, RunDirectory, read_json
+
+JOURNAL = "optuna.journal"  # all that Optuna knows, in the sweep's directory
+STUDY = "sweep"
+THOUSANDTHS = 1000  # of an epoch: Optuna counts in whole numbers
+log = logging.getLogger(__name__)
+
+
+class OptunaSweeper(Sweeper):
+    """Runs `n_trials` trials to the best validation score (`validation.monitor`); started again, it goes on."""
+
+    def __init__(
+        self,
+        n_trials: int,
+        n_jobs: int | None,
+        sampler: str,
+        pruner: str,
+        startup_trials: int,
+        params: Mapping[str, str] | None,
+    ) -> None:
+        for name, given, known in (("sampler", sampler, SAMPLERS), ("pruner", pruner, PRUNERS)):
+            if given not in known:
+                raise UserError(f"hydra.sweeper.{name}={given}: not one of {', '.join(known)}")
+        self.n_trials, self.n_jobs, self.startup_trials = n_trials, n_jobs, startup_trials
+        self.sampler, self.params = sampler, params or {}
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Called by Hydra."""
+        self._config, self._loader = config, hydra_context.config_loader
+        self._launcher = Plugins.instance().instantiate_launcher(
+            config=config, hydra_context=hydra_context, task_function=task_function
+        )
+
+    def sweep(self, arguments: list[str]) -> None:
+        """Called by Hydra with the command line's overrides."""
+        optuna = _optuna()
+        given = [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
+        parsed = OverridesParser.create(self._loader).parse_overrides(given)
+        keys = {override.get_key_element(): override for override in parsed}  # the last of each
+        self.fixed = [override.input_line or "" for override in keys.values() if not override.is_sweep_override()]
+        space = {key: _distribution(override) for key, override in keys.items() if override.is_sweep_override()}
+        if not space:
+            raise UserError("hydra/sweeper=optuna: nothing to search; give a key several values or an interval(a,b)")
+        directory = Path(self._config.hydra.sweep.dir)
+        directory.mkdir(parents=True, exist_ok=True)
+        direction = "minimize" if self._config.validation.monitor == "loss" else "maximize"
+        study = optuna.create_study(
+            study_name=STUDY, storage=_storage(directory), direction=direction, load_if_exists=True
+        )
+        for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):  # of a sweep that was killed
+            self._launch(study, [trial])
+        while missing := max(0, self.n_trials - len(study.trials)):
+            # The same proposals, whether the sweep was interrupted or not.
+            study.sampler = SAMPLERS[self.sampler](
+                seed=self._config.seed + len(study.trials), startup_trials=self.startup_trials
+            )
+            self._launch(study, [study.ask(space) for _ in range(min(missing, self._jobs()))])
+        if study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
+            best = study.best_trial
+            values = " ".join(f"{key}={value}" for key, value in best.params.items())
+            monitor = self._config.validation.monitor
+            log.info("\nbest trial: %d, validation %s %.4f, with %s", best.number, monitor, best.value, values)
+
+    def _jobs(self) -> int:
+        """Trials at a time."""
+        return self.n_jobs or max(1, self._config.hydra.launcher.get("n_jobs") or 1)
+
+    def _launch(self, study: Any, trials: Sequence[Any]) -> None:  # noqa: ANN401
+        """Run trials with consecutive numbers, each in the directory of its number, and tell what came of them."""
+        optuna = _optuna()
+        jobs = [[*self.fixed, *(f"{key}={value}" for key, value in trial.params.items())] for trial in trials]
+        for trial, done in zip(trials, self._launcher.launch(jobs, trials[0].number), strict=True):
+            assert done.hydra_cfg is not None
+            run = RunDirectory(done.hydra_cfg.hydra.runtime.output_dir)
+            score = done.return_value
+            if score is None:
+                study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+            elif read_json(run.manifest).get("status") == PRUNED:
+                study.tell(trial.number, state=optuna.trial.TrialState.PRUNED)
+            else:
+                study.tell(trial.number, score)
+
+
+# Hydra takes plugins from this namespace alone, which no package of ours can be in.
+OptunaSweeper.__module__ = "hydra_plugins.nmt"
+Plugins.instance().register(OptunaSweeper)
+
+
+def observer() -> Callable[[float, float], bool] | None:
+    """For the job that runs now: reports its validations to Optuna and asks whether to go on."""
+    hydra = HydraConfig.get()
+    if not hydra.sweeper._target_.endswith(".OptunaSweeper"):
+        return None
+    optuna = _optuna()
+    pruner = PRUNERS[hydra.sweeper.pruner](hydra.sweeper.startup_trials)
+    study = optuna.load_study(study_name=STUDY, storage=_storage(Path(hydra.sweep.dir)), pruner=pruner)
+    trial = optuna.trial.Trial(study, study.trials[hydra.job.num]._trial_id)
+    known = study.trials[hydra.job.num].intermediate_values  # of a trial that was resumed
+
+    def observe(epochs: float, score: float) -> bool:
+        step = round(THOUSANDTHS * epochs)
+        if step not in known:
+            trial.report(score, step)
+        return bool(trial.should_prune())
+
+    return observe
+
+
+def _optuna() -> Any:  # noqa: ANN401
+    try:
+        import optuna
+    except ImportError:
+        raise UserError('hydra/sweeper=optuna needs another package: pip install "nmt[optuna]"') from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def _storage(directory: Path) -> Any:  # noqa: ANN401
+    storages = _optuna().storages
+    return storages.JournalStorage(storages.journal.JournalFileBackend(str(directory / JOURNAL)))
+
+
+def _distribution(override: Override) -> Any:  # noqa: ANN401
+    """interval(a,b), tag(log,interval(a,b)), range(a,b,step), or one of several."""
+    distributions, value = _optuna().distributions, override.value()
+    if isinstance(value, IntervalSweep):
+        assert value.start is not None
+        assert value.end is not None
+        whole = isinstance(value.start, int) and isinstance(value.end, int)
+        kind = distributions.IntDistribution if whole else distributions.FloatDistribution
+        return kind(value.start, value.end, log="log" in value.tags)
+    choices = list(override.sweep_string_iterator())
+    if isinstance(value, RangeSweep) and not value.shuffle and all(choice.lstrip("-").isdigit() for choice in choices):
+        numbers = sorted(map(int, choices))
+        return distributions.IntDistribution(numbers[0], numbers[-1], step=abs(int(value.step)))
+    return distributions.CategoricalDistribution(choices)
+
+
+SAMPLERS: dict[str, Callable[..., Any]] = {
+    "tpe": lambda seed, startup_trials: _optuna().samplers.TPESampler(seed=seed, n_startup_trials=startup_trials),
+    "random": lambda seed, startup_trials: _optuna().samplers.RandomSampler(seed=seed),
+}
+PRUNERS: dict[str, Callable[[int], Any]] = {
+    "median": lambda startup_trials: _optuna().pruners.MedianPruner(n_startup_trials=startup_trials),
+    "halving": lambda startup_trials: _optuna().pruners.SuccessiveHalvingPruner(min_resource=THOUSANDTHS),
+    "none": lambda startup_trials: _optuna().pruners.NopPruner(),
+}

@@ -1,0 +1,163 @@
+"""What is compared: a system's output on a test set, with what is known of how it came about."""
+
+import glob
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nmt.config import schema
+from nmt.config.compose import flatten, load_values, typed
+from nmt.config.errors import UserError
+from nmt.evaluation import score_settings
+from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
+from nmt.metrics.bleu import ScoreSettings
+from nmt.run import FREE, RunDirectory, read_json, read_lines, runs_below
+
+TRAINING = ("seconds", "epochs", "target_tokens_per_second")
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What an output is scored against."""
+
+    sources: list[str]
+    references: list[str]
+    settings: ScoreSettings
+
+    def difference(self, other: "HeldOut") -> str | None:
+        """Why scores on the two do not compare; None if they do."""
+        for what in ("sources", "references"):
+            mine, others = getattr(self, what), getattr(other, what)
+            if len(mine) != len(others):
+                return f"the test set has {len(mine)} {what} there, {len(others)} here"
+            for number, pair in enumerate(zip(mine, others, strict=True), 1):
+                if pair[0] != pair[1]:
+                    return f"the test sets differ: line {number} of the {what} is {pair[0]!r} there, {pair[1]!r} here"
+        if self.settings != other.settings:
+            return f"BLEU is taken in two ways: {self.settings} there, {other.settings} here"
+        return None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One output. What a system known only by its output has not got is None or empty."""
+
+    name: str  # the run's directory, or the name that was given
+    hypotheses: list[str]
+    seed: int | None = None
+    config: str = ""  # equal for runs that differ only in seed, machine, and where the data lies
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    aer: float | None = None  # percent
+    parameters: int | None = None
+    training: Mapping[str, float] = field(default_factory=dict)  # TRAINING
+    sentences_per_second: float | None = None
+    curve: Sequence[tuple[float, float]] = ()  # epoch, validation BLEU
+    word_weights: Path | None = None
+
+
+def find_runs(given: Sequence[str]) -> tuple[list[Path], bool]:
+    """Run directories from names, folders that hold runs (such as a sweep's) and patterns, each once, in order; and
+    whether all were named one by one. Raises UserError for what leads to none."""
+    found: dict[Path, None] = {}
+    named = True
+    for name in given:
+        place = Path(name).expanduser()
+        places = [place] if place.exists() else [Path(path) for path in sorted(glob.glob(str(place), recursive=True))]
+        runs = [path for each in places for path in _runs_at(each)]
+        if not runs:
+            if place.is_dir():
+                raise UserError(f"runs={name}: is neither a run nor a folder that holds runs")
+            raise UserError(f"runs={name}: no such run, and no pattern that fits one")
+        named = named and runs == [place]
+        found |= dict.fromkeys(runs)
+    return list(found), named
+
+
+def _runs_at(place: Path) -> list[Path]:
+    if (place / "config.yaml").is_file():
+        return [place]
+    return runs_below(place) if place.is_dir() else []
+
+
+def read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
+    """A finished run. Raises UserError if it has no translations of the split."""
+    run = RunDirectory.existing(path, "runs")
+    sources, references, gold = run.held_out(split)
+    results, manifest = read_json(run.results).get(split), read_json(run.manifest)
+    output = run.hypotheses / f"{split}.txt"
+    if results is None or not output.is_file():
+        raise UserError(f"{path}: has no {split} results; run nmt-evaluate run={path} split={split}")
+    hypotheses = read_lines(output)
+    if len(hypotheses) != len(references):
+        raise UserError(
+            f"{output}: has {len(hypotheses)} lines for {len(references)} sentences; run nmt-evaluate run={path} "
+            f"split={split}"
+        )
+    values = load_values(run.config)
+    try:  # no more than is needed, so that runs of other versions can be read
+        seed, language = values["seed"], values["data"]["target_lang"]
+        evaluation = typed(schema.Evaluation, values["evaluation"])
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{run.config}: is not the configuration of a run ({error} is missing)") from None
+    same = {key: value for key, value in flatten(values) if key not in FREE and key != "seed"}
+    training = manifest.get("training", {})
+    words = run.alignments / f"{split}.words.jsonl"
+    entry = Entry(
+        name=os.path.relpath(path),
+        hypotheses=hypotheses,
+        seed=seed,
+        config=hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest(),
+        asked=run.asked(),
+        aer=_aer(run, split, gold),
+        parameters=manifest.get("parameters"),
+        training={key: training[key] for key in TRAINING if training.get(key)},
+        sentences_per_second=results.get("sentences_per_second"),
+        curve=_curve(run.metrics),
+        word_weights=words if words.is_file() else None,
+    )
+    return entry, HeldOut(sources, references, score_settings(evaluation, language))
+
+
+def _aer(run: RunDirectory, split: str, gold: list[str] | None) -> float | None:
+    path = run.alignments / f"{split}.references.pharaoh"
+    if gold is None or not path.is_file():
+        return None
+    links = [parse_pharaoh(line)[0] for line in read_lines(path)]
+    return 100 * alignment_error_rate(links, [parse_pharaoh(line) for line in gold]).aer
+
+
+def _curve(path: Path) -> list[tuple[float, float]]:
+    if not path.is_file():
+        return []
+    lines = [json.loads(line) for line in read_lines(path)]
+    return [(line["epoch"], line["validation/bleu"]) for line in lines if "validation/bleu" in line]
+
+
+def read_systems(given: Sequence[str], test_set: HeldOut) -> list[Entry]:
+    """Outputs of other systems, from NAME=FILE. Raises UserError naming the file and what is wrong."""
+    entries: dict[str, Entry] = {}
+    for system in given:
+        name, _, place = system.partition("=")
+        if not name or not place:
+            raise UserError(f"systems={system}: expected NAME=FILE, a name and a file of translations")
+        if name in entries:
+            raise UserError(f"systems={system}: there are two systems named {name}")
+        path = Path(place).expanduser()
+        try:
+            lines = [line.removesuffix("\r") for line in read_lines(path)]
+        except OSError as error:
+            raise UserError(f"systems={system}: {path} cannot be read ({error.strerror})") from None
+        except UnicodeDecodeError as error:
+            line = path.read_bytes()[: error.start].count(b"\n") + 1
+            raise UserError(f"systems={system}: {path}, line {line}: not valid UTF-8") from None
+        if len(lines) != len(test_set.references):
+            raise UserError(
+                f"systems={system}: {path} has {len(lines)} lines, the test set {len(test_set.references)}; "
+                "line N must be the translation of source sentence N"
+            )
+        entries[name] = Entry(name, lines)
+    return list(entries.values())

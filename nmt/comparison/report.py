@@ -1,0 +1,172 @@
+"""A comparison as files: Markdown, CSV, JSON and a page; and as tables for the terminal."""
+
+import csv
+import io
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nmt.comparison.compare import Comparison, compare
+from nmt.comparison.entry import Entry, HeldOut, find_runs, read_run, read_systems
+from nmt.config.errors import UserError
+from nmt.files import to_json, write_atomically
+from nmt.report import table
+from nmt.report.page import page
+from nmt.report.table import Column, decimals
+
+SIGNIFICANT = 0.05
+log = logging.getLogger(__name__)
+
+
+def gather(runs: Sequence[str], systems: Sequence[str], split: str, apart: bool) -> list[tuple[list[Entry], HeldOut]]:
+    """What is to be compared, with its test set: one group, or several if runs that do not compare are to be `apart`.
+
+    A run without results is left out with a warning if a folder or a pattern led to it. Raises UserError for one that
+    was named, and for what does not compare.
+    """
+    paths, named = find_runs(runs)
+    groups: list[tuple[list[Entry], HeldOut]] = []
+    for path in paths:
+        try:
+            entry, test_set = read_run(path, split)
+        except UserError as error:
+            if named:
+                raise
+            log.warning("left out: %s", error)
+            continue
+        differences = [(group, test_set.difference(group[1])) for group in groups]
+        same = next((group for group, difference in differences if difference is None), None)
+        if same is not None:
+            same[0].append(entry)
+        elif groups and not apart:
+            first, why = groups[0][0][0].name, differences[0][1]
+            raise UserError(f"{entry.name} and {first} do not compare: {why}; apart=true shows them apart")
+        else:
+            groups.append(([entry], test_set))
+    if not groups:
+        raise UserError(f"runs={','.join(runs)}: no run there has {split} results")
+    if systems:
+        if len(groups) > 1:
+            raise UserError("systems: the runs have several test sets; compare the systems with runs of one")
+        groups[0][0].extend(read_systems(systems, groups[0][1]))
+    return groups
+
+
+def write_comparison(
+    runs: Sequence[str],
+    output: Path,
+    *,
+    systems: Sequence[str] = (),
+    split: str = "test",
+    apart: bool = False,
+    markdown: bool = False,
+    **settings: Any,  # noqa: ANN401
+) -> str:
+    """Compare (`settings` are those of `compare`), write all files to `output`, return what to print."""
+    comparisons = [
+        compare(entries, test_set, split, **settings) for entries, test_set in gather(runs, systems, split, apart)
+    ]
+    write_atomically(output / "comparison.json", to_json({"comparisons": comparisons}, indent=1).encode())
+    write_atomically(output / "comparison.csv", _csv(comparisons).encode())
+    write_atomically(output / "comparison.md", f"{_text(comparisons, table.markdown, with_runs=True)}\n".encode())
+    write_atomically(output / "index.html", page(comparisons).encode())
+    return _text(comparisons, table.markdown if markdown else table.terminal)
+
+
+Render = Callable[[Sequence[Mapping[str, object]], Sequence[Column]], str]
+
+
+def _text(comparisons: Sequence[Comparison], render: Render, with_runs: bool = False) -> str:
+    parts = []
+    for comparison in comparisons:
+        parts += [_title(comparison), render(_cells(comparison), _columns(comparison))]
+        if with_runs:
+            parts += [render(comparison["runs"], _run_columns(comparison)), _notes(comparison)]
+    return "\n\n".join(parts)
+
+
+def _title(comparison: Comparison) -> str:
+    return f"{comparison['split']}: {comparison['sentences']} sentences, {comparison['signature']}"
+
+
+def _notes(comparison: Comparison) -> str:
+    return (
+        "± after a mean: standard deviation over seeds; after a single score and under 95 %: half the width of the 95 % "
+        f"bootstrap interval of one run. p: of a difference in BLEU from {comparison['baseline']} arising by chance, by paired bootstrap "
+        f"({comparison['bootstrap_samples']} samples) and paired approximate randomisation "
+        f"({comparison['randomisation_trials']} trials), the largest of the seeds; * below {SIGNIFICANT}, not corrected for "
+        "the number of systems."
+    )
+
+
+def _cells(comparison: Comparison) -> list[dict[str, Any]]:
+    """The systems, with what stands in one cell put together."""
+    length = [part["words"] for part in comparison["systems"][0]["bleu_by_length"]][-1]
+    return [
+        {
+            **row,
+            "longest": row["bleu_by_length"][-1]["bleu"],
+            "longest_words": length,
+            "count": len(row["seeds"]) or None,
+            "scores": f"{row['bleu']:.2f}" + (f" ± {row['bleu_sd']:.2f}" if row["bleu_sd"] is not None else ""),
+        }
+        for row in comparison["systems"]
+    ]
+
+
+def _columns(comparison: Comparison) -> list[Column]:
+    from_words, to_words = comparison["systems"][0]["bleu_by_length"][-1]["words"]
+    columns = [
+        Column("rank", "#"),
+        Column("name", "system"),
+        Column("count", "seeds"),
+        Column("scores", "BLEU"),
+        Column("bleu_ci", "95 %", half_interval),
+        Column("chrf", "chrF", decimals(2)),
+        Column("ter", "TER", decimals(2)),
+        Column("aer", "AER %", decimals(1)),
+        Column("longest", f"BLEU, {from_words}-{to_words} words", decimals(2)),
+        Column("p_bootstrap", "p bootstrap", probability),
+        Column("p_randomisation", "p randomised", probability),
+        Column("parameters", "parameters", table.human_count),
+        Column("epoch_seconds", "s an epoch", decimals(1)),
+        Column("seconds", "training time", table.human_duration),
+        Column("tokens_per_second", "tokens/s", "{:,.0f}".format),
+        Column("sentences_per_second", "sentences/s", "{:,.0f}".format),
+    ]
+    cells = _cells(comparison)
+    return [column for column in columns if any(row[column.key] is not None for row in cells)]
+
+
+def _run_columns(comparison: Comparison) -> list[Column]:
+    columns = [Column("run", "run"), Column("system", "system"), Column("seed", "seed")]
+    for metric, heading in (("bleu", "BLEU"), ("chrf", "chrF"), ("ter", "TER")):
+        columns += [Column(metric, heading, decimals(2)), Column(f"{metric}_ci", "±", decimals(2))]
+    columns += [
+        Column("aer", "AER %", decimals(1)),
+        Column("p_bootstrap", "p bootstrap", probability),
+        Column("p_randomisation", "p randomised", probability),
+    ]
+    return [column for column in columns if any(row[column.key] is not None for row in comparison["runs"])]
+
+
+def half_interval(value: float) -> str:
+    """As it is written after a score."""
+    return f"± {value:.2f}"
+
+
+def probability(value: float) -> str:
+    """With a star where it is small."""
+    return f"{value:.4f}{'*' if value < SIGNIFICANT else ''}"
+
+
+def _csv(comparisons: Sequence[Comparison]) -> str:
+    """A line for each run."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, ["split", "baseline", *comparisons[0]["runs"][0]], lineterminator="\n")
+    writer.writeheader()
+    for comparison in comparisons:
+        shared = {key: comparison[key] for key in ("split", "baseline")}
+        writer.writerows({**shared, **row} for row in comparison["runs"])
+    return file.getvalue()

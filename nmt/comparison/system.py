@@ -1,0 +1,48 @@
+"""A system: the runs of one configuration, which differ in nothing but their seed."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from nmt.comparison.entry import Entry
+
+
+@dataclass(frozen=True)
+class System:
+    """Entries of one configuration, by seed."""
+
+    name: str
+    entries: list[Entry]
+
+    def of_seed(self, seed: int | None) -> Entry:
+        """The entry with this seed, the first without one."""
+        return next((entry for entry in self.entries if entry.seed == seed), self.entries[0])
+
+
+def group(entries: Sequence[Entry]) -> list[System]:
+    """Systems in the order of their first entries, named by what tells them apart."""
+    groups: dict[Hashable, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(entry.config or (entry.name,), []).append(entry)
+    systems = [sorted(group, key=lambda entry: (entry.seed or 0, entry.name)) for group in groups.values()]
+    asked = [group[0].asked for group in systems if group[0].config]
+    keys = sorted({key for each in asked for key in each})
+    varied = [key for key in keys if len({str(each.get(key)) for each in asked}) > 1]
+    names = [_name(group[0], varied) for group in systems]
+    return [
+        System(name if names.count(name) == 1 else f"{name} ({group[0].name})", group)
+        for name, group in zip(names, systems, strict=True)
+    ]
+
+
+def _name(entry: Entry, varied: Sequence[str]) -> str:
+    """Such as "bahdanau", "bahdanau encoder=lstm" or "lr=0.003"."""
+    told = entry.asked
+    if not entry.config:
+        return entry.name
+    parts = [str(told["attention"])] if "attention" in told and "attention" in varied else []
+    parts += [
+        f"{key if '/' in key else key.rpartition('.')[2]}={told[key]}"
+        for key in varied
+        if key != "attention" and key in told
+    ]
+    return " ".join(parts) or str(told.get("attention", entry.name))

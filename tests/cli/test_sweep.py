@@ -1,0 +1,223 @@
+"""Sweeps as a user runs them: names, failures, a table, and going on where a kill left off."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TINY
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from nmt.cli.sweep import job_name
+from nmt.config.compose import config_dir
+from nmt.run import read_lines
+
+NMT_TRAIN = Path(sys.executable).parent / "nmt-train"
+SHORT = [*(value for value in TINY if not value.startswith("threads=")), "training.max_steps=8"]
+SHORT += ["validation.unit=steps", "validation.every=4"]
+
+
+def sweep(folder: Path, *overrides: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [NMT_TRAIN, "-m", *SHORT, "hydra.sweep.dir=sweep", *overrides]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def table(folder: Path) -> list[dict[str, Any]]:
+    """The table of jobs without what measures time."""
+    rows: list[dict[str, Any]] = json.loads((folder / "sweep" / "jobs.json").read_text())["jobs"]
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+
+def compared(folder: Path) -> list[tuple[Any, ...]]:
+    text = (folder / "sweep" / "comparison" / "comparison.json").read_text()
+    (found,) = json.loads(text)["comparisons"]
+    return [tuple(row[key] for key in ("run", "bleu", "chrf", "ter", "p_bootstrap")) for row in found["runs"]]
+
+
+def test_a_job_is_named_by_what_varies() -> None:
+    overrides = ["attention=bahdanau", "optimizer.lr=0.003", "seed=2", "threads=1"]
+    assert job_name(overrides, "attention", "optimizer.lr") == "attention-bahdanau_lr-0.003"
+    assert job_name(["encoder.hidden=8", "decoder.hidden=16"], "encoder.hidden", "decoder.hidden") == (
+        "encoder.hidden-8_decoder.hidden-16"
+    )
+    assert job_name(["attention/score=dot", "data.path=/a/b c={x}"], "attention/score", "data.path") == (
+        "attention-score-dot_path--a-b-c-x-"
+    )
+    assert len(job_name([f"data.path={'x' * 400}"], "data.path")) < 60
+
+
+@pytest.mark.system
+def test_failed_jobs_are_recorded_and_the_others_go_on_and_are_compared(tmp_path: Path) -> None:
+    done = sweep(tmp_path, "attention=none,luong_dot", "decoder.hidden=32,48", "threads=1", status=2)
+    assert [(row["job"], row["status"]) for row in table(tmp_path)] == [
+        ("attention-luong_dot_hidden-32", "finished"),
+        ("attention-luong_dot_hidden-48", "failed"),
+        ("attention-none_hidden-32", "finished"),
+        ("attention-none_hidden-48", "finished"),
+    ]
+    errors = [line for line in done.stderr.splitlines() if ": error: " in line]
+    assert len(errors) == 1
+    assert "attention-luong_dot_hidden-48: attention.score.kind=dot compares vectors of equal size" in errors[0]
+    recorded = (tmp_path / "sweep" / "attention-luong_dot_hidden-48" / "error.txt").read_text()
+    assert recorded.startswith("attention.score.kind=dot compares")
+    assert "Traceback (most recent call last)" in recorded
+    assert len(compared(tmp_path)) == 3
+    assert "job 4 of 4" in done.stderr
+    *_, page, board, last = done.stdout.splitlines()
+    assert (page, last) == ("page: sweep/comparison/index.html", "sweep: sweep")
+    assert board == "tensorboard: tensorboard --logdir sweep --host localhost"
+    for row in table(tmp_path):
+        shown = next(line for line in done.stdout.splitlines() if line.startswith(row["job"]))
+        assert row["status"] in shown
+        assert row["directory"] in shown
+
+
+@pytest.mark.system
+def test_a_killed_sweep_ends_like_one_that_was_not(tmp_path: Path) -> None:
+    given = ["attention=none,bahdanau", "seed=1,2", "threads=1"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    sweep(whole, *given)
+    process = subprocess.Popen(
+        [NMT_TRAIN, "-m", *SHORT, "hydra.sweep.dir=sweep", *given],
+        cwd=killed,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    third = killed / "sweep" / "attention-bahdanau_seed-1"
+    while not (third / "checkpoints" / "last.pt").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    first = killed / "sweep" / "attention-none_seed-1" / "checkpoints" / "last.pt"
+    before = first.stat()
+    done = sweep(killed, *given)
+    assert done.stderr.count("finished before: skipped") == 2
+    assert first.stat() == before
+    assert re.search(r"resumed at step [48] of 8", done.stderr)
+    assert table(killed) == table(whole)
+    assert compared(killed) == compared(whole)
+    assert not list(killed.rglob("error.txt"))
+
+
+@pytest.mark.system
+def test_a_larger_sweep_keeps_what_is_there(tmp_path: Path) -> None:
+    sweep(tmp_path, "seed=1,2", "threads=1")
+    done = sweep(tmp_path, "seed=1,3", "threads=1")
+    assert done.stderr.count("finished before: skipped") == 1
+    assert [row["job"] for row in table(tmp_path)] == ["seed-1", "seed-2", "seed-3"]
+    longer = sweep(tmp_path, "seed=1", "threads=1", "training.max_steps=12", "hydra.sweep.subdir=seed-1")
+    assert "resumed at step 8 of 12" in longer.stderr
+    other = sweep(tmp_path, "seed=1,3", "decoder.dropout=0.5", "threads=1", status=2)
+    assert other.stderr.count("holds a run of another configuration (decoder.dropout is 0.1 there, 0.5 here)") >= 2
+
+
+@pytest.mark.system
+def test_a_signal_ends_the_sweep_and_tells_how_to_go_on(tmp_path: Path) -> None:
+    command = [NMT_TRAIN, "-m", *SHORT, "training.max_steps=4000", "training.max_epochs=4000", "seed=1,2", "threads=1"]
+    process = subprocess.Popen([*command, "hydra.sweep.dir=sweep"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "sweep" / "seed-1" / "checkpoints" / "last.pt").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "go on with the whole sweep: the same command with hydra.sweep.dir=sweep" in err
+    assert not (tmp_path / "sweep" / "seed-2").exists()
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("launcher", ["parallel", "slurm_local"])
+def test_jobs_beside_each_other_give_what_they_give_alone(launcher: str, tmp_path: Path) -> None:
+    pytest.importorskip({"parallel": "joblib", "slurm_local": "submitit"}[launcher])
+    alone, beside = tmp_path / "alone", tmp_path / "beside"
+    alone.mkdir()
+    beside.mkdir()
+    given = ["attention=none,luong_dot", "decoder.hidden=32,48"]
+    sweep(alone, *given, "threads=1", status=2)
+    done = sweep(beside, *given, f"hydra/launcher={launcher}", "hydra.sweep.dir=sweep", status=2)
+    assert table(beside) == table(alone)
+    assert compared(beside) == compared(alone)
+    config = OmegaConf.load(beside / "sweep" / "attention-none_hidden-32" / "config.yaml")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    assert config.threads == (max(1, cores // 2) if launcher == "parallel" else 1)
+    if launcher == "parallel":
+        lines = [line for line in done.stderr.splitlines() if "validation at step 8" in line]
+        assert sorted(line.split("]")[0] for line in lines) == [
+            "[attention-luong_dot_hidden-32",
+            "[attention-none_hidden-32",
+            "[attention-none_hidden-48",
+        ]
+
+
+@pytest.mark.system
+def test_jobs_of_a_killed_parallel_sweep_do_not_live_on(tmp_path: Path) -> None:
+    pytest.importorskip("joblib")
+    command = [NMT_TRAIN, "-m", *SHORT, "training.max_steps=40000", "training.max_epochs=40000", "seed=1,2"]
+    process = subprocess.Popen(
+        [*command, "hydra.sweep.dir=sweep", "hydra/launcher=parallel"], cwd=tmp_path, stderr=subprocess.DEVNULL
+    )
+    runs = [tmp_path / "sweep" / f"seed-{seed}" for seed in (1, 2)]
+    while not all((run / "checkpoints" / "last.pt").exists() for run in runs):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    until = time.monotonic() + 60
+    while not all("stopped by SIGTERM" in (run / "train.log").read_text() for run in runs):
+        assert time.monotonic() < until, "a job went on without its sweep"
+        time.sleep(0.1)
+
+
+@pytest.mark.system
+def test_optuna_searches_prunes_and_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    given = ["hydra/sweeper=optuna", "hydra.sweeper.startup_trials=2", "threads=1", "training.max_steps=12"]
+    given += ["optimizer.lr=tag(log,interval(0.0001,0.1))", "decoder.layers=range(1,3)", "attention=none,bahdanau"]
+    done = sweep(tmp_path, *given, "hydra.sweeper.n_trials=3")
+    assert "best trial: " in done.stderr
+    assert [row["job"] for row in table(tmp_path)] == ["0", "1", "2"]
+    before = table(tmp_path)
+    shutil.copytree(tmp_path, tmp_path.with_name("once"))
+    done = sweep(tmp_path, *given, "hydra.sweeper.n_trials=7")
+    rows = table(tmp_path)
+    assert rows[:3] == before
+    assert len(rows) == 7
+    assert {row["status"] for row in rows} == {"finished", "pruned"}
+    pruned = [row for row in rows if row["status"] == "pruned"]
+    for row in pruned:
+        assert row["test"] is None
+        assert len(read_lines(tmp_path / row["directory"] / "metrics.jsonl")) < 3 + 12 // 5
+    best = max((row for row in rows if row["status"] == "finished"), key=lambda row: row["validation"])
+    assert f"best trial: {best['job']}, validation bleu {best['validation']:.4f}" in done.stderr
+    assert "lr=" in best["values"]
+    title = (tmp_path / "sweep" / "comparison" / "comparison.md").read_text().splitlines()[0]
+    assert title.startswith("validation: ")
+
+
+@pytest.mark.parametrize("name", ["attention_study", "cells", "learning_rate"])
+def test_ready_sweeps_vary_what_exists(name: str) -> None:
+    recipe = OmegaConf.load(config_dir() / "experiment" / f"{name}.yaml")
+    assert recipe.hydra.mode == "MULTIRUN"
+    given = [f"{key}={value}" for key, value in recipe.hydra.sweeper.params.items()]
+    jobs = 1
+    for override in OverridesParser.create().parse_overrides(given):
+        values = list(override.sweep_string_iterator())
+        jobs *= len(values)
+        folder = config_dir() / override.get_key_element()
+        if folder.is_dir():
+            assert {path.stem for path in folder.glob("[!_]*.yaml")} >= set(values)
+    assert jobs >= 8

@@ -1,0 +1,123 @@
+"""What is read of a run and of other systems' outputs, and what is refused."""
+
+import os
+from pathlib import Path
+
+import pytest
+from made_runs import REFERENCES, SOURCES, make_run, worsened, write
+
+from nmt.comparison.entry import HeldOut, find_runs, read_run, read_systems
+from nmt.config.errors import UserError
+from nmt.metrics.bleu import ScoreSettings
+
+PLAIN = ScoreSettings("13a", False)
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_run_tells_all_that_is_known_of_it() -> None:
+    make_run(Path("a"), worsened(3), "attention=luong_dot", "seed=7", "device=cpu")
+    entry, test_set = read_run(Path("a"), "test")
+    assert (test_set.sources, test_set.references, test_set.settings) == (SOURCES, REFERENCES, PLAIN)
+    assert (entry.name, entry.hypotheses, entry.seed) == ("a", worsened(3), 7)
+    assert entry.asked == {"attention": "luong_dot", "encoder": "gru"}
+    assert entry.aer == pytest.approx(50.0)  # of two links one is right
+    assert (entry.parameters, entry.sentences_per_second) == (1234, 50.0)
+    assert entry.training == {"seconds": 60.0, "epochs": 2.0, "target_tokens_per_second": 1000.0}
+    assert list(entry.curve) == [(1.0, 10.0), (2.0, 20.0)]
+    assert entry.word_weights == Path("a/alignments/test.words.jsonl")
+
+
+def test_what_a_run_has_not_got_is_none() -> None:
+    make_run(Path("a"), worsened(3), "attention=none", gold=False, curve=False)
+    entry, _ = read_run(Path("a"), "test")
+    assert (entry.aer, entry.word_weights, list(entry.curve)) == (None, None, [])
+
+
+def test_only_seed_and_machine_leave_the_configuration_the_same() -> None:
+    def config(*overrides: str) -> str:
+        return read_run(make_run(Path("a"), REFERENCES, *overrides), "test")[0].config
+
+    assert config("seed=1") == config("seed=2", "device=cpu", "threads=1", "data.cache_dir=/elsewhere")
+    assert config("seed=1") != config("seed=1", "decoder.dropout=0.11")
+    assert config("seed=1") != config("seed=1", "search.beam_size=7")
+
+
+def test_runs_are_found_by_name_folder_and_pattern() -> None:
+    for name in ("sweep/x/a", "sweep/x/b", "other/c"):
+        make_run(Path(name), REFERENCES)
+    assert find_runs(["other/c"]) == ([Path("other/c")], True)
+    assert find_runs(["sweep"]) == ([Path("sweep/x/a"), Path("sweep/x/b")], False)
+    assert find_runs(["sweep/*/b", "*/*"])[0] == [Path("sweep/x/b"), Path("other/c"), Path("sweep/x/a")]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("nowhere", "runs=nowhere: no such run, and no pattern that fits one"),
+        ("no*", r"runs=no\*: no such run, and no pattern"),
+        ("empty", "runs=empty: is neither a run nor a folder that holds runs"),
+    ],
+)
+def test_what_leads_to_no_run_is_refused(given: str, message: str) -> None:
+    Path("empty").mkdir()
+    with pytest.raises(UserError, match=message):
+        find_runs([given])
+
+
+def test_a_run_without_results_says_how_to_get_them() -> None:
+    make_run(Path("a"), REFERENCES)
+    with pytest.raises(UserError, match=r"split=validation: the run's corpus has none \(there is: test\)"):
+        read_run(Path("a"), "validation")
+    os.remove("a/hypotheses/test.txt")
+    with pytest.raises(UserError, match="a: has no test results; run nmt-evaluate run=a split=test"):
+        read_run(Path("a"), "test")
+    write(Path("a/hypotheses/test.txt"), REFERENCES[1:])
+    with pytest.raises(UserError, match=r"a/hypotheses/test\.txt: has 59 lines for 60 sentences"):
+        read_run(Path("a"), "test")
+
+
+def test_another_programs_configuration_is_refused() -> None:
+    make_run(Path("a"), REFERENCES)
+    Path("a/config.yaml").write_text("layers: 3\n")
+    with pytest.raises(UserError, match=r"a/config\.yaml: is not the configuration of a run \('seed' is missing\)"):
+        read_run(Path("a"), "test")
+
+
+def test_systems_are_files_of_translations() -> None:
+    Path("their.de").write_bytes("".join(f"{line}\r\n" for line in worsened(2)).encode())
+    (entry,) = read_systems(["their system=their.de"], HeldOut(SOURCES, REFERENCES, PLAIN))
+    assert (entry.name, entry.hypotheses, entry.seed, entry.config) == ("their system", worsened(2), None, "")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["their.de"], r"systems=their\.de: expected NAME=FILE"),
+        (["=their.de"], "expected NAME=FILE"),
+        (["x=nowhere"], "systems=x=nowhere: nowhere cannot be read"),
+        (["x=short.de"], r"short\.de has 59 lines, the test set 60; line N must be the translation of source"),
+        (["x=bytes.de"], r"bytes\.de, line 2: not valid UTF-8"),
+        (["x=their.de", "x=their.de"], "two systems named x"),
+    ],
+)
+def test_systems_that_do_not_fit_are_refused(given: list[str], message: str) -> None:
+    write(Path("their.de"), REFERENCES)
+    write(Path("short.de"), REFERENCES[1:])
+    Path("bytes.de").write_bytes(b"gut\n\xff\xfe\n")
+    with pytest.raises(UserError, match=message):
+        read_systems(given, HeldOut(SOURCES, REFERENCES, PLAIN))
+
+
+def test_test_sets_say_in_what_they_differ() -> None:
+    one = HeldOut(["a", "b"], ["c", "d"], PLAIN)
+    assert one.difference(HeldOut(["a", "b"], ["c", "d"], PLAIN)) is None
+    assert one.difference(HeldOut(["a"], ["c"], PLAIN)) == "the test set has 2 sources there, 1 here"
+    tokenised = one.difference(HeldOut(["a", "b"], ["c", "d ."], PLAIN))
+    assert tokenised == "the test sets differ: line 2 of the references is 'd' there, 'd .' here"
+    signature = one.difference(HeldOut(["a", "b"], ["c", "d"], ScoreSettings("none", False)))
+    assert signature is not None
+    assert signature.startswith("BLEU is taken in two ways: ")

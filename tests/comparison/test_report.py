@@ -1,0 +1,106 @@
+"""Which runs are compared with which, and the files that come of it."""
+
+import csv
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import REFERENCES, make_run, worsened, write
+
+from nmt.comparison.report import gather, write_comparison
+from nmt.config.errors import UserError
+
+QUICK: dict[str, Any] = {"bootstrap_samples": 100, "randomisation_trials": 100}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_what_a_folder_holds_unfinished_is_left_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    make_run(Path("sweep/a"), REFERENCES)
+    (make_run(Path("sweep/b"), REFERENCES) / "hypotheses" / "test.txt").unlink()
+    with caplog.at_level(logging.WARNING):
+        ((entries, _),) = gather(["sweep"], [], "test", False)
+    assert [entry.name for entry in entries] == ["sweep/a"]
+    assert "left out: sweep/b: has no test results" in caplog.text
+    with pytest.raises(UserError, match="sweep/b: has no test results"):
+        gather(["sweep/a", "sweep/b"], [], "test", False)
+
+
+def test_nothing_finished_is_refused() -> None:
+    (make_run(Path("sweep/a"), REFERENCES) / "hypotheses" / "test.txt").unlink()
+    with pytest.raises(UserError, match="runs=sweep: no run there has test results"):
+        gather(["sweep"], [], "test", False)
+
+
+def test_what_does_not_compare_is_refused_or_shown_apart() -> None:
+    for name in ("a", "b"):
+        make_run(Path(name), REFERENCES, f"seed={len(name)}")
+    make_run(Path("c"), REFERENCES, "evaluation.lowercase=true")
+    write(make_run(Path("d"), REFERENCES) / "data" / "test.target", [f"{line} !" for line in REFERENCES])
+    with pytest.raises(UserError, match=r"c and a do not compare: BLEU is taken in two ways.*apart=true"):
+        gather(["a", "c"], [], "test", False)
+    with pytest.raises(UserError, match="d and a do not compare: the test sets differ: line 1 of the references"):
+        gather(["a", "d"], [], "test", False)
+    groups = gather(["a", "c", "b", "d"], [], "test", True)
+    assert [[entry.name for entry in entries] for entries, _ in groups] == [["a", "b"], ["c"], ["d"]]
+    write(Path("x"), REFERENCES)
+    with pytest.raises(UserError, match="systems: the runs have several test sets"):
+        gather(["a", "d"], ["x=x"], "test", True)
+
+
+def test_all_files_say_the_same() -> None:
+    make_run(Path("a"), worsened(8), "attention=luong_dot")
+    make_run(Path("b"), worsened(2), "attention=none", "seed=3")
+    write(Path("x"), worsened(4))
+    printed = write_comparison(["a", "b"], Path("out"), systems=["peer=x"], baseline="none", **QUICK)
+    assert sorted(path.name for path in Path("out").iterdir()) == [
+        "comparison.csv",
+        "comparison.json",
+        "comparison.md",
+        "index.html",
+    ]
+    (found,) = json.loads(Path("out/comparison.json").read_text())["comparisons"]
+    systems = found["systems"]
+    assert [row["name"] for row in systems] == ["luong_dot", "peer", "none"]
+    with Path("out/comparison.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["system"], row["run"], row["seed"]) for row in rows] == [
+        ("luong_dot", "a", "1"),
+        ("peer", "peer", ""),
+        ("none", "b", "3"),
+    ]
+    markdown, page = Path("out/comparison.md").read_text(), Path("out/index.html").read_text()
+    for row, run in zip(systems, rows, strict=True):
+        assert f"{row['bleu']:.2f}" in printed
+        assert f"| {run['run']}" in markdown
+        assert f"{row['bleu']:.2f}" in markdown
+        assert f"{row['bleu']:.2f}" in page
+        assert float(run["bleu"]) == row["bleu"]
+        stars = "*" if row["p_randomisation"] is not None and row["p_randomisation"] < 0.05 else ""
+        if row["p_randomisation"] is not None:
+            assert f"{row['p_randomisation']:.4f}{stars}" in printed
+    assert "from none arising by chance" in markdown
+
+
+def test_a_column_that_nothing_fills_is_left_out() -> None:
+    make_run(Path("a"), worsened(8), "attention=none", gold=False)
+    printed = write_comparison(["a"], Path("out"), **QUICK)
+    head = printed.splitlines()[2]
+    assert "AER" not in head
+    assert "p boot" not in head
+    assert "tokens/s" in head
+    assert write_comparison(["a"], Path("out"), markdown=True, **QUICK).splitlines()[2].startswith("|")
+
+
+def test_those_apart_have_a_table_each() -> None:
+    make_run(Path("a"), worsened(8))
+    make_run(Path("c"), worsened(8), "evaluation.tokenize=char")
+    printed = write_comparison(["a", "c"], Path("out"), apart=True, **QUICK)
+    assert "tok:13a" in printed
+    assert "tok:char" in printed
+    assert len(json.loads(Path("out/comparison.json").read_text())["comparisons"]) == 2

@@ -1,0 +1,45 @@
+"""Runs that differ only in their seed are one system, named by what tells it from the others."""
+
+from nmt.comparison.entry import Entry
+from nmt.comparison.system import System, group
+
+
+def entry(name: str, seed: int = 1, **asked: str) -> Entry:
+    asked = {"attention": "bahdanau", **asked}
+    return Entry(name, ["x"], seed, str(sorted(asked.items())), {key.replace("_", "."): v for key, v in asked.items()})
+
+
+def names(*entries: Entry) -> list[str]:
+    return [system.name for system in group(entries)]
+
+
+def test_seeds_are_put_together_in_order() -> None:
+    two, one, other = entry("a2", 2), entry("a1", 1), entry("b1", 1, attention="none")
+    systems = group([two, other, one])
+    assert systems == [System("bahdanau", [one, two]), System("none", [other])]
+    assert systems[0].of_seed(2) is two
+    assert systems[0].of_seed(9) is one
+    assert systems[1].of_seed(None) is other
+
+
+def test_a_name_says_what_differs_and_nothing_else() -> None:
+    assert names(entry("a")) == ["bahdanau"]
+    assert names(entry("a", attention="none", encoder="gru"), entry("b", encoder="gru")) == ["none", "bahdanau"]
+    both = entry("a", attention="none", encoder="gru"), entry("b", encoder="lstm")
+    assert names(*both) == ["none encoder=gru", "bahdanau encoder=lstm"]
+    rates = entry("a", optimizer_lr="0.1"), entry("b", optimizer_lr="0.2"), entry("c")
+    assert names(*rates) == ["lr=0.1", "lr=0.2", "bahdanau"]
+    score = Entry("c", ["x"], 1, "other", {"attention": "bahdanau", "attention/score": "dot"})
+    assert names(entry("a"), score) == ["bahdanau", "attention/score=dot"]
+
+
+def test_what_has_the_same_name_gets_the_directory_too() -> None:
+    by_hand = Entry("runs/x", ["x"], 1, "edited", {"attention": "bahdanau"})
+    assert names(entry("runs/a"), by_hand) == ["bahdanau (runs/a)", "bahdanau (runs/x)"]
+    assert names(Entry("runs/x", ["x"], 1, "from Python", {})) == ["runs/x"]
+
+
+def test_an_output_of_another_system_stands_for_itself() -> None:
+    peers = Entry("one", ["x"]), Entry("two", ["x"])
+    assert names(entry("a"), *peers) == ["bahdanau", "one", "two"]
+    assert names(entry("a"), entry("b", attention="none"), peers[0]) == ["bahdanau", "none", "one"]

@@ -1,0 +1,284 @@
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+
+from nmt.report.page import page
+
+HOSTILE = "\"'><img/src=x><script>alert(1)</script>&lt;{{7*7}}\u202e</style></title>"
+
+
+def system(rank: int, name: str, **changes: object) -> dict[str, Any]:
+    buckets = [{"words": words, "sentences": 3, "bleu": 40.0 - rank - words[0]} for words in ([1, 4], [5, 5])]
+    scores = {"bleu": 36.0 - rank, "bleu_sd": 0.25, "chrf": 60.0, "chrf_sd": None, "ter": 49.0, "ter_sd": None}
+    scores["bleu_ci"] = 1.05
+    tests = {"aer": None, "p_bootstrap": 0.0004, "p_randomisation": 0.3}
+    costs = {"parameters": 1_250_000, "seconds": 200.0 + rank, "epoch_seconds": 34.0}
+    speeds = {"tokens_per_second": 5200.0, "sentences_per_second": None}
+    curves = {"bleu_by_length": buckets, "curve": [[1.0, 9.0], [2.0, 20.0 - rank]]}
+    return {"rank": rank, "name": name, "seeds": [1, 2], **scores, **tests, **costs, **speeds, **curves, **changes}
+
+
+def translation(name: str, text: str, source: str, *weights: list[int]) -> dict[str, Any]:
+    alignment = {"source": source.split(), "target": text.split(), "weights": weights} if weights else None
+    return {"system": name, "run": f"outputs/{name}", "bleu": 43.2, "text": text, "alignment": alignment}
+
+
+def comparison(text: str = "Mann", **changes: object) -> dict[str, Any]:
+    """Of three systems, of which the last is known by its output only; the text stands where strangers write."""
+    unknown: dict[str, object] = dict.fromkeys(["parameters", "seconds", "tokens_per_second", "bleu_sd"])
+    systems = [
+        system(1, "dot"),
+        system(2, "base", p_bootstrap=None, p_randomisation=None, parameters=900_000),
+        system(3, text, seeds=[None], curve=[], p_bootstrap=0.2, **unknown),
+    ]
+    scores = {"bleu": 33.0, "bleu_ci": 1.1, "chrf": 60.0, "chrf_ci": None, "ter": 49.0, "ter_ci": None, "aer": 12.3}
+    tests = {"p_bootstrap": 0.2, "p_randomisation": 0.3, "baseline_run": "outputs/base"}
+    source = f"A {text} is </s>"
+    translations = [
+        translation("dot", f"Ein {text} </s>", source, [90, 7, 3, 0], [4, 80, 16, 0], [0, 0, 1, 99]),
+        translation("base", "Ein Tier </s>", f"a {text} is </s>", [98, 1, 1, 0], [1, 97, 2, 0], [0, 0, 0, 100]),
+        translation(text, f"Der {text}", source),
+        translation("dot", "رجل في </s>", source, [1, 99, 0, 0], [0, 8, 92, 0], [0, 0, 0, 100]),
+    ]
+    example = {"number": 17, "source": f"A {text} is", "reference": f"Ein {text}", "translations": translations}
+    return {
+        **{"split": "test", "sentences": 1000, "baseline": "base"},
+        **{"signature": f"nrefs:1|{text}", "chrf_signature": "c", "ter_signature": "t"},
+        **{"bootstrap_samples": 1000, "randomisation_trials": 10000, "systems": systems, "examples": [example]},
+        "runs": [{"system": text, "seed": None, "run": f"outputs/{text}", **scores, **tests}],
+        **changes,
+    }
+
+
+class Parsed(HTMLParser):
+    """The elements with the names of their attributes, the attributes' values, and the texts."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, ...]] = []
+        self.values: list[str] = []
+        self.texts: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, *(name for name, _ in attributes)))
+        self.values += [value or "" for _, value in attributes]
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data.strip())
+
+
+def test_text_of_strangers_stays_text() -> None:
+    harmless, hostile = Parsed(page([comparison()])), Parsed(page([comparison(HOSTILE)]))
+    assert hostile.elements == harmless.elements
+    assert sum(HOSTILE in text for text in hostile.texts) == sum("Mann" in text for text in harmless.texts) > 10
+    assert any(value == f"outputs/{HOSTILE}" for value in hostile.values)
+
+
+def test_nothing_is_asked_of_anyone() -> None:
+    parsed = Parsed(page([comparison()]))
+    assert not {"src", "href", "action", "srcset", "data"} & {name for _, *names in parsed.elements for name in names}
+    policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline';"
+    assert any(value.startswith(policy) for value in parsed.values)
+    assert not any(word in text for text in parsed.texts for word in ("url(", "@import", "fetch("))
+
+
+def test_columns_and_charts_of_which_nothing_is_known_are_left_out() -> None:
+    texts = Parsed(page([comparison()])).texts
+    assert {"BLEU", "parameters", "p, bootstrap", "Learning curves", "BLEU by training time"} <= set(texts)
+    assert texts.count("AER %") == 1  # of the single runs
+    assert "decoding, sentences/s" not in texts
+    systems = comparison()["systems"]
+    unknown = dict.fromkeys(["p_bootstrap", "p_randomisation", "seconds", "bleu_sd"])
+    bare = [row | unknown | {"curve": [], "bleu_by_length": []} for row in systems]
+    rest = Parsed(page([comparison(systems=bare, runs=[], examples=[])])).texts
+    assert not {"p, bootstrap", "training time", "Charts", "Learning curves", "Examples", "compared with"} & set(rest)
+    assert not any("± their" in text or "p is how likely" in text for text in rest)
+
+
+def test_cells() -> None:
+    texts = Parsed(page([comparison()])).texts
+    assert {"35.00", "± 0.25", "± 1.05", "1.2 M", "3 min 21 s", "5,200", "1, 2", "1,000 sentences"} <= {
+        part for text in texts for part in (text, text.partition(": ")[2])
+    }
+    stars = [texts[index - 1] for index, text in enumerate(texts) if text == "*"]
+    assert stars == ["< 0.001"]
+    full = [text for text in texts if text]
+    first, second = (index for index, text in enumerate(full) if text == "baseline")
+    assert (full[first + 1], full[second - 1]) == ("base", "base")
+
+
+def test_runs_that_do_not_compare_are_apart() -> None:
+    one, two = Parsed(page([comparison()])), Parsed(page([comparison(), comparison(split="validation")]))
+    assert [sum(element[0] == "section" for element in each.elements) for each in (one, two)] == [1, 2]
+    assert any("do not compare" in text for text in two.texts)
+    assert not any("do not compare" in text for text in one.texts)
+    assert "validation: 1,000 sentences" in two.texts
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[webdriver.Chrome]:
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not chromium or not driver:
+        pytest.skip("needs chromium and chromedriver, to show the page")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    with webdriver.Chrome(options=options, service=Service(driver)) as chrome:
+        yield chrome
+
+
+@pytest.fixture
+def chrome(browser: webdriver.Chrome, tmp_path: Path) -> webdriver.Chrome:
+    """With the page on a desktop's screen, in light colours."""
+    (tmp_path / "index.html").write_text(page([comparison(), comparison(HOSTILE)]), encoding="utf-8")
+    show(browser, 1280, 900)
+    browser.get_log("performance")
+    browser.get((tmp_path / "index.html").as_uri())
+    return browser
+
+
+def show(chrome: webdriver.Chrome, width: int, height: int, theme: str = "light") -> None:
+    screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+    chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    features = [{"name": "prefers-color-scheme", "value": theme}]
+    chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+
+def find(chrome: webdriver.Chrome, selector: str) -> list[WebElement]:
+    return chrome.find_elements(By.CSS_SELECTOR, selector)
+
+
+def words(chrome: webdriver.Chrome, number: int) -> list[WebElement]:
+    """Of the first example's translation of that number, from 0."""
+    return find(chrome, ".target")[number].find_elements(By.CSS_SELECTOR, ".word")
+
+
+def lit(chrome: webdriver.Chrome, source: str) -> list[float]:
+    """How strongly each word of the source is coloured."""
+    script = "return [...document.querySelector(arguments[0]).children].map(each => getComputedStyle(each).background)"
+    colours = [re.search(r"/ ([\d.]+)\)|rgba\(0, 0, 0, (0)\)", each) for each in chrome.execute_script(script, source)]
+    return [float(colour[1] or colour[2]) if colour else 1.0 for colour in colours]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_pointing_at_a_word_lights_up_what_it_attended_to(chrome: webdriver.Chrome, width: int) -> None:
+    show(chrome, width, 844)
+    shared, own, readout = ".original .source", ".source.own", find(chrome, ".readout")[0]
+    before = find(chrome, ".translation")[0].rect
+    ActionChains(chrome).move_to_element(words(chrome, 0)[1]).perform()
+    a, mann, is_, end = lit(chrome, shared)
+    assert 1 > mann > is_ > a > end == 0
+    assert readout.text == "Mann ← Mann 80 %, is 16 %, A 4 %"
+    assert find(chrome, ".translation")[0].rect == before
+    assert lit(chrome, own) == [0] * 4
+    ActionChains(chrome).move_to_element(words(chrome, 1)[1]).perform()  # read another source
+    assert lit(chrome, shared) == [0] * 4
+    assert max(lit(chrome, own)) == lit(chrome, own)[1] > 0.9
+    ActionChains(chrome).move_to_element(find(chrome, "h1")[0]).perform()
+    assert lit(chrome, shared) == lit(chrome, own) == [0] * 4
+    assert readout.text == ""
+
+
+def test_the_keyboard_goes_through_the_words(chrome: webdriver.Chrome) -> None:
+    first, second, _ = words(chrome, 0)
+    chrome.execute_script("arguments[0].focus()", first)
+    assert lit(chrome, ".original .source")[0] == max(lit(chrome, ".original .source")) > 0
+    ActionChains(chrome).send_keys(Keys.ARROW_RIGHT).perform()
+    assert chrome.switch_to.active_element == second
+    assert lit(chrome, ".original .source")[1] == max(lit(chrome, ".original .source"))
+    ActionChains(chrome).send_keys(Keys.TAB).perform()
+    assert chrome.switch_to.active_element == words(chrome, 1)[0]
+    ActionChains(chrome).key_down(Keys.SHIFT).send_keys(Keys.TAB).perform()
+    assert chrome.switch_to.active_element == second  # where it was left
+    ActionChains(chrome).send_keys(Keys.TAB).key_up(Keys.SHIFT).perform()
+    assert chrome.switch_to.active_element.tag_name == "summary"
+    right_to_left = words(chrome, 2)
+    ActionChains(chrome).send_keys(Keys.TAB * 3, Keys.ARROW_LEFT).perform()
+    assert chrome.switch_to.active_element == right_to_left[1]
+    assert right_to_left[1].location["x"] < right_to_left[0].location["x"]
+
+
+def test_headings_sort(chrome: webdriver.Chrome) -> None:
+    table = find(chrome, "table")[0]
+
+    def order() -> list[str]:
+        return [name.text for name in table.find_elements(By.CSS_SELECTOR, "tbody bdi")]
+
+    rank, name, parameters = (
+        table.find_element(By.XPATH, f".//th[.='{heading}']") for heading in ("#", "system", "parameters")
+    )
+    assert order() == ["dot", "base", "Mann"]
+    assert (rank.get_attribute("aria-sort"), name.get_attribute("aria-sort")) == ("ascending", "none")
+    name.click()
+    name.click()
+    assert order() == ["Mann", "dot", "base"]
+    parameters.click()
+    assert order() == ["base", "dot", "Mann"]
+    assert [each.get_attribute("aria-sort") for each in (rank, name, parameters)] == ["none", "none", "ascending"]
+    ActionChains(chrome).send_keys(Keys.ENTER).perform()
+    assert order() == ["dot", "base", "Mann"]  # what is unknown stays last
+    assert parameters.get_attribute("aria-sort") == "descending"
+    table.find_element(By.XPATH, ".//th[.='BLEU']").click()
+    assert order() == ["dot", "base", "Mann"]
+
+
+@pytest.mark.parametrize("selector", [".legend button", "tbody tr", ".chart [data-system] .line"])
+def test_a_system_is_set_off_in_all_charts(chrome: webdriver.Chrome, selector: str) -> None:
+    chrome.execute_script("for (const each of document.querySelectorAll('g')) each.style.transition = 'none'")
+    faded = "return [...document.querySelectorAll('.chart g')].map(each => getComputedStyle(each).opacity < 0.5)"
+    ActionChains(chrome).move_to_element(find(chrome, selector)[1]).perform()
+    drawn = ["0", "1", "2", "0", "1", "2", "0", "1"]
+    assert chrome.execute_script(faded) == [number != "1" for number in drawn] + [False] * 8
+    ActionChains(chrome).move_to_element(find(chrome, "h2")[0]).perform()
+    assert not any(chrome.execute_script(faded))
+
+
+def test_it_asks_for_nothing_and_runs_without_errors(chrome: webdriver.Chrome) -> None:
+    ActionChains(chrome).move_to_element(words(chrome, 0)[1]).click().perform()
+    events = [json.loads(entry["message"])["message"] for entry in chrome.get_log("performance")]
+    asked = [each["params"]["request"]["url"] for each in events if each["method"] == "Network.requestWillBeSent"]
+    assert asked == [chrome.current_url]
+    assert chrome.get_log("browser") == []
+
+
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 900)])
+def test_it_fits_the_screen(chrome: webdriver.Chrome, width: int, height: int) -> None:
+    show(chrome, width, height)
+    chrome.execute_script("for (const each of document.querySelectorAll('details')) each.open = true")
+    page_width = chrome.execute_script("scrollTo(500, 0); return document.documentElement.scrollWidth")
+    assert page_width <= chrome.execute_script("return innerWidth") == width
+    assert chrome.execute_script("return scrollX") == 0
+
+
+def test_dark_and_light_are_both_readable(chrome: webdriver.Chrome) -> None:
+    def contrast() -> float:
+        script = "const {color, backgroundColor} = getComputedStyle(document.body); return [color, backgroundColor]"
+        ink, ground = ([int(part) for part in re.findall(r"\d+", each)[:3]] for each in chrome.execute_script(script))
+        return (sum(ground) - sum(ink)) / (3 * 255)
+
+    assert contrast() > 0.7
+    show(chrome, 1280, 900, "dark")
+    assert contrast() < -0.7
+
+
+def test_it_can_be_read_without_scripts(chrome: webdriver.Chrome) -> None:
+    chrome.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    chrome.refresh()
+    assert words(chrome, 0)[1].is_displayed()
+    assert [each.is_displayed() for each in find(chrome, ".scripted")] == [False, False]
+    chrome.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
