@@ -4,8 +4,10 @@ The sweeper that Hydra offers for it has Optuna 2, starts anew where it was kill
 """
 
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -100,9 +102,20 @@ class OptunaSweeper(Sweeper):
                 study.tell(trial.number, score)
 
 
-# Hydra takes plugins from this namespace alone, which no package of ours can be in.
-OptunaSweeper.__module__ = "hydra_plugins.nmt"
-Plugins.instance().register(OptunaSweeper)
+def _register() -> None:
+    """Hydra takes sweepers from modules of the namespace hydra_plugins alone: be one of them."""
+    try:
+        import hydra_plugins
+    except ImportError:  # no other plugin is installed
+        hydra_plugins = ModuleType("hydra_plugins")
+        hydra_plugins.__path__ = []
+        sys.modules["hydra_plugins"] = hydra_plugins
+    hydra_plugins.nmt = sys.modules["hydra_plugins.nmt"] = sys.modules[__name__]
+    OptunaSweeper.__module__ = "hydra_plugins.nmt"
+    Plugins.instance().register(OptunaSweeper)
+
+
+_register()
 
 
 def observer() -> Callable[[float, float], bool] | None:

@@ -25,6 +25,7 @@ from nmt.cli import optuna_sweeper
 from nmt.cli.app import explain, log_to, output_dir
 from nmt.config.compose import given_values
 from nmt.config.errors import UserError
+from nmt.report.table import short
 from nmt.run import ERROR, FINISHED, RunDirectory, read_json, runs_below
 
 STOPPED = 128  # plus its number: exit status after a signal
@@ -63,7 +64,8 @@ def _varied(config: DictConfig) -> tuple[list[str], int]:
     parsed = {override.get_key_element(): override for override in OverridesParser.create().parse_overrides(given)}
     varied = {key: override for key, override in parsed.items() if override.is_sweep_override()}
     several = [override for override in varied.values() if override.is_discrete_sweep()]
-    return list(varied), math.prod(len(list(override.sweep_string_iterator())) for override in several)
+    in_order = sorted(varied, key=lambda key: (key == "seed", "." in key))  # groups first, the seed last
+    return in_order, math.prod(len(list(override.sweep_string_iterator())) for override in several)
 
 
 def job_name(overrides: list[str], *varied: str) -> str:
@@ -168,7 +170,7 @@ def jobs(sweep: Path) -> list[dict[str, Any]]:
     asked = [RunDirectory(path).asked() for path in paths]
     varied = sorted({key for each in asked for key in each if len({str(other.get(key)) for other in asked}) > 1})
     return [
-        {**_job(sweep, path), "values": " ".join(f"{key}={each[key]}" for key in varied if key in each)}
+        {**_job(sweep, path), "values": " ".join(f"{key}={short(each[key])}" for key in varied if key in each)}
         for path, each in zip(paths, asked, strict=True)
     ]
 

@@ -91,12 +91,13 @@ def _title(comparison: Comparison) -> str:
 
 
 def _notes(comparison: Comparison) -> str:
+    samples, trials = comparison["bootstrap_samples"], comparison["randomisation_trials"]
     return (
-        "± after a mean: standard deviation over seeds; after a single score and under 95 %: half the width of the 95 % "
-        f"bootstrap interval of one run. p: of a difference in BLEU from {comparison['baseline']} arising by chance, by paired bootstrap "
-        f"({comparison['bootstrap_samples']} samples) and paired approximate randomisation "
-        f"({comparison['randomisation_trials']} trials), the largest of the seeds; * below {SIGNIFICANT}, not corrected for "
-        "the number of systems."
+        "± after a mean: standard deviation over seeds; after a single score and under 95 %: half the width of the "
+        "95 % bootstrap interval of one run. p: of a difference in BLEU from "
+        f"{comparison['baseline']} arising by chance, by paired bootstrap ({samples} samples) and paired approximate "
+        f"randomisation ({trials} trials), the largest of the seeds; * below {SIGNIFICANT}, not corrected for the "
+        "number of systems."
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from nmt.comparison.entry import Entry
+from nmt.report.table import short
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def _name(entry: Entry, varied: Sequence[str]) -> str:
         return entry.name
     parts = [str(told["attention"])] if "attention" in told and "attention" in varied else []
     parts += [
-        f"{key if '/' in key else key.rpartition('.')[2]}={told[key]}"
+        f"{key if '/' in key else key.rpartition('.')[2]}={short(told[key])}"
         for key in varied
         if key != "attention" and key in told
     ]

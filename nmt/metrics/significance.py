@@ -33,19 +33,27 @@ class Significance:
         self.metrics = {name: _counting_once(metric) for name, metric in zip(METRICS, metrics, strict=True)}
 
     def __call__(self, baseline: Sequence[str], systems: Sequence[Sequence[str]]) -> list[dict[str, Tested]]:
-        """The baseline's scores, then those of each system with its tests against it, by metric: bleu, chrf, ter."""
+        """The baseline's scores, then those of each system with its tests against it, by metric: bleu, chrf, ter.
+
+        The p of an output that equals the baseline's is 1, where sacreBLEU takes no difference for a certain one.
+        """
         named = [(str(number), output) for number, output in enumerate([baseline, *systems])]
         found = [
             list(PairedTest(named, self.metrics, [self.references], kind, count)()[1].values())[1:]
             for kind, count in (("bs", self.samples), ("ar", self.trials))
         ]
-        return [
-            {
-                metric: Tested(float(boot[row].score), float(boot[row].ci), boot[row].p_value, randomised[row].p_value)
-                for metric, boot, randomised in zip(METRICS, *found, strict=True)
-            }
-            for row in range(len(named))
-        ]
+        rows = []
+        for row, (_, output) in enumerate(named):
+            same = {"p_bootstrap": 1.0, "p_randomisation": 1.0} if row and list(output) == list(baseline) else {}
+            rows.append(
+                {
+                    metric: Tested(
+                        float(boot[row].score), float(boot[row].ci), boot[row].p_value, randomised[row].p_value
+                    )._replace(**same)
+                    for metric, boot, randomised in zip(METRICS, *found, strict=True)
+                }
+            )
+        return rows
 
     def bleu(self, output: Sequence[str]) -> float:
         """BLEU without tests."""

@@ -53,6 +53,11 @@ def decimals(count: int) -> Callable[[float], str]:
     return f"{{:.{count}f}}".format
 
 
+def short(value: object) -> str:
+    """A value of a configuration; what a search has drawn is not told to the last digit."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def human_count(count: int) -> str:
     """950, 12.3 k, 12.3 M, 1.2 B."""
     for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "k")):

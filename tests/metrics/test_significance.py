@@ -64,6 +64,12 @@ def test_the_scores_are_those_of_the_one_scoring_path() -> None:
     assert significance.bleu(BETTER) == pytest.approx(expected.bleu)
 
 
+def test_the_same_output_differs_by_nothing() -> None:
+    base, same = Significance(REFERENCES, ScoreSettings("13a", False), 100, 100)(BASELINE, [list(BASELINE)])
+    assert {(each.p_bootstrap, each.p_randomisation) for each in same.values()} == {(1.0, 1.0)}
+    assert {each.p_bootstrap for each in base.values()} == {None}
+
+
 def test_an_output_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from sacrebleu.metrics.ter import TER
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.report.table import Column, decimals, human_count, human_duration, markdown, terminal
+from nmt.report.table import Column, decimals, human_count, human_duration, markdown, short, terminal
 
 COLUMNS = [
     Column("rank", "rank"),
@@ -111,3 +111,13 @@ def test_human_duration_is_within_half_of_its_smaller_unit(seconds: float) -> No
     parts = re.findall(r"(\d+) (h|min|s)", shown)
     assert abs(sum(int(number) * seconds_of[unit] for number, unit in parts) - seconds) <= seconds_of[parts[-1][1]] / 2
     assert all(int(number) < 60 for number, unit in parts if unit != "h")
+
+
+def test_a_drawn_value_is_short() -> None:
+    assert [short(value) for value in (0.0001438840262546649, 0.25, 3, "none", None)] == [
+        "0.0001439",
+        "0.25",
+        "3",
+        "none",
+        "None",
+    ]
