@@ -7,7 +7,9 @@ import os
 import platform
 import subprocess
 import time
+import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,8 @@ FREE = {
     "validation.samples",
     "validation.saliency",
 }
-# Of these, what may differ without another result.
-WHERE_IT_STOPS = {"training.max_epochs", "training.max_steps", "validation.patience"}
+# Of these, what leaves no trace in what comes of a run.
+UNSEEN = {"run", "device", "threads", "data.cache_dir", "training.log_every", "training.checkpoint_every"}
 LOCK = ".lock"
 ERROR = "error.txt"  # why a job of a sweep failed
 FINISHED, PRUNED = "finished", "pruned"  # the manifest's "status"; none: not at its end yet
@@ -101,6 +103,20 @@ class RunDirectory:
                 raise
         remove_leftovers(self.path)
 
+    def wait_until_free(self, seconds: float) -> None:
+        """Wait for a process that still trains there, such as a job of a sweep that was killed just now."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:  # after that claiming it tells who is there
+            try:
+                with (self.path / LOCK).open("rb") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except FileNotFoundError:
+                return
+            except OSError:
+                time.sleep(0.1)
+            else:
+                return
+
     def begin(self, values: Mapping[str, Any], prepared: Prepared, start: Mapping[str, Any]) -> None:
         """Write down what the claimed run runs with; every start adds a line.
 
@@ -111,6 +127,8 @@ class RunDirectory:
             raise UserError(
                 f"{self.path}: the corpus or its tokenizer has changed since this run began; start a new run"
             )
+        if "status" in manifest:  # the end it had come to is not that of what begins now
+            manifest = self.update_json(self.manifest, {"status": None})
         save_values(self.config, values)  # first: from now on this is a run, which a kill leaves resumable
         prepared.tokenizers.save(self.path)
         self._keep_held_out(prepared)
@@ -131,7 +149,7 @@ class RunDirectory:
         start = (read_json(self.manifest).get("starts") or [{}])[0]
         choices = {group: choice for group, choice in start.get("choices", {}).items() if "/" not in group}
         given = {**choices, **given_values(start.get("overrides", []))}
-        return {key: value for key, value in given.items() if key not in FREE and key != "seed"}
+        return {key: value for key, value in given.items() if key not in UNSEEN and key != "seed"}
 
     def _refuse_foreign(self) -> None:
         """Raises UserError if the directory holds anything but a run or a kill's leftover of a run's first file."""
@@ -144,11 +162,13 @@ class RunDirectory:
                 f"{self.path}: is not empty and not a run (it holds {others[0]}); choose another hydra.run.dir"
             )
 
-    def has_finished(self, values: Mapping[str, Any]) -> bool:
-        """Is here the end of a run with these values, so that running it again would change nothing?"""
-        if read_json(self.manifest).get("status") not in {FINISHED, PRUNED}:
+    def has_finished(self, values: Mapping[str, Any], fingerprint: str) -> bool:
+        """Is here the end of a run with these values on the corpus with this fingerprint, so that running it again
+        would change nothing?"""
+        manifest = read_json(self.manifest)
+        if manifest.get("status") not in {FINISHED, PRUNED} or manifest["data"]["fingerprint"] != fingerprint:
             return False
-        return not _changed(load_values(self.config), values, FREE - WHERE_IT_STOPS)
+        return not _changed(load_values(self.config), values, UNSEEN)
 
     def _same(self, saved: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         before, now = dict(flatten(saved)), dict(flatten(values))
@@ -217,10 +237,16 @@ def _changed(saved: Mapping[str, Any], values: Mapping[str, Any], free: set[str]
     return [key for key in sorted(before.keys() | now.keys()) if key not in free and before.get(key) != now.get(key)]
 
 
+def record_failure(directory: Path, message: str) -> None:
+    """error.txt: why a job of a sweep failed, in one line, and what led to it."""
+    with suppress(OSError):  # the disk may be full
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / ERROR).write_text(f"{message}\n\n{traceback.format_exc()}", encoding="utf-8")
+
+
 def runs_below(folder: Path) -> list[Path]:
     """The run directories in a folder such as a sweep's, sorted by name."""
-    depths = ("*", "*/*", "*/*/*")  # such as outputs/sweep/DATE/TIME/NAME
-    return sorted(path.parent for depth in depths for path in folder.glob(f"{depth}/config.yaml"))
+    return sorted(path.parent for path in folder.rglob("config.yaml"))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """The run directory."""
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -114,3 +116,17 @@ def test_a_split_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
     (run.data / "validation.source").write_text("a\n")
     with pytest.raises(UserError, match=r"split=test: the run's corpus has none \(there is: validation\)"):
         run.held_out("test")
+
+
+def test_waiting_ends_with_the_lock_or_with_patience(tmp_path: Path) -> None:
+    owner, other = RunDirectory(tmp_path), RunDirectory(tmp_path)
+    other.wait_until_free(60)  # nobody is there
+    owner.claim({})
+    began = time.monotonic()
+    other.wait_until_free(0.3)
+    assert 0.3 <= time.monotonic() - began < 10
+    release = threading.Timer(0.3, owner.release)
+    release.start()
+    other.wait_until_free(60)
+    assert 0.6 <= time.monotonic() - began < 10
+    release.join()

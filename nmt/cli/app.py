@@ -63,15 +63,15 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
 
     try:
         main()
-        if sweep is not None and not outcomes:
-            outcomes.append(sweep.finish())
     except KeyboardInterrupt:
         print(f"nmt-{command}: interrupted", file=sys.stderr)
         sys.exit(STOPPED + signal.SIGINT)
     except Exception as error:
         if debug or outcomes:  # a fault of the program
             raise
-        outcomes.append(error)  # before any job has begun Hydra only composes: the command line is at fault
+        outcomes.append(error)  # the command line is at fault, or a launcher: jobs tell their own
+    if sweep is not None:
+        outcomes.append(sweep.finish())
     _exit(outcomes, command)
 
 
@@ -187,7 +187,9 @@ def _explain(error: Exception, command: str) -> str:
             return f"{group}={choice}: not one of {', '.join(choices)}{nearest(choice, choices)}"
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key}: missing; give it as {error.full_key}=..."
-    return " ".join(dict.fromkeys(lines)) or type(error).__name__
+    unread = "no viable alternative" in text or "mismatched input" in text
+    hint = "; a value that holds = , [ ] { } or ( ) needs quotes of its own: \"key='a=b'\"" if unread else ""
+    return (" ".join(dict.fromkeys(lines)) or type(error).__name__) + hint
 
 
 def _unknown(key: str, command: str) -> str:

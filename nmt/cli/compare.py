@@ -17,6 +17,8 @@ def _compare(config: CompareConfig, overrides: list[str]) -> None:
     from nmt.comparison.report import write_comparison
 
     output = Path(config.output).expanduser()
+    if any(place.exists() and not place.is_dir() for place in (output, *output.parents)):
+        raise UserError(f"output={config.output}: is not a folder, or is inside of what is none")
     if output.is_dir() and any(output.iterdir()) and not (output / "comparison.json").is_file():
         raise UserError(f"output={config.output}: holds other things than a comparison; name another folder")
     settings = config.model_dump(exclude={"output"})

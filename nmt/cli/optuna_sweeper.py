@@ -4,6 +4,7 @@ The sweeper that Hydra offers for it has Optuna 2, starts anew where it was kill
 """
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,12 +15,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from nmt.config.errors import UserError
-from nmt.run import PRUNED, RunDirectory, read_json
+from nmt.config.errors import UserError, nearest
+from nmt.run import PRUNED, RunDirectory, read_json, record_failure
 
 JOURNAL = "optuna.journal"  # all that Optuna knows, in the sweep's directory
 STUDY = "sweep"
@@ -41,7 +43,14 @@ class OptunaSweeper(Sweeper):
     ) -> None:
         for name, given, known in (("sampler", sampler, SAMPLERS), ("pruner", pruner, PRUNERS)):
             if given not in known:
-                raise UserError(f"hydra.sweeper.{name}={given}: not one of {', '.join(known)}")
+                raise UserError(f"hydra.sweeper.{name}={given}: not one of {', '.join(known)}{nearest(given, known)}")
+        for name, count, least in (
+            ("n_trials", n_trials, 1),
+            ("n_jobs", n_jobs, 1),
+            ("startup_trials", startup_trials, 0),
+        ):
+            if not (count is None and name == "n_jobs") and (type(count) is not int or count < least):
+                raise UserError(f"hydra.sweeper.{name}={count}: must be a whole number, {least} or more")
         self.n_trials, self.n_jobs, self.startup_trials = n_trials, n_jobs, startup_trials
         self.sampler, self.params = sampler, params or {}
 
@@ -58,20 +67,30 @@ class OptunaSweeper(Sweeper):
         given = [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
         parsed = OverridesParser.create(self._loader).parse_overrides(given)
         keys = {override.get_key_element(): override for override in parsed}  # the last of each
-        self.fixed = [override.input_line or "" for override in keys.values() if not override.is_sweep_override()]
+        self._fixed = [override.input_line or "" for override in keys.values() if not override.is_sweep_override()]
         space = {key: _distribution(override) for key, override in keys.items() if override.is_sweep_override()}
         if not space:
             raise UserError("hydra/sweeper=optuna: nothing to search; give a key several values or an interval(a,b)")
         directory = Path(self._config.hydra.sweep.dir)
         directory.mkdir(parents=True, exist_ok=True)
-        direction = "minimize" if self._config.validation.monitor == "loss" else "maximize"
+        monitor = self._config.validation.monitor
         study = optuna.create_study(
-            study_name=STUDY, storage=_storage(directory), direction=direction, load_if_exists=True
+            study_name=STUDY,
+            storage=_storage(directory),
+            direction="minimize" if monitor == "loss" else "maximize",
+            load_if_exists=True,
         )
-        for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):  # of a sweep that was killed
-            self._launch(study, [trial])
+        shown = {key: str(distribution) for key, distribution in space.items()}
+        self._check(study, {"monitor": monitor, "fixed": sorted(self._fixed), "space": shown})
+        running = study.get_trials(states=[optuna.trial.TrialState.RUNNING])  # of a sweep that was killed
+        for trial in running:
+            if trial.params.keys() != space.keys():  # while the trial was being written down
+                study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+        whole = [trial for trial in running if trial.params.keys() == space.keys()]
+        for start in range(0, len(whole), self._jobs()):
+            self._launch(study, whole[start : start + self._jobs()])
         while missing := max(0, self.n_trials - len(study.trials)):
-            # The same proposals, whether the sweep was interrupted or not.
+            # With one trial at a time the same proposals, whether the sweep was interrupted or not.
             study.sampler = SAMPLERS[self.sampler](
                 seed=self._config.seed + len(study.trials), startup_trials=self.startup_trials
             )
@@ -79,27 +98,63 @@ class OptunaSweeper(Sweeper):
         if study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
             best = study.best_trial
             values = " ".join(f"{key}={value}" for key, value in best.params.items())
-            monitor = self._config.validation.monitor
             log.info("\nbest trial: %d, validation %s %.4f, with %s", best.number, monitor, best.value, values)
+
+    def _check(self, study: Any, asked: dict[str, Any]) -> None:  # noqa: ANN401
+        """Raises UserError if the study is of another search."""
+        before = study.user_attrs.get("asked")
+        if before is None:
+            study.set_user_attr("asked", asked)
+        elif changed := [key for key in asked if before[key] != asked[key]]:
+            key = changed[0]
+            raise UserError(
+                f"{self._config.hydra.sweep.dir}: holds another search ({key}: {before[key]} there, "
+                f"{asked[key]} here); choose another hydra.sweep.dir"
+            )
 
     def _jobs(self) -> int:
         """Trials at a time."""
-        return self.n_jobs or max(1, self._config.hydra.launcher.get("n_jobs") or 1)
+        beside = self._config.hydra.launcher.get("n_jobs") or 1
+        return self.n_jobs or (beside if beside > 0 else os.cpu_count() or 1)
 
     def _launch(self, study: Any, trials: Sequence[Any]) -> None:  # noqa: ANN401
-        """Run trials with consecutive numbers, each in the directory of its number, and tell what came of them."""
-        optuna = _optuna()
-        jobs = [[*self.fixed, *(f"{key}={value}" for key, value in trial.params.items())] for trial in trials]
-        for trial, done in zip(trials, self._launcher.launch(jobs, trials[0].number), strict=True):
-            assert done.hydra_cfg is not None
-            run = RunDirectory(done.hydra_cfg.hydra.runtime.output_dir)
-            score = done.return_value
-            if score is None:
-                study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-            elif read_json(run.manifest).get("status") == PRUNED:
-                study.tell(trial.number, state=optuna.trial.TrialState.PRUNED)
+        """Run trials, each in the directory of its number, and tell what came of them."""
+        states, sweep = _optuna().trial.TrialState, Path(self._config.hydra.sweep.dir)
+        jobs = {}
+        for trial in trials:
+            overrides = [*self._fixed, *(f"{key}={value}" for key, value in trial.params.items())]
+            try:
+                self._loader.load_sweep_config(self._config, overrides)
+            except HydraException as error:  # such as a value of a choice that was not drawn
+                record_failure(sweep / str(trial.number), " ".join(str(error).split()))
+                study.tell(trial.number, state=states.FAIL)
             else:
-                study.tell(trial.number, score)
+                jobs[trial.number] = overrides
+        for numbers in _consecutive(list(jobs)):
+            found = self._launcher.launch([jobs[number] for number in numbers], numbers[0])
+            for number, done in zip(numbers, found, strict=True):
+                assert done.hydra_cfg is not None
+                run = RunDirectory(done.hydra_cfg.hydra.runtime.output_dir)
+                score = done.return_value
+                if isinstance(score, str):
+                    log.warning("trial %d was stopped by %s; start the search again to go on with it", number, score)
+                elif score is None:
+                    study.tell(number, state=states.FAIL)
+                elif read_json(run.manifest).get("status") == PRUNED:
+                    study.tell(number, state=states.PRUNED)
+                else:
+                    study.tell(number, score)
+
+
+def _consecutive(numbers: Sequence[int]) -> list[list[int]]:
+    """Groups of numbers that follow each other, as a launcher numbers its jobs."""
+    groups: list[list[int]] = []
+    for number in numbers:
+        if groups and groups[-1][-1] == number - 1:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    return groups
 
 
 def _register() -> None:
@@ -149,19 +204,23 @@ def _optuna() -> Any:  # noqa: ANN401
 
 def _storage(directory: Path) -> Any:  # noqa: ANN401
     storages = _optuna().storages
-    return storages.JournalStorage(storages.journal.JournalFileBackend(str(directory / JOURNAL)))
+    return storages.JournalStorage(storages.journal.JournalFileBackend(str((directory / JOURNAL).absolute())))
 
 
 def _distribution(override: Override) -> Any:  # noqa: ANN401
     """interval(a,b), tag(log,interval(a,b)), range(a,b,step), or one of several."""
     distributions, value = _optuna().distributions, override.value()
+    tags = set(getattr(value, "tags", ()))
+    if tags - ({"log"} if isinstance(value, IntervalSweep) else set()):
+        raise UserError(f"{override.input_line}: of tags there is log, of an interval: tag(log,interval(a,b))")
     if isinstance(value, IntervalSweep):
-        assert value.start is not None
-        assert value.end is not None
-        whole = isinstance(value.start, int) and isinstance(value.end, int)
-        kind = distributions.IntDistribution if whole else distributions.FloatDistribution
-        return kind(value.start, value.end, log="log" in value.tags)
+        try:
+            return distributions.FloatDistribution(value.start, value.end, log="log" in tags)
+        except ValueError as error:
+            raise UserError(f"{override.input_line}: {error}") from None
     choices = list(override.sweep_string_iterator())
+    if not choices:
+        raise UserError(f"{override.input_line}: there is no value in it")
     if isinstance(value, RangeSweep) and not value.shuffle and all(choice.lstrip("-").isdigit() for choice in choices):
         numbers = sorted(map(int, choices))
         return distributions.IntDistribution(numbers[0], numbers[-1], step=abs(int(value.step)))

@@ -1,20 +1,20 @@
-"""Sweeps: a directory for each combination, named by what it varies; failures recorded; a table at the end."""
+"""Sweeps: a directory for each combination, named by what it varies, where failures are recorded."""
 
+import hashlib
 import logging
 import math
 import os
 import re
 import shlex
+import signal
 import sys
 import threading
-import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from signal import SIGTERM
 from typing import Any
 
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
@@ -23,28 +23,34 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from nmt.cli import optuna_sweeper
 from nmt.cli.app import explain, log_to, output_dir
+from nmt.cli.jobs import tell
 from nmt.config.compose import given_values
-from nmt.config.errors import UserError
-from nmt.report.table import short
-from nmt.run import ERROR, FINISHED, RunDirectory, read_json, runs_below
+from nmt.run import ERROR, RunDirectory, read_json, record_failure
 
 STOPPED = 128  # plus its number: exit status after a signal
 HERE = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # runs the jobs in this process, one by one
-LONGEST_VALUE = 40
+LONGEST_VALUE, LONGEST_NAME = 40, 200  # characters in a directory's name
 COUNT = "NMT_SWEEP_JOBS"  # how many there are: an environment variable, which worker processes inherit
+PARENT = os.getppid()  # of a worker, that is the sweep's process, which it must not outlive
 log = logging.getLogger(__name__)
 
 
 class NameJobs(Callback):
-    """Hydra calls this before and after the jobs (configs/train.yaml, hydra.callbacks)."""
+    """Hydra calls this before the jobs (configs/train.yaml, hydra.callbacks)."""
 
-    directory: Path | None = None  # of the sweep that has come to its end
+    directory: Path | None = None  # of the sweep that has begun
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:  # noqa: ANN401
         """Let each job's directory be named by the values that the sweep varies, instead of a number."""
+        directory = Path(config.hydra.sweep.dir)
+        if _is_foreign(directory):  # an exception would be caught by Hydra and told as a warning
+            log.error("nmt-train: error: %s: is not empty and not a sweep; choose another hydra.sweep.dir", directory)
+            sys.exit(2)
+        NameJobs.directory = directory
         varied, count = _varied(config)
-        os.environ[COUNT] = str(count) if varied else ""
-        chosen = any(override.startswith("hydra.sweep.subdir=") for override in config.hydra.overrides.hydra)
+        os.environ[COUNT] = str(config.hydra.sweeper.get("n_trials") or count)
+        given = [override.lstrip("+") for override in config.hydra.overrides.hydra]
+        chosen = any(override.startswith("hydra.sweep.subdir=") for override in given)
         if varied and not chosen and config.hydra.sweeper._target_.endswith(".BasicSweeper"):
             with open_dict(config):  # these overrides are what Hydra composes each job from
                 keys = ",".join(varied)
@@ -52,16 +58,19 @@ class NameJobs(Callback):
                     f"hydra.sweep.subdir='${{job_name:${{hydra.overrides.task}},{keys}}}'"
                 )
 
-    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:  # noqa: ANN401
-        """All jobs have come back."""
-        NameJobs.directory = Path(config.hydra.sweep.dir)
+
+def _is_foreign(directory: Path) -> bool:
+    """Does it hold something, but nothing that a sweep begins with?"""
+    marks = ("multirun.yaml", optuna_sweeper.JOURNAL)
+    return directory.is_dir() and any(directory.iterdir()) and not any((directory / mark).exists() for mark in marks)
 
 
 def _varied(config: DictConfig) -> tuple[list[str], int]:
     """The keys that take several values in this sweep, and the number of its combinations."""
     given = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
     given += config.hydra.overrides.task
-    parsed = {override.get_key_element(): override for override in OverridesParser.create().parse_overrides(given)}
+    parser = OverridesParser.create(GlobalHydra.instance().config_loader())  # it knows the choices for glob(...)
+    parsed = {override.get_key_element().lstrip("+"): override for override in parser.parse_overrides(given)}
     varied = {key: override for key, override in parsed.items() if override.is_sweep_override()}
     several = [override for override in varied.values() if override.is_discrete_sweep()]
     in_order = sorted(varied, key=lambda key: (key == "seed", "." in key))  # groups first, the seed last
@@ -69,12 +78,28 @@ def _varied(config: DictConfig) -> tuple[list[str], int]:
 
 
 def job_name(overrides: list[str], *varied: str) -> str:
-    """Such as attention-bahdanau_lr-0.003: only letters that need no quoting, in any shell or file system."""
+    """Such as attention-bahdanau_lr-0.003: only letters that need no quoting, in any shell or file system.
+
+    What that leaves out or cuts is told apart by its hash.
+    """
     values = given_values(overrides)
     ends = [key.rpartition(".")[2] for key in varied]
     names = [key if ends.count(end) > 1 else end for key, end in zip(varied, ends, strict=True)]
-    shown = [f"{name}-{str(values.get(key))[-LONGEST_VALUE:]}" for key, name in zip(varied, names, strict=True)]
-    return "_".join(re.sub(r"[^\w.-]+", "-", part) for part in shown)
+    parts = [f"{_plain(name)}-{_plain(str(values.get(key)))}" for key, name in zip(varied, names, strict=True)]
+    return _cut("_".join(parts), LONGEST_NAME)
+
+
+def _plain(text: str) -> str:
+    plain = re.sub(r"[^\w.-]+", "-", text, flags=re.ASCII)
+    return _cut(plain if plain == text else f"{plain}-{_hash(text)}", LONGEST_VALUE)
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 7]}-{_hash(text)}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
 observer = optuna_sweeper.observer
@@ -102,7 +127,8 @@ def job_threads() -> int | None:
 def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
     """One job of a sweep: whatever goes wrong is recorded in its directory, and the others go on.
 
-    Returns what the sweeper is to know: the best validation score, None without one.
+    Returns what the sweeper is to know: the best validation score, None of a job that failed, a signal's name of one
+    that it stopped.
     """
     directory = output_dir()
     here = HydraConfig.get().launcher._target_ == HERE
@@ -114,13 +140,16 @@ def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
             status = work()
         except Exception as error:
             message = explain(error, command)
-            (directory / ERROR).write_text(f"{message}\n\n{traceback.format_exc()}", encoding="utf-8")
+            record_failure(directory, message)
             log.error("%s: failed: %s", directory.name, message)
             return None
-        if status >= STOPPED and here:  # a signal means the whole sweep
+        if status >= STOPPED:
+            if not here:
+                return signal.Signals(status - STOPPED).name
             given = f"hydra.sweep.dir={os.path.relpath(HydraConfig.get().sweep.dir)}"
             log.info("go on with the whole sweep: the same command with %s", shlex.quote(given))
-            sys.exit(status)
+            sys.exit(status)  # in this process a signal means the whole sweep
+    (directory / ERROR).unlink(missing_ok=True)  # of another sweep that found this job at work
     best: dict[str, Any] = read_json(RunDirectory(directory).manifest).get("training", {})
     return next((value for key, value in best.items() if key in {"best_bleu", "best_loss"}), None)
 
@@ -131,18 +160,20 @@ def _elsewhere(name: str) -> Iterator[None]:
     before = sys.stderr
     sys.stderr = _Named(before, name)  # no terminal: progress bars of several jobs would overwrite each other
     log_to(sys.stderr)
-    parent = os.getppid()
+    done = threading.Event()
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os.kill(os.getpid(), SIGTERM)  # the run saves a checkpoint and stops
+        while not done.wait(1):
+            if os.getppid() != PARENT:
+                os.kill(os.getpid(), signal.SIGTERM)  # the run saves a checkpoint and stops
+                return
 
     if HydraConfig.get().launcher.get("n_jobs"):  # a worker on a cluster has another parent
         threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
+        done.set()
         sys.stderr = before
 
 
@@ -163,75 +194,8 @@ class _Named:
         return False
 
 
-def jobs(sweep: Path) -> list[dict[str, Any]]:
-    """What became of each job: status, scores, seconds of training, directory, and the error of one that failed."""
-    failed = {path.parent for path in sweep.rglob(ERROR)}
-    paths = sorted({*runs_below(sweep), *failed}, key=_natural)
-    asked = [RunDirectory(path).asked() for path in paths]
-    varied = sorted({key for each in asked for key in each if len({str(other.get(key)) for other in asked}) > 1})
-    return [
-        {**_job(sweep, path), "values": " ".join(f"{key}={short(each[key])}" for key in varied if key in each)}
-        for path, each in zip(paths, asked, strict=True)
-    ]
-
-
-def _job(sweep: Path, path: Path) -> dict[str, Any]:
-    run = RunDirectory(path)
-    manifest, results = read_json(run.manifest), read_json(run.results)
-    training = manifest.get("training", {})
-    error = (path / ERROR).read_text(encoding="utf-8").partition("\n")[0] if (path / ERROR).exists() else None
-    status = "failed" if error else manifest.get("status", "stopped")
-    return {
-        "job": str(path.relative_to(sweep)),
-        "status": status,
-        "validation": training.get("best_bleu"),
-        "test": results.get("test", {}).get("bleu") if status == FINISHED else None,
-        "seconds": training.get("seconds"),
-        "directory": os.path.relpath(path),
-        "error": error,
-    }
-
-
-def _natural(path: Path) -> list[tuple[int, str]]:
-    """2 before 10."""
-    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", str(path))]
-
-
 def finish() -> int:
-    """Print and write the table of all jobs, and compare those that have finished. Returns the exit status."""
+    """After the last job, or where the launcher gave up. Returns the exit status."""
     if NameJobs.directory is None:
-        return 0  # Hydra has only shown something, such as --help
-    sweep = NameJobs.directory
-    from nmt.comparison.report import write_comparison
-    from nmt.files import to_json, write_atomically
-    from nmt.report import table
-    from nmt.report.table import Column, decimals
-
-    rows = jobs(sweep)
-    columns = [
-        Column("job", "job"),
-        *([Column("values", "values")] if all(row["job"].isdigit() for row in rows) else []),
-        Column("status", "status"),
-        Column("validation", "validation BLEU", decimals(2)),
-        Column("test", "test BLEU", decimals(2)),
-        Column("seconds", "training time", table.human_duration),
-        Column("directory", "directory"),
-    ]
-    print(table.terminal(rows, columns))
-    write_atomically(sweep / "jobs.json", to_json({"jobs": rows}, indent=2).encode())
-    write_atomically(sweep / "jobs.md", f"{table.markdown(rows, columns)}\n".encode())
-    failures = [row for row in rows if row["status"] == "failed"]
-    for row in failures:
-        print(f"nmt-train: error: {row['job']}: {row['error']} ({row['directory']}/{ERROR})", file=sys.stderr)
-    finished = [row["directory"] for row in rows if row["status"] == FINISHED and row["test"] is not None]
-    if len(finished) > 1:
-        try:
-            # What is chosen from a search must not be chosen by the test set.
-            split = "validation" if (sweep / optuna_sweeper.JOURNAL).exists() else "test"
-            print(f"\n{write_comparison(finished, sweep / 'comparison', split=split)}")
-            print(f"page: {os.path.relpath(sweep / 'comparison' / 'index.html')}")
-        except UserError as error:
-            log.warning("not compared: %s", error)
-    print(f"tensorboard: tensorboard --logdir {shlex.quote(os.path.relpath(sweep))} --host localhost")
-    print(f"sweep: {os.path.relpath(sweep)}")
-    return 2 if failures else 0
+        return 0  # no sweep
+    return tell(NameJobs.directory)

@@ -3,13 +3,15 @@
 import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from nmt.comparison.entry import Entry, HeldOut
-from nmt.comparison.system import System, group
-from nmt.config.errors import UserError, nearest
+from nmt.comparison.system import System
+from nmt.config.errors import UserError
 from nmt.metrics.bleu import METRICS, score_by_length, sentence_bleu, signatures
 from nmt.metrics.significance import Significance, Tested
 from nmt.run import read_lines
@@ -21,48 +23,40 @@ Comparison = dict[str, Any]
 
 
 def compare(
-    entries: Sequence[Entry],
-    test_set: HeldOut,
+    systems: Sequence[System],
+    held_out: HeldOut,
     split: str,
     *,
     baseline: str | None = None,
-    examples: int = 12,
-    sentences: Sequence[int] = (),
-    bootstrap_samples: int = 1000,
-    randomisation_trials: int = 10000,
+    examples: int,
+    sentences: Sequence[int],
+    bootstrap_samples: int,
+    randomisation_trials: int,
 ) -> Comparison:
     """Score and rank all, and test each against the baseline: of the same seed where it has one.
 
-    `baseline` names a system or a run, None takes the best; `sentences` are the numbers of examples, counted from 1,
-    empty chooses `examples` of them. The result is described in README.md. Raises UserError for an unknown baseline or
-    sentence.
+    `baseline` is the name of one of the systems, None takes the best; `sentences` are the numbers of examples, counted
+    from 1, empty chooses `examples` of them. The result is described in README.md. Raises UserError for a sentence that
+    there is not.
     """
-    systems = group(entries)
-    significance = Significance(test_set.references, test_set.settings, bootstrap_samples, randomisation_trials)
-    chosen = _find(baseline, systems) if baseline is not None else _best(systems, significance)
+    significance = Significance(held_out.references, held_out.settings, bootstrap_samples, randomisation_trials)
+    named = [system for system in systems if system.name == baseline]
+    chosen = named[0] if named else _best(systems, significance)
     tested = _test(systems, chosen, significance)
-    systems.sort(key=lambda system: -_mean(tested[entry.name]["bleu"].score for entry in system.entries))
-    count = min(MOST_BUCKETS, max(1, len(test_set.references) // LEAST_OF_A_BUCKET))
-    rows = [_system(system, tested, test_set, count, system is chosen) for system in systems]
+    systems = sorted(systems, key=lambda system: -_mean(tested[e.name]["bleu"].score for e in system.entries))
+    count = min(MOST_BUCKETS, max(1, len(held_out.references) // LEAST_OF_A_BUCKET))
+    rows = [_system(system, tested, held_out, count, system is chosen) for system in systems]
     return {
         "split": split,
-        "sentences": len(test_set.references),
-        **signatures(test_set.settings),
+        "sentences": len(held_out.references),
+        **signatures(held_out.settings),
         "baseline": chosen.name,
         "bootstrap_samples": bootstrap_samples,
         "randomisation_trials": randomisation_trials,
         "systems": [{"rank": rank, **row} for rank, row in enumerate(rows, 1)],
         "runs": [_run(system, entry, chosen, tested[entry.name]) for system in systems for entry in system.entries],
-        "examples": _examples(systems, test_set, examples, sentences),
+        "examples": _examples(systems, held_out, examples, sentences),
     }
-
-
-def _find(name: str, systems: Sequence[System]) -> System:
-    for system in systems:
-        if name == system.name or any(name.rstrip("/") == entry.name for entry in system.entries):
-            return system
-    names = [system.name for system in systems]
-    raise UserError(f"baseline={name}: not one of {', '.join(names)}{nearest(name, names)}")
 
 
 def _best(systems: Sequence[System], significance: Significance) -> System:
@@ -70,17 +64,21 @@ def _best(systems: Sequence[System], significance: Significance) -> System:
 
 
 def _test(systems: Sequence[System], baseline: System, significance: Significance) -> dict[str, dict[str, Tested]]:
-    """By entry and metric. All that meet the same entry of the baseline are tested in one go."""
+    """By entry and metric."""
     tested: dict[str, dict[str, Tested]] = {}
-    for base in baseline.entries:
-        others = [e for s in systems if s is not baseline for e in s.entries if baseline.of_seed(e.seed) is base]
-        scores = significance(base.hypotheses, [entry.hypotheses for entry in others])
-        tested |= {entry.name: score for entry, score in zip([base, *others], scores, strict=True)}
+    for entry in tqdm(
+        [e for system in systems for e in system.entries], "score", unit=" runs", disable=None, leave=False
+    ):
+        if any(entry is its for its in baseline.entries):
+            (tested[entry.name],) = significance(entry.hypotheses, [])
+        else:
+            base = baseline.of_seed(entry.seed)
+            _, tested[entry.name] = significance(base.hypotheses, [entry.hypotheses])
     return tested
 
 
 def _system(
-    system: System, tested: dict[str, dict[str, Tested]], test_set: HeldOut, buckets: int, is_baseline: bool
+    system: System, tested: dict[str, dict[str, Tested]], held_out: HeldOut, buckets: int, is_baseline: bool
 ) -> Comparison:
     """A line of the ranked table, with the lines of its charts. Means are over the seeds."""
     entries = system.entries
@@ -103,7 +101,7 @@ def _system(
     for key, value in known.items():
         values = [found for entry in entries if (found := value(entry)) is not None]
         row[key] = _rounded(_mean(values)) if values else None
-    texts = test_set.references, test_set.sources, test_set.settings
+    texts = held_out.references, held_out.sources, held_out.settings
     parts = [score_by_length(entry.hypotheses, *texts, buckets) for entry in entries]
     row["bleu_by_length"] = [
         {**same[0], "bleu": _rounded(_mean(part["bleu"] for part in same))} for same in zip(*parts, strict=True)
@@ -120,33 +118,35 @@ def _run(system: System, entry: Entry, baseline: System, tested: dict[str, Teste
         "aer": None if entry.aer is None else _rounded(entry.aer),
         "p_bootstrap": tested["bleu"].p_bootstrap,
         "p_randomisation": tested["bleu"].p_randomisation,
+        **{f"{metric}_p_bootstrap": tested[metric].p_bootstrap for metric in METRICS[1:]},
+        **{f"{metric}_p_randomisation": tested[metric].p_randomisation for metric in METRICS[1:]},
         "baseline_run": None if system is baseline else baseline.of_seed(entry.seed).name,
     }
     return row
 
 
-def _examples(systems: Sequence[System], test_set: HeldOut, count: int, wanted: Sequence[int]) -> list[Comparison]:
+def _examples(systems: Sequence[System], held_out: HeldOut, count: int, wanted: Sequence[int]) -> list[Comparison]:
     """Sentences with the translations of every system's first run: those that are wanted, else half of them where the
     systems differ most and half spread over all lengths."""
-    total = len(test_set.references)
+    total = len(held_out.references)
     for number in wanted:
         if number > total:
             raise UserError(f"sentences={number}: the test set has {total}")
     firsts = [(system, system.entries[0]) for system in systems]
-    scores = np.array([sentence_bleu(e.hypotheses, test_set.references, test_set.settings) for _, e in firsts])
+    scores = np.array([sentence_bleu(e.hypotheses, held_out.references, held_out.settings) for _, e in firsts])
     if wanted:
         numbers = [number - 1 for number in wanted]
     else:
-        by_length = sorted(range(total), key=lambda i: len(test_set.sources[i].split()))
+        by_length = sorted(range(total), key=lambda i: len(held_out.sources[i].split()))
         spread = [by_length[int(i)] for i in np.linspace(0, total - 1, min(total, count - count // 2))]
         rest = [int(i) for i in np.argsort(scores.min(0) - scores.max(0), kind="stable") if int(i) not in spread]
         numbers = sorted({*spread, *rest[: count // 2]})
-    weights = [_word_weights(entry, total) for _, entry in firsts]
+    weights = [_word_weights(entry, numbers, total) for _, entry in firsts]
     return [
         {
             "number": i + 1,
-            "source": test_set.sources[i],
-            "reference": test_set.references[i],
+            "source": held_out.sources[i],
+            "reference": held_out.references[i],
             "translations": [
                 {
                     "system": system.name,
@@ -162,14 +162,31 @@ def _examples(systems: Sequence[System], test_set: HeldOut, count: int, wanted: 
     ]
 
 
-def _word_weights(entry: Entry, total: int) -> list[Comparison | None]:
-    """The attention between the words of each sentence; None where there is none."""
+def _word_weights(entry: Entry, numbers: Sequence[int], total: int) -> dict[int, Comparison | None]:
+    """The attention between the words of these sentences; None where there is none."""
     if entry.word_weights is None:
-        return [None] * total
-    found = [json.loads(line) or None for line in read_lines(entry.word_weights)]
-    if len(found) != total:
-        raise UserError(f"{entry.word_weights}: has {len(found)} lines for {total} sentences; evaluate the run again")
-    return found
+        return dict.fromkeys(numbers)
+    lines = read_lines(entry.word_weights)
+    if len(lines) != total:
+        raise UserError(f"{entry.word_weights}: has {len(lines)} lines for {total} sentences; evaluate the run again")
+    return {number: _checked(entry.word_weights, number, lines[number]) for number in numbers}
+
+
+def _checked(path: Path, number: int, line: str) -> Comparison | None:
+    """What a run may have brought from elsewhere is of the form that the page relies on."""
+    try:
+        found = json.loads(line)
+        if not found:
+            return None
+        alignment = {side: [str(word) for word in found[side]] for side in ("source", "target")}
+        weights = [[int(weight) for weight in row] for row in found["weights"]]
+        "".join(alignment["source"] + alignment["target"]).encode()
+        fits = [len(row) for row in weights] == [len(alignment["source"])] * len(alignment["target"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        fits = False
+    if not fits:
+        raise UserError(f"{path}, line {number + 1}: is no attention between words; evaluate the run again")
+    return {**alignment, "weights": weights}
 
 
 def _epoch_seconds(entry: Entry) -> float | None:
@@ -179,7 +196,7 @@ def _epoch_seconds(entry: Entry) -> float | None:
 
 
 def _mean_curve(curves: Iterable[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """The mean at the epochs that all have; a run that stopped early leaves the rest to the others."""
+    """The mean at each epoch of the runs that were validated there."""
     points: dict[float, list[float]] = {}
     for curve in curves:
         for epoch, value in curve:

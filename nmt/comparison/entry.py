@@ -17,6 +17,7 @@ from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
 from nmt.metrics.bleu import ScoreSettings
 from nmt.run import FREE, RunDirectory, read_json, read_lines, runs_below
 
+WHERE_IT_STOPS = {"training.max_epochs", "training.max_steps", "validation.patience"}
 TRAINING = ("seconds", "epochs", "target_tokens_per_second")
 
 
@@ -49,7 +50,7 @@ class Entry:
     name: str  # the run's directory, or the name that was given
     hypotheses: list[str]
     seed: int | None = None
-    config: str = ""  # equal for runs that differ only in seed, machine, and where the data lies
+    config: str = ""  # equal for runs that differ only in seed, machine, and where the same data lies
     asked: Mapping[str, Any] = field(default_factory=dict)
     aer: float | None = None  # percent
     parameters: int | None = None
@@ -59,11 +60,11 @@ class Entry:
     word_weights: Path | None = None
 
 
-def find_runs(given: Sequence[str]) -> tuple[list[Path], bool]:
-    """Run directories from names, folders that hold runs (such as a sweep's) and patterns, each once, in order; and
-    whether all were named one by one. Raises UserError for what leads to none."""
-    found: dict[Path, None] = {}
-    named = True
+def find_runs(given: Sequence[str]) -> dict[Path, bool]:
+    """Run directories from names, folders that hold runs (such as a sweep's) and patterns, each once, in order; True
+    for one that was itself named. Raises UserError for what leads to none."""
+    found: dict[Path, bool] = {}
+    seen: dict[Path, Path] = {}  # another way may lead to the same run
     for name in given:
         place = Path(name).expanduser()
         places = [place] if place.exists() else [Path(path) for path in sorted(glob.glob(str(place), recursive=True))]
@@ -72,9 +73,10 @@ def find_runs(given: Sequence[str]) -> tuple[list[Path], bool]:
             if place.is_dir():
                 raise UserError(f"runs={name}: is neither a run nor a folder that holds runs")
             raise UserError(f"runs={name}: no such run, and no pattern that fits one")
-        named = named and runs == [place]
-        found |= dict.fromkeys(runs)
-    return list(found), named
+        for run in runs:
+            first = seen.setdefault(run.resolve(), run)
+            found[first] = found.get(first, False) or run == place
+    return found
 
 
 def _runs_at(place: Path) -> list[Path]:
@@ -84,7 +86,16 @@ def _runs_at(place: Path) -> list[Path]:
 
 
 def read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
-    """A finished run. Raises UserError if it has no translations of the split."""
+    """A finished run. Raises UserError if it has no translations of the split, or if a file of it is damaged."""
+    try:
+        return _read_run(path, split)
+    except UserError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: a file of this run is damaged ({type(error).__name__}: {error})") from None
+
+
+def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
     run = RunDirectory.existing(path, "runs")
     sources, references, gold = run.held_out(split)
     results, manifest = read_json(run.results).get(split), read_json(run.manifest)
@@ -103,7 +114,8 @@ def read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
         evaluation = typed(schema.Evaluation, values["evaluation"])
     except (KeyError, TypeError) as error:
         raise UserError(f"{run.config}: is not the configuration of a run ({error} is missing)") from None
-    same = {key: value for key, value in flatten(values) if key not in FREE and key != "seed"}
+    same = {key: value for key, value in flatten(values) if key not in FREE - WHERE_IT_STOPS and key != "seed"}
+    same["corpus"] = manifest.get("data", {}).get("content")
     training = manifest.get("training", {})
     words = run.alignments / f"{split}.words.jsonl"
     entry = Entry(
@@ -137,7 +149,7 @@ def _curve(path: Path) -> list[tuple[float, float]]:
     return [(line["epoch"], line["validation/bleu"]) for line in lines if "validation/bleu" in line]
 
 
-def read_systems(given: Sequence[str], test_set: HeldOut) -> list[Entry]:
+def read_systems(given: Sequence[str], held_out: HeldOut) -> list[Entry]:
     """Outputs of other systems, from NAME=FILE. Raises UserError naming the file and what is wrong."""
     entries: dict[str, Entry] = {}
     for system in given:
@@ -154,9 +166,9 @@ def read_systems(given: Sequence[str], test_set: HeldOut) -> list[Entry]:
         except UnicodeDecodeError as error:
             line = path.read_bytes()[: error.start].count(b"\n") + 1
             raise UserError(f"systems={system}: {path}, line {line}: not valid UTF-8") from None
-        if len(lines) != len(test_set.references):
+        if len(lines) != len(held_out.references):
             raise UserError(
-                f"systems={system}: {path} has {len(lines)} lines, the test set {len(test_set.references)}; "
+                f"systems={system}: {path} has {len(lines)} lines, the test set {len(held_out.references)}; "
                 "line N must be the translation of source sentence N"
             )
         entries[name] = Entry(name, lines)

@@ -9,7 +9,8 @@ from typing import Any
 
 from nmt.comparison.compare import Comparison, compare
 from nmt.comparison.entry import Entry, HeldOut, find_runs, read_run, read_systems
-from nmt.config.errors import UserError
+from nmt.comparison.system import find, group
+from nmt.config.errors import UserError, nearest
 from nmt.files import to_json, write_atomically
 from nmt.report import table
 from nmt.report.page import page
@@ -25,17 +26,16 @@ def gather(runs: Sequence[str], systems: Sequence[str], split: str, apart: bool)
     A run without results is left out with a warning if a folder or a pattern led to it. Raises UserError for one that
     was named, and for what does not compare.
     """
-    paths, named = find_runs(runs)
     groups: list[tuple[list[Entry], HeldOut]] = []
-    for path in paths:
+    for path, named in find_runs(runs).items():
         try:
-            entry, test_set = read_run(path, split)
+            entry, held_out = read_run(path, split)
         except UserError as error:
             if named:
                 raise
             log.warning("left out: %s", error)
             continue
-        differences = [(group, test_set.difference(group[1])) for group in groups]
+        differences = [(group, held_out.difference(group[1])) for group in groups]
         same = next((group for group, difference in differences if difference is None), None)
         if same is not None:
             same[0].append(entry)
@@ -43,13 +43,17 @@ def gather(runs: Sequence[str], systems: Sequence[str], split: str, apart: bool)
             first, why = groups[0][0][0].name, differences[0][1]
             raise UserError(f"{entry.name} and {first} do not compare: {why}; apart=true shows them apart")
         else:
-            groups.append(([entry], test_set))
+            groups.append(([entry], held_out))
     if not groups:
         raise UserError(f"runs={','.join(runs)}: no run there has {split} results")
     if systems:
         if len(groups) > 1:
             raise UserError("systems: the runs have several test sets; compare the systems with runs of one")
-        groups[0][0].extend(read_systems(systems, groups[0][1]))
+        entries, held_out = groups[0]
+        others = read_systems(systems, held_out)
+        if taken := {entry.name for entry in entries} & {other.name for other in others}:
+            raise UserError(f"systems: {taken.pop()} is a run's name; give the system another one")
+        entries.extend(others)
     return groups
 
 
@@ -59,13 +63,23 @@ def write_comparison(
     *,
     systems: Sequence[str] = (),
     split: str = "test",
+    baseline: str | None = None,
     apart: bool = False,
     markdown: bool = False,
     **settings: Any,  # noqa: ANN401
 ) -> str:
-    """Compare (`settings` are those of `compare`), write all files to `output`, return what to print."""
+    """Compare (`settings` are those of `compare`), write all files to `output`, return what to print.
+
+    `baseline` names a system or a run. Raises UserError for an unknown one, and what `gather` and `compare` raise.
+    """
+    groups = [(group(entries), held_out) for entries, held_out in gather(runs, systems, split, apart)]
+    bases = [None if baseline is None else find(baseline, members) for members, _ in groups]
+    if baseline is not None and not any(bases):
+        names = [system.name for members, _ in groups for system in members]
+        raise UserError(f"baseline={baseline}: not one of {', '.join(names)}{nearest(baseline, names)}")
     comparisons = [
-        compare(entries, test_set, split, **settings) for entries, test_set in gather(runs, systems, split, apart)
+        compare(members, held_out, split, baseline=base, **settings)
+        for (members, held_out), base in zip(groups, bases, strict=True)
     ]
     write_atomically(output / "comparison.json", to_json({"comparisons": comparisons}, indent=1).encode())
     write_atomically(output / "comparison.csv", _csv(comparisons).encode())
@@ -127,7 +141,7 @@ def _columns(comparison: Comparison) -> list[Column]:
         Column("chrf", "chrF", decimals(2)),
         Column("ter", "TER", decimals(2)),
         Column("aer", "AER %", decimals(1)),
-        Column("longest", f"BLEU, {from_words}-{to_words} words", decimals(2)),
+        Column("longest", f"BLEU, length {from_words}-{to_words}", decimals(2)),
         Column("p_bootstrap", "p bootstrap", probability),
         Column("p_randomisation", "p randomised", probability),
         Column("parameters", "parameters", table.human_count),

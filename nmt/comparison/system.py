@@ -1,10 +1,14 @@
 """A system: the runs of one configuration, which differ in nothing but their seed."""
 
+import logging
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from nmt.comparison.entry import Entry
 from nmt.report.table import short
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,11 @@ def group(entries: Sequence[Entry]) -> list[System]:
     """Systems in the order of their first entries, named by what tells them apart."""
     groups: dict[Hashable, list[Entry]] = {}
     for entry in entries:
-        groups.setdefault(entry.config or (entry.name,), []).append(entry)
+        group = groups.setdefault(entry.config or (entry.name,), [])
+        if twin := next((e for e in group if (e.seed, e.hypotheses) == (entry.seed, entry.hypotheses)), None):
+            log.warning("%s is %s once more: left out", entry.name, twin.name)
+        else:
+            group.append(entry)
     systems = [sorted(group, key=lambda entry: (entry.seed or 0, entry.name)) for group in groups.values()]
     asked = [group[0].asked for group in systems if group[0].config]
     keys = sorted({key for each in asked for key in each})
@@ -33,6 +41,15 @@ def group(entries: Sequence[Entry]) -> list[System]:
         System(name if names.count(name) == 1 else f"{name} ({group[0].name})", group)
         for name, group in zip(names, systems, strict=True)
     ]
+
+
+def find(name: str, systems: Sequence[System]) -> str | None:
+    """The system that is called so, or that has this run; None if there is none."""
+    place = Path(name).expanduser().resolve()
+    for system in systems:
+        if name == system.name or any(entry.config and Path(entry.name).resolve() == place for entry in system.entries):
+            return system.name
+    return None
 
 
 def _name(entry: Entry, varied: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -80,6 +81,9 @@ def given_values(overrides: Iterable[str]) -> dict[str, Any]:
     for override in overrides:
         key, _, text = override.lstrip("+").partition("=")
         value = yaml.safe_load(text) if _NUMBER_OR_WORD.fullmatch(text) else text
+        if isinstance(value, str):
+            with suppress(ValueError):
+                value = float(value)  # 1e-05, which YAML takes for a word
         values[key] = value if isinstance(value, str | int | float | bool | None) else text
     return values
 

@@ -33,7 +33,7 @@ Report = dict[str, Any]
 
 def prepare(data: schema.Data, tokenizer: schema.TokenizerConfig) -> Prepared:
     """The prepared corpus, from the cache if this content was prepared before. Raises UserError."""
-    fingerprint = _fingerprint(data, tokenizer)
+    fingerprint = fingerprint_of(data, tokenizer)
     directory = Path(data.cache_dir).expanduser() / fingerprint[:24]
     if (directory / "report.json").exists():
         log.info("corpus: prepared before, %s", directory)
@@ -65,16 +65,19 @@ def _alone(path: Path) -> Iterator[None]:
             except OSError:
                 log.info("corpus: another process is preparing it, waiting")
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            if not path.exists() or not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+            try:
+                if not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                    continue
+            except FileNotFoundError:
                 continue  # the one before us has removed the file that we locked
             try:
                 yield
             finally:
-                path.unlink()
+                path.unlink(missing_ok=True)
             return
 
 
-def _fingerprint(data: schema.Data, tokenizer: schema.TokenizerConfig) -> str:
+def fingerprint_of(data: schema.Data, tokenizer: schema.TokenizerConfig) -> str:
     """SHA-256 of all that decides what a prepared corpus holds. Where a file lies does not, what is in it does."""
     settings = {
         "format": FORMAT,

@@ -145,7 +145,7 @@ def _charts(systems: Sequence[Mapping[str, Any]]) -> list[tuple[str, Markup]]:
     if _anything(lengths):
         title, buckets = "BLEU by source length", [each for system in systems for each in system["bleu_by_length"]]
         ranges = {_middle(each): EN_DASH.join(map(str, sorted(set(each["words"])))) for each in buckets}
-        charts.append((title, line_chart(lengths, title, "words of the source", "BLEU", ranges)))
+        charts.append((title, line_chart(lengths, title, "length of the source", "BLEU", ranges)))
     if _anything(curves):
         title = "Learning curves"
         charts.append((title, line_chart(curves, title, "epoch", "validation BLEU")))

@@ -83,6 +83,7 @@ def _train(
             log.warning("the run now ends elsewhere, and its cosine schedule with it: the learning rate jumps")
     if trainer.objective.coverage and trainer.objective.coverage_start >= trainer.total_steps:
         log.warning("attention.coverage.loss_start=%d: the run ends before", trainer.objective.coverage_start)
+    ended: dict[str, str] = {}
     try:
         with logging_redirect_tqdm([logging.getLogger("nmt")]):
             trainer.fit()
@@ -93,10 +94,10 @@ def _train(
         return 128 + stop.signum
     except Pruned:
         log.info("pruned at step %d: other runs of the sweep promise more", trainer.step)
-        run.update_json(run.manifest, {"status": PRUNED})
+        ended = {"status": PRUNED}
         return 0
     finally:
-        run.update_json(run.manifest, {"parameters": parameters, "training": _spent(trainer)})
+        run.update_json(run.manifest, {"parameters": parameters, "training": _spent(trainer), **ended})
     _evaluate(run, translator, prepared, scoring, config.validation)
     # One step later than all else, so that a run that is started again takes its old results back.
     with TensorBoard(run.tensorboard, resume_step=trainer.step) as board:

@@ -3,9 +3,7 @@
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from nmt.training import checkpoint
 from nmt.training.journal import Journal
 from nmt.training.objective import Objective
 from nmt.training.schedule import Schedule
+from nmt.training.signals import StopSignals
 from nmt.training.step import Sums, Updater, make_optimizer
 from nmt.training.stopping import Stopping
 from nmt.training.validation import Validator
@@ -81,7 +80,7 @@ class Trainer:
         self.validated = 0  # the step of the last validation
         self.seconds, self.tokens = 0.0, 0  # of updates alone, over all starts
         self.window = Sums()
-        self.signal: int | None = None
+        self.signals = StopSignals()
         self.schedule_has_moved = False  # resumed with another end than before
 
     def fit(self) -> None:
@@ -91,7 +90,7 @@ class Trainer:
         if not self.step:
             self.journal.config(self.config.model_dump(mode="json"))
         try:
-            with self._signals():
+            with self.signals:
                 if self._validation_due():  # a signal came before it
                     self._validate_and_save()
                 while not self._finished():
@@ -180,16 +179,18 @@ class Trainer:
 
     def _validate_and_save(self) -> None:
         score = self._validate()
-        self._save()
-        if self.observer is not None and self.observer(self._progress(), score) and not self._finished():
+        pruned = self.observer is not None and self.observer(self._progress(), score) and not self._finished()
+        self._save()  # last: a run that is killed before validates and tells it again
+        if pruned:
             raise Pruned
 
     def _heed_signal(self) -> None:
-        if self.signal is None:
+        if self.signals.noted is None:
             return
-        log.warning("%s: saving a checkpoint", signal.Signals(self.signal).name)
+        log.warning("%s: saving a checkpoint", signal.Signals(self.signals.noted).name)
         self._save()
-        raise Interrupted(self.signal)
+        self.signals.hand_on()
+        raise Interrupted(self.signals.noted)
 
     def _log(self) -> None:
         window, self.window = self.window, Sums()
@@ -277,19 +278,3 @@ class Trainer:
         self.window.updates = [{name: term.to(device) for name, term in update.items()} for update in updates]
         self.plan = self.train_batches.epoch(self.epoch)
         checkpoint.restore_random_state(state["random"])
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM are noted, and acted on after the update that is under way."""
-
-        def note(signum: int, frame: FrameType | None) -> None:
-            if self.signal is not None:
-                raise KeyboardInterrupt  # asked twice: now
-            self.signal = signum
-
-        previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -46,15 +45,23 @@ def compared(folder: Path) -> list[tuple[Any, ...]]:
 
 
 def test_a_job_is_named_by_what_varies() -> None:
-    overrides = ["attention=bahdanau", "optimizer.lr=0.003", "seed=2", "threads=1"]
+    overrides = ["attention=bahdanau", "++optimizer.lr=0.003", "seed=2", "threads=1"]
     assert job_name(overrides, "attention", "optimizer.lr") == "attention-bahdanau_lr-0.003"
     assert job_name(["encoder.hidden=8", "decoder.hidden=16"], "encoder.hidden", "decoder.hidden") == (
         "encoder.hidden-8_decoder.hidden-16"
     )
-    assert job_name(["attention/score=dot", "data.path=/a/b c={x}"], "attention/score", "data.path") == (
-        "attention-score-dot_path--a-b-c-x-"
-    )
-    assert len(job_name([f"data.path={'x' * 400}"], "data.path")) < 60
+
+
+def test_names_that_cannot_tell_all_differ_by_a_hash() -> None:
+    def name(value: str) -> str:
+        return job_name([f"data.path={value}"], "data.path")
+
+    values = ["/a/b", "/a-b", "a b", "ä", "ö", "x" * 400, "x" * 401, f"/one/{'y' * 60}", f"/two/{'y' * 60}"]
+    names = [name(value) for value in values]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]{6,60}", each) for each in names)
+    many = {f"section{n}.key{n}": "z" * 30 for n in range(20)}
+    assert len(job_name([f"{key}={value}" for key, value in many.items()], *many)) <= 200
 
 
 @pytest.mark.system
@@ -126,6 +133,23 @@ def test_a_larger_sweep_keeps_what_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
+def test_a_sweep_goes_on_with_its_directory_not_with_run(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    done = sweep(tmp_path, "run=a", "attention=glob(luong_d*)", status=2)
+    assert "run=a goes on with one run; a sweep goes on with hydra.sweep.dir=DIR" in done.stderr
+    assert [path.name for path in (tmp_path / "sweep" / "attention-luong_dot").iterdir()] == ["error.txt"]
+
+
+@pytest.mark.system
+def test_a_directory_that_holds_anything_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "jobs.md").write_text("precious")
+    done = sweep(tmp_path, "seed=1,2", status=2)
+    assert done.stderr == "nmt-train: error: sweep: is not empty and not a sweep; choose another hydra.sweep.dir\n"
+    assert [path.name for path in (tmp_path / "sweep").iterdir()] == ["jobs.md"]
+
+
+@pytest.mark.system
 def test_a_signal_ends_the_sweep_and_tells_how_to_go_on(tmp_path: Path) -> None:
     command = [NMT_TRAIN, "-m", *SHORT, "training.max_steps=4000", "training.max_epochs=4000", "seed=1,2", "threads=1"]
     process = subprocess.Popen([*command, "hydra.sweep.dir=sweep"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
@@ -182,30 +206,72 @@ def test_jobs_of_a_killed_parallel_sweep_do_not_live_on(tmp_path: Path) -> None:
         time.sleep(0.1)
 
 
+SEARCH = ["hydra/sweeper=optuna", "hydra.sweeper.startup_trials=2", "threads=1", "training.max_steps=12"]
+SEARCH += ["optimizer.lr=tag(log,interval(0.0001,0.1))", "decoder.layers=range(1,3)", "attention=none,bahdanau"]
+
+
 @pytest.mark.system
-def test_optuna_searches_prunes_and_goes_on(tmp_path: Path) -> None:
+def test_optuna_searches_prunes_and_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
-    given = ["hydra/sweeper=optuna", "hydra.sweeper.startup_trials=2", "threads=1", "training.max_steps=12"]
-    given += ["optimizer.lr=tag(log,interval(0.0001,0.1))", "decoder.layers=range(1,3)", "attention=none,bahdanau"]
-    done = sweep(tmp_path, *given, "hydra.sweeper.n_trials=3")
-    assert "best trial: " in done.stderr
-    assert [row["job"] for row in table(tmp_path)] == ["0", "1", "2"]
-    before = table(tmp_path)
-    shutil.copytree(tmp_path, tmp_path.with_name("once"))
-    done = sweep(tmp_path, *given, "hydra.sweeper.n_trials=7")
-    rows = table(tmp_path)
-    assert rows[:3] == before
-    assert len(rows) == 7
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    sweep(whole, *SEARCH, "hydra.sweeper.n_trials=6")
+    command = [NMT_TRAIN, "-m", *SHORT, "hydra.sweep.dir=sweep", *SEARCH, "hydra.sweeper.n_trials=3"]
+    process = subprocess.Popen(command, cwd=killed, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (killed / "sweep" / "1" / "checkpoints" / "last.pt").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = sweep(killed, *SEARCH, "hydra.sweeper.n_trials=6")
+    rows = table(killed)
+    assert [row["job"] for row in rows] == ["0", "1", "2", "3", "4", "5"]
+    assert rows == table(whole)
+    assert compared(killed) == compared(whole)
     assert {row["status"] for row in rows} == {"finished", "pruned"}
-    pruned = [row for row in rows if row["status"] == "pruned"]
-    for row in pruned:
-        assert row["test"] is None
-        assert len(read_lines(tmp_path / row["directory"] / "metrics.jsonl")) < 3 + 12 // 5
+    for row in rows:
+        if row["status"] == "pruned":
+            assert row["test"] is None
+            lines = read_lines(killed / row["directory"] / "metrics.jsonl")
+            assert len([line for line in lines if "validation/bleu" in line]) < 3
     best = max((row for row in rows if row["status"] == "finished"), key=lambda row: row["validation"])
     assert f"best trial: {best['job']}, validation bleu {best['validation']:.4f}" in done.stderr
-    assert "lr=" in best["values"]
-    title = (tmp_path / "sweep" / "comparison" / "comparison.md").read_text().splitlines()[0]
+    assert "optimizer.lr=" in best["values"]
+    title = (killed / "sweep" / "comparison" / "comparison.md").read_text().splitlines()[0]
     assert title.startswith("validation: ")
+    other = sweep(killed, *SEARCH, "decoder.dropout=0.3", status=2)
+    assert "sweep: holds another search (fixed: " in other.stderr
+
+
+@pytest.mark.system
+def test_a_trial_that_cannot_be_composed_fails_alone(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    given = ["hydra/sweeper=optuna", "attention=none", "attention.dropout=interval(0.0,0.3)"]
+    done = sweep(tmp_path, *given, "hydra.sweeper.n_trials=2", status=2)
+    assert [(row["job"], row["status"]) for row in table(tmp_path)] == [("0", "failed"), ("1", "failed")]
+    assert "Could not override 'attention.dropout'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("hydra.sweeper.n_trials=0", "hydra.sweeper.n_trials=0: must be a whole number, 1 or more"),
+        ("hydra.sweeper.n_trials=few", "hydra.sweeper.n_trials=few: must be a whole number"),
+        ("hydra.sweeper.n_jobs=-1", "hydra.sweeper.n_jobs=-1: must be a whole number, 1 or more"),
+        ("hydra.sweeper.sampler=tpa", "hydra.sweeper.sampler=tpa: not one of tpe, random; did you mean 'tpe'?"),
+        ("seed=tag(lgo,interval(1,2))", "of tags there is log, of an interval"),
+        ("seed=tag(log,range(1,4))", "of tags there is log, of an interval"),
+        ("seed=range(4,1)", "there is no value in it"),
+        ("seed=tag(log,interval(0,2))", "seed=tag(log,interval(0,2)): "),
+    ],
+)
+def test_a_search_that_makes_no_sense_is_one_line(override: str, message: str, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    done = sweep(tmp_path, "hydra/sweeper=optuna", override, status=2)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("nmt-train: error: ")
+    assert message in line
 
 
 @pytest.mark.parametrize("name", ["attention_study", "cells", "learning_rate"])

@@ -44,14 +44,27 @@ def test_only_seed_and_machine_leave_the_configuration_the_same() -> None:
     assert config("seed=1") == config("seed=2", "device=cpu", "threads=1", "data.cache_dir=/elsewhere")
     assert config("seed=1") != config("seed=1", "decoder.dropout=0.11")
     assert config("seed=1") != config("seed=1", "search.beam_size=7")
+    assert config("seed=1") != config("seed=1", "training.max_epochs=7")
+    before = config("seed=1")
+    manifest = Path("a/manifest.json")
+    manifest.write_text(manifest.read_text().replace('"data": {}', '"data": {"content": "of another corpus"}'))
+    assert read_run(Path("a"), "test")[0].config != before
 
 
 def test_runs_are_found_by_name_folder_and_pattern() -> None:
     for name in ("sweep/x/a", "sweep/x/b", "other/c"):
         make_run(Path(name), REFERENCES)
-    assert find_runs(["other/c"]) == ([Path("other/c")], True)
-    assert find_runs(["sweep"]) == ([Path("sweep/x/a"), Path("sweep/x/b")], False)
-    assert find_runs(["sweep/*/b", "*/*"])[0] == [Path("sweep/x/b"), Path("other/c"), Path("sweep/x/a")]
+    assert find_runs(["other/c"]) == {Path("other/c"): True}
+    assert find_runs(["sweep"]) == {Path("sweep/x/a"): False, Path("sweep/x/b"): False}
+    assert find_runs(["."]) == {Path("other/c"): False, Path("sweep/x/a"): False, Path("sweep/x/b"): False}
+    assert list(find_runs(["sweep/*/b", "*/*"])) == [Path("sweep/x/b"), Path("other/c"), Path("sweep/x/a")]
+
+
+def test_a_run_counts_once_whatever_leads_to_it(tmp_path: Path) -> None:
+    make_run(Path("a"), REFERENCES)
+    Path("link").symlink_to("a")
+    assert find_runs(["*", "link", "link/../a", str(tmp_path / "a")]) == {Path("a"): False}
+    assert find_runs(["*", "a"]) == {Path("a"): True}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from made_runs import REFERENCES, make_run, worsened, write
 from nmt.comparison.report import gather, write_comparison
 from nmt.config.errors import UserError
 
-QUICK: dict[str, Any] = {"bootstrap_samples": 100, "randomisation_trials": 100}
+QUICK: dict[str, Any] = {"bootstrap_samples": 100, "randomisation_trials": 100, "examples": 4, "sentences": []}
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +29,39 @@ def test_what_a_folder_holds_unfinished_is_left_out_and_told(caplog: pytest.LogC
     assert "left out: sweep/b: has no test results" in caplog.text
     with pytest.raises(UserError, match="sweep/b: has no test results"):
         gather(["sweep/a", "sweep/b"], [], "test", False)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("metrics.jsonl", '{"epoch": 1.0, "validation/bleu": 3'),
+        ("metrics.jsonl", '{"validation/bleu": 3}'),
+        ("alignments/test.references.pharaoh", "0-0\n"),
+        ("alignments/test.references.pharaoh", "0:0\n" * 60),
+        ("results.json", '{"test": 3}'),
+        ("manifest.json", '{"training": []}'),
+        ("manifest.json", '{"starts": [3]}'),
+        ("hypotheses/test.txt", b"\xff\xfe"),
+    ],
+)
+def test_a_damaged_file_costs_no_more_than_its_run(
+    file: str, content: str | bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_run(Path("sweep/a"), REFERENCES)
+    place = make_run(Path("sweep/b"), REFERENCES, "attention=none") / file
+    place.write_bytes(content if isinstance(content, bytes) else content.encode())
+    ((entries, _),) = gather(["sweep"], [], "test", False)
+    assert [entry.name for entry in entries] == ["sweep/a"]
+    assert "left out: sweep/b: a file of this run is damaged" in caplog.text
+    with pytest.raises(UserError, match="sweep/b: a file of this run is damaged"):
+        gather(["sweep/a", "sweep/b"], [], "test", False)
+
+
+def test_a_run_that_is_named_beside_a_pattern_must_have_results() -> None:
+    make_run(Path("sweep/a"), REFERENCES)
+    (make_run(Path("b"), REFERENCES) / "hypotheses" / "test.txt").unlink()
+    with pytest.raises(UserError, match="b: has no test results"):
+        gather(["b", "sweep/*"], [], "test", False)
 
 
 def test_nothing_finished_is_refused() -> None:
@@ -51,6 +84,8 @@ def test_what_does_not_compare_is_refused_or_shown_apart() -> None:
     write(Path("x"), REFERENCES)
     with pytest.raises(UserError, match="systems: the runs have several test sets"):
         gather(["a", "d"], ["x=x"], "test", True)
+    with pytest.raises(UserError, match="systems: a is a run's name"):
+        gather(["a"], ["a=x"], "test", True)
 
 
 def test_all_files_say_the_same() -> None:
@@ -104,3 +139,19 @@ def test_those_apart_have_a_table_each() -> None:
     assert "tok:13a" in printed
     assert "tok:char" in printed
     assert len(json.loads(Path("out/comparison.json").read_text())["comparisons"]) == 2
+
+
+def test_a_baseline_is_named_by_system_or_by_run() -> None:
+    make_run(Path("a"), worsened(8), "attention=none")
+    make_run(Path("b"), worsened(2))
+    make_run(Path("c"), worsened(3), "evaluation.lowercase=true")
+
+    def baselines(baseline: str, *runs: str) -> list[str]:
+        write_comparison(runs, Path("out"), baseline=baseline, apart=True, **QUICK)
+        return [each["baseline"] for each in json.loads(Path("out/comparison.json").read_text())["comparisons"]]
+
+    for name in ("bahdanau", "b", "b/", "./b", str(Path("b").resolve())):
+        assert baselines(name, "a", "b") == ["bahdanau"]
+    assert baselines("none", "a", "b", "c")[0] == "none"  # c, which is apart, has it not
+    with pytest.raises(UserError, match=r"baseline=bahdanaw: not one of none, bahdanau; did you mean 'bahdanau'\?"):
+        baselines("bahdanaw", "a", "b")

@@ -1,5 +1,7 @@
 """Runs that differ only in their seed are one system, named by what tells it from the others."""
 
+import pytest
+
 from nmt.comparison.entry import Entry
 from nmt.comparison.system import System, group
 
@@ -43,3 +45,10 @@ def test_an_output_of_another_system_stands_for_itself() -> None:
     peers = Entry("one", ["x"]), Entry("two", ["x"])
     assert names(entry("a"), *peers) == ["bahdanau", "one", "two"]
     assert names(entry("a"), entry("b", attention="none"), peers[0]) == ["bahdanau", "none", "one"]
+
+
+def test_the_same_run_twice_is_no_second_seed(caplog: pytest.LogCaptureFixture) -> None:
+    one, copy = entry("a"), entry("b")
+    other = Entry("c", ["y"], 1, one.config, one.asked)  # the same seed on another machine
+    assert group([one, copy, other]) == [System("bahdanau", [one, other])]
+    assert "b is a once more: left out" in caplog.text

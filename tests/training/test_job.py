@@ -291,10 +291,26 @@ def test_another_corpus_under_the_same_settings_is_refused(whole: Path, train_co
 def test_a_run_says_that_it_has_finished(whole: Path, train_config: Config) -> None:
     values = train_config(*STEPS).model_dump(mode="json")
     run = RunDirectory(whole)
-    assert run.has_finished(values)
-    assert run.has_finished({**values, "threads": 7})
-    assert not run.has_finished({**values, "seed": 7})
-    assert not run.has_finished({**values, "training": {**values["training"], "max_epochs": 3}})
+    corpus = json.loads(run.manifest.read_text())["data"]["fingerprint"]
+    assert run.has_finished(values, corpus)
+    assert run.has_finished({**values, "threads": 7}, corpus)
+    assert not run.has_finished(values, "another corpus")
+    assert not run.has_finished({**values, "seed": 7}, corpus)
+    assert not run.has_finished({**values, "training": {**values["training"], "max_epochs": 3}}, corpus)
+    assert not run.has_finished({**values, "validation": {**values["validation"], "samples": 3}}, corpus)
+
+
+def test_a_run_that_is_made_longer_has_not_finished_until_it_has(whole: Path, train_config: Config) -> None:
+    longer = train_config(*STEPS, "training.max_epochs=3")
+
+    def killed(epochs: float, score: float) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(longer, whole, [], None, killed)
+    manifest = json.loads((whole / "manifest.json").read_text())
+    assert manifest["status"] is None
+    assert not RunDirectory(whole).has_finished(longer.model_dump(mode="json"), manifest["data"]["fingerprint"])
 
 
 def test_an_observer_hears_each_validation_and_may_end_the_run(train_config: Config, tmp_path: Path) -> None:
@@ -312,7 +328,8 @@ def test_an_observer_hears_each_validation_and_may_end_the_run(train_config: Con
     assert manifest["status"] == "pruned"
     assert manifest["training"]["steps"] == 16
     assert not (tmp_path / "run" / "results.json").exists()
-    assert RunDirectory(tmp_path / "run").has_finished(train_config(*STEPS).model_dump(mode="json"))
+    values, corpus = train_config(*STEPS).model_dump(mode="json"), manifest["data"]["fingerprint"]
+    assert RunDirectory(tmp_path / "run").has_finished(values, corpus)
 
 
 def test_tensorboard_knows_what_was_chosen_and_what_came_of_it(train_config: Config, tmp_path: Path) -> None:
@@ -332,7 +349,7 @@ def test_tensorboard_knows_what_was_chosen_and_what_came_of_it(train_config: Con
         "optimizer.lr": 0.01,
         "seed": 3.0,
     }
-    assert metadata.SESSION_END_INFO_TAG in events.Tags()["tensors"]
+    assert events.SummaryMetadata(metadata.SESSION_END_INFO_TAG).plugin_data.plugin_name == "hparams"
     results = json.loads((run / "results.json").read_text())
     for split in ("validation", "test"):
         for key in ("bleu", "chrf", "ter", "aer"):
