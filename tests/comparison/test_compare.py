@@ -15,7 +15,7 @@ from nmt.metrics.bleu import ScoreSettings, score, sentence_bleu
 from nmt.metrics.significance import Significance
 
 SETTINGS = ScoreSettings("13a", False)
-OUTPUTS = {("good", 1): worsened(9), ("good", 2): worsened(10), ("bad", 1): worsened(2), ("bad", 2): worsened(3)}
+OUTPUTS = {("good", 1): worsened(9), ("good", 2): worsened(10), ("bad", 1): worsened(2), ("bad", 2): worsened(9)}
 QUICK: dict[str, Any] = {"bootstrap_samples": 200, "randomisation_trials": 200}
 
 
@@ -63,6 +63,7 @@ def test_a_run_is_tested_against_the_baselines_run_of_its_seed() -> None:
             assert row[f"{metric}_p_randomisation"] == expected[metric].p_randomisation
         assert row["bleu_ci"] == pytest.approx(expected["bleu"].interval, abs=1e-3)
         assert runs[f"good{seed}"]["p_bootstrap"] is None
+    assert len({runs[f"bad{seed}"]["p_bootstrap"] for seed in (1, 2)}) == 2
     bad = found["systems"][1]
     assert bad["p_bootstrap"] == max(runs[f"bad{seed}"]["p_bootstrap"] for seed in (1, 2))
     assert bad["p_randomisation"] == max(runs[f"bad{seed}"]["p_randomisation"] for seed in (1, 2))

@@ -7,7 +7,7 @@ import pytest
 from conftest import TINY, values_of
 
 from nmt.config import schema
-from nmt.config.compose import flatten, load_values, save_values, typed, typed_union, with_values
+from nmt.config.compose import flatten, given_values, load_values, save_values, typed, typed_union, with_values
 from nmt.config.errors import UserError, nearest
 
 
@@ -119,3 +119,17 @@ def test_flatten() -> None:
 def test_nearest_is_silent_where_nothing_is_near() -> None:
     assert nearest("xyz", ["alpha", "beta"]) == ""
     assert nearest("alpa", ["alpha", "beta"]) == "; did you mean 'alpha'?"
+
+
+def test_overrides_are_read_as_plain_values() -> None:
+    given = ["attention=none", "optimizer.lr=1e-05", "+seed=3", "data.path=/a b", "x=true", "y=null", "z=[1,2]", "w="]
+    assert given_values(given) == {
+        "attention": "none",
+        "optimizer.lr": 1e-05,
+        "seed": 3,
+        "data.path": "/a b",
+        "x": True,
+        "y": None,
+        "z": "[1,2]",
+        "w": None,
+    }
