@@ -1,11 +1,8 @@
 """The run directory: its paths, its lock, and the record of what it ran with."""
 
 import fcntl
-import importlib.metadata
 import json
 import os
-import platform
-import subprocess
 import time
 import traceback
 from collections.abc import Mapping
@@ -17,6 +14,7 @@ from nmt.config.compose import flatten, given_values, load_values, save_values
 from nmt.config.errors import UserError
 from nmt.data.prepared import Prepared
 from nmt.files import remove_leftovers, to_json, write_atomically
+from nmt.surroundings import surroundings
 
 # May differ when a run is resumed: what it computes with, where it finds its data, what it tells, where it stops.
 # (A cosine schedule ends where the run does, so that a later end bends the rest of the curve.)
@@ -44,7 +42,6 @@ UNSEEN = {"run", "device", "threads", "data.cache_dir", "training.log_every", "t
 LOCK = ".lock"
 ERROR = "error.txt"  # why a job of a sweep failed
 FINISHED, PRUNED = "finished", "pruned"  # the manifest's "status"; none: not at its end yet
-PACKAGES = ("nmt", "torch", "numpy", "sentencepiece", "sacrebleu", "datasets", "hydra-core")
 
 
 class RunDirectory:
@@ -137,7 +134,7 @@ class RunDirectory:
             {
                 "seed": values["seed"],
                 "data": prepared.report,
-                "starts": [*manifest.get("starts", []), {**_surroundings(), **start}],
+                "starts": [*manifest.get("starts", []), {**surroundings(), **start}],
             },
         )
 
@@ -270,32 +267,3 @@ def read_lines(path: Path) -> list[str]:
 
 def _write_lines(path: Path, lines: list[str]) -> None:
     write_atomically(path, "".join(f"{line}\n" for line in lines).encode("utf-8"))
-
-
-def _surroundings() -> dict[str, Any]:
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "versions": {name: _version(name) for name in PACKAGES},
-        "git": _git_commit(),
-    }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _git_commit() -> str | None:
-    """The commit of the checkout that the code runs from, "+" if it has changes; None for an installed package."""
-    here = Path(__file__).resolve().parent.parent
-    if not (here / ".git").exists():
-        return None
-    try:
-        command = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

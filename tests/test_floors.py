@@ -16,6 +16,7 @@ FLOORS = [  # from the top down
     "attention",
     "ops",
     "run",
+    "surroundings",
     "data",
     "machine",
     "report",

@@ -36,7 +36,11 @@ def group(entries: Sequence[Entry]) -> list[System]:
     asked = [group[0].asked for group in systems if group[0].config]
     keys = sorted({key for each in asked for key in each})
     varied = [key for key in keys if len({str(each.get(key)) for each in asked}) > 1]
-    names = [_name(group[0], varied) for group in systems]
+    names = [_name(group[0], [key for key in varied if key != "experiment"]) for group in systems]
+    # A recipe is told where nothing that was asked for beside it differs.
+    names = [
+        name if names.count(name) == 1 else _name(group[0], varied) for name, group in zip(names, systems, strict=True)
+    ]
     return [
         System(name if names.count(name) == 1 else f"{name} ({group[0].name})", group)
         for name, group in zip(names, systems, strict=True)
@@ -61,6 +65,6 @@ def _name(entry: Entry, varied: Sequence[str]) -> str:
     parts += [
         f"{key if '/' in key else key.rpartition('.')[2]}={short(told[key])}"
         for key in varied
-        if key != "attention" and key in told
+        if key != "attention" and told.get(key) is not None
     ]
     return " ".join(parts) or str(told.get("attention", entry.name))
