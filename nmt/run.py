@@ -3,9 +3,10 @@
 import fcntl
 import json
 import os
+import shlex
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -138,15 +139,25 @@ class RunDirectory:
             },
         )
 
+    def given(self) -> dict[str, Any]:
+        """The overrides that the run was started with, by key."""
+        return given_values(self._first_start().get("overrides", []))
+
     def asked(self) -> dict[str, Any]:
         """What the run was started with: the choice from each group, and single values, by key.
 
         Without what comes along with a choice, as attention/score does with attention=bahdanau.
         """
-        start = (read_json(self.manifest).get("starts") or [{}])[0]
+        start = self._first_start()
         choices = {group: choice for group, choice in start.get("choices", {}).items() if "/" not in group}
-        given = {**choices, **given_values(start.get("overrides", []))}
+        given = {**choices, **self.given()}
         return {key: value for key, value in given.items() if key not in UNSEEN and key != "seed"}
+
+    def _first_start(self) -> dict[str, Any]:
+        starts = read_json(self.manifest).get("starts")
+        if not starts and (self.path / ERROR).is_file():  # it failed before it began
+            return {"overrides": shlex.split(read_lines(self.path / ERROR)[1])}
+        return dict(starts[0]) if starts else {}
 
     def _refuse_foreign(self) -> None:
         """Raises UserError if the directory holds anything but a run or a kill's leftover of a run's first file."""
@@ -234,11 +245,12 @@ def _changed(saved: Mapping[str, Any], values: Mapping[str, Any], free: set[str]
     return [key for key in sorted(before.keys() | now.keys()) if key not in free and before.get(key) != now.get(key)]
 
 
-def record_failure(directory: Path, message: str) -> None:
-    """error.txt: why a job of a sweep failed, in one line, and what led to it."""
+def record_failure(directory: Path, message: str, overrides: Sequence[str]) -> None:
+    """error.txt: why a job of a sweep failed, in one line; what it was started with, in another; and what led to it."""
+    line = "; ".join(message.splitlines())
     with suppress(OSError):  # the disk may be full
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / ERROR).write_text(f"{message}\n\n{traceback.format_exc()}", encoding="utf-8")
+        (directory / ERROR).write_text(f"{line}\n{shlex.join(overrides)}\n\n{traceback.format_exc()}", encoding="utf-8")
 
 
 def runs_below(folder: Path) -> list[Path]:

@@ -173,8 +173,8 @@ def _explain(error: Exception, command: str) -> str:
     """In one line, with the nearest thing that exists."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("See http")]
     text = lines[0] if lines else type(error).__name__
-    if ours := re.search(r"UserError raised while resolving interpolation: (.*)", text):
-        return ours[1]
+    if ours := re.search(r"UserError raised while resolving interpolation: (.*)|UserError\(['\"](.*)['\"]\)$", text):
+        return ours[1] or ours[2]
     if plugin := re.search(r"hydra_plugins\.hydra_(\w+)_launcher", text):
         extra = {"joblib": "parallel", "submitit": "slurm"}[plugin[1]]
         return f'hydra/launcher: {plugin[1]} is not installed: pip install "nmt[{extra}]"'
@@ -183,16 +183,24 @@ def _explain(error: Exception, command: str) -> str:
     if "Could not find '" in text:
         group, _, choice = text.split("'")[-2].rpartition("/")
         choices = sorted(path.stem for path in (config_dir() / group).glob("[!_]*.yaml"))
+        choices += ["basic"] if group.startswith("hydra/") else []
         if choices:
             return f"{group}={choice}: not one of {', '.join(choices)}{nearest(choice, choices)}"
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key}: missing; give it as {error.full_key}=..."
-    unread = "no viable alternative" in text or "mismatched input" in text
-    hint = "; a value that holds = , [ ] { } or ( ) needs quotes of its own: \"key='a=b'\"" if unread else ""
+    if "INTERVAL_SWEEP" in text:
+        text, lines = "interval", ["interval(a,b) is for a search: add hydra/sweeper=optuna"]
+    unread = any(sign in text for sign in ("no viable alternative", "mismatched input", "LexerNoViableAlt"))
+    signs = "= , [ ] { } ( ) or letters beyond ASCII"
+    hint = f"; a value that holds {signs} needs quotes of its own: \"key='a=b'\"" if unread else ""
     return (" ".join(dict.fromkeys(lines)) or type(error).__name__) + hint
 
 
 def _unknown(key: str, command: str) -> str:
+    if key.startswith("hydra."):
+        return (
+            f"{key}: unknown key; those of a launcher or sweeper need hydra/launcher=... or hydra/sweeper=... as well"
+        )
     known = _known_keys(command)
     if key in known:
         return f"{key}: is no value of the {key.partition('.')[0]} that is chosen here, but of another choice"

@@ -21,6 +21,16 @@ def _compare(config: CompareConfig, overrides: list[str]) -> None:
         raise UserError(f"output={config.output}: is not a folder, or is inside of what is none")
     if output.is_dir() and any(output.iterdir()) and not (output / "comparison.json").is_file():
         raise UserError(f"output={config.output}: holds other things than a comparison; name another folder")
+    made = not output.exists()
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"output={config.output}: cannot be made ({error.strerror})") from None
     settings = config.model_dump(exclude={"output"})
-    print(write_comparison(output=output, **settings))
+    try:
+        print(write_comparison(output=output, **settings))
+    except UserError:
+        if made:
+            output.rmdir()
+        raise
     print(f"page: {os.path.relpath(output / 'index.html')}")

@@ -21,12 +21,11 @@ def jobs(sweep: Path) -> list[dict[str, Any]]:
     """What became of each job: status, scores, seconds of training, directory, and the error of one that failed."""
     begun = {path.parent for name in (ERROR, LOCK) for path in sweep.rglob(name)}
     paths = sorted({*runs_below(sweep), *begun}, key=_natural)
-    asked = [RunDirectory(path).asked() for path in paths]
-    known = [each for each in asked if each]  # nothing is known of what failed before it began
-    varied = sorted({key for each in known for key in each if len({str(other.get(key)) for other in known}) > 1})
+    given = [RunDirectory(path).given() for path in paths]
+    varied = sorted({key for each in given for key in each if len({str(other.get(key)) for other in given}) > 1})
     return [
         {**_job(sweep, path), "values": " ".join(f"{key}={short(each[key])}" for key in varied if key in each)}
-        for path, each in zip(paths, asked, strict=True)
+        for path, each in zip(paths, given, strict=True)
     ]
 
 

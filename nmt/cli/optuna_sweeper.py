@@ -20,6 +20,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from nmt.cli.app import explain
 from nmt.config.errors import UserError, nearest
 from nmt.run import PRUNED, RunDirectory, read_json, record_failure
 
@@ -126,7 +127,7 @@ class OptunaSweeper(Sweeper):
             try:
                 self._loader.load_sweep_config(self._config, overrides)
             except HydraException as error:  # such as a value of a choice that was not drawn
-                record_failure(sweep / str(trial.number), " ".join(str(error).split()))
+                record_failure(sweep / str(trial.number), explain(error, "train"), overrides)
                 study.tell(trial.number, state=states.FAIL)
             else:
                 jobs[trial.number] = overrides

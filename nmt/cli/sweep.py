@@ -24,7 +24,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from nmt.cli import optuna_sweeper
 from nmt.cli.app import explain, log_to, output_dir
 from nmt.cli.jobs import tell
-from nmt.config.compose import given_values
+from nmt.config.compose import config_dir, given_values
+from nmt.config.errors import UserError
 from nmt.run import ERROR, RunDirectory, read_json, record_failure
 
 STOPPED = 128  # plus its number: exit status after a signal
@@ -43,11 +44,11 @@ class NameJobs(Callback):
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:  # noqa: ANN401
         """Let each job's directory be named by the values that the sweep varies, instead of a number."""
         directory = Path(config.hydra.sweep.dir)
-        if _is_foreign(directory):  # an exception would be caught by Hydra and told as a warning
-            log.error("nmt-train: error: %s: is not empty and not a sweep; choose another hydra.sweep.dir", directory)
+        varied, count = _varied(config)
+        if why := _refusal(config, directory, varied, count):
+            log.error("nmt-train: error: %s", why)  # an exception would be caught by Hydra and told as a warning
             sys.exit(2)
         NameJobs.directory = directory
-        varied, count = _varied(config)
         os.environ[COUNT] = str(config.hydra.sweeper.get("n_trials") or count)
         given = [override.lstrip("+") for override in config.hydra.overrides.hydra]
         chosen = any(override.startswith("hydra.sweep.subdir=") for override in given)
@@ -57,6 +58,27 @@ class NameJobs(Callback):
                 config.hydra.overrides.hydra.append(
                     f"hydra.sweep.subdir='${{job_name:${{hydra.overrides.task}},{keys}}}'"
                 )
+
+
+def _refusal(config: DictConfig, directory: Path, varied: list[str], count: int) -> str | None:
+    """Why this is no sweep; None if it is one."""
+    if _is_foreign(directory):
+        return f"{directory}: is not empty and not a sweep; choose another hydra.sweep.dir"
+    if not count:
+        return f"{', '.join(varied)}: there is no value in it, so no job to run"
+    for override in config.hydra.overrides.hydra:
+        if override.startswith("hydra.run.dir="):
+            return f"{override}: is for one run; a sweep's directory is hydra.sweep.dir"
+    sweeps = (config_dir() / "experiment").glob("*.yaml")
+    if "experiment" in varied and any(
+        "MULTIRUN" in path.read_text() for path in sweeps if path.stem in _values(config)
+    ):
+        return "experiment: a ready sweep cannot be one value of a sweep; run them one after the other"
+    return None
+
+
+def _values(config: DictConfig) -> str:
+    return " ".join(word for word in config.hydra.overrides.task if word.startswith("experiment="))
 
 
 def _is_foreign(directory: Path) -> bool:
@@ -113,6 +135,15 @@ def sweeping() -> bool:
     return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
 
 
+def refuse_outside_a_sweep() -> None:
+    """Raises UserError for what a single run would ignore."""
+    for override in HydraConfig.get().overrides.hydra:
+        if override.startswith(
+            ("hydra/launcher=", "hydra/sweeper=", "hydra.launcher.", "hydra.sweeper.", "hydra.sweep.")
+        ):
+            raise UserError(f"{override}: is for a sweep; add -m")
+
+
 def job_threads() -> int | None:
     """CPU threads of a job beside others, so that they do not fight for cores; None: as many as torch likes."""
     launcher = HydraConfig.get().launcher
@@ -140,7 +171,7 @@ def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
             status = work()
         except Exception as error:
             message = explain(error, command)
-            record_failure(directory, message)
+            record_failure(directory, message, HydraConfig.get().overrides.task)
             log.error("%s: failed: %s", directory.name, message)
             return None
         if status >= STOPPED:
@@ -168,13 +199,16 @@ def _elsewhere(name: str) -> Iterator[None]:
                 os.kill(os.getpid(), signal.SIGTERM)  # the run saves a checkpoint and stops
                 return
 
-    if HydraConfig.get().launcher.get("n_jobs"):  # a worker on a cluster has another parent
+    ours = bool(HydraConfig.get().launcher.get("n_jobs"))  # a worker on a cluster has another parent
+    if ours:
         threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
         done.set()
         sys.stderr = before
+        if ours and os.getppid() != PARENT:
+            os._exit(1)  # nobody waits for this worker any more
 
 
 class _Named:

@@ -28,7 +28,9 @@ def _train(config: TrainConfig, overrides: list[str]) -> int:
     from nmt.training.job import train
 
     directory = output_dir()
-    if sweep.sweeping():
+    if not sweep.sweeping():
+        sweep.refuse_outside_a_sweep()
+    else:
         if config.run is not None:
             raise UserError(f"run={config.run} goes on with one run; a sweep goes on with hydra.sweep.dir=DIR")
         config = config.model_copy(update={"threads": config.threads or sweep.job_threads()})

@@ -101,6 +101,8 @@ def _system(
     for key, value in known.items():
         values = [found for entry in entries if (found := value(entry)) is not None]
         row[key] = _rounded(_mean(values)) if values else None
+    if row["parameters"] is not None:
+        row["parameters"] = round(row["parameters"])
     texts = held_out.references, held_out.sources, held_out.settings
     parts = [score_by_length(entry.hypotheses, *texts, buckets) for entry in entries]
     row["bleu_by_length"] = [
@@ -135,7 +137,7 @@ def _examples(systems: Sequence[System], held_out: HeldOut, count: int, wanted: 
     firsts = [(system, system.entries[0]) for system in systems]
     scores = np.array([sentence_bleu(e.hypotheses, held_out.references, held_out.settings) for _, e in firsts])
     if wanted:
-        numbers = [number - 1 for number in wanted]
+        numbers = [number - 1 for number in dict.fromkeys(wanted)]
     else:
         by_length = sorted(range(total), key=lambda i: len(held_out.sources[i].split()))
         spread = [by_length[int(i)] for i in np.linspace(0, total - 1, min(total, count - count // 2))]

@@ -3,8 +3,10 @@
 import glob
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,10 @@ from nmt.config.errors import UserError
 from nmt.evaluation import score_settings
 from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
 from nmt.metrics.bleu import ScoreSettings
-from nmt.run import FREE, RunDirectory, read_json, read_lines, runs_below
+from nmt.run import ERROR, FREE, RunDirectory, read_json, read_lines, runs_below
 
 WHERE_IT_STOPS = {"training.max_epochs", "training.max_steps", "validation.patience"}
+log = logging.getLogger(__name__)
 TRAINING = ("seconds", "epochs", "target_tokens_per_second")
 
 
@@ -34,12 +37,15 @@ class HeldOut:
         for what in ("sources", "references"):
             mine, others = getattr(self, what), getattr(other, what)
             if len(mine) != len(others):
-                return f"the test set has {len(mine)} {what} there, {len(others)} here"
+                return f"the test set has {len(mine)} {what} in the first, {len(others)} in the second"
             for number, pair in enumerate(zip(mine, others, strict=True), 1):
                 if pair[0] != pair[1]:
-                    return f"the test sets differ: line {number} of the {what} is {pair[0]!r} there, {pair[1]!r} here"
+                    return (
+                        f"the test sets differ: line {number} of the {what} is {pair[0]!r} in the first, "
+                        f"{pair[1]!r} in the second"
+                    )
         if self.settings != other.settings:
-            return f"BLEU is taken in two ways: {self.settings} there, {other.settings} here"
+            return f"BLEU is taken in two ways: {self.settings} in the first, {other.settings} in the second"
         return None
 
 
@@ -69,8 +75,11 @@ def find_runs(given: Sequence[str]) -> dict[Path, bool]:
         place = Path(name).expanduser()
         places = [place] if place.exists() else [Path(path) for path in sorted(glob.glob(str(place), recursive=True))]
         runs = [path for each in places for path in _runs_at(each)]
+        for failed in (path for each in places for path in each.rglob(ERROR)):
+            if not (failed.parent / "config.yaml").is_file():
+                log.warning("left out: %s: failed (%s)", failed.parent, _lines(failed)[0])
         if not runs:
-            if place.is_dir():
+            if places:
                 raise UserError(f"runs={name}: is neither a run nor a folder that holds runs")
             raise UserError(f"runs={name}: no such run, and no pattern that fits one")
         for run in runs:
@@ -91,7 +100,7 @@ def read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
         return _read_run(path, split)
     except UserError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: a file of this run is damaged ({type(error).__name__}: {error})") from None
 
 
@@ -102,7 +111,7 @@ def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
     output = run.hypotheses / f"{split}.txt"
     if results is None or not output.is_file():
         raise UserError(f"{path}: has no {split} results; run nmt-evaluate run={path} split={split}")
-    hypotheses = read_lines(output)
+    hypotheses = _lines(output)
     if len(hypotheses) != len(references):
         raise UserError(
             f"{output}: has {len(hypotheses)} lines for {len(references)} sentences; run nmt-evaluate run={path} "
@@ -125,9 +134,9 @@ def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
         config=hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest(),
         asked=run.asked(),
         aer=_aer(run, split, gold),
-        parameters=manifest.get("parameters"),
-        training={key: training[key] for key in TRAINING if training.get(key)},
-        sentences_per_second=results.get("sentences_per_second"),
+        parameters=_number(manifest.get("parameters")),
+        training={key: float(training[key]) for key in TRAINING if _number(training.get(key))},
+        sentences_per_second=_number(results.get("sentences_per_second")),
         curve=_curve(run.metrics),
         word_weights=words if words.is_file() else None,
     )
@@ -138,15 +147,31 @@ def _aer(run: RunDirectory, split: str, gold: list[str] | None) -> float | None:
     path = run.alignments / f"{split}.references.pharaoh"
     if gold is None or not path.is_file():
         return None
-    links = [parse_pharaoh(line)[0] for line in read_lines(path)]
+    links = [parse_pharaoh(line)[0] for line in _lines(path)]
     return 100 * alignment_error_rate(links, [parse_pharaoh(line) for line in gold]).aer
 
 
 def _curve(path: Path) -> list[tuple[float, float]]:
     if not path.is_file():
         return []
-    lines = [json.loads(line) for line in read_lines(path)]
-    return [(line["epoch"], line["validation/bleu"]) for line in lines if "validation/bleu" in line]
+    lines = []
+    for text in _lines(path):
+        with suppress(ValueError):  # a line that a kill cut short
+            lines.append(json.loads(text))
+    return [(float(line["epoch"]), float(line["validation/bleu"])) for line in lines if "validation/bleu" in line]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return read_lines(path)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not valid UTF-8 (at byte {error.start})") from None
+
+
+def _number(value: Any) -> Any:  # noqa: ANN401
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise TypeError(f"{value!r} is no number")
+    return value
 
 
 def read_systems(given: Sequence[str], held_out: HeldOut) -> list[Entry]:

@@ -142,8 +142,8 @@ def _columns(comparison: Comparison) -> list[Column]:
         Column("ter", "TER", decimals(2)),
         Column("aer", "AER %", decimals(1)),
         Column("longest", f"BLEU, length {from_words}-{to_words}", decimals(2)),
-        Column("p_bootstrap", "p bootstrap", probability),
-        Column("p_randomisation", "p randomised", probability),
+        Column("p_bootstrap", "p, bootstrap", probability),
+        Column("p_randomisation", "p, randomisation", probability),
         Column("parameters", "parameters", table.human_count),
         Column("epoch_seconds", "s an epoch", decimals(1)),
         Column("seconds", "training time", table.human_duration),
@@ -160,8 +160,8 @@ def _run_columns(comparison: Comparison) -> list[Column]:
         columns += [Column(metric, heading, decimals(2)), Column(f"{metric}_ci", "±", decimals(2))]
     columns += [
         Column("aer", "AER %", decimals(1)),
-        Column("p_bootstrap", "p bootstrap", probability),
-        Column("p_randomisation", "p randomised", probability),
+        Column("p_bootstrap", "p, bootstrap", probability),
+        Column("p_randomisation", "p, randomisation", probability),
     ]
     return [column for column in columns if any(row[column.key] is not None for row in comparison["runs"])]
 

@@ -33,7 +33,7 @@ def group(entries: Sequence[Entry]) -> list[System]:
         else:
             group.append(entry)
     systems = [sorted(group, key=lambda entry: (entry.seed or 0, entry.name)) for group in groups.values()]
-    asked = [group[0].asked for group in systems if group[0].config]
+    asked = [group[0].asked for group in systems if group[0].asked]
     keys = sorted({key for each in asked for key in each})
     varied = [key for key in keys if len({str(each.get(key)) for each in asked}) > 1]
     names = [_name(group[0], [key for key in varied if key != "experiment"]) for group in systems]

@@ -35,30 +35,32 @@ class Significance:
     def __call__(self, baseline: Sequence[str], systems: Sequence[Sequence[str]]) -> list[dict[str, Tested]]:
         """The baseline's scores, then those of each system with its tests against it, by metric: bleu, chrf, ter.
 
-        The p of an output that equals the baseline's is 1, where sacreBLEU takes no difference for a certain one.
+        Of equal scores p is 1: sacreBLEU takes no difference for a certain one where the samples do not differ either.
         """
         named = [(str(number), output) for number, output in enumerate([baseline, *systems])]
         found = [
             list(PairedTest(named, self.metrics, [self.references], kind, count)()[1].values())[1:]
             for kind, count in (("bs", self.samples), ("ar", self.trials))
         ]
-        rows = []
-        for row, (_, output) in enumerate(named):
-            same = {"p_bootstrap": 1.0, "p_randomisation": 1.0} if row and list(output) == list(baseline) else {}
-            rows.append(
-                {
-                    metric: Tested(
-                        float(boot[row].score), float(boot[row].ci), boot[row].p_value, randomised[row].p_value
-                    )._replace(**same)
-                    for metric, boot, randomised in zip(METRICS, *found, strict=True)
-                }
-            )
-        return rows
+        return [
+            {
+                metric: _tested(boot[0], boot[row], randomised[row])
+                for metric, boot, randomised in zip(METRICS, *found, strict=True)
+            }
+            for row in range(len(named))
+        ]
 
     def bleu(self, output: Sequence[str]) -> float:
         """BLEU without tests."""
         metric = self.metrics["bleu"]
         return float(metric._aggregate_and_compute(metric._extract_corpus_statistics(output, [self.references])).score)
+
+
+def _tested(base: Any, boot: Any, randomised: Any) -> Tested:  # noqa: ANN401
+    """From sacreBLEU's results of the baseline, of the bootstrap and of the randomisation."""
+    same = boot is not base and boot.score == base.score
+    p_values = (1.0, 1.0) if same else (boot.p_value, randomised.p_value)
+    return Tested(float(boot.score), float(boot.ci), *p_values)
 
 
 def _counting_once(metric: Any) -> Any:  # noqa: ANN401

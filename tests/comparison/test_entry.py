@@ -128,9 +128,9 @@ def test_systems_that_do_not_fit_are_refused(given: list[str], message: str) -> 
 def test_test_sets_say_in_what_they_differ() -> None:
     one = HeldOut(["a", "b"], ["c", "d"], PLAIN)
     assert one.difference(HeldOut(["a", "b"], ["c", "d"], PLAIN)) is None
-    assert one.difference(HeldOut(["a"], ["c"], PLAIN)) == "the test set has 2 sources there, 1 here"
+    assert one.difference(HeldOut(["a"], ["c"], PLAIN)) == "the test set has 2 sources in the first, 1 in the second"
     tokenised = one.difference(HeldOut(["a", "b"], ["c", "d ."], PLAIN))
-    assert tokenised == "the test sets differ: line 2 of the references is 'd' there, 'd .' here"
+    assert tokenised == "the test sets differ: line 2 of the references is 'd' in the first, 'd .' in the second"
     signature = one.difference(HeldOut(["a", "b"], ["c", "d"], ScoreSettings("none", False)))
     assert signature is not None
     assert signature.startswith("BLEU is taken in two ways: ")

@@ -34,14 +34,14 @@ def test_what_a_folder_holds_unfinished_is_left_out_and_told(caplog: pytest.LogC
 @pytest.mark.parametrize(
     ("file", "content"),
     [
-        ("metrics.jsonl", '{"epoch": 1.0, "validation/bleu": 3'),
+        ("manifest.json", '{"parameters": "many"}'),
         ("metrics.jsonl", '{"validation/bleu": 3}'),
         ("alignments/test.references.pharaoh", "0-0\n"),
         ("alignments/test.references.pharaoh", "0:0\n" * 60),
         ("results.json", '{"test": 3}'),
         ("manifest.json", '{"training": []}'),
         ("manifest.json", '{"starts": [3]}'),
-        ("hypotheses/test.txt", b"\xff\xfe"),
+        ("manifest.json", '{"training": {"seconds": "long"}}'),
     ],
 )
 def test_a_damaged_file_costs_no_more_than_its_run(
@@ -155,3 +155,28 @@ def test_a_baseline_is_named_by_system_or_by_run() -> None:
     assert baselines("none", "a", "b", "c")[0] == "none"  # c, which is apart, has it not
     with pytest.raises(UserError, match=r"baseline=bahdanaw: not one of none, bahdanau; did you mean 'bahdanau'\?"):
         baselines("bahdanaw", "a", "b")
+
+
+def test_what_is_wrong_with_a_run_names_the_file(caplog: pytest.LogCaptureFixture) -> None:
+    run = make_run(Path("sweep/a"), REFERENCES)
+    (run / "hypotheses" / "test.txt").write_bytes(b"gut\n\xff\xfe\n")
+    with pytest.raises(UserError, match=r"sweep/a/hypotheses/test\.txt: not valid UTF-8 \(at byte 4\)"):
+        gather(["sweep/a"], [], "test", False)
+    (run / "data" / "test.target").unlink()
+    with pytest.raises(UserError, match=r"sweep/a: a file of this run is damaged \(FileNotFoundError: .*test\.target"):
+        gather(["sweep/a"], [], "test", False)
+
+
+def test_a_job_that_failed_is_told_not_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    make_run(Path("sweep/a"), REFERENCES)
+    Path("sweep/b").mkdir()
+    Path("sweep/b/error.txt").write_text("no room\nseed=2\n\nTraceback")
+    gather(["sweep"], [], "test", False)
+    assert "left out: sweep/b: failed (no room)" in caplog.text
+
+
+def test_a_line_that_a_kill_cut_short_costs_nothing_else() -> None:
+    with (make_run(Path("a"), REFERENCES) / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 3.0, "validation/bleu": 3')
+    (((entry,), _),) = gather(["a"], [], "test", False)
+    assert list(entry.curve) == [(1.0, 10.0), (2.0, 20.0)]

@@ -47,8 +47,11 @@ def test_scores_intervals_and_p_values_are_those_of_the_command_line(
     assert [each.score for each in tested] == pytest.approx([float(score) for score, _ in printed], abs=1e-5)
     assert [each.interval for each in tested] == pytest.approx([float(half) for _, half in printed], abs=1e-5)
     others = tested[len(METRICS) :]
-    assert [each.p_bootstrap for each in others] == pytest.approx(p_values(bootstrap), abs=1e-4)
-    assert [each.p_randomisation for each in others] == pytest.approx(p_values(randomised), abs=1e-4)
+    equal = [each.score == base.score for each, base in zip(others, tested[: len(METRICS)] * 2, strict=True)]
+    assert equal.count(True) == 1  # TER of the last: there p is 1
+    for ours, theirs in (("p_bootstrap", bootstrap), ("p_randomisation", randomised)):
+        expected = [1.0 if same else p for same, p in zip(equal, p_values(theirs), strict=True)]
+        assert [getattr(each, ours) for each in others] == pytest.approx(expected, abs=1e-4)
     assert {each.p_bootstrap for each in tested[: len(METRICS)]} == {None}
     assert len({each.p_randomisation for each in others}) > 2
 
@@ -68,6 +71,13 @@ def test_the_same_output_differs_by_nothing() -> None:
     base, same = Significance(REFERENCES, ScoreSettings("13a", False), 100, 100)(BASELINE, [list(BASELINE)])
     assert {(each.p_bootstrap, each.p_randomisation) for each in same.values()} == {(1.0, 1.0)}
     assert {each.p_bootstrap for each in base.values()} == {None}
+
+
+def test_no_difference_in_score_is_never_a_certain_one() -> None:
+    rubbish = [["a"] * 5, ["b"] * 5]
+    base, other = Significance(["x y z w"] * 5, ScoreSettings("13a", False), 100, 100)(rubbish[0], [rubbish[1]])
+    assert base["bleu"].score == other["bleu"].score
+    assert (other["bleu"].p_bootstrap, other["bleu"].p_randomisation) == (1.0, 1.0)
 
 
 def test_an_output_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:

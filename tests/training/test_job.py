@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import TINY, values_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from nmt.config.compose import typed
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.run import RunDirectory
@@ -41,11 +44,18 @@ def same_weights(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"] | other["model"])
 
 
-@pytest.fixture
-def whole(train_config: Config, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nothing disturbed."""
-    assert train(train_config(*STEPS), tmp_path / "whole", []) == 0
-    return tmp_path / "whole"
+    run = tmp_path_factory.mktemp("trained")
+    assert train(typed(TrainConfig, values_of("train", [*TINY, *STEPS])), run, []) == 0
+    return run
+
+
+@pytest.fixture
+def whole(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be changed."""
+    return shutil.copytree(trained, tmp_path / "whole")
 
 
 @pytest.mark.system
