@@ -14,7 +14,7 @@ from nmt.metrics.significance import Significance
 REFERENCES = [f"the {n} small dogs , which run , see {n % 7} red houses ." for n in range(60)]
 BASELINE = [line.replace("dogs", "cats") if n % 3 == 0 else line for n, line in enumerate(REFERENCES)]
 BETTER = [line.replace("red", "Red") if n % 4 == 0 else line for n, line in enumerate(REFERENCES)]
-CLOSE = [line.replace("see", "saw") if n % 3 == 1 else line for n, line in enumerate(REFERENCES)]
+CLOSE = [line.replace("see", "saw") if n % 3 == 1 and n > 3 else line for n, line in enumerate(REFERENCES)]
 
 
 def command_line(folder: Path, test: str, count: int, *options: str) -> str:
@@ -47,11 +47,8 @@ def test_scores_intervals_and_p_values_are_those_of_the_command_line(
     assert [each.score for each in tested] == pytest.approx([float(score) for score, _ in printed], abs=1e-5)
     assert [each.interval for each in tested] == pytest.approx([float(half) for _, half in printed], abs=1e-5)
     others = tested[len(METRICS) :]
-    equal = [each.score == base.score for each, base in zip(others, tested[: len(METRICS)] * 2, strict=True)]
-    assert equal.count(True) == 1  # TER of the last: there p is 1
-    for ours, theirs in (("p_bootstrap", bootstrap), ("p_randomisation", randomised)):
-        expected = [1.0 if same else p for same, p in zip(equal, p_values(theirs), strict=True)]
-        assert [getattr(each, ours) for each in others] == pytest.approx(expected, abs=1e-4)
+    assert [each.p_bootstrap for each in others] == pytest.approx(p_values(bootstrap), abs=1e-4)
+    assert [each.p_randomisation for each in others] == pytest.approx(p_values(randomised), abs=1e-4)
     assert {each.p_bootstrap for each in tested[: len(METRICS)]} == {None}
     assert len({each.p_randomisation for each in others}) > 2
 
