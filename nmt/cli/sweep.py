@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
 import threading
@@ -40,6 +41,7 @@ class NameJobs(Callback):
     """Hydra calls this before the jobs (configs/train.yaml, hydra.callbacks)."""
 
     directory: Path | None = None  # of the sweep that has begun
+    made: bool = False  # was it made for this sweep?
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:  # noqa: ANN401
         """Let each job's directory be named by the values that the sweep varies, instead of a number."""
@@ -48,7 +50,7 @@ class NameJobs(Callback):
         if why := _refusal(config, directory, varied, count):
             log.error("nmt-train: error: %s", why)  # an exception would be caught by Hydra and told as a warning
             sys.exit(2)
-        NameJobs.directory = directory
+        NameJobs.directory, NameJobs.made = directory, not directory.exists()
         os.environ[COUNT] = str(config.hydra.sweeper.get("n_trials") or count)
         given = [override.lstrip("+") for override in config.hydra.overrides.hydra]
         chosen = any(override.startswith("hydra.sweep.subdir=") for override in given)
@@ -230,6 +232,10 @@ class _Named:
 
 def finish() -> int:
     """After the last job, or where the launcher gave up. Returns the exit status."""
-    if NameJobs.directory is None:
+    directory = NameJobs.directory
+    if directory is None or not directory.is_dir():
         return 0  # no sweep
-    return tell(NameJobs.directory)
+    status = tell(directory)
+    if NameJobs.made and [path.name for path in directory.iterdir()] == ["multirun.yaml"]:  # Hydra's; no job began
+        shutil.rmtree(directory)
+    return status

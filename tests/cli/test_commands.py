@@ -298,7 +298,7 @@ def test_a_mistake_is_one_line_and_status_2(command: list[str], message: str, ru
     assert message in errors[0]
     assert "Traceback" not in done.stderr.decode()
     assert done.stdout == b""
-    assert not list(tmp_path.glob("outputs/train/*/*"))
+    assert not list(tmp_path.glob("outputs/*/*/*"))
     assert sorted(path.name for path in (tmp_path / "occupied").iterdir()) == ["thesis.tex"]
     assert sorted(run.rglob("*")) == before
 
