@@ -3,6 +3,9 @@
 import os
 from pathlib import Path
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+
 from nmt.cli.app import run
 from nmt.config.errors import UserError
 from nmt.config.schema import CompareConfig
@@ -16,6 +19,8 @@ def main() -> None:
 def _compare(config: CompareConfig, overrides: list[str]) -> None:
     from nmt.comparison.report import write_comparison
 
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        raise UserError("-m: one comparison takes all runs, as in runs=[A,B]; leave it out")
     output = Path(config.output).expanduser()
     if any(place.exists() and not place.is_dir() for place in (output, *output.parents)):
         raise UserError(f"output={config.output}: is not a folder, or is inside of what is none")
