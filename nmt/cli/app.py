@@ -62,16 +62,17 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
         return None
 
     try:
-        main()
+        try:
+            main()
+        except Exception as error:
+            if debug or outcomes:  # a fault of the program
+                raise
+            outcomes.append(error)  # the command line is at fault, or a launcher: jobs tell their own
+        if sweep is not None:
+            outcomes.append(sweep.finish())
     except KeyboardInterrupt:
         print(f"nmt-{command}: interrupted", file=sys.stderr)
         sys.exit(STOPPED + signal.SIGINT)
-    except Exception as error:
-        if debug or outcomes:  # a fault of the program
-            raise
-        outcomes.append(error)  # the command line is at fault, or a launcher: jobs tell their own
-    if sweep is not None:
-        outcomes.append(sweep.finish())
     _exit(outcomes, command)
 
 

@@ -10,8 +10,10 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +29,11 @@ from nmt.cli.app import explain, log_to, output_dir
 from nmt.cli.jobs import tell
 from nmt.config.compose import config_dir, given_values
 from nmt.config.errors import UserError
-from nmt.run import ERROR, RunDirectory, read_json, record_failure
+from nmt.run import ERROR, LOCK, RunDirectory, read_json, record_failure
 
 STOPPED = 128  # plus its number: exit status after a signal
 HERE = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # runs the jobs in this process, one by one
+LONGEST_END = 30.0  # seconds that a run may take to save and stop
 LONGEST_VALUE, LONGEST_NAME = 40, 200  # characters in a directory's name
 COUNT = "NMT_SWEEP_JOBS"  # how many there are: an environment variable, which worker processes inherit
 PARENT = os.getppid()  # of a worker, that is the sweep's process, which it must not outlive
@@ -46,6 +49,8 @@ class NameJobs(Callback):
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:  # noqa: ANN401
         """Let each job's directory be named by the values that the sweep varies, instead of a number."""
         directory = Path(config.hydra.sweep.dir)
+        if config.hydra.launcher.get("n_jobs"):
+            signal.signal(signal.SIGINT, partial(_let_jobs_save, directory))
         varied, count = _varied(config)
         if why := _refusal(config, directory, varied, count):
             log.error("nmt-train: error: %s", why)  # an exception would be caught by Hydra and told as a warning
@@ -60,6 +65,14 @@ class NameJobs(Callback):
                 config.hydra.overrides.hydra.append(
                     f"hydra.sweep.subdir='${{job_name:${{hydra.overrides.task}},{keys}}}'"
                 )
+
+
+def _let_jobs_save(sweep: Path, *_: object) -> None:
+    """At Ctrl-C the jobs save a checkpoint, of which the launcher, if told at once, would leave them no time."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # asked twice: now
+    for lock in list(sweep.rglob(LOCK)):
+        RunDirectory(lock.parent).wait_until_free(LONGEST_END)
+    raise KeyboardInterrupt
 
 
 def _refusal(config: DictConfig, directory: Path, varied: list[str], count: int) -> str | None:
@@ -193,24 +206,35 @@ def _elsewhere(name: str) -> Iterator[None]:
     before = sys.stderr
     sys.stderr = _Named(before, name)  # no terminal: progress bars of several jobs would overwrite each other
     log_to(sys.stderr)
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(1):
-            if os.getppid() != PARENT:
-                os.kill(os.getpid(), signal.SIGTERM)  # the run saves a checkpoint and stops
-                return
-
-    ours = bool(HydraConfig.get().launcher.get("n_jobs"))  # a worker on a cluster has another parent
-    if ours:
-        threading.Thread(target=watch, daemon=True).start()
+    if HydraConfig.get().launcher.get("n_jobs") and not BUSY.watched:  # a worker on a cluster has another parent
+        BUSY.watched = True
+        threading.Thread(target=_end_with_the_sweep, daemon=True).start()
+    BUSY.set()
     try:
         yield
     finally:
-        done.set()
+        BUSY.clear()
         sys.stderr = before
-        if ours and os.getppid() != PARENT:
-            os._exit(1)  # nobody waits for this worker any more
+
+
+class _Busy(threading.Event):
+    """Set while this worker has a job."""
+
+    watched = False
+
+
+BUSY = _Busy()
+
+
+def _end_with_the_sweep() -> None:
+    """A worker of a sweep that was killed saves a checkpoint of what it trains, and ends."""
+    while os.getppid() == PARENT:
+        time.sleep(1)
+    if BUSY.is_set():
+        os.kill(os.getpid(), signal.SIGTERM)
+    while BUSY.is_set():
+        time.sleep(0.1)
+    os._exit(1)  # nobody waits for it any more
 
 
 class _Named:

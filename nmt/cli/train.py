@@ -13,7 +13,6 @@ from nmt.config.compose import load_values, typed, with_values
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 
-LONGEST_END = 30.0  # seconds that a run may take to save and stop
 log = logging.getLogger(__name__)
 
 
@@ -34,7 +33,7 @@ def _train(config: TrainConfig, overrides: list[str]) -> int:
         if config.run is not None:
             raise UserError(f"run={config.run} goes on with one run; a sweep goes on with hydra.sweep.dir=DIR")
         config = config.model_copy(update={"threads": config.threads or sweep.job_threads()})
-        RunDirectory(directory).wait_until_free(LONGEST_END)
+        RunDirectory(directory).wait_until_free(sweep.LONGEST_END)
         fingerprint = fingerprint_of(config.data, config.tokenizer)
         if RunDirectory(directory).has_finished(config.settled().model_dump(mode="json"), fingerprint):
             log.info("finished before: skipped")

@@ -221,6 +221,26 @@ SEARCH += ["optimizer.lr=tag(log,interval(0.0001,0.1))", "decoder.layers=range(1
 
 
 @pytest.mark.system
+def test_ctrl_c_lets_the_jobs_of_a_parallel_sweep_save(tmp_path: Path) -> None:
+    pytest.importorskip("joblib")
+    command = [NMT_TRAIN, "-m", *SHORT, "training.max_steps=40000", "training.max_epochs=40000", "seed=1,2"]
+    process = subprocess.Popen(
+        [*command, "hydra.sweep.dir=sweep", "hydra/launcher=parallel"],
+        cwd=tmp_path,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509 - may be ignored
+    )
+    runs = [tmp_path / "sweep" / f"seed-{seed}" for seed in (1, 2)]
+    while not all((run / "checkpoints" / "last.pt").exists() for run in runs):
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    assert process.wait(timeout=60) == 128 + signal.SIGINT
+    assert all("stopped by SIGINT" in (run / "train.log").read_text() for run in runs)
+
+
+@pytest.mark.system
 def test_optuna_searches_prunes_and_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
