@@ -84,16 +84,11 @@ def _refusal(config: DictConfig, directory: Path, varied: list[str], count: int)
     for override in config.hydra.overrides.hydra:
         if override.startswith("hydra.run.dir="):
             return f"{override}: is for one run; a sweep's directory is hydra.sweep.dir"
-    sweeps = (config_dir() / "experiment").glob("*.yaml")
-    if "experiment" in varied and any(
-        "MULTIRUN" in path.read_text() for path in sweeps if path.stem in _values(config)
-    ):
+    recipes = " ".join(word for word in config.hydra.overrides.task if word.startswith("experiment="))
+    ready = [path.stem for path in (config_dir() / "experiment").glob("*.yaml") if "MULTIRUN" in path.read_text()]
+    if "experiment" in varied and any(name in recipes for name in ready):
         return "experiment: a ready sweep cannot be one value of a sweep; run them one after the other"
     return None
-
-
-def _values(config: DictConfig) -> str:
-    return " ".join(word for word in config.hydra.overrides.task if word.startswith("experiment="))
 
 
 def _is_foreign(directory: Path) -> bool:

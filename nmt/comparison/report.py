@@ -117,12 +117,10 @@ def _notes(comparison: Comparison) -> str:
 
 def _cells(comparison: Comparison) -> list[dict[str, Any]]:
     """The systems, with what stands in one cell put together."""
-    length = [part["words"] for part in comparison["systems"][0]["bleu_by_length"]][-1]
     return [
         {
             **row,
             "longest": row["bleu_by_length"][-1]["bleu"],
-            "longest_words": length,
             "count": len(row["seeds"]) or None,
             "scores": f"{row['bleu']:.2f}" + (f" ± {row['bleu_sd']:.2f}" if row["bleu_sd"] is not None else ""),
         }
