@@ -94,7 +94,7 @@ class Bench:
             batch_tokens=training.batch_tokens,
             batch_sentences=training.batch_sentences,
             seed=self.config.seed,
-            sampling=self.config.tokenizer.sampling,
+            sampling=self.config.tokenizer.sampling_by_side,
         )
         return batches, batches.epoch(0)
 

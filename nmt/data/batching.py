@@ -3,6 +3,7 @@
 Shapes: B batch, S source positions, T target positions, N sentence pairs.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nmt.data.alignments import attention_of
-from nmt.data.prepared import Split, padded
+from nmt.data.prepared import Side, Split, padded
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 
 Indices = NDArray[Any]  # int64
@@ -80,11 +81,11 @@ class Batches:
         batch_tokens: int,
         batch_sentences: int | None,
         seed: int,
-        sampling: float = 0.0,
+        sampling: tuple[float, float] = (0.0, 0.0),
         guided: bool = False,
     ) -> None:
-        """sampling > 0 draws a new segmentation of every sentence in every epoch (BPE-dropout, Kudo 2018); guided:
-        batches have the corpus's word alignments."""
+        """sampling > 0 draws a new segmentation of every sentence in every epoch (BPE-dropout, Kudo 2018), for source
+        and target; guided: batches have the corpus's word alignments."""
         self.split, self.tokenizers = split, tokenizers
         self.batch_tokens, self.batch_sentences = batch_tokens, batch_sentences
         self.seed, self.sampling, self.guided = seed, sampling, guided
@@ -97,14 +98,12 @@ class Batches:
 
     def load(self, indices: Indices, epoch: int, parts: int = 1) -> list[Batch]:
         """The pairs `indices` as one batch, or as up to so many smaller ones."""
-        if self.sampling:
-            seed = np.random.SeedSequence([self.seed, epoch, *map(int, indices)]).generate_state(1)
-            source, target = (
-                [np.asarray(ids) for ids in self._sample(side, tokenizer, indices, int(seed[0]))]
-                for side, tokenizer in zip(("source", "target"), self.tokenizers, strict=True)
-            )
-        else:
-            source, target = ([side.ids(int(i)) for i in indices] for side in (self.split.source, self.split.target))
+        source, target = (
+            self._sample(lines, tokenizer, sampling, indices, epoch)
+            if sampling
+            else [lines.ids(int(i)) for i in indices]
+            for lines, tokenizer, sampling in self._sides()
+        )
         return [
             self._batch([source[i] for i in part], [target[i] for i in part], indices[part])
             for part in np.array_split(np.arange(len(indices)), parts)
@@ -118,17 +117,19 @@ class Batches:
         assert self.split.alignments is not None
         pieces = [
             [tokenizer.pieces(ids) for ids in side]
-            if self.sampling
+            if sampling
             else tokenizer.surfaces([lines.line(int(i)) for i in indices])  # unknown words as they are written
-            for side, lines, tokenizer in zip(
-                (source, target), (self.split.source, self.split.target), self.tokenizers, strict=True
-            )
+            for side, (lines, tokenizer, sampling) in zip((source, target), self._sides(), strict=True)
         ]
         return batch._replace(alignment=attention_of([self.split.alignments[int(i)] for i in indices], *pieces))
 
-    def _sample(self, side: str, tokenizer: Tokenizer, indices: Indices, seed: int) -> list[list[int]]:
-        lines = getattr(self.split, side)
-        return tokenizer.sample([lines.line(int(i)) for i in indices], self.sampling, seed)
+    def _sides(self) -> Iterator[tuple[Side, Tokenizer, float]]:
+        return zip((self.split.source, self.split.target), self.tokenizers, self.sampling, strict=True)
+
+    def _sample(self, side: Side, tokenizer: Tokenizer, sampling: float, indices: Indices, epoch: int) -> list[Any]:
+        seed = np.random.SeedSequence([self.seed, epoch, *map(int, indices)]).generate_state(1)
+        drawn = tokenizer.sample([side.line(int(i)) for i in indices], sampling, int(seed[0]))
+        return [np.asarray(ids) for ids in drawn]
 
 
 def collate(source: list[Any], target: list[Any], tokenizers: Tokenizers, indices: Indices) -> Batch:

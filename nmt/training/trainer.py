@@ -61,8 +61,8 @@ class Trainer:
         guided = config.training.guided_alignment > 0
         if guided and prepared.splits["train"].alignments is None:
             raise UserError("training.guided_alignment: data.alignments finds none of the training corpus")
-        self.train_batches = self._batches("train", config.tokenizer.sampling, guided)
-        split, batches = prepared.splits["validation"], self._batches("validation", 0.0, False)
+        self.train_batches = self._batches("train", config.tokenizer.sampling_by_side, guided)
+        split, batches = prepared.splits["validation"], self._batches("validation", (0.0, 0.0), False)
         self.validator = Validator(split, batches, translator, scoring, config.validation)
         self.optimizer = make_optimizer(config.optimizer, self.model)
         pad = translator.tokenizers.target.pad
@@ -229,7 +229,7 @@ class Trainer:
             checkpoint.save(self.run.checkpoints / "best.pt", weights)
         return scores[self.stopping.monitor]
 
-    def _batches(self, split: str, sampling: float, guided: bool) -> Batches:
+    def _batches(self, split: str, sampling: tuple[float, float], guided: bool) -> Batches:
         training = self.config.training
         return Batches(
             self.prepared.splits[split],

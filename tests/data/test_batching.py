@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nmt.config.compose import typed
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batches, plan
 from nmt.data.prepare import prepare
@@ -49,13 +50,11 @@ def test_batches_are_full_and_even() -> None:
 def prepared(request: pytest.FixtureRequest) -> Prepared:
     from conftest import TINY, values_of
 
-    from nmt.config.compose import typed
-
     config = typed(TrainConfig, values_of("train", TINY))
     return prepare(config.data, config.tokenizer)
 
 
-def batches(prepared: Prepared, seed: int = 1, sampling: float = 0.0) -> Batches:
+def batches(prepared: Prepared, seed: int = 1, sampling: tuple[float, float] = (0.0, 0.0)) -> Batches:
     return Batches(
         prepared.splits["train"],
         prepared.tokenizers,
@@ -93,7 +92,7 @@ def test_a_batch_holds_the_pairs_it_names(prepared: Prepared) -> None:
 
 
 def test_sampling_draws_anew_each_epoch_and_the_same_for_a_seed(prepared: Prepared) -> None:
-    found = batches(prepared, sampling=0.3)
+    found = batches(prepared, sampling=(0.3, 0.3))
     indices = found.epoch(0)[0]
     first, again, later = (found.load(indices, epoch)[0] for epoch in (0, 0, 1))
     assert torch.equal(first.source, again.source)
@@ -102,3 +101,15 @@ def test_sampling_draws_anew_each_epoch_and_the_same_for_a_seed(prepared: Prepar
     assert first.source.numel() > plain.source.numel()
     texts = [prepared.tokenizers.source.decode(row.tolist()) for row in first.source]
     assert texts == [prepared.splits["train"].source.line(i) for i in indices.tolist()]
+
+
+def test_one_side_alone_is_sampled(prepared: Prepared) -> None:
+    from conftest import TINY, values_of
+
+    for sides, of_source, of_target in (("source", True, False), ("target", False, True), ("both", True, True)):
+        given = [*TINY, "tokenizer.sampling=0.3", f"tokenizer.sampled={sides}"]
+        sampling = typed(TrainConfig, values_of("train", given)).tokenizer.sampling_by_side
+        found = batches(prepared, sampling=sampling)
+        (drawn,), (plain,) = (each.load(found.epoch(0)[0], 0) for each in (found, batches(prepared)))
+        assert torch.equal(drawn.source, plain.source) != of_source
+        assert torch.equal(drawn.target_out, plain.target_out) != of_target

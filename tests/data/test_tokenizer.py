@@ -28,6 +28,7 @@ def train(**changes: Any) -> Tokenizers:  # noqa: ANN401
         "character_coverage": 1.0,
         "lowercase": False,
         "sampling": 0.0,
+        "sampled": "both",
     }
     config = schema.TrainedTokenizer.model_validate(values | changes)
     return make_tokenizers(config, lambda: iter(ENGLISH), lambda: iter(FRENCH))
@@ -161,7 +162,9 @@ def foreign(tmp_path: Path) -> Callable[..., Path]:
 
 def test_an_existing_model_brings_its_own_ids(foreign: Callable[..., Path]) -> None:
     path = str(foreign())
-    config = schema.FileTokenizer(kind="file", source_model=path, target_model=None, lowercase=False, sampling=0.0)
+    config = schema.FileTokenizer(
+        kind="file", source_model=path, target_model=None, lowercase=False, sampling=0.0, sampled="both"
+    )
     tokenizer = make_tokenizers(config, lambda: iter(()), lambda: iter(())).source
     assert (tokenizer.unk, tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.vocab_size) == (0, 1, 2, 200, 201)
     ids = tokenizer.encode([ENGLISH[0]])[0]
@@ -171,7 +174,9 @@ def test_an_existing_model_brings_its_own_ids(foreign: Callable[..., Path]) -> N
 def test_sampling_needs_a_model_that_can(foreign: Callable[..., Path]) -> None:
     for kind, possible in (("char", False), ("unigram", True)):
         path = str(foreign(model_type=kind, hard_vocab_limit=False))
-        config = schema.FileTokenizer(kind="file", source_model=path, target_model=None, lowercase=False, sampling=0.1)
+        config = schema.FileTokenizer(
+            kind="file", source_model=path, target_model=None, lowercase=False, sampling=0.1, sampled="both"
+        )
         if possible:
             assert make_tokenizers(config, lambda: iter(()), lambda: iter(())).source.samples()
         else:

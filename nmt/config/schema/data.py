@@ -67,7 +67,20 @@ class HubData(Corpus):
 Data = Annotated[DemoData | FilesData | HubData, Field(discriminator="kind")]
 
 
-class TrainedTokenizer(Section):
+class Sampler(Section):
+    """Segmentations drawn in training."""
+
+    sampling: Fraction
+    sampled: Literal["both", "source", "target"]
+
+    @property
+    def sampling_by_side(self) -> tuple[float, float]:
+        """Of source and target."""
+        source, target = (self.sampling if self.sampled in {"both", side} else 0.0 for side in ("source", "target"))
+        return source, target
+
+
+class TrainedTokenizer(Sampler):
     kind: Literal["bpe", "unigram", "char", "word"]
     vocab_size: Annotated[int, Field(ge=8)]
     joint: bool
@@ -75,7 +88,6 @@ class TrainedTokenizer(Section):
     normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"]
     character_coverage: Annotated[float, Field(gt=0.9, le=1.0)]
     lowercase: bool
-    sampling: Fraction
 
     @validator(mode="after")
     def _sampling_needs_subwords(self) -> Self:
@@ -84,12 +96,11 @@ class TrainedTokenizer(Section):
         return self
 
 
-class FileTokenizer(Section):
+class FileTokenizer(Sampler):
     kind: Literal["file"]
     source_model: Name
     target_model: Name | None
     lowercase: bool
-    sampling: Fraction
 
 
 TokenizerConfig = Annotated[TrainedTokenizer | FileTokenizer, Field(discriminator="kind")]
