@@ -3,7 +3,6 @@
 Shapes: B batch, S source positions, T target positions, N sentence pairs.
 """
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -50,24 +49,34 @@ def plan(
     batch_tokens: int,
     batch_sentences: int | None,
     rng: np.random.Generator,
+    drawn: tuple[Indices, Indices] | None = None,
 ) -> list[Indices]:
     """Lengths (N,) -> index arrays that cover every pair once; pairs of like length share a batch.
 
     A batch holds as many pairs as fit: pairs x longest side <= batch_tokens, at least one pair. Which of the pairs
-    of one length meet, and the order of the batches, are drawn from `rng`.
+    of one length meet, and the order of the batches, are drawn from `rng`. With `drawn` lengths, pairs that are alike
+    in these meet, in batches of the same sizes: the number of batches stays.
     """
     shuffled = rng.permutation(len(source_lengths))
-    order = shuffled[np.lexsort((source_lengths[shuffled], target_lengths[shuffled]))]  # by target, then source
+    order = _by_length(shuffled, source_lengths, target_lengths)
     longest = np.maximum(source_lengths, target_lengths)[order]
     most = min(batch_tokens, batch_sentences or batch_tokens)
-    batches, start = [], 0
+    batches: list[slice] = []
+    start = 0
     while start < len(order):
         window = longest[start : start + most]
         padded_size = np.maximum.accumulate(window) * np.arange(1, len(window) + 1)
         size = max(1, int(np.searchsorted(padded_size, batch_tokens, side="right")))
-        batches.append(order[start : start + size])
+        batches.append(slice(start, start + size))
         start += size
-    return [batches[i] for i in rng.permutation(len(batches))]
+    if drawn is not None:
+        order = _by_length(shuffled, *drawn)
+    return [order[batches[i]] for i in rng.permutation(len(batches))]
+
+
+def _by_length(indices: Indices, source_lengths: Indices, target_lengths: Indices) -> Indices:
+    """Sorted by target, then source."""
+    return indices[np.lexsort((source_lengths[indices], target_lengths[indices]))]
 
 
 class Batches:
@@ -94,7 +103,13 @@ class Batches:
     def epoch(self, epoch: int) -> list[Indices]:
         """The plan of an epoch: the same for the same seed and number."""
         rng = np.random.default_rng([self.seed, epoch])
-        return plan(*self._lengths, batch_tokens=self.batch_tokens, batch_sentences=self.batch_sentences, rng=rng)
+        return plan(
+            *self._lengths,
+            batch_tokens=self.batch_tokens,
+            batch_sentences=self.batch_sentences,
+            rng=rng,
+            drawn=self._drawn_lengths(epoch) if any(self.sampling) else None,
+        )
 
     def load(self, indices: Indices, epoch: int, parts: int = 1) -> list[Batch]:
         """The pairs `indices` as one batch, or as up to so many smaller ones."""
@@ -123,13 +138,34 @@ class Batches:
         ]
         return batch._replace(alignment=attention_of([self.split.alignments[int(i)] for i in indices], *pieces))
 
-    def _sides(self) -> Iterator[tuple[Side, Tokenizer, float]]:
-        return zip((self.split.source, self.split.target), self.tokenizers, self.sampling, strict=True)
+    def _drawn_lengths(self, epoch: int) -> tuple[Indices, Indices]:
+        """(N,) of source and target in this epoch. Drawing them costs about one percent of training on them."""
+        source, target = (
+            np.concatenate([[len(ids) for ids in self._sample(*side, part, epoch)] for part in self._parts()])
+            if side.sampling
+            else lengths
+            for side, lengths in zip(self._sides(), self._lengths, strict=True)
+        )
+        return source, target
 
-    def _sample(self, side: Side, tokenizer: Tokenizer, sampling: float, indices: Indices, epoch: int) -> list[Any]:
-        seed = np.random.SeedSequence([self.seed, epoch, *map(int, indices)]).generate_state(1)
-        drawn = tokenizer.sample([side.line(int(i)) for i in indices], sampling, int(seed[0]))
-        return [np.asarray(ids) for ids in drawn]
+    def _parts(self) -> list[Indices]:
+        """All indices, some thousands at a time."""
+        return np.array_split(np.arange(len(self.split)), -(-len(self.split) // 10_000))
+
+    def _sides(self) -> list["_Side"]:
+        sides = (self.split.source, self.split.target)
+        return [_Side(*each) for each in zip(sides, self.tokenizers, self.sampling, strict=True)]
+
+    def _sample(self, lines: Side, tokenizer: Tokenizer, sampling: float, indices: Indices, epoch: int) -> list[Any]:
+        first = int(np.random.SeedSequence([self.seed, epoch]).generate_state(1)[0])
+        seeds = [(first + int(i)) % 2**32 for i in indices]
+        return [np.asarray(ids) for ids in tokenizer.sample([lines.line(int(i)) for i in indices], sampling, seeds)]
+
+
+class _Side(NamedTuple):
+    lines: Side
+    tokenizer: Tokenizer
+    sampling: float
 
 
 def collate(source: list[Any], target: list[Any], tokenizers: Tokenizers, indices: Indices) -> Batch:

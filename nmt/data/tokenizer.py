@@ -51,23 +51,22 @@ class Tokenizer:
         encoded: list[list[int]] = self._processor.encode(self._prepare(lines), add_eos=True)
         return encoded
 
-    def sample(self, lines: Sequence[str], alpha: float, seed: int) -> list[list[int]]:
-        """Like encode, with segmentations drawn anew (BPE-dropout, or subword regularisation for unigram models)."""
-        sentencepiece.set_random_generator_seed(seed)
-        sampled: list[list[int]] = self._processor.encode(
-            self._prepare(lines),
-            add_eos=True,
-            enable_sampling=True,
-            alpha=alpha,
-            nbest_size=-1,
-            num_threads=1,
-        )
+    def sample(self, lines: Sequence[str], alpha: float, seeds: Sequence[int]) -> list[list[int]]:
+        """Like encode, with segmentations drawn anew (BPE-dropout, or subword regularisation for unigram models).
+
+        Each line has its own seed, of 32 bits: what is drawn for it does not depend on the lines beside it.
+        """
+        sampled = []
+        for line, seed in zip(self._prepare(lines), seeds, strict=True):
+            sentencepiece.set_random_generator_seed(seed)
+            ids = self._processor.encode(line, add_eos=True, enable_sampling=True, alpha=alpha, nbest_size=-1)
+            sampled.append(ids)
         return sampled
 
     def samples(self) -> bool:
         """Can this model draw segmentations? (BPE and unigram models can.)"""
         try:
-            self.sample(["a"], 0.1, 0)
+            self.sample(["a"], 0.1, [0])
         except RuntimeError:
             return False
         return True

@@ -1,5 +1,7 @@
 """Batches: every pair once, little padding, an order from seed and epoch alone."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -113,3 +115,16 @@ def test_one_side_alone_is_sampled(prepared: Prepared) -> None:
         (drawn,), (plain,) = (each.load(found.epoch(0)[0], 0) for each in (found, batches(prepared)))
         assert torch.equal(drawn.source, plain.source) != of_source
         assert torch.equal(drawn.target_out, plain.target_out) != of_target
+
+
+def test_pairs_are_batched_by_the_lengths_that_are_drawn(prepared: Prepared) -> None:
+    plain, drawn = batches(prepared), batches(prepared, sampling=(0.5, 0.5))
+    fresh = drawn.epoch(1)
+    assert sorted(i for batch in fresh for i in batch) == list(range(len(prepared.splits["train"])))
+    assert sorted(map(len, fresh)) == sorted(map(len, plain.epoch(1)))
+
+    def share_of_padding(plan: list[Any]) -> float:
+        loaded = [drawn.load(indices, 1)[0] for indices in plan]
+        return 1 - sum(batch.target_tokens for batch in loaded) / sum(batch.target_out.numel() for batch in loaded)
+
+    assert share_of_padding(fresh) < share_of_padding(plain.epoch(1)) / 3

@@ -105,8 +105,9 @@ def test_lowercase_holds_for_both_directions() -> None:
 def test_sampling_varies_with_the_seed_alone(kind: str) -> None:
     tokenizer = train(kind=kind).source
     lines = ENGLISH[:30]
-    one, again, other = (tokenizer.sample(lines, 0.2, seed) for seed in (1, 1, 2))
+    one, again, other = (tokenizer.sample(lines, 0.2, range(first, first + 30)) for first in (1, 1, 2))
     assert one == again != other
+    assert tokenizer.sample(lines[3:5], 0.2, [4, 5]) == one[3:5]  # whatever stands beside it
     assert one != tokenizer.encode(lines)
     assert [tokenizer.decode(ids) for ids in one] == lines
     assert all(ids[-1] == EOS for ids in one)
