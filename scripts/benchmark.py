@@ -26,7 +26,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from torch.utils.flop_counter import FlopCounterMode
 
-from nmt.cli.app import output_dir, run
+from nmt.cli.app import choices, output_dir, run
 from nmt.config.compose import config_dir, typed
 from nmt.config.errors import UserError
 from nmt.config.schema import Beam, Greedy, SearchLimits, TrainConfig
@@ -211,8 +211,9 @@ def presets(config: TrainConfig, prepared: Prepared, updates: int) -> list[dict[
     """Training with every attention preset; all else as configured, but for what a preset sets itself."""
     rows = []
     for name in sorted(path.stem for path in (config_dir() / "attention").glob("*.yaml")):
-        given = [override for override in HydraConfig.get().overrides.task if not override.startswith("attention=")]
-        values = OmegaConf.to_container(compose("train", [*given, f"attention={name}"]), resolve=True)
+        given = [each for each in HydraConfig.get().overrides.task if not each.startswith(("attention=", "size="))]
+        groups = [f"size={choices()['size']}", f"attention={name}"]
+        values = OmegaConf.to_container(compose("train", [*given, *groups]), resolve=True)
         try:
             chosen = typed(TrainConfig, {str(key): value for key, value in dict(values).items()})
         except UserError as error:

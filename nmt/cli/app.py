@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import BaseModel
 
+from nmt.cli import size
 from nmt.config.compose import config_dir, flatten, typed
 from nmt.config.errors import UserError, nearest
 
@@ -54,9 +55,9 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=command)
     def main(config: DictConfig) -> Any:  # noqa: ANN401
         if sweep is not None and sweep.sweeping():
-            return sweep.run_job(partial(_call, schema, task, config), command)
+            return sweep.run_job(partial(_call, schema, task, config, command), command)
         outcomes.append(None)
-        outcomes[-1] = status = _attempt(partial(_call, schema, task, config), debug)
+        outcomes[-1] = status = _attempt(partial(_call, schema, task, config, command), debug)
         if isinstance(status, int) and status >= STOPPED:  # by a signal, which means the whole sweep
             sys.exit(status)
         return None
@@ -76,9 +77,9 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
     _exit(outcomes, command)
 
 
-def _call(schema: type[T], task: Callable[[T, list[str]], int | None], config: DictConfig) -> int:
+def _call(schema: type[T], task: Callable[[T, list[str]], int | None], config: DictConfig, command: str) -> int:
     """One job. Returns its exit status."""
-    values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    values = OmegaConf.to_container(size.settle(config, command), resolve=True, throw_on_missing=True)
     assert isinstance(values, dict)
     plain: dict[str, Any] = {str(key): value for key, value in values.items()}
     return task(typed(schema, plain), list(HydraConfig.get().overrides.task)) or 0

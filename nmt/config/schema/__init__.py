@@ -58,7 +58,7 @@ from nmt.config.schema.data import (
     TokenizerConfig,
     TrainedTokenizer,
 )
-from nmt.config.schema.model import Cell, Decoder, Embedding, Encoder, Model
+from nmt.config.schema.model import Cell, Decoder, Embedding, Encoder, Model, Size
 from nmt.config.schema.search import Beam, Evaluation, Greedy, Sampling, Search, SearchLimits
 from nmt.config.schema.training import (
     SGD,
@@ -137,6 +137,7 @@ __all__ = [
     "Search",
     "SearchLimits",
     "SelfAttention",
+    "Size",
     "SoftAttention",
     "SoftNormalizer",
     "Softmax",

@@ -8,7 +8,7 @@ from pydantic import model_validator as validator
 
 from nmt.config.schema.base import Name, Place, Section, Seed
 from nmt.config.schema.data import Data, TokenizerConfig
-from nmt.config.schema.model import Model
+from nmt.config.schema.model import Model, Size
 from nmt.config.schema.search import Evaluation, Search
 from nmt.config.schema.training import Optimizer, Schedule, Training, Validation
 
@@ -28,6 +28,7 @@ class TrainConfig(Model, Machine):
 
     run: Place | None
     seed: Seed
+    size: Size
     data: Data
     tokenizer: TokenizerConfig
     optimizer: Optimizer

@@ -26,7 +26,6 @@ class DemoData(Corpus):
     train_size: PositiveInt
     validation_size: PositiveInt
     test_size: PositiveInt
-    vocab_size: PositiveInt
     seed: Seed
 
 

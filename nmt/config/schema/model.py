@@ -2,13 +2,20 @@
 
 from typing import Literal, Self
 
-from pydantic import PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
 from nmt.config.schema.attention import Attention, SelfAttention, unequal_sizes
 from nmt.config.schema.base import Probability, Section
 
 Cell = Literal["rnn", "gru", "lstm"]
+
+
+class Size(Section):
+    """What other groups take where nothing else is asked for."""
+
+    vocab_size: PositiveInt
+    lr: PositiveFloat
 
 
 class Embedding(Section):

@@ -1,0 +1,32 @@
+"""A model's size, where it is left to the corpus: size=auto."""
+
+import logging
+from typing import Any, cast
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf, read_write
+
+from nmt.config import schema
+from nmt.config.compose import typed_union
+
+log = logging.getLogger(__name__)
+
+
+def settle(config: DictConfig, command: str) -> DictConfig:
+    """The job's configuration, composed again with the size for its number of training pairs (configs/size/auto.yaml)
+    as if that had been asked for; one that has a size as it is. Raises UserError if the corpus cannot be read."""
+    if "begins" not in config.get("size", {}):
+        return config
+    from nmt.data.corpus import splits
+
+    values = OmegaConf.to_container(config.data, resolve=True, throw_on_missing=True)
+    data = typed_union(schema.Data, cast(dict[str, Any], values), "data")
+    pairs = sum(1 for _ in splits(data)["train"])
+    size = [name for name, least in sorted(config.size.begins.items(), key=lambda item: item[1]) if pairs >= least][-1]
+    log.info("size: %s, for %s training pairs", size, f"{pairs:,}")
+    job = cast(DictConfig, HydraConfig.get())
+    with read_write(job):
+        job.runtime.choices["size"] = size  # what is written down of the run
+    given = [override for override in job.overrides.task if not override.startswith("size=")]
+    return hydra.compose(command, [*given, f"size={size}"])

@@ -1,0 +1,70 @@
+"""size=auto: the corpus chooses, the command line may choose otherwise, and values given win over any size."""
+
+import itertools
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nmt.cli import app
+from nmt.config.compose import config_dir
+from nmt.config.schema import TrainConfig
+
+BEGINS = yaml.safe_load((config_dir() / "size" / "auto.yaml").read_text(encoding="utf-8"))["begins"]
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "")
+
+
+def composed(monkeypatch: pytest.MonkeyPatch, pairs: int, *given: str) -> tuple[TrainConfig, str]:
+    """The configuration of nmt-train on a corpus of so many pairs, and the size that is written down."""
+    for language in ("en", "de"):
+        Path(f"corpus.{language}").write_text("a\n" * pairs, encoding="utf-8")
+    found: list[tuple[TrainConfig, str]] = []
+    files = ("data=files", "data.train=corpus", "data.validation=corpus")
+    monkeypatch.setattr(sys, "argv", ["nmt-train", *files, *given])
+    os.environ["HYDRA_FULL_ERROR"] = ""
+    with pytest.raises(SystemExit) as exit_:
+        app.run("train", TrainConfig, lambda config, _: found.append((config, app.choices()["size"])))
+    assert exit_.value.code == 0
+    return found[0]
+
+
+@pytest.mark.parametrize("size", BEGINS)
+def test_the_corpus_chooses_the_size(monkeypatch: pytest.MonkeyPatch, size: str) -> None:
+    least = BEGINS[size]
+    if least > 200_000:  # the rule is the same, the file would be long
+        monkeypatch.setattr("nmt.data.corpus.splits", lambda _: {"train": range(least)})
+    config, chosen = composed(monkeypatch, max(1, min(least, 200_000)))
+    asked, _ = composed(monkeypatch, 1, f"size={size}")
+    assert chosen == size
+    assert config == asked
+
+
+def test_one_pair_less_is_the_smaller_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    smaller, larger = sorted(BEGINS.values())[:2]
+    _, chosen = composed(monkeypatch, larger - 1)
+    assert BEGINS[chosen] == smaller
+
+
+def test_given_values_and_sizes_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, chosen = composed(monkeypatch, 3, "encoder.hidden=77", "attention=luong_general", "size=auto")
+    assert config.encoder.hidden == 77
+    assert config.attention.score.kind == "general"  # type: ignore[union-attr]
+    assert chosen == min(BEGINS, key=lambda name: BEGINS[name])
+    _, chosen = composed(monkeypatch, 3, "size=large")
+    assert chosen == "large"
+
+
+def test_sizes_differ_and_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [composed(monkeypatch, 1, f"size={size}")[0] for size in sorted(BEGINS, key=lambda name: BEGINS[name])]
+    for before, after in itertools.pairwise(found):
+        assert before.tokenizer.vocab_size < after.tokenizer.vocab_size  # type: ignore[union-attr]
+        assert before.decoder.hidden <= after.decoder.hidden
+        assert before.decoder.dropout >= after.decoder.dropout
+        assert before.training.max_epochs > after.training.max_epochs
