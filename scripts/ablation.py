@@ -1,0 +1,78 @@
+"""What each method adds: a recipe trained once as it is, and once for each change; compared on the validation set.
+
+python scripts/ablation.py DIR [--jobs 2] [--seeds 1 2] [--changes NAME ...] experiment=multi30k_en_de_best ...
+
+Each run lies in DIR/NAME/SEED, what it printed in output.txt, the comparison in DIR/comparison. Again with the same
+DIR: what has finished is not repeated, what was interrupted goes on. A change of one's own:
+--add 'wide=encoder.hidden=512 decoder.hidden=1024'.
+"""
+
+import argparse
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tqdm import tqdm
+
+RECIPE = "recipe"
+CHANGES = {
+    "no-label-smoothing": "training.label_smoothing=0",
+    "no-dropout": "embedding.dropout=0 encoder.dropout=0 decoder.dropout=0",
+    "larger-batches": "training.batch_sentences=256",
+    "untied-output": "embedding.tie_output=false",
+    "vocabulary-10000": "tokenizer.vocab_size=10000",
+    "narrow-embeddings": "embedding.dim=256",
+    "lstm": "encoder=lstm decoder=lstm",
+    "two-layers": "encoder.layers=2",
+    "bpe-dropout": "tokenizer.sampling=0.1",
+    "bpe-dropout-of-the-source": "tokenizer.sampling=0.1 tokenizer.sampled=source",
+}
+
+
+def command(name: str) -> str:
+    """A program of this environment."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def train(directory: Path, overrides: list[str]) -> int:
+    """One run, or the rest of it. Returns its exit status."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "output.txt").open("a", encoding="utf-8") as output:
+        words = [command("nmt-train"), f"hydra.run.dir={directory}", *overrides]
+        return subprocess.run(words, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
+
+
+def main() -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("overrides", nargs="+", help="the recipe, as for nmt-train")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; give threads=1 with them")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--changes", nargs="*", metavar="NAME", help=f"of: {'; '.join(CHANGES)} (default: all)")
+    parser.add_argument("--add", action="append", default=[], metavar="NAME=OVERRIDES", help="another change")
+    arguments = parser.parse_intermixed_args()
+    changes = {name: CHANGES[name] for name in CHANGES if arguments.changes is None or name in arguments.changes}
+    if unknown := set(arguments.changes or ()) - set(CHANGES):
+        parser.error(f"--changes: no such change: {', '.join(sorted(unknown))} (there are: {'; '.join(CHANGES)})")
+    changes |= dict(text.split("=", 1) for text in arguments.add)
+    work = {
+        arguments.directory / name / str(seed): [*arguments.overrides, *change.split(), f"seed={seed}"]
+        for seed in arguments.seeds
+        for name, change in {RECIPE: "", **changes}.items()
+    }
+    failed = 0
+    with ThreadPoolExecutor(arguments.jobs) as pool, tqdm(total=len(work), unit=" runs") as bar:
+        for path, status in zip(work, pool.map(train, work, work.values()), strict=True):
+            bar.update()
+            if status:
+                failed += 1
+                bar.write(f"{path}: failed, see {path / 'output.txt'}")
+    given = [f"runs={arguments.directory}", "split=validation", f"output={arguments.directory / 'comparison'}"]
+    subprocess.run([command("nmt-compare"), *given], check=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
