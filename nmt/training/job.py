@@ -21,7 +21,8 @@ from nmt.report.tensorboard import TensorBoard
 from nmt.run import FINISHED, PRUNED, RunDirectory, read_json
 from nmt.training import checkpoint
 from nmt.training.journal import save_figures
-from nmt.training.trainer import Interrupted, Observer, Pruned, Trainer
+from nmt.training.signals import Interrupted
+from nmt.training.trainer import Observer, Pruned, Trainer
 from nmt.training.validation import shown
 from nmt.translator import Translator
 
@@ -118,6 +119,7 @@ def _results(run: RunDirectory) -> dict[str, float]:
 
 
 def _spent(trainer: Trainer) -> dict[str, Any]:
+    average = trainer.best.average
     return {
         "steps": trainer.step,
         "epochs": round(trainer.epoch + trainer.position / len(trainer.plan), 3),
@@ -126,7 +128,8 @@ def _spent(trainer: Trainer) -> dict[str, Any]:
         "target_tokens_per_second": round(trainer.tokens / max(trainer.seconds, 1e-9), 1),
         "bad_steps": trainer.bad_steps,
         "best_step": trainer.stopping.best_step,
-        f"best_{trainer.stopping.monitor}": trainer.stopping.best,
+        f"best_{trainer.stopping.monitor}": average.score if average and average.taken else trainer.stopping.best,
+        **({"average": average._asdict()} if average else {}),
     }
 
 

@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from nmt.metrics.attention_statistics import Positions
 from nmt.report.heatmap import draw_alignment, save, to_array
 from nmt.report.tensorboard import TensorBoard
 from nmt.run import RunDirectory
+from nmt.training.best import Average
 from nmt.training.validation import Sample
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ class Journal:
     def __init__(self, run: RunDirectory, step: int, total_steps: int) -> None:
         """Continue after `step`: what a killed run wrote after its last checkpoint is taken back."""
         self._metrics, self._asked = run.metrics, run.asked()
-        _keep_until(self._metrics, step)
+        _keep(self._metrics, lambda line: line["step"] <= step)
         self._board = TensorBoard(run.tensorboard, resume_step=step or None)
         self._bar = tqdm(
             total=total_steps, initial=step, unit=" steps", disable=None, dynamic_ncols=True, smoothing=0.05
@@ -72,6 +73,24 @@ class Journal:
         )
         self._board.flush()
 
+    def average(self, step: int, epoch: float, values: Mapping[str, float], average: Average) -> None:
+        """The validation of the best checkpoints' average, and what came of it."""
+        # A run that was killed just after this, and goes on from before, tells it again.
+        _keep(self._metrics, lambda line: line["step"] < step or not any(name.startswith("average/") for name in line))
+        told = {"average/steps": average.steps, "average/taken": average.taken}
+        self._record(step, epoch, "average", values, told)
+        log.info(
+            "average of the best validations (steps %s): loss %.3f  ppl %.2f  BLEU %.2f; best single one: %s %.4g; "
+            "best.pt is %s",
+            ", ".join(map(str, average.steps)),
+            values["loss"],
+            values["perplexity"],
+            values["bleu"],
+            average.monitor,
+            average.single,
+            "the average" if average.taken else "the single one",
+        )
+
     def samples(self, step: int, rows: Sequence[Sample]) -> None:
         """Source, reference and translation as text, and what led to the translation as pictures."""
         table = [(row.source, row.reference, row.translation.text) for row in rows]
@@ -98,10 +117,13 @@ class Journal:
         self._bar.close()
         self._board.close()
 
-    def _record(self, step: int, epoch: float, kind: str, values: Mapping[str, float]) -> None:
+    def _record(
+        self, step: int, epoch: float, kind: str, values: Mapping[str, float], told: Mapping[str, Any] | None = None
+    ) -> None:
+        """`told`: for metrics.jsonl alone, by whole names."""
         named = {f"{kind}/{name}": value for name, value in values.items() if name != "seconds_left"}
         self._board.scalars(step, named)
-        line = {"step": step, "epoch": round(epoch, 4), "time": round(time.time(), 3), **named}
+        line = {"step": step, "epoch": round(epoch, 4), "time": round(time.time(), 3), **named, **(told or {})}
         with self._metrics.open("a", encoding="utf-8") as file:
             file.write(to_json(line) + "\n")
 
@@ -128,14 +150,14 @@ def save_figures(directory: Path, samples: Sequence[Sample]) -> None:
             save(figure, directory / (f"{number}.png" if kind == "alignment" else f"{number}.{kind}.png"))
 
 
-def _keep_until(path: Path, step: int) -> None:
-    """Drop the lines after `step`, and a last line that a kill cut short."""
+def _keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
+    """Drop the lines that are not wanted, and a last line that a kill cut short."""
     if not path.exists():
         return
     kept = []
     for line in path.read_text(encoding="utf-8").split("\n"):
         try:
-            if json.loads(line)["step"] <= step:
+            if wanted(json.loads(line)):
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
             continue

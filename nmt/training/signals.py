@@ -6,6 +6,14 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 
+class Interrupted(Exception):  # noqa: N818
+    """A signal asked the run to stop; the last checkpoint holds everything."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+
 class StopSignals:
     """Notes SIGINT and SIGTERM, and what a cluster's launcher sends before it queues the job again.
 

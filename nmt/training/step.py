@@ -1,7 +1,7 @@
 """One update of the weights."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -84,8 +84,14 @@ class Updater:
 
 
 def make_optimizer(config: schema.Optimizer, model: Seq2Seq) -> torch.optim.Optimizer:
-    """The configured optimizer over all parameters."""
-    parameters = list(model.parameters())
+    """The configured optimizer over all parameters.
+
+    Weight decay is for matrices alone: gains, biases and single numbers say how large something is to be, and are too
+    few to overfit.
+    """
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    others = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
+    parameters: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
     match config:
         case schema.Adam():
             kind = torch.optim.AdamW if config.kind == "adamw" else torch.optim.Adam

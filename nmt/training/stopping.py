@@ -4,6 +4,11 @@ import math
 from typing import Any
 
 
+def cost(monitor: str, score: float) -> float:
+    """What the best validation has the least of. (Its own inverse.)"""
+    return -score if monitor == "bleu" else score
+
+
 class Stopping:
     """Follows one validation score: BLEU is to rise, loss to fall."""
 
@@ -16,7 +21,7 @@ class Stopping:
     def update(self, scores: dict[str, float], step: int) -> bool:
         """Is this validation the best so far?"""
         score = scores[self.monitor]
-        better = self.best is None or (score > self.best if self.monitor == "bleu" else score < self.best)
+        better = self.best is None or cost(self.monitor, score) < cost(self.monitor, self.best)
         better = better and math.isfinite(score)
         if better:
             self.best, self.best_step, self.waited = score, step, 0

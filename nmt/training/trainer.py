@@ -16,24 +16,18 @@ from nmt.metrics.bleu import ScoreSettings
 from nmt.metrics.perplexity import perplexity
 from nmt.run import RunDirectory
 from nmt.training import checkpoint
+from nmt.training.averaging import MovingAverage
+from nmt.training.best import BestCheckpoints
 from nmt.training.journal import Journal
 from nmt.training.objective import Objective
 from nmt.training.schedule import Schedule
-from nmt.training.signals import StopSignals
+from nmt.training.signals import Interrupted, StopSignals
 from nmt.training.step import Sums, Updater, make_optimizer
 from nmt.training.stopping import Stopping
 from nmt.training.validation import Validator
 from nmt.translator import Translator
 
 log = logging.getLogger(__name__)
-
-
-class Interrupted(Exception):  # noqa: N818
-    """A signal asked the run to stop; the last checkpoint holds everything."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(signal.Signals(signum).name)
-        self.signum = signum
 
 
 class Pruned(Exception):  # noqa: N818
@@ -70,11 +64,13 @@ class Trainer:
         self.updater = Updater(
             self.model, self.objective, self.optimizer, config.training.max_grad_norm, translator.machine
         )
+        self.average = MovingAverage(self.model, config.training.ema_decay)
         self.plan = self.train_batches.epoch(0)
         all_epochs = config.training.max_epochs * len(self.plan)
         self.total_steps = min(config.training.max_steps or all_epochs, all_epochs)
         self.schedule = Schedule(config.schedule, self.total_steps)
         self.stopping = Stopping(config.validation.monitor, config.validation.patience)
+        self.best = BestCheckpoints(run.checkpoints, config.validation.monitor, config.training.average_best)
         self.step, self.epoch, self.position = 0, 0, 0  # position: batches of this epoch that are done
         self.bad_steps, self.bad_in_a_row = 0, 0
         self.validated = 0  # the step of the last validation
@@ -98,6 +94,8 @@ class Trainer:
                     self._after_update()
                 if self.validated < self.step:
                     self._validate_and_save()
+                self._heed_signal()
+                self._average_best()
                 self._heed_signal()
             if self.stopping.exhausted:
                 log.info(
@@ -136,6 +134,7 @@ class Trainer:
         update = self.updater(batches, self.config.optimizer.lr * self.schedule.factor(self.step), self.step)
         if update.applied:
             self.bad_in_a_row = 0
+            self.average.update(self.step)
             self.window.add(update)
         else:
             self._count_bad(indices)
@@ -217,64 +216,21 @@ class Trainer:
 
     def _validate(self) -> float:
         """Returns the monitored score."""
-        scores, samples, positions = self.validator()
-        best = self.stopping.update(scores, self.step)
+        with self.average.in_model():
+            scores, samples, positions = self.validator()
+            best = self.stopping.update(scores, self.step)
+            self.best.add({"model": self.model.state_dict(), "step": self.step, "scores": scores}, best)
         self.schedule.observe(best)
         self.validated = self.step
         self.journal.validation(self.step, self._progress(), scores, best)
         self.journal.samples(self.step, samples)
         self.journal.positions(self.step, positions)
-        if best:
-            weights = {"model": self.model.state_dict(), "step": self.step, "scores": scores}
-            checkpoint.save(self.run.checkpoints / "best.pt", weights)
         return scores[self.stopping.monitor]
 
+    def _average_best(self) -> None:
+        found = self.best.average_at(self.step, self.model, self.validator)
+        if found is not None:
+            self.journal.average(self.step, self._progress(), *found)
+            self._save()
+
     def _batches(self, split: str, sampling: tuple[float, float], guided: bool) -> Batches:
-        training = self.config.training
-        return Batches(
-            self.prepared.splits[split],
-            self.prepared.tokenizers,
-            batch_tokens=training.batch_tokens,
-            batch_sentences=training.batch_sentences,
-            seed=self.config.seed,
-            sampling=sampling,
-            guided=guided,
-        )
-
-    def _save(self) -> None:
-        checkpoint.save(self.run.checkpoints / "last.pt", self._state())
-
-    def _state(self) -> dict[str, Any]:
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.updater.scaler.state_dict(),
-            "schedule": self.schedule.state_dict(),
-            "stopping": self.stopping.state_dict(),
-            "random": checkpoint.random_state(),
-            "step": self.step,
-            "epoch": self.epoch,
-            "position": self.position,
-            "validated": self.validated,
-            "total_steps": self.total_steps,
-            "bad": [self.bad_steps, self.bad_in_a_row],
-            "spent": [self.seconds, self.tokens],
-            "window": [self.window.updates, self.window.tokens, self.window.seconds],
-        }
-
-    def _load_state(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.updater.scaler.load_state_dict(state["scaler"])
-        self.schedule.load_state_dict(state["schedule"])
-        self.stopping.load_state_dict(state["stopping"])
-        self.step, self.epoch, self.position = state["step"], state["epoch"], state["position"]
-        self.validated = state["validated"]
-        self.schedule_has_moved = state["total_steps"] != self.total_steps
-        self.bad_steps, self.bad_in_a_row = state["bad"]
-        self.seconds, self.tokens = state["spent"]
-        updates, self.window.tokens, self.window.seconds = state["window"]
-        device = self.translator.machine.device
-        self.window.updates = [{name: term.to(device) for name, term in update.items()} for update in updates]
-        self.plan = self.train_batches.epoch(self.epoch)
-        checkpoint.restore_random_state(state["random"])

@@ -93,6 +93,49 @@ def test_weight_decay_and_momentum_act(train_config: Config) -> None:
     assert not torch.equal(moved[0], moved[2])
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "adadelta"])
+def test_weight_decay_is_that_of_the_papers_and_of_matrices_alone(optimizer: str, train_config: Config) -> None:
+    """Of a gradient of zero nothing but the decay is left: decoupled in AdamW, else a gradient of decay * weights."""
+    decay, rate, eps = 0.3, 0.1, 1e-6
+    parts = [
+        "attention/score=normed_additive",
+        "encoder/self_attention=attention",
+    ]  # a single number, a layer norm's gain
+    more = [] if optimizer == "sgd" else [f"optimizer.eps={eps}"]
+    config = train_config(f"optimizer={optimizer}", f"optimizer.weight_decay={decay}", *parts, *more)
+    model = new_model(config, prepare(config.data, config.tokenizer).tokenizers)
+    chosen = make_optimizer(config.optimizer, model)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for group in chosen.param_groups:
+        group["lr"] = rate
+    chosen.step()
+    for name, parameter in model.named_parameters():
+        old = before[name]
+        gradient = decay * old
+        expected = {
+            "adam": old - rate * gradient / (gradient.abs() + eps),  # whose first step is the gradient's sign
+            "adamw": old - rate * decay * old,
+            "sgd": old - rate * gradient,
+            "adadelta": old - rate * gradient * (eps / (0.05 * gradient.square() + eps)).sqrt(),
+        }[optimizer]
+        decayed = parameter.dim() > 1
+        torch.testing.assert_close(parameter.detach(), expected if decayed else old)
+        assert decayed == (not any(part in name for part in ("bias", "gain", "norm.weight")))
+    single = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
+    assert single == ["decoder.attention.score.gain"]
+
+
+def test_every_weight_follows_the_schedule_and_is_in_one_group(train_config: Config) -> None:
+    _, batches, model, updater = setup(train_config(*STILL, "optimizer=adamw", "attention=hard"))
+    groups = updater.optimizer.param_groups
+    assert sorted(id(p) for group in groups for p in group["params"]) == sorted(id(p) for p in model.parameters())
+    updater(parts(batches, 1), 0.0123, 1)
+    assert [group["lr"] for group in groups] == [0.0123, 0.0123]
+    assert [group["weight_decay"] for group in groups] == [0.01, 0.0]
+
+
 def test_label_smoothing_changes_the_loss_but_not_the_likelihood(train_config: Config) -> None:
     seen = []
     for smoothing in (0.0, 0.3):

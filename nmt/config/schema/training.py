@@ -47,6 +47,8 @@ class CosineSchedule(Section):
     kind: Literal["cosine"]
     warmup_steps: NonNegativeInt
     min_factor: Fraction
+    cycles: PositiveInt
+    cycle_growth: Annotated[float, Field(ge=1.0)]
 
 
 class StepSchedule(Section):
@@ -83,6 +85,8 @@ class Training(Section):
     max_bad_steps: PositiveInt
     log_every: PositiveInt
     checkpoint_every: PositiveInt | None
+    ema_decay: Probability
+    average_best: PositiveInt
 
 
 class Validation(Section):
