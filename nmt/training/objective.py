@@ -14,13 +14,14 @@ from nmt.data.batching import Batch
 from nmt.model.decoder import Decoded
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.cross_entropy import Loss
+from nmt.training.r_drop import r_drop_loss, twice
 
 
 class Value(NamedTuple):
     """Sums over target tokens, in nats."""
 
     total: Tensor  # () what is minimised; differentiable
-    terms: dict[str, Tensor]  # () each, detached: loss, smoothed_loss, and what the attention adds, before weighting
+    terms: dict[str, Tensor]  # () each, detached: loss, smoothed_loss, and what else is added, before weighting
 
 
 class Objective:
@@ -29,6 +30,7 @@ class Objective:
     def __init__(self, model: Seq2Seq, config: schema.TrainConfig, pad: int) -> None:
         self.model, self.pad = model, pad
         self.smoothing = config.training.label_smoothing
+        self.r_drop = config.training.r_drop
         self.guided = config.training.guided_alignment
         self.coverage, self.coverage_start, self.policy = 0.0, 0, 0.0
         if isinstance(config.attention, schema.SoftAttention):
@@ -39,26 +41,35 @@ class Objective:
 
     def __call__(self, batch: Batch, step: int) -> Value:
         """Of a batch on the model's device, for the update number `step`, from 1."""
+        copies = 2 if self.r_drop else 1
+        if self.r_drop:
+            batch = twice(batch)
         decoded: Decoded = self.model(batch.source, batch.lengths, batch.target_in)
-        loss = self.model.loss(decoded.readouts, batch.target_out, self.pad, self.smoothing)
-        total = loss.smoothed
-        terms = {"loss": loss.nll, "smoothed_loss": loss.smoothed}
-        real = batch.target_out != self.pad
+        total, terms = self._likelihood(decoded, batch)
         if self.coverage:
             assert decoded.weights is not None
-            terms["coverage_loss"] = coverage_loss(decoded.weights, real)
+            terms["coverage_loss"] = coverage_loss(decoded.weights, batch.target_out != self.pad) / copies
             if step > self.coverage_start:
                 total = total + self.coverage * terms["coverage_loss"]
         if self.guided:
             assert decoded.weights is not None
             assert batch.alignment is not None
-            terms["alignment_loss"] = guided_alignment_loss(decoded.weights, batch.alignment)
+            terms["alignment_loss"] = guided_alignment_loss(decoded.weights, batch.alignment) / copies
             total = total + self.guided * terms["alignment_loss"]
+        return Value(total, {name: term.detach() for name, term in terms.items()})
+
+    def _likelihood(self, decoded: Decoded, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """What is made of the probabilities of the right tokens: a sum that is minimised, and the terms."""
+        if self.r_drop:
+            both = r_drop_loss(self.model, decoded.readouts, batch.target_out, self.pad, self.r_drop, self.smoothing)
+            return both.total, {"loss": both.nll, "smoothed_loss": both.smoothed, "r_drop_loss": both.divergence}
+        loss = self.model.loss(decoded.readouts, batch.target_out, self.pad, self.smoothing)
+        total, terms = loss.smoothed, {"loss": loss.nll, "smoothed_loss": loss.smoothed}
         if self.policy:
-            found = self._policy(decoded, loss, real)
+            found = self._policy(decoded, loss, batch.target_out != self.pad)
             terms["policy_loss"], terms["policy_entropy"] = found.loss, found.entropy
             total = total + self.policy * found.loss + found.regression
-        return Value(total, {name: term.detach() for name, term in terms.items()})
+        return total, terms
 
     def _policy(self, decoded: Decoded, loss: Loss, real: Tensor) -> PolicyLoss:
         assert self.model.policy is not None

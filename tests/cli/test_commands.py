@@ -225,6 +225,7 @@ MISTAKES: list[tuple[list[str], str]] = [
         "set decoder.bridge=mean",
     ),
     (["nmt-train", "attention=luong_location", "attention/projection=heads"], "score.kind=location reads none"),
+    (["nmt-train", "attention=hard", "training.r_drop=5"], "training.r_drop=5.0 draws two predictions together"),
     (["nmt-train", "attention=hard", "attention.dropout=0.1"], "dropout=0.1 would drop the one position"),
     (["nmt-train", "attention.score.layers=2"], "attention.score.layers: is no value of the attention that is chosen"),
     (["nmt-train", "encoder.self_attention.layers=2"], "encoder.self_attention.layers: is no value of the encoder"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from nmt.ops import cross_entropy as module
+from nmt.ops import output_layer as module
 from nmt.ops.cross_entropy import linear_cross_entropy
 
 N, R, V = 23, 7, 11

@@ -78,6 +78,59 @@ def test_a_coverage_loss_sets_in_after_its_start(train_config: Config) -> None:
     torch.testing.assert_close(late.total, late.terms["smoothed_loss"] + late.terms["coverage_loss"])
 
 
+def gradient(model: Seq2Seq, total: torch.Tensor) -> torch.Tensor:
+    model.zero_grad(set_to_none=True)
+    total.backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def test_r_drop_pulls_two_predictions_together(train_config: Config) -> None:
+    """What dropout makes differ is added, by alpha / 2, to the mean of both losses."""
+    config = train_config("training.r_drop=3", "embedding.dropout=0.3")
+    model, objective, batch = setup(config)
+    value = objective(batch, 1)
+    terms = value.terms
+    assert set(terms) == {"loss", "smoothed_loss", "r_drop_loss"}
+    assert terms["r_drop_loss"] > 1
+    torch.testing.assert_close(value.total.detach(), terms["smoothed_loss"] + 3 / 2 * terms["r_drop_loss"])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
+    left = []
+    for alpha in (0.01, 20.0):
+        model.load_state_dict(setup(config)[0].state_dict())
+        objective.r_drop = alpha
+        torch.manual_seed(1)
+        for _ in range(25):
+            value = objective(batch, 1)
+            optimizer.zero_grad()
+            value.total.backward()
+            optimizer.step()
+        left.append(value.terms["r_drop_loss"])
+    assert left[1] < 0.3 * left[0]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["training.label_smoothing=0.1"],
+        ["attention=luong_general", "training.guided_alignment=0.7"],
+        ["attention=coverage", "attention.coverage.loss_start=0"],
+    ],
+)
+def test_without_dropout_r_drop_changes_nothing(overrides: list[str], train_config: Config) -> None:
+    """Both predictions are one, and tokens and what the attention adds are counted once."""
+    found = []
+    for r_drop in (0, 5):
+        model, objective, batch = setup(train_config(*STILL, *overrides, f"training.r_drop={r_drop}"))
+        value = objective(batch, 1)
+        found.append((value.total, value.terms, gradient(model, value.total)))
+    (total, terms, plain), (total_both, terms_both, both) = found
+    assert terms_both.pop("r_drop_loss").abs() < 1e-3
+    torch.testing.assert_close(total_both, total)
+    torch.testing.assert_close(terms_both, terms)
+    torch.testing.assert_close(both, plain, rtol=1e-4, atol=1e-4)
+
+
 def test_guided_alignment_teaches_the_alignments(train_config: Config) -> None:
     model, objective, batch = setup(train_config(*STILL, "attention=luong_general", "training.guided_alignment=1"))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -119,6 +172,11 @@ def test_the_policy_sees_the_likelihood_of_each_token_and_not_of_padding(train_c
 def test_what_cannot_be_guided_is_refused(overrides: list[str], message: str, train_config: Config) -> None:
     with pytest.raises(UserError, match=message):
         train_config("training.guided_alignment=1", *overrides)
+
+
+def test_what_r_drop_cannot_be_joined_with_is_refused(train_config: Config) -> None:
+    with pytest.raises(UserError, match=r"training\.r_drop=5\.0 .*set it to 0, or use attention/normalizer=gumbel"):
+        train_config("training.r_drop=5", "attention=hard")
 
 
 def test_a_baseline_neither_uses_up_the_gradients_limit_nor_depends_on_the_policys_weight(train_config: Config) -> None:

@@ -78,6 +78,16 @@ class TrainConfig(Model, Machine):
             )
         return self
 
+    @validator(mode="after")
+    def _objective_fits(self) -> Self:
+        hard = self.attention.kind == "attention" and self.attention.normalizer.kind == "hard"
+        if self.training.r_drop and hard:
+            raise ValueError(
+                f"training.r_drop={self.training.r_drop} draws two predictions together, which no draw of "
+                "attention.normalizer.kind=hard is rewarded for; set it to 0, or use attention/normalizer=gumbel"
+            )
+        return self
+
 
 class SavedRunCommand(Section):
     """What the commands on a trained run share; null means: as the run was trained."""

@@ -80,6 +80,7 @@ class Training(Section):
     batch_sentences: PositiveInt | None
     accumulate: PositiveInt
     label_smoothing: Probability
+    r_drop: NonNegativeFloat
     guided_alignment: NonNegativeFloat
     max_grad_norm: PositiveFloat | None
     max_bad_steps: PositiveInt
