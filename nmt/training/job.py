@@ -22,6 +22,7 @@ from nmt.run import FINISHED, PRUNED, RunDirectory, read_json
 from nmt.training import checkpoint
 from nmt.training.journal import save_figures
 from nmt.training.signals import Interrupted
+from nmt.training.start import Start, first_weights
 from nmt.training.trainer import Observer, Pruned, Trainer
 from nmt.training.validation import shown
 from nmt.translator import Translator
@@ -49,10 +50,12 @@ def train(
     run.claim(values)
     try:
         prepared = prepare(config.data, config.tokenizer)
-        run.begin(values, prepared, {"overrides": overrides, "choices": choices or {}, "machine": machine.describe()})
+        start = None if (run.checkpoints / "last.pt").exists() else first_weights(config, prepared)
+        asked = {"overrides": overrides, "choices": choices or {}, "machine": machine.describe()}
+        run.begin(values, prepared, asked if start is None else {**asked, "start_from": start.record})
         with _log_to(run.log):
             _report(prepared)
-            return _train(config, run, prepared, machine, scoring, observer)
+            return _train(config, run, prepared, machine, scoring, observer, start)
     finally:
         run.release()
 
@@ -64,9 +67,14 @@ def _train(
     machine: Machine,
     scoring: ScoreSettings,
     observer: Observer | None,
+    start: Start | None,
 ) -> int:
     checkpoint.seed_everything(config.seed)
-    model = new_model(config, prepared.tokenizers).to(machine.device)
+    model = new_model(config, prepared.tokenizers)
+    if start is not None:
+        model.load_state_dict(start.weights)
+        log.info("weights: those of step %d of %s", start.record["step"], start.record["run"])
+    model = model.to(machine.device)
     translator = Translator(model, prepared.tokenizers, config.search, machine, config.seed)
     trainer = Trainer(config, prepared, translator, scoring, run, observer)
     resumed = trainer.resume()

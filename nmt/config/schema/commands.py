@@ -40,9 +40,9 @@ class TrainConfig(Model, Machine):
 
     def settled(self) -> Self:
         """The same with absolute paths, so that a saved run finds its data from anywhere."""
-        places = {"path", "train", "validation", "test", "cache_dir", "source_model", "target_model"}
+        places = {"path", "train", "validation", "test", "cache_dir", "source_model", "target_model", "start_from"}
         sections = {}
-        for name in ("data", "tokenizer"):
+        for name in ("data", "tokenizer", "training"):
             section = getattr(self, name)
             given = {key: value for key, value in section if key in places and isinstance(value, str)}
             absolute = {key: os.path.abspath(os.path.expanduser(value)) for key, value in given.items()}

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from nmt.config.schema.base import Fraction, Probability, Section
+from nmt.config.schema.base import Fraction, Place, Probability, Section
 
 
 class Adam(Section):
@@ -74,6 +74,7 @@ Schedule = Annotated[
 
 
 class Training(Section):
+    start_from: Place | None
     max_epochs: PositiveInt
     max_steps: PositiveInt | None
     batch_tokens: PositiveInt

@@ -1,0 +1,78 @@
+"""A start from the weights of another run: fine-tuning."""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from nmt.config import schema
+from nmt.config.compose import flatten, load_values
+from nmt.config.errors import UserError
+from nmt.data.prepared import Prepared
+from nmt.model.load import load_weights, new_model
+from nmt.run import RunDirectory
+
+
+class Start(NamedTuple):
+    """What a run starts from."""
+
+    weights: dict[str, Tensor]
+    record: dict[str, Any]  # for the manifest: the other run, and the step and scores of its checkpoint
+
+
+def first_weights(config: schema.TrainConfig, prepared: Prepared) -> Start | None:
+    """The weights of the best checkpoint of training.start_from; None if there is none given.
+
+    Raises UserError if they do not fit the model, or its tokenizers these.
+    """
+    if config.training.start_from is None:
+        return None
+    run = RunDirectory.existing(config.training.start_from, "training.start_from")
+    saved = load_values(run.config)
+    _refuse_other_tokenizers(run, saved, config, prepared)
+    model, path = new_model(config, prepared.tokenizers), run.checkpoints / "best.pt"
+    try:
+        checkpoint = load_weights(model, path)
+    except UserError:
+        differing = _differing(saved, config)
+        if path.is_file() and differing:
+            raise UserError(
+                f"training.start_from={run.path}: its weights do not fit this model ({'; '.join(differing)})"
+            ) from None
+        raise
+    record = {"run": str(run.path), "step": checkpoint["step"], "scores": checkpoint["scores"]}
+    return Start(model.state_dict(), record)
+
+
+def _refuse_other_tokenizers(
+    run: RunDirectory, saved: dict[str, Any], config: schema.TrainConfig, prepared: Prepared
+) -> None:
+    names = ["tokenizer.model"] if (run.path / "tokenizer.model").is_file() else ["source.model", "target.model"]
+    theirs = [run.path / names[0], run.path / names[-1]]
+    lowercase = bool(saved.get("tokenizer", {}).get("lowercase"))
+    same = [
+        path.is_file() and path.read_bytes() == mine.model
+        for path, mine in zip(theirs, prepared.tokenizers, strict=True)
+    ]
+    if all(same) and lowercase == config.tokenizer.lowercase:
+        return
+    models = zip(("source_model", "target_model"), dict.fromkeys(theirs), strict=False)
+    remedy = ["tokenizer=file", *(f"tokenizer.{key}={path}" for key, path in models)]
+    if lowercase:
+        remedy.append("tokenizer.lowercase=true")
+    raise UserError(
+        f"training.start_from={run.path}: its weights know another tokenizer's pieces than this run's; give it the "
+        f"same: {' '.join(remedy)}"
+    )
+
+
+def _differing(saved: dict[str, Any], config: schema.TrainConfig) -> list[str]:
+    """Values of the model that are others there, in words."""
+    here, there = (
+        dict(flatten({key: values.get(key, {}) for key in schema.Model.model_fields}))
+        for values in (config.model_dump(mode="json"), saved)
+    )
+    return [
+        f"{key} is {there.get(key)} there, {here.get(key)} here"
+        for key in {**there, **here}
+        if there.get(key) != here.get(key) and "dropout" not in key
+    ]
