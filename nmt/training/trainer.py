@@ -234,3 +234,54 @@ class Trainer:
             self._save()
 
     def _batches(self, split: str, sampling: tuple[float, float], guided: bool) -> Batches:
+        training = self.config.training
+        return Batches(
+            self.prepared.splits[split],
+            self.prepared.tokenizers,
+            batch_tokens=training.batch_tokens,
+            batch_sentences=training.batch_sentences,
+            seed=self.config.seed,
+            sampling=sampling,
+            guided=guided,
+        )
+
+    def _save(self) -> None:
+        checkpoint.save(self.run.checkpoints / "last.pt", self._state())
+        self.best.tidy()
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            **self.average.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.updater.scaler.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "stopping": self.stopping.state_dict(),
+            "best": self.best.state_dict(),
+            "random": checkpoint.random_state(),
+            "step": self.step,
+            "epoch": self.epoch,
+            "position": self.position,
+            "validated": self.validated,
+            "total_steps": self.total_steps,
+            "bad": [self.bad_steps, self.bad_in_a_row],
+            "spent": [self.seconds, self.tokens],
+            "window": [self.window.updates, self.window.tokens, self.window.seconds],
+        }
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        self.average.load_state_dict(state)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.updater.scaler.load_state_dict(state["scaler"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.stopping.load_state_dict(state["stopping"])
+        self.best.load_state_dict(state["best"])
+        self.step, self.epoch, self.position = state["step"], state["epoch"], state["position"]
+        self.validated = state["validated"]
+        self.schedule_has_moved = state["total_steps"] != self.total_steps
+        self.bad_steps, self.bad_in_a_row = state["bad"]
+        self.seconds, self.tokens = state["spent"]
+        updates, self.window.tokens, self.window.seconds = state["window"]
+        device = self.translator.machine.device
+        self.window.updates = [{name: term.to(device) for name, term in update.items()} for update in updates]
+        self.plan = self.train_batches.epoch(self.epoch)
+        checkpoint.restore_random_state(state["random"])
