@@ -59,7 +59,7 @@ class Bench:
         torch.manual_seed(config.seed)
         self.model = new_model(config, prepared.tokenizers) if vocabulary is None else resized(config, vocabulary)
         self.model.to(self.machine.device).train()
-        self.objective = Objective(self.model, config, prepared.tokenizers.target.pad)
+        self.objective = Objective(self.model, config, prepared.tokenizers.target)
         self.updater = Updater(
             self.model,
             self.objective,

@@ -74,10 +74,15 @@ class Seq2Seq(nn.Module):
         folds = attention is not None and attention.folds
         return DecoderState(self.bridge(encoded.summary), feed, past, memory, fixed, weights, folds)
 
-    def forward(self, source: Tensor, lengths: Tensor, target: Tensor) -> Decoded:
-        """int64 (B, S), (B,), (B, T) = <s> y_1 ... y_{T-1} -> readouts (B, T, R), weights (B, T, S) or None."""
+    def forward(self, source: Tensor, lengths: Tensor, target: Tensor, sentences: Tensor | None = None) -> Decoded:
+        """int64 (B, S), (B,), (B, T) = <s> y_1 ... y_{T-1} -> readouts (B, T, R), weights (B, T, S) or None.
+
+        Several targets of one source, or none, are told by the source of each: `target` (N, T) and `sentences`, int64
+        (N,), give (N, T, R) and (N, T, S).
+        """
         embedded = self.dropout(self.target_embedding(target))
-        decoded: Decoded = self.decoder(embedded, self.encode(source, lengths))
+        state = self.encode(source, lengths)
+        decoded: Decoded = self.decoder(embedded, state if sentences is None else state.select(sentences))
         return decoded
 
     def loss(self, readouts: Tensor, targets: Tensor, pad: int, smoothing: float = 0.0) -> Loss:

@@ -44,14 +44,14 @@ def sample(
     limits: Limits,
     *,
     options: SamplingOptions,
-    generator: torch.Generator,
+    generator: torch.Generator | None,
     penalty: LengthPenalty,
     device: torch.device,
 ) -> list[list[Hypothesis]]:
     """`options.n_samples` hypotheses for each sentence, best first, from a state with one row per sentence.
 
     Draws are independent, so hypotheses may repeat. Their log-probabilities are the model's own, at
-    temperature 1 and with all tokens. The generator must be on `device`.
+    temperature 1 and with all tokens. The generator must be on `device`; None: torch's global one.
     """
     n = options.n_samples
     sentences = torch.arange(len(limits.max_lengths), device=device)
@@ -68,7 +68,7 @@ def sample(
     return [sorted(group, key=lambda hypothesis: -hypothesis.score) for group in groups]
 
 
-def _draw(log_probs: Tensor, options: SamplingOptions, generator: torch.Generator) -> Tensor:
+def _draw(log_probs: Tensor, options: SamplingOptions, generator: torch.Generator | None) -> Tensor:
     """(N, V) -> (N,) int64, one draw per row."""
     if options.top_k == 0 and options.top_p == 1:
         return _gumbel_argmax(log_probs, options.temperature, generator)
@@ -88,7 +88,7 @@ def _nucleus(candidates: Tensor, options: SamplingOptions) -> Tensor:
     return candidates.masked_fill(mass_before >= options.top_p, -torch.inf)
 
 
-def _gumbel_argmax(log_probs: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+def _gumbel_argmax(log_probs: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
     """(N, C) -> (N,): argmax(log_probs + temperature * Gumbel), a draw from softmax(log_probs / temperature).
 
     Gumbel noise is -log of an exponential variate. Unlike torch.multinomial, this never waits for the device.

@@ -1,4 +1,4 @@
-"""What training minimises: the likelihood, and what the attention adds to it.
+"""What training minimises: the likelihood or the risk, and what the attention adds to it.
 
 Shapes: B batch, S source positions, T target positions, N target tokens without padding.
 """
@@ -11,14 +11,16 @@ from nmt.attention.losses import coverage_loss, guided_alignment_loss
 from nmt.attention.policy import PolicyLoss
 from nmt.config import schema
 from nmt.data.batching import Batch
+from nmt.data.tokenizer import Tokenizer
 from nmt.model.decoder import Decoded
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.cross_entropy import Loss
+from nmt.training.minimum_risk import MinimumRisk
 from nmt.training.r_drop import r_drop_loss, twice
 
 
 class Value(NamedTuple):
-    """Sums over target tokens, in nats."""
+    """Sums over target tokens, in nats; a risk is a mean over sentences, times the tokens."""
 
     total: Tensor  # () what is minimised; differentiable
     terms: dict[str, Tensor]  # () each, detached: loss, smoothed_loss, and what else is added, before weighting
@@ -27,8 +29,13 @@ class Value(NamedTuple):
 class Objective:
     """The objective of a configuration, batch by batch."""
 
-    def __init__(self, model: Seq2Seq, config: schema.TrainConfig, pad: int) -> None:
-        self.model, self.pad = model, pad
+    def __init__(self, model: Seq2Seq, config: schema.TrainConfig, target: Tokenizer) -> None:
+        self.model, self.pad = model, target.pad
+        self.risk: MinimumRisk | None = None
+        self.likelihood, self.sharpness = 1.0, 1.0
+        if isinstance(config.objective, schema.MinimumRisk):
+            self.risk = MinimumRisk(model, config.objective, target)
+            self.likelihood, self.sharpness = config.objective.likelihood_weight, config.objective.sharpness
         self.smoothing = config.training.label_smoothing
         self.r_drop = config.training.r_drop
         self.guided = config.training.guided_alignment
@@ -39,13 +46,23 @@ class Objective:
                 self.coverage, self.coverage_start = coverage.loss_weight, coverage.loss_start
             self.policy = normalizer.weight if isinstance(normalizer, schema.Hard) else 0.0
 
-    def __call__(self, batch: Batch, step: int) -> Value:
-        """Of a batch on the model's device, for the update number `step`, from 1."""
+    def __call__(self, batch: Batch, step: int, tokens_per_sentence: float | None = None) -> Value:
+        """Of a batch on the model's device, for the update number `step`, from 1.
+
+        `tokens_per_sentence`: target tokens in the mean; of the whole update where the batch is a part of it.
+        """
         copies = 2 if self.r_drop else 1
         if self.r_drop:
             batch = twice(batch)
-        decoded: Decoded = self.model(batch.source, batch.lengths, batch.target_in)
-        total, terms = self._likelihood(decoded, batch)
+        decoded: Decoded
+        if self.risk is None:
+            decoded = self.model(batch.source, batch.lengths, batch.target_in)
+            total, terms = self._likelihood(decoded, batch)
+        else:
+            decoded, risk = self.risk(batch)
+            total, terms = self._likelihood(decoded, batch)
+            terms["risk"] = risk * (tokens_per_sentence or batch.target_tokens / len(batch.indices))
+            total = self.likelihood * total + terms["risk"] / self.sharpness
         if self.coverage:
             assert decoded.weights is not None
             terms["coverage_loss"] = coverage_loss(decoded.weights, batch.target_out != self.pad) / copies

@@ -64,11 +64,12 @@ class Updater:
     def __call__(self, batches: Sequence[Batch], learning_rate: float, step: int) -> Update:
         """One update from the parts of one batch: each part's gradient is divided by the tokens of all of them."""
         tokens = sum(batch.target_tokens for batch in batches)
+        sentences = sum(len(batch.indices) for batch in batches)
         terms: dict[str, Tensor] = {}
         self.optimizer.zero_grad(set_to_none=True)
         for batch in batches:
             with self.machine.autocast():
-                part = self.objective(batch.to(self.machine.device), step)
+                part = self.objective(batch.to(self.machine.device), step, tokens / sentences)
             torch.autograd.backward(self.scaler.scale(part.total / tokens))
             terms = {name: terms[name] + term if terms else term for name, term in part.terms.items()}
         self.scaler.unscale_(self.optimizer)  # before clipping, so that the norm is the gradient's own

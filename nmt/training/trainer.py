@@ -59,8 +59,7 @@ class Trainer:
         split, batches = prepared.splits["validation"], self._batches("validation", (0.0, 0.0), False)
         self.validator = Validator(split, batches, translator, scoring, config.validation)
         self.optimizer = make_optimizer(config.optimizer, self.model)
-        pad = translator.tokenizers.target.pad
-        self.objective = Objective(self.model, config, pad)
+        self.objective = Objective(self.model, config, translator.tokenizers.target)
         self.updater = Updater(
             self.model, self.objective, self.optimizer, config.training.max_grad_norm, translator.machine
         )

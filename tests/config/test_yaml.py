@@ -63,7 +63,7 @@ def test_yaml_keys_and_schema_fields_are_the_same_set(command: str) -> None:
     ("group", "choice"),
     [
         (group, choice)
-        for group in ("data", "tokenizer", "encoder", "decoder", "optimizer", "schedule", "search")
+        for group in ("data", "tokenizer", "encoder", "decoder", "objective", "optimizer", "schedule", "search")
         for choice in choices(group)
         if choice != "as_trained"
     ],

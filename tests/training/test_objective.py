@@ -34,7 +34,7 @@ def setup(config: TrainConfig) -> tuple[Seq2Seq, Objective, Batch]:
     )
     torch.manual_seed(3)
     model = new_model(config, prepared.tokenizers)
-    return model, Objective(model, config, 0), batches.load(batches.epoch(0)[0], 0)[0]
+    return model, Objective(model, config, prepared.tokenizers.target), batches.load(batches.epoch(0)[0], 0)[0]
 
 
 @pytest.mark.parametrize(

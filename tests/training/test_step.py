@@ -26,7 +26,9 @@ def setup(config: TrainConfig) -> tuple[Prepared, Batches, Seq2Seq, Updater]:
     torch.manual_seed(3)
     model = new_model(config, prepared.tokenizers)
     optimizer = make_optimizer(config.optimizer, model)
-    updater = Updater(model, Objective(model, config, 0), optimizer, config.training.max_grad_norm, CPU)
+    updater = Updater(
+        model, Objective(model, config, prepared.tokenizers.target), optimizer, config.training.max_grad_norm, CPU
+    )
     return prepared, batches, model, updater
 
 

@@ -10,7 +10,7 @@ from nmt.config.schema.base import Name, Place, Section, Seed
 from nmt.config.schema.data import Data, TokenizerConfig
 from nmt.config.schema.model import Model, Size
 from nmt.config.schema.search import Evaluation, Search
-from nmt.config.schema.training import Optimizer, Schedule, Training, Validation
+from nmt.config.schema.training import Objective, Optimizer, Schedule, Training, Validation
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
@@ -31,6 +31,7 @@ class TrainConfig(Model, Machine):
     size: Size
     data: Data
     tokenizer: TokenizerConfig
+    objective: Objective
     optimizer: Optimizer
     schedule: Schedule
     training: Training
@@ -85,6 +86,16 @@ class TrainConfig(Model, Machine):
             raise ValueError(
                 f"training.r_drop={self.training.r_drop} draws two predictions together, which no draw of "
                 "attention.normalizer.kind=hard is rewarded for; set it to 0, or use attention/normalizer=gumbel"
+            )
+        if self.objective.kind == "minimum_risk" and hard:
+            raise ValueError(
+                "objective.kind=minimum_risk: no draw of attention.normalizer.kind=hard is rewarded for a low risk; "
+                "use objective=likelihood, or attention/normalizer=gumbel"
+            )
+        if self.objective.kind == "minimum_risk" and self.training.r_drop:
+            raise ValueError(
+                f"training.r_drop={self.training.r_drop} is for objective=likelihood; with objective.kind=minimum_risk "
+                "set it to 0"
             )
         return self
 

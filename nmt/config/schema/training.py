@@ -1,10 +1,35 @@
-"""Optimizer, schedule, training, validation."""
+"""Objective, optimizer, schedule, training, validation."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import model_validator as validator
 
 from nmt.config.schema.base import Fraction, Place, Probability, Section
+
+
+class Likelihood(Section):
+    kind: Literal["likelihood"]
+
+
+class MinimumRisk(Section):
+    kind: Literal["minimum_risk"]
+    samples: PositiveInt
+    reference: bool
+    sharpness: PositiveFloat
+    likelihood_weight: NonNegativeFloat
+    max_ratio: Annotated[float, Field(ge=1.0)]
+
+    @validator(mode="after")
+    def _something_to_choose_from(self) -> Self:
+        if self.samples == 1 and not self.reference:
+            raise ValueError(
+                "samples=1 leaves one candidate, with nothing to be better than; set samples=2, or reference=true"
+            )
+        return self
+
+
+Objective = Annotated[Likelihood | MinimumRisk, Field(discriminator="kind")]
 
 
 class Adam(Section):
