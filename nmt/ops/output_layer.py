@@ -61,6 +61,18 @@ def probabilities(logits: Tensor, targets: Tensor, wide: torch.dtype) -> tuple[T
     return probs, logits.gather(-1, targets).to(wide), log_sum
 
 
+@torch.no_grad()
+def most_probable(readouts: Tensor, weight: Tensor, bias: Tensor, banned: Tensor) -> Tensor:
+    """(N, R), (V, R), (V,), int64 ids -> int64 (N,): of the ids that are not banned, those of the greatest logits."""
+    found = torch.empty(len(readouts), dtype=torch.int64, device=readouts.device)
+
+    def criterion(logits: Tensor, few: slice) -> None:
+        found[few] = logits[0].index_fill_(1, banned, -torch.inf).argmax(-1)
+
+    through_logits(readouts[None], weight, bias, readouts.new_empty(len(readouts)), criterion)
+    return found
+
+
 def _chunks(rows: int, columns: int, numbers: int) -> Iterator[slice]:
     """The rows of a (rows, columns) matrix in chunks of so many numbers, at least one row each."""
     size = max(1, numbers // columns)

@@ -17,6 +17,7 @@ from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.cross_entropy import Loss
 from nmt.training.minimum_risk import MinimumRisk
 from nmt.training.r_drop import r_drop_loss, twice
+from nmt.training.scheduled_sampling import ScheduledSampling
 
 
 class Value(NamedTuple):
@@ -38,6 +39,10 @@ class Objective:
             self.likelihood, self.sharpness = config.objective.likelihood_weight, config.objective.sharpness
         self.smoothing = config.training.label_smoothing
         self.r_drop = config.training.r_drop
+        self.scheduled: ScheduledSampling | None = None
+        if config.training.scheduled_sampling:
+            steps = config.training.scheduled_sampling_steps
+            self.scheduled = ScheduledSampling(model, config.training.scheduled_sampling, steps, target)
         self.guided = config.training.guided_alignment
         self.coverage, self.coverage_start, self.policy = 0.0, 0, 0.0
         if isinstance(config.attention, schema.SoftAttention):
@@ -51,6 +56,8 @@ class Objective:
 
         `tokens_per_sentence`: target tokens in the mean; of the whole update where the batch is a part of it.
         """
+        if self.scheduled is not None:
+            batch = self.scheduled(batch, step)
         copies = 2 if self.r_drop else 1
         if self.r_drop:
             batch = twice(batch)

@@ -125,6 +125,36 @@ def test_a_signal_saves_and_the_run_goes_on_as_if_nothing_had_been(
     assert metrics(run) == metrics(whole)
 
 
+@pytest.mark.parametrize(
+    "objective",
+    [
+        ["objective=minimum_risk", "objective.samples=3", "training.batch_sentences=8"],
+        ["training.r_drop=5", "training.scheduled_sampling=0.5", "training.scheduled_sampling_steps=4"],
+    ],
+)
+def test_every_objective_goes_on_in_the_same_bits(
+    objective: list[str], train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = train_config(*objective, "training.max_steps=5", "training.log_every=1")
+    assert train(config, tmp_path / "whole", []) == 0
+    real = Updater.__call__
+
+    def interrupted(self: Updater, batches: Any, rate: float, step: int) -> Update:  # noqa: ANN401
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, batches, rate, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Updater, "__call__", interrupted)
+        assert train(config, tmp_path / "stopped", []) == 128 + signal.SIGTERM
+    assert train(config, tmp_path / "stopped", []) == 0
+    assert same_weights(state(tmp_path / "stopped"), state(tmp_path / "whole"))
+    assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
+    (logged, *_) = [line for line in metrics(tmp_path / "whole") if "train/loss" in line]
+    assert ("train/risk" in logged) == (config.objective.kind == "minimum_risk")
+    assert ("train/r_drop_loss" in logged) == (config.training.r_drop > 0)
+
+
 def test_the_run_directory_holds_what_the_run_needs_and_ran_with(whole: Path) -> None:
     names = {path.name for path in whole.iterdir()}
     assert names >= {"config.yaml", "manifest.json", "train.log", "metrics.jsonl", "tensorboard", "checkpoints"}

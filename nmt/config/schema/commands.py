@@ -92,11 +92,13 @@ class TrainConfig(Model, Machine):
                 "objective.kind=minimum_risk: no draw of attention.normalizer.kind=hard is rewarded for a low risk; "
                 "use objective=likelihood, or attention/normalizer=gumbel"
             )
-        if self.objective.kind == "minimum_risk" and self.training.r_drop:
-            raise ValueError(
-                f"training.r_drop={self.training.r_drop} is for objective=likelihood; with objective.kind=minimum_risk "
-                "set it to 0"
-            )
+        if self.objective.kind == "minimum_risk":
+            for key in ("r_drop", "scheduled_sampling"):
+                if value := getattr(self.training, key):
+                    raise ValueError(
+                        f"training.{key}={value} is for objective=likelihood; with objective.kind=minimum_risk set it "
+                        "to 0"
+                    )
         return self
 
 

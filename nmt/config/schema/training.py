@@ -107,6 +107,8 @@ class Training(Section):
     accumulate: PositiveInt
     label_smoothing: Probability
     r_drop: NonNegativeFloat
+    scheduled_sampling: Fraction
+    scheduled_sampling_steps: PositiveInt
     guided_alignment: NonNegativeFloat
     max_grad_norm: PositiveFloat | None
     max_bad_steps: PositiveInt

@@ -1,0 +1,99 @@
+"""Scheduled sampling: what the decoder goes on from."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nmt.config.errors import UserError
+from nmt.config.schema import TrainConfig
+from nmt.data.batching import Batch, Batches
+from nmt.data.prepare import prepare
+from nmt.model.load import new_model
+from nmt.model.seq2seq import Seq2Seq
+from nmt.ops import output_layer
+from nmt.training.objective import Objective
+from nmt.training.scheduled_sampling import ScheduledSampling
+
+Config = Callable[..., TrainConfig]
+STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0"]
+ALWAYS = ["training.scheduled_sampling=1", "training.scheduled_sampling_steps=1"]
+PAD, BOS = 0, 2
+
+
+def setup(config: TrainConfig) -> tuple[Seq2Seq, Objective, ScheduledSampling, Batch]:
+    """A batch of sentences of unlike lengths, a model that likes what must never be read."""
+    prepared = prepare(config.data, config.tokenizer)
+    batches = Batches(prepared.splits["train"], prepared.tokenizers, batch_tokens=512, batch_sentences=None, seed=1)
+    torch.manual_seed(3)
+    model = new_model(config, prepared.tokenizers)
+    with torch.no_grad():
+        model.output.bias[PAD] = model.output.bias[BOS] = 9.0
+    objective = Objective(model, config, prepared.tokenizers.target)
+    assert objective.scheduled is not None
+    return model, objective, objective.scheduled, batches.load(np.arange(40), 0)[0]
+
+
+def best(model: Seq2Seq, batch: Batch) -> Tensor:
+    """(B, T): the most probable tokens, by torch's own functions."""
+    model.eval()
+    readouts = model(batch.source, batch.lengths, batch.target_in).readouts
+    logits = F.linear(readouts, model.output.weight, model.output.bias)
+    logits[..., [PAD, BOS]] = -torch.inf
+    return logits.argmax(-1)
+
+
+@pytest.mark.parametrize("attention", ["bahdanau", "luong_dot", "coverage", "hard", "monotonic", "none"])
+def test_at_its_height_every_word_but_the_first_is_the_models_own(
+    attention: str, train_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_layer, "CHUNK_NUMBERS", 20_000)
+    model, _, scheduled, batch = setup(train_config(*ALWAYS, f"attention={attention}", "encoder.dropout=0.5"))
+    mixed = scheduled(batch, 1)
+    assert model.training
+    own, given, found = best(model, batch)[:, :-1], batch.target_in, mixed.target_in
+    padding = given == PAD
+    assert padding.any()
+    assert torch.equal(found == PAD, padding)
+    assert torch.equal(found[:, 0], given[:, 0])
+    assert torch.equal(found[:, 1:][~padding[:, 1:]], own[~padding[:, 1:]])
+    assert (found != given)[~padding].float().mean() > 0.5
+    assert mixed._replace(target_in=given) == batch
+
+
+def test_the_share_of_own_words_rises_to_its_height_and_stays(train_config: Config) -> None:
+    config = train_config("training.scheduled_sampling=0.4", "training.scheduled_sampling_steps=100")
+    model, _, scheduled, batch = setup(config)
+    assert [scheduled.probability(step) for step in (1, 50, 100, 1000)] == pytest.approx([0.004, 0.2, 0.4, 0.4])
+    own = best(model, batch)[:, :-1]
+    able = (own != batch.target_in[:, 1:]) & (batch.target_in[:, 1:] != PAD)  # where the difference shows
+    for step, share in ((50, 0.2), (500, 0.4)):
+        replaced = [(scheduled(batch, step).target_in[:, 1:] != batch.target_in[:, 1:])[able] for _ in range(10)]
+        assert torch.stack(replaced).float().mean().item() == pytest.approx(share, abs=0.04)
+
+
+@pytest.mark.parametrize("overrides", [[], ["training.r_drop=5"]])
+def test_the_loss_is_that_of_the_given_words_after_the_mixed_ones(overrides: list[str], train_config: Config) -> None:
+    model, objective, scheduled, batch = setup(train_config(*STILL, *ALWAYS, *overrides))
+    value = objective(batch, 1)
+    mixed = scheduled(batch, 1)
+    decoded = model(batch.source, batch.lengths, mixed.target_in)
+    expected = model.loss(decoded.readouts, batch.target_out, PAD, 0.1)
+    torch.testing.assert_close(value.terms["loss"], expected.nll)
+    torch.testing.assert_close(value.terms["smoothed_loss"], expected.smoothed.detach())
+    objective.scheduled = None
+    assert objective(batch, 1).terms["loss"] != pytest.approx(expected.nll.item(), rel=1e-4)
+
+
+def test_at_zero_there_is_one_pass(train_config: Config) -> None:
+    config = train_config()
+    prepared = prepare(config.data, config.tokenizer)
+    assert Objective(new_model(config, prepared.tokenizers), config, prepared.tokenizers.target).scheduled is None
+
+
+def test_with_minimum_risk_it_is_refused(train_config: Config) -> None:
+    with pytest.raises(UserError, match=r"training\.scheduled_sampling=0\.5 is for objective=likelihood; .* to 0"):
+        train_config("objective=minimum_risk", "training.scheduled_sampling=0.5")
