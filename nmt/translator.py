@@ -23,9 +23,9 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.data.unknown import copy_unknown
 from nmt.machine import Machine
 from nmt.metrics.alignment import attention_to_links, format_pharaoh, merge_to_words, words
-from nmt.model.decoder import DecoderState
 from nmt.model.load import load_weights, new_model
 from nmt.model.seq2seq import Seq2Seq
+from nmt.model.state import DecoderState
 from nmt.run import RunDirectory
 from nmt.search.beam import beam_search
 from nmt.search.greedy import greedy_search

@@ -77,6 +77,20 @@ def test_a_step_costs_no_more_than(train_config: Config, preset: str, products: 
     assert found[1] <= operations
 
 
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_what_regularises_adds_no_product_to_a_step_and_few_operations(train_config: Config, cell: str) -> None:
+    plain = [f"decoder={cell}", "decoder.layers=2", "decoder.dropout=0.1"]
+    before = of_one_step(train_config(*plain))
+    masks = ["variational_dropout=true", "decoder.recurrent_dropout=0.1", "decoder.weight_drop=0.1"]
+    for options, most in (
+        (masks, 4),  # two products of states and masks and their gradients; nothing is drawn
+        ([*masks, "decoder.residual=true", "decoder.zoneout=0.1", "decoder.layer_norm=true"], 130),
+    ):
+        after = of_one_step(train_config(*plain, *options))
+        assert after[0] == before[0]
+        assert after[1] - before[1] <= most
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

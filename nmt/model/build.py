@@ -9,8 +9,10 @@ from nmt.model.cells import Recurrent
 from nmt.model.decoder import Decoder
 from nmt.model.encoder import Encoder
 from nmt.model.readout import Readout
+from nmt.model.regularisation import Options
 from nmt.model.self_attention import SelfAttention
-from nmt.model.seq2seq import Bridge, Seq2Seq
+from nmt.model.seq2seq import Bridge, EmbeddingDropout, Seq2Seq
+from nmt.ops.dropout import Dropout
 from nmt.ops.linear import Linear
 
 CELLS: dict[str, type[Recurrent]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
@@ -40,7 +42,7 @@ def build_model(config: schema.Model, source_vocab: int, target_vocab: int, pad:
         decoder,
         output,
         build_policy(attention, config.decoder.hidden),
-        embedding_dropout=embedding.dropout,
+        embedding_dropout=EmbeddingDropout(embedding.dropout, embedding.word_dropout, config.variational_dropout),
         fixed_context=fixed,
     )
     initialize(model)
@@ -95,9 +97,12 @@ def _encoder(config: schema.Model) -> Encoder:
     layers: list[SelfAttention] = []
     if isinstance(attention, schema.EncoderSelfAttention):
         layers = [
-            SelfAttention(build_attention(attention, dim, dim), dim, encoder.dropout) for _ in range(attention.layers)
+            SelfAttention(
+                build_attention(attention, dim, dim), dim, Dropout(encoder.dropout, config.variational_dropout)
+            )
+            for _ in range(attention.layers)
         ]
-    return Encoder(rnn, encoder.dropout, config.decoder.bridge, layers)
+    return Encoder(rnn, encoder.dropout, config.decoder.bridge, layers, _options(config, encoder))
 
 
 def _decoder(config: schema.Model, encoder: Encoder, context_dim: int) -> Decoder:
@@ -127,4 +132,16 @@ def _decoder(config: schema.Model, encoder: Encoder, context_dim: int) -> Decode
         attend=decoder.attend,
         input_feeding=decoder.input_feeding,
         dropout=decoder.dropout,
+        options=_options(config, decoder),
+    )
+
+
+def _options(config: schema.Model, network: schema.Network) -> Options:
+    return Options(
+        variational=config.variational_dropout,
+        recurrent_dropout=network.recurrent_dropout,
+        zoneout=network.zoneout,
+        weight_drop=network.weight_drop,
+        layer_norm=network.layer_norm,
+        residual=network.residual,
     )

@@ -1,19 +1,24 @@
 """One step of the recurrent cells, on the parameters of torch's own nn.RNN, nn.GRU and nn.LSTM.
 
 The parts of a step that need only the input are given ready (`gates`), so that a caller can make them for all
-steps in one product. Shapes: B batch, H hidden, G gates x H.
+steps in one product. Shapes: B batch, I input, H hidden, G gates x H; of a layer's D directions side by side, all
+have D in front.
 """
 
-from typing import Literal, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from nmt.ops.dropout import dropout, masked, zoneout
 from nmt.ops.gru import gru_gates
 from nmt.ops.linear import linear
 from nmt.ops.shared import in_autocast_dtype
 
 Recurrent = nn.RNN | nn.GRU | nn.LSTM
+State = tuple[Tensor, Tensor | None]
+"""One layer's hidden state (B, H), and memory (B, H) of an LSTM."""
 
 
 class CellState(NamedTuple):
@@ -22,7 +27,7 @@ class CellState(NamedTuple):
     hidden: tuple[Tensor, ...]  # (B, H) for each layer
     memory: tuple[Tensor, ...]  # (B, H) for each layer of an LSTM, else empty
 
-    def of(self, layer: int) -> tuple[Tensor, Tensor | None]:
+    def of(self, layer: int) -> State:
         """Hidden state and memory of one layer."""
         return self.hidden[layer], self.memory[layer] if self.memory else None
 
@@ -34,39 +39,117 @@ class CellState(NamedTuple):
         )
 
 
-class LayerWeights(NamedTuple):
-    """One layer's parameters, in the precision of the computation."""
+class Norms(NamedTuple):
+    """Layer normalisation of one layer (Ba et al. 2016); what is added after it are the layer's own biases."""
 
-    weight_ih: Tensor  # (G, input)
+    input: Tensor  # (G,) gain of W_ih x
+    hidden: Tensor  # (G,) gain of W_hh h
+    memory: tuple[Tensor, Tensor] | None  # (H,) gain and bias of an LSTM's memory, as its output sees it
+
+
+class LayerWeights(NamedTuple):
+    """One layer's parameters, in the precision of the computation, and what regularises them in one batch."""
+
+    weight_ih: Tensor  # (G, I)
     weight_hh: Tensor  # (G, H)
     bias_ih: Tensor  # (G,)
     bias_hh: Tensor  # (G,)
+    norms: Norms | None = None
+    input_mask: Tensor | None = None  # (B, I), without D, of dropout that is the same at all steps
+    hidden_mask: Tensor | None = None  # (B, H), on the state where it enters weight_hh
+    zoneout: float = 0.0
+    residual: bool = False  # is the input added to the output?
+
+    def select(self, index: Tensor) -> Self:
+        """Rows `index` of the batch, of one direction."""
+        return self._replace(
+            input_mask=None if self.input_mask is None else self.input_mask.index_select(0, index),
+            hidden_mask=None if self.hidden_mask is None else self.hidden_mask.index_select(0, index),
+        )
 
 
-def layer_weights(rnn: Recurrent, layer: int, direction: Literal["", "_reverse"] = "") -> LayerWeights:
+def layer_weights(rnn: Recurrent, layer: int) -> LayerWeights:
     """The parameters of one layer; under autocast converted here, once, not at every step."""
     names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-    return LayerWeights(*(in_autocast_dtype(getattr(rnn, f"{name}_l{layer}{direction}")) for name in names))
+    weight_ih, weight_hh, bias_ih, bias_hh = layer_parameters(rnn, names, rnn, layer)
+    return LayerWeights(weight_ih, weight_hh, bias_ih, bias_hh)
 
 
-def step_layer(
-    rnn: Recurrent, weights: LayerWeights, gates: Tensor, hidden: Tensor, memory: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """gates (B, G) = W_ih x + b_ih, previous hidden (B, H) and memory (B, H) of an LSTM -> the same after the step.
+def layer_parameters(module: nn.Module, names: tuple[str, ...], rnn: Recurrent, layer: int) -> list[Tensor]:
+    """A module's parameters named as torch names those of the network, two directions stacked."""
+    found = []
+    for name in names:
+        ways = [getattr(module, f"{name}_l{layer}{way}") for way in ("", "_reverse")[: 1 + rnn.bidirectional]]
+        ways = [in_autocast_dtype(each) for each in ways]
+        found.append(torch.stack(ways) if rnn.bidirectional else ways[0])
+    return found
 
-    For D directions with stacked weights all of them have D in front.
-    """
-    recurrent = linear(hidden, weights.weight_hh, weights.bias_hh)
+
+def input_gates(rnn: Recurrent, weights: LayerWeights, inputs: Tensor) -> Tensor:
+    """(..., I) -> (..., G): W_ih x + b_ih, normalised where there are norms."""
+    if weights.norms is None:
+        return linear(inputs, weights.weight_ih, weights.bias_ih)
+    return norm_gates(rnn, weights, linear(inputs, weights.weight_ih))
+
+
+def norm_gates(rnn: Recurrent, weights: LayerWeights, gates: Tensor) -> Tensor:
+    """W_ih x (..., G) -> gain LN(W_ih x) + b_ih; without norms they are as they should be."""
+    return gates if weights.norms is None else _normed(rnn, gates, weights.norms.input, weights.bias_ih)
+
+
+def step_layer(rnn: Recurrent, weights: LayerWeights, gates: Tensor, hidden: Tensor, memory: Tensor | None) -> State:
+    """gates (B, G) of `input_gates`, the state before -> the state after, as yet without zoneout."""
+    norms, entering = weights.norms, masked(hidden, weights.hidden_mask)
+    if norms is None:
+        recurrent = linear(entering, weights.weight_hh, weights.bias_hh)
+    else:
+        recurrent = _normed(rnn, linear(entering, weights.weight_hh), norms.hidden, weights.bias_hh)
     if isinstance(rnn, nn.GRU):
         return gru_gates(gates, recurrent, hidden), None
     if isinstance(rnn, nn.LSTM):
         assert memory is not None
-        return _lstm(gates + recurrent, memory)
+        return _lstm(gates + recurrent, memory, None if norms is None else norms.memory)
     return torch.tanh(gates + recurrent), None
 
 
-def _lstm(gates: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """c' = f c + i g,  h' = o tanh c'   (Gers et al. 2000)."""
+def zone_out(rnn: Recurrent, weights: LayerWeights, new: State, before: State) -> State:
+    """The state after a step, of which some units keep what they were before it, hidden state and memory apart."""
+    if not weights.zoneout:
+        return new
+    hidden, memory = (
+        None if one is None or other is None else zoneout(one, other, weights.zoneout, rnn.training)
+        for one, other in zip(new, before, strict=True)
+    )
+    assert hidden is not None
+    return hidden, memory
+
+
+def drop_inputs(rnn: Recurrent, weights: LayerWeights, inputs: Tensor) -> Tensor:
+    """Dropout between layers: what enters a layer above the first, (B, T, I) or (B, I)."""
+    if weights.input_mask is None:
+        return dropout(inputs, rnn.dropout, rnn.training)
+    return masked(inputs, weights.input_mask)
+
+
+def _lstm(gates: Tensor, memory: Tensor, norm: tuple[Tensor, Tensor] | None) -> State:
+    """c' = f c + i g,  h' = o tanh c'   (Gers et al. 2000), or o tanh LN(c')   (Ba et al. 2016)."""
     let_in, forget, new, let_out = gates.chunk(4, dim=-1)
     memory = torch.sigmoid(forget) * memory + torch.sigmoid(let_in) * torch.tanh(new)
-    return torch.sigmoid(let_out) * torch.tanh(memory), memory
+    seen = memory if norm is None else _layer_norm(memory, *norm)
+    return torch.sigmoid(let_out) * torch.tanh(seen), memory
+
+
+def _normed(rnn: Recurrent, products: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
+    """All gates of a step together, but a GRU's candidate apart from its two gates   (Ba et al. 2016, supplement)."""
+    if not isinstance(rnn, nn.GRU):
+        return _layer_norm(products, gain, bias)
+    sizes = [2 * rnn.hidden_size, rnn.hidden_size]
+    parts = zip(*(torch.split(each, sizes, dim=-1) for each in (products, gain, bias)), strict=True)
+    return torch.cat([_layer_norm(*part) for part in parts], dim=-1)
+
+
+def _layer_norm(inputs: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
+    """Directions one by one, as each has its own gain."""
+    if gain.dim() > 1:
+        return torch.stack([_layer_norm(*each) for each in zip(inputs, gain, bias, strict=True)])
+    return F.layer_norm(inputs, gain.shape, gain, bias)

@@ -3,69 +3,31 @@
 Shapes: B batch, S source positions, T target positions, E embedding, H hidden, M memory, R readout, G gates x H.
 """
 
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from nmt.attention.attention import Attention
 from nmt.attention.heads import MultiHeadAttention
-from nmt.attention.memory import Attended, Choice, Memory, Past
-from nmt.model.cells import CellState, LayerWeights, Recurrent, layer_weights, step_layer
+from nmt.attention.memory import Attended, Choice
+from nmt.model.cells import (
+    CellState,
+    Recurrent,
+    State,
+    drop_inputs,
+    input_gates,
+    norm_gates,
+    step_layer,
+    zone_out,
+)
 from nmt.model.readout import Readout
 from nmt.model.recurrence import run
-from nmt.ops.dropout import Dropout, dropout
+from nmt.model.regularisation import PLAIN, Options, Regularisation
+from nmt.model.state import DecoderState, Weights
+from nmt.ops.dropout import Dropout, masked
 from nmt.ops.linear import linear
 from nmt.ops.shared import loop
-
-
-class Weights(NamedTuple):
-    """Recurrent parameters in the precision of the computation."""
-
-    layers: list[LayerWeights]
-    word: Tensor  # (G, E), the columns of the first layer's weight_ih for the word,
-    fixed: Tensor  # (G, M or 0), for a fixed vector,
-    fed: Tensor  # (G, ...), and for what a step computes: context, previous readout
-    conditional: LayerWeights | None
-
-
-class DecoderState(NamedTuple):
-    """All that one step hands to the next, and what all steps of a sentence share."""
-
-    cell: CellState
-    feed: Tensor | None  # (B, R) the previous readout, with input feeding
-    past: Past | None  # of the attention, if there is one
-    memory: Memory | None  # what the attention reads, if there is one
-    fixed: Tensor | None  # (B, M) the context of a decoder without attention that sees it at every step
-    weights: Weights  # the parameters of all steps
-    folds: bool  # may hypotheses of one sentence share its row of past and memory?
-
-    def select(self, index: Tensor) -> Self:
-        """Rows `index` of the batch, which may repeat."""
-        return self._own_rows(index)._shared_rows(index)
-
-    def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
-        """Reorder hypotheses, in rows grouped by sentence, equally many for each.
-
-        `sentences` are those kept (None: all); their past and memory are stored once where the attention allows it.
-        """
-        state = self._own_rows(index)
-        if not self.folds:
-            return state._shared_rows(index)
-        return state if sentences is None else state._shared_rows(sentences)
-
-    def _own_rows(self, index: Tensor) -> Self:
-        return self._replace(
-            cell=self.cell.select(index),
-            feed=None if self.feed is None else self.feed.index_select(0, index),
-            fixed=None if self.fixed is None else self.fixed.index_select(0, index),
-        )
-
-    def _shared_rows(self, index: Tensor) -> Self:
-        return self._replace(
-            past=None if self.past is None else self.past.select(index),
-            memory=None if self.memory is None else self.memory.select(index),
-        )
 
 
 class Decoded(NamedTuple):
@@ -80,7 +42,7 @@ class Decoder(nn.Module):
     attend "before": the query is the previous state, and the context enters the recurrent step (Bahdanau et al.
     2015, A.2.2); "after": the query is the current state (Luong et al. 2015, 3); "between": the step is two, the
     query is the state after the first, over the word, and the context enters the second, `conditional` (Sennrich et
-    al. 2017, the conditional GRU of Nematus); further layers follow it.
+    al. 2017, the conditional GRU of Nematus); further layers follow it. Zoneout keeps what was before the whole of it.
     """
 
     def __init__(
@@ -93,13 +55,16 @@ class Decoder(nn.Module):
         attend: Literal["before", "between", "after"],
         input_feeding: bool,
         dropout: float,
+        options: Options = PLAIN,
     ) -> None:
         """conditional: one layer over the context, for "between" alone."""
         super().__init__()
         assert (attend == "between") == (conditional is not None)
         self.rnn, self.attention, self.readout, self.conditional = rnn, attention, readout, conditional
         self.attend, self.input_feeding = attend, input_feeding
-        self.dropout = Dropout(dropout)
+        self.regularisation = Regularisation(rnn, options)
+        self.conditional_regularisation = None if conditional is None else Regularisation(conditional, options)
+        self.dropout = Dropout(dropout, options.variational)
         # Does anything that a step computes from its attention or readout enter the next step?
         self.stepped = input_feeding or (attention is not None and attend != "after")
 
@@ -112,12 +77,12 @@ class Decoder(nn.Module):
         inputs = embedded
         if state.fixed is not None:
             inputs = torch.cat([embedded, state.fixed[:, None].expand(-1, embedded.shape[1], -1)], dim=-1)
-        hidden, _ = run(self.rnn, inputs, None, state.cell)
+        hidden, _ = run(self.rnn, inputs, None, state.cell, self.regularisation, state.weights.layers)
         attended = self._attend(hidden, state)
         context = None if attended is None else attended.context
         if state.fixed is not None:
             context = state.fixed[:, None].expand(-1, hidden.shape[1], -1)
-        readouts = self.dropout(self.readout(hidden, context, embedded))
+        readouts = self._read_out(hidden, context, embedded, state)
         return Decoded(readouts) if attended is None else Decoded(readouts, attended.weights, attended.choice)
 
     def forward_stepped(self, embedded: Tensor, state: DecoderState) -> Decoded:
@@ -130,8 +95,8 @@ class Decoder(nn.Module):
                 state = steps[-1].state
         readouts = _stack([step.readout for step in steps])
         if readouts is None:
-            hidden = torch.stack([step.state.cell.hidden[-1] for step in steps], dim=1)
-            readouts = self.dropout(self.readout(hidden, _stack([step.context for step in steps]), embedded))
+            outputs = torch.stack([self._output(step.state.cell) for step in steps], dim=1)
+            readouts = self._read_out(outputs, _stack([step.context for step in steps]), embedded, state)
         choices = [step.choice for step in steps if step.choice is not None]
         choice = Choice(*(torch.cat(parts, dim=1) for parts in zip(*choices, strict=True))) if choices else None
         return Decoded(readouts, _stack([step.weights for step in steps]), choice)
@@ -141,20 +106,25 @@ class Decoder(nn.Module):
         step = self._step(self._word_gates(word, state), word, state)
         readout = step.readout
         if readout is None:
-            readout = self.dropout(self.readout(step.state.cell.hidden[-1], step.context, word))
+            readout = self._read_out(self._output(step.state.cell), step.context, word, state)
         return readout, step.weights, step.state
 
-    def weights(self, word_dim: int, fixed_dim: int) -> Weights:
-        """The recurrent parameters, taken apart once for all steps; fixed_dim = M with a fixed vector, else 0."""
-        layers = [layer_weights(self.rnn, layer) for layer in range(self.rnn.num_layers)]
+    def weights(self, rows: int, word_dim: int, fixed_dim: int) -> Weights:
+        """Those of so many sentences, made once for all steps; fixed_dim = M with a fixed vector, else 0."""
+        layers = self.regularisation.prepare(self.rnn, rows)
         widths = [word_dim, fixed_dim, self.rnn.input_size - word_dim - fixed_dim]
         word, fixed, fed = (part.contiguous() for part in torch.split(layers[0].weight_ih, widths, dim=1))
-        conditional = None if self.conditional is None else layer_weights(self.conditional, 0)
-        return Weights(layers, word, fixed, fed, conditional)
+        conditional = None
+        if self.conditional is not None and self.conditional_regularisation is not None:
+            (conditional,) = self.conditional_regularisation.prepare(self.conditional, rows)
+        readout_mask = self.dropout.sentence_mask(layers[0].weight_hh, rows, self.readout.dim)
+        return Weights(layers, word, fixed, fed, conditional, readout_mask=readout_mask)
 
     def _word_gates(self, embedded: Tensor, state: DecoderState) -> Tensor:
-        """(B, T, E) or (B, E) -> (B, T, G) or (B, G): the share of words and fixed vector in the first layer."""
-        gates = linear(embedded, state.weights.word, state.weights.layers[0].bias_ih)
+        """(B, T, E) or (B, E) -> (B, T, G) or (B, G): the share of words and fixed vector in the first layer, with its
+        bias unless that comes after a normalisation."""
+        first = state.weights.layers[0]
+        gates = linear(embedded, state.weights.word, first.bias_ih if first.norms is None else None)
         if state.fixed is not None:
             fixed = linear(state.fixed, state.weights.fixed)
             gates = gates + (fixed[:, None] if embedded.dim() == 3 else fixed)  # noqa: PLR2004
@@ -164,44 +134,56 @@ class Decoder(nn.Module):
         attended, weights = None, state.weights
         fed = [] if state.feed is None else [state.feed]
         if self.attend == "before":
-            attended = self._attend(state.cell.hidden[-1][:, None], state)
+            attended = self._attend(self._output(state.cell)[:, None], state)
             fed = fed if attended is None else [attended.context[:, 0], *fed]
         if fed:
             gates = gates + linear(torch.cat(fed, dim=1), weights.fed)
-        first = step_layer(self.rnn, weights.layers[0], gates, *state.cell.of(0))
+        lowest = weights.layers[0]
+        first = step_layer(self.rnn, lowest, norm_gates(self.rnn, lowest, gates), *state.cell.of(0))
         if self.attend == "between":
             attended = self._attend(first[0][:, None], state)
             first = self._condition(first, attended, weights)
+        first = zone_out(self.rnn, lowest, first, state.cell.of(0))
         cell = self._upper_layers(first, state.cell, weights)
+        output = self._output(cell)
         if self.attend == "after":
-            attended = self._attend(cell.hidden[-1][:, None], state)
+            attended = self._attend(output[:, None], state)
         context = state.fixed if attended is None else attended.context[:, 0]
-        readout = self.dropout(self.readout(cell.hidden[-1], context, word)) if self.input_feeding else None
+        readout = self._read_out(output, context, word, state) if self.input_feeding else None
         state = state._replace(cell=cell, feed=readout)
         if attended is None:
             return _Step(context, None, None, readout, state)
         return _Step(context, attended.weights[:, 0], attended.choice, readout, state._replace(past=attended.past))
 
-    def _condition(
-        self, first: tuple[Tensor, Tensor | None], attended: Attended | None, weights: Weights
-    ) -> tuple[Tensor, Tensor | None]:
+    def _condition(self, first: State, attended: Attended | None, weights: Weights) -> State:
         """The second half of a conditional step: from the state after the word to the state after the context."""
         assert self.conditional is not None
         assert weights.conditional is not None
         assert attended is not None
-        gates = linear(attended.context[:, 0], weights.conditional.weight_ih, weights.conditional.bias_ih)
+        gates = input_gates(self.conditional, weights.conditional, attended.context[:, 0])
         return step_layer(self.conditional, weights.conditional, gates, *first)
 
-    def _upper_layers(self, first: tuple[Tensor, Tensor | None], state: CellState, weights: Weights) -> CellState:
+    def _upper_layers(self, first: State, state: CellState, weights: Weights) -> CellState:
         """The recurrent step of the layers above the first, whose new hidden state and memory are given."""
-        steps = [first]
+        steps, output = [first], first[0]
         for layer, upper in enumerate(weights.layers[1:], 1):
-            below = dropout(steps[-1][0], self.rnn.dropout, self.training)
-            gates = linear(below, upper.weight_ih, upper.bias_ih)
-            steps.append(step_layer(self.rnn, upper, gates, *state.of(layer)))
+            gates = input_gates(self.rnn, upper, drop_inputs(self.rnn, upper, output))
+            new = step_layer(self.rnn, upper, gates, *state.of(layer))
+            steps.append(zone_out(self.rnn, upper, new, state.of(layer)))
+            output = output + steps[-1][0] if upper.residual else steps[-1][0]
         return CellState(
             tuple(hidden for hidden, _ in steps), tuple(memory for _, memory in steps if memory is not None)
         )
+
+    def _output(self, cell: CellState) -> Tensor:
+        """(B, H) of the top layer: its state, with residual connections the sum of all layers' states."""
+        return sum(cell.hidden[1:], cell.hidden[0]) if self.regularisation.options.residual else cell.hidden[-1]
+
+    def _read_out(self, output: Tensor, context: Tensor | None, word: Tensor, state: DecoderState) -> Tensor:
+        """(B, T, H), (B, T, M) or None, (B, T, E), or without T -> (B, T, R) or (B, R), after dropout."""
+        readout: Tensor = self.readout(output, context, word)
+        mask = state.weights.readout_mask
+        return self.dropout(readout) if mask is None else masked(readout, mask)
 
     def _attend(self, query: Tensor, state: DecoderState) -> Attended | None:
         """(B, T, H) -> what the attention returns, if there is one."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nmt.model.cells import Recurrent
 from nmt.model.recurrence import run
+from nmt.model.regularisation import PLAIN, Options, Regularisation
 from nmt.model.self_attention import SelfAttention
 from nmt.ops.dropout import Dropout
 
@@ -30,12 +31,17 @@ class Encoder(nn.Module):
     """
 
     def __init__(
-        self, rnn: Recurrent, dropout: float, summary: str, self_attention: Sequence[SelfAttention] = ()
+        self,
+        rnn: Recurrent,
+        dropout: float,
+        summary: str,
+        self_attention: Sequence[SelfAttention] = (),
+        options: Options = PLAIN,
     ) -> None:
         super().__init__()
-        self.rnn = rnn
+        self.rnn, self.regularisation = rnn, Regularisation(rnn, options)
         self.self_attention = nn.ModuleList(self_attention)  # over the states of the top layer, one after another
-        self.dropout = Dropout(dropout)
+        self.dropout = Dropout(dropout, options.variational)
         self.summary = summary
         directions = 2 if rnn.bidirectional else 1
         self.output_dim = rnn.hidden_size * directions
@@ -44,7 +50,7 @@ class Encoder(nn.Module):
 
     def forward(self, embedded: Tensor, lengths: Tensor, valid: Tensor) -> Encoded:
         """(B, S, E), int64 (B,) on the CPU, bool (B, S) -> Encoded."""
-        states, final = run(self.rnn, embedded, lengths)
+        states, final = run(self.rnn, embedded, lengths, regularisation=self.regularisation)
         for layer in self.self_attention:
             states = layer(states, valid)
         if self.summary == "mean":

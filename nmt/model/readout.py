@@ -22,7 +22,7 @@ class Readout(nn.Module):
 
     def __init__(self, kind: Kind, state_dim: int, context_dim: int, word_dim: int, readout_dim: int) -> None:
         super().__init__()
-        self.kind = kind
+        self.kind, self.dim = kind, readout_dim
         word_dim = 0 if kind == "attentional" else word_dim
         width = readout_dim * (2 if kind == "maxout" else 1)
         self.proj = Linear(state_dim + context_dim + word_dim, width)

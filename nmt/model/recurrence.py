@@ -3,74 +3,102 @@
 Shapes: B batch, T positions, I inputs, H hidden, D directions, G gates x H.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from nmt.model.cells import CellState, LayerWeights, Recurrent, layer_weights, step_layer
-from nmt.ops.dropout import dropout
-from nmt.ops.linear import linear
+from nmt.model.cells import (
+    CellState,
+    LayerWeights,
+    Recurrent,
+    State,
+    drop_inputs,
+    input_gates,
+    layer_weights,
+    step_layer,
+    zone_out,
+)
+from nmt.model.regularisation import Regularisation
 from nmt.ops.rows import swap_rows
 from nmt.ops.shared import loop
 
 
 def run(
-    rnn: Recurrent, inputs: Tensor, lengths: Tensor | None = None, start: CellState | None = None
+    rnn: Recurrent,
+    inputs: Tensor,
+    lengths: Tensor | None = None,
+    start: CellState | None = None,
+    regularisation: Regularisation | None = None,
+    layers: Sequence[LayerWeights] | None = None,
 ) -> tuple[Tensor, CellState]:
-    """(B, T, I) -> outputs (B, T, D H) and the top layer's last states, D x (B, H).
+    """(B, T, I) -> outputs (B, T, D H) and the top layer's last states, D x (B, H); with residual connections the
+    last outputs in place of its hidden states.
 
-    `lengths`, int64 (B,) on the CPU, say where sequences end: outputs behind are zero, and the second direction starts
-    there; None: all are whole. `start`: the first state of every layer of one direction; None: zeros. On a CPU this is
-    a loop whose weight gradients are made after it, elsewhere torch's own.
+    `lengths`, int64 (B,) on the CPU, say where sentences end: outputs behind are zero, and the second direction starts
+    there; None: all are whole. `start`: the first state of every layer of one direction; None: zeros. `layers`: as
+    `regularisation` has prepared them for this batch; None: prepared here. On a CPU, and wherever torch's own call
+    lacks what regularises, this is a loop whose weight gradients are made after it, elsewhere torch's own.
     """
-    return _loop(rnn, inputs, lengths, start) if inputs.device.type == "cpu" else _library(rnn, inputs, lengths, start)
+    if inputs.device.type != "cpu" and not (regularisation and regularisation.needs_loop(rnn)):
+        return _library(rnn, inputs, lengths, start)
+    if layers is None and regularisation is not None:
+        layers = regularisation.prepare(rnn, len(inputs))
+    return _loop(rnn, inputs, lengths, start, layers)
 
 
-def _loop(rnn: Recurrent, inputs: Tensor, lengths: Tensor | None, start: CellState | None) -> tuple[Tensor, CellState]:
-    order = None if lengths is None else _Order(lengths, inputs.shape[1])
+def _loop(
+    rnn: Recurrent,
+    inputs: Tensor,
+    lengths: Tensor | None,
+    start: CellState | None,
+    layers: Sequence[LayerWeights] | None = None,
+) -> tuple[Tensor, CellState]:
+    layers = layers or [layer_weights(rnn, layer) for layer in range(rnn.num_layers)]
+    order = None if lengths is None else _Order(lengths, inputs)
     final = CellState((), ())
-    for layer in range(rnn.num_layers):
-        below = dropout(inputs, rnn.dropout, rnn.training) if layer else inputs
-        inputs, final = _run_layer(rnn, layer, below, order, start)
+    for layer, weights in enumerate(layers):
+        below = drop_inputs(rnn, weights, inputs) if layer else inputs
+        outputs, last = _run_layer(rnn, weights, below, order, None if start is None else start.of(layer))
+        if weights.residual:
+            outputs = inputs + outputs
+            last = last._replace(hidden=tuple(map(torch.add, final.hidden, last.hidden)))
+        inputs, final = outputs, last
     return inputs, final
 
 
 class _Order:
     """Where sentences end, and positions from their ends."""
 
-    def __init__(self, lengths: Tensor, T: int) -> None:
-        positions = torch.arange(T)[:, None]
+    def __init__(self, lengths: Tensor, inputs: Tensor) -> None:
+        B, T, device = *inputs.shape[:2], inputs.device
+        lengths, positions, rows = lengths.to(device), *(torch.arange(n, device=device) for n in (T, B))
+        positions = positions[:, None]
         self.valid = (positions < lengths).T[:, :, None]  # (B, T, 1)
-        self.last = lengths - 1, torch.arange(len(lengths))
+        self.last = lengths - 1, rows
         reverse = torch.where(positions < lengths, lengths - 1 - positions, positions)  # (T, B)
-        self.reverse = (reverse * len(lengths) + torch.arange(len(lengths))).flatten()
+        self.reverse = (reverse * B + rows).flatten()
 
 
 def _run_layer(
-    rnn: Recurrent, layer: int, inputs: Tensor, order: _Order | None, start: CellState | None
+    rnn: Recurrent, weights: LayerWeights, inputs: Tensor, order: _Order | None, start: State | None
 ) -> tuple[Tensor, CellState]:
     B, T, _ = inputs.shape
     D = 2 if rnn.bidirectional else 1
     by_step = inputs.transpose(0, 1).flatten(0, 1)  # (T B, I)
-    if D == 1:
-        weights = layer_weights(rnn, layer)
-        gates = linear(by_step, weights.weight_ih, weights.bias_ih)
-    else:
+    if D == 2:  # noqa: PLR2004
         assert order is not None
-        both = layer_weights(rnn, layer), layer_weights(rnn, layer, "_reverse")
-        weights = LayerWeights(*(torch.stack(pair) for pair in zip(*both, strict=True)))
-        both_ways = torch.stack([by_step, swap_rows(by_step, order.reverse)])
-        gates = linear(both_ways, weights.weight_ih, weights.bias_ih)
+        by_step = torch.stack([by_step, swap_rows(by_step, order.reverse)])
+    gates = input_gates(rnn, weights, by_step)
     steps = gates.view(*gates.shape[:-2], T, B, -1).unbind(-3)
     if start is None:
         nothing = gates.new_zeros(*gates.shape[:-2], B, rnn.hidden_size)
-        state = nothing, nothing if isinstance(rnn, nn.LSTM) else None
-    else:
-        state = start.of(layer)
-    states = []
+        start = nothing, nothing if isinstance(rnn, nn.LSTM) else None
+    state, states = start, []
     with loop():
         for step in steps:
-            state = step_layer(rnn, weights, step, *state)
+            state = zone_out(rnn, weights, step_layer(rnn, weights, step, *state), state)
             states.append(state)
     hidden = torch.stack([h for h, _ in states], dim=-3)  # (T, B, H) or (D, T, B, H)
     memory = None if state[1] is None else torch.stack([c for _, c in states if c is not None], dim=-3)

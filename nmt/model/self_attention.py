@@ -14,10 +14,10 @@ class SelfAttention(nn.Module):
     """h'_s = LayerNorm(h_s + attention(h_s, h))   (Vaswani et al. 2017, 3.1, without the feed-forward layer: the
     states are recurrent)."""
 
-    def __init__(self, attention: Attention | MultiHeadAttention, dim: int, dropout: float) -> None:
+    def __init__(self, attention: Attention | MultiHeadAttention, dim: int, dropout: Dropout) -> None:
         """dropout: on what the attention adds."""
         super().__init__()
-        self.attention, self.norm, self.dropout = attention, nn.LayerNorm(dim), Dropout(dropout)
+        self.attention, self.norm, self.dropout = attention, nn.LayerNorm(dim), dropout
 
     def forward(self, states: Tensor, valid: Tensor) -> Tensor:
         """(B, S, M), bool (B, S) -> (B, S, M), zeros on padding."""

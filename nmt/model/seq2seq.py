@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from nmt.attention.policy import Policy
 from nmt.model.cells import CellState
-from nmt.model.decoder import Decoded, Decoder, DecoderState
+from nmt.model.decoder import Decoded, Decoder
 from nmt.model.encoder import Encoder
+from nmt.model.state import DecoderState
 from nmt.ops.cross_entropy import Loss, linear_cross_entropy
-from nmt.ops.dropout import Dropout
+from nmt.ops.dropout import Dropout, dropout, masked
 from nmt.ops.linear import Linear
 from nmt.search.hypothesis import StepOutput
 
@@ -31,6 +32,23 @@ class Bridge(nn.Module):
         return CellState(tuple(states[: self.layers]), tuple(states[self.layers :]))
 
 
+class EmbeddingDropout(Dropout):
+    """Of embedded tokens: first whole ones, each on its own, with probability `words` (Sennrich et al. 2016, the
+    Edinburgh systems), then elements. What is left is divided by the probability of being left, as in Nematus."""
+
+    def __init__(self, p: float, words: float = 0.0, variational: bool = False) -> None:
+        super().__init__(p, variational)
+        self.words = words
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(..., E) -> (..., E)."""
+        return super().forward(self.drop_words(inputs))
+
+    def drop_words(self, inputs: Tensor) -> Tensor:
+        """(..., E) -> (..., E), elements being left as they are."""
+        return dropout(inputs, self.words, self.training, along=-1)
+
+
 class Seq2Seq(nn.Module):
     """p(y | x), token by token. Padded positions are told by `pad` in the token ids."""
 
@@ -44,14 +62,14 @@ class Seq2Seq(nn.Module):
         output: Linear,
         policy: Policy | None = None,
         *,
-        embedding_dropout: float,
+        embedding_dropout: EmbeddingDropout,
         fixed_context: bool,
     ) -> None:
         super().__init__()
         self.source_embedding, self.target_embedding = source_embedding, target_embedding
         self.encoder, self.bridge, self.decoder, self.output = encoder, bridge, decoder, output
         self.policy = policy  # what trains a hard attention
-        self.dropout = Dropout(embedding_dropout)
+        self.dropout = embedding_dropout
         self.fixed_context = fixed_context  # without attention: does the decoder see the summary at every step?
 
     def encode(self, source: Tensor, lengths: Tensor) -> DecoderState:
@@ -70,7 +88,9 @@ class Seq2Seq(nn.Module):
         if self.decoder.input_feeding:
             feed = encoded.summary.new_zeros(embedded.shape[0], self.output.in_features)
         fixed = encoded.summary if self.fixed_context else None
-        weights = self.decoder.weights(self.target_embedding.embedding_dim, 0 if fixed is None else fixed.shape[1])
+        B, E = embedded.shape[0], self.target_embedding.embedding_dim
+        weights = self.decoder.weights(B, E, 0 if fixed is None else fixed.shape[1])
+        weights = weights._replace(word_mask=self.dropout.sentence_mask(embedded, B, E))
         folds = attention is not None and attention.folds
         return DecoderState(self.bridge(encoded.summary), feed, past, memory, fixed, weights, folds)
 
@@ -80,9 +100,10 @@ class Seq2Seq(nn.Module):
         Several targets of one source, or none, are told by the source of each: `target` (N, T) and `sentences`, int64
         (N,), give (N, T, R) and (N, T, S).
         """
-        embedded = self.dropout(self.target_embedding(target))
-        state = self.encode(source, lengths)
-        decoded: Decoded = self.decoder(embedded, state if sentences is None else state.select(sentences))
+        embedded, state = self._embed_target(target), self.encode(source, lengths)
+        if sentences is not None:
+            state = state.select(sentences)
+        decoded: Decoded = self.decoder(masked(embedded, state.weights.word_mask), state)
         return decoded
 
     def loss(self, readouts: Tensor, targets: Tensor, pad: int, smoothing: float = 0.0) -> Loss:
@@ -96,5 +117,12 @@ class Seq2Seq(nn.Module):
 
     def step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
         """int64 (B,) previous tokens -> logits of the next, the attention that led to them, the next state."""
-        readout, weights, state = self.decoder.step(self.dropout(self.target_embedding(tokens)), state)
+        embedded = masked(self._embed_target(tokens), state.weights.word_mask)
+        readout, weights, state = self.decoder.step(embedded, state)
         return StepOutput(self.output(readout), weights, state)
+
+    def _embed_target(self, tokens: Tensor) -> Tensor:
+        """int64 (...) -> (..., E), after all dropout but that whose mask comes with the decoder's state."""
+        embedded = self.target_embedding(tokens)
+        dropped: Tensor = self.dropout.drop_words(embedded) if self.dropout.variational else self.dropout(embedded)
+        return dropped

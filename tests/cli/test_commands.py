@@ -218,6 +218,11 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-train", "attention=hard", "attention/coverage=linear"], "set attention.coverage.loss_weight=0"),
     (["nmt-train", "attention=multihead", "attention.projection.heads=3"], "cannot be shared by heads=3"),
     (["nmt-train", "attention=chorowski", "attention.score.width=4"], "width=4: must be odd"),
+    (
+        ["nmt-train", "decoder.residual=true"],
+        "decoder: residual=true adds a layer's output to its input",
+    ),
+    (["nmt-train", "encoder.word_dropout=0.1"], "encoder.word_dropout: "),
     (["nmt-train", "attention=none", "decoder.attend=between"], "decoder.attend=between is for an attention"),
     (["nmt-train", "attention=none", "decoder.attend=before"], "decoder.attend=before is for an attention"),
     (

@@ -5,84 +5,27 @@ from typing import Any
 
 import pytest
 import torch
+from small_models import (
+    BOS,
+    CHO,
+    EOS,
+    LENGTHS,
+    NONE,
+    PAD,
+    SELF_ATTENTION,
+    SOURCE,
+    TARGET,
+    VALID,
+    V,
+    attention,
+    model_of,
+    regularised,
+)
 
-from nmt.config.schema import Model
-from nmt.model.build import build_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.search.beam import beam_search
 from nmt.search.greedy import greedy_search
 from nmt.search.hypothesis import LengthPenalty, Limits, Symbols
-
-V, PAD, BOS, EOS = 13, 0, 2, 3
-NONE = {"kind": "none", "context": "first_state"}
-CHO = {"kind": "none", "context": "every_step"}
-
-
-SELF_ATTENTION = {
-    "kind": "attention",
-    "layers": 2,
-    "score": {"kind": "scaled_dot"},
-    "window": {"kind": "local_m", "reach": 1},
-    "normalizer": {"kind": "softmax", "temperature": 1.0},
-    "projection": {"kind": "heads", "heads": 2, "dim": 4},
-    "dropout": 0.0,
-}
-
-
-def attention(score: str, **parts: dict[str, Any]) -> dict[str, Any]:
-    extra = {
-        "additive": {"dim": 6},
-        "normed_additive": {"dim": 6},
-        "location_aware": {"dim": 6, "filters": 2, "width": 3},
-    }
-    return {
-        "kind": "attention",
-        "score": {"kind": score, **extra.get(score, {})},
-        "window": {"kind": "global"},
-        "normalizer": {"kind": "softmax", "temperature": 1.0},
-        "coverage": {"kind": "none"},
-        "projection": {"kind": "none"},
-        "dropout": 0.0,
-        **parts,
-    }
-
-
-def values(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
-    config: dict[str, Any] = {
-        "embedding": {"dim": 6, "dropout": 0.0, "tie_source_target": True, "tie_output": True},
-        "encoder": {
-            "cell": "gru",
-            "hidden": 4,
-            "layers": 1,
-            "bidirectional": True,
-            "dropout": 0.0,
-            "self_attention": {"kind": "none"},
-        },
-        "decoder": {
-            "cell": "gru",
-            "hidden": 8,
-            "layers": 1,
-            "dropout": 0.0,
-            "attend": "after",
-            "input_feeding": False,
-            "readout": "deep",
-            "readout_dim": 6,
-            "bridge": "final",
-        },
-        "attention": attention("dot"),
-    }
-    for key, value in changes.items():
-        section, _, name = key.partition("__")
-        if name:
-            config[section][name] = value
-        else:
-            config[section] = value
-    return config
-
-
-def model_of(**changes: Any) -> Seq2Seq:  # noqa: ANN401
-    return build_model(Model.model_validate(values(**changes)), V, V, (PAD, PAD)).double().eval()
-
 
 COMBINATIONS = [
     {
@@ -120,23 +63,30 @@ COMBINATIONS = [
     )
     if attend == "after" or kind["kind"] != "none"
 ]
+COMBINATIONS += [
+    regularised(cell, layers, decoder__attend=attend, decoder__input_feeding=feeding, attention=kind)
+    for cell, layers, attend, feeding, kind in [
+        ("gru", 1, "before", False, attention("additive")),
+        ("lstm", 2, "before", True, attention("additive")),
+        ("gru", 3, "between", False, attention("dot")),
+        ("lstm", 1, "between", True, attention("additive")),
+        ("rnn", 2, "after", True, attention("general")),
+        ("lstm", 3, "after", False, attention("dot")),
+        ("gru", 2, "after", False, CHO),
+    ]
+]
 
 
 def label(changes: dict[str, Any]) -> str:
     kind = changes["attention"].get("score", {}).get("kind") or changes["attention"]["context"]
     feed = "-feed" if changes["decoder__input_feeding"] else ""
-    return f"{changes['encoder__cell']}{changes['decoder__layers']}-{changes['decoder__attend']}{feed}-{kind}"
+    more = "-regularised" if "variational_dropout" in changes else ""
+    return f"{changes['encoder__cell']}{changes['decoder__layers']}-{changes['decoder__attend']}{feed}-{kind}{more}"
 
 
 @pytest.fixture(params=COMBINATIONS, ids=label)
 def model(request: pytest.FixtureRequest) -> Seq2Seq:
     return model_of(**request.param)
-
-
-LENGTHS = torch.tensor([5, 2, 4])
-VALID = torch.arange(5) < LENGTHS[:, None]
-SOURCE = torch.tensor([[4, 5, 6, 7, EOS], [8, EOS, PAD, PAD, PAD], [9, 10, 11, EOS, PAD]])
-TARGET = torch.tensor([[BOS, 4, 5, 6], [BOS, 7, 8, 9], [BOS, 10, 4, 12]])
 
 
 def test_stepping_equals_one_call(model: Seq2Seq) -> None:

@@ -58,7 +58,7 @@ from nmt.config.schema.data import (
     TokenizerConfig,
     TrainedTokenizer,
 )
-from nmt.config.schema.model import Cell, Decoder, Embedding, Encoder, Model, Size
+from nmt.config.schema.model import Cell, Decoder, Embedding, Encoder, Model, Network, Size
 from nmt.config.schema.search import Beam, Evaluation, Greedy, Sampling, Search, SearchLimits
 from nmt.config.schema.training import (
     SGD,
@@ -124,6 +124,7 @@ __all__ = [
     "MinimumRisk",
     "Model",
     "Monotonic",
+    "Network",
     "NoAttention",
     "NoCoverage",
     "NoHeads",

@@ -21,16 +21,36 @@ class Size(Section):
 class Embedding(Section):
     dim: PositiveInt
     dropout: Probability
+    word_dropout: Probability
     tie_source_target: bool
     tie_output: bool
 
 
-class Encoder(Section):
+class Network(Section):
+    """What encoder and decoder have as recurrent networks."""
+
     cell: Cell
     hidden: PositiveInt
     layers: PositiveInt
-    bidirectional: bool
     dropout: Probability
+    recurrent_dropout: Probability
+    zoneout: Probability
+    weight_drop: Probability
+    layer_norm: bool
+    residual: bool
+
+    @validator(mode="after")
+    def _residual_has_layers(self) -> Self:
+        if self.residual and self.layers == 1:
+            raise ValueError(
+                "residual=true adds a layer's output to its input from the second layer on, but layers=1; set layers=2 "
+                "or more, or residual=false"
+            )
+        return self
+
+
+class Encoder(Network):
+    bidirectional: bool
     self_attention: SelfAttention
 
     @property
@@ -39,11 +59,7 @@ class Encoder(Section):
         return self.hidden * (2 if self.bidirectional else 1)
 
 
-class Decoder(Section):
-    cell: Cell
-    hidden: PositiveInt
-    layers: PositiveInt
-    dropout: Probability
+class Decoder(Network):
     attend: Literal["before", "between", "after"]
     input_feeding: bool
     readout: Literal["attentional", "deep", "maxout"]
@@ -54,6 +70,7 @@ class Decoder(Section):
 class Model(Section):
     """All that shapes the network."""
 
+    variational_dropout: bool
     embedding: Embedding
     encoder: Encoder
     decoder: Decoder

@@ -1,0 +1,72 @@
+"""What the decoder's steps hand on, and what they share.
+
+Shapes: B batch, S source positions, E embedding, M memory, R readout, G gates x H.
+"""
+
+from typing import NamedTuple, Self
+
+from torch import Tensor
+
+from nmt.attention.memory import Memory, Past
+from nmt.model.cells import CellState, LayerWeights
+
+
+class Weights(NamedTuple):
+    """Recurrent parameters in the precision of the computation, and what all steps of a sentence drop alike."""
+
+    layers: list[LayerWeights]
+    word: Tensor  # (G, E), the columns of the first layer's weight_ih for the word,
+    fixed: Tensor  # (G, M or 0), for a fixed vector,
+    fed: Tensor  # (G, ...), and for what a step computes: context, previous readout
+    conditional: LayerWeights | None
+    word_mask: Tensor | None = None  # (B, E)
+    readout_mask: Tensor | None = None  # (B, R)
+
+    def select(self, index: Tensor) -> Self:
+        """Rows `index` of the batch."""
+        return self._replace(
+            layers=[layer.select(index) for layer in self.layers],
+            conditional=None if self.conditional is None else self.conditional.select(index),
+            word_mask=None if self.word_mask is None else self.word_mask.index_select(0, index),
+            readout_mask=None if self.readout_mask is None else self.readout_mask.index_select(0, index),
+        )
+
+
+class DecoderState(NamedTuple):
+    """All that one step hands to the next, and what all steps of a sentence share."""
+
+    cell: CellState
+    feed: Tensor | None  # (B, R) the previous readout, with input feeding
+    past: Past | None  # of the attention, if there is one
+    memory: Memory | None  # what the attention reads, if there is one
+    fixed: Tensor | None  # (B, M) the context of a decoder without attention that sees it at every step
+    weights: Weights  # of all steps
+    folds: bool  # may hypotheses of one sentence share its row of past and memory?
+
+    def select(self, index: Tensor) -> Self:
+        """Rows `index` of the batch, which may repeat."""
+        return self._own_rows(index)._shared_rows(index)
+
+    def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
+        """Reorder hypotheses, in rows grouped by sentence, equally many for each.
+
+        `sentences` are those kept (None: all); their past and memory are stored once where the attention allows it.
+        """
+        state = self._own_rows(index)
+        if not self.folds:
+            return state._shared_rows(index)
+        return state if sentences is None else state._shared_rows(sentences)
+
+    def _own_rows(self, index: Tensor) -> Self:
+        return self._replace(
+            cell=self.cell.select(index),
+            feed=None if self.feed is None else self.feed.index_select(0, index),
+            fixed=None if self.fixed is None else self.fixed.index_select(0, index),
+            weights=self.weights.select(index),
+        )
+
+    def _shared_rows(self, index: Tensor) -> Self:
+        return self._replace(
+            past=None if self.past is None else self.past.select(index),
+            memory=None if self.memory is None else self.memory.select(index),
+        )

@@ -1,0 +1,107 @@
+"""Models of a few units in float64, and a batch of three sentences for them."""
+
+from typing import Any
+
+import torch
+
+from nmt.config.schema import Model
+from nmt.model.build import build_model
+from nmt.model.seq2seq import Seq2Seq
+
+V, PAD, BOS, EOS = 13, 0, 2, 3
+NONE = {"kind": "none", "context": "first_state"}
+CHO = {"kind": "none", "context": "every_step"}
+
+
+SELF_ATTENTION = {
+    "kind": "attention",
+    "layers": 2,
+    "score": {"kind": "scaled_dot"},
+    "window": {"kind": "local_m", "reach": 1},
+    "normalizer": {"kind": "softmax", "temperature": 1.0},
+    "projection": {"kind": "heads", "heads": 2, "dim": 4},
+    "dropout": 0.0,
+}
+
+
+def attention(score: str, **parts: dict[str, Any]) -> dict[str, Any]:
+    extra = {
+        "additive": {"dim": 6},
+        "normed_additive": {"dim": 6},
+        "location_aware": {"dim": 6, "filters": 2, "width": 3},
+    }
+    return {
+        "kind": "attention",
+        "score": {"kind": score, **extra.get(score, {})},
+        "window": {"kind": "global"},
+        "normalizer": {"kind": "softmax", "temperature": 1.0},
+        "coverage": {"kind": "none"},
+        "projection": {"kind": "none"},
+        "dropout": 0.0,
+        **parts,
+    }
+
+
+PLAIN = {"recurrent_dropout": 0.0, "zoneout": 0.0, "weight_drop": 0.0, "layer_norm": False, "residual": False}
+
+
+def values(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
+    config: dict[str, Any] = {
+        "variational_dropout": False,
+        "embedding": {"dim": 6, "dropout": 0.0, "word_dropout": 0.0, "tie_source_target": True, "tie_output": True},
+        "encoder": {
+            "cell": "gru",
+            "hidden": 4,
+            "layers": 1,
+            "bidirectional": True,
+            "dropout": 0.0,
+            "self_attention": {"kind": "none"},
+            **PLAIN,
+        },
+        "decoder": {
+            "cell": "gru",
+            "hidden": 8,
+            "layers": 1,
+            "dropout": 0.0,
+            "attend": "after",
+            "input_feeding": False,
+            "readout": "deep",
+            "readout_dim": 6,
+            "bridge": "final",
+            **PLAIN,
+        },
+        "attention": attention("dot"),
+    }
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        if name:
+            config[section][name] = value
+        else:
+            config[section] = value
+    return config
+
+
+def regularised(cell: str = "gru", layers: int = 2, p: float = 0.2, **changes: Any) -> dict[str, Any]:  # noqa: ANN401
+    """What to change for all that regularises."""
+    network = {
+        "cell": cell,
+        "layers": layers,
+        "dropout": p,
+        "recurrent_dropout": p,
+        "zoneout": p,
+        "weight_drop": p,
+        "layer_norm": True,
+        "residual": layers > 1,
+    }
+    both = {f"{side}__{name}": value for side in ("encoder", "decoder") for name, value in network.items()}
+    return {"variational_dropout": True, "embedding__dropout": p, "embedding__word_dropout": p, **both, **changes}
+
+
+def model_of(**changes: Any) -> Seq2Seq:  # noqa: ANN401
+    return build_model(Model.model_validate(values(**changes)), V, V, (PAD, PAD)).double().eval()
+
+
+LENGTHS = torch.tensor([5, 2, 4])
+VALID = torch.arange(5) < LENGTHS[:, None]
+SOURCE = torch.tensor([[4, 5, 6, 7, EOS], [8, EOS, PAD, PAD, PAD], [9, 10, 11, EOS, PAD]])
+TARGET = torch.tensor([[BOS, 4, 5, 6], [BOS, 7, 8, 9], [BOS, 10, 4, 12]])
