@@ -167,8 +167,8 @@ def test_a_run_validates_and_saves_the_average_and_trains_the_weights(
             seen[step] = copied(self.objective.model)
         return done
 
-    def broken(self: Objective, batch: Batch, step: int) -> Value:
-        value = objective(self, batch, step)
+    def broken(self: Objective, batch: Batch, step: int, *rest: float) -> Value:
+        value = objective(self, batch, step, *rest)
         return value._replace(total=value.total * torch.inf) if step == 5 else value
 
     monkeypatch.setattr(Updater, "__call__", recorded)
