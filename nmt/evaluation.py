@@ -1,15 +1,22 @@
 """The one scoring path: training's validation, nmt-evaluate and nmt-compare all come through here."""
 
+import logging
 import time
-from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 from nmt.config import schema
+from nmt.config.compose import flatten, load_values
 from nmt.config.errors import UserError
 from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
 from nmt.metrics.bleu import Scores, ScoreSettings, score, score_by_length, tokenizer_for
-from nmt.run import RunDirectory
-from nmt.translator import Progress, Translation, Translator
+from nmt.run import EVALUATION, RunDirectory, read_json
+from nmt.translation import Translation
+from nmt.translator import Progress, Translator
+
+log = logging.getLogger(__name__)
 
 
 class Evaluation(NamedTuple):
@@ -67,7 +74,7 @@ def align(
 
     None for a model without attention.
     """
-    if translator.model.decoder.attention is None:
+    if not translator.model.attends:
         return None
     pharaoh = [each.word_alignment() for each in translator.score(sources, references)]
     if gold is None:
@@ -79,6 +86,72 @@ def align(
     )
 
 
+@dataclass(frozen=True)
+class Apart:
+    """A folder for an evaluation that does not go into a run: of an ensemble, which is none of its runs."""
+
+    folder: RunDirectory
+    about: Mapping[str, Any]  # what was evaluated, and how; the same for all splits in the folder
+
+    @classmethod
+    def at(
+        cls,
+        folder: Path,
+        runs: Sequence[RunDirectory],
+        translator: Translator,
+        settings: ScoreSettings,
+        checkpoint: str,
+    ) -> Self:
+        """Changes nothing yet. Raises UserError if the folder holds an evaluation of something else."""
+        about = {
+            "members": [str(run.path.resolve()) for run in runs],
+            "checkpoint": checkpoint,
+            "search": translator.search.model_dump(),
+            "seed": translator.seed,
+            "evaluation": asdict(settings),
+            "parameters": sum(parameter.numel() for parameter in translator.model.parameters()),
+            "asked": _asked(runs, translator.search),
+        }
+        there, here = dict(flatten(read_json(folder / EVALUATION))), dict(flatten(about))
+        if there and (other := next((key for key in here if there.get(key) != here[key]), None)):
+            raise UserError(
+                f"output={folder}: holds another evaluation ({other} is {there.get(other)} there, {here[other]} here); "
+                "name another folder"
+            )
+        return cls(RunDirectory(folder), about)
+
+    def write_about(self) -> None:
+        """What makes the folder one that nmt-compare reads."""
+        self.folder.update_json(self.folder.path / EVALUATION, self.about)
+
+
+def _asked(runs: Sequence[RunDirectory], search: schema.Search) -> dict[str, Any]:
+    """What the runs were started with, by key, joined by "+" where they differ; of the search what is searched with."""
+    first, *others = [run.asked() for run in runs]
+    joined: dict[str, Any] = {"ensemble": len(runs)} if others else {}
+    for key in dict.fromkeys(key for each in (first, *others) for key in each):
+        values = list(dict.fromkeys(each.get(key, "default") for each in (first, *others)))
+        if not key.startswith("search"):
+            joined[key] = values[0] if len(values) == 1 else "+".join(map(str, values))
+        elif key in first:
+            joined[key] = first[key]
+    trained = load_values(runs[0].config)["search"]
+    given = {key: value for key, value in search.model_dump().items() if trained.get(key) != value}
+    return joined | {f"search.{key}": value for key, value in given.items()}
+
+
+def warn_of_other_texts(runs: Sequence[RunDirectory], split: str) -> None:
+    """Tell of runs whose split is not the first's: they may have been trained on what is scored."""
+
+    def text(run: RunDirectory) -> list[bytes | None]:
+        files = [run.data / f"{split}.{side}" for side in ("source", "target")]
+        return [file.read_bytes() if file.is_file() else None for file in files]
+
+    for run in runs[1:]:
+        if text(run) != text(runs[0]):
+            log.warning("%s: has another %s set than %s, whose set is scored", run.path, split, runs[0].path)
+
+
 def evaluate_run(
     run: RunDirectory,
     translator: Translator,
@@ -87,11 +160,13 @@ def evaluate_run(
     checkpoint: str,
     progress: Progress | None = None,
     variant: str = "",
+    apart: Apart | None = None,
 ) -> tuple[dict[str, Any], Evaluation]:
     """Evaluate a split of a run's corpus; writes hypotheses/<split>.txt, word alignments of translations and
     references to alignments/, and the split's entry of results.json.
 
     `variant` tells settings that are not the run's own: it is added to both names, so that the run's own scores stay.
+    All goes into the folder `apart`, if there is one, together with the text.
     """
     sources, references, gold = run.held_out(split)
     found = evaluate(translator, sources, references, settings, progress=progress)
@@ -103,6 +178,11 @@ def evaluate_run(
         "checkpoint": checkpoint,
         "search": translator.search.model_dump(),
     }
+    if apart is not None:
+        result["members"] = apart.about["members"]
+        run = apart.folder
+        apart.write_about()
+        run.write_held_out(split, sources, references, gold)
     name = f"{split}.{variant}" if variant else split
     aligned = align(translator, sources, references, gold)
     if aligned is not None:

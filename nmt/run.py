@@ -42,6 +42,7 @@ FREE = {
 UNSEEN = {"run", "device", "threads", "data.cache_dir", "training.log_every", "training.checkpoint_every"}
 LOCK = ".lock"
 ERROR = "error.txt"  # why a job of a sweep failed
+EVALUATION = "evaluation.json"  # of what is evaluated in a folder that is not a run
 FINISHED, PRUNED = "finished", "pruned"  # the manifest's "status"; none: not at its end yet
 
 
@@ -209,10 +210,7 @@ class RunDirectory:
         for split in prepared:
             if split.name == "train":
                 continue
-            for side, name in ((split.source, "source"), (split.target, "target")):
-                _write_lines(self.data / f"{split.name}.{name}", side.lines())
-            if split.alignments is not None:
-                _write_lines(self.data / f"{split.name}.alignments", split.alignments)
+            self.write_held_out(split.name, split.source.lines(), split.target.lines(), split.alignments)
 
     def held_out(self, split: str) -> tuple[list[str], list[str], list[str] | None]:
         """Sources, references and gold alignments (or None) of a split. Raises UserError if the run has none."""
@@ -226,6 +224,12 @@ class RunDirectory:
             read_lines(self.data / f"{split}.target"),
             read_lines(gold) if gold.is_file() else None,
         )
+
+    def write_held_out(self, split: str, sources: list[str], references: list[str], gold: list[str] | None) -> None:
+        """data/<split>.source, .target, and .alignments where there is gold."""
+        for name, lines in (("source", sources), ("target", references), ("alignments", gold)):
+            if lines is not None:
+                _write_lines(self.data / f"{split}.{name}", lines)
 
     def write_hypotheses(self, split: str, lines: list[str]) -> None:
         """hypotheses/<split>.txt."""

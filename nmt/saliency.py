@@ -37,20 +37,22 @@ class Saliency:
 
 def saliency(translator: Translator, sources: Sequence[str], targets: Sequence[str]) -> list[Saliency]:
     """Of given translations: the norm of the Jacobian of each token's log-probability with respect to each source
-    token's embedding (after Simonyan et al. 2014). Raises ValueError for unequal counts."""
+    token's embedding (after Simonyan et al. 2014). Raises ValueError for unequal counts, UserError for an ensemble,
+    whose models each have embeddings of their own."""
     if len(sources) != len(targets):
         raise ValueError(f"{len(sources)} sources, but {len(targets)} targets")
-    was_training = translator.model.training
-    translator.model.eval()
+    model = translator.single
+    was_training = model.training
+    model.eval()
     # cuDNN's recurrent layers have no backward outside training.
     with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
         found = [_of_pair(translator, *pair) for pair in zip(sources, targets, strict=True)]
-    translator.model.train(was_training)
+    model.train(was_training)
     return found
 
 
 def _of_pair(translator: Translator, source: str, target: str) -> Saliency:
-    model, tokenizers = translator.model, translator.tokenizers
+    model, tokenizers = translator.single, translator.tokenizers
     (source_ids,), (pieces,) = translator.encode([source])
     (target_ids,) = tokenizers.target.encode([target])
     batch = collate([source_ids], [target_ids], tokenizers, np.arange(1)).to(translator.machine.device)

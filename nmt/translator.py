@@ -1,4 +1,4 @@
-"""The Python API: Translator.load(run).translate(["..."]).
+"""The Python API: Translator.load(run).translate(["..."]), of several runs Translator.load([run, run]).
 
 Shapes: B batch, S source positions, T target positions.
 """
@@ -6,31 +6,30 @@ Shapes: B batch, S source positions, T target positions.
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from nmt.config import schema
-from nmt.config.compose import load_values, typed, typed_union
+from nmt.config.compose import load_values, merge_search, typed
 from nmt.config.errors import UserError
 from nmt.data.batching import collate
 from nmt.data.prepared import padded
 from nmt.data.tokenizer import Tokenizers
 from nmt.data.unknown import copy_unknown
 from nmt.machine import Machine
-from nmt.metrics.alignment import attention_to_links, format_pharaoh, merge_to_words, words
-from nmt.model.load import load_weights, new_model
+from nmt.model.ensemble import Ensemble
+from nmt.model.load import load_runs
 from nmt.model.seq2seq import Seq2Seq
-from nmt.model.state import DecoderState
 from nmt.run import RunDirectory
 from nmt.search.beam import beam_search
 from nmt.search.greedy import greedy_search
-from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits, Symbols
+from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits, Step, Symbols
 from nmt.search.sampling import SamplingOptions, sample
+from nmt.translation import Translation
 
 log = logging.getLogger(__name__)
 
@@ -39,38 +38,16 @@ LEAST_TOKENS = 1024  # of a batch, times the beam, that is worth a thread
 Progress = Callable[[int], object]  # called with the number of sentences just finished
 
 
-@dataclass(frozen=True)
-class Translation:
-    """One translation of one line."""
-
-    text: str
-    score: float  # what translations are ranked by: the log-probability over its length penalty
-    log_prob: float  # natural logarithm
-    source_tokens: list[str]  # pieces, </s> last
-    tokens: list[str]  # pieces, </s> last
-    alignment: NDArray[np.float32] | None  # (T, S) attention, a row for each of `tokens`; None without attention
-
-    def word_alignment(self) -> str:
-        """Source-target pairs of whitespace-separated words, from each target word's strongest link (Pharaoh)."""
-        if self.alignment is None:
-            return ""
-        return format_pharaoh(attention_to_links(self.alignment, self.tokens, self.source_tokens))
-
-    def word_weights(self) -> dict[str, Any] | None:
-        """Source words, target words ("</s>" last) and the attention between them: whole percents, a row for each
-        target word. None without attention."""
-        if self.alignment is None:
-            return None
-        weights = merge_to_words(self.alignment, self.tokens, self.source_tokens)
-        percents = np.rint(100 * weights).astype(int).tolist()
-        return {"source": words(self.source_tokens), "target": words(self.tokens), "weights": percents}
-
-
 class Translator:
-    """A trained model with its tokenizers and search."""
+    """A trained model, or an ensemble, with its tokenizers and search."""
 
     def __init__(
-        self, model: Seq2Seq, tokenizers: Tokenizers, search: schema.Search, machine: Machine, seed: int = 1
+        self,
+        model: Seq2Seq | Ensemble,
+        tokenizers: Tokenizers,
+        search: schema.Search,
+        machine: Machine,
+        seed: int = 1,
     ) -> None:
         self.model, self.tokenizers, self.search = model, tokenizers, search
         self.machine, self.seed = machine, seed
@@ -79,7 +56,7 @@ class Translator:
     @classmethod
     def load(
         cls,
-        run: str | Path,
+        run: str | Path | Sequence[str | Path],
         *,
         checkpoint: str = "best",
         search: Mapping[str, Any] | None = None,
@@ -88,21 +65,32 @@ class Translator:
         threads: int | None = None,
         seed: int | None = None,
     ) -> Self:
-        """A run's model; None means: as the run was trained. Raises UserError if there is none.
+        """A run's model, or the ensemble of several; None means: as the (first) run was trained. Raises UserError if
+        there is none, or if the runs have not the same tokenizers.
 
         `search` holds values that replace the run's own, e.g. {"beam_size": 10} or a whole {"kind": "greedy"}.
         """
-        directory = RunDirectory.existing(run)
-        config = typed(schema.TrainConfig, load_values(directory.config))
+        directories = [RunDirectory.existing(each) for each in ([run] if isinstance(run, str | Path) else run)]
+        if not directories:
+            raise UserError("run=[]: needs one run or several")
+        configs = [typed(schema.TrainConfig, load_values(directory.config)) for directory in directories]
+        config = configs[0]
         machine = Machine.choose(
             device or config.device, precision or config.precision, config.threads if threads is None else threads
         )
-        tokenizers = Tokenizers.load(directory.path, config.tokenizer.lowercase)
-        model = new_model(config, tokenizers)
-        load_weights(model, directory.checkpoints / f"{checkpoint}.pt")
+        model, tokenizers = load_runs(directories, configs, checkpoint)
         settings = merge_search(config.search, search or {})
         seed = config.seed if seed is None else seed
         return cls(model.to(machine.device).eval(), tokenizers, settings, machine, seed)
+
+    @property
+    def single(self) -> Seq2Seq:
+        """The model, for what takes one alone. Raises UserError for an ensemble."""
+        if isinstance(self.model, Ensemble):
+            raise UserError(
+                f"gradients are those of one model, not of an ensemble of {len(self.model.members)}; load one run"
+            )
+        return self.model
 
     def reseed(self) -> None:
         """Let sampling draw again what it drew first."""
@@ -151,14 +139,15 @@ class Translator:
                 np.asarray(indices),
             ).to(self.machine.device)
             with self.machine.autocast():
-                decoded = self.model(batch.source, batch.lengths, batch.target_in)
-                loss = self.model.loss(decoded.readouts, batch.target_out, self.tokenizers.target.pad)
-            log_probs = loss.log_probs.cpu()
+                forced = self.model.force(
+                    batch.source, batch.lengths, batch.target_in, batch.target_out, self.tokenizers.target.pad
+                )
+            log_probs = forced.log_probs.cpu()
             for row, index in enumerate(indices):
                 target, length = wanted[index], len(wanted[index])
                 weights = None
-                if decoded.weights is not None:
-                    weights = decoded.weights[row, :length, : len(encoded[index])].float().cpu()
+                if forced.weights is not None:
+                    weights = forced.weights[row, :length, : len(encoded[index])].float().cpu()
                 total = float(log_probs[row, :length].sum())
                 found = Hypothesis(list(target), total / self._penalty()(length), total, weights)
                 # As they are written, not <unk>: of several unknown words each counts in the word alignment.
@@ -236,13 +225,14 @@ class Translator:
         limits = Limits(max(0, config.min_length - 1), longest)
         penalty = self._penalty()
         with self.machine.autocast():
-            state: DecoderState = self.model.encode(source, lengths)
+            state: Any = self.model.encode(source, lengths)
+            step: Step[Any] = self.model.step
             match config:
                 case schema.Greedy():
-                    found = greedy_search(self.model.step, state, symbols, limits, penalty=penalty, device=device)
+                    found = greedy_search(step, state, symbols, limits, penalty=penalty, device=device)
                 case schema.Beam():
                     found = beam_search(
-                        self.model.step,
+                        step,
                         state,
                         symbols,
                         limits,
@@ -254,7 +244,7 @@ class Translator:
                 case schema.Sampling():
                     options = SamplingOptions(config.temperature, config.top_k, config.top_p, n)
                     found = sample(
-                        self.model.step,
+                        step,
                         state,
                         symbols,
                         limits,
@@ -277,17 +267,6 @@ class Translator:
         if self.search.replace_unknown and alignment is not None and target.unk in found.tokens:
             text = copy_unknown(pieces, alignment, source)
         return Translation(text, found.score, found.log_prob, source, pieces, alignment)
-
-
-def merge_search(trained: schema.Search, given: Mapping[str, Any]) -> schema.Search:
-    """A run's search with the values that are given (not None) in place of its own. Raises UserError."""
-    given = {key: value for key, value in given.items() if value is not None}
-    own = trained.model_dump()
-    if given.get("kind", trained.kind) != trained.kind:  # what all kinds have stays
-        own = {key: value for key, value in own.items() if key in schema.SearchLimits.model_fields}
-    values = {**own, **given}
-    search: schema.Search = typed_union(schema.Search, values, "search")
-    return search
 
 
 def _nothing() -> Translation:

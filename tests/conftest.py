@@ -56,6 +56,7 @@ def _seed() -> None:
 def values_of(command: str, overrides: list[str]) -> dict[str, Any]:
     """What Hydra composes, resolved, as plain values."""
     OmegaConf.register_new_resolver("run_dir", lambda run, new: run or new, replace=True)
+    OmegaConf.register_new_resolver("for_several", lambda run, new: None if isinstance(run, str) else new, replace=True)
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
         composed = compose(command, overrides=overrides)

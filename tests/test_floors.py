@@ -12,6 +12,7 @@ FLOORS = [  # from the top down
     "evaluation",
     "saliency",
     "translator",
+    "translation",
     "model",
     "attention",
     "ops",

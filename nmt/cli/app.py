@@ -147,8 +147,14 @@ def _run_dir(run: str | int | None, new: str) -> str:
     return str(Path(run).expanduser())
 
 
+def _for_several(run: str | int | list[str], place: str) -> str | None:
+    """A place for what is of several runs together; None where there is but one."""
+    return None if isinstance(run, str | int) or len(run) == 1 else place
+
+
 # At import, since a launcher's worker process imports this module and nothing else of the command.
 OmegaConf.register_new_resolver("run_dir", _run_dir, replace=True)
+OmegaConf.register_new_resolver("for_several", _for_several, replace=True)
 
 
 def log_to(stream: Any) -> None:  # noqa: ANN401

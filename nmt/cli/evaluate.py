@@ -1,9 +1,12 @@
-"""nmt-evaluate: score a trained run on a split of its corpus."""
+"""nmt-evaluate: score a trained run, or an ensemble, on a split of its corpus."""
 
 import json
 import re
+from contextlib import ExitStack
 
 from nmt.cli.app import run
+from nmt.cli.output import output_folder
+from nmt.config import schema
 from nmt.config.schema import EvaluateConfig
 
 
@@ -15,25 +18,40 @@ def main() -> None:
 def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
     from tqdm import tqdm
 
-    from nmt.config import schema
     from nmt.config.compose import load_values, typed
-    from nmt.evaluation import evaluate_run, score_settings
+    from nmt.evaluation import Apart, evaluate_run, score_settings, warn_of_other_texts
     from nmt.machine import keep_freed_memory
-    from nmt.run import RunDirectory
+    from nmt.run import EVALUATION, RunDirectory
     from nmt.translator import Translator
 
     keep_freed_memory()
-    directory = RunDirectory.existing(config.run)
-    trained = typed(schema.TrainConfig, load_values(directory.config))
+    runs = [RunDirectory.existing(path) for path in config.run]
+    trained = typed(schema.TrainConfig, load_values(runs[0].config))
     given = {"tokenize": config.tokenize, "lowercase": config.lowercase}
     evaluation = trained.evaluation.model_copy(update={k: v for k, v in given.items() if v is not None})
     settings = score_settings(evaluation, trained.data.target_lang)
-    own = {"checkpoint": "best", "seed": trained.seed, **trained.evaluation.model_dump(), **trained.search.model_dump()}
-    wanted = {"checkpoint": config.checkpoint, "seed": config.seed, **given, **config.search}
-    changed = {k: v for k, v in wanted.items() if v is not None and own.get(k) != v}
-    variant = re.sub(r"[^\w.-]", "-", "_".join(f"{key}-{value}" for key, value in changed.items()))
-    sources, _, _ = directory.held_out(config.split)
+    sources, _, _ = runs[0].held_out(config.split)
     translator = Translator.load(config.run, **config.loading)
-    with tqdm(total=len(sources), desc=f"translate {config.split}", unit=" sent", disable=None) as bar:
-        result, _ = evaluate_run(directory, translator, config.split, settings, config.checkpoint, bar.update, variant)
-    print(json.dumps({"run": config.run, "split": config.split, **result}, ensure_ascii=False))
+    warn_of_other_texts(runs, config.split)
+    apart, variant, place = None, _variant(config, trained), {}
+    with ExitStack() as stack:
+        if config.output is not None:
+            folder = stack.enter_context(output_folder(config.output, EVALUATION, "an evaluation"))
+            apart = Apart.at(folder, runs, translator, settings, config.checkpoint)
+            variant, place = "", {"output": config.output}
+        bar = stack.enter_context(
+            tqdm(total=len(sources), desc=f"translate {config.split}", unit=" sent", disable=None)
+        )
+        result, _ = evaluate_run(
+            runs[0], translator, config.split, settings, config.checkpoint, bar.update, variant, apart
+        )
+    told = config.run[0] if len(config.run) == 1 else config.run
+    print(json.dumps({"run": told, "split": config.split, **place, **result}, ensure_ascii=False))
+
+
+def _variant(config: EvaluateConfig, trained: schema.TrainConfig) -> str:
+    """The settings that are not the run's own, for the names of files and results."""
+    own = {"checkpoint": "best", "seed": trained.seed, **trained.evaluation.model_dump(), **trained.search.model_dump()}
+    given = {name: getattr(config, name) for name in ("checkpoint", "seed", "tokenize", "lowercase")}
+    changed = {k: v for k, v in {**given, **config.search}.items() if v is not None and own.get(k) != v}
+    return re.sub(r"[^\w.-]", "-", "_".join(f"{key}-{value}" for key, value in changed.items()))

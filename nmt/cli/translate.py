@@ -14,7 +14,8 @@ from nmt.config.errors import UserError
 from nmt.config.schema import TranslateConfig
 
 if TYPE_CHECKING:
-    from nmt.translator import Translation, Translator
+    from nmt.translation import Translation
+    from nmt.translator import Translator
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ def _translate(config: TranslateConfig, overrides: list[str]) -> None:
             except OSError as error:
                 raise UserError(f"references={config.references}: cannot be read ({error.strerror})") from None
         if config.alignments is not None:
-            if translator.model.decoder.attention is None:
+            if not translator.model.attends:
                 raise UserError(f"alignments={config.alignments}: the run has no attention to align with")
             translator.check_nbest(config.nbest)  # before the file is emptied
             path = Path(config.alignments).expanduser()

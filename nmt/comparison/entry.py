@@ -17,7 +17,7 @@ from nmt.config.errors import UserError
 from nmt.evaluation import score_settings
 from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
 from nmt.metrics.bleu import ScoreSettings
-from nmt.run import ERROR, FREE, RunDirectory, read_json, read_lines, runs_below
+from nmt.run import ERROR, EVALUATION, FREE, RunDirectory, read_json, read_lines, runs_below
 
 WHERE_IT_STOPS = {"training.max_epochs", "training.max_steps", "validation.patience"}
 log = logging.getLogger(__name__)
@@ -89,9 +89,9 @@ def find_runs(given: Sequence[str]) -> dict[Path, bool]:
 
 
 def _runs_at(place: Path) -> list[Path]:
-    if (place / "config.yaml").is_file():
+    if (place / "config.yaml").is_file() or (place / EVALUATION).is_file():
         return [place]
-    return runs_below(place) if place.is_dir() else []
+    return sorted([*runs_below(place), *(path.parent for path in place.rglob(EVALUATION))]) if place.is_dir() else []
 
 
 def read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
@@ -105,19 +105,33 @@ def read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
 
 
 def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
-    run = RunDirectory.existing(path, "runs")
+    run = RunDirectory(path)
     sources, references, gold = run.held_out(split)
-    results, manifest = read_json(run.results).get(split), read_json(run.manifest)
+    known, settings, again = _of_evaluation(run) if (path / EVALUATION).is_file() else _of_run(run)
+    results = read_json(run.results).get(split)
     output = run.hypotheses / f"{split}.txt"
     if results is None or not output.is_file():
-        raise UserError(f"{path}: has no {split} results; run nmt-evaluate run={path} split={split}")
+        raise UserError(f"{path}: has no {split} results; run {again} split={split}")
     hypotheses = _lines(output)
     if len(hypotheses) != len(references):
         raise UserError(
-            f"{output}: has {len(hypotheses)} lines for {len(references)} sentences; run nmt-evaluate run={path} "
-            f"split={split}"
+            f"{output}: has {len(hypotheses)} lines for {len(references)} sentences; run {again} split={split}"
         )
-    values = load_values(run.config)
+    words = run.alignments / f"{split}.words.jsonl"
+    entry = Entry(
+        name=os.path.relpath(path),
+        hypotheses=hypotheses,
+        aer=_aer(run, split, gold),
+        sentences_per_second=_number(results.get("sentences_per_second")),
+        word_weights=words if words.is_file() else None,
+        **known,
+    )
+    return entry, HeldOut(sources, references, settings)
+
+
+def _of_run(run: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
+    """What is known of a run beside its output, how it is scored, and the command that translates again."""
+    values, manifest = load_values(run.config), read_json(run.manifest)
     try:  # no more than is needed, so that runs of other versions can be read
         seed, language = values["seed"], values["data"]["target_lang"]
         evaluation = typed(schema.Evaluation, values["evaluation"])
@@ -126,21 +140,31 @@ def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
     same = {key: value for key, value in flatten(values) if key not in FREE - WHERE_IT_STOPS and key != "seed"}
     same["corpus"] = manifest.get("data", {}).get("content")
     training = manifest.get("training", {})
-    words = run.alignments / f"{split}.words.jsonl"
-    entry = Entry(
-        name=os.path.relpath(path),
-        hypotheses=hypotheses,
-        seed=seed,
-        config=hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest(),
-        asked=run.asked(),
-        aer=_aer(run, split, gold),
-        parameters=_number(manifest.get("parameters")),
-        training={key: float(training[key]) for key in TRAINING if _number(training.get(key))},
-        sentences_per_second=_number(results.get("sentences_per_second")),
-        curve=_curve(run.metrics),
-        word_weights=words if words.is_file() else None,
-    )
-    return entry, HeldOut(sources, references, score_settings(evaluation, language))
+    known = {
+        "seed": seed,
+        "config": _digest(same),
+        "asked": run.asked(),
+        "parameters": _number(manifest.get("parameters")),
+        "training": {key: float(training[key]) for key in TRAINING if _number(training.get(key))},
+        "curve": _curve(run.metrics),
+    }
+    return known, score_settings(evaluation, language), f"nmt-evaluate run={run.path}"
+
+
+def _of_evaluation(folder: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
+    """The same of an evaluation in a folder of its own, above all of an ensemble."""
+    about = read_json(folder.path / EVALUATION)
+    known = {
+        "config": _digest(about),
+        "asked": dict(about["asked"]),
+        "parameters": _number(about["parameters"]),
+    }
+    again = f"nmt-evaluate 'run=[{','.join(about['members'])}]' output={folder.path}"
+    return known, score_settings(schema.Evaluation(**about["evaluation"]), ""), again
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _aer(run: RunDirectory, split: str, gold: list[str] | None) -> float | None:

@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from nmt.config import schema
 from nmt.config.errors import UserError, nearest
 from nmt.files import write_atomically
 
@@ -73,6 +74,17 @@ def with_values(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str
         except yaml.YAMLError:
             raise UserError(f"{override}: cannot be read as KEY=VALUE") from None
     return changed
+
+
+def merge_search(trained: schema.Search, given: Mapping[str, Any]) -> schema.Search:
+    """A run's search with the values that are given (not None) in place of its own. Raises UserError."""
+    given = {key: value for key, value in given.items() if value is not None}
+    own = trained.model_dump()
+    if given.get("kind", trained.kind) != trained.kind:  # what all kinds have stays
+        own = {key: value for key, value in own.items() if key in schema.SearchLimits.model_fields}
+    values = {**own, **given}
+    search: schema.Search = typed_union(schema.Search, values, "search")
+    return search
 
 
 def given_values(overrides: Iterable[str]) -> dict[str, Any]:

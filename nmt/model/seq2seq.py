@@ -3,6 +3,8 @@
 Shapes: B batch, S source positions, T target positions, E embedding, H hidden, R readout, V vocabulary.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -49,6 +51,13 @@ class EmbeddingDropout(Dropout):
         return dropout(inputs, self.words, self.training, along=-1)
 
 
+class Forced(NamedTuple):
+    """What a model makes of given targets."""
+
+    log_probs: Tensor  # (B, T) of their tokens, 0 on padding
+    weights: Tensor | None  # (B, T, S), row t used to produce token t
+
+
 class Seq2Seq(nn.Module):
     """p(y | x), token by token. Padded positions are told by `pad` in the token ids."""
 
@@ -71,6 +80,11 @@ class Seq2Seq(nn.Module):
         self.policy = policy  # what trains a hard attention
         self.dropout = embedding_dropout
         self.fixed_context = fixed_context  # without attention: does the decoder see the summary at every step?
+
+    @property
+    def attends(self) -> bool:
+        """Is there an attention?"""
+        return self.decoder.attention is not None
 
     def encode(self, source: Tensor, lengths: Tensor) -> DecoderState:
         """int64 (B, S), int64 (B,) on the CPU -> the decoder's state before its first step."""
@@ -114,6 +128,12 @@ class Seq2Seq(nn.Module):
             readouts.flatten(0, 1), output.weight, output.bias, targets.flatten(), smoothing, pad
         )
         return found._replace(log_probs=found.log_probs.view(targets.shape))
+
+    def force(self, source: Tensor, lengths: Tensor, target_in: Tensor, target_out: Tensor, pad: int) -> Forced:
+        """Forced decoding: int64 (B, S), (B,), (B, T) = <s> y_1 ... y_{T-1}, (B, T) = y_1 ... y_T -> what the model
+        thinks of the targets, whose padding is `pad`."""
+        decoded: Decoded = self(source, lengths, target_in)
+        return Forced(self.loss(decoded.readouts, target_out, pad).log_probs, decoded.weights)
 
     def step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
         """int64 (B,) previous tokens -> logits of the next, the attention that led to them, the next state."""

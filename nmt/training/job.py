@@ -145,7 +145,7 @@ def _evaluate(
     run: RunDirectory, translator: Translator, prepared: Prepared, scoring: ScoreSettings, config: schema.Validation
 ) -> None:
     """The best checkpoint on every held-out split: scores, translations, heatmaps."""
-    load_weights(translator.model, run.checkpoints / "best.pt")
+    load_weights(translator.single, run.checkpoints / "best.pt")
     for split in prepared:
         if split.name == "train":
             continue

@@ -51,7 +51,7 @@ class Trainer:
     ) -> None:
         self.observer = observer
         self.config, self.prepared, self.translator, self.run = config, prepared, translator, run
-        self.model = translator.model
+        self.model = translator.single
         guided = config.training.guided_alignment > 0
         if guided and prepared.splits["train"].alignments is None:
             raise UserError("training.guided_alignment: data.alignments finds none of the training corpus")

@@ -17,7 +17,8 @@ from nmt.metrics.attention_statistics import Positions, attention_statistics, ch
 from nmt.metrics.bleu import ScoreSettings
 from nmt.metrics.perplexity import perplexity
 from nmt.saliency import Saliency, saliency
-from nmt.translator import Translation, Translator
+from nmt.translation import Translation
+from nmt.translator import Translator
 
 
 class Sample(NamedTuple):
@@ -65,7 +66,7 @@ class Validator:
     @torch.no_grad()
     def _loss(self) -> tuple[float, int]:
         """Negative log-likelihood of the references, in nats, and their tokens."""
-        model, machine, pad = self.translator.model, self.translator.machine, self.translator.tokenizers.target.pad
+        model, machine, pad = self.translator.single, self.translator.machine, self.translator.tokenizers.target.pad
         model.eval()
         nll, tokens = torch.zeros((), dtype=torch.float64), 0
         for indices in self.batches.epoch(0):

@@ -76,6 +76,36 @@ def test_evaluate_takes_other_settings(run: Path, home: Path) -> None:
     assert json.loads(greedy.stdout.decode().splitlines()[-1])["search"]["kind"] == "greedy"
 
 
+def test_an_ensemble_is_evaluated_beside_its_runs_and_compared_with_them(run: Path, home: Path) -> None:
+    given = ["nmt-train", *TINY, "attention=luong_general", "training.max_steps=6", "hydra.run.dir=second"]
+    assert call(*given, cwd=home).returncode == 0
+    before = sorted(home.glob("second/**/*")), sorted(run.rglob("*"))
+    done = call("nmt-evaluate", f"run=[{run},second]", cwd=home)
+    assert done.returncode == 0, done.stderr.decode()
+    printed = json.loads(done.stdout.decode().splitlines()[-1])
+    assert printed["run"] == [str(run), "second"]
+    assert printed["members"] == [str(run.resolve()), str((home / "second").resolve())]
+    folder = home / printed["output"]
+    assert folder.is_relative_to(home / "outputs" / "evaluate")
+    assert json.loads((folder / "results.json").read_text())["test"]["bleu"] == printed["bleu"]
+    lines = (run / "data" / "test.source").read_bytes()
+    translated = call("nmt-translate", f"run=[{run},second]", "alignments=both.align", stdin=lines, cwd=home)
+    assert translated.stdout == (folder / "hypotheses" / "test.txt").read_bytes()
+    assert (home / "both.align").read_bytes() == (folder / "alignments" / "test.translations.pharaoh").read_bytes()
+    alone = call("nmt-translate", f"run={run}", stdin=lines, cwd=home)
+    assert alone.stdout != translated.stdout
+    named = call("nmt-evaluate", f"run={run}", "search.beam_size=3", "output=apart", cwd=home)
+    assert named.returncode == 0, named.stderr.decode()
+    assert set(json.loads((home / "apart" / "results.json").read_text())) == {"test"}
+    again = call("nmt-evaluate", f"run={run}", "search.beam_size=4", "output=apart", cwd=home)
+    assert b"output=apart: holds another evaluation (search.beam_size is 3 there, 4 here)" in again.stderr
+    assert (sorted(home.glob("second/**/*")), sorted(run.rglob("*"))) == before
+    quick = ["bootstrap_samples=100", "randomisation_trials=100"]
+    compared = call("nmt-compare", f"runs=[{run},second,outputs/evaluate,apart]", *quick, cwd=home)
+    assert compared.returncode == 0, compared.stderr.decode()
+    assert "bahdanau+luong_general ensemble=2" in compared.stdout.decode()
+
+
 HARD_LINES = b"the cat sleeps .\n\n   \n\xff\xfe broken\nx\xe2\x80\xa8y\r\na\x00b\nlast without newline"
 
 
@@ -265,12 +295,19 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-train", "precision=fp16", "device=cpu"], "precision=fp16 needs a CUDA GPU"),
     (["nmt-evaluate"], "run: missing; give it as run=..."),
     (["nmt-evaluate", "run=nowhere"], "run=nowhere: no such directory"),
+    (["nmt-evaluate", "run=[]"], "run=[]: list should have at least 1 item"),
+    (["nmt-evaluate", "run=[{run},nowhere]"], "run=nowhere: no such directory"),
+    (["nmt-evaluate", "run=[{run},{run}]", "output=null"], "those of an ensemble are none of its runs'; name a folder"),
+    (["nmt-evaluate", "run=[{run},{run}]", "output=occupied"], "output=occupied: holds other things than an eval"),
+    (["nmt-evaluate", "run={run}", "output={run}"], "holds other things than an evaluation; name another folder"),
     (["nmt-evaluate", "run=occupied"], "run=occupied: is not a run directory"),
     (["nmt-evaluate", "run={run}", "search.beam_sise=3"], "search.beam_sise: unknown key; did you mean"),
     (["nmt-evaluate", "run={run}", "search.temperature=3"], "search.temperature: unknown key"),
     (["nmt-evaluate", "run={run}", "split=tset"], "split=tset: not one of validation, test; did you mean 'test'?"),
     (["nmt-evaluate", "run={run}", "checkpoint=best", "tokenize=13b"], "'13b' is unknown"),
     (["nmt-translate", "run=nowhere"], "run=nowhere: no such directory"),
+    (["nmt-translate", "run=[{run},nowhere]"], "run=nowhere: no such directory"),
+    (["nmt-translate", "run=[{run},{run}]", "nbest=9"], "nbest=9: a beam of 2 finds no more"),
     (["nmt-translate", "run={run}", "nbest=9"], "nbest=9: a beam of 2 finds no more"),
     (["nmt-translate", "run={run}", "references=nowhere"], "references=nowhere: cannot be read"),
     (["nmt-translate", "run={run}", "references=/dev/null", "nbest=2"], "are scored, not searched for"),

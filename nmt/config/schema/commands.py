@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 from pydantic import model_validator as validator
 
-from nmt.config.schema.base import Name, Place, Section, Seed
+from nmt.config.schema.base import Name, Place, Places, Section, Seed
 from nmt.config.schema.data import Data, TokenizerConfig
 from nmt.config.schema.model import Model, Size
 from nmt.config.schema.search import Evaluation, Search
@@ -103,9 +103,10 @@ class TrainConfig(Model, Machine):
 
 
 class SavedRunCommand(Section):
-    """What the commands on a trained run share; null means: as the run was trained."""
+    """What the commands on a trained run share, or on an ensemble of several; null means: as the (first) run was
+    trained."""
 
-    run: Place
+    run: Places
     checkpoint: Literal["best", "last"]
     device: Device | None
     precision: Precision | None
@@ -125,6 +126,15 @@ class EvaluateConfig(SavedRunCommand):
     split: Literal["validation", "test"]
     tokenize: Name | None
     lowercase: bool | None
+    output: Place | None
+
+    @validator(mode="after")
+    def _an_ensemble_has_no_run(self) -> Self:
+        if self.output is None and len(self.run) > 1:
+            raise ValueError(
+                "output=null: results go into the run, but those of an ensemble are none of its runs'; name a folder"
+            )
+        return self
 
 
 class TranslateConfig(SavedRunCommand):
@@ -153,7 +163,7 @@ def _named(given: Any) -> Any:  # noqa: ANN401
 class CompareConfig(Section):
     """nmt-compare."""
 
-    runs: Annotated[list[Place], Field(min_length=1), BeforeValidator(lambda v: [v] if isinstance(v, str | int) else v)]
+    runs: Places
     systems: Annotated[list[Name], BeforeValidator(_named)]
     split: Literal["validation", "test"]
     baseline: Place | None

@@ -1,0 +1,153 @@
+"""Laws of ensembles, over models that have nothing in common but their vocabularies."""
+
+import math
+from collections.abc import Sequence
+from itertools import chain
+
+import pytest
+import torch
+from test_model import BOS, EOS, LENGTHS, NONE, PAD, SOURCE, TARGET, V, attention, model_of
+from torch import Tensor
+
+from nmt.model.ensemble import Ensemble, log_mean
+from nmt.model.seq2seq import Seq2Seq
+from nmt.search.beam import beam_search
+from nmt.search.greedy import greedy_search
+from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits, Symbols
+from nmt.search.sampling import SamplingOptions, sample
+
+SYMBOLS, LIMITS = Symbols(BOS, EOS, (PAD, BOS)), Limits(1, [9, 6, 8])
+PENALTY, CPU = LengthPenalty("average", 1.0), torch.device("cpu")
+
+
+def members() -> list[Seq2Seq]:
+    """One whose hypotheses share their sentence's memory, one whose do not, one without attention."""
+    monotonic = attention("normed_additive", normalizer={"kind": "monotonic", "noise": 1.0, "initial_offset": 1.0})
+    models = [
+        model_of(attention=attention("dot")),
+        model_of(encoder__cell="lstm", decoder__cell="lstm", decoder__layers=2, attention=monotonic),
+        model_of(attention=NONE, encoder__hidden=7, embedding__dim=5, embedding__tie_output=False),
+    ]
+    with torch.no_grad():
+        for parameter in (parameter for model in models for parameter in model.parameters()):
+            parameter.mul_(3)  # so that they disagree
+    return models
+
+
+def beam(model: Seq2Seq | Ensemble, size: int = 4, n_best: int = 3) -> list[list[Hypothesis]]:
+    state = model.encode(SOURCE, LENGTHS)
+    return beam_search(model.step, state, SYMBOLS, LIMITS, beam_size=size, n_best=n_best, penalty=PENALTY, device=CPU)  # type: ignore[arg-type]
+
+
+def mean_probs(models: Sequence[Seq2Seq], sentence: int, prefix: list[int]) -> Tensor:
+    """(V,) after a prefix, by teacher forcing of each model alone."""
+    one, target = slice(sentence, sentence + 1), torch.tensor([[BOS, *prefix]])
+    each = [model.output(model(SOURCE[one], LENGTHS[one], target).readouts[0, -1]).softmax(-1) for model in models]
+    return torch.stack(each).mean(0)
+
+
+@pytest.mark.parametrize("models", [1, 2, 3, 7])
+def test_the_logarithm_of_the_mean_keeps_small_probabilities(models: int) -> None:
+    log_probs = [200 * torch.rand(5, 11).neg() for _ in range(models)]
+    exact = torch.stack(log_probs).double().logsumexp(0) - math.log(models)
+    torch.testing.assert_close(log_mean(log_probs).double(), exact, rtol=1e-6, atol=1e-6)
+    assert torch.equal(log_mean([log_probs[0]] * models), log_probs[0])
+
+
+@torch.no_grad()
+def test_a_step_has_the_mean_probabilities_and_the_mean_attention() -> None:
+    models = members()
+    ensemble = Ensemble(models)
+    state, states = ensemble.encode(SOURCE, LENGTHS), [model.encode(SOURCE, LENGTHS) for model in models]
+    for t in range(TARGET.shape[1]):
+        step = ensemble.step(TARGET[:, t], state)
+        steps = [model.step(TARGET[:, t], its) for model, its in zip(models, states, strict=True)]
+        probs = torch.stack([each.logits.softmax(-1) for each in steps]).mean(0)
+        assert step.logits.dtype == torch.float32
+        torch.testing.assert_close(step.logits.exp().double(), probs, rtol=1e-5, atol=1e-7)
+        weights = torch.stack([each.weights for each in steps if each.weights is not None])
+        assert len(weights) == 2
+        torch.testing.assert_close(step.weights, weights.mean(0).float())
+        state, states = step.state, [each.state for each in steps]
+
+
+@torch.no_grad()
+def test_greedy_search_takes_the_token_that_is_most_probable_on_average() -> None:
+    models = members()
+    ensemble = Ensemble(models)
+    state = ensemble.encode(SOURCE, LENGTHS)
+    found = greedy_search(ensemble.step, state, SYMBOLS, LIMITS, penalty=PENALTY, device=CPU)
+    for sentence, (hypothesis,) in enumerate(found):
+        tokens: list[int] = []
+        while tokens[-1:] != [EOS]:
+            probs = mean_probs(models, sentence, tokens)
+            probs[[PAD, BOS, *([EOS] if not tokens else [])]] = 0
+            last = len(tokens) + 1 == LIMITS.max_lengths[sentence]
+            tokens.append(EOS if last else int(probs.argmax()))
+        assert hypothesis.tokens == tokens
+
+
+@torch.no_grad()
+def test_hypotheses_are_worth_what_forced_decoding_says() -> None:
+    """Through every reordering of the beam, in every member."""
+    models = members()
+    ensemble = Ensemble(models)
+    options = SamplingOptions(temperature=1.0, top_k=0, top_p=1.0, n_samples=4)
+    drawn = sample(
+        ensemble.step,
+        ensemble.encode(SOURCE, LENGTHS),
+        SYMBOLS,
+        LIMITS,
+        options=options,
+        generator=torch.Generator().manual_seed(1),
+        penalty=PENALTY,
+        device=CPU,
+    )
+    for found in (beam(ensemble), drawn):
+        assert len({tuple(each.tokens) for group in found for each in group}) > 6
+        for sentence, group in enumerate(found):
+            one = slice(sentence, sentence + 1)
+            for each in group:
+                out = torch.tensor([each.tokens])
+                into = torch.tensor([[BOS, *each.tokens[:-1]]])
+                forced = ensemble.force(SOURCE[one], LENGTHS[one], into, out, PAD)
+                assert float(forced.log_probs.sum()) == pytest.approx(each.log_prob, abs=1e-4)
+                exact = [math.log(mean_probs(models, sentence, each.tokens[:t])[y]) for t, y in enumerate(each.tokens)]
+                assert forced.log_probs[0].tolist() == pytest.approx(exact, abs=1e-4)
+                assert each.attention is not None
+                assert forced.weights is not None
+                torch.testing.assert_close(each.attention, forced.weights[0], rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_models_that_agree_change_nothing() -> None:
+    model = members()[0]
+    alone, twice = beam(model), beam(Ensemble([model, model]))
+    assert [[each.tokens for each in group] for group in twice] == [[each.tokens for each in group] for group in alone]
+    for one, two in zip(chain.from_iterable(alone), chain.from_iterable(twice), strict=True):
+        assert two.log_prob == pytest.approx(one.log_prob, abs=1e-5)
+        torch.testing.assert_close(two.attention, one.attention)
+
+
+@torch.no_grad()
+def test_the_order_of_the_models_changes_nothing() -> None:
+    models = members()
+    one, other = (
+        Ensemble(order).step(TARGET[:, 0], Ensemble(order).encode(SOURCE, LENGTHS)) for order in (models, models[::-1])
+    )
+    torch.testing.assert_close(one.logits, other.logits)
+    torch.testing.assert_close(one.weights, other.weights)
+    assert one.logits.shape == (3, V)
+
+
+def test_members_follow_the_ensemble() -> None:
+    models = members()
+    ensemble = Ensemble(models)
+    assert ensemble.attends
+    assert not Ensemble(models[2:] * 2).attends
+    assert Ensemble(models[2:] * 2).step(TARGET[:, 0], Ensemble(models[2:] * 2).encode(SOURCE, LENGTHS)).weights is None
+    ensemble.train()
+    assert all(model.training for model in models)
+    assert not any(model.training for model in ensemble.eval().members)
+    assert sum(p.numel() for p in ensemble.parameters()) == sum(p.numel() for m in models for p in m.parameters())
+    assert all(p.dtype == torch.float32 for p in ensemble.float().parameters())

@@ -1,0 +1,202 @@
+"""Several trained runs that translate as one."""
+
+import json
+import logging
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nmt import Translator
+from nmt.comparison.entry import find_runs, read_run
+from nmt.comparison.report import gather
+from nmt.comparison.system import group
+from nmt.config.errors import UserError
+from nmt.config.schema import Evaluation, TrainConfig
+from nmt.evaluation import Apart, evaluate_run, score_settings, warn_of_other_texts
+from nmt.model.seq2seq import Seq2Seq
+from nmt.run import EVALUATION, RunDirectory, read_lines
+from nmt.saliency import saliency
+from nmt.training.job import train
+
+LINES = ["the cat sleeps .", "", "a small dog sees the red house .", "x", "the"]
+TARGETS = ["le chat dort .", "", "un petit chien voit la maison rouge .", "x", ""]
+SETTINGS = score_settings(Evaluation(tokenize="auto", lowercase=False), "fr")
+MEMBERS = {
+    "bahdanau": ["attention=bahdanau"],
+    "luong": ["attention=luong_general", "encoder=lstm", "decoder=lstm", "decoder.layers=2", "seed=2"],
+    "none": ["attention=none", "embedding.dim=12", "seed=3", "search.beam_size=5"],
+    "other": ["tokenizer.vocab_size=300"],
+    "lower": ["tokenizer.lowercase=true"],
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    from conftest import TINY, values_of
+
+    from nmt.config.compose import typed
+
+    home = tmp_path_factory.mktemp("ensemble")
+    for name, overrides in MEMBERS.items():
+        values = {word.split("=")[0]: word for word in [*TINY, "training.max_steps=8", *overrides]}
+        config = typed(TrainConfig, values_of("train", list(values.values())))
+        assert train(config, home / name, overrides, {"attention": config.attention.kind}) == 0
+    return {name: home / name for name in MEMBERS}
+
+
+def three(runs: dict[str, Path]) -> list[Path]:
+    return [runs[name] for name in ("bahdanau", "luong", "none")]
+
+
+def test_one_member_is_that_run(runs: dict[str, Path]) -> None:
+    one, alone = Translator.load(runs["luong"]), Translator.load([runs["luong"]])
+    assert isinstance(alone.model, Seq2Seq)
+    for expected, found in zip(one.translate(LINES), alone.translate(LINES), strict=True):
+        assert (found.text, found.log_prob, found.score) == (expected.text, expected.log_prob, expected.score)
+
+
+def test_the_same_run_twice_translates_as_once(runs: dict[str, Path]) -> None:
+    path = runs["bahdanau"]
+    for search in ({"beam_size": 3}, {"kind": "greedy"}):
+        once, twice = (Translator.load(given, search=search).translate(LINES) for given in (path, [path, str(path)]))
+        assert [each.tokens for each in twice] == [each.tokens for each in once]
+        assert [each.log_prob for each in twice] == pytest.approx([each.log_prob for each in once], abs=1e-4)
+
+
+def test_forced_decoding_gives_the_mean_probability_and_attention(runs: dict[str, Path]) -> None:
+    """Of the empty translation, which is one token."""
+    found = Translator.load(three(runs)).score(["the cat"], [""])[0]
+    each = [Translator.load(run).score(["the cat"], [""])[0] for run in three(runs)]
+    assert math.exp(found.log_prob) == pytest.approx(np.mean([math.exp(one.log_prob) for one in each]), rel=1e-4)
+    weights = [one.alignment for one in each if one.alignment is not None]
+    assert len(weights) == 2
+    np.testing.assert_allclose(found.alignment, np.mean(weights, 0), rtol=1e-5)
+
+
+def test_searches_agree_with_forced_decoding(runs: dict[str, Path]) -> None:
+    sampling, compared = {"kind": "sampling", "temperature": 1.0, "top_k": 0, "top_p": 1.0}, 0
+    for search in ({"beam_size": 4, "length_penalty": "average", "alpha": 1.0}, {"kind": "greedy"}, sampling):
+        translator = Translator.load(three(runs), search=search, seed=5)
+        for line, found in zip(LINES, translator.translate(LINES), strict=True):
+            if found.text:
+                forced = translator.score([line], [found.text])[0]
+                assert found.alignment is not None
+                if forced.tokens == found.tokens:  # the same text may be cut into other pieces
+                    compared += 1
+                    assert forced.log_prob == pytest.approx(found.log_prob, abs=1e-3)
+                    np.testing.assert_allclose(forced.alignment, found.alignment, atol=1e-4)
+    assert compared > 4
+    greedy, beam = (Translator.load(three(runs), search=s) for s in ({"kind": "greedy"}, {"beam_size": 1}))
+    assert [each.tokens for each in greedy.translate(LINES)] == [each.tokens for each in beam.translate(LINES)]
+    nbest = Translator.load(three(runs), search={"beam_size": 4}).translate_nbest(LINES[:1], 3)[0]
+    assert len({tuple(each.tokens) for each in nbest}) == 3
+
+
+def test_search_and_seed_are_those_of_the_first_run_unless_given(runs: dict[str, Path]) -> None:
+    first, last = Translator.load(three(runs)), Translator.load(three(runs)[::-1])
+    assert first.search == Translator.load(runs["bahdanau"]).search != last.search
+    assert (first.seed, last.seed) == (1, 3)
+    assert Translator.load(three(runs), search={"beam_size": 7}, seed=9).search.beam_size == 7  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("other", ["other", "lower"])
+def test_runs_of_other_tokenizers_are_refused(runs: dict[str, Path], other: str) -> None:
+    with pytest.raises(UserError, match="the runs have different source tokenizers") as error:
+        Translator.load([runs["bahdanau"], runs["none"], runs[other]])
+    assert str(error.value).startswith(f"run=[{runs['bahdanau']},{runs[other]}]: ")
+
+
+def test_what_is_no_ensemble_is_refused(runs: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"run=\[\]: needs one run or several"):
+        Translator.load([])
+    with pytest.raises(UserError, match=r"run=.*nowhere: no such directory"):
+        Translator.load([runs["bahdanau"], tmp_path / "nowhere"])
+    with pytest.raises(UserError, match="gradients are those of one model, not of an ensemble of 3; load one run"):
+        saliency(Translator.load(three(runs)), LINES[:1], TARGETS[:1])
+
+
+def evaluated(runs: list[Path], folder: Path, split: str = "test", **search: int) -> dict[str, object]:
+    directories = [RunDirectory(run) for run in runs]
+    translator = Translator.load(runs, search=search)
+    apart = Apart.at(folder, directories, translator, SETTINGS, "best")
+    return evaluate_run(directories[0], translator, split, SETTINGS, "best", apart=apart)[0]
+
+
+def test_an_ensembles_results_stay_out_of_its_runs(runs: dict[str, Path], tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for run in runs.values() for path in run.rglob("*") if path.is_file()}
+    folder = tmp_path / "together"
+    result = evaluated(three(runs), folder)
+    assert {path: path.read_bytes() for run in runs.values() for path in run.rglob("*") if path.is_file()} == before
+    assert json.loads((folder / "results.json").read_text()) == {"test": result}
+    assert result["members"] == [str(run.resolve()) for run in three(runs)]
+    sources, references, gold = RunDirectory(runs["bahdanau"]).held_out("test")
+    assert RunDirectory(folder).held_out("test") == (sources, references, gold)
+    expected = [each.text for each in Translator.load(three(runs)).translate(sources)]
+    assert read_lines(folder / "hypotheses" / "test.txt") == expected
+    assert {path.name for path in (folder / "alignments").iterdir()} == {
+        "test.translations.pharaoh",
+        "test.references.pharaoh",
+        "test.words.jsonl",
+    }
+    evaluated(three(runs), folder, "validation")
+    assert set(json.loads((folder / "results.json").read_text())) == {"test", "validation"}
+
+
+def test_a_folder_holds_one_evaluation(runs: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "together"
+    result = evaluated(three(runs), folder)
+    for members, search in ((three(runs)[:2], {}), (three(runs), {"beam_size": 4})):
+        with pytest.raises(UserError, match=r"holds another evaluation \(.*\); name another folder"):
+            evaluated(members, folder, **search)
+    assert json.loads((folder / "results.json").read_text()) == {"test": result}
+
+
+def test_a_comparison_takes_an_ensemble_as_a_run(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    evaluated(three(runs)[:2], Path("evaluate/pair"))
+    evaluated(three(runs), Path("evaluate/all"), beam_size=3)
+    assert find_runs(["evaluate"]) == {Path("evaluate/all"): False, Path("evaluate/pair"): False}
+    assert find_runs(["evaluate/pair"]) == {Path("evaluate/pair"): True}
+    entry, held_out = read_run(Path("evaluate/all"), "test")
+    assert entry.hypotheses == read_lines(Path("evaluate/all/hypotheses/test.txt"))
+    assert entry.parameters == sum(read_run(run, "test")[0].parameters or 0 for run in three(runs))
+    assert entry.aer is not None
+    assert entry.word_weights is not None
+    assert held_out.difference(read_run(runs["bahdanau"], "test")[1]) is None
+    ((entries, _),) = gather([*map(str, three(runs)), "evaluate"], [], "test", apart=False)
+    names = {system.name for system in group(entries)}
+    assert {name.partition(" ")[0] for name in names} == {
+        "bahdanau",
+        "luong_general",
+        "none",
+        "bahdanau+luong_general",
+        "bahdanau+luong_general+none",
+    }
+    assert {name.rpartition("ensemble=")[2] for name in names if "ensemble=" in name} == {"2", "3 beam_size=3"}
+    Path("evaluate/pair/hypotheses/test.txt").unlink()
+    pair = ",".join(str(run.resolve()) for run in three(runs)[:2])
+    with pytest.raises(UserError, match="has no test results") as error:
+        read_run(Path("evaluate/pair"), "test")
+    assert str(error.value).endswith(f"run nmt-evaluate 'run=[{pair}]' output=evaluate/pair split=test")
+    (Path("evaluate/pair") / EVALUATION).write_text("{}")
+    with pytest.raises(UserError, match="a file of this run is damaged"):
+        read_run(Path("evaluate/pair"), "test")
+
+
+def test_a_member_with_another_test_set_is_told(
+    runs: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("nmt").propagate = True
+    moved = tmp_path / "moved"
+    shutil.copytree(runs["luong"], moved)
+    directories = [RunDirectory(runs["bahdanau"]), RunDirectory(runs["none"]), RunDirectory(moved)]
+    warn_of_other_texts(directories, "test")
+    assert caplog.text == ""
+    (moved / "data" / "test.source").write_text("something else\n")
+    warn_of_other_texts(directories, "test")
+    assert f"{moved}: has another test set than {runs['bahdanau']}" in caplog.text
