@@ -1,0 +1,131 @@
+"""Try beam sizes and length penalties of a trained run, or of several as an ensemble, on the validation set alone.
+
+python scripts/tune_search.py RUN [RUN ...] [OPTION ...]
+
+Prints a table, the best BLEU first, and the values to give nmt-evaluate and nmt-translate; tune_search.json and
+tune_search.md hold the same. Whatever is not tried, such as the longest translation, is as the (first) run was trained.
+"""
+
+import argparse
+import logging
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from nmt.config import schema
+from nmt.config.compose import load_values, merge_search, typed
+from nmt.config.errors import UserError
+from nmt.evaluation import evaluate, score_settings
+from nmt.files import to_json, write_atomically
+from nmt.machine import keep_freed_memory
+from nmt.metrics.bleu import bleu_metric
+from nmt.report.table import Column, decimals, markdown, short
+from nmt.run import RunDirectory
+from nmt.translator import Translator
+
+WARM_UP = 32  # sentences translated before any time is taken
+COLUMNS = [
+    Column("beam_size", "beam"),
+    Column("length_penalty", "length penalty"),
+    Column("alpha", "alpha", short),
+    Column("bleu", "BLEU", decimals(2)),
+    Column("chrf", "chrF", decimals(2)),
+    Column("brevity_ratio", "brevity ratio", decimals(3)),
+    Column("seconds", "seconds", decimals(1)),
+]
+
+
+def settings_to_try(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Values of beam search. A beam of one is tried once: its only hypothesis is the same with every penalty."""
+    penalties: list[tuple[str, float | None]] = [("none", None)] if options.none else []
+    penalties += [(kind, alpha) for kind in ("average", "gnmt") for alpha in getattr(options, kind)]
+    return [
+        {"beam_size": beam, "length_penalty": kind, "alpha": alpha}
+        for beam in dict.fromkeys(options.beams)
+        for kind, alpha in (penalties[:1] if beam == 1 else penalties)
+    ]
+
+
+def override(setting: dict[str, Any], trained: schema.Search) -> str:
+    """What nmt-evaluate and nmt-translate are given to search like this."""
+    kind = {} if isinstance(trained, schema.Beam) else {"kind": "beam"}
+    return " ".join(f"search.{key}={value}" for key, value in {**kind, **setting}.items() if value is not None)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Translate and score the validation set with each setting; models are loaded once."""
+    run = RunDirectory.existing(options.runs[0])
+    config = typed(schema.TrainConfig, load_values(run.config))
+    scoring = score_settings(config.evaluation, config.data.target_lang)
+    sources, references, _ = run.held_out("validation")
+    machine = {name: getattr(options, name) for name in ("device", "precision", "threads")}
+    translator = Translator.load(options.runs, checkpoint=options.checkpoint, **machine)
+    tried = settings_to_try(options)
+    searches = [
+        merge_search(translator.search, {"kind": "beam", **each, "alpha": each["alpha"] or 0.0}) for each in tried
+    ]
+    translator.translate(sources[:WARM_UP])
+    rows = []
+    with tqdm(total=len(tried) * len(sources), unit=" sent", disable=None) as bar:
+        for setting, translator.search in zip(tried, searches, strict=True):
+            bar.set_description(" ".join(str(value) for value in setting.values() if value is not None))
+            found = evaluate(translator, sources, references, scoring, ("bleu", "chrf"), bar.update)
+            rows.append(
+                {
+                    **setting,
+                    "bleu": found.scores.bleu,
+                    "chrf": found.scores.chrf,
+                    "brevity_ratio": bleu_metric(scoring).corpus_score(found.hypotheses, [references]).ratio,
+                    "seconds": len(sources) / found.sentences_per_second,
+                    "override": override(setting, config.search),
+                }
+            )
+    rows.sort(key=lambda row: -row["bleu"])  # of equal ones the smaller beam stays first
+    return {
+        "runs": options.runs,
+        "checkpoint": options.checkpoint,
+        "split": "validation",
+        "sentences": len(sources),
+        "signature": found.scores.signature,
+        "machine": translator.machine.describe(),
+        "settings": rows,
+        "best": rows[0]["override"],
+    }
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run directory; several are an ensemble")
+    parser.add_argument("--beams", type=int, nargs="+", default=[1, 4, 5, 8, 12], help="beam sizes")
+    parser.add_argument(
+        "--average", type=float, nargs="*", default=[0.6, 1.0, 1.4], help="alphas: log p / length^alpha"
+    )
+    parser.add_argument("--gnmt", type=float, nargs="*", default=[0.6, 1.0], help="alphas of GNMT's length penalty")
+    parser.add_argument("--none", action=argparse.BooleanOptionalAction, default=True, help="try without a penalty")
+    parser.add_argument("--checkpoint", choices=["best", "last"], default="best")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], help="default: as trained")
+    parser.add_argument("--precision", choices=["auto", "fp32", "bf16", "fp16"], help="default: as trained")
+    parser.add_argument("--threads", type=int, help="CPU threads; default: as trained")
+    parser.add_argument("--output", type=Path, help="folder; default: outputs/tune_search/DATE/TIME")
+    options = parser.parse_args()
+    if not (options.none or options.average or options.gnmt):
+        parser.error("--no-none without any --average or --gnmt leaves nothing to try")
+    logging.getLogger("nmt").addHandler(logging.StreamHandler())
+    keep_freed_memory()
+    try:
+        found = measure(options)
+    except UserError as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
+    table = f"{markdown(found['settings'], COLUMNS)}\n\n{found['best']}\n"
+    print(table)
+    folder = options.output or Path(f"outputs/tune_search/{datetime.now():%Y-%m-%d/%H-%M-%S-%f}")
+    write_atomically(folder / "tune_search.json", f"{to_json(found, indent=1)}\n".encode())
+    write_atomically(folder / "tune_search.md", table.encode())
+    print(folder / "tune_search.json")
+
+
+if __name__ == "__main__":
+    main()

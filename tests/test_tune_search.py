@@ -1,0 +1,98 @@
+"""Tuning the search: what it prints is what nmt-evaluate would, and the test set stays unseen."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nmt.config.schema import Evaluation, TrainConfig
+from nmt.evaluation import evaluate, score_settings
+from nmt.run import RunDirectory
+from nmt.training.job import train
+from nmt.translator import Translator
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "tune_search.py"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    from conftest import TINY, values_of
+
+    from nmt.config.compose import typed
+
+    directory = tmp_path_factory.mktemp("tune") / "run"
+    assert train(typed(TrainConfig, values_of("train", [*TINY, "search.max_length=12"])), directory, []) == 0
+    for path in (directory / "data").glob("test.*"):
+        path.unlink()
+    return RunDirectory(directory)
+
+
+def tune(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), *map(str, words)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_the_table_is_that_of_evaluations_without_the_test_set(run: RunDirectory, members: int, tmp_path: Path) -> None:
+    before = sorted(run.path.rglob("*"))
+    runs = [run.path] * members
+    done = tune(tmp_path, *runs, "--beams", "4", "1", "--average", "0.0", "2.0", "--gnmt", "1.0")
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.rglob("tune_search.json")
+    assert path.is_relative_to(tmp_path / "outputs" / "tune_search")
+    found = json.loads(path.read_text())
+    rows = found["settings"]
+    tried = {(row["beam_size"], row["length_penalty"], row["alpha"]) for row in rows}
+    penalties = [("none", None), ("average", 0.0), ("average", 2.0), ("gnmt", 1.0)]
+    assert tried == {(1, "none", None), *((4, *penalty) for penalty in penalties)}
+    assert [row["bleu"] for row in rows] == sorted((row["bleu"] for row in rows), reverse=True)
+    assert len({row["brevity_ratio"] for row in rows}) > 1  # the settings reach the search
+    sources, references, _ = run.held_out("validation")
+    settings = score_settings(Evaluation(tokenize="auto", lowercase=False), "fr")
+    for row in rows:
+        given = dict(word.removeprefix("search.").split("=") for word in row["override"].split())
+        search = {"beam_size": row["beam_size"], "length_penalty": row["length_penalty"], "alpha": row["alpha"]}
+        assert {key: str(value) for key, value in search.items() if value is not None} == given
+        again = evaluate(Translator.load(runs, search=search), sources, references, settings, ("bleu", "chrf"))
+        assert (row["bleu"], row["chrf"]) == pytest.approx((again.scores.bleu, again.scores.chrf))
+        words = [sum(len(line.split()) for line in side) for side in (again.hypotheses, references)]
+        assert row["brevity_ratio"] == pytest.approx(words[0] / words[1], rel=0.1)  # but for sacreBLEU's tokenizer
+        assert row["seconds"] > 0
+    assert found["best"] == rows[0]["override"]
+    assert found["best"] in done.stdout
+    assert path.with_suffix(".md").read_text() in done.stdout
+    assert sorted(run.path.rglob("*")) == before
+
+
+def test_a_run_of_another_search_is_told_to_use_a_beam(run: RunDirectory, tmp_path: Path) -> None:
+    config = run.config.read_text()
+    values = config.replace("kind: beam", "kind: greedy")
+    for key in ("beam_size", "length_penalty", "alpha"):
+        values = "\n".join(line for line in values.splitlines() if not line.startswith(f"  {key}:"))
+    run.config.write_text(values)
+    try:
+        done = tune(tmp_path, run.path, "--beams", "2", "--average", "--gnmt", "--output", "here")
+    finally:
+        run.config.write_text(config)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "here" / "tune_search.json").read_text())
+    assert found["best"] == "search.kind=beam search.beam_size=2 search.length_penalty=none"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nowhere"], "run=nowhere: no such directory"),
+        (["{run}", "--beams", "0"], "search.beam_size=0: input should be greater than 0"),
+        (["{run}", "--average", "-1"], "search.alpha=-1.0"),
+        (["{run}", "--no-none", "--average", "--gnmt"], "leaves nothing to try"),
+    ],
+)
+def test_a_mistake_is_one_line(run: RunDirectory, tmp_path: Path, words: list[str], told: str) -> None:
+    done = tune(tmp_path, *(word.format(run=run.path) for word in words))
+    assert done.returncode == 2
+    assert told in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
