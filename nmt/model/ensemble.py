@@ -10,8 +10,8 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from nmt.model.decoder import DecoderState
 from nmt.model.seq2seq import Forced, Seq2Seq
+from nmt.model.state import DecoderState
 from nmt.search.hypothesis import StepOutput
 
 
