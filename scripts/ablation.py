@@ -17,16 +17,31 @@ from tqdm import tqdm
 
 RECIPE = "recipe"
 CHANGES = {
+    # What the recipe has, taken away
     "no-label-smoothing": "training.label_smoothing=0",
     "no-dropout": "embedding.dropout=0 encoder.dropout=0 decoder.dropout=0",
-    "larger-batches": "training.batch_sentences=256",
+    "no-input-feeding": "decoder.input_feeding=false",
     "untied-output": "embedding.tie_output=false",
-    "vocabulary-10000": "tokenizer.vocab_size=10000",
     "narrow-embeddings": "embedding.dim=256",
+    "larger-batches": "training.batch_sentences=256",
+    # What it has not, added
+    "vocabulary-10000": "tokenizer.vocab_size=10000",
     "lstm": "encoder=lstm decoder=lstm",
-    "two-layers": "encoder.layers=2",
+    "two-layers": "encoder.layers=2 encoder.residual=true",
+    "layer-norm": "encoder.layer_norm=true decoder.layer_norm=true",
+    "variational-dropout": "variational_dropout=true",
+    "recurrent-dropout": "encoder.recurrent_dropout=0.2 decoder.recurrent_dropout=0.2",
+    "word-dropout": "embedding.word_dropout=0.1",
+    "zoneout": "encoder.zoneout=0.1 decoder.zoneout=0.1",
+    "weight-drop": "encoder.weight_drop=0.2 decoder.weight_drop=0.2",
+    "weight-decay": "optimizer=adamw",
     "bpe-dropout": "tokenizer.sampling=0.1",
     "bpe-dropout-of-the-source": "tokenizer.sampling=0.1 tokenizer.sampled=source",
+    "r-drop": "training.r_drop=5",
+    "scheduled-sampling": "training.scheduled_sampling=0.2",
+    "moving-average": "training.ema_decay=0.999",
+    "best-checkpoints": "training.average_best=5",
+    "restarts": "schedule.cycles=2",
 }
 
 
@@ -56,7 +71,11 @@ def main() -> int:
     changes = {name: CHANGES[name] for name in CHANGES if arguments.changes is None or name in arguments.changes}
     if unknown := set(arguments.changes or ()) - set(CHANGES):
         parser.error(f"--changes: no such change: {', '.join(sorted(unknown))} (there are: {'; '.join(CHANGES)})")
-    changes |= dict(text.split("=", 1) for text in arguments.add)
+    for text in arguments.add:
+        name, sign, change = text.partition("=")
+        if not (name and sign and "/" not in name):
+            parser.error(f"--add {text}: give it as NAME=OVERRIDES, such as wide=encoder.hidden=512")
+        changes[name] = change
     work = {
         arguments.directory / name / str(seed): [*arguments.overrides, *change.split(), f"seed={seed}"]
         for seed in arguments.seeds
@@ -70,8 +89,8 @@ def main() -> int:
                 failed += 1
                 bar.write(f"{path}: failed, see {path / 'output.txt'}")
     given = [f"runs={arguments.directory}", "split=validation", f"output={arguments.directory / 'comparison'}"]
-    subprocess.run([command("nmt-compare"), *given], check=True)
-    return 1 if failed else 0
+    compared = subprocess.run([command("nmt-compare"), *given], check=False).returncode
+    return 1 if failed or compared else 0
 
 
 if __name__ == "__main__":

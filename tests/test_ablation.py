@@ -1,0 +1,63 @@
+"""The ablation: each change is one that the recipe takes and that changes it; interrupted or finished, it goes on."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from conftest import TINY, values_of
+
+from nmt.config.compose import typed
+from nmt.config.schema import TrainConfig
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "ablation.py"
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("ablation", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def ablation(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.parametrize("name", script().CHANGES)
+def test_each_change_is_valid_and_changes_the_recipe(name: str) -> None:
+    recipe = ["experiment=multi30k_en_de_best"]
+    plain, changed = (
+        typed(TrainConfig, values_of("train", [*recipe, *more])) for more in ([], script().CHANGES[name].split())
+    )
+    assert changed != plain
+
+
+@pytest.mark.system
+def test_runs_are_compared_and_not_repeated(tmp_path: Path) -> None:
+    words = ["out", "--changes", "no-dropout", "--add", "wide=encoder.hidden=32 decoder.hidden=64", *TINY]
+    done = ablation(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out" / "comparison" / "comparison.json").read_text())
+    assert found["split"] == "validation"
+    configs = {path.parent.parent.name: path.stat().st_mtime_ns for path in tmp_path.glob("out/*/1/metrics.jsonl")}
+    assert set(configs) == {"recipe", "no-dropout", "wide"}
+    assert "wide" in done.stdout
+    assert "no-dropout" in done.stdout
+    again = ablation(tmp_path, *words)
+    assert again.returncode == 0, again.stderr
+    lines = [len((tmp_path / f"out/{name}/1/metrics.jsonl").read_text().splitlines()) for name in configs]
+    assert lines == [len((tmp_path / "out/recipe/1/metrics.jsonl").read_text().splitlines())] * 3
+
+
+def test_mistakes_are_told(tmp_path: Path) -> None:
+    for words in (["--changes", "no-dropuot"], ["--add", "wide"]):
+        done = ablation(tmp_path, "out", "seed=1", *words)
+        assert done.returncode == 2
+        assert words[1] in done.stderr.splitlines()[-1]
