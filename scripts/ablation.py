@@ -1,9 +1,9 @@
 """What each method adds: a recipe trained once as it is, and once for each change; compared on the validation set.
 
-python scripts/ablation.py DIR [--jobs 2] [--seeds 1 2] [--changes NAME ...] experiment=multi30k_en_de_best ...
+python scripts/ablation.py DIR [--jobs 2] [--seeds 3] [--changes NAME,NAME] experiment=multi30k_en_de_best ...
 
-Each run lies in DIR/NAME/SEED, what it printed in output.txt, the comparison in DIR/comparison. Again with the same
-DIR: what has finished is not repeated, what was interrupted goes on. A change of one's own:
+Each run lies in DIR/NAME/SEED, what it printed in DIR/NAME/SEED.txt, the comparison in DIR/comparison. With the same
+DIR again, what has finished is not repeated and what was interrupted goes on. A change of one's own:
 --add 'wide=encoder.hidden=512 decoder.hidden=1024'.
 """
 
@@ -50,10 +50,15 @@ def command(name: str) -> str:
     return str(Path(sys.executable).with_name(name))
 
 
+def printed(directory: Path) -> Path:
+    """What a run printed: beside it, since a directory that holds anything else is no run's."""
+    return directory.with_suffix(".txt")
+
+
 def train(directory: Path, overrides: list[str]) -> int:
     """One run, or the rest of it. Returns its exit status."""
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / "output.txt").open("a", encoding="utf-8") as output:
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with printed(directory).open("a", encoding="utf-8") as output:
         words = [command("nmt-train"), f"hydra.run.dir={directory}", *overrides]
         return subprocess.run(words, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
 
@@ -64,13 +69,14 @@ def main() -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("overrides", nargs="+", help="the recipe, as for nmt-train")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; give threads=1 with them")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("--changes", nargs="*", metavar="NAME", help=f"of: {'; '.join(CHANGES)} (default: all)")
+    parser.add_argument("--seeds", type=int, default=1, help="of each run: 1 to so many")
+    parser.add_argument("--changes", metavar="NAME,NAME", help=f"of: {', '.join(CHANGES)} (default: all)")
     parser.add_argument("--add", action="append", default=[], metavar="NAME=OVERRIDES", help="another change")
     arguments = parser.parse_intermixed_args()
-    changes = {name: CHANGES[name] for name in CHANGES if arguments.changes is None or name in arguments.changes}
-    if unknown := set(arguments.changes or ()) - set(CHANGES):
-        parser.error(f"--changes: no such change: {', '.join(sorted(unknown))} (there are: {'; '.join(CHANGES)})")
+    wanted = list(CHANGES) if arguments.changes is None else [*filter(None, arguments.changes.split(","))]
+    if unknown := [name for name in wanted if name not in CHANGES]:
+        parser.error(f"--changes: no such change: {', '.join(unknown)} (there are: {', '.join(CHANGES)})")
+    changes = {name: CHANGES[name] for name in wanted}
     for text in arguments.add:
         name, sign, change = text.partition("=")
         if not (name and sign and "/" not in name):
@@ -78,7 +84,7 @@ def main() -> int:
         changes[name] = change
     work = {
         arguments.directory / name / str(seed): [*arguments.overrides, *change.split(), f"seed={seed}"]
-        for seed in arguments.seeds
+        for seed in range(1, arguments.seeds + 1)
         for name, change in {RECIPE: "", **changes}.items()
     }
     failed = 0
@@ -87,7 +93,7 @@ def main() -> int:
             bar.update()
             if status:
                 failed += 1
-                bar.write(f"{path}: failed, see {path / 'output.txt'}")
+                bar.write(f"{path}: failed, see {printed(path)}")
     given = [f"runs={arguments.directory}", "split=validation", f"output={arguments.directory / 'comparison'}"]
     compared = subprocess.run([command("nmt-compare"), *given], check=False).returncode
     return 1 if failed or compared else 0

@@ -1,11 +1,13 @@
 """Tuning the search: what it prints is what nmt-evaluate would, and the test set stays unseen."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from nmt.config.schema import Evaluation, TrainConfig
 from nmt.evaluation import evaluate, score_settings
@@ -34,10 +36,22 @@ def tune(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
 
 
+def another(run: RunDirectory, path: Path) -> Path:
+    """A run with other weights."""
+    shutil.copytree(run.path, path)
+    best = path / "checkpoints" / "best.pt"
+    checkpoint = torch.load(best)
+    checkpoint["model"] = {name: 1.5 * weights for name, weights in checkpoint["model"].items()}
+    torch.save(checkpoint, best)
+    return path
+
+
 @pytest.mark.parametrize("members", [1, 2])
 def test_the_table_is_that_of_evaluations_without_the_test_set(run: RunDirectory, members: int, tmp_path: Path) -> None:
+    runs = [run.path]
+    if members == 2:
+        runs.append(another(run, tmp_path / "another"))
     before = sorted(run.path.rglob("*"))
-    runs = [run.path] * members
     done = tune(tmp_path, *runs, "--beams", "4", "1", "--average", "0.0", "2.0", "--gnmt", "1.0")
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.rglob("tune_search.json")

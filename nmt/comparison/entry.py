@@ -89,7 +89,7 @@ def find_runs(given: Sequence[str]) -> dict[Path, bool]:
 
 
 def _runs_at(place: Path) -> list[Path]:
-    if (place / "config.yaml").is_file() or (place / EVALUATION).is_file():
+    if (place / "config.yaml").is_file():
         return [place]
     return sorted([*runs_below(place), *(path.parent for path in place.rglob(EVALUATION))]) if place.is_dir() else []
 

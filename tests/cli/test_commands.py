@@ -263,7 +263,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-train", "attention=hard", "training.r_drop=5"], "training.r_drop=5.0 draws two predictions together"),
     (["nmt-train", "objective=minimum_risk", "training.r_drop=5"], "training.r_drop=5.0 is for objective=likelihood"),
     (["nmt-train", "attention=hard", "objective=minimum_risk"], "kind=hard is rewarded for a low risk; use objective="),
-    (["nmt-train", "training.scheduled_sampling=2"], "training.scheduled_sampling=2.0: input should be less than"),
+    (["nmt-train", "training.scheduled_sampling=2"], "training.scheduled_sampling=2: input should be less than"),
     (["nmt-train", "objective.samples=4"], "objective.samples: is no value of the objective that is chosen here"),
     (["nmt-train", "attention=hard", "attention.dropout=0.1"], "dropout=0.1 would drop the one position"),
     (["nmt-train", "attention.score.layers=2"], "attention.score.layers: is no value of the attention that is chosen"),

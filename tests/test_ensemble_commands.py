@@ -29,7 +29,6 @@ MEMBERS = {
     "luong": ["attention=luong_general", "encoder=lstm", "decoder=lstm", "decoder.layers=2", "seed=2"],
     "none": ["attention=none", "embedding.dim=12", "seed=3", "search.beam_size=5"],
     "other": ["tokenizer.vocab_size=300"],
-    "lower": ["tokenizer.lowercase=true"],
 }
 
 
@@ -44,7 +43,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         values = {word.split("=")[0]: word for word in [*TINY, "training.max_steps=8", *overrides]}
         config = typed(TrainConfig, values_of("train", list(values.values())))
         assert train(config, home / name, overrides, {"attention": config.attention.kind}) == 0
-    return {name: home / name for name in MEMBERS}
+    shutil.copytree(home / "bahdanau", home / "lower")
+    config_file = home / "lower" / "config.yaml"
+    config_file.write_text(config_file.read_text().replace("lowercase: false", "lowercase: true"))
+    return {name: home / name for name in (*MEMBERS, "lower")}
 
 
 def three(runs: dict[str, Path]) -> list[Path]:
