@@ -1,5 +1,6 @@
 """Batches: every pair once, little padding, an order from seed and epoch alone."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batches, plan
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
+from nmt.data.tokenizer import Tokenizer
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=200)
 
@@ -128,3 +130,19 @@ def test_pairs_are_batched_by_the_lengths_that_are_drawn(prepared: Prepared) -> 
         return 1 - sum(batch.target_tokens for batch in loaded) / sum(batch.target_out.numel() for batch in loaded)
 
     assert share_of_padding(fresh) < share_of_padding(plain.epoch(1)) / 3
+
+
+def test_each_pair_is_drawn_with_its_own_seed(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def recorded(self: Tokenizer, lines: Sequence[str], alpha: float, seeds: Sequence[int]) -> list[list[int]]:
+        seen.append(tuple(seeds))
+        return self.encode(lines)
+
+    monkeypatch.setattr(Tokenizer, "sample", recorded)
+    found = batches(prepared, sampling=(0.3, 0.0))
+    for epoch in (0, 1):
+        found.load(np.arange(20), epoch)
+    first, second = seen
+    assert len({*first}) == len({*second}) == 20
+    assert first != second
