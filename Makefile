@@ -6,7 +6,7 @@ OVERRIDES ?=
 
 .DEFAULT_GOAL := help
 
-.PHONY: help train study bench test lint build tensorboard clean
+.PHONY: help train study bench test test-slow lint build tensorboard clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -29,6 +29,9 @@ bench: $(READY)  ## time training and decoding on the demo corpus (OVERRIDES="--
 
 test: $(READY)  ## run the tests with coverage
 	@$(BIN)/pytest -n auto --cov --cov-report=term --cov-fail-under=90
+
+test-slow: $(READY)  ## run the long tests of robustness, which `make test` leaves out
+	@$(BIN)/pytest -n auto -m slow
 
 lint: $(READY)  ## ruff and mypy
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
