@@ -2,8 +2,9 @@
 
 import json
 import logging
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,11 @@ log = logging.getLogger(__name__)
 class Journal:
     """Writes each number to metrics.jsonl and TensorBoard, and the gist to the log and the bar."""
 
-    def __init__(self, run: RunDirectory, step: int, total_steps: int) -> None:
-        """Continue after `step`: what a killed run wrote after its last checkpoint is taken back."""
+    def __init__(self, run: RunDirectory, told: int, step: int, total_steps: int) -> None:
+        """Continue at `step`: what a killed run told after the step `told` is taken back."""
         self._metrics, self._asked = run.metrics, run.asked()
-        _keep(self._metrics, lambda line: line["step"] <= step)
-        self._board = TensorBoard(run.tensorboard, resume_step=step or None)
+        _keep_until(self._metrics, told)
+        self._board = TensorBoard(run.tensorboard, resume_step=told or None)
         self._bar = tqdm(
             total=total_steps, initial=step, unit=" steps", disable=None, dynamic_ncols=True, smoothing=0.05
         )
@@ -71,12 +72,9 @@ class Journal:
             f"  AER {100 * values['aer']:.1f} %" if "aer" in values else "",
             "  *best*" if best else "",
         )
-        self._board.flush()
 
     def average(self, step: int, epoch: float, values: Mapping[str, float], average: Average) -> None:
         """The validation of the best checkpoints' average, and what came of it."""
-        # A run that was killed just after this, and goes on from before, tells it again.
-        _keep(self._metrics, lambda line: line["step"] < step or not any(name.startswith("average/") for name in line))
         told = {"average/steps": average.steps, "average/taken": average.taken}
         self._record(step, epoch, "average", values, told)
         log.info(
@@ -111,6 +109,13 @@ class Journal:
         self._board.choices({"seed": values["seed"], **self._asked})
         text = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
         self._board.text("config", "\n".join(f"    {line}" for line in text.splitlines()), 0)
+
+    def flush(self) -> None:
+        """Bring all that was told to the disk."""
+        self._board.flush()
+        if self._metrics.exists():
+            with self._metrics.open("rb") as file:
+                os.fsync(file.fileno())
 
     def close(self) -> None:
         """Flush and close all."""
@@ -150,14 +155,14 @@ def save_figures(directory: Path, samples: Sequence[Sample]) -> None:
             save(figure, directory / (f"{number}.png" if kind == "alignment" else f"{number}.{kind}.png"))
 
 
-def _keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
-    """Drop the lines that are not wanted, and a last line that a kill cut short."""
+def _keep_until(path: Path, step: int) -> None:
+    """Drop the lines after a step, and a last line that a kill cut short."""
     if not path.exists():
         return
     kept = []
     for line in path.read_text(encoding="utf-8").split("\n"):
         try:
-            if wanted(json.loads(line)):
+            if json.loads(line)["step"] <= step:
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
             continue

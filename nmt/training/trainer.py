@@ -73,6 +73,7 @@ class Trainer:
         self.step, self.epoch, self.position = 0, 0, 0  # position: batches of this epoch that are done
         self.bad_steps, self.bad_in_a_row = 0, 0
         self.validated = 0  # the step of the last validation
+        self.told = 0  # the step up to which the journal is whole; a kill takes back what was told after it
         self.seconds, self.tokens = 0.0, 0  # of updates alone, over all starts
         self.window = Sums()
         self.signals = StopSignals()
@@ -81,21 +82,19 @@ class Trainer:
     def fit(self) -> None:
         """Train to the end. Raises Interrupted after a signal, Pruned if the observer asks for it, UserError if the
         gradients stay non-finite."""
-        self.journal = Journal(self.run, self.step, self.total_steps)
+        self.journal = Journal(self.run, self.told, self.step, self.total_steps)
         if not self.step:
             self.journal.config(self.config.model_dump(mode="json"))
         try:
             with self.signals:
-                if self._validation_due():  # a signal came before it
-                    self._validate_and_save()
+                if self.validated < self.step:  # perhaps a signal came before its validation
+                    self._tell()
                 while not self._finished():
                     self._update()
-                    self._after_update()
-                if self.validated < self.step:
-                    self._validate_and_save()
-                self._heed_signal()
-                self._average_best()
-                self._heed_signal()
+                    self.journal.advance()
+                    self._heed_signal()
+                    self._tell()
+                    self._heed_signal()
             if self.stopping.exhausted:
                 log.info(
                     "stopped early: no better %s in %d validations (validation.patience); best at step %d",
@@ -155,32 +154,30 @@ class Trainer:
                 "optimizer.lr or training.max_grad_norm, or precision=fp32; checkpoints so far are untouched"
             )
 
-    def _after_update(self) -> None:
-        self.journal.advance()
+    def _tell(self) -> None:
+        """What is due after an update. The checkpoint comes last: a run that is killed before tells all of it again."""
         training = self.config.training
         if self.step % training.log_every == 0 or self._finished():
             self._log()
-        self._heed_signal()
-        if self._validation_due():
-            self._validate_and_save()
-            self._heed_signal()
-        elif training.checkpoint_every and self.step % training.checkpoint_every == 0:
+        score = self._validate() if self._validation_due() else None
+        if self._finished():
+            self._average_best()
+        pruned = score is not None and self.observer is not None and self.observer(self._progress(), score)
+        self.told = self.step
+        if score is not None or (training.checkpoint_every and self.step % training.checkpoint_every == 0):
             self._save()
+        if pruned and not self._finished():
+            raise Pruned
 
     def _validation_due(self) -> bool:
         validation = self.config.validation
         if self.validated == self.step:
             return False
+        if self._finished():
+            return True
         if validation.unit == "steps":
             return self.step % validation.every == 0
         return self.position == len(self.plan) and (self.epoch + 1) % validation.every == 0
-
-    def _validate_and_save(self) -> None:
-        score = self._validate()
-        pruned = self.observer is not None and self.observer(self._progress(), score) and not self._finished()
-        self._save()  # last: a run that is killed before validates and tells it again
-        if pruned:
-            raise Pruned
 
     def _heed_signal(self) -> None:
         if self.signals.noted is None:
@@ -230,7 +227,6 @@ class Trainer:
         found = self.best.average_at(self.step, self.model, self.validator)
         if found is not None:
             self.journal.average(self.step, self._progress(), *found)
-            self._save()
 
     def _batches(self, split: str, sampling: tuple[float, float], guided: bool) -> Batches:
         training = self.config.training
@@ -245,6 +241,7 @@ class Trainer:
         )
 
     def _save(self) -> None:
+        self.journal.flush()  # what the checkpoint takes for told must not be lost with the process
         checkpoint.save(self.run.checkpoints / "last.pt", self._state())
         self.best.tidy()
 
@@ -261,6 +258,7 @@ class Trainer:
             "epoch": self.epoch,
             "position": self.position,
             "validated": self.validated,
+            "told": self.told,
             "total_steps": self.total_steps,
             "bad": [self.bad_steps, self.bad_in_a_row],
             "spent": [self.seconds, self.tokens],
@@ -275,7 +273,7 @@ class Trainer:
         self.stopping.load_state_dict(state["stopping"])
         self.best.load_state_dict(state["best"])
         self.step, self.epoch, self.position = state["step"], state["epoch"], state["position"]
-        self.validated = state["validated"]
+        self.validated, self.told = state["validated"], state["told"]
         self.schedule_has_moved = state["total_steps"] != self.total_steps
         self.bad_steps, self.bad_in_a_row = state["bad"]
         self.seconds, self.tokens = state["spent"]

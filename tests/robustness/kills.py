@@ -1,0 +1,159 @@
+"""Processes that are killed: at a given change of the disk, or at a random moment; and what is compared afterwards."""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+Work = Callable[[], int]
+TIMED = {"time", "train/tokens_per_second"}  # what measures time differs between equal runs
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+def forked(work: Work, output: Path) -> int:
+    """Start `work` in a process of its own, as its leader; what it prints is appended to `output`. Returns its number."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child:
+        return child
+    status = 70  # it did not come to its end
+    try:
+        os.setsid()
+        file = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        status = work()
+    except SystemExit as end:
+        status = int(end.code or 0)
+    except BaseException:  # noqa: BLE001
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def ended(child: int) -> int:
+    """Wait for it. Returns its status, negative after a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed_after(work: Work, seconds: float, output: Path) -> int:
+    """Kill it, and what it started, after so many seconds, unless it has ended before. Returns its status."""
+    child = forked(work, output)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.001)
+    os.killpg(child, signal.SIGKILL)
+    return ended(child)
+
+
+def killed_at(work: Work, change: int, below: Path) -> Work:
+    """`work`, killing itself just before it changes the disk below a folder for so many a time, from 1.
+
+    A change is a file opened to be written, renamed or removed, or a folder made.
+    """
+
+    def watched() -> int:
+        changes = _Changes(below, lambda number: number == change and os.kill(os.getpid(), signal.SIGKILL))
+        sys.addaudithook(changes)
+        return work()
+
+    return watched
+
+
+def counting(work: Work, below: Path, file: Path) -> Work:
+    """`work`, writing to a file how often it changed the disk below a folder."""
+
+    def watched() -> int:
+        changes = _Changes(below, lambda number: None)
+        sys.addaudithook(changes)
+        status = work()
+        count, changes.below = changes.count, "\0"
+        file.write_text(str(count))
+        return status
+
+    return watched
+
+
+class _Changes:
+    """Python tells each opening, renaming and removing before it is done."""
+
+    def __init__(self, below: Path, act: Callable[[int], object]) -> None:
+        self.below, self.act, self.count = str(below), act, 0
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, _, flags = arguments
+            changing = bool(flags & WRITING)
+        elif event in {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}:
+            path, changing = arguments[0], True
+        else:
+            return
+        if changing and isinstance(path, str | os.PathLike) and os.fspath(path).startswith(self.below):
+            self.count += 1
+            self.act(self.count)
+
+
+def outcome(run: Path) -> dict[str, Any]:
+    """All that must be the same after kills, to the bit: by file."""
+    found: dict[str, Any] = {}
+    for path in sorted((run / "checkpoints").iterdir()):
+        state = torch.load(path, weights_only=True)
+        if path.stem == "last":
+            del state["spent"], state["window"][-1]
+        found[path.name] = state
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    found["metrics"] = [{key: value for key, value in line.items() if key not in TIMED} for line in lines]
+    for path in sorted([*(run / "hypotheses").iterdir(), *(run / "data").iterdir(), run / "config.yaml"]):
+        found[path.name] = path.read_bytes()
+    results = json.loads((run / "results.json").read_text())
+    found["results"] = {
+        split: {key: value for key, value in result.items() if "second" not in key} for split, result in results.items()
+    }
+    manifest = json.loads((run / "manifest.json").read_text())
+    found["status"] = manifest["status"]
+    found["files"] = sorted(
+        str(path.relative_to(run)) for path in run.rglob("*") if path.is_file() and path.parent.name != "tensorboard"
+    )
+    return found
+
+
+def curves(run: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard shows: each curve's points, and the steps of each picture and text."""
+    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"images": 0, "tensors": 0, "scalars": 0})
+    events.Reload()
+    tags = events.Tags()
+    shown = {
+        tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags["scalars"] if tag not in TIMED
+    }
+    shown |= {tag: [(event.step, 0.0) for event in events.Images(tag)] for tag in tags["images"]}
+    return shown | {tag: [(event.step, 0.0) for event in events.Tensors(tag)] for tag in tags["tensors"]}
+
+
+def differing(one: Any, other: Any, name: str = "") -> list[str]:  # noqa: ANN401
+    """Names of what is not the same to the bit."""
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return [line for key in one for line in differing(one[key], other[key], f"{name}/{key}")]
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
+        pairs = enumerate(zip(one, other, strict=True))
+        return [line for number, pair in pairs for line in differing(*pair, f"{name}/{number}")]
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        same = one.dtype == other.dtype and torch.equal(one, other)
+        return [] if same else [name]
+    same = type(one) is type(other) and not isinstance(one, dict | list | tuple) and one == other
+    return [] if same else [f"{name}: {str(one)[:200]} is not {str(other)[:200]}"]

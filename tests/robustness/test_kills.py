@@ -1,0 +1,180 @@
+"""Killed at any moment and started again, a run ends in the same bits as one that nothing disturbed."""
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from conftest import TINY, values_of
+from kills import Work, counting, curves, differing, ended, forked, killed_after, killed_at, outcome
+
+from nmt.config.compose import typed
+from nmt.config.schema import TrainConfig
+
+# Validations, checkpoints between them, an average in the end, a schedule with memory, dropout, drawn segmentations.
+RECIPE = [
+    *TINY,
+    "data.train_size=200",
+    "training.max_epochs=2",
+    "training.log_every=3",
+    "training.checkpoint_every=5",
+    "training.average_best=2",
+    "training.ema_decay=0.9",
+    "validation.unit=steps",
+    "validation.every=7",
+]
+
+
+class Scene(NamedTuple):
+    """A recipe that runs below a folder."""
+
+    folder: Path
+    run: Path
+    work: Work
+    output: Path
+
+
+def scene(folder: Path) -> Scene:
+    folder.mkdir()
+    config = typed(TrainConfig, values_of("train", [*RECIPE, f"data.cache_dir={folder / 'cache'}"])).settled()
+
+    def work() -> int:
+        from nmt.training.job import train
+
+        torch.set_num_threads(1)
+        return train(config, folder / "run", [])
+
+    return Scene(folder, folder / "run", work, folder.with_suffix(".txt"))
+
+
+class Whole(NamedTuple):
+    """The run that nothing disturbed."""
+
+    outcome: dict[str, object]
+    curves: dict[str, list[tuple[int, float]]]
+    changes: int  # of the disk
+    seconds: float
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
+    made = scene(tmp_path_factory.mktemp("whole") / "scene")
+    count, began = made.folder.with_suffix(".count"), time.monotonic()
+    assert ended(forked(counting(made.work, made.folder, count), made.output)) == 0, made.output.read_text()
+    yield Whole(outcome(made.run), curves(made.run), int(count.read_text()), time.monotonic() - began)
+
+
+def same(made: Scene, whole: Whole) -> None:
+    expected = {**whole.outcome, "config.yaml": outcome(made.run)["config.yaml"]}  # it names the folder of the cache
+    assert differing(expected, outcome(made.run)) == []
+    assert curves(made.run) == whole.curves
+    assert not list(made.folder.rglob("*.part"))
+    printed = made.output.read_text()
+    assert "Traceback" not in printed, printed
+
+
+def killed_at_change_and_again(folder: Path, changes: list[int]) -> Scene:
+    made = scene(folder)
+    for change in changes:
+        status = ended(forked(killed_at(made.work, change, made.folder), made.output))
+        assert status in {-9, 0}, made.output.read_text()
+    assert ended(forked(made.work, made.output)) == 0, made.output.read_text()
+    return made
+
+
+def test_the_run_that_is_killed_does_all_that_a_run_can(whole: Whole) -> None:
+    names = set(whole.outcome)
+    assert {"last.pt", "best.pt", "metrics", "results", "status"} <= names
+    assert sum(name.startswith("step-") for name in names) == 2
+    assert any("average/bleu" in line for line in whole.outcome["metrics"])  # type: ignore[attr-defined]
+    assert whole.changes > 100
+    for points in whole.curves.values():
+        steps = [step for step, _ in points]
+        assert steps == sorted(set(steps))
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("part", range(2))
+def test_killed_between_two_changes_of_the_disk(part: int, whole: Whole, tmp_path: Path) -> None:
+    """Two kills each, spread over all of the run."""
+    draw = random.Random(part)
+    first = draw.randrange(part * whole.changes // 2, (part + 1) * whole.changes // 2)
+    made = killed_at_change_and_again(tmp_path / "scene", [first + 1, draw.randrange(1, whole.changes)])
+    same(made, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(8))
+def test_killed_before_each_change_of_the_disk(part: int, whole: Whole, tmp_path: Path) -> None:
+    for change in range(1 + part, whole.changes + 1, 8):
+        same(killed_at_change_and_again(tmp_path / f"scene-{change}", [change]), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_killed_at_random_moments(seed: int, whole: Whole, tmp_path: Path) -> None:
+    """At least ten kills each, most runs more than once."""
+    draw = random.Random(seed)
+    kills = runs = 0
+    while kills < 10:
+        made = scene(tmp_path / f"scene-{runs}")
+        status = None
+        while status != 0:
+            status = killed_after(made.work, draw.uniform(0, whole.seconds), made.output)
+            assert status in {-9, 0}, made.output.read_text()
+            kills += status == -9
+        same(made, whole)
+        runs += 1
+
+
+def sweep(folder: Path) -> Work:
+    """Two jobs in a row, as the command runs them."""
+    words = [
+        "nmt-train",
+        "-m",
+        *RECIPE,
+        "attention=luong_dot,none",
+        f"data.cache_dir={folder / 'cache'}",
+        f"hydra.sweep.dir={folder / 'sweep'}",
+    ]
+
+    def work() -> int:
+        from nmt.cli.train import main
+
+        torch.set_num_threads(1)
+        sys.argv = words
+        os.chdir(folder)
+        main()
+        return 0
+
+    return work
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sweep_killed_at_random_moments(seed: int, tmp_path: Path) -> None:
+    draw = random.Random(seed)
+    folders = tmp_path / "whole", tmp_path / "killed"
+    for folder in folders:
+        folder.mkdir()
+    began = time.monotonic()
+    assert ended(forked(sweep(folders[0]), tmp_path / "whole.txt")) == 0, (tmp_path / "whole.txt").read_text()
+    seconds, kills, status = time.monotonic() - began, 0, None
+    while status != 0:
+        status = killed_after(sweep(folders[1]), draw.uniform(0, seconds), tmp_path / "killed.txt")
+        assert status in {-9, 0}, (tmp_path / "killed.txt").read_text()
+        kills += status == -9
+    assert kills
+    jobs = [json.loads((folder / "sweep" / "jobs.json").read_text())["jobs"] for folder in folders]
+    assert [job["status"] for job in jobs[0]] == [job["status"] for job in jobs[1]] == ["finished"] * 2
+    for name in ("attention-luong_dot", "attention-none"):
+        runs = [folder / "sweep" / name for folder in folders]
+        found = [{**outcome(run), "config.yaml": None} for run in runs]
+        assert differing(*found) == []
+        assert curves(runs[0]) == curves(runs[1])
