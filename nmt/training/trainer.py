@@ -115,6 +115,7 @@ class Trainer:
             self._load_state(state)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"{path}: does not fit this run ({str(error).splitlines()[0]})") from None
+        self.best.tidy()  # a kill may have come between the checkpoint and this
         return True
 
     def _finished(self) -> bool:

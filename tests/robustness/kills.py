@@ -18,7 +18,7 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def forked(work: Work, output: Path) -> int:
-    """Start `work` in a process of its own, as its leader; what it prints is appended to `output`. Returns its number."""
+    """Start `work` in a process group of its own, what it prints appended to `output`. Returns its number."""
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
@@ -34,7 +34,7 @@ def forked(work: Work, output: Path) -> int:
         status = work()
     except SystemExit as end:
         status = int(end.code or 0)
-    except BaseException:  # noqa: BLE001
+    except BaseException:
         import traceback
 
         traceback.print_exc()

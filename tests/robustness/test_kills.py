@@ -5,7 +5,6 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,11 +62,11 @@ class Whole(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     made = scene(tmp_path_factory.mktemp("whole") / "scene")
     count, began = made.folder.with_suffix(".count"), time.monotonic()
     assert ended(forked(counting(made.work, made.folder, count), made.output)) == 0, made.output.read_text()
-    yield Whole(outcome(made.run), curves(made.run), int(count.read_text()), time.monotonic() - began)
+    return Whole(outcome(made.run), curves(made.run), int(count.read_text()), time.monotonic() - began)
 
 
 def same(made: Scene, whole: Whole) -> None:
