@@ -4,8 +4,9 @@ import ctypes
 import os
 import platform
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 
@@ -14,6 +15,17 @@ from nmt.config.errors import UserError
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 _VENDORS = ("AuthenticAMD", "GenuineIntel")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Sliced(Protocol):
+    """A list, an array."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, part: slice, /) -> Any: ...  # noqa: ANN401
+
+
+S = TypeVar("S", bound=Sliced)
+R = TypeVar("R")
 
 
 class Machine(NamedTuple):
@@ -72,6 +84,37 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)  # no request gets pages of its own
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)  # bytes free at the top before any are handed back
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Does the error, of torch, NumPy or Python itself, say that memory does not suffice?"""
+    told = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in told)
+    )
+
+
+def release_memory() -> None:
+    """Hand back what torch keeps of a GPU's memory in pieces that are too small now."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def halved(work: Callable[[S], R], items: S) -> list[R]:
+    """[work(items)]; where memory does not suffice, of both halves, or of halves of these.
+
+    Raises UserError if it does not suffice for one item.
+    """
+    try:
+        return [work(items)]
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    release_memory()  # here, where no traceback holds tensors any more
+    if len(items) == 1:
+        raise UserError("memory does not suffice for one sentence at a time; take a smaller beam or model")
+    middle = len(items) // 2
+    return halved(work, items[:middle]) + halved(work, items[middle:])
 
 
 def cpu_vendor() -> str:

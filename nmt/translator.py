@@ -20,7 +20,7 @@ from nmt.data.batching import collate
 from nmt.data.prepared import padded
 from nmt.data.tokenizer import Tokenizers
 from nmt.data.unknown import copy_unknown
-from nmt.machine import Machine
+from nmt.machine import Machine, halved
 from nmt.model.ensemble import Ensemble
 from nmt.model.load import load_runs
 from nmt.model.seq2seq import Seq2Seq
@@ -131,7 +131,8 @@ class Translator:
         results: dict[int, Translation] = {}
         was_training = self.model.training
         self.model.eval()
-        for indices in self._batches(encoded, with_empty=True):
+
+        def force(indices: list[int]) -> None:
             batch = collate(
                 [encoded[i] for i in indices],
                 [wanted[i] for i in indices],
@@ -154,6 +155,9 @@ class Translator:
                 results[index] = replace(
                     self._translation(surfaces[index], found), text=targets[index], tokens=written[index]
                 )
+
+        for indices in self._batches(encoded, with_empty=True):
+            halved(force, indices)
         self.model.train(was_training)
         return [results[i] for i in range(len(encoded))]
 
@@ -189,11 +193,11 @@ class Translator:
         batches = list(self._batches(sources, parts=parts))
         if parts == 1 or len(batches) == 1:
             for batch in batches:
-                yield batch, self._search([sources[i] for i in batch], n)
+                yield batch, self._found([sources[i] for i in batch], n)
             return
         pool = ThreadPoolExecutor(parts, initializer=torch.set_num_threads, initargs=(threads // parts,))
         try:
-            found = pool.map(lambda batch: self._search([sources[i] for i in batch], n), batches)
+            found = pool.map(lambda batch: self._found([sources[i] for i in batch], n), batches)
             yield from zip(batches, found, strict=True)
         finally:
             pool.shutdown(cancel_futures=True)
@@ -213,6 +217,10 @@ class Translator:
             size = max(1, budget // len(sources[order[start]]))
             yield order[start : start + size]
             start += size
+
+    def _found(self, sources: list[list[int]], n: int) -> list[list[Hypothesis]]:
+        """As `_search`, by halves where memory does not suffice for all at once."""
+        return [found for part in halved(lambda some: self._search(some, n), sources) for found in part]
 
     @torch.no_grad()
     def _search(self, sources: list[list[int]], n: int) -> list[list[Hypothesis]]:

@@ -125,6 +125,10 @@ class Batches:
             if len(part)
         ]
 
+    def padded_size(self, indices: Indices) -> int:
+        """Tokens of these pairs as one batch, with padding, on its longer side; as they were prepared, not drawn."""
+        return len(indices) * max(int(lengths[indices].max()) for lengths in self._lengths)
+
     def _batch(self, source: list[Any], target: list[Any], indices: Indices) -> Batch:
         batch = collate(source, target, self.tokenizers, indices)
         if not self.guided:

@@ -19,10 +19,11 @@ from nmt.training import checkpoint
 from nmt.training.averaging import MovingAverage
 from nmt.training.best import BestCheckpoints
 from nmt.training.journal import Journal
+from nmt.training.memory import Parts
 from nmt.training.objective import Objective
 from nmt.training.schedule import Schedule
 from nmt.training.signals import Interrupted, StopSignals
-from nmt.training.step import Sums, Updater, make_optimizer
+from nmt.training.step import Sums, Update, Updater, make_optimizer
 from nmt.training.stopping import Stopping
 from nmt.training.validation import Validator
 from nmt.translator import Translator
@@ -63,6 +64,7 @@ class Trainer:
         self.updater = Updater(
             self.model, self.objective, self.optimizer, config.training.max_grad_norm, translator.machine
         )
+        self.parts = Parts(config.training.accumulate)
         self.average = MovingAverage(self.model, config.training.ema_decay)
         self.plan = self.train_batches.epoch(0)
         all_epochs = config.training.max_epochs * len(self.plan)
@@ -127,10 +129,14 @@ class Trainer:
             self.epoch, self.position = self.epoch + 1, 0
             self.plan = self.train_batches.epoch(self.epoch)
         indices = self.plan[self.position]
-        batches = self.train_batches.load(indices, self.epoch, self.config.training.accumulate)
         self.step += 1
         self.position += 1
-        update = self.updater(batches, self.config.optimizer.lr * self.schedule.factor(self.step), self.step)
+        rate = self.config.optimizer.lr * self.schedule.factor(self.step)
+
+        def attempt(parts: int) -> Update:
+            return self.updater(self.train_batches.load(indices, self.epoch, parts), rate, self.step)
+
+        update = self.parts(attempt, len(indices), self.train_batches.padded_size(indices), f"step {self.step}")
         if update.applied:
             self.bad_in_a_row = 0
             self.average.update(self.step)

@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from nmt.config import schema
-from nmt.data.batching import Batches
+from nmt.data.batching import Batches, Indices
 from nmt.data.prepared import Split
 from nmt.evaluation import align, evaluate
+from nmt.machine import halved
 from nmt.metrics.attention_statistics import Positions, attention_statistics, chosen_positions
 from nmt.metrics.bleu import ScoreSettings
 from nmt.metrics.perplexity import perplexity
@@ -67,15 +69,20 @@ class Validator:
     def _loss(self) -> tuple[float, int]:
         """Negative log-likelihood of the references, in nats, and their tokens."""
         model, machine, pad = self.translator.single, self.translator.machine, self.translator.tokenizers.target.pad
-        model.eval()
-        nll, tokens = torch.zeros((), dtype=torch.float64), 0
-        for indices in self.batches.epoch(0):
+
+        def measure(indices: Indices) -> tuple[Tensor, int]:
             (batch,) = self.batches.load(indices, 0)
             batch = batch.to(machine.device)
             with machine.autocast():
                 decoded = model(batch.source, batch.lengths, batch.target_in)
-                nll += model.loss(decoded.readouts, batch.target_out, pad).nll.cpu()
-            tokens += batch.target_tokens
+                return model.loss(decoded.readouts, batch.target_out, pad).nll.cpu(), batch.target_tokens
+
+        model.eval()
+        nll, tokens = torch.zeros((), dtype=torch.float64), 0
+        for indices in self.batches.epoch(0):
+            for part_nll, part_tokens in halved(measure, indices):
+                nll += part_nll
+                tokens += part_tokens
         model.train()
         return float(nll), tokens
 
