@@ -12,6 +12,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object] | bytes) ->
     """Write beside the path, force it to the disk, then rename: a kill leaves the old file or the new one.
 
     `write` is the content or a function that writes it. `remove_leftovers` finds what a kill leaves half-written.
+    Raises OSError naming the path, such as for a full disk, whatever a library makes of it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -24,6 +25,11 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object] | bytes) ->
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except (OSError, RuntimeError) as error:
+        cause = _system_error(error)
+        if cause is None:
+            raise
+        raise OSError(cause.errno, cause.strerror, str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
     directory = os.open(path.parent, os.O_RDONLY)
@@ -31,6 +37,13 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object] | bytes) ->
         os.fsync(directory)  # the renaming itself
     finally:
         os.close(directory)
+
+
+def _system_error(error: BaseException | None) -> OSError | None:
+    """The system's error behind another one."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def remove_leftovers(directory: Path) -> None:

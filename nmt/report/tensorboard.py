@@ -1,6 +1,7 @@
 """What TensorBoard shows of a run: curves, texts and pictures."""
 
 import string
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +27,7 @@ class TensorBoard:
     def __init__(self, directory: Path, resume_step: int | None) -> None:
         # TensorBoard hides earlier events from this step on, this step included.
         purge_step = 0 if resume_step is None else resume_step + 1
+        _date_back(directory)
         self._writer: Any = SummaryWriter(str(directory), purge_step=purge_step)  # its methods are untyped
         self._hparams: Any = hparams
 
@@ -84,6 +86,17 @@ class TensorBoard:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _date_back(directory: Path) -> None:
+    """Let earlier event files have earlier names, whatever the clock says: TensorBoard reads them in that order."""
+    files = sorted(directory.glob("events.out.tfevents.[0-9]*.*"))
+    stamps = [int(path.name.split(".")[3]) for path in files]
+    back = max(stamps, default=0) - int(time.time()) + 1
+    for path, stamp in zip(files, stamps, strict=True) if back > 0 else ():
+        parts = path.name.split(".")
+        parts[3] = f"{stamp - back:010d}"
+        path.rename(path.with_name(".".join(parts)))
 
 
 def literal(text: str) -> str:

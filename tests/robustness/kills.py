@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
 Work = Callable[[], int]
 TIMED = {"time", "train/tokens_per_second"}  # what measures time differs between equal runs
@@ -133,16 +133,16 @@ def outcome(run: Path) -> dict[str, Any]:
     return found
 
 
-def curves(run: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard shows: each curve's points, and the steps of each picture and text."""
-    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"images": 0, "tensors": 0, "scalars": 0})
+def curves(run: Path) -> dict[str, list[tuple[int, bytes]]]:
+    """What TensorBoard shows: of each curve, text, histogram or series of pictures its steps, values of curves."""
+    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"tensors": 0})
     events.Reload()
-    tags = events.Tags()
-    shown = {
-        tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags["scalars"] if tag not in TIMED
-    }
-    shown |= {tag: [(event.step, 0.0) for event in events.Images(tag)] for tag in tags["images"]}
-    return shown | {tag: [(event.step, 0.0) for event in events.Tensors(tag)] for tag in tags["tensors"]}
+    shown = {}
+    for tag in (tag for tag in events.Tags()["tensors"] if not tag.startswith("_hparams_")):
+        is_curve = events.SummaryMetadata(tag).plugin_data.plugin_name == "scalars"
+        found = [(event.step, event.tensor_proto.SerializeToString()) for event in events.Tensors(tag)]
+        shown[tag] = [(step, value if is_curve and tag not in TIMED else b"") for step, value in found]
+    return shown
 
 
 def differing(one: Any, other: Any, name: str = "") -> list[str]:  # noqa: ANN401

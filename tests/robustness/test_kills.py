@@ -56,7 +56,7 @@ class Whole(NamedTuple):
     """The run that nothing disturbed."""
 
     outcome: dict[str, object]
-    curves: dict[str, list[tuple[int, float]]]
+    curves: dict[str, list[tuple[int, bytes]]]
     changes: int  # of the disk
     seconds: float
 
