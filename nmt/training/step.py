@@ -19,7 +19,7 @@ class Update(NamedTuple):
     terms: dict[str, Tensor]  # () each, of the objective: sums over target tokens, in nats
     tokens: int
     gradient_norm: Tensor  # () before clipping
-    applied: bool  # False: a non-finite gradient, nothing was changed
+    applied: bool  # False: a non-finite loss or gradient, nothing was changed
 
 
 class Sums:
@@ -66,16 +66,18 @@ class Updater:
         tokens = sum(batch.target_tokens for batch in batches)
         sentences = sum(len(batch.indices) for batch in batches)
         terms: dict[str, Tensor] = {}
+        total = torch.zeros((), device=self.machine.device)
         self.optimizer.zero_grad(set_to_none=True)
         for batch in batches:
             with self.machine.autocast():
                 part = self.objective(batch.to(self.machine.device), step, tokens / sentences)
             torch.autograd.backward(self.scaler.scale(part.total / tokens))
+            total += part.total.detach()
             terms = {name: terms[name] + term if terms else term for name, term in part.terms.items()}
         self.scaler.unscale_(self.optimizer)  # before clipping, so that the norm is the gradient's own
         norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
         nn.utils.clip_grad_norm_(self.apart, self.max_grad_norm)
-        applied = bool(norm.isfinite())
+        applied = bool((norm + total).isfinite())  # one question to the device for both
         if applied:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate

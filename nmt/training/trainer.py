@@ -153,11 +153,11 @@ class Trainer:
             return  # fp16 finding its scale, not a fault
         self.bad_steps += 1
         self.bad_in_a_row += 1
-        shown = ", ".join(map(str, indices[:8]))
-        log.warning("step %d: non-finite gradient, skipped (training pairs %s, ...)", self.step, shown)
+        shown = ", ".join(map(str, sorted(indices.tolist())))
+        log.warning("step %d: non-finite loss or gradient, skipped (training pairs %s)", self.step, shown)
         if self.bad_in_a_row >= self.config.training.max_bad_steps:
             raise UserError(
-                f"{self.bad_in_a_row} non-finite gradients in a row (training.max_bad_steps): try a smaller "
+                f"{self.bad_in_a_row} non-finite losses or gradients in a row (training.max_bad_steps): try a smaller "
                 "optimizer.lr or training.max_grad_norm, or precision=fp32; checkpoints so far are untouched"
             )
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -295,9 +296,15 @@ def test_non_finite_gradients_are_skipped_counted_and_in_the_end_fatal(
 
     monkeypatch.setattr(Updater, "__call__", broken)
     config = train_config("training.max_bad_steps=3", "training.checkpoint_every=1", "training.log_every=1")
-    with pytest.raises(UserError, match=r"3 non-finite gradients in a row \(training\.max_bad_steps\)"):
+    with pytest.raises(UserError, match=r"3 non-finite losses or gradients in a row \(training\.max_bad_steps\)"):
         train(config, tmp_path / "run", [])
     assert len(calls) == 8
+    told = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
+    assert len(told) == 4
+    pairs = [int(number) for number in re.findall(r"\d+", told[0].partition("training pairs")[2])]
+    assert told[0].startswith("step 4: non-finite loss or gradient, skipped (training pairs ")
+    assert pairs == sorted(set(pairs))
+    assert len(pairs) > 1
     assert metrics(tmp_path / "run")[-1]["train/bad_steps"] == 1
     assert state(tmp_path / "run")["step"] == 7
 

@@ -1,6 +1,7 @@
 """One update: accumulation, clipping, non-finite gradients, every optimizer."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from nmt.data.prepared import Prepared
 from nmt.machine import Machine
 from nmt.model.load import new_model
 from nmt.model.seq2seq import Seq2Seq
-from nmt.training.objective import Objective
+from nmt.training.objective import Objective, Value
 from nmt.training.step import Updater, make_optimizer
 
 Config = Callable[..., TrainConfig]
@@ -69,6 +70,24 @@ def test_a_non_finite_gradient_changes_nothing(train_config: Config) -> None:
         model.output.bias[5] = torch.inf
     before = weights(model)
     update = updater(parts(batches, 1), 1.0, 1)
+    assert not update.applied
+    assert torch.equal(weights(model), before)
+
+
+def test_a_non_finite_loss_with_a_finite_gradient_changes_nothing(
+    train_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, batches, model, updater = setup(train_config(*STILL))
+    real = Objective.__call__
+
+    def endless(self: Objective, *given: Any) -> Value:  # noqa: ANN401
+        value = real(self, *given)
+        return value._replace(total=value.total + torch.inf)
+
+    monkeypatch.setattr(Objective, "__call__", endless)
+    before = weights(model)
+    update = updater(parts(batches, 2), 1.0, 1)
+    assert update.gradient_norm.isfinite()
     assert not update.applied
     assert torch.equal(weights(model), before)
 
