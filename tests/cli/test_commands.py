@@ -8,24 +8,10 @@ from pathlib import Path
 
 import pytest
 from conftest import TINY
+from forks import call
 
 pytestmark = pytest.mark.system
 BIN = Path(sys.executable).parent
-
-
-def call(
-    *command: str | Path, stdin: bytes = b"", cwd: Path | None = None, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[bytes]:
-    name, *arguments = map(str, command)
-    return subprocess.run(
-        [BIN / name, *arguments],
-        input=stdin,
-        capture_output=True,
-        cwd=cwd,
-        env=os.environ | (env or {}),
-        timeout=240,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")

@@ -4,62 +4,16 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from forks import Work
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
-Work = Callable[[], int]
 TIMED = {"time", "train/tokens_per_second"}  # what measures time differs between equal runs
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-
-
-def forked(work: Work, output: Path) -> int:
-    """Start `work` in a process group of its own, what it prints appended to `output`. Returns its number."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    child = os.fork()
-    if child:
-        return child
-    status = 70  # it did not come to its end
-    try:
-        os.setsid()
-        file = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-        os.dup2(file, 1)
-        os.dup2(file, 2)
-        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-        status = work()
-    except SystemExit as end:
-        status = int(end.code or 0)
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def ended(child: int) -> int:
-    """Wait for it. Returns its status, negative after a signal."""
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def killed_after(work: Work, seconds: float, output: Path) -> int:
-    """Kill it, and what it started, after so many seconds, unless it has ended before. Returns its status."""
-    child = forked(work, output)
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.001)
-    os.killpg(child, signal.SIGKILL)
-    return ended(child)
 
 
 def killed_at(work: Work, change: int, below: Path) -> Work:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from kills import Work, curves, differing, ended, forked, killed_at, outcome
+from forks import Work, ended, forked
+from kills import curves, differing, killed_at, outcome
 from test_kills import RECIPE
 
 from nmt.files import write_atomically

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import pytest
 import torch
 from conftest import TINY, values_of
-from kills import Work, counting, curves, differing, ended, forked, killed_after, killed_at, outcome
+from forks import Work, ended, forked, killed_after
+from kills import counting, curves, differing, killed_at, outcome
 
 from nmt.config.compose import typed
 from nmt.config.schema import TrainConfig
