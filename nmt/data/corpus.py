@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -58,6 +58,12 @@ def files(config: schema.Data) -> list[Path]:
     return [path for pairs in splits(config).values() if isinstance(pairs, Text | Table) for path in pairs.paths]
 
 
+def place(pairs: Iterable[Pair], numbers: Sequence[int]) -> str:
+    """Where pairs of a split stand, counted from 1, in words: "corpus/train.en, lines 3, 17"."""
+    name, unit = (pairs.name, pairs.unit) if isinstance(pairs, Text | Table | Hub) else ("demo", "pair")
+    return f"{name}, {unit}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
 class Text:
     """Two files of plain text, PREFIX.<source_lang> and PREFIX.<target_lang>, possibly .gz, and where there is
     one a third with their word alignments, PREFIX.<alignments>.
@@ -66,8 +72,11 @@ class Text:
     side against the other.
     """
 
+    unit = "line"
+
     def __init__(self, prefix: Path, config: schema.Corpus) -> None:
         self.paths = [_existing(prefix, lang) for lang in (config.source_lang, config.target_lang)]
+        self.name = str(self.paths[0])
         self.drop = config.invalid_utf8 == "drop"
         self.alignments = None
         if isinstance(config, schema.FilesData) and config.alignments is not None:
@@ -108,9 +117,11 @@ class Text:
 class Table:
     """One file with a column for each language, or a dataset saved to a folder."""
 
+    unit = "row"  # without the header
+
     def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
         """columns: of source, target and possibly word alignments."""
-        self.path, self.columns = path, columns
+        self.path, self.name, self.columns = path, str(path), columns
         self.paths = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
 
     def __iter__(self) -> Iterator[Pair]:
@@ -120,8 +131,10 @@ class Table:
 class Hub:
     """One split of a dataset of the Hugging Face hub."""
 
+    unit = "row"
+
     def __init__(self, config: schema.HubData, split: str) -> None:
-        self.config, self.split = config, split
+        self.config, self.split, self.name = config, split, f"{config.id} ({split})"
 
     def __iter__(self) -> Iterator[Pair]:
         return _pairs(self._rows(), (self.config.source_column, self.config.target_column))
@@ -138,7 +151,7 @@ class Hub:
                 "check the name and the network, or give a local copy with data.path=FOLDER"
             ) from None
         for number, row in enumerate(cast(Iterable[dict[str, Any]], loaded), 1):
-            yield f"{config.id} ({self.split}), row {number}", row
+            yield f"{self.name}, row {number}", row
 
 
 def _file_split(name: str, config: schema.FilesData, key: str) -> Text | Table:

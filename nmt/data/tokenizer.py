@@ -11,10 +11,10 @@ import sentencepiece
 from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.files import write_atomically
+from nmt.metrics.alignment import WORD_START
 
 SAMPLE_SEED = 1  # of the lines that train a tokenizer, where there are more than it takes
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of the models trained here; an existing model may have others
-SPACES = re.compile("[\u2581\r\n]")  # what is read as a space: SentencePiece's own mark of one, and ends of lines
 LONE_SURROGATES = re.compile("[\ud800-\udfff]")  # which Python's strings can hold and Unicode text cannot
 
 
@@ -81,9 +81,7 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Ids -> text in one line, without special symbols."""
         text: str = self._processor.decode([i for i in ids if i not in {self.pad, self.bos, self.eos}])
-        return SPACES.sub(
-            " ", text.removeprefix("\u2581")
-        )  # bytes can spell ends of lines and the mark
+        return _with_spaces(text.removeprefix(WORD_START))  # bytes can spell ends of lines and the mark of a space
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Ids -> pieces, "▁" before a word's first, and </s> where it is."""
@@ -100,8 +98,13 @@ class Tokenizer:
 
 def _readable(line: str) -> str:
     """The line as SentencePiece is to see it, in training and after."""
-    line = SPACES.sub(" ", line)
+    line = _with_spaces(line)
     return line if line.isascii() else LONE_SURROGATES.sub("\ufffd", line)
+
+
+def _with_spaces(text: str) -> str:
+    """Spaces for SentencePiece's own mark of one, and for ends of lines."""
+    return text.replace(WORD_START, " ").replace("\n", " ").replace("\r", " ")
 
 
 class Tokenizers(NamedTuple):

@@ -68,7 +68,7 @@ ODD = [
     *("<s>", "</s>", "<unk>", "<pad>", "<0x0A>", "\u2581", "|||", "\u2047", " \u2047 ", "the", "cat", "LE", "\ufb01"),
     *(" ", "  ", "\t", "\r", "\r\n", "\n", "\x0b", "\x0c", "\x1c", "\x85", "\xa0", "\u2028", "\u2029", "\u3000"),
     *("\0", "\x1b", "\x7f", "\xad", "\u200b", "\u200d", "\u202e", "\ufeff", "\ufffe", "\uffff", "\ue000", "\U0010ffff"),
-    *("e\u0301", "\u0301", "\U0001f468\u200d\U0001f469", "\U0001f1e9\U0001f1ea", "\u05e9\u05dc", "\u0e20\u0e32", "\u4ed6"),
+    *("e\u0301", "\u0301", "\U0001f468\u200d\U0001f469", "\U0001f1e9\U0001f1ea", "\u05e9", "\u0e20\u0e32", "\u4ed6"),
 ]
 TEXT = st.lists(
     st.one_of(st.sampled_from(ODD), st.text(st.characters(exclude_categories=["Cs"]), max_size=6)), max_size=8
