@@ -225,7 +225,7 @@ class RunDirectory:
             read_lines(gold) if gold.is_file() else None,
         )
 
-    def write_held_out(self, split: str, sources: list[str], references: list[str], gold: list[str] | None) -> None:
+    def write_held_out(self, split: str, sources: list[str], references: list[str], gold: Sequence[str] | None) -> None:
         """data/<split>.source, .target, and .alignments where there is gold."""
         for name, lines in (("source", sources), ("target", references), ("alignments", gold)):
             if lines is not None:
@@ -281,5 +281,5 @@ def read_lines(path: Path) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
-def _write_lines(path: Path, lines: list[str]) -> None:
+def _write_lines(path: Path, lines: Sequence[str]) -> None:
     write_atomically(path, "".join(f"{line}\n" for line in lines).encode("utf-8"))

@@ -18,7 +18,7 @@ from nmt.config.compose import load_values, merge_search, typed
 from nmt.config.errors import UserError
 from nmt.data.batching import collate
 from nmt.data.prepared import padded
-from nmt.data.tokenizer import Tokenizers
+from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.data.unknown import copy_unknown
 from nmt.machine import Machine, halved
 from nmt.model.ensemble import Ensemble
@@ -122,12 +122,16 @@ class Translator:
         return results
 
     @torch.no_grad()
-    def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[Translation]:
-        """Forced decoding: what the model thinks of given translations, and how it aligns them."""
+    def score(self, sources: Sequence[str], targets: Sequence[str], first_line: int = 1) -> list[Translation]:
+        """Forced decoding: what the model thinks of given translations, and how it aligns them.
+
+        Both sides are cut to the longest source allowed. `first_line` is the number of the first line, for warnings.
+        """
         if len(sources) != len(targets):
             raise ValueError(f"{len(sources)} sources, but {len(targets)} targets")
-        encoded, surfaces = self.encode(sources)
-        wanted, written = self.tokenizers.target.encode(targets), self.tokenizers.target.surfaces(targets)
+        encoded, surfaces = self.encode(sources, first_line)
+        wanted, written = self._cut(self.tokenizers.target, targets, first_line, "translation")
+        longer = [max(pair, key=len) for pair in zip(encoded, wanted, strict=True)]
         results: dict[int, Translation] = {}
         was_training = self.model.training
         self.model.eval()
@@ -156,7 +160,7 @@ class Translator:
                     self._translation(surfaces[index], found), text=targets[index], tokens=written[index]
                 )
 
-        for indices in self._batches(encoded, with_empty=True):
+        for indices in self._batches(longer, with_empty=True):
             halved(force, indices)
         self.model.train(was_training)
         return [results[i] for i in range(len(encoded))]
@@ -172,13 +176,26 @@ class Translator:
         """Lines -> ids and pieces of each, cut to the longest source allowed."""
         if isinstance(lines, str):
             raise TypeError("a list of lines is expected, not one string")
-        sources, surfaces = self.tokenizers.source.encode(lines), self.tokenizers.source.surfaces(lines)
+        return self._cut(self.tokenizers.source, lines, first_line, "line")
+
+    def _cut(
+        self, tokenizer: Tokenizer, lines: Sequence[str], first_line: int, name: str
+    ) -> tuple[list[list[int]], list[list[str]]]:
+        """Ids and pieces of lines, cut to the longest source allowed.
+
+        One line after another, so that memory holds the tokens of one endless line, not of many.
+        """
+        encoded: list[list[int]] = []
+        surfaces: list[list[str]] = []
         limit = self.search.max_source_length
-        for number, (ids, pieces) in enumerate(zip(sources, surfaces, strict=True), first_line):
+        for number, line in enumerate(lines, first_line):
+            (ids,), (pieces,) = tokenizer.encode([line]), tokenizer.surfaces([line])
             if len(ids) > limit:
-                log.warning("line %d has %d tokens: cut to search.max_source_length=%d", number, len(ids), limit)
+                log.warning("%s %d has %d tokens: cut to search.max_source_length=%d", name, number, len(ids), limit)
                 del ids[limit - 1 : -1], pieces[limit - 1 : -1]  # keeps </s>
-        return sources, surfaces
+            encoded.append(ids)
+            surfaces.append(pieces)
+        return encoded, surfaces
 
     def _searched(self, sources: list[list[int]], n: int) -> Iterator[tuple[list[int], list[list[Hypothesis]]]]:
         """Batches of indices with what was found for them.

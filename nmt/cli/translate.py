@@ -3,11 +3,11 @@
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from itertools import islice
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TextIO
+from typing import TYPE_CHECKING, BinaryIO, TextIO, TypeVar
 
 from nmt.cli.app import run
 from nmt.config.errors import UserError
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from nmt.translator import Translator
 
 log = logging.getLogger(__name__)
+
+MOST_CHARACTERS = 10_000_000  # read ahead, whatever buffer_lines says
+Text = TypeVar("Text", str, tuple[str, str])
 
 
 def main() -> None:
@@ -62,34 +65,50 @@ def _translate(config: TranslateConfig, overrides: list[str]) -> None:
 def _score(translator: "Translator", references: BinaryIO, buffer_lines: int, alignments: TextIO | None) -> None:
     """Write the log-probability of each reference, and align it."""
     done = 0
-    sources, targets = _decoded(sys.stdin.buffer, "input"), _decoded(references, references.name)
-    while True:
-        pairs = list(islice(sources, buffer_lines)), list(islice(targets, buffer_lines))
-        if len(pairs[0]) != len(pairs[1]):
-            missing = done + min(map(len, pairs)) + 1
-            raise UserError(
-                f"references={references.name}: line {missing} is missing in it or in the input; line N of one must be "
-                "the translation of line N of the other"
-            )
-        if not pairs[0]:
-            return
-        for translation in translator.score(*pairs):
+    for buffer in _buffers(_pairs(_decoded(sys.stdin.buffer, "input"), references), buffer_lines):
+        sources, targets = ([pair[side] for pair in buffer] for side in (0, 1))
+        for translation in translator.score(sources, targets, first_line=done + 1):
             sys.stdout.buffer.write(f"{translation.log_prob:.4f}\n".encode())
             if alignments is not None:
                 print(translation.word_alignment(), file=alignments)
         sys.stdout.buffer.flush()
-        done += len(pairs[0])
+        done += len(buffer)
+
+
+def _pairs(sources: Iterator[str], references: BinaryIO) -> Iterator[tuple[str, str]]:
+    """Raises UserError where one of the two has ended."""
+    pairs = zip_longest(sources, _decoded(references, references.name))
+    for number, (source, target) in enumerate(pairs, 1):
+        if source is None or target is None:
+            raise UserError(
+                f"references={references.name}: line {number} is missing in it or in the input; line N of one must be "
+                "the translation of line N of the other"
+            )
+        yield source, target
 
 
 def _filter(translator: "Translator", nbest: int, buffer_lines: int, alignments: TextIO | None, talking: bool) -> None:
     """Read, translate and write, `buffer_lines` lines at a time."""
     done = 0
-    lines = _lines(talking)
-    while buffer := list(islice(lines, buffer_lines)):
+    for buffer in _buffers(_lines(talking), buffer_lines):
         for found in translator.translate_nbest(buffer, nbest, first_line=done + 1):
             _write(found, done, nbest, alignments)
             done += 1
         sys.stdout.buffer.flush()
+
+
+def _buffers(items: Iterable[Text], most: int) -> Iterator[list[Text]]:
+    """Lines, or pairs of them, read ahead: so many, or fewer that are very long."""
+    buffer: list[Text] = []
+    characters = 0
+    for item in items:
+        buffer.append(item)
+        characters += len(item) if isinstance(item, str) else sum(map(len, item))
+        if len(buffer) == most or characters > MOST_CHARACTERS:
+            yield buffer
+            buffer, characters = [], 0
+    if buffer:
+        yield buffer
 
 
 def _lines(talking: bool) -> Iterator[str]:

@@ -1,20 +1,20 @@
 """Reading parallel text as the user keeps it: the demo, plain text, tables, the hub. Only preparation needs this."""
 
 import contextlib
-import csv
-import gzip
 import itertools
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.data import demo
+from nmt.data.lines import first_line, read_lines, read_some_lines
+from nmt.data.tables import Row, read_table, table_format
 from nmt.metrics.alignment import parse_pharaoh
 
-TABLES = {".tsv": "csv", ".csv": "csv", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # as an escape in JSON can spell it
 
 
 class Pair(NamedTuple):
@@ -58,6 +58,12 @@ def files(config: schema.Data) -> list[Path]:
     return [path for pairs in splits(config).values() if isinstance(pairs, Text | Table) for path in pairs.paths]
 
 
+def place(pairs: Iterable[Pair], numbers: Sequence[int]) -> str:
+    """Where pairs of a split stand, counted from 1, in words: "corpus/train.en, lines 3, 17"."""
+    name, unit = (pairs.name, pairs.unit) if isinstance(pairs, Text | Table | Hub) else ("demo", "pair")
+    return f"{name}, {unit}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
 class Text:
     """Two files of plain text, PREFIX.<source_lang> and PREFIX.<target_lang>, possibly .gz, and where there is
     one a third with their word alignments, PREFIX.<alignments>.
@@ -66,8 +72,11 @@ class Text:
     side against the other.
     """
 
+    unit = "line"
+
     def __init__(self, prefix: Path, config: schema.Corpus) -> None:
         self.paths = [_existing(prefix, lang) for lang in (config.source_lang, config.target_lang)]
+        self.name = str(self.paths[0])
         self.drop = config.invalid_utf8 == "drop"
         self.alignments = None
         if isinstance(config, schema.FilesData) and config.alignments is not None:
@@ -80,7 +89,7 @@ class Text:
             yield from self._pairs()
             return
         missing = object()
-        lines = itertools.zip_longest(self._pairs(), _lines(self.alignments, text=False), fillvalue=missing)
+        lines = itertools.zip_longest(self._pairs(), read_lines(self.alignments), fillvalue=missing)
         for number, (pair, links) in enumerate(lines, 1):
             if pair is missing or links is missing:
                 raise UserError(
@@ -92,7 +101,8 @@ class Text:
     def _pairs(self) -> Iterator[Pair]:
         source, target, *_ = self.paths
         missing = object()
-        pairs = itertools.zip_longest(_lines(source, self.drop), _lines(target, self.drop), fillvalue=missing)
+        sides = read_some_lines(source, self.drop), read_some_lines(target, self.drop)
+        pairs = itertools.zip_longest(*sides, fillvalue=missing)
         for count, (left, right) in enumerate(pairs):
             if left is missing or right is missing:
                 longer = count + 1 + sum(1 for _ in pairs)
@@ -105,52 +115,31 @@ class Text:
 
 
 class Table:
-    """One file with a column for each language, or a dataset saved to a folder, read by `datasets`."""
+    """One file with a column for each language, or a dataset saved to a folder."""
+
+    unit = "row"  # without the header
 
     def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
         """columns: of source, target and possibly word alignments."""
-        self.path, self.columns = path, columns
+        self.path, self.name, self.columns = path, str(path), columns
         self.paths = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
 
     def __iter__(self) -> Iterator[Pair]:
-        if self.path.is_file() and _table_format(self.path) != "parquet":
-            for _ in _lines(self.path, text=False):
-                pass  # the readers below tell neither file nor line of broken text
-        yield from _rows(self._load, self.columns, str(self.path))
-
-    def _load(self) -> Iterable[dict[str, Any]]:
-        import datasets
-
-        if self.path.is_dir():
-            saved = datasets.load_from_disk(str(self.path))
-            if isinstance(saved, datasets.DatasetDict):
-                raise UserError(f"{self.path}: holds several splits; give one of them, such as {self.path}/train")
-            return cast(Iterable[dict[str, Any]], saved)
-        kind = _table_format(self.path)
-        options: dict[str, Any] = {}
-        if kind == "csv":
-            dialect: dict[str, Any] = {"delimiter": ","}
-            if ".tsv" in self.path.suffixes:  # no quoting: a stray " is a character like any other
-                dialect = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-            header = next(csv.reader((line or "" for line in _lines(self.path)), **dialect))
-            # Every cell is text: a sentence such as "NA" or "1.0" must come through as it is.
-            text = datasets.Features({column: datasets.Value("string") for column in header})
-            options = {"features": text, "keep_default_na": False, "on_bad_lines": "error", **dialect}
-        table = datasets.load_dataset(kind, data_files=str(self.path), split="train", streaming=True, **options)
-        return cast(Iterable[dict[str, Any]], table)
+        return _pairs(read_table(self.path), self.columns)
 
 
 class Hub:
     """One split of a dataset of the Hugging Face hub."""
 
+    unit = "row"
+
     def __init__(self, config: schema.HubData, split: str) -> None:
-        self.config, self.split = config, split
+        self.config, self.split, self.name = config, split, f"{config.id} ({split})"
 
     def __iter__(self) -> Iterator[Pair]:
-        columns = (self.config.source_column, self.config.target_column)
-        yield from _rows(self._load, columns, f"{self.config.id} ({self.split})")
+        return _pairs(self._rows(), (self.config.source_column, self.config.target_column))
 
-    def _load(self) -> Iterable[dict[str, Any]]:
+    def _rows(self) -> Iterator[Row]:
         import datasets
 
         config = self.config
@@ -158,15 +147,16 @@ class Hub:
             loaded = datasets.load_dataset(config.id, config.name, split=self.split, revision=config.revision)
         except Exception as error:  # the hub's client raises many kinds; all mean that the corpus is not to be had
             raise UserError(
-                f"data.id={config.id}: split '{self.split}' cannot be loaded from the hub ({_first_line(error)}); "
+                f"data.id={config.id}: split '{self.split}' cannot be loaded from the hub ({first_line(error)}); "
                 "check the name and the network, or give a local copy with data.path=FOLDER"
             ) from None
-        return cast(Iterable[dict[str, Any]], loaded)
+        for number, row in enumerate(cast(Iterable[dict[str, Any]], loaded), 1):
+            yield f"{self.name}, row {number}", row
 
 
 def _file_split(name: str, config: schema.FilesData, key: str) -> Text | Table:
     path = Path(name).expanduser()
-    if path.is_dir() or (path.is_file() and _table_format(path)):
+    if path.is_dir() or (path.is_file() and table_format(path)):
         columns = [config.source_column or config.source_lang, config.target_column or config.target_lang]
         return Table(path, (*columns, *filter(None, [config.alignments])))
     if path.is_file():
@@ -177,17 +167,11 @@ def _file_split(name: str, config: schema.FilesData, key: str) -> Text | Table:
     return Text(path, config)
 
 
-def _rows(load: Callable[[], Iterable[dict[str, Any]]], columns: tuple[str, ...], name: str) -> Iterator[Pair]:
+def _pairs(rows: Iterable[Row], columns: tuple[str, ...]) -> Iterator[Pair]:
     """Rows of a table -> pairs; a dot in a column's name reaches into a nested column."""
-    try:
-        for number, row in enumerate(load(), 1):
-            source, target, *links = (_cell(row, column, f"{name}, row {number}") for column in columns)
-            pair = Pair(source, target)
-            yield _aligned(pair, links[0], f"{name}, row {number}") if links else pair
-    except UserError:
-        raise
-    except Exception as error:  # pandas, pyarrow and datasets have a dozen kinds for a table that is broken
-        raise UserError(f"{name}: cannot be read as a table ({_first_line(error)})") from None
+    for place, row in rows:
+        source, target, *links = (_cell(row, column, place) for column in columns)
+        yield _aligned(Pair(source, target), links[0], place) if links else Pair(source, target)
 
 
 def _cell(row: dict[str, Any], column: str, place: str) -> str:
@@ -203,6 +187,8 @@ def _cell(row: dict[str, Any], column: str, place: str) -> str:
         return ""
     if not isinstance(value, str):
         raise UserError(f"{place}: column '{column}' holds {type(value).__name__}, not text")
+    if not value.isascii() and LONE_SURROGATE.search(value):
+        raise UserError(f"{place}: column '{column}' holds half of a surrogate pair, which is no character")
     return value.replace("\n", " ")
 
 
@@ -228,38 +214,6 @@ def _existing(prefix: Path, lang: str) -> Path:
     for path in (plain, plain.with_name(f"{plain.name}.gz")):
         if path.is_file():
             return path
+        if path.is_dir():
+            raise UserError(f"{path}: is a folder, not a file of text")
     raise UserError(f"{plain}: no such file (nor {plain.name}.gz)")
-
-
-def _lines(path: Path, drop: bool = False, text: bool = True) -> Iterator[str | None]:
-    """Lines without their end, None for one that is not UTF-8 if those are to be dropped."""
-    opening = gzip.open if path.suffix == ".gz" else open
-    with cast(BinaryIO, opening(path, "rb")) as file:
-        number = 0
-        try:
-            for number, raw in enumerate(file, 1):
-                line = raw.removesuffix(b"\n").removesuffix(b"\r")
-                if number == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")
-                try:
-                    yield line.decode("utf-8")
-                except UnicodeDecodeError as error:
-                    if not drop:
-                        raise UserError(
-                            f"{path}, line {number}: not valid UTF-8 (byte {error.start + 1} of the line); "
-                            f"convert the file{', or drop such pairs with data.invalid_utf8=drop' if text else ''}"
-                        ) from None
-                    yield None
-        except (OSError, EOFError, zlib.error) as error:
-            raise UserError(f"{path}, after line {number}: cannot be read ({_first_line(error)})") from None
-        if number == 0:
-            raise UserError(f"{path}: is empty")
-
-
-def _table_format(path: Path) -> str | None:
-    suffixes = path.suffixes[:-1] if path.suffix == ".gz" else path.suffixes
-    return TABLES.get(suffixes[-1]) if suffixes else None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,6 +1,5 @@
 """From a corpus as the user keeps it to a prepared directory, once per content: filter, tokenizer, ids, report."""
 
-import array
 import fcntl
 import hashlib
 import itertools
@@ -13,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -22,12 +21,17 @@ from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.data import corpus, demo
 from nmt.data.corpus import Pair
-from nmt.data.prepared import FORMAT, IDS, Prepared
+from nmt.data.doubts import counted, doubts
+from nmt.data.overlap import Overlap
+from nmt.data.prepared import FORMAT, Prepared
 from nmt.data.tokenizer import Tokenizers, make_tokenizers
+from nmt.data.writing import AlignmentWriter, Raw, Row, SideWriter
 
 log = logging.getLogger(__name__)
 
-CHUNK = 10_000  # pairs encoded at a time
+CHUNK = 10_000  # pairs encoded at a time, ...
+CHARACTERS = 5_000_000  # ... or fewer that have so many characters
+LONGEST_HELD_OUT = 5_000  # tokens of a sentence: its attention and that of its batch mates must fit memory
 Report = dict[str, Any]
 
 
@@ -103,8 +107,9 @@ def _prepare(data: schema.Data, tokenizer: schema.TokenizerConfig, fingerprint: 
     splits = corpus.splits(data)
     raw = {name: Raw(working, name) for name in splits}
     counts = {name: Counter[str]() for name in splits}
-    for name, read in splits.items():
-        usable = _usable(read, counts[name], name == "train")
+    overlap = Overlap()
+    for name in sorted(splits, key="train".__eq__):  # last
+        usable = _usable(overlap.watch(name, splits[name]), counts[name], name == "train")
         raw[name].write(tqdm(usable, f"read {name}", unit=" pairs", disable=None, leave=False))
     for name, count in counts.items():
         if not count["kept"]:
@@ -112,8 +117,8 @@ def _prepare(data: schema.Data, tokenizer: schema.TokenizerConfig, fingerprint: 
     log.info("tokenizer: %s", tokenizer.kind)
     tokenizers = make_tokenizers(
         tokenizer,
-        lambda: (pair[0] for pair in raw["train"]),
-        lambda: (pair[1] for pair in raw["train"]),
+        lambda: (source for source, _, _ in raw["train"]),
+        lambda: (target for _, target, _ in raw["train"]),
     )
     tokenizers.save(working)
     report: Report = {
@@ -124,15 +129,12 @@ def _prepare(data: schema.Data, tokenizer: schema.TokenizerConfig, fingerprint: 
         "vocabulary": [side.vocab_size for side in tokenizers],
         "splits": {},
     }
-    held_out = {pair[0] for name in raw if name != "train" for pair in raw[name]}
-    seen: set[str] = set()
+    seen = {name: counted(overlap, name) for name in splits}
+    report["warnings"] = doubts(splits, seen, raw, {name: count["kept"] for name, count in counts.items()})
     for name, pairs in raw.items():
         limits = (data.max_length, data.max_ratio) if name == "train" else None
-        report["splits"][name] = _encode(working, name, pairs, tokenizers, limits, counts[name])
-        if name == "train":
-            seen = {source for source, _, _ in pairs if source in held_out}
-        else:
-            report["splits"][name]["sources_in_train"] = sum(source in seen for source, _, _ in pairs)
+        encoded = _encode(working, name, pairs, tokenizers, limits, counts[name], splits[name])
+        report["splits"][name] = encoded | {kind: found.total for kind, found in seen[name].items()}
         pairs.delete()
     if not counts["train"]["kept"]:
         raise UserError(
@@ -152,26 +154,7 @@ def _content(directory: Path) -> str:
     return digest.hexdigest()
 
 
-class Raw:
-    """The usable pairs of a split, on disk until they are encoded."""
-
-    def __init__(self, directory: Path, name: str) -> None:
-        self.path = directory / f"{name}.raw"
-
-    def write(self, pairs: Iterable[tuple[str, str, str]]) -> None:
-        with self.path.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{source}\n{target}\n{alignment}\n" for source, target, alignment in pairs)
-
-    def __iter__(self) -> Iterator[tuple[str, str, str]]:
-        with self.path.open(encoding="utf-8", newline="\n") as file:
-            lines = (line[:-1] for line in file)
-            yield from zip(lines, lines, lines, strict=True)
-
-    def delete(self) -> None:
-        self.path.unlink()
-
-
-def _usable(pairs: Iterable[Pair], counts: "Counter[str]", filtered: bool) -> Iterator[tuple[str, str, str]]:
+def _usable(pairs: Iterable[Pair], counts: "Counter[str]", filtered: bool) -> Iterator[Row]:
     """Training drops empty sides; what is translated and scored keeps every pair that can be read."""
     for source, target, alignment in pairs:
         counts["read"] += 1
@@ -184,31 +167,6 @@ def _usable(pairs: Iterable[Pair], counts: "Counter[str]", filtered: bool) -> It
             yield source, target, alignment
 
 
-class _Writer(NamedTuple):
-    """One side of a split being written."""
-
-    directory: Path
-    name: str
-    offsets: "array.array[int]"
-    line_ends: "array.array[int]"
-
-    def add(self, ids: list[list[int]], lines: list[str]) -> None:
-        with (
-            (self.directory / f"{self.name}.ids").open("ab") as id_file,
-            (self.directory / f"{self.name}.txt").open("ab") as text_file,
-        ):
-            id_file.write(np.fromiter(itertools.chain.from_iterable(ids), dtype=IDS).tobytes())
-            for sentence, line in zip(ids, lines, strict=True):
-                text = line.encode("utf-8")
-                text_file.write(text)
-                self.offsets.append(self.offsets[-1] + len(sentence))
-                self.line_ends.append(self.line_ends[-1] + len(text))
-
-    def close(self) -> None:
-        np.save(self.directory / f"{self.name}.offsets.npy", np.asarray(self.offsets))
-        np.save(self.directory / f"{self.name}.lines.npy", np.asarray(self.line_ends))
-
-
 def _encode(
     directory: Path,
     name: str,
@@ -216,36 +174,34 @@ def _encode(
     tokenizers: Tokenizers,
     limits: tuple[int, float | None] | None,
     counts: "Counter[str]",
+    read: Iterable[Pair],
 ) -> Report:
-    """Write a split's arrays; returns its part of the report."""
-    writers = [
-        _Writer(directory, f"{name}.{side}", array.array("q", [0]), array.array("q", [0]))
-        for side in ("source", "target")
-    ]
+    """Write a split's arrays; returns its part of the report. `read` is what the pairs were read from."""
+    writers = [SideWriter(directory, f"{name}.{side}") for side in ("source", "target")]
+    alignments = AlignmentWriter(directory / f"{name}.alignments")
     unknown = [0, 0]
-    alignments: list[str] = []
-    total = counts["kept"]
-    bar = tqdm(total=total, desc=f"encode {name}", unit=" pairs", disable=None, leave=False)
-    rows = iter(pairs)
-    while chunk := list(itertools.islice(rows, CHUNK)):
+    bar = tqdm(total=counts.pop("kept"), desc=f"encode {name}", unit=" pairs", disable=None, leave=False)
+    for chunk in pairs.chunks(CHUNK, CHARACTERS):
         bar.update(len(chunk))
-        ids = [tokenizers[side].encode([row[side] for row in chunk]) for side in (0, 1)]
+        lines = [row[0] for row in chunk], [row[1] for row in chunk]
+        ids = [tokenizer.encode(side) for tokenizer, side in zip(tokenizers, lines, strict=True)]
         kept = range(len(chunk))
         if limits is not None:
             reasons = [_reason(len(s), len(t), *limits) for s, t in zip(*ids, strict=True)]
             counts.update(filter(None, reasons))
             kept = [i for i, reason in enumerate(reasons) if reason is None]  # type: ignore[assignment]
+        else:
+            _refuse_endless(ids, read, counts["kept"])
         for side, writer in enumerate(writers):
             chosen = [ids[side][i] for i in kept]
             unknown[side] += sum(sentence.count(tokenizers[side].unk) for sentence in chosen)
-            writer.add(chosen, [chunk[i][side] for i in kept])
-        alignments.extend(chunk[i][2] for i in kept)
+            writer.add(chosen, [lines[side][i] for i in kept])
+        alignments.add([chunk[i][2] for i in kept])
+        counts["kept"] += len(kept)
     bar.close()
-    counts["kept"] = len(alignments)
+    alignments.close()
     for writer in writers:
         writer.close()
-    if any(alignments):
-        (directory / f"{name}.alignments").write_text("\n".join(alignments) + "\n", encoding="utf-8")
     tokens = [writer.offsets[-1] for writer in writers]
     return {
         "read": counts["read"],
@@ -257,7 +213,25 @@ def _encode(
     }
 
 
+def _refuse_endless(ids: list[list[list[int]]], read: Iterable[Pair], before: int) -> None:
+    """Held-out pairs are neither dropped nor cut. Raises UserError for one that is too long to be scored.
+
+    ids: of sources and targets; `before` are the usable pairs before them.
+    """
+    for index, pair in enumerate(zip(*ids, strict=True), before):
+        if (longest := max(map(len, pair))) > LONGEST_HELD_OUT:
+            usable = (number for number, pair in enumerate(read, 1) if None not in (pair.source, pair.target))
+            (number,) = itertools.islice(usable, index, index + 1)
+            raise UserError(
+                f"{corpus.place(read, [number])}: has {longest} tokens, but what is translated and scored may have "
+                f"{LONGEST_HELD_OUT}; shorten the pair or take it out"
+            )
+
+
 def _reason(source: int, target: int, max_length: int, max_ratio: float | None) -> str | None:
+    """Why a pair with so many tokens, </s> counted, is dropped."""
+    if min(source, target) == 1:  # nothing that the tokenizer sees, such as a zero-width space
+        return "empty"
     if max(source, target) > max_length:
         return "too_long"
     if max_ratio is not None and max(source, target) > max_ratio * min(source, target):

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,31 @@ class Side:
         return [self.line(index) for index in range(len(self))]
 
 
+class Alignments(Sequence[str]):
+    """Gold word alignments of one split, in Pharaoh format: a line for each of N pairs, by index."""
+
+    def __init__(self, path: Path) -> None:
+        self._text = _mapped(path, np.dtype("u1"))
+        self._ends = np.flatnonzero(self._text == ord("\n"))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        start = self._ends[index - 1] + 1 if index else 0
+        return bytes(self._text[start : self._ends[index]]).decode("utf-8")
+
+
 class Split:
     """Both sides of one split, and gold word alignments where there are some."""
 
@@ -65,11 +90,9 @@ class Split:
         return len(self.source)
 
     @cached_property
-    def alignments(self) -> list[str] | None:
-        """Gold alignments in Pharaoh format, a line for each pair, or None."""
-        if not self._alignments.exists():
-            return None
-        return self._alignments.read_text(encoding="utf-8").split("\n")[: len(self)]
+    def alignments(self) -> Sequence[str] | None:
+        """Gold alignments, a line for each pair, or None."""
+        return Alignments(self._alignments) if self._alignments.exists() else None
 
 
 class Prepared:

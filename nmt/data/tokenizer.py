@@ -11,13 +11,20 @@ import sentencepiece
 from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.files import write_atomically
+from nmt.metrics.alignment import WORD_START
 
 SAMPLE_SEED = 1  # of the lines that train a tokenizer, where there are more than it takes
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of the models trained here; an existing model may have others
+LONE_SURROGATES = re.compile("[\ud800-\udfff]")  # which Python's strings can hold and Unicode text cannot
 
 
 class Tokenizer:
-    """One language's text <-> token ids. Adds no <s>, always adds </s>."""
+    """One language's text <-> token ids. Adds no <s>, always adds </s>.
+
+    decode(encode(line)) is the line after normalization, with one space for each run of spaces and none at its ends;
+    unless a piece is unknown, which byte_fallback rules out. Special symbols written in a line are text like any other,
+    and a lone surrogate is read as U+FFFD.
+    """
 
     def __init__(self, model: bytes, lowercase: bool = False, name: str = "tokenizer") -> None:
         """Raises UserError if the bytes are no SentencePiece model or one without <s> or </s>."""
@@ -74,7 +81,7 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Ids -> text in one line, without special symbols."""
         text: str = self._processor.decode([i for i in ids if i not in {self.pad, self.bos, self.eos}])
-        return text.replace("\n", " ").replace("\r", " ")  # byte pieces can spell a line's end
+        return _with_spaces(text.removeprefix(WORD_START))  # bytes can spell ends of lines and the mark of a space
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Ids -> pieces, "▁" before a word's first, and </s> where it is."""
@@ -86,7 +93,18 @@ class Tokenizer:
         return cut
 
     def _prepare(self, lines: Sequence[str]) -> list[str]:
-        return [line.lower() for line in lines] if self.lowercase else list(lines)
+        return [_readable(line.lower() if self.lowercase else line) for line in lines]
+
+
+def _readable(line: str) -> str:
+    """The line as SentencePiece is to see it, in training and after."""
+    line = _with_spaces(line)
+    return line if line.isascii() else LONE_SURROGATES.sub("\ufffd", line)
+
+
+def _with_spaces(text: str) -> str:
+    """Spaces for SentencePiece's own mark of one, and for ends of lines."""
+    return text.replace(WORD_START, " ").replace("\n", " ").replace("\r", " ")
 
 
 class Tokenizers(NamedTuple):
@@ -139,7 +157,7 @@ def _train(config: schema.TrainedTokenizer, lines: Lines) -> Tokenizer:
     sentencepiece.set_random_generator_seed(SAMPLE_SEED)
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=(line.lower() if config.lowercase else line for line in lines()),
+            sentence_iterator=(_readable(line.lower() if config.lowercase else line) for line in lines()),
             model_writer=model,
             model_type=config.kind,
             vocab_size=config.vocab_size,

@@ -184,6 +184,8 @@ def _report(prepared: Prepared) -> None:
     train = report["splits"]["train"]
     if train["kept"] < 0.9 * train["read"]:
         log.warning("corpus: only %d of %d training pairs are used", train["kept"], train["read"])
+    for doubt in report.get("warnings", []):  # corpora prepared long ago have none
+        log.warning("corpus: %s", doubt)
 
 
 @contextmanager

@@ -115,7 +115,7 @@ def test_columns_by_name_also_nested(tmp_path: Path) -> None:
     path.write_text('{"id": 1, "translation": {"en": "a", "fr": "b"}}\n')
     pairs = read(train=path, validation=path, source_column="translation.en", target_column="translation.fr")
     assert pairs == [Pair("a", "b")]
-    with pytest.raises(UserError, match=r"t\.jsonl, row 1: no column 'en' \(there are: id, translation\)"):
+    with pytest.raises(UserError, match=r"t\.jsonl, line 1: no column 'en' \(there are: id, translation\)"):
         read(train=path, validation=path)
 
 

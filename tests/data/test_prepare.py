@@ -199,3 +199,17 @@ def test_the_report_is_saved_as_json(corpus: Path) -> None:
 def test_padding_of_ragged_rows() -> None:
     assert padded([[1, 2, 3], [], [4]], 9).tolist() == [[1, 2, 3], [9, 9, 9], [4, 9, 9]]
     assert padded([[]], 9).shape == (1, 0)
+
+
+def test_word_alignments_are_read_by_index(corpus: Path) -> None:
+    lines = ["0-0 1-1", "", *["1-1"] * (len(PAIRS) - 2)]
+    for name, side in (("plain.en", 0), ("plain.de", 1)):
+        (corpus / name).write_text("".join(f"{pair[side]}\n" for pair in PAIRS), encoding="utf-8")
+    (corpus / "plain.align").write_text("".join(f"{line}\n" for line in lines))
+    prepared = make(corpus, f"data.train={corpus}/plain", "data.alignments=align")
+    found = prepared.splits["train"].alignments
+    assert found is not None
+    assert list(found) == lines == found[:]
+    assert found[1] == ""
+    assert isinstance(found._text, np.memmap)  # type: ignore[attr-defined]
+    assert prepared.splits["validation"].alignments is None

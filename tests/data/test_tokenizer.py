@@ -1,6 +1,8 @@
 """Tokenizers: special symbols, round trips, sampling, and sizes that the text does not allow."""
 
 import io
+import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,14 +63,94 @@ def test_special_symbols_written_as_text_stay_text(joint: Tokenizers) -> None:
     assert PAD not in ids
 
 
-@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
-@settings(max_examples=200, deadline=None)
-def test_bytes_spell_any_text(text: str) -> None:
+KINDS = ["bpe", "unigram", "char", "word"]
+ODD = [
+    *("<s>", "</s>", "<unk>", "<pad>", "<0x0A>", "\u2581", "|||", "\u2047", " \u2047 ", "the", "cat", "LE", "\ufb01"),
+    *(" ", "  ", "\t", "\r", "\r\n", "\n", "\x0b", "\x0c", "\x1c", "\x85", "\xa0", "\u2028", "\u2029", "\u3000"),
+    *("\0", "\x1b", "\x7f", "\xad", "\u200b", "\u200d", "\u202e", "\ufeff", "\ufffe", "\uffff", "\ue000", "\U0010ffff"),
+    *("e\u0301", "\u0301", "\U0001f468\u200d\U0001f469", "\U0001f1e9\U0001f1ea", "\u05e9", "\u0e20\u0e32", "\u4ed6"),
+]
+TEXT = st.lists(
+    st.one_of(st.sampled_from(ODD), st.text(st.characters(exclude_categories=["Cs"]), max_size=6)), max_size=8
+).map("".join)
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizers() -> dict[tuple[str, str], Tokenizer]:
+    rules = ("identity", "nmt_nfkc", "nfkc")
+    return {
+        (kind, rule): train(kind=kind, byte_fallback=True, vocab_size=600, normalization=rule).source
+        for kind in KINDS
+        for rule in rules
+    }
+
+
+def one_space(text: str) -> str:
+    """The line that is read: one space for each run of spaces, ends of lines and "\u2581", none at its ends."""
+    return " ".join(word for word in re.split("[ \u2581\r\n]", text) if word)
+
+
+@given(text=TEXT)
+@settings(max_examples=150, deadline=None)
+def test_bytes_spell_any_text(byte_tokenizers: dict[tuple[str, str], Tokenizer], text: str) -> None:
+    for (_, rule), tokenizer in byte_tokenizers.items():
+        (ids,) = tokenizer.encode([text])
+        assert ids[-1] == EOS
+        assert not {PAD, UNK, BOS, EOS} & set(ids[:-1])
+        assert all(0 <= i < tokenizer.vocab_size for i in ids)
+        normalizer = sentencepiece.SentencePieceNormalizer(rule_name=rule)
+        back = tokenizer.decode(ids)
+        assert back == one_space(normalizer.normalize(one_space(text)))
+        assert tokenizer.decode(tokenizer.encode([back])[0]) == back
+
+
+@pytest.mark.slow
+@given(text=TEXT)
+@settings(max_examples=20_000, deadline=None)
+def test_bytes_spell_very_much_text(byte_tokenizers: dict[tuple[str, str], Tokenizer], text: str) -> None:
+    test_bytes_spell_any_text.hypothesis.inner_test(byte_tokenizers, text)  # type: ignore[attr-defined]
+
+
+@given(text=TEXT)
+@settings(max_examples=150, deadline=None)
+def test_what_is_unknown_breaks_nothing_else(joint: Tokenizers, text: str) -> None:
+    """Also without bytes to spell it: ids in range, one end, text in one line, pieces that belong to the ids."""
+    tokenizer = joint.source
+    (ids,) = tokenizer.encode([text])
+    assert ids[-1] == EOS
+    assert not {PAD, BOS, EOS} & set(ids[:-1])
+    assert not {"\n", "\r"} & set(tokenizer.decode(ids))
+    (surfaces,) = tokenizer.surfaces([text])
+    assert len(surfaces) == len(ids)
+    assert not {"\n", "\r"} & set("".join(surfaces))
+
+
+@given(ids=st.lists(st.integers(0, 599), max_size=60))
+@settings(max_examples=150, deadline=None)
+def test_whatever_a_model_writes_is_one_line_of_unicode(
+    byte_tokenizers: dict[tuple[str, str], Tokenizer], ids: list[int]
+) -> None:
+    for tokenizer in byte_tokenizers.values():
+        text = tokenizer.decode([i for i in ids if i < tokenizer.vocab_size])
+        assert not {"\n", "\r", "\u2581"} & set(text)
+        assert text.encode("utf-8").decode("utf-8") == text
+
+
+def test_half_a_surrogate_pair_is_a_broken_character(joint: Tokenizers) -> None:
     tokenizer = _byte_fallback()
-    ids = tokenizer.encode([text])[0]
-    assert tokenizer.unk not in ids
-    assert ids[-1] == tokenizer.eos
-    assert tokenizer.decode(ids).split() == tokenizer.decode(tokenizer.encode([tokenizer.decode(ids)])[0]).split()
+    assert tokenizer.decode(tokenizer.encode(["a\ud800b \ud83d"])[0]) == "a\ufffdb \ufffd"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_line_of_a_million_characters_takes_seconds(
+    byte_tokenizers: dict[tuple[str, str], Tokenizer], kind: str
+) -> None:
+    tokenizer = byte_tokenizers[kind, "nmt_nfkc"]
+    for line in ("ab" * 500_000, "the cat " * 125_000, "e" + "\u0301" * 999_999):
+        began = time.process_time()
+        (ids,) = tokenizer.encode([line])
+        assert ids[-1] == EOS
+        assert time.process_time() - began < 5  # it is linear: about 0.2
 
 
 def _byte_fallback(cache: list[Tokenizer] = []) -> Tokenizer:  # noqa: B006

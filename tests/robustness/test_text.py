@@ -1,0 +1,365 @@
+"""Broken and odd corpora: each is read right, with the stated count, or refused in one line with file and line."""
+
+import gzip
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets
+import pytest
+from conftest import values_of
+
+from nmt.config.compose import typed
+from nmt.config.errors import UserError
+from nmt.config.schema import TrainConfig
+from nmt.data import prepare as module
+from nmt.data.prepare import prepare
+from nmt.data.prepared import Prepared
+from nmt.training.job import _report
+
+PAIRS = [(f"the number {n} and word{n % 7} here", f"le nombre {n} et mot{n % 7} ici") for n in range(60)]
+ENGLISH = "".join(f"{source}\n" for source, _ in PAIRS).encode()
+FRENCH = "".join(f"{target}\n" for _, target in PAIRS).encode()
+TSV = b"en\tfr\n" + "".join(f"{source}\t{target}\n" for source, target in PAIRS).encode()
+CSV = TSV.replace(b"\t", b",")
+JSON = "".join(json.dumps({"en": source, "fr": target}) + "\n" for source, target in PAIRS).encode()
+
+
+def parquet(source: list[Any]) -> bytes:
+    file = io.BytesIO()
+    datasets.Dataset.from_dict({"en": source, "fr": [target for _, target in PAIRS]}).to_parquet(file)
+    return file.getvalue()
+
+
+PARQUET = parquet([source for source, _ in PAIRS])
+
+
+class Case(NamedTuple):
+    """A training corpus and what comes of it."""
+
+    name: str
+    content: bytes | tuple[bytes, bytes] | None  # of one table, or of the two sides; None: a folder
+    outcome: str | dict[str, int]  # what the error says, or pairs kept and dropped
+    file: str = "train"
+    options: tuple[str, ...] = ()
+
+
+def kept(count: int, **dropped: int) -> dict[str, int]:
+    return {"kept": count, **dropped}
+
+
+def odd(name: str, line: str | bytes, outcome: str | dict[str, int] | None = None, *options: str) -> Case:
+    """One more line, whose translation is "x y"."""
+    raw = line if isinstance(line, bytes) else line.encode()
+    return Case(name, (ENGLISH + raw + b"\n", FRENCH + b"x y\n"), outcome or kept(61), options=options)
+
+
+def sides(name: str, english: bytes, outcome: str | dict[str, int], *options: str, french: bytes = FRENCH) -> Case:
+    return Case(name, (english, french), outcome, options=options)
+
+
+def tsv(name: str, content: bytes, outcome: str | dict[str, int], file: str = "t.tsv") -> Case:
+    return Case(name, content, outcome, file)
+
+
+CASES = [
+    odd(
+        "invalid UTF-8",
+        b"a \xff b",
+        "train.en, line 61: not valid UTF-8 (byte 3 of the line); convert the file, or drop",
+    ),
+    odd("invalid UTF-8, dropped", b"a \xff b", kept(60, invalid_utf8=1), "data.invalid_utf8=drop"),
+    odd("Latin-1", "é".encode("latin-1"), "train.en, line 61: not valid UTF-8 (byte 1 of the line)"),
+    odd("lone surrogate as CESU-8", b"a \xed\xa0\x80", "train.en, line 61: not valid UTF-8 (byte 3 of the line)"),
+    odd("overlong NUL", b"a \xc0\x80", "train.en, line 61: not valid UTF-8 (byte 3 of the line)"),
+    odd("beyond Unicode", b"\xf4\x90\x80\x80", "train.en, line 61: not valid UTF-8 (byte 1 of the line)"),
+    odd("NUL", b"a \0 b"),
+    sides("UTF-8 with a byte order mark", b"\xef\xbb\xbf" + ENGLISH, kept(60)),
+    sides("UTF-16", ENGLISH.decode().encode("utf-16"), "train.en, line 1: looks like UTF-16, not like UTF-8 text"),
+    sides("UTF-16, dropped", ENGLISH.decode().encode("utf-16"), "looks like UTF-16", "data.invalid_utf8=drop"),
+    sides("UTF-16LE without a mark", ENGLISH.decode().encode("utf-16-le"), "train.en, line 1: looks like UTF-16"),
+    sides("UTF-16BE without a mark", ENGLISH.decode().encode("utf-16-be"), "train.en, line 1: looks like UTF-16"),
+    sides("UTF-32", ENGLISH.decode().encode("utf-32"), "train.en, line 1: looks like UTF-16"),
+    sides("CRLF on one side", ENGLISH.replace(b"\n", b"\r\n"), kept(60)),
+    sides("CR for line ends", ENGLISH.replace(b"\n", b"\r"), "train.en has 1 lines, but"),
+    odd("lone CR", "a\rb"),
+    odd("other line ends", "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg"),
+    odd("zero width and bidi", "a\u200bb\u202ec\u200fd\u2066e\u2069"),
+    odd("Unicode spaces alone", "\u3000\xa0\u2003\u2028 \t", kept(60, empty=1)),
+    odd("zero width alone", "\u200b\ufeff", kept(60, empty=1)),
+    odd(
+        "emoji with joiners, flags",
+        "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea \U0001f44d\U0001f3fd",
+    ),
+    odd(
+        "Chinese and Thai", "\u4ed6\u6628\u5929\u53bb\u4e86\u5317\u4eac\u3002\u0e20\u0e32\u0e29\u0e32\u0e44\u0e17\u0e22"
+    ),
+    odd("mixed scripts, right to left", "the \u05e9\u05dc\u05d5\u05dd \u0639\u0631\u0628\u064a \u0391 \u0410 A"),
+    odd("500 combining characters", "e" + "\u0301" * 500),
+    odd("private use, noncharacters", "\ue000 \U0010fffd \ufffe \uffff \ufdd0"),
+    odd("control characters", b"a" + bytes(range(1, 10)) + b"\x1b\x7f"),
+    odd("SentencePiece's symbols", "\u2581 \u2581\u2581a <s> </s> <unk> <pad> <0x0A>"),
+    odd("our separators", "a ||| b\tc ||| 0-0"),
+    odd("a megabyte without spaces", "a" * 1_000_000, kept(60, too_long=1)),
+    odd("a megabyte of words", "a b " * 250_000, kept(60, too_long=1)),
+    odd("a megabyte of spaces", " " * 1_000_000, kept(60, empty=1)),
+    sides("empty file", b"", "train.en: is empty"),
+    sides("nothing but line ends", b"\n\n", "none of the 2 pairs read for train can be used", french=b"\n\n"),
+    sides("no line end at the end", ENGLISH.rstrip(), kept(60)),
+    sides("a line too many", ENGLISH + b"a\n", "train.en has 61 lines, but"),
+    sides("a line too few", ENGLISH, "train.fr has 61", french=FRENCH + b"a\n"),
+    sides("gzip without its name", gzip.compress(ENGLISH), "train.en, line 1: looks like gzip, not like UTF-8 text"),
+    tsv("TSV", TSV, kept(60)),
+    tsv("TSV with a column too many", TSV + b"a\tb\tc\n", "t.tsv, line 62: has 3 columns, but the first line names 2"),
+    tsv("TSV with a column too few", TSV + b"a\n", "t.tsv, line 62: has 1 columns, but the first line names 2"),
+    tsv("TSV with a stray quote", TSV + b'"a\tb"\n', kept(61)),
+    tsv("TSV with an empty line", TSV + b"\na\tb\n", kept(61)),
+    tsv("TSV with an empty cell", TSV + b"\tb\n", kept(60, empty=1)),
+    tsv("TSV with one name twice", TSV.replace(b"en\tfr", b"en\ten"), "t.tsv, line 1: 2 columns are named 'en'"),
+    tsv(
+        "TSV without a header", TSV.removeprefix(b"en\tfr\n"), "t.tsv, line 2: no column 'en' (there are: the number 0"
+    ),
+    tsv("TSV with nothing but a header", b"en\tfr\n", "none of the 0 pairs read for train"),
+    tsv("TSV with lone CR, NUL and U+2028", TSV + "a\rb\0\u2028c\x85\td\n".encode(), kept(61)),
+    tsv("TSV with CRLF and a mark", b"\xef\xbb\xbf" + TSV.replace(b"\n", b"\r\n"), kept(60)),
+    tsv("TSV in UTF-16", TSV.decode().encode("utf-16"), "t.tsv, line 1: looks like UTF-16"),
+    tsv("TSV that is not UTF-8", TSV + b"\xff\tb\n", "t.tsv, line 62: not valid UTF-8"),
+    tsv("TSV with a megabyte in a cell", TSV + b"a" * 1_000_000 + b"\tb\n", kept(60, too_long=1)),
+    tsv("empty TSV", b"", "t.tsv: is empty"),
+    tsv("CSV with an open quote", CSV + b'"a,b\nc,d\n', "t.csv, line 62: cannot be read as a table", "t.csv"),
+    tsv("CSV with text after a quote", CSV + b'"a"b,c\n', "t.csv, line 62: cannot be read as a table", "t.csv"),
+    tsv("CSV with quotes inside", CSV + b'a "q" b,"c ""d"" e"\n', kept(61), "t.csv"),
+    tsv("CSV with a line end in a cell", CSV + b'"a\nb",c\n', kept(61), "t.csv"),
+    tsv("CSV with a lone CR", CSV + b"a\rb,c\n", "t.csv, line 62: cannot be read as a table", "t.csv"),
+    tsv("CSV with a cell too many", CSV + b'"a\nb",c\na,b,c\n', "t.csv, line 64: has 3 columns", "t.csv"),
+    tsv("CSV with a megabyte in a cell", CSV + b"a" * 1_000_000 + b",b\n", kept(60, too_long=1), "t.csv"),
+    tsv("JSON line that is a list", JSON + b"[1]\n", "t.jsonl, line 61: is no JSON object", "t.jsonl"),
+    tsv("JSON line cut short", JSON + b'{"en": "a', "t.jsonl, line 61: cannot be read as JSON", "t.jsonl"),
+    tsv("JSON null", JSON + b'{"en": null, "fr": "b"}\n', kept(60, empty=1), "t.jsonl"),
+    tsv(
+        "JSON number", JSON + b'{"en": 1, "fr": "b"}\n', "t.jsonl, line 61: column 'en' holds int, not text", "t.jsonl"
+    ),
+    tsv("JSON not-a-number", JSON + b'{"en": NaN, "fr": "b"}\n', "line 61: column 'en' holds float", "t.jsonl"),
+    tsv("JSON without a key", JSON + b'{"en": "a"}\n', "t.jsonl, line 61: no column 'fr' (there are: en)", "t.jsonl"),
+    tsv(
+        "JSON with a key twice",
+        JSON + b'{"en": "a", "en": "b"}\n',
+        "line 61: cannot be read as JSON ('en' is",
+        "t.jsonl",
+    ),
+    tsv(
+        "JSON lone surrogate", JSON + b'{"en": "\\ud800", "fr": "b"}\n', "line 61: column 'en' holds half of", "t.jsonl"
+    ),
+    tsv("JSON surrogate pair", JSON + b'{"en": "\\ud83d\\ude00", "fr": "b"}\n', kept(61), "t.jsonl"),
+    tsv("JSON line ends in text", JSON + b'{"en": "a\\nb\\rc\\u0000", "fr": "b"}\n', kept(61), "t.jsonl"),
+    tsv("JSON too deep", JSON + b"[" * 100_000, "t.jsonl, line 61: cannot be read as JSON", "t.jsonl"),
+    tsv("JSON array", json.dumps([{"en": s, "fr": t} for s, t in PAIRS]).encode(), kept(60), "t.json"),
+    tsv("JSON array with a number", b'[{"en": "a", "fr": "b"}, 1]', "t.json, row 2: is no JSON object", "t.json"),
+    tsv("Parquet cut short", PARQUET[: len(PARQUET) // 2], "t.parquet: cannot be read as a table", "t.parquet"),
+    tsv("Parquet of numbers", parquet(list(range(60))), "t.parquet, row 1: column 'en' holds int", "t.parquet"),
+    tsv("Parquet with nulls", parquet([None] * 30 + ["a b"] * 30), kept(30, empty=30), "t.parquet"),
+    tsv("Parquet that is text", ENGLISH, "t.parquet: cannot be read as a table", "t.parquet"),
+    tsv("gzip", gzip.compress(TSV), kept(60), "t.tsv.gz"),
+    tsv("gzip cut short", gzip.compress(TSV)[:-20], "t.tsv.gz, after line ", "t.tsv.gz"),
+    tsv("gzip that is none", TSV, "t.tsv.gz, after line 0: cannot be read (Not a gzipped file", "t.tsv.gz"),
+    tsv("gzip with a wrong sum", gzip.compress(TSV)[:-8] + bytes(8), "t.tsv.gz, after line 61: cannot be", "t.tsv.gz"),
+    tsv("gzipped twice", gzip.compress(gzip.compress(TSV)), "t.tsv.gz, line 1: looks like gzip", "t.tsv.gz"),
+    tsv("named .gz.gz", gzip.compress(gzip.compress(TSV)), "neither a table (.tsv .csv .jsonl", "t.tsv.gz.gz"),
+    tsv("spreadsheet", b"PK\x03\x04", "neither a table (.tsv .csv .jsonl .parquet) nor a prefix", "t.xlsx"),
+    tsv("spreadsheet named .csv", b"PK\x03\x04", "t.csv, line 1: looks like zip, not like UTF-8 text", "t.csv"),
+    Case("folder for a table", None, "t.tsv: cannot be read as a table", "t.tsv"),
+    Case("folder for a side", None, "train.en: is a folder, not a file of text", "train.en"),
+]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "valid.en").write_bytes(ENGLISH)
+    (tmp_path / "valid.fr").write_bytes(FRENCH)
+    return tmp_path
+
+
+def settings(home: Path, *options: str) -> list[str]:
+    files = [f"data.{key}={home}/{name}" for key, name in (("validation", "valid"), ("cache_dir", "cache"))]
+    return ["data=files", "data.target_lang=fr", *files, "tokenizer.vocab_size=90", *options]
+
+
+def made(home: Path, *options: str) -> Prepared:
+    config = typed(TrainConfig, values_of("train", settings(home, *options)))
+    return prepare(config.data, config.tokenizer)
+
+
+def written(home: Path, case: Case) -> str:
+    """The option that names the corpus."""
+    path = home / case.file
+    if isinstance(case.content, tuple):
+        for lang, content in zip(("en", "fr"), case.content, strict=True):
+            path.with_name(f"{path.name}.{lang}").write_bytes(content)
+    elif case.content is not None:
+        path.write_bytes(case.content)
+    else:
+        path.mkdir()
+        path = path.with_suffix("") if case.file == "train.en" else path
+    return f"data.train={path}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_a_corpus_is_read_right_or_refused(case: Case, home: Path) -> None:
+    options = [written(home, case), *case.options]
+    if isinstance(case.outcome, str):
+        with pytest.raises(UserError) as error:
+            made(home, *options)
+        assert case.outcome in str(error.value)
+        assert "\n" not in str(error.value)
+        assert not list((home / "cache").glob("*"))
+        return
+    prepared = made(home, *options)
+    train, report = prepared.splits["train"], prepared.report["splits"]["train"]
+    assert {"kept": report["kept"], **report["dropped"]} == case.outcome
+    lines = [(train.source.line(i), train.target.line(i)) for i in range(len(train))]
+    if len(lines) >= len(PAIRS):
+        assert lines[: len(PAIRS)] == PAIRS
+    for side, tokenizer in zip((train.source, train.target), prepared.tokenizers, strict=True):
+        assert tokenizer.encode(side.lines()) == [side.ids(i).tolist() for i in range(len(side))]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_bytes_are_read_or_refused_in_one_line(seed: int, home: Path) -> None:
+    draw = random.Random(seed)
+    file, content = [("t.tsv", TSV), ("t.csv", CSV), ("t.jsonl", JSON), ("t.parquet", PARQUET), ("train", ENGLISH)][
+        seed % 5
+    ]
+    broken = bytearray(content)
+    for _ in range(draw.randrange(1, 6)):
+        at = draw.randrange(len(broken))
+        broken[at : at + draw.randrange(4)] = draw.choice([b"\0", b'"', b"\t", b"\r", b"\n", b",", draw.randbytes(3)])
+    case = Case("", bytes(broken) if file != "train" else (bytes(broken), FRENCH), "", file)
+    try:
+        prepared = made(home, written(home, case))
+    except UserError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+    else:
+        train = prepared.splits["train"]
+        assert len(train.source) == len(train.target) == prepared.report["splits"]["train"]["kept"]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "name", ["invalid UTF-8", "UTF-16", "TSV with a column too few", "JSON lone surrogate", "gzip cut short"]
+)
+def test_the_command_refuses_in_one_line(name: str, home: Path) -> None:
+    case = next(case for case in CASES if case.name == name)
+    words = [Path(sys.executable).parent / "nmt-train", *settings(home, written(home, case)), "hydra.run.dir=run"]
+    done = subprocess.run(words, capture_output=True, cwd=home, timeout=240, check=False, env=os.environ)
+    assert done.returncode == 2
+    (complaint,) = [line for line in done.stderr.decode().splitlines() if ": error: " in line]
+    assert str(case.outcome) in complaint
+    assert b"Traceback" not in done.stderr
+
+
+def doubtful(home: Path, train: list[tuple[str, str]], held_out: list[tuple[str, str]], *options: str) -> Prepared:
+    for name, pairs in (("train", train), ("valid", held_out)):
+        for side, lang in enumerate(("en", "fr")):
+            (home / f"{name}.{lang}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
+    return made(home, f"data.train={home}/train", *options)
+
+
+NEW = [(f"a quarter of {n} houses here", f"le quart de {n} maisons ici") for n in range(100, 120)]
+
+
+def test_nothing_is_told_of_a_corpus_that_is_well(home: Path) -> None:
+    prepared = doubtful(home, [*PAIRS, PAIRS[0], ("NATO", "NATO")], NEW)
+    assert prepared.report["warnings"] == []
+    assert prepared.report["splits"]["train"]["duplicates"] == 1
+    assert prepared.report["splits"]["train"]["copies"] == 1
+    assert prepared.report["splits"]["validation"]["sources_in_train"] == 0
+
+
+def test_duplicates_and_copies_are_told_and_kept(home: Path) -> None:
+    train = [*PAIRS, ("", ""), *PAIRS[5:25], ("", ""), *((s, s) for s, _ in PAIRS[:9])]
+    prepared = doubtful(home, train, NEW)
+    assert prepared.report["splits"]["train"]["kept"] == 89
+    assert prepared.report["warnings"] == [
+        f"train: 20 of 89 pairs repeat an earlier pair, such as {home}/train.en, lines 6, 62",
+        f"train: 9 of 89 pairs have the same text on both sides, such as {home}/train.en, lines 83, 84, 85",
+    ]
+
+
+def test_held_out_text_in_train_is_told(home: Path) -> None:
+    held_out = [*NEW, PAIRS[7], (PAIRS[8][0], "autre"), (PAIRS[9][0], "autre"), ("", "")]
+    prepared = doubtful(home, PAIRS, held_out)
+    report = prepared.report["splits"]["validation"]
+    assert (report["sources_in_train"], report["pairs_in_train"]) == (3, 1)
+    assert prepared.report["warnings"] == [
+        f"validation: 3 of 24 pairs have a source that train has too, such as {home}/valid.en, lines 21, 22, 23",
+        f"validation: 1 of 24 pairs are in train too, such as {home}/valid.en, line 21",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("held_out", "told"),
+    [
+        ([(t, s) for s, t in NEW], "validation: its sides look swapped"),
+        ([(t, t) for _, t in NEW], "validation: most of its sources read like train's targets"),
+        ([(s, s) for s, _ in NEW], "validation: most of its targets read like train's sources"),
+        ([(t, s) for s, t in NEW[:9]], None),  # too few to say
+        ([*((t, s) for s, t in NEW[:9]), *NEW[:11]], None),
+        ([("\u4ed6\u6628\u5929", "\u5317\u4eac")] * 20, None),  # of no side
+    ],
+)
+def test_swapped_sides_are_told(held_out: list[tuple[str, str]], told: str | None, home: Path) -> None:
+    warnings = doubtful(home, PAIRS, held_out).report["warnings"]
+    found = [warning for warning in warnings if "read like" in warning]
+    assert len(found) == (told is not None)
+    assert told is None or found[0].startswith(told)
+
+
+def test_sides_that_are_alike_are_never_swapped(home: Path) -> None:
+    draw = random.Random(1)
+    words = [[f"w{draw.randrange(50)}" for _ in range(6)] for _ in range(200)]
+    pairs = [(" ".join(line), " ".join(reversed(line))) for line in words]
+    prepared = doubtful(home, pairs[:150], [(t, s) for s, t in pairs[150:]], "tokenizer.kind=char")
+    assert not [warning for warning in prepared.report["warnings"] if "read like" in warning]
+
+
+@pytest.mark.parametrize("options", [(), ("data.invalid_utf8=drop",)])
+def test_an_endless_held_out_sentence_is_refused(options: tuple[str, ...], home: Path) -> None:
+    broken = b"\xff\n" if options else b""
+    (home / "valid.en").write_bytes(broken + ENGLISH + b"ab " * 300_000 + b"\n")
+    (home / "valid.fr").write_bytes(broken.replace(b"\xff", b"x") + FRENCH + b"a b\n")
+    (home / "train.en").write_bytes(ENGLISH)
+    (home / "train.fr").write_bytes(FRENCH)
+    with pytest.raises(
+        UserError, match=rf"valid\.en, line {61 + len(options)}: has \d+ tokens, but what is translated"
+    ):
+        made(home, f"data.train={home}/train", *options)
+
+
+def test_long_lines_are_encoded_a_few_at_a_time(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    real: Callable[..., Any] = module.SideWriter.add
+
+    def watched(self: Any, ids: Any, lines: list[str]) -> None:  # noqa: ANN401
+        sizes.append(len(lines))
+        real(self, ids, lines)
+
+    monkeypatch.setattr(module, "CHARACTERS", 100)
+    monkeypatch.setattr(module.SideWriter, "add", watched)
+    few = doubtful(home, PAIRS, NEW)
+    assert max(sizes) <= 3
+    assert few.splits["train"].source.lines() == [source for source, _ in PAIRS]
+
+
+def test_doubts_are_told_each_time(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):  # the second time the corpus is prepared already
+        caplog.clear()
+        _report(doubtful(home, PAIRS, [(t, s) for s, t in NEW]))
+        (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert warning.startswith("corpus: validation: its sides look swapped")
+        assert warning.endswith(f"({home}/valid.en, line 1 and following)")

@@ -1,0 +1,179 @@
+"""nmt-translate is fed what is no text: a line comes out for each line that goes in, whatever is in it."""
+
+import random
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import TINY, values_of
+
+from nmt import Translator
+from nmt.cli.translate import _translate
+from nmt.config.compose import typed
+from nmt.config.schema import TrainConfig, TranslateConfig
+from nmt.training.job import train
+
+pytestmark = pytest.mark.system
+
+SPELLED = ["tokenizer.byte_fallback=true", "tokenizer.vocab_size=600", "tokenizer.normalization=identity"]
+ODD = [
+    *(b"\xff", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"\xff\xfe", b"\xef\xbb\xbf", b"\0", b"\r", b"\r\r"),
+    *(b"</s>", b"<s>", b"<unk>", b"<pad>", b"<0x0A>", b"|||", b" ||| ", b"\t", b"   ", b"\x1b", b"the cat", b"a dog"),
+    *"\u2028 \u2029 \x85 \x0b \x0c \x1c \u200b \u202e \u3000 \xa0 \ufffe \uffff".encode().split(b" "),
+    *"\ue000 \u2581 e\u0301\u0301 \u0e20\u0e32 \U0001f468\u200d\U0001f469 \U0001f1e9\U0001f1ea".encode().split(b" "),
+]
+Translate = Callable[..., list[bytes]]
+
+
+@pytest.fixture(scope="module", params=[[], SPELLED], ids=["unknown", "spelled"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose model knows nothing yet; with bytes as pieces, it writes ends of lines and broken characters."""
+    directory = tmp_path_factory.mktemp("bytes") / "run"
+    config = typed(TrainConfig, values_of("train", [*TINY, "training.max_steps=2", *request.param]))
+    assert train(config, directory, []) == 0
+    return directory
+
+
+def checked(output: bytes, data: bytes) -> list[bytes]:
+    """The lines of an output, after the checks that hold for any input."""
+    assert output.endswith(b"\n") or not data
+    assert not set("\r\n") & set(output.decode("utf-8").replace("\n", ""))
+    return output.split(b"\n")[:-1]
+
+
+@pytest.fixture
+def translate(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Translate:
+    """translate(data, "nbest=2", ...) -> lines. What the command does, in this process."""
+
+    def call(data: bytes, *overrides: str) -> list[bytes]:
+        (tmp_path / "in").write_bytes(data)
+        config = typed(TranslateConfig, values_of("translate", [f"run={run}", "threads=1", *overrides]))
+        with (tmp_path / "in").open() as given, (tmp_path / "out").open("w") as written, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", given)
+            patch.setattr(sys, "stdout", written)
+            _translate(config, [])
+        return checked((tmp_path / "out").read_bytes(), data)
+
+    return call
+
+
+def command(run: Path, data: bytes, *overrides: str) -> list[bytes]:
+    """The same in a process of its own."""
+    words = [Path(sys.executable).parent / "nmt-translate", f"run={run}", "threads=1", *overrides]
+    done = subprocess.run(words, input=data, capture_output=True, timeout=500, check=False)
+    complaints = done.stderr.decode()
+    assert done.returncode == 0, complaints[-2000:]
+    assert "Traceback" not in complaints
+    return checked(done.stdout, data)
+
+
+def lines_in(data: bytes) -> int:
+    return data.count(b"\n") + (not data.endswith(b"\n") and data != b"")
+
+
+def random_lines(seed: int, count: int, longest: int) -> bytes:
+    """Random bytes, and words, symbols and broken characters in any order; the last line may lack its end."""
+    draw = random.Random(seed)
+    lines = []
+    for _ in range(count):
+        size = draw.randrange(longest)
+        kind = draw.randrange(4)
+        if kind == 0:
+            line = draw.randbytes(size)
+        elif kind == 1:
+            line = draw.randbytes(size).translate(None, b"\n").decode("latin-1").encode()
+        else:
+            line = b"".join(draw.choice(ODD) for _ in range(size // 8))
+        lines.append(line + draw.choice([b"\n", b"\n", b"\n", b"\r\n", b"\n\n"]))
+    return b"".join(lines).removesuffix(draw.choice([b"", b"\n"]))
+
+
+def test_random_bytes_give_a_line_for_each_line(run: Path, translate: Translate, tmp_path: Path) -> None:
+    data = random_lines(1, 400, 300) + b"\n" + random.Random(2).randbytes(40_000)
+    options = [f"alignments={tmp_path}/links", "search=greedy", "search.max_length=20"]
+    found = command(run, data, *options)
+    assert len(found) == lines_in(data)
+    assert (tmp_path / "links").read_bytes().count(b"\n") == len(found)
+    assert translate(data, *options) == found
+
+
+def test_random_bytes_give_numbered_blocks(translate: Translate, tmp_path: Path) -> None:
+    data, links = random_lines(3, 60, 200), tmp_path / "links"
+    found = translate(data, "nbest=2", f"alignments={links}", "buffer_lines=7")
+    numbers = [int(line.split(b" ||| ")[0]) for line in found]
+    assert numbers == sorted(numbers)
+    assert set(numbers) == set(range(lines_in(data)))
+    assert all(float(line.rsplit(b" ||| ", 1)[1]) <= 0 for line in found)
+    assert [int(line.split(b" ||| ")[0]) for line in links.read_bytes().split(b"\n")[:-1]] == numbers
+
+
+def test_what_is_sampled_is_lines_too(translate: Translate) -> None:
+    data = random_lines(4, 100, 200)
+    options = ["search=sampling", "search.max_length=20"]
+    found = translate(data, *options)
+    assert len(found) == lines_in(data)
+    assert translate(data, *options) == found
+
+
+def test_random_references_are_scored_line_by_line(translate: Translate, tmp_path: Path) -> None:
+    data, references, links = random_lines(5, 100, 300), tmp_path / "references", tmp_path / "links"
+    count = lines_in(data)
+    references.write_bytes(b"".join(line + b"\n" for line in random_lines(6, 300, 300).split(b"\n")[:count]))
+    found = translate(data, f"references={references}", f"alignments={links}", "buffer_lines=33")
+    assert len(found) == count == links.read_bytes().count(b"\n")
+    assert all(float(line) <= 0 for line in found)
+
+
+@pytest.mark.parametrize(
+    "data", [b"\n" * 3000, b"\n", b"\r\n" * 50, b"\0", b"\r", b"a", b"", b" \n\n\x0c", b"\xef\xbb\xbf", b"\x80"]
+)
+def test_next_to_nothing(translate: Translate, data: bytes) -> None:
+    assert len(translate(data)) == lines_in(data)
+
+
+def test_a_lone_surrogate_of_python_is_a_broken_character(run: Path) -> None:
+    translator = Translator.load(run)
+    half, broken = translator.translate(["the \ud800 cat", "the \ufffd cat"])
+    assert half.text == broken.text
+    assert "\r" not in translator.translate(["a\rb\nc"])[0].text
+
+
+def million(text: str) -> bytes:
+    return (text * 1_000_000).encode()[:1_000_000]
+
+
+def test_lines_of_a_megabyte_are_cut(
+    run: Path, translate: Translate, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = [million(text) for text in ("a", "\u0301", " ")]
+    data = b"\n".join([b"the cat", *long, bytes(1_000_000), b"\xff" * 1_000_000, b"a dog"])
+    began = time.process_time()
+    found = translate(data)
+    assert len(found) == 7
+    assert translate(b"the cat\na dog") == [found[0], found[-1]]
+    (tmp_path / "references").write_bytes(data)
+    assert len(translate(data, f"references={tmp_path}/references")) == 7
+    assert time.process_time() - began < 60
+    assert "line 2 has 1000001 tokens: cut to search.max_source_length=500" in caplog.text
+    assert "translation 2 has 1000001 tokens: cut to" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 106))
+def test_megabytes_of_random_bytes(run: Path, seed: int, tmp_path: Path) -> None:
+    data = random_lines(seed, 1500, 1200) + random.Random(seed).randbytes(200_000)
+    options = [f"alignments={tmp_path}/links", ("search=greedy", "search=sampling", "search.beam_size=2")[seed % 3]]
+    found = command(run, data, *options)
+    assert len(found) == lines_in(data) == (tmp_path / "links").read_bytes().count(b"\n")
+    assert command(run, data, *options) == found
+
+
+@pytest.mark.slow
+def test_a_file_of_nothing_but_endless_lines(run: Path) -> None:
+    """Forty million characters, read ahead ten million at a time, within less than 2 GiB."""
+    assert len(command(run, b"\n".join([million("ab ")] * 40), "search=greedy")) == 40
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 2 * 2**20
