@@ -15,6 +15,7 @@ from nmt.config import schema
 from nmt.config.compose import flatten, load_values, typed
 from nmt.config.errors import UserError
 from nmt.evaluation import score_settings
+from nmt.files import lines_of
 from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
 from nmt.metrics.bleu import ScoreSettings
 from nmt.run import ERROR, EVALUATION, FREE, RunDirectory, read_json, read_lines, runs_below
@@ -77,7 +78,8 @@ def find_runs(given: Sequence[str]) -> dict[Path, bool]:
         runs = [path for each in places for path in _runs_at(each)]
         for failed in (path for each in places for path in each.rglob(ERROR)):
             if not (failed.parent / "config.yaml").is_file():
-                log.warning("left out: %s: failed (%s)", failed.parent, _lines(failed)[0])
+                RunDirectory(failed.parent).refuse_strays()
+                log.warning("left out: %s: failed (%s)", failed.parent, "".join(_lines(failed)[:1]))
         if not runs:
             if places:
                 raise UserError(f"runs={name}: is neither a run nor a folder that holds runs")
@@ -100,12 +102,13 @@ def read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
         return _read_run(path, split)
     except UserError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise UserError(f"{path}: a file of this run is damaged ({type(error).__name__}: {error})") from None
 
 
 def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
     run = RunDirectory(path)
+    run.refuse_strays()
     sources, references, gold = run.held_out(split)
     known, settings, again = _of_evaluation(run) if (path / EVALUATION).is_file() else _of_run(run)
     results = read_json(run.results).get(split)
@@ -131,7 +134,7 @@ def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
 
 def _of_run(run: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
     """What is known of a run beside its output, how it is scored, and the command that translates again."""
-    values, manifest = load_values(run.config), read_json(run.manifest)
+    values, manifest = load_values(run.config), run.read_manifest()
     try:  # no more than is needed, so that runs of other versions can be read
         seed, language = values["seed"], values["data"]["target_lang"]
         evaluation = typed(schema.Evaluation, values["evaluation"])
@@ -209,7 +212,7 @@ def read_systems(given: Sequence[str], held_out: HeldOut) -> list[Entry]:
             raise UserError(f"systems={system}: there are two systems named {name}")
         path = Path(place).expanduser()
         try:
-            lines = [line.removesuffix("\r") for line in read_lines(path)]
+            lines = [line.removesuffix("\r") for line in lines_of(path.read_bytes())]  # perhaps a pipe's
         except OSError as error:
             raise UserError(f"systems={system}: {path} cannot be read ({error.strerror})") from None
         except UnicodeDecodeError as error:
