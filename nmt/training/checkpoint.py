@@ -40,10 +40,12 @@ def check(state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimi
         shapes = {parameters[number].shape, torch.Size([])}
         if any(isinstance(value, Tensor) and value.shape not in shapes for value in known.values()):
             raise ValueError("the optimizer's state is another model's")
-    stopping, (updates, *sums) = state["stopping"], state["window"]
+    stopping, (seconds, tokens), (updates, more_tokens, more_seconds) = (
+        state[name] for name in ("stopping", "spent", "window")
+    )
     counts = [state[name] for name in ("step", "epoch", "position", "validated", "total_steps")]
-    counts += [*state["bad"], *state["spent"], *sums, stopping["best_step"], stopping["waited"]]
-    if any(type(count) not in (int, float) or count < 0 for count in counts):
+    counts += [*state["bad"], tokens, more_tokens, stopping["best_step"], stopping["waited"]]
+    if any(type(count) is not int or count < 0 for count in counts) or min(seconds, more_seconds) < 0:
         raise ValueError("a count is none")
     if not isinstance(stopping["best"], float | int | None):
         raise ValueError("the best score is no number")
