@@ -4,6 +4,7 @@ import glob
 import hashlib
 import json
 import logging
+import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -136,7 +137,7 @@ def _of_run(run: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
     """What is known of a run beside its output, how it is scored, and the command that translates again."""
     values, manifest = load_values(run.config), run.read_manifest()
     try:  # no more than is needed, so that runs of other versions can be read
-        seed, language = values["seed"], values["data"]["target_lang"]
+        seed, language = _number(values["seed"]), values["data"]["target_lang"]
         evaluation = typed(schema.Evaluation, values["evaluation"])
     except (KeyError, TypeError) as error:
         raise UserError(f"{run.config}: is not the configuration of a run ({error} is missing)") from None
@@ -185,7 +186,8 @@ def _curve(path: Path) -> list[tuple[float, float]]:
     for text in _lines(path):
         with suppress(ValueError):  # a line that a kill cut short
             lines.append(json.loads(text))
-    return [(float(line["epoch"]), float(line["validation/bleu"])) for line in lines if "validation/bleu" in line]
+    validations = [line for line in lines if "validation/bleu" in line]
+    return [(float(_number(line["epoch"])), float(_number(line["validation/bleu"]))) for line in validations]
 
 
 def _lines(path: Path) -> list[str]:
@@ -196,7 +198,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _number(value: Any) -> Any:  # noqa: ANN401
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+    if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
         raise TypeError(f"{value!r} is no number")
     return value
 

@@ -138,7 +138,7 @@ def padded(sentences: Sequence[Array | Sequence[int]], pad: int) -> Array:
 
 def _ends(ends: Array, last: int, least: int) -> bool:
     """Are these a 0 and the ends of parts, each of `least` or more, that fill what is `last` long?"""
-    if ends.dtype != np.int64 or ends.ndim != 1 or len(ends) == 1 or ends[0] != 0 or ends[-1] != last:
+    if ends.dtype != np.int64 or ends.ndim != 1 or not len(ends[1:]) or ends[0] != 0 or ends[-1] != last:
         return False
     # Chunks overlap by one number, which the differences on both sides of it need.
     return all(
