@@ -119,8 +119,7 @@ class Table:
         yield from _rows(self._load, self.columns, str(self.path))
 
     def _load(self) -> Iterable[dict[str, Any]]:
-        import datasets
-
+        datasets = _datasets()
         if self.path.is_dir():
             saved = datasets.load_from_disk(str(self.path))
             if isinstance(saved, datasets.DatasetDict):
@@ -151,8 +150,7 @@ class Hub:
         yield from _rows(self._load, columns, f"{self.config.id} ({self.split})")
 
     def _load(self) -> Iterable[dict[str, Any]]:
-        import datasets
-
+        datasets = _datasets()
         config = self.config
         try:
             loaded = datasets.load_dataset(config.id, config.name, split=self.split, revision=config.revision)
@@ -162,6 +160,15 @@ class Hub:
                 "check the name and the network, or give a local copy with data.path=FOLDER"
             ) from None
         return cast(Iterable[dict[str, Any]], loaded)
+
+
+def _datasets() -> Any:  # noqa: ANN401
+    import datasets
+
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = (
+        False  # else a server is told of each table that is read, local ones too
+    )
+    return datasets
 
 
 def _file_split(name: str, config: schema.FilesData, key: str) -> Text | Table:
