@@ -1,11 +1,55 @@
-"""Files that are whole or not there at all."""
+"""Files that are whole or not there at all; files and folders that may come from anyone."""
 
+import errno
 import json
 import math
 import os
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
+
+RECORD = 2**26  # bytes that a configuration, a report or a tokenizer may have
+TEXT = 2**31  # ... that lines of text may have
+
+
+def refuse_scarcity(error: Exception) -> None:
+    """Raises the error if the system lacks something just now: what was to be read is not to blame."""
+    if isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
+        raise error
+
+
+def read_bytes(path: Path, most: int = RECORD) -> bytes:
+    """A whole file. Raises OSError for more than `most` bytes, before memory is taken, and for what is no file: a pipe
+    would keep its reader waiting."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(errno.EINVAL, "is not a file", str(path))
+        if about.st_size > most:
+            raise OSError(errno.EFBIG, f"has {about.st_size:,} bytes, {most:,} are the most", str(path))
+        return file.read(most)
+
+
+def lines_of(content: bytes) -> list[str]:
+    """Lines that end at newlines alone, from UTF-8."""
+    text = content.decode("utf-8")
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def refuse_strays(folder: Path) -> None:
+    """Raises OSError that names the first link in a folder that leads out of it, or what is neither file nor folder.
+
+    Whoever reads and writes by name within such a folder stays within it.
+    """
+    inside = os.path.realpath(folder)
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place, name) for name in sorted((*folders, *files))):
+            if path.is_symlink():
+                if os.path.commonpath([inside, os.path.realpath(path)]) != inside:
+                    raise OSError(errno.EINVAL, f"is a link that leads out of {folder}", str(path))
+            elif not (path.is_file() or path.is_dir()):
+                raise OSError(errno.EINVAL, "is neither a file nor a folder", str(path))
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object] | bytes) -> None:

@@ -11,35 +11,30 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from nmt.config import schema
 from nmt.config.compose import flatten, given_values, load_values, save_values
 from nmt.config.errors import UserError
 from nmt.data.prepared import Prepared
-from nmt.files import remove_leftovers, to_json, write_atomically
+from nmt.files import TEXT, lines_of, read_bytes, refuse_strays, remove_leftovers, to_json, write_atomically
 from nmt.surroundings import surroundings
 
-# May differ when a run is resumed: what it computes with, where it finds its data, what it tells, where it stops.
+# May differ when a run is resumed, and leaves no trace in what comes of it: what it computes with, what it tells.
+UNSEEN = {"run", "device", "threads", "data.cache_dir", "training.log_every", "training.checkpoint_every"}
+# May differ as well: where it finds its data, what it shows, where it stops.
 # (A cosine schedule ends where the run does, so that a later end bends the rest of the curve.)
-FREE = {
-    "run",
-    "device",
-    "threads",
+FREE = UNSEEN | {
     "data.path",
     "data.train",
     "data.validation",
     "data.test",
-    "data.cache_dir",
     "tokenizer.source_model",
     "tokenizer.target_model",
     "training.max_epochs",
     "training.max_steps",
-    "training.log_every",
-    "training.checkpoint_every",
     "validation.patience",
     "validation.samples",
     "validation.saliency",
 }
-# Of these, what leaves no trace in what comes of a run.
-UNSEEN = {"run", "device", "threads", "data.cache_dir", "training.log_every", "training.checkpoint_every"}
 LOCK = ".lock"
 ERROR = "error.txt"  # why a job of a sweep failed
 EVALUATION = "evaluation.json"  # of what is evaluated in a folder that is not a run
@@ -47,7 +42,7 @@ FINISHED, PRUNED = "finished", "pruned"  # the manifest's "status"; none: not at
 
 
 class RunDirectory:
-    """Paths of one run. Reading needs no more than an existing run; writing goes through `claim`."""
+    """Paths of one run, from whomever: nothing in it leads out of it. What trains goes through `claim`."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -71,7 +66,15 @@ class RunDirectory:
             raise UserError(f"{key}={path}: no such directory")
         if not run.config.is_file():
             raise UserError(f"{key}={path}: is not a run directory (it has no config.yaml)")
+        run.refuse_strays()
         return run
+
+    def refuse_strays(self) -> None:
+        """Raises UserError if a link leads out of the directory, or if it holds a pipe or a device."""
+        try:
+            refuse_strays(self.path)
+        except OSError as error:
+            raise UserError(f"{error.filename}: {error.strerror}; a run is read and written within itself") from None
 
     def claim(self, values: Mapping[str, Any]) -> None:
         """Take the directory for the run with these values: a new one, or this very run to be resumed.
@@ -80,6 +83,7 @@ class RunDirectory:
         nothing is touched.
         """
         self._refuse_foreign()
+        self.refuse_strays()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
@@ -104,6 +108,7 @@ class RunDirectory:
 
     def wait_until_free(self, seconds: float) -> None:
         """Wait for a process that still trains there, such as a job of a sweep that was killed just now."""
+        self.refuse_strays()
         until = time.monotonic() + seconds
         while time.monotonic() < until:  # after that claiming it tells who is there
             try:
@@ -121,8 +126,8 @@ class RunDirectory:
 
         Raises UserError if the corpus or the tokenizers are not those that the run began with.
         """
-        manifest = read_json(self.manifest)
-        if manifest.get("data", prepared.report)["content"] != prepared.report["content"]:
+        manifest = self.read_manifest()
+        if manifest.get("data", prepared.report).get("content") != prepared.report["content"]:
             raise UserError(
                 f"{self.path}: the corpus or its tokenizer has changed since this run began; start a new run"
             )
@@ -149,16 +154,26 @@ class RunDirectory:
 
         Without what comes along with a choice, as attention/score does with attention=bahdanau.
         """
-        start = self._first_start()
-        choices = {group: choice for group, choice in start.get("choices", {}).items() if "/" not in group}
+        choices = {group: it for group, it in self._first_start().get("choices", {}).items() if "/" not in group}
         given = {**choices, **self.given()}
         return {key: value for key, value in given.items() if key not in UNSEEN and key != "seed"}
 
     def _first_start(self) -> dict[str, Any]:
-        starts = read_json(self.manifest).get("starts")
-        if not starts and (self.path / ERROR).is_file():  # it failed before it began
-            return {"overrides": shlex.split(read_lines(self.path / ERROR)[1])}
-        return dict(starts[0]) if starts else {}
+        starts = self.read_manifest().get("starts")
+        if starts:
+            return dict(starts[0])
+        with suppress(OSError, ValueError, IndexError):  # no such file, or one that a kill cut short
+            return {"overrides": shlex.split(read_lines(self.path / ERROR)[1])}  # it failed before it began
+        return {}
+
+    def read_manifest(self) -> dict[str, Any]:
+        """What is known of the run, {} of a new one. Raises UserError if the file is broken."""
+        manifest = read_json(self.manifest)
+        try:
+            schema.Manifest.model_validate(manifest)
+        except ValueError:
+            raise UserError(f"{self.path}: a file of this run is damaged (manifest.json)") from None
+        return manifest
 
     def _refuse_foreign(self) -> None:
         """Raises UserError if the directory holds anything but a run or a kill's leftover of a run's first file."""
@@ -174,8 +189,9 @@ class RunDirectory:
     def has_finished(self, values: Mapping[str, Any], fingerprint: str) -> bool:
         """Is here the end of a run with these values on the corpus with this fingerprint, so that running it again
         would change nothing?"""
-        manifest = read_json(self.manifest)
-        if manifest.get("status") not in {FINISHED, PRUNED} or manifest["data"]["fingerprint"] != fingerprint:
+        manifest = self.read_manifest()
+        ended = manifest.get("status") in (FINISHED, PRUNED)
+        if not ended or manifest.get("data", {}).get("fingerprint") != fingerprint:
             return False
         return not _changed(load_values(self.config), values, UNSEEN)
 
@@ -265,10 +281,10 @@ def runs_below(folder: Path) -> list[Path]:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object, {} if there is no such file. Raises UserError if it is broken."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_bytes(path))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: is not a JSON object")
@@ -277,8 +293,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_lines(path: Path) -> list[str]:
     """Lines that end at newlines alone."""
-    text = path.read_bytes().decode("utf-8")
-    return text.removesuffix("\n").split("\n") if text else []
+    return lines_of(read_bytes(path, TEXT))
 
 
 def _write_lines(path: Path, lines: Sequence[str]) -> None:

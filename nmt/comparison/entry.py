@@ -4,6 +4,7 @@ import glob
 import hashlib
 import json
 import logging
+import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ from nmt.config import schema
 from nmt.config.compose import flatten, load_values, typed
 from nmt.config.errors import UserError
 from nmt.evaluation import score_settings
+from nmt.files import lines_of
 from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
 from nmt.metrics.bleu import ScoreSettings
 from nmt.run import ERROR, EVALUATION, FREE, RunDirectory, read_json, read_lines, runs_below
@@ -77,7 +79,8 @@ def find_runs(given: Sequence[str]) -> dict[Path, bool]:
         runs = [path for each in places for path in _runs_at(each)]
         for failed in (path for each in places for path in each.rglob(ERROR)):
             if not (failed.parent / "config.yaml").is_file():
-                log.warning("left out: %s: failed (%s)", failed.parent, _lines(failed)[0])
+                RunDirectory(failed.parent).refuse_strays()
+                log.warning("left out: %s: failed (%s)", failed.parent, "".join(_lines(failed)[:1]))
         if not runs:
             if places:
                 raise UserError(f"runs={name}: is neither a run nor a folder that holds runs")
@@ -100,12 +103,13 @@ def read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
         return _read_run(path, split)
     except UserError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise UserError(f"{path}: a file of this run is damaged ({type(error).__name__}: {error})") from None
 
 
 def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
     run = RunDirectory(path)
+    run.refuse_strays()
     sources, references, gold = run.held_out(split)
     known, settings, again = _of_evaluation(run) if (path / EVALUATION).is_file() else _of_run(run)
     results = read_json(run.results).get(split)
@@ -131,9 +135,9 @@ def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
 
 def _of_run(run: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
     """What is known of a run beside its output, how it is scored, and the command that translates again."""
-    values, manifest = load_values(run.config), read_json(run.manifest)
+    values, manifest = load_values(run.config), run.read_manifest()
     try:  # no more than is needed, so that runs of other versions can be read
-        seed, language = values["seed"], values["data"]["target_lang"]
+        seed, language = _number(values["seed"]), values["data"]["target_lang"]
         evaluation = typed(schema.Evaluation, values["evaluation"])
     except (KeyError, TypeError) as error:
         raise UserError(f"{run.config}: is not the configuration of a run ({error} is missing)") from None
@@ -182,7 +186,8 @@ def _curve(path: Path) -> list[tuple[float, float]]:
     for text in _lines(path):
         with suppress(ValueError):  # a line that a kill cut short
             lines.append(json.loads(text))
-    return [(float(line["epoch"]), float(line["validation/bleu"])) for line in lines if "validation/bleu" in line]
+    validations = [line for line in lines if "validation/bleu" in line]
+    return [(float(_number(line["epoch"])), float(_number(line["validation/bleu"]))) for line in validations]
 
 
 def _lines(path: Path) -> list[str]:
@@ -193,7 +198,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _number(value: Any) -> Any:  # noqa: ANN401
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+    if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
         raise TypeError(f"{value!r} is no number")
     return value
 
@@ -209,7 +214,7 @@ def read_systems(given: Sequence[str], held_out: HeldOut) -> list[Entry]:
             raise UserError(f"systems={system}: there are two systems named {name}")
         path = Path(place).expanduser()
         try:
-            lines = [line.removesuffix("\r") for line in read_lines(path)]
+            lines = [line.removesuffix("\r") for line in lines_of(path.read_bytes())]  # perhaps a pipe's
         except OSError as error:
             raise UserError(f"systems={system}: {path} cannot be read ({error.strerror})") from None
         except UnicodeDecodeError as error:

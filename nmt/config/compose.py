@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from nmt.config import schema
 from nmt.config.errors import UserError, nearest
-from nmt.files import write_atomically
+from nmt.files import read_bytes, write_atomically
 
 T = TypeVar("T", bound=BaseModel)
 _NUMBER_OR_WORD = re.compile(r"[\w.+-]*")
@@ -47,12 +47,28 @@ def typed_union(union: Any, values: Mapping[str, Any], section: str) -> Any:  # 
 def load_values(path: Path) -> dict[str, Any]:
     """A saved config, as data: nothing that the file names is imported or called."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: cannot be read as a configuration ({str(error).splitlines()[0]})") from None
+        values = yaml.load(read_bytes(path).decode(), _PlainLoader)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read as a configuration ({error.strerror})") from None
+    except Exception as error:  # a broken file can raise nearly anything
+        raise UserError(f"{path}: cannot be read as a configuration ({_first_line(error)})") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: is not a configuration (a mapping of keys to values is expected)")
     return values
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """YAML without references: a few lines of them could stand for any number of values."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """One value. Raises ComposerError for a reference."""
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "a reference to another value", None)
+        return super().compose_node(parent, index)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def save_values(path: Path, values: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.data import demo
 from nmt.data.lines import first_line, read_lines, read_some_lines
-from nmt.data.tables import Row, read_table, table_format
+from nmt.data.tables import Row, hugging_face_datasets, read_table, table_format
 from nmt.metrics.alignment import parse_pharaoh
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # as an escape in JSON can spell it
@@ -140,8 +140,7 @@ class Hub:
         return _pairs(self._rows(), (self.config.source_column, self.config.target_column))
 
     def _rows(self) -> Iterator[Row]:
-        import datasets
-
+        datasets = hugging_face_datasets()
         config = self.config
         try:
             loaded = datasets.load_dataset(config.id, config.name, split=self.split, revision=config.revision)

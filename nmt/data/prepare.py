@@ -63,7 +63,8 @@ def prepare(data: schema.Data, tokenizer: schema.TokenizerConfig) -> Prepared:
 def _alone(path: Path) -> Iterator[None]:
     """One process at a time: the jobs of a sweep wait for the first to prepare what they share."""
     while True:
-        with path.open("w") as lock:  # closing it releases the lock, also for a process that is killed
+        # Closing it releases the lock, also for a process that is killed. A link might lead anywhere.
+        with open(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o666), "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:

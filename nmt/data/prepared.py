@@ -8,12 +8,17 @@ from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
+from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.data.tokenizer import Tokenizers
+from nmt.files import read_bytes, refuse_scarcity, refuse_strays
+from nmt.metrics.alignment import parse_pharaoh
 
 FORMAT = 1  # of the directory; another number is prepared anew
 IDS = np.dtype("<i4")
+CHUNK = 2**22  # numbers checked at a time
 
 Array = NDArray[Any]
 
@@ -23,14 +28,24 @@ class Side:
 
     def __init__(self, directory: Path, name: str) -> None:
         try:
-            self.offsets: Array = np.load(directory / f"{name}.offsets.npy", mmap_mode="r", allow_pickle=False)
-            self.line_ends: Array = np.load(directory / f"{name}.lines.npy", mmap_mode="r", allow_pickle=False)
+            self.offsets, self.line_ends = (
+                np.lib.format.open_memmap(directory / f"{name}.{what}.npy", mode="r") for what in ("offsets", "lines")
+            )
             self.tokens: Array = _mapped(directory / f"{name}.ids", IDS)
             self._text: Array = _mapped(directory / f"{name}.txt", np.dtype("u1"))
         except (OSError, ValueError) as error:
+            refuse_scarcity(error)
             raise UserError(f"{directory}: the prepared corpus is incomplete ({error}); delete the folder") from None
-        if self.offsets[-1] != len(self.tokens) or self.line_ends[-1] != len(self._text):
+        sound = _ends(self.offsets, len(self.tokens), 1) and _ends(self.line_ends, len(self._text), 0)
+        if not sound or len(self.offsets) != len(self.line_ends):
             raise UserError(f"{directory}: {name} does not match its offsets; delete the folder to prepare it anew")
+        self._place = f"{directory}: {name}"
+
+    def check(self, vocabulary: int) -> None:
+        """Raises UserError if a token is none of the vocabulary."""
+        chunks = (self.tokens[start : start + CHUNK] for start in range(0, len(self.tokens), CHUNK))
+        if any(bool(chunk.min() < 0) or bool(chunk.max() >= vocabulary) for chunk in chunks):
+            raise UserError(f"{self._place} has tokens that its tokenizer does not know; delete the folder")
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -46,7 +61,12 @@ class Side:
 
     def line(self, index: int) -> str:
         """The raw text of a sentence."""
-        return bytes(self._text[self.line_ends[index] : self.line_ends[index + 1]]).decode("utf-8")
+        raw = bytes(self._text[self.line_ends[index] : self.line_ends[index + 1]])
+        try:
+            (line,) = raw.decode("utf-8").split("\n")
+        except ValueError:
+            raise UserError(f"{self._place}: {index + 1} is no line of valid UTF-8; delete the folder") from None
+        return line
 
     def lines(self) -> list[str]:
         """The raw text of all sentences."""
@@ -57,7 +77,7 @@ class Alignments(Sequence[str]):
     """Gold word alignments of one split, in Pharaoh format: a line for each of N pairs, by index."""
 
     def __init__(self, path: Path) -> None:
-        self._text = _mapped(path, np.dtype("u1"))
+        self._path, self._text = path, _mapped(path, np.dtype("u1"))
         self._ends = np.flatnonzero(self._text == ord("\n"))
 
     def __len__(self) -> int:
@@ -75,7 +95,12 @@ class Alignments(Sequence[str]):
         if not 0 <= index < len(self):
             raise IndexError(index)
         start = self._ends[index - 1] + 1 if index else 0
-        return bytes(self._text[start : self._ends[index]]).decode("utf-8")
+        try:
+            line = bytes(self._text[start : self._ends[index]]).decode("utf-8")
+            parse_pharaoh(line)
+        except ValueError as error:
+            raise UserError(f"{self._path}, line {index + 1}: cannot be used ({error}); delete the folder") from None
+        return line
 
 
 class Split:
@@ -85,6 +110,8 @@ class Split:
         self.name = name
         self.source, self.target = Side(directory, f"{name}.source"), Side(directory, f"{name}.target")
         self._alignments = directory / f"{name}.alignments"
+        if len(self.source) != len(self.target):
+            raise UserError(f"{directory}: {name} has sides of different length; delete the folder")
 
     def __len__(self) -> int:
         return len(self.source)
@@ -92,7 +119,12 @@ class Split:
     @cached_property
     def alignments(self) -> Sequence[str] | None:
         """Gold alignments, a line for each pair, or None."""
-        return Alignments(self._alignments) if self._alignments.exists() else None
+        if not self._alignments.exists():
+            return None
+        found = Alignments(self._alignments)
+        if len(found) != len(self):
+            raise UserError(f"{self._alignments}: has {len(found)} lines for {len(self)} pairs; delete the folder")
+        return found
 
 
 class Prepared:
@@ -102,12 +134,22 @@ class Prepared:
         """Raises UserError if the directory is not a complete prepared corpus of this format."""
         self.directory = directory
         try:
-            self.report: dict[str, Any] = json.loads((directory / "report.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            refuse_strays(directory)
+            self.report: dict[str, Any] = json.loads(read_bytes(directory / "report.json"))
+            if not {"train", "validation"} <= schema.Report.model_validate(self.report).splits.keys():
+                raise ValueError("nothing to train on")
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors()[0]["loc"]))
+            raise UserError(f"{directory}: is not a prepared corpus (report.json: {where})") from None
+        except (OSError, ValueError, RecursionError) as error:
+            refuse_scarcity(error)
             raise UserError(f"{directory}: is not a prepared corpus ({error})") from None
         self.fingerprint: str = self.report["fingerprint"]
-        self.splits = {name: Split(directory, name) for name in self.report["splits"]}
         self.tokenizers = Tokenizers.load(directory, self.report["lowercase"])
+        self.splits = {name: Split(directory, name) for name in self.report["splits"]}
+        for split in self:
+            split.source.check(self.tokenizers.source.vocab_size)
+            split.target.check(self.tokenizers.target.vocab_size)
 
     def __iter__(self) -> Iterator[Split]:
         return iter(self.splits.values())
@@ -119,6 +161,17 @@ def padded(sentences: Sequence[Array | Sequence[int]], pad: int) -> Array:
     filled = np.full((len(sentences), int(lengths.max(initial=0))), pad, dtype=np.int64)
     filled[np.arange(filled.shape[1]) < lengths[:, None]] = np.concatenate(sentences) if lengths.sum() else []
     return filled
+
+
+def _ends(ends: Array, last: int, least: int) -> bool:
+    """Are these a 0 and the ends of parts, each of `least` or more, that fill what is `last` long?"""
+    if ends.dtype != np.int64 or ends.ndim != 1 or not len(ends[1:]) or ends[0] != 0 or ends[-1] != last:
+        return False
+    # Chunks overlap by one number, which the differences on both sides of it need.
+    return all(
+        bool((part >= 0).all() and (part <= last).all() and (np.diff(part) >= least).all())
+        for part in (ends[start : start + CHUNK + 1] for start in range(0, len(ends), CHUNK))
+    )
 
 
 def _mapped(path: Path, dtype: "np.dtype[Any]") -> Array:

@@ -33,6 +33,14 @@ def read_table(path: Path) -> Iterator[Row]:
     return _dataset(path)
 
 
+def hugging_face_datasets() -> Any:  # noqa: ANN401
+    """The library, which takes seconds to import. It tells no server what is read here."""
+    import datasets
+
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
+    return datasets
+
+
 def _with_header(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Iterator[Row]:
     _, header = next(rows, (0, []))
     for name, times in Counter(header).items():
@@ -99,8 +107,7 @@ def _object(row: Any, place: str) -> dict[str, Any]:  # noqa: ANN401
 
 
 def _dataset(path: Path) -> Iterator[Row]:
-    import datasets
-
+    datasets = hugging_face_datasets()
     try:
         if path.is_dir():
             table: Any = datasets.load_from_disk(str(path))

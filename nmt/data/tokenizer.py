@@ -10,7 +10,7 @@ import sentencepiece
 
 from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.files import write_atomically
+from nmt.files import read_bytes, write_atomically
 from nmt.metrics.alignment import WORD_START
 
 SAMPLE_SEED = 1  # of the lines that train a tokenizer, where there are more than it takes
@@ -49,7 +49,7 @@ class Tokenizer:
     def load(cls, path: Path, lowercase: bool = False) -> "Tokenizer":
         """Raises UserError if the file is missing or no SentencePiece model."""
         try:
-            return cls(path.read_bytes(), lowercase, str(path))
+            return cls(read_bytes(path), lowercase, str(path))
         except OSError as error:
             raise UserError(f"{path}: cannot read the tokenizer ({error.strerror})") from None
 

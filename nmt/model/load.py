@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nmt.config import schema
 from nmt.config.errors import UserError
@@ -12,7 +13,10 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.model.build import build_model
 from nmt.model.ensemble import Ensemble
 from nmt.model.seq2seq import Seq2Seq
+from nmt.model.stored import read_checkpoint
 from nmt.run import RunDirectory
+
+ANOTHER = "is corrupt, or the checkpoint of another model"
 
 
 def new_model(config: schema.TrainConfig, tokenizers: Tokenizers) -> Seq2Seq:
@@ -21,16 +25,60 @@ def new_model(config: schema.TrainConfig, tokenizers: Tokenizers) -> Seq2Seq:
     return build_model(config, source.vocab_size, target.vocab_size, (source.pad, target.pad))
 
 
-def load_weights(model: Seq2Seq, path: Path) -> dict[str, Any]:
-    """Fill a model from a checkpoint; returns all that the checkpoint holds. Raises UserError if it does not fit."""
+def load_weights(model: Seq2Seq, path: Path) -> None:
+    """Fill a model from a checkpoint. Raises UserError if it does not fit."""
+    checkpoint = _read(path)
+    _refuse_unfit(model, checkpoint, path)
+    model.load_state_dict(checkpoint["model"])
+
+
+def load_model(config: schema.TrainConfig, tokenizers: Tokenizers, path: Path) -> tuple[Seq2Seq, dict[str, Any]]:
+    """A model with the weights of a checkpoint, and all that this holds. Raises UserError if the two do not fit.
+
+    Memory is taken only for a model that has the checkpoint's very weights, whatever sizes a configuration asks for.
+    """
+    checkpoint = _read(path)
+    weights = checkpoint.get("model")
+    if isinstance(weights, dict) and max(config.encoder.layers, config.decoder.layers) <= len(weights):
+        with torch.device("meta"):
+            outline = new_model(config, tokenizers)
+        _refuse_unfit(outline, checkpoint, path)
+        model = new_model(config, tokenizers)
+        model.load_state_dict(weights)
+        return model, checkpoint
+    raise UserError(f"{path}: {ANOTHER}")
+
+
+def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{path}: no such checkpoint; has the run reached its first validation?")
     try:
-        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        model.load_state_dict(checkpoint["model"])
-    except Exception:  # a broken file can raise nearly anything
-        raise UserError(f"{path}: is corrupt, or the checkpoint of another model") from None
-    return checkpoint
+        return read_checkpoint(path)
+    except ValueError:
+        raise UserError(f"{path}: {ANOTHER}") from None
+
+
+def _refuse_unfit(model: Seq2Seq, checkpoint: dict[str, Any], path: Path) -> None:
+    """Raises UserError unless a checkpoint has the model's weights, all of them numbers, and tells where it is from."""
+    weights = checkpoint.get("model", {})
+    if not same_form(weights, model.state_dict()):
+        raise UserError(f"{path}: {ANOTHER}")
+    if not all(bool(weight.isfinite().all()) for weight in weights.values()):
+        raise UserError(f"{path}: has weights that are infinite or not a number; take another checkpoint")
+    step, scores = checkpoint.get("step"), checkpoint.get("scores", {})  # last.pt has no scores
+    numbers = type(step) is int and isinstance(scores, dict)
+    if not numbers or not all(isinstance(each, float | int) for each in scores.values()):
+        raise UserError(f"{path}: {ANOTHER}")
+
+
+def same_form(weights: Any, own: dict[str, Tensor]) -> bool:  # noqa: ANN401
+    """Are these tensors of the names, shapes and types of a model's own?"""
+    if not isinstance(weights, dict) or weights.keys() != own.keys():
+        return False
+    return all(
+        isinstance(theirs, Tensor) and (theirs.shape, theirs.dtype) == (own[name].shape, own[name].dtype)
+        for name, theirs in weights.items()
+    )
 
 
 def load_runs(
@@ -42,9 +90,10 @@ def load_runs(
     ]
     for run, others in zip(runs, tokenizers, strict=True):
         _refuse_others(runs[0], tokenizers[0], run, others)
-    models = [new_model(config, tokenizers[0]) for config in configs]
-    for run, model in zip(runs, models, strict=True):
-        load_weights(model, run.checkpoints / f"{checkpoint}.pt")
+    models = [
+        load_model(config, tokenizers[0], run.checkpoints / f"{checkpoint}.pt")[0]
+        for run, config in zip(runs, configs, strict=True)
+    ]
     return models[0] if len(models) == 1 else Ensemble(models), tokenizers[0]
 
 

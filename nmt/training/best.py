@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from nmt.config.errors import UserError
+from nmt.model.load import same_form
 from nmt.training import checkpoint
 from nmt.training.averaging import holding, mean
 from nmt.training.stopping import cost
@@ -72,7 +74,7 @@ class BestCheckpoints:
             log.warning("training.average_best=%d: there are no two validations to average", self.count)
             return None
         least, best_step = self.kept[0]
-        with holding(model, mean(checkpoint.load(self._path(each))["model"] for each in steps)):
+        with holding(model, mean(self._weights(each, model) for each in steps)):
             scores = validate().scores
             score = scores[self.monitor]
             taken = cost(self.monitor, score) <= least
@@ -90,8 +92,16 @@ class BestCheckpoints:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """What state_dict returned."""
-        self.kept = [(each, step) for each, step in state["kept"]]
+        self.kept = [(float(each), int(step)) for each, step in state["kept"]]
         self.average = None if state["average"] is None else Average(**state["average"])
+        if any(step < 0 for _, step in self.kept):  # they are part of file names
+            raise ValueError("a checkpoint of a step that is none")
+
+    def _weights(self, step: int, model: nn.Module) -> dict[str, Any]:
+        weights: dict[str, Any] = checkpoint.load(self._path(step)).get("model", {})
+        if not same_form(weights, model.state_dict()):
+            raise UserError(f"{self._path(step)}: is the checkpoint of another model; delete it")
+        return weights
 
     def _path(self, step: int) -> Path:
         return self.directory / f"step-{step}.pt"

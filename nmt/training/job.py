@@ -2,7 +2,7 @@
 
 import logging
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -110,17 +110,17 @@ def _train(
     _evaluate(run, translator, prepared, scoring, config.validation)
     # One step later than all else, so that a run that is started again takes its old results back.
     with TensorBoard(run.tensorboard, resume_step=trainer.step) as board:
-        board.outcome(trainer.step + 1, _results(run))
+        board.outcome(trainer.step + 1, _results(run, prepared.splits.keys() - {"train"}))
     run.update_json(run.manifest, {"status": FINISHED})
     return 0
 
 
-def _results(run: RunDirectory) -> dict[str, float]:
+def _results(run: RunDirectory, splits: Iterable[str]) -> dict[str, float]:
     """Each split's scores with the best checkpoint, by names such as "best/test_bleu"."""
     results = read_json(run.results)
     return {
         f"best/{split}_{key}": results[split][key]
-        for split in (path.stem for path in run.data.glob("*.source"))
+        for split in splits
         for key in ("bleu", "chrf", "ter", "aer")
         if results.get(split, {}).get(key) is not None
     }

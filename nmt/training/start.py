@@ -8,7 +8,8 @@ from nmt.config import schema
 from nmt.config.compose import flatten, load_values
 from nmt.config.errors import UserError
 from nmt.data.prepared import Prepared
-from nmt.model.load import load_weights, new_model
+from nmt.files import read_bytes
+from nmt.model.load import load_model
 from nmt.run import RunDirectory
 
 
@@ -29,9 +30,9 @@ def first_weights(config: schema.TrainConfig, prepared: Prepared) -> Start | Non
     run = RunDirectory.existing(config.training.start_from, "training.start_from")
     saved = load_values(run.config)
     _refuse_other_tokenizers(run, saved, config, prepared)
-    model, path = new_model(config, prepared.tokenizers), run.checkpoints / "best.pt"
+    path = run.checkpoints / "best.pt"
     try:
-        checkpoint = load_weights(model, path)
+        model, checkpoint = load_model(config, prepared.tokenizers, path)
     except UserError:
         differing = _differing(saved, config)
         if path.is_file() and differing:
@@ -39,7 +40,7 @@ def first_weights(config: schema.TrainConfig, prepared: Prepared) -> Start | Non
                 f"training.start_from={run.path}: its weights do not fit this model ({'; '.join(differing)})"
             ) from None
         raise
-    record = {"run": str(run.path), "step": checkpoint["step"], "scores": checkpoint["scores"]}
+    record = {"run": str(run.path), "step": checkpoint["step"], "scores": checkpoint.get("scores", {})}
     return Start(model.state_dict(), record)
 
 
@@ -50,7 +51,7 @@ def _refuse_other_tokenizers(
     theirs = [run.path / names[0], run.path / names[-1]]
     lowercase = bool(saved.get("tokenizer", {}).get("lowercase"))
     same = [
-        path.is_file() and path.read_bytes() == mine.model
+        path.is_file() and read_bytes(path) == mine.model
         for path, mine in zip(theirs, prepared.tokenizers, strict=True)
     ]
     if all(same) and lowercase == config.tokenizer.lowercase:

@@ -115,8 +115,9 @@ class Trainer:
         state = checkpoint.load(path)
         try:
             self._load_state(state)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise UserError(f"{path}: does not fit this run ({str(error).splitlines()[0]})") from None
+        except Exception as error:  # a broken file can raise nearly anything
+            why = next(iter(str(error).splitlines()), type(error).__name__)
+            raise UserError(f"{path}: does not fit this run ({why})") from None
         self.best.tidy()  # a kill may have come between the checkpoint and this
         return True
 
@@ -273,8 +274,10 @@ class Trainer:
         }
 
     def _load_state(self, state: dict[str, Any]) -> None:
+        checkpoint.check(state, self.model, self.optimizer)
         self.average.load_state_dict(state)
-        self.optimizer.load_state_dict(state["optimizer"])
+        options = self.optimizer.state_dict()["param_groups"]  # the configuration's, not the file's
+        self.optimizer.load_state_dict({**state["optimizer"], "param_groups": options})
         self.updater.scaler.load_state_dict(state["scaler"])
         self.schedule.load_state_dict(state["schedule"])
         self.stopping.load_state_dict(state["stopping"])
@@ -288,4 +291,6 @@ class Trainer:
         device = self.translator.machine.device
         self.window.updates = [{name: term.to(device) for name, term in update.items()} for update in updates]
         self.plan = self.train_batches.epoch(self.epoch)
+        if self.position > len(self.plan):
+            raise ValueError(f"batch {self.position} of {len(self.plan)}")
         checkpoint.restore_random_state(state["random"])

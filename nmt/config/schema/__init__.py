@@ -59,6 +59,7 @@ from nmt.config.schema.data import (
     TrainedTokenizer,
 )
 from nmt.config.schema.model import Cell, Decoder, Embedding, Encoder, Model, Network, Size
+from nmt.config.schema.record import Manifest, Report
 from nmt.config.schema.search import Beam, Evaluation, Greedy, Sampling, Search, SearchLimits
 from nmt.config.schema.training import (
     SGD,
@@ -121,6 +122,7 @@ __all__ = [
     "LocationAwareScore",
     "LocationScore",
     "Machine",
+    "Manifest",
     "MinimumRisk",
     "Model",
     "Monotonic",
@@ -136,6 +138,7 @@ __all__ = [
     "PlateauSchedule",
     "Precision",
     "Projection",
+    "Report",
     "Sampling",
     "SavedRunCommand",
     "ScaledDotScore",

@@ -14,13 +14,14 @@ from nmt.config.schema.training import Objective, Optimizer, Schedule, Training,
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Threads = Annotated[int, Field(gt=0, le=1024)]  # of a hundred thousand, torch crashes
 Values = dict[str, str | int | float | bool | None]
 
 
 class Machine(Section):
     device: Device
     precision: Precision
-    threads: PositiveInt | None
+    threads: Threads | None
 
 
 class TrainConfig(Model, Machine):
@@ -110,7 +111,7 @@ class SavedRunCommand(Section):
     checkpoint: Literal["best", "last"]
     device: Device | None
     precision: Precision | None
-    threads: PositiveInt | None
+    threads: Threads | None
     seed: Seed | None
     search: Values
 

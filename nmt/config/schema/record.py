@@ -1,0 +1,52 @@
+"""What is read back of the records that a run and a prepared corpus keep; all else in them is left as it is."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt
+
+
+class Record(BaseModel):
+    """JSON that was written here, or by anyone."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class Start(Record):
+    """How a run was started, or resumed."""
+
+    overrides: list[str] = []
+    choices: dict[str, str] = {}
+
+
+class Manifest(Record):
+    """manifest.json."""
+
+    starts: list[Start] = []
+    data: dict[str, Any] = {}
+    training: dict[str, Any] = {}
+
+
+Pair = Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]  # of source and target
+
+
+class SplitReport(Record):
+    """What became of the pairs of a split."""
+
+    read: NonNegativeInt
+    kept: NonNegativeInt
+    dropped: dict[str, NonNegativeInt]
+    tokens: Pair
+    longest: Pair
+    unknown_rate: Annotated[list[NonNegativeFloat], Field(min_length=2, max_length=2)]
+    sources_in_train: NonNegativeInt = 0
+
+
+class Report(Record):
+    """report.json of a prepared corpus."""
+
+    fingerprint: str
+    content: str
+    languages: Annotated[list[str], Field(min_length=2, max_length=2)]
+    lowercase: bool
+    vocabulary: Pair
+    splits: dict[Literal["train", "validation", "test"], SplitReport]

@@ -1,0 +1,149 @@
+"""Nothing connects anywhere, unless a corpus of the hub is asked for; what is served, is so to this machine alone."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import TINY
+
+pytestmark = pytest.mark.system
+ROOT = Path(__file__).resolve().parent.parent.parent
+WATCH = '''
+"""Every way to the network is written down and closed."""
+import os, socket
+
+def closed(name):
+    def refuse(first, *rest, **named):
+        if getattr(first, "family", None) != socket.AF_UNIX:
+            with open(os.environ["NETWORK_LOG"], "a") as log:
+                log.write(f"{name} {first} {rest}\\n")
+            raise OSError(f"no network: {name} {rest or first}")
+    return refuse
+
+for owner, name in ((socket.socket, "connect"), (socket.socket, "connect_ex"), (socket.socket, "sendto"),
+                    (socket, "getaddrinfo"), (socket, "gethostbyname"), (socket, "create_connection")):
+    setattr(owner, name, closed(name))
+'''
+TABLES = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import datasets
+from conftest import TINY, values_of
+from nmt import Translator
+from nmt.comparison.report import write_comparison
+from nmt.config.compose import typed
+from nmt.config.schema import TrainConfig
+from nmt.data.prepare import prepare
+from nmt.evaluation import evaluate_run, score_settings
+from nmt.run import RunDirectory
+from nmt.training.job import train
+
+def config(*overrides):
+    given = {word.partition("=")[0]: word for word in [*TINY, "training.max_steps=2", *overrides]}
+    if "data=files" in overrides:
+        given = {key: word for key, word in given.items() if not key.endswith("_size") or key.startswith("tok")}
+    return typed(TrainConfig, values_of("train", list(given.values())))
+
+texts = {side: [f"{side} {n} {n * 7 % 11} {n * 5 % 13}" for n in range(90)] for side in ("en", "fr")}
+for side, lines in texts.items():
+    Path(f"plain.{side}").write_text("".join(f"{line}\\n" for line in lines))
+rows = list(zip(*texts.values()))
+Path("t.tsv").write_text("".join(f"{a}\\t{b}\\n" for a, b in [("en", "fr"), *rows]))
+Path("t.csv").write_text("".join(f"{a},{b}\\n" for a, b in [("en", "fr"), *rows]))
+Path("t.jsonl").write_text("".join(json.dumps({"en": a, "fr": b}) + "\\n" for a, b in rows))
+table = datasets.Dataset.from_dict(texts)
+table.to_parquet("t.parquet")
+table.save_to_disk("saved")
+for name in ("plain", "t.tsv", "t.csv", "t.jsonl", "t.parquet", "saved"):
+    corpus = config("data=files", f"data.train={name}", f"data.validation={name}", "tokenizer.vocab_size=50",
+                    "data.source_lang=en", "data.target_lang=fr", f"data.cache_dir=cache/{name}")
+    assert len(prepare(corpus.data, corpus.tokenizer).splits["train"]) == 90, name
+"""
+LIBRARY = """
+tiny = config()
+assert train(tiny, Path("run"), []) == 0
+translator = Translator.load("run")
+translator.translate(["the cat sleeps ."])
+evaluate_run(RunDirectory("run"), translator, "test", score_settings(tiny.evaluation, "fr"), "best")
+write_comparison(["run"], Path("compared"), examples=1, sentences=[], bootstrap_samples=5, randomisation_trials=5)
+"""
+HUB = """
+hub = config("data=multi30k")
+prepare(hub.data, hub.tokenizer)
+"""
+
+
+def watched(home: Path, *command: str | Path, stdin: bytes = b"") -> tuple[subprocess.CompletedProcess[bytes], str]:
+    """Run a command; returns also where it would have connected to."""
+    (home / "watch").mkdir(exist_ok=True)
+    (home / "watch" / "sitecustomize.py").write_text(WATCH)
+    log = home / "network.log"
+    log.unlink(missing_ok=True)
+    paths = os.pathsep.join(filter(None, [str(home / "watch"), str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    environment |= {"PYTHONPATH": paths, "NETWORK_LOG": str(log), "HF_HOME": str(home / "hf")}
+    done = subprocess.run(
+        command, cwd=home, env=environment, input=stdin, capture_output=True, timeout=500, check=False
+    )
+    return done, log.read_text() if log.exists() else ""
+
+
+@pytest.mark.parametrize("work", [TABLES, pytest.param(TABLES + LIBRARY, marks=pytest.mark.slow)], ids=["read", "all"])
+def test_no_part_connects_anywhere(work: str, tmp_path: Path) -> None:
+    done, attempts = watched(tmp_path, sys.executable, "-c", work, ROOT / "tests")
+    assert done.returncode == 0, done.stderr.decode()
+    assert attempts == ""
+
+
+@pytest.mark.slow
+def test_a_corpus_of_the_hub_connects(tmp_path: Path) -> None:
+    """So that the watch is known to see something."""
+    done, attempts = watched(tmp_path, sys.executable, "-c", TABLES + HUB, ROOT / "tests")
+    assert b"UserError: data.id=" in done.stderr
+    assert "huggingface.co" in attempts
+
+
+@pytest.mark.slow
+def test_no_command_connects_anywhere(tmp_path: Path) -> None:
+    commands = [
+        ["nmt-train", *TINY, "training.max_steps=2", "hydra.run.dir=run"],
+        ["nmt-train", "run=run", "training.max_steps=3"],
+        ["nmt-evaluate", "run=run"],
+        ["nmt-translate", "run=run"],
+        ["nmt-compare", "runs=run", "bootstrap_samples=5", "randomisation_trials=5"],
+    ]
+    for name, *arguments in commands:
+        done, attempts = watched(tmp_path, Path(sys.executable).parent / name, *arguments, stdin=b"the cat .\n")
+        assert done.returncode == 0, done.stderr.decode()
+        assert attempts == ""
+
+
+def sources() -> list[Path]:
+    folders = [path for name in ("nmt", "configs", "scripts") for path in (ROOT / name).rglob("*.*")]
+    return [ROOT / "Makefile", ROOT / "README.md", *(path for path in folders if path.suffix in {".py", ".yaml"})]
+
+
+def test_no_code_of_others_is_asked_for() -> None:
+    texts = {path: path.read_text(encoding="utf-8") for path in sources()}
+    for sign in (
+        "trust_remote_code",
+        "torch.hub",
+        "pickle.load",
+        "weights_only=False",
+        "allow_pickle=True",
+        "yaml.unsafe",
+    ):
+        assert [path.name for path, text in texts.items() if sign in text] == [], sign
+    loads = [call for text in texts.values() for call in re.findall(r"torch\.load\([^\n]*", text)]
+    assert loads
+    assert all("weights_only=True" in call for call in loads)
+
+
+def test_tensorboard_is_served_to_this_machine_alone() -> None:
+    lines = [line for path in sources() for line in path.read_text(encoding="utf-8").splitlines() if "--logdir" in line]
+    assert len(lines) >= 3
+    assert all("--host localhost" in line for line in lines)

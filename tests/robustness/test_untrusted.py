@@ -1,0 +1,226 @@
+"""Checkpoints from elsewhere: nothing in them is executed, no memory is taken that they have not got the bytes for, and
+what does not fit is told in one line."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hostile import ATTACKS, MARK, State
+
+from nmt import Translator
+from nmt.config import schema
+from nmt.config.compose import load_values, typed
+from nmt.config.errors import UserError
+from nmt.training.job import train
+
+HERE = Path(__file__).parent
+UNFIT = r"is corrupt|is corrupt, or the checkpoint of another model|weights that are infinite|does not fit this run"
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from conftest import TINY, values_of
+
+    directory = tmp_path_factory.mktemp("honest") / "run"
+    config = typed(schema.TrainConfig, values_of("train", [*TINY, "training.max_steps=4", "training.average_best=2"]))
+    assert train(config, directory, []) == 0
+    return directory
+
+
+@pytest.fixture
+def run(honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy, beside which nothing may appear, and whose end is not evaluated anew."""
+    monkeypatch.setattr("nmt.training.job._evaluate", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(honest, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def state_of(path: Path) -> State:
+    state: State = torch.load(path, weights_only=True)
+    return state
+
+
+def refused(call: Callable[[], object], folder: Path, match: str = UNFIT) -> str:
+    """The one line of the refusal; nothing was executed, and nothing written outside."""
+    with pytest.raises(UserError, match=match) as error:
+        call()
+    message = str(error.value)
+    assert "\n" not in message
+    assert len(message) < 1000
+    assert [path.name for path in folder.iterdir()] == ["run"], MARK
+    return message
+
+
+def resume(run: Path, max_steps: int = 5) -> int:
+    config = typed(schema.TrainConfig, load_values(run / "config.yaml"))
+    longer = config.training.model_copy(update={"max_steps": max_steps})
+    return train(config.model_copy(update={"training": longer}), run, [])
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch: how the hostile files are made
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_hostile_checkpoint_is_not_translated_with(attack: str, run: Path) -> None:
+    best = run / "checkpoints" / "best.pt"
+    ATTACKS[attack](best, state_of(best))
+    refused(lambda: Translator.load(run), run.parent)
+
+
+HARMLESS_TO_RESUME = {"words for scores", "a dictionary for a score"}  # last.pt has no scores, and none are read
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("attack", sorted(ATTACKS.keys() - HARMLESS_TO_RESUME - {"not a number"}))
+def test_a_hostile_checkpoint_is_not_resumed(attack: str, run: Path) -> None:
+    last = run / "checkpoints" / "last.pt"
+    ATTACKS[attack](last, state_of(last))
+    before = last.read_bytes()
+    refused(lambda: resume(run), run.parent)
+    assert last.read_bytes() == before
+
+
+def _optimizer(state: State) -> None:
+    state["optimizer"]["state"][0]["exp_avg"] = torch.zeros(3)
+
+
+def _setter(*path: str | int, value: object) -> Callable[[State], object]:
+    def change(state: State) -> None:
+        for key in path[:-1]:
+            state = state[key]  # type: ignore[index]
+        state[path[-1]] = value  # type: ignore[index]
+
+    return change
+
+
+STATES: dict[str, Callable[[State], object]] = {
+    "NumPy's generator beyond its end": _setter("random", "numpy", 2, value=10**6),
+    "NumPy's generator of two words": _setter("random", "numpy", 1, value=torch.zeros(2, dtype=torch.int64)),
+    "torch's generator of ten bytes": _setter("random", "torch", value=torch.zeros(10, dtype=torch.uint8)),
+    "Python's generator of nothing": _setter("random", "python", value=(3, (), None)),
+    "no generator": lambda state: state.pop("random"),
+    "moments of another size": _optimizer,
+    "moments of a parameter that is none": lambda state: state["optimizer"]["state"].update({10**6: {}}),
+    "a path for a kept step": _setter("best", "kept", value=[(1.0, "../../x")]),
+    "a negative kept step": _setter("best", "kept", value=[(1.0, -2)]),
+    "kept steps that are none": _setter("best", "kept", value=7),
+    "a negative step": _setter("step", value=-1),
+    "a word for an epoch": _setter("epoch", value="1"),
+    "a position beyond the epoch": _setter("position", value=10**9),
+    "a fraction for a position": _setter("position", value=0.5),
+    "a word for the best score": _setter("stopping", "best", value="high"),
+    "a matrix for a sum": _setter("window", 0, value=[{"loss": torch.zeros(3)}]),
+    "weights to go on from of another model": lambda state: state.update(updated={"a": torch.zeros(1)}),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_state_that_does_not_fit_is_not_resumed(name: str, run: Path) -> None:
+    last = run / "checkpoints" / "last.pt"
+    state = state_of(last)
+    STATES[name](state)
+    torch.save(state, last)
+    before = {path.name: path.read_bytes() for path in last.parent.iterdir()}
+    refused(lambda: resume(run), run.parent)
+    assert {path.name: path.read_bytes() for path in last.parent.iterdir()} == before
+
+
+def test_the_optimizer_has_the_options_of_the_configuration(honest: Path, run: Path) -> None:
+    last = run / "checkpoints" / "last.pt"
+    state = state_of(last)
+    for group in state["optimizer"]["param_groups"]:
+        group |= {"betas": ("a", None), "weight_decay": 1e9, "lr": "x", "maximize": True}
+    torch.save(state, last)
+    other = run.parent / "other"
+    shutil.copytree(honest, other)
+    assert resume(run) == resume(other) == 0
+    weights, expected = (state_of(path / "checkpoints" / "last.pt")["model"] for path in (run, other))
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def test_a_hostile_checkpoint_of_a_kept_step_is_not_averaged(run: Path) -> None:
+    kept = run / "checkpoints" / "step-4.pt"
+    ATTACKS["thousands of keys"](kept, state_of(kept))
+    refused(lambda: resume(run, max_steps=9), run.parent, "is the checkpoint of another model; delete it")
+
+
+def test_one_does_not_start_from_a_hostile_checkpoint(run: Path) -> None:
+    best = run / "checkpoints" / "best.pt"
+    ATTACKS["pickle in an archive"](best, state_of(best))
+    values = load_values(run / "config.yaml")
+    values["training"]["start_from"] = str(run)
+    config = typed(schema.TrainConfig, values)
+    refused(lambda: train(config, run / "new", []), run.parent)
+
+
+def test_an_ensemble_takes_no_hostile_member(honest: Path, run: Path) -> None:
+    best = run / "checkpoints" / "best.pt"
+    ATTACKS["pickle in an archive"](best, state_of(best))
+    refused(lambda: Translator.load([honest, run]), run.parent)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"encoder": {"hidden": 10**7}, "decoder": {"hidden": 2 * 10**7}},
+        {"encoder": {"layers": 10**9}},
+        {"embedding": {"dim": 10**9}, "decoder": {"readout_dim": 10**9}},
+        {"threads": 10**6},
+    ],
+    ids=str,
+)
+def test_a_configuration_takes_no_memory_that_its_checkpoint_has_not(changes: dict[str, Any], run: Path) -> None:
+    values = load_values(run / "config.yaml")
+    for key, value in changes.items():
+        values[key] = values[key] | value if isinstance(value, dict) else value
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+    refused(lambda: Translator.load(run), run.parent, "another model|threads=1000000")
+
+
+PEAK = """
+import json, resource, sys, warnings
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+warnings.simplefilter("ignore")
+import torch
+from nmt import Translator
+from nmt.config.errors import UserError
+run = Path(sys.argv[1])
+Translator.load(run)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+refusals = []
+for path in sorted(run.glob("attack-*.pt")):
+    path.replace(run / "checkpoints" / "best.pt")
+    try:
+        Translator.load(run)
+    except UserError as error:
+        refusals.append(str(error))
+print(json.dumps([before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, len(refusals)]))
+"""
+LARGE = (
+    "a count beyond the record",
+    "a shape beyond the storage",
+    "an expanded tensor",
+    "a bomb",
+    "a large memo",
+    "a large bytearray",
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is in kilobytes on Linux")
+def test_sizes_are_checked_before_memory_is_taken(run: Path) -> None:
+    for number, attack in enumerate(LARGE):
+        ATTACKS[attack](run / f"attack-{number}.pt", {})
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, run, HERE], capture_output=True, check=True, timeout=100, env=os.environ
+    )
+    before, after, refusals = json.loads(done.stdout)
+    assert refusals == len(LARGE)
+    assert after - before < 50_000  # kB; the files claim 0.5 GB to 4 TB
