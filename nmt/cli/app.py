@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import hydra
 import yaml
@@ -19,11 +19,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import BaseModel
 
-from nmt.cli import size
+from nmt.cli import size, words
 from nmt.config.compose import config_dir, flatten, typed
-from nmt.config.errors import UserError, nearest
+from nmt.config.errors import UserError, nearest, shown
 
 T = TypeVar("T", bound=BaseModel)
+LONGEST = 500  # characters of a message
 STOPPED = 128  # plus its number: exit status after a signal
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions come up to us instead of being printed by Hydra
     log_to(sys.stderr)
     sys.argv[1:] = [word.replace("=~/", f"={Path.home()}/", 1) for word in sys.argv[1:]]  # as a shell does elsewhere
+    new = words.new_directory(sys.argv[1:])
     outcomes: list[int | Exception | None] = []  # of each job; None while it runs
 
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=command)
@@ -57,13 +59,14 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
         if sweep is not None and sweep.sweeping():
             return sweep.run_job(partial(_call, schema, task, config, command), command)
         outcomes.append(None)
-        outcomes[-1] = status = _attempt(partial(_call, schema, task, config, command), debug)
+        outcomes[-1] = status = _attempt(partial(_call, schema, task, config, command), debug, new)
         if isinstance(status, int) and status >= STOPPED:  # by a signal, which means the whole sweep
             sys.exit(status)
         return None
 
     try:
         try:
+            words.check(sys.argv[1:], command)
             main()
         except Exception as error:
             if debug or outcomes:  # a fault of the program
@@ -79,20 +82,33 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
 
 def _call(schema: type[T], task: Callable[[T, list[str]], int | None], config: DictConfig, command: str) -> int:
     """One job. Returns its exit status."""
-    values = OmegaConf.to_container(size.settle(config, command), resolve=True, throw_on_missing=True)
+    given = given_overrides()
+    try:
+        values = OmegaConf.to_container(size.settle(config, command), resolve=True, throw_on_missing=True)
+    except RecursionError:
+        raise UserError(_circular(given)) from None
     assert isinstance(values, dict)
-    plain: dict[str, Any] = {str(key): value for key, value in values.items()}
-    return task(typed(schema, plain), list(HydraConfig.get().overrides.task)) or 0
+    return task(typed(schema, cast(dict[str, Any], values)), given) or 0
 
 
-def _attempt(work: Callable[[], int], debug: bool) -> int | Exception:
+def given_overrides(node: str = "task") -> list[str]:
+    """The job's own (or Hydra's) as they are written: read one by one, what they refer to would be looked up."""
+    return cast(list[str], OmegaConf.to_container(HydraConfig.get().overrides[node], resolve=False))
+
+
+def _circular(given: list[str]) -> str:
+    referring = [shown(word) for word in given if "${" in word]
+    return f"{' '.join(referring)}: refers to itself"
+
+
+def _attempt(work: Callable[[], int], debug: bool, new: str | None) -> int | Exception:
     """The exit status, or the user's fault: kept from Hydra, which would print a notice of its own."""
     try:
         return work()
     except (UserError, OmegaConfBaseException, OSError) as error:
         if debug or not _users_fault(error):
             raise
-        _remove_new_directory()
+        _remove_new_directory(new)
         return error
 
 
@@ -103,8 +119,8 @@ def _exit(outcomes: list[int | Exception | None], command: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     for failure in failures:
-        for line in explain(failure, command).splitlines():
-            print(f"nmt-{command}: error: {line}", file=sys.stderr)
+        for line in explain(failure, command).split("\n"):
+            print(f"nmt-{command}: error: {shown(line, LONGEST)}", file=sys.stderr)
     sys.exit(2 if failures else max((outcome for outcome in outcomes if isinstance(outcome, int)), default=0))
 
 
@@ -114,14 +130,14 @@ def _users_fault(error: Exception) -> bool:
     return not isinstance(error, OSError) or error.errno in outside
 
 
-def _remove_new_directory() -> None:
-    """Hydra makes a run's directory before we are asked: an empty one that nobody named is of no use."""
-    config = HydraConfig.get()
-    named = any(override.startswith(("hydra.run.dir=", "hydra.sweep.")) for override in config.overrides.hydra)
-    resumed = any(override.startswith("run=") for override in config.overrides.task)
-    if config.run.dir != "." and not named and not resumed:
+def _remove_new_directory(new: str | None) -> None:
+    """Hydra makes a run's directory before we are asked: an empty one is of no use, unless it was there before."""
+    named = [word.partition("=")[2] for word in given_overrides("hydra") if word.startswith("hydra.run.dir=")]
+    resumed = any(word.startswith("run=") for word in given_overrides())
+    place = HydraConfig.get().run.dir
+    if place != "." and not resumed and (not named or new is not None):
         with contextlib.suppress(OSError):
-            output_dir().rmdir()
+            os.removedirs(place)  # with the folders of its date, which are empty too, up to the working directory
 
 
 def output_dir() -> Path:
@@ -142,7 +158,7 @@ def _run_dir(run: str | int | None, new: str) -> str:
     run = str(run)
     if not Path(run).expanduser().is_dir():
         raise UserError(
-            f"run={run}: no such directory; run= goes on with a run, hydra.run.dir= says where to start one"
+            f"run={shown(run)}: no such directory; run= goes on with a run, hydra.run.dir= says where to start one"
         )
     return str(Path(run).expanduser())
 
@@ -194,6 +210,8 @@ def _explain(error: Exception, command: str) -> str:
         choices += ["basic"] if group.startswith("hydra/") else []
         if choices:
             return f"{group}={choice}: not one of {', '.join(choices)}{nearest(choice, choices)}"
+    if isinstance(error, RecursionError):
+        return _circular(sys.argv[1:])
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key}: missing; give it as {error.full_key}=..."
     if "INTERVAL_SWEEP" in text:

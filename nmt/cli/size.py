@@ -28,5 +28,6 @@ def settle(config: DictConfig, command: str) -> DictConfig:
     job = cast(DictConfig, HydraConfig.get())
     with read_write(job):
         job.runtime.choices["size"] = size  # what is written down of the run
-    given = [override for override in job.overrides.task if not override.startswith("size=")]
+    overrides = cast(list[str], OmegaConf.to_container(job.overrides.task, resolve=False))
+    given = [override for override in overrides if not override.startswith("size=")]
     return hydra.compose(command, [*given, f"size={size}"])
