@@ -51,7 +51,7 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions come up to us instead of being printed by Hydra
     log_to(sys.stderr)
     sys.argv[1:] = [word.replace("=~/", f"={Path.home()}/", 1) for word in sys.argv[1:]]  # as a shell does elsewhere
-    new = words.new_directory(sys.argv[1:])
+    new = words.new_folders(sys.argv[1:])
     outcomes: list[int | Exception | None] = []  # of each job; None while it runs
 
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=command)
@@ -82,7 +82,7 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
 
 def _call(schema: type[T], task: Callable[[T, list[str]], int | None], config: DictConfig, command: str) -> int:
     """One job. Returns its exit status."""
-    given = given_overrides()
+    given = words.given(HydraConfig.get())
     try:
         values = OmegaConf.to_container(size.settle(config, command), resolve=True, throw_on_missing=True)
     except RecursionError:
@@ -91,17 +91,12 @@ def _call(schema: type[T], task: Callable[[T, list[str]], int | None], config: D
     return task(typed(schema, cast(dict[str, Any], values)), given) or 0
 
 
-def given_overrides(node: str = "task") -> list[str]:
-    """The job's own (or Hydra's) as they are written: read one by one, what they refer to would be looked up."""
-    return cast(list[str], OmegaConf.to_container(HydraConfig.get().overrides[node], resolve=False))
-
-
 def _circular(given: list[str]) -> str:
     referring = [shown(word) for word in given if "${" in word]
     return f"{' '.join(referring)}: refers to itself"
 
 
-def _attempt(work: Callable[[], int], debug: bool, new: str | None) -> int | Exception:
+def _attempt(work: Callable[[], int], debug: bool, new: list[Path]) -> int | Exception:
     """The exit status, or the user's fault: kept from Hydra, which would print a notice of its own."""
     try:
         return work()
@@ -130,14 +125,17 @@ def _users_fault(error: Exception) -> bool:
     return not isinstance(error, OSError) or error.errno in outside
 
 
-def _remove_new_directory(new: str | None) -> None:
-    """Hydra makes a run's directory before we are asked: an empty one is of no use, unless it was there before."""
-    named = [word.partition("=")[2] for word in given_overrides("hydra") if word.startswith("hydra.run.dir=")]
-    resumed = any(word.startswith("run=") for word in given_overrides())
-    place = HydraConfig.get().run.dir
-    if place != "." and not resumed and (not named or new is not None):
-        with contextlib.suppress(OSError):
-            os.removedirs(place)  # with the folders of its date, which are empty too, up to the working directory
+def _remove_new_directory(new: list[Path]) -> None:
+    """Hydra makes a run's directory before we are asked: an empty one is of no use, unless it was there (not `new`)."""
+    config = HydraConfig.get()
+    named = any(word.startswith("hydra.run.dir=") for word in words.given(config, "hydra"))
+    if config.run.dir == "." or any(word.startswith("run=") for word in words.given(config)):
+        return
+    with contextlib.suppress(OSError):
+        if not named:
+            os.removedirs(config.run.dir)  # with the folders of its date, where they are empty too
+        for place in new:
+            place.rmdir()
 
 
 def output_dir() -> Path:
@@ -205,7 +203,7 @@ def _explain(error: Exception, command: str) -> str:
     if text.startswith("Could not override '"):
         return _unknown(text.split("'")[1], command)
     if "Could not find '" in text:
-        group, _, choice = text.split("'")[-2].rpartition("/")
+        group, choice = _chosen(text.split("'")[-2])
         choices = sorted(path.stem for path in (config_dir() / group).glob("[!_]*.yaml"))
         choices += ["basic"] if group.startswith("hydra/") else []
         if choices:
@@ -214,12 +212,22 @@ def _explain(error: Exception, command: str) -> str:
         return _circular(sys.argv[1:])
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key}: missing; give it as {error.full_key}=..."
+    if isinstance(error, OmegaConfBaseException) and error.full_key:
+        return f"{error.full_key}: {text}"
     if "INTERVAL_SWEEP" in text:
         text, lines = "interval", ["interval(a,b) is for a search: add hydra/sweeper=optuna"]
     unread = any(sign in text for sign in ("no viable alternative", "mismatched input", "LexerNoViableAlt"))
     signs = "= , [ ] { } ( ) or letters beyond ASCII"
     hint = f"; a value that holds {signs} needs quotes of its own: \"key='a=b'\"" if unread else ""
     return (" ".join(dict.fromkeys(lines)) or type(error).__name__) + hint
+
+
+def _chosen(path: str) -> tuple[str, str]:
+    """encoder/gru -> encoder, gru; a choice may hold slashes too."""
+    words = (word.lstrip("+").partition("=")[::2] for word in sys.argv[1:])
+    given = ((group, choice) for group, choice in words if f"{group}/{choice}" == path)
+    group, _, choice = path.rpartition("/")
+    return next(given, (group, choice))
 
 
 def _unknown(key: str, command: str) -> str:

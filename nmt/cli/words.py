@@ -3,15 +3,17 @@ of its own usage is told in one line."""
 
 import itertools
 import logging
+import os
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.errors import OverrideParseException
+from omegaconf import OmegaConf
 
 from nmt.config.errors import CONTROL, UserError, nearest, shown
 
@@ -47,10 +49,17 @@ def check(words: Sequence[str], command: str) -> None:
     _tell_repeated(overrides)
 
 
-def new_directory(words: Sequence[str]) -> str | None:
-    """What hydra.run.dir= names, if there is no such directory yet."""
-    named = [word.partition("=")[2] for word in words if word.startswith("hydra.run.dir=")]
-    return named[-1] if named and not Path(named[-1]).exists() else None
+def new_folders(words: Sequence[str]) -> list[Path]:
+    """What Hydra would make for hydra.run.dir=, the innermost first."""
+    named = [Path(word.partition("=")[2]) for word in words if word.startswith("hydra.run.dir=")]
+    return [place for place in (named[-1], *named[-1].parents) if not os.path.lexists(place)] if named else []
+
+
+def given(hydra_config: Any, node: str = "task") -> list[str]:  # noqa: ANN401
+    """A job's overrides (or Hydra's own, node="hydra") as they are written: read one by one, OmegaConf would look up
+    what they refer to, and not find it."""
+    overrides: list[str] = OmegaConf.to_container(hydra_config.overrides[node], resolve=False)  # type: ignore[assignment]
+    return overrides
 
 
 def _refuse_instead_of_usage(parser: ArgumentParser) -> None:
@@ -75,7 +84,7 @@ def _parsed(words: Sequence[str]) -> list[Override]:
     parser, overrides = OverridesParser.create(), []
     for word in words:
         try:
-            overrides.append(parser.parse_override(word))
+            overrides += parser.parse_overrides([word])
         except OverrideParseException as error:
             if "=" not in word:
                 raise UserError(f"{shown(word)}: is no KEY=VALUE or GROUP=CHOICE") from None

@@ -50,7 +50,8 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            raise yaml.MarkedYAMLError(problem="aliases are not read", problem_mark=self.peek_event().start_mark)
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem="aliases are not read", problem_mark=mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -68,7 +69,7 @@ def load_values(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             text = file.read(LARGEST + 1)
-        values = None if len(text) > LARGEST else yaml.load(text.decode("utf-8"), _Loader)  # noqa: S506
+        values = None if len(text) > LARGEST else yaml.load(text.decode("utf-8"), _Loader)
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UserError(f"{path}{line}: cannot be read as a configuration ({error.problem})") from None

@@ -1,0 +1,104 @@
+"""Whatever the command line says, it is taken as it stands or refused in one line: no traceback, nothing ignored."""
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import values_of
+from drawn_overrides import broken_law, call, drawn, repeat
+
+from nmt.cli import compare, evaluate, train, translate
+from nmt.config import schema
+from nmt.config.compose import load_values, merge_search, save_values, typed
+from nmt.model.build import build_model
+from nmt.run import RunDirectory
+from nmt.training.schedule import Schedule
+from nmt.translator import Translator
+
+MAINS = {"train": train, "evaluate": evaluate, "translate": translate, "compare": compare}
+TASKS = {train: "_train", evaluate: "_evaluate", translate: "_translate", compare: "_compare"}
+Seen = list[Mapping[str, Any]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run directory, as far as its configuration."""
+    config = typed(schema.TrainConfig, values_of("train", [])).settled()
+    (tmp_path / "run").mkdir()
+    save_values(tmp_path / "run" / "config.yaml", config.model_dump(mode="json"))
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
+    """The values of each job. The four commands go as far as is cheap: to the model, without its memory, and to the
+    search, without a checkpoint."""
+    found: Seen = []
+
+    def remembering(task: Callable[..., Any]) -> Callable[..., Any]:
+        def remember(config: Any, overrides: list[str]) -> Any:  # noqa: ANN401
+            found.append(config.model_dump(mode="json"))
+            return task(config, overrides)
+
+        return remember
+
+    for module, name in TASKS.items():
+        monkeypatch.setattr(module, name, remembering(getattr(module, name)))
+
+    def begin(config: schema.TrainConfig, *_: object) -> int:
+        size = config.tokenizer.vocab_size if config.tokenizer.kind != "file" else 8
+        with torch.device("meta"):
+            build_model(config, size, size, (0, 0))
+        Schedule(config.schedule, config.training.max_steps or 10**9)
+        return 0
+
+    def load(runs: list[str], **given: Any) -> None:  # noqa: ANN401
+        config = typed(schema.TrainConfig, load_values(RunDirectory.existing(runs[0]).config))
+        merge_search(config.search, given["search"])
+        sys.exit(0)
+
+    monkeypatch.setattr("nmt.training.job.train", begin)
+    monkeypatch.setattr(Translator, "load", load)
+    monkeypatch.setattr(RunDirectory, "held_out", lambda *_: ([], [], None))
+    monkeypatch.setattr("nmt.comparison.report.write_comparison", lambda **_: "")
+    monkeypatch.setattr("nmt.data.corpus.splits", lambda _: {"train": range(5)})
+    monkeypatch.setattr("nmt.data.prepare.fingerprint_of", lambda *_: "")
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "")
+    before = Path.cwd()
+    yield found
+    os.chdir(before)
+
+
+def campaign(seed: int, draws: int, run: Path, seen: Seen) -> dict[str, int]:
+    """So many command lines; how many of them were taken and refused. Fails with those that break a law."""
+    counts = {"overrides": 0, "taken": 0, "refused": 0}
+    faults = []
+    rng = random.Random(seed)
+    for _ in range(draws):
+        command, words = drawn(rng, str(run))
+        outcome = call(MAINS[command].main, command, words, run.parent / "place", seen)
+        if fault := broken_law(outcome, command, words):
+            faults.append(f"{fault}\n    {repeat(command, words)}\n    {outcome.err[:700]}")
+        counts["overrides"] += len(words)
+        counts["refused" if outcome.status == 2 else "taken"] += 1
+    assert not faults, f"seed {seed}: {len(faults)} of {draws}\n" + "\n".join(faults)
+    return counts
+
+
+def test_what_is_given_is_taken_or_refused(run: Path, seen: Seen) -> None:
+    counts = campaign(0, 60, run, seen)
+    assert counts["taken"] > 5
+    assert counts["refused"] > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 41))
+def test_thousands_of_overrides(seed: int, run: Path, seen: Seen) -> None:
+    campaign(seed, 125, run, seen)
