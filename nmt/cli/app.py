@@ -4,24 +4,24 @@ import contextlib
 import errno
 import logging
 import os
-import re
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 import hydra
-import yaml
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
 from nmt.cli import size, words
-from nmt.config.compose import config_dir, flatten, typed
-from nmt.config.errors import UserError, nearest, shown
+from nmt.cli.explain import circular, explain
+from nmt.config.compose import config_dir, typed
+from nmt.config.errors import UserError, shown
 
 T = TypeVar("T", bound=BaseModel)
 LONGEST = 500  # characters of a message
@@ -52,6 +52,7 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
     log_to(sys.stderr)
     sys.argv[1:] = [word.replace("=~/", f"={Path.home()}/", 1) for word in sys.argv[1:]]  # as a shell does elsewhere
     new = words.new_folders(sys.argv[1:])
+    warnings.filterwarnings("error", category=UserWarning, module=r"hydra\.")  # such as of a path that is not there
     outcomes: list[int | Exception | None] = []  # of each job; None while it runs
 
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=command)
@@ -86,14 +87,9 @@ def _call(schema: type[T], task: Callable[[T, list[str]], int | None], config: D
     try:
         values = OmegaConf.to_container(size.settle(config, command), resolve=True, throw_on_missing=True)
     except RecursionError:
-        raise UserError(_circular(given)) from None
+        raise UserError(circular(given)) from None
     assert isinstance(values, dict)
     return task(typed(schema, cast(dict[str, Any], values)), given) or 0
-
-
-def _circular(given: list[str]) -> str:
-    referring = [shown(word) for word in given if "${" in word]
-    return f"{' '.join(referring)}: refers to itself"
 
 
 def _attempt(work: Callable[[], int], debug: bool, new: list[Path]) -> int | Exception:
@@ -180,83 +176,3 @@ def log_to(stream: Any) -> None:  # noqa: ANN401
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)
     logger.propagate = False
-
-
-def explain(error: Exception, command: str) -> str:
-    """What to tell of an error: our own as it is, the system's, Hydra's or OmegaConf's in one line."""
-    if isinstance(error, UserError):
-        return str(error)
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return _explain(error, command)
-
-
-def _explain(error: Exception, command: str) -> str:
-    """In one line, with the nearest thing that exists."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("See http")]
-    text = lines[0] if lines else type(error).__name__
-    if ours := re.search(r"UserError raised while resolving interpolation: (.*)|UserError\(['\"](.*)['\"]\)$", text):
-        return ours[1] or ours[2]
-    if plugin := re.search(r"hydra_plugins\.hydra_(\w+)_launcher", text):
-        extra = {"joblib": "parallel", "submitit": "slurm"}[plugin[1]]
-        return f'hydra/launcher: {plugin[1]} is not installed: pip install "nmt[{extra}]"'
-    if text.startswith("Could not override '"):
-        return _unknown(text.split("'")[1], command)
-    if "Could not find '" in text:
-        group, choice = _chosen(text.split("'")[-2])
-        choices = sorted(path.stem for path in (config_dir() / group).glob("[!_]*.yaml"))
-        choices += ["basic"] if group.startswith("hydra/") else []
-        if choices:
-            return f"{group}={choice}: not one of {', '.join(choices)}{nearest(choice, choices)}"
-    if isinstance(error, RecursionError):
-        return _circular(sys.argv[1:])
-    if isinstance(error, MissingMandatoryValue):
-        return f"{error.full_key}: missing; give it as {error.full_key}=..."
-    if isinstance(error, OmegaConfBaseException) and error.full_key:
-        return f"{error.full_key}: {text}"
-    if "INTERVAL_SWEEP" in text:
-        text, lines = "interval", ["interval(a,b) is for a search: add hydra/sweeper=optuna"]
-    unread = any(sign in text for sign in ("no viable alternative", "mismatched input", "LexerNoViableAlt"))
-    signs = "= , [ ] { } ( ) or letters beyond ASCII"
-    hint = f"; a value that holds {signs} needs quotes of its own: \"key='a=b'\"" if unread else ""
-    return (" ".join(dict.fromkeys(lines)) or type(error).__name__) + hint
-
-
-def _chosen(path: str) -> tuple[str, str]:
-    """encoder/gru -> encoder, gru; a choice may hold slashes too."""
-    words = (word.lstrip("+").partition("=")[::2] for word in sys.argv[1:])
-    given = ((group, choice) for group, choice in words if f"{group}/{choice}" == path)
-    group, _, choice = path.rpartition("/")
-    return next(given, (group, choice))
-
-
-def _unknown(key: str, command: str) -> str:
-    if key.startswith("hydra."):
-        return (
-            f"{key}: unknown key; those of a launcher or sweeper need hydra/launcher=... or hydra/sweeper=... as well"
-        )
-    known = _known_keys(command)
-    if key in known:
-        return f"{key}: is no value of the {key.partition('.')[0]} that is chosen here, but of another choice"
-    return f"{key}: unknown key{nearest(key, known)} (nmt-{command} --cfg job lists all)"
-
-
-def _known_keys(command: str) -> list[str]:
-    """Keys, sections and groups of the command, those of choices that are not chosen too."""
-    roots = [config_dir() / command, *([config_dir() / "search"] if command != "train" else config_dir().iterdir())]
-    files = [(config_dir() / f"{command}.yaml", "")]
-    groups = []
-    for root in (root for root in roots if root.is_dir() and root.name != "hydra"):
-        for folder in (root, *(path for path in root.rglob("*") if path.is_dir())):
-            group = folder.relative_to(config_dir()).as_posix()
-            groups.append(group)
-            files += [(path, f"{group.replace('/', '.')}.") for path in folder.glob("*.yaml")]
-    keys = []
-    for path, package in files:
-        text = path.read_text(encoding="utf-8")
-        values = yaml.safe_load(text) or {}
-        skipped = {"defaults", "hydra"}
-        plain = {str(key): value for key, value in values.items() if key not in skipped}
-        keys += [key for key, _ in flatten(plain, "" if "@package _global_" in text else package)]
-    sections = {key.rpartition(".")[0] for key in keys}
-    return [*dict.fromkeys(keys), *filter(None, sections), *groups]

@@ -25,7 +25,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from nmt.cli import optuna_sweeper, words
-from nmt.cli.app import explain, log_to, output_dir
+from nmt.cli.app import log_to, output_dir
+from nmt.cli.explain import explain
 from nmt.cli.jobs import tell
 from nmt.config.compose import config_dir, given_values
 from nmt.config.errors import UserError

@@ -15,7 +15,8 @@ from nmt.config.errors import UserError, nearest, shown
 from nmt.files import write_atomically
 
 T = TypeVar("T", bound=BaseModel)
-LARGEST = 1_000_000  # bytes of a saved configuration, which has a few thousand
+LARGEST = 1_000_000  # bytes of a saved configuration, which has a few thousand ...
+DEEPEST = 50  # ... and sections in sections, four deep
 _WORDS: dict[str, bool | None] = {"": None, "null": None, "true": True, "false": False}
 
 
@@ -48,11 +49,18 @@ class _Loader(yaml.SafeLoader):
     """YAML in which every value stands once, where it is read: aliases can make gigabytes of a few lines, and of two
     values of one key the first would be dropped."""
 
+    depth = 0
+
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise yaml.MarkedYAMLError(problem="aliases are not read", problem_mark=mark)
-        return super().compose_node(parent, index)
+        if self.depth > DEEPEST:
+            raise yaml.MarkedYAMLError(problem="it nests too deep")
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = set()
@@ -73,8 +81,6 @@ def load_values(path: Path) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UserError(f"{path}{line}: cannot be read as a configuration ({error.problem})") from None
-    except RecursionError:
-        raise UserError(f"{refused} (it nests too deep)") from None
     except Exception as error:  # PyYAML lets out whatever its constructors stumble over: !!bool x is a KeyError
         raise UserError(f"{refused} ({shown(str(error).partition(chr(10))[0]) or type(error).__name__})") from None
     if len(text) > LARGEST:
