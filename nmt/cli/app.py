@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
 from nmt.cli import size, words
-from nmt.cli.explain import circular, explain
+from nmt.cli.explain import explain
 from nmt.config.compose import config_dir, typed
 from nmt.config.errors import UserError, shown
 
@@ -84,10 +84,7 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
 def _call(schema: type[T], task: Callable[[T, list[str]], int | None], config: DictConfig, command: str) -> int:
     """One job. Returns its exit status."""
     given = words.given(HydraConfig.get())
-    try:
-        values = OmegaConf.to_container(size.settle(config, command), resolve=True, throw_on_missing=True)
-    except RecursionError:
-        raise UserError(circular(given)) from None
+    values = OmegaConf.to_container(size.settle(config, command), resolve=True, throw_on_missing=True)
     assert isinstance(values, dict)
     return task(typed(schema, cast(dict[str, Any], values)), given) or 0
 

@@ -19,24 +19,17 @@ def explain(error: Exception, command: str) -> str:
     return _explain(error, command)
 
 
-def circular(given: list[str]) -> str:
-    """Of values that OmegaConf follows for ever."""
-    referring = [shown(word) for word in given if "${" in word]
-    return f"{' '.join(referring)}: refers to itself"
-
-
 def _explain(error: Exception, command: str) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("See http")]
     text = lines[0] if lines else type(error).__name__
     if known := _known_fault(text, command):
         return known
     match error:
-        case RecursionError():
-            return circular(sys.argv[1:])
         case MissingMandatoryValue():
             return f"{error.full_key}: missing; give it as {error.full_key}=..."
         case OmegaConfBaseException(full_key=str(key)) if key:
-            return f"{key}: {text}"
+            referring = [shown(word) for word in sys.argv[1:] if "${" in word]
+            return f"{key}: {text}{f' ({chr(32).join(referring)})' if referring else ''}"
     return " ".join(dict.fromkeys(lines)) or text
 
 

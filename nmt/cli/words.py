@@ -4,6 +4,7 @@ of its own usage is told in one line."""
 import itertools
 import logging
 import os
+import re
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +16,13 @@ from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.errors import OverrideParseException
 from omegaconf import OmegaConf
 
+from nmt.config.compose import config_dir
 from nmt.config.errors import CONTROL, UserError, nearest, shown
 
 LONGEST = 20_000  # characters of a word: Hydra's parser takes seconds for as many
 DEEPEST = 30  # brackets in brackets
 MOST_JOBS = 10_000  # of a sweep: Hydra lists all before the first
-BLANKS = str.maketrans("\t\r\n", "   ")  # which a list in a script may hold
+CHOICE = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*")  # of a group: a file in its folder, or in one below
 FOLDERS = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir")
 # Hydra writes these itself, over what is given.
 HYDRAS_OWN = (
@@ -44,6 +46,8 @@ def check(words: Sequence[str], command: str) -> None:
     if arguments.experimental_rerun:
         raise UserError("--experimental-rerun: would run code of a file; a run goes on with run=DIR")
     overrides = _parsed(arguments.overrides)
+    for override in overrides:
+        _refuse_choice_elsewhere(override)
     _refuse_ignored(overrides, command)
     _refuse_endless(overrides)
     _tell_repeated(overrides)
@@ -76,7 +80,9 @@ def _refuse_unreadable(word: str) -> None:
     depths = itertools.accumulate((char in "([{") - (char in ")]}") for char in word)
     if max(depths, default=0) > DEEPEST:
         raise UserError(f"{shown(word)}: nests brackets deeper than {DEEPEST}")
-    if CONTROL.search(word.translate(BLANKS)):
+    if word.startswith("="):
+        raise UserError(f"{shown(word)}: has no key before the =")
+    if CONTROL.search(word):
         raise UserError(f"{shown(word)}: holds control characters or bytes that are not UTF-8")
 
 
@@ -88,8 +94,6 @@ def _parsed(words: Sequence[str]) -> list[Override]:
         except OverrideParseException as error:
             if "=" not in word:
                 raise UserError(f"{shown(word)}: is no KEY=VALUE or GROUP=CHOICE") from None
-            if word.startswith("="):
-                raise UserError(f"{shown(word)}: has no key before the =") from None
             raise UserError(f"{shown(word)}: cannot be read ({_reason(error)}){_hint(word)}") from None
         except ValueError as error:  # Python reads no integer of more than 4300 digits
             raise UserError(f"{shown(word)}: cannot be read ({shown(str(error).partition(';')[0])})") from None
@@ -98,7 +102,8 @@ def _parsed(words: Sequence[str]) -> list[Override]:
 
 def _reason(error: OverrideParseException) -> str:
     """The parser's own line, behind the one that repeats the word."""
-    return shown(str(error).strip().splitlines()[-1].strip(), 200)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("See http")]
+    return shown(lines[-1], 200)
 
 
 def _hint(word: str) -> str:
@@ -106,6 +111,14 @@ def _hint(word: str) -> str:
         return "; no blanks around ="
     signs = "= , [ ] { } ( ) or letters beyond ASCII"
     return f"; a value that holds {signs} needs quotes of its own: \"key='a=b'\""
+
+
+def _refuse_choice_elsewhere(override: Override) -> None:
+    """Hydra would look for ../train too, and take a command's whole configuration for an encoder's."""
+    group, choice = config_dir() / str(override.key_or_group), override.value()
+    if group.is_dir() and isinstance(choice, str) and not CHOICE.fullmatch(choice):
+        choices = ", ".join(sorted(path.stem for path in group.glob("[!_]*.yaml")))
+        raise UserError(f"{shown(override.input_line)}: not one of {choices}")
 
 
 def _refuse_ignored(overrides: Sequence[Override], command: str) -> None:

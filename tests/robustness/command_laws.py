@@ -106,7 +106,8 @@ def _names(errors: list[str], word: str) -> bool:
     """Does an error tell of this word? By its key, or as it begins."""
     key = word.lstrip("+~-").partition("=")[0].partition("@")[0].strip().partition("\n")[0].rstrip(".:'[]0")
     parts = {key[:40], ascii(key[:20])[1:-1], ascii(word[:10])[1:-1], *(["config"] if word.startswith("--c") else [])}
-    return any(part in line for line in errors for part in parts)
+    sections = {key.rpartition(".")[0][:40]} - {""}  # where the section is unknown, what is in it is not told
+    return any(part in line for line in errors for part in parts | sections)
 
 
 def ignored(config: Mapping[str, Any] | None, words: list[str]) -> str | None:

@@ -18,12 +18,12 @@ Factor = Annotated[float, Field(ge=1.0, le=1e6)]  # a ratio of two lengths, the 
 Temperature = Annotated[float, Field(ge=1e-4, le=1e4)]  # energies divided by less overflow
 Epsilon = Annotated[float, Field(ge=1e-30, le=1.0)]  # less is 0 in float32, and a division by 0
 
-Count = Annotated[int, Field(ge=1, le=2**31 - 1)]  # of steps, tokens, sentences: what an int32 holds
+Count = Annotated[int, Field(gt=0, le=2**31 - 1)]  # of steps, tokens, sentences: what an int32 holds
 CountOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Units = Annotated[int, Field(ge=1, le=2**14)]  # a layer's width: 16384 units have gigabytes of recurrent weights
-Layers = Annotated[int, Field(ge=1, le=100)]
-Positions = Annotated[int, Field(ge=1, le=100_000)]  # of a sentence
-Threads = Annotated[int, Field(ge=1, le=4096)]
+Units = Annotated[int, Field(gt=0, le=2**14)]  # a layer's width: 16384 units have gigabytes of recurrent weights
+Layers = Annotated[int, Field(gt=0, le=100)]
+Positions = Annotated[int, Field(gt=0, le=100_000)]  # of a sentence
+Threads = Annotated[int, Field(gt=0, le=4096)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 

@@ -142,7 +142,7 @@ class TranslateConfig(SavedRunCommand):
 
     alignments: Place | None
     references: Place | None
-    nbest: Annotated[int, Field(ge=1, le=MOST_HYPOTHESES)]
+    nbest: Annotated[int, Field(gt=0, le=MOST_HYPOTHESES)]
     interactive: bool
     buffer_lines: Count
 

@@ -7,7 +7,7 @@ from pydantic import model_validator as validator
 
 from nmt.config.schema.base import Count, Factor, Fraction, Name, Section, Seed
 
-DemoSize = Annotated[int, Field(ge=1, le=10_000_000)]  # sentences, which are made in memory
+DemoSize = Annotated[int, Field(gt=0, le=10_000_000)]  # sentences, which are made in memory
 VocabularySize = Annotated[int, Field(ge=8, le=1_000_000)]  # each piece has a vector
 
 

@@ -26,7 +26,7 @@ class Greedy(SearchLimits):
 
 class Beam(SearchLimits):
     kind: Literal["beam"]
-    beam_size: Annotated[int, Field(ge=1, le=MOST_HYPOTHESES)]
+    beam_size: Annotated[int, Field(gt=0, le=MOST_HYPOTHESES)]
     length_penalty: Literal["none", "average", "gnmt"]
     alpha: Annotated[float, Field(ge=0.0, le=100.0)]
 

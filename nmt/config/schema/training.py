@@ -25,7 +25,7 @@ class Likelihood(Section):
 
 class MinimumRisk(Section):
     kind: Literal["minimum_risk"]
-    samples: Annotated[int, Field(ge=1, le=10_000)]  # each is a batch of its own
+    samples: Annotated[int, Field(gt=0, le=10_000)]  # each is a batch of its own
     reference: bool
     sharpness: Positive
     likelihood_weight: NonNegative
@@ -83,7 +83,7 @@ class CosineSchedule(Section):
     kind: Literal["cosine"]
     warmup_steps: CountOrZero
     min_factor: Fraction
-    cycles: Annotated[int, Field(ge=1, le=10_000)]
+    cycles: Annotated[int, Field(gt=0, le=10_000)]
     cycle_growth: Annotated[float, Field(ge=1.0, le=100.0)]
 
 
