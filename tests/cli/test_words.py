@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from nmt.cli import app, words
 from nmt.config.errors import UserError
@@ -21,6 +22,7 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def taken(monkeypatch: pytest.MonkeyPatch, *given: str, command: str = "train") -> TrainConfig | None:
     """What the command would work with; None if it refuses."""
+    OmegaConf.register_new_resolver("run_dir", app._run_dir, replace=True)  # tests of values have another
     found: list[TrainConfig] = []
     monkeypatch.setattr(sys, "argv", [f"nmt-{command}", *given])
     os.environ["HYDRA_FULL_ERROR"] = ""

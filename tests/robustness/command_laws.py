@@ -107,7 +107,8 @@ def _names(errors: list[str], word: str) -> bool:
     key = word.lstrip("+~-").partition("=")[0].partition("@")[0].strip().partition("\n")[0].rstrip(".:'[]0")
     parts = {key[:40], ascii(key[:20])[1:-1], ascii(word[:10])[1:-1], *(["config"] if word.startswith("--c") else [])}
     sections = {key.rpartition(".")[0][:40]} - {""}  # where the section is unknown, what is in it is not told
-    return any(part in line for line in errors for part in parts | sections)
+    places = {word.partition("=")[2]} - {""} if key.startswith("hydra") else set()  # a folder that cannot be made
+    return any(part in line for line in errors for part in parts | sections | places)
 
 
 def ignored(config: Mapping[str, Any] | None, words: list[str]) -> str | None:

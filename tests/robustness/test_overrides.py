@@ -2,6 +2,7 @@
 
 import os
 import random
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,8 +15,9 @@ from conftest import values_of
 from drawn_overrides import drawn
 from hydra._internal.hydra import Hydra
 from hydra.types import RunMode
+from omegaconf import OmegaConf
 
-from nmt.cli import compare, evaluate, train, translate
+from nmt.cli import app, compare, evaluate, train, translate
 from nmt.config import schema
 from nmt.config.compose import load_values, merge_search, save_values, typed
 from nmt.model.build import build_model
@@ -73,6 +75,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
             return composed_twice(self, config_name, overrides)
         return None if config_name == "train" else RunMode.RUN
 
+    OmegaConf.register_new_resolver("run_dir", app._run_dir, replace=True)  # tests of values have others
+    OmegaConf.register_new_resolver("for_several", app._for_several, replace=True)
     monkeypatch.setattr(Hydra, "get_mode", mode)
     monkeypatch.setattr("nmt.training.job.train", begin)
     monkeypatch.setattr(Translator, "load", load)
@@ -110,6 +114,64 @@ def test_what_is_given_is_taken_or_refused(run: Path, seen: Seen) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 41))
+@pytest.mark.parametrize("seed", range(1, 81))
 def test_thousands_of_overrides(seed: int, run: Path, seen: Seen) -> None:
     campaign(seed, 125, run, seen)
+
+
+STRANGE = [
+    ("nmt-train", "seed=${"),
+    ("nmt-train", "seed=${x}"),
+    ("nmt-train", f"seed={10**400}"),
+    ("nmt-train", f"seed={'9' * 5_000}"),
+    ("nmt-train", "encoder.hidden=1000000000"),
+    ("nmt-train", "encoder.layers=9223372036854775808"),
+    ("nmt-train", "optimizer.lr=nan"),
+    ("nmt-train", "optimizer.lr=1e308"),
+    ("nmt-train", "threads=1000000"),
+    ("nmt-train", "data.cache_dir="),
+    ("nmt-train", "data.cache_dir='\x1b[31m'"),
+    ("nmt-train", b"data.cache_dir=\xff"),
+    ("nmt-train", f"data.cache_dir={'x' * 100_000}"),
+    ("nmt-train", f"optimizer.betas={'[' * 25}{']' * 25}"),
+    ("nmt-train", f"optimizer.betas={'[' * 10_000}"),
+    ("nmt-train", "encoder=../train"),
+    ("nmt-train", "encoder=/etc/passwd"),
+    ("nmt-train", "encoder="),
+    ("nmt-train", "encoder=[gru,lstm]"),
+    ("nmt-train", "encoder@x=gru"),
+    ("nmt-train", "~encoder"),
+    ("nmt-train", "+seed=1"),
+    ("nmt-train", "seed"),
+    ("nmt-train", ""),
+    ("nmt-train", "="),
+    ("nmt-train", "seed = 1"),
+    ("nmt-train", "--nope"),
+    ("nmt-train", "--config-dir=nope"),
+    ("nmt-train", "--experimental-rerun=nope"),
+    ("nmt-train", "hydra.run.dir=/proc/nope"),
+    ("nmt-train", "hydra.run.dir=new/newer", "seed=-1"),
+    ("nmt-train", "hydra.callbacks=null"),
+    ("nmt-train", "-m", "seed=range(1,100000000)"),
+    ("nmt-train", "run=nope"),
+    ("nmt-evaluate",),
+    ("nmt-evaluate", "run='a\nb'"),
+    ("nmt-evaluate", "run=[]"),
+    ("nmt-translate", "run=nope", "search.beam_size=0"),
+    ("nmt-translate", "run=nope", "hydra.run.dir=new"),
+    ("nmt-compare", "runs={a:b}"),
+    ("nmt-compare", "runs=nope", "bootstrap_samples=1e5"),
+    ("nmt-compare", "-m", "runs=a,b"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", STRANGE, ids=range(len(STRANGE)))
+def test_the_strangest_in_a_process_of_its_own(words: tuple[Any, ...], tmp_path: Path) -> None:
+    command = [sys.executable, "-c", f"from nmt.cli.{words[0][4:]} import main; main()", *words[1:]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, timeout=120)
+    told = done.stderr.decode()
+    assert done.returncode == 2, told
+    assert done.stdout == b""
+    assert all(line.startswith(f"{words[0]}: error: ") and len(line) < 600 for line in told.splitlines()), told
+    assert not list(tmp_path.iterdir())
