@@ -83,7 +83,7 @@ def test_the_environment_says_where_the_cache_is(
         (["optimizer.lr=1e308"], "optimizer.lr=1e+308"),
         (["training.start_from='a\nb'"], "training.start_from"),
         (["seed=${x}"], "seed: Interpolation key 'x' not found"),
-        (["seed=${seed}"], "seed=${seed}: refers to itself"),
+        (["seed=${seed}"], "seed: Recursive interpolation"),
         (["encoder=../train"], "encoder=../train: not one of gru, lstm, rnn"),
         (["hydra.searchpath=[file:///nope]"], "hydra.searchpath"),
     ],
@@ -133,7 +133,6 @@ def test_words_that_cannot_be_meant(command: str, given: list[str], message: str
 def test_words_that_are_fine() -> None:
     runs = ",".join(f"outputs/sweep/2026-11-21/13-45-00-000000/attention-bahdanau_seed-{n}" for n in range(200))
     words.check([f"runs=[{runs}]"], "compare")
-    words.check(["runs=[a,\n  b]"], "compare")
     words.check(["-m", "seed=1,2,3", "encoder.hidden=range(8,64,8)", "attention=glob(*)"], "train")
     words.check(["-m", "optimizer.lr=tag(log,interval(0.001,0.01))"], "train")
 
