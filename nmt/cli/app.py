@@ -4,26 +4,27 @@ import contextlib
 import errno
 import logging
 import os
-import re
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import hydra
-import yaml
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
-from nmt.cli import size
-from nmt.config.compose import config_dir, flatten, typed
-from nmt.config.errors import UserError, nearest
+from nmt.cli import size, words
+from nmt.cli.explain import explain
+from nmt.config.compose import config_dir, typed
+from nmt.config.errors import UserError, shown
 
 T = TypeVar("T", bound=BaseModel)
+LONGEST = 500  # characters of a message
 STOPPED = 128  # plus its number: exit status after a signal
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,8 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions come up to us instead of being printed by Hydra
     log_to(sys.stderr)
     sys.argv[1:] = [word.replace("=~/", f"={Path.home()}/", 1) for word in sys.argv[1:]]  # as a shell does elsewhere
+    new = words.new_folders(sys.argv[1:])
+    warnings.filterwarnings("error", category=UserWarning, module=r"hydra\.")  # such as of a path that is not there
     outcomes: list[int | Exception | None] = []  # of each job; None while it runs
 
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=command)
@@ -57,13 +60,14 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
         if sweep is not None and sweep.sweeping():
             return sweep.run_job(partial(_call, schema, task, config, command), command)
         outcomes.append(None)
-        outcomes[-1] = status = _attempt(partial(_call, schema, task, config, command), debug)
+        outcomes[-1] = status = _attempt(partial(_call, schema, task, config, command), debug, new)
         if isinstance(status, int) and status >= STOPPED:  # by a signal, which means the whole sweep
             sys.exit(status)
         return None
 
     try:
         try:
+            words.check(sys.argv[1:], command)
             main()
         except Exception as error:
             if debug or outcomes:  # a fault of the program
@@ -79,20 +83,20 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
 
 def _call(schema: type[T], task: Callable[[T, list[str]], int | None], config: DictConfig, command: str) -> int:
     """One job. Returns its exit status."""
+    given = words.given(HydraConfig.get())
     values = OmegaConf.to_container(size.settle(config, command), resolve=True, throw_on_missing=True)
     assert isinstance(values, dict)
-    plain: dict[str, Any] = {str(key): value for key, value in values.items()}
-    return task(typed(schema, plain), list(HydraConfig.get().overrides.task)) or 0
+    return task(typed(schema, cast(dict[str, Any], values)), given) or 0
 
 
-def _attempt(work: Callable[[], int], debug: bool) -> int | Exception:
+def _attempt(work: Callable[[], int], debug: bool, new: list[Path]) -> int | Exception:
     """The exit status, or the user's fault: kept from Hydra, which would print a notice of its own."""
     try:
         return work()
     except (UserError, OmegaConfBaseException, OSError) as error:
         if debug or not _users_fault(error):
             raise
-        _remove_new_directory()
+        _remove_new_directory(new)
         return error
 
 
@@ -103,8 +107,8 @@ def _exit(outcomes: list[int | Exception | None], command: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     for failure in failures:
-        for line in explain(failure, command).splitlines():
-            print(f"nmt-{command}: error: {line}", file=sys.stderr)
+        for line in explain(failure, command).split("\n"):
+            print(f"nmt-{command}: error: {shown(line, LONGEST)}", file=sys.stderr)
     sys.exit(2 if failures else max((outcome for outcome in outcomes if isinstance(outcome, int)), default=0))
 
 
@@ -114,14 +118,17 @@ def _users_fault(error: Exception) -> bool:
     return not isinstance(error, OSError) or error.errno in outside
 
 
-def _remove_new_directory() -> None:
-    """Hydra makes a run's directory before we are asked: an empty one that nobody named is of no use."""
+def _remove_new_directory(new: list[Path]) -> None:
+    """Hydra makes a run's directory before we are asked: an empty one is of no use, unless it was there (not `new`)."""
     config = HydraConfig.get()
-    named = any(override.startswith(("hydra.run.dir=", "hydra.sweep.")) for override in config.overrides.hydra)
-    resumed = any(override.startswith("run=") for override in config.overrides.task)
-    if config.run.dir != "." and not named and not resumed:
-        with contextlib.suppress(OSError):
-            output_dir().rmdir()
+    named = any(word.startswith("hydra.run.dir=") for word in words.given(config, "hydra"))
+    if config.run.dir == "." or any(word.startswith("run=") for word in words.given(config)):
+        return
+    with contextlib.suppress(OSError):
+        if not named:
+            os.removedirs(config.run.dir)  # with the folders of its date, where they are empty too
+        for place in new:
+            place.rmdir()
 
 
 def output_dir() -> Path:
@@ -142,7 +149,7 @@ def _run_dir(run: str | int | None, new: str) -> str:
     run = str(run)
     if not Path(run).expanduser().is_dir():
         raise UserError(
-            f"run={run}: no such directory; run= goes on with a run, hydra.run.dir= says where to start one"
+            f"run={shown(run)}: no such directory; run= goes on with a run, hydra.run.dir= says where to start one"
         )
     return str(Path(run).expanduser())
 
@@ -166,71 +173,3 @@ def log_to(stream: Any) -> None:  # noqa: ANN401
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)
     logger.propagate = False
-
-
-def explain(error: Exception, command: str) -> str:
-    """What to tell of an error: our own as it is, the system's, Hydra's or OmegaConf's in one line."""
-    if isinstance(error, UserError):
-        return str(error)
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return _explain(error, command)
-
-
-def _explain(error: Exception, command: str) -> str:
-    """In one line, with the nearest thing that exists."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("See http")]
-    text = lines[0] if lines else type(error).__name__
-    if ours := re.search(r"UserError raised while resolving interpolation: (.*)|UserError\(['\"](.*)['\"]\)$", text):
-        return ours[1] or ours[2]
-    if plugin := re.search(r"hydra_plugins\.hydra_(\w+)_launcher", text):
-        extra = {"joblib": "parallel", "submitit": "slurm"}[plugin[1]]
-        return f'hydra/launcher: {plugin[1]} is not installed: pip install "nmt[{extra}]"'
-    if text.startswith("Could not override '"):
-        return _unknown(text.split("'")[1], command)
-    if "Could not find '" in text:
-        group, _, choice = text.split("'")[-2].rpartition("/")
-        choices = sorted(path.stem for path in (config_dir() / group).glob("[!_]*.yaml"))
-        choices += ["basic"] if group.startswith("hydra/") else []
-        if choices:
-            return f"{group}={choice}: not one of {', '.join(choices)}{nearest(choice, choices)}"
-    if isinstance(error, MissingMandatoryValue):
-        return f"{error.full_key}: missing; give it as {error.full_key}=..."
-    if "INTERVAL_SWEEP" in text:
-        text, lines = "interval", ["interval(a,b) is for a search: add hydra/sweeper=optuna"]
-    unread = any(sign in text for sign in ("no viable alternative", "mismatched input", "LexerNoViableAlt"))
-    signs = "= , [ ] { } ( ) or letters beyond ASCII"
-    hint = f"; a value that holds {signs} needs quotes of its own: \"key='a=b'\"" if unread else ""
-    return (" ".join(dict.fromkeys(lines)) or type(error).__name__) + hint
-
-
-def _unknown(key: str, command: str) -> str:
-    if key.startswith("hydra."):
-        return (
-            f"{key}: unknown key; those of a launcher or sweeper need hydra/launcher=... or hydra/sweeper=... as well"
-        )
-    known = _known_keys(command)
-    if key in known:
-        return f"{key}: is no value of the {key.partition('.')[0]} that is chosen here, but of another choice"
-    return f"{key}: unknown key{nearest(key, known)} (nmt-{command} --cfg job lists all)"
-
-
-def _known_keys(command: str) -> list[str]:
-    """Keys, sections and groups of the command, those of choices that are not chosen too."""
-    roots = [config_dir() / command, *([config_dir() / "search"] if command != "train" else config_dir().iterdir())]
-    files = [(config_dir() / f"{command}.yaml", "")]
-    groups = []
-    for root in (root for root in roots if root.is_dir() and root.name != "hydra"):
-        for folder in (root, *(path for path in root.rglob("*") if path.is_dir())):
-            group = folder.relative_to(config_dir()).as_posix()
-            groups.append(group)
-            files += [(path, f"{group.replace('/', '.')}.") for path in folder.glob("*.yaml")]
-    keys = []
-    for path, package in files:
-        text = path.read_text(encoding="utf-8")
-        values = yaml.safe_load(text) or {}
-        skipped = {"defaults", "hydra"}
-        plain = {str(key): value for key, value in values.items() if key not in skipped}
-        keys += [key for key, _ in flatten(plain, "" if "@package _global_" in text else package)]
-    sections = {key.rpartition(".")[0] for key in keys}
-    return [*dict.fromkeys(keys), *filter(None, sections), *groups]

@@ -20,7 +20,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from nmt.cli.app import explain
+from nmt.cli.explain import explain
 from nmt.config.errors import UserError, nearest
 from nmt.run import PRUNED, RunDirectory, read_json, record_failure
 

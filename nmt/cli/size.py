@@ -7,6 +7,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, read_write
 
+from nmt.cli import words
 from nmt.config import schema
 from nmt.config.compose import typed_union
 
@@ -28,5 +29,5 @@ def settle(config: DictConfig, command: str) -> DictConfig:
     job = cast(DictConfig, HydraConfig.get())
     with read_write(job):
         job.runtime.choices["size"] = size  # what is written down of the run
-    given = [override for override in job.overrides.task if not override.startswith("size=")]
+    given = [override for override in words.given(job) if not override.startswith("size=")]
     return hydra.compose(command, [*given, f"size={size}"])

@@ -15,17 +15,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
-from nmt.cli import optuna_sweeper
-from nmt.cli.app import explain, log_to, output_dir
+from nmt.cli import optuna_sweeper, words
+from nmt.cli.app import log_to, output_dir
+from nmt.cli.explain import explain
 from nmt.cli.jobs import tell
 from nmt.config.compose import config_dir, given_values
 from nmt.config.errors import UserError
@@ -57,7 +58,7 @@ class NameJobs(Callback):
             sys.exit(2)
         NameJobs.directory, NameJobs.made = directory, not directory.exists()
         os.environ[COUNT] = str(config.hydra.sweeper.get("n_trials") or count)
-        given = [override.lstrip("+") for override in config.hydra.overrides.hydra]
+        given = [override.lstrip("+") for override in words.given(config.hydra, "hydra")]
         chosen = any(override.startswith("hydra.sweep.subdir=") for override in given)
         if varied and not chosen and config.hydra.sweeper._target_.endswith(".BasicSweeper"):
             with open_dict(config):  # these overrides are what Hydra composes each job from
@@ -81,10 +82,10 @@ def _refusal(config: DictConfig, directory: Path, varied: list[str], count: int)
         return f"{directory}: is not empty and not a sweep; choose another hydra.sweep.dir"
     if not count:
         return f"{', '.join(varied)}: there is no value in it, so no job to run"
-    for override in config.hydra.overrides.hydra:
+    for override in words.given(config.hydra, "hydra"):
         if override.startswith("hydra.run.dir="):
             return f"{override}: is for one run; a sweep's directory is hydra.sweep.dir"
-    recipes = " ".join(word for word in config.hydra.overrides.task if word.startswith("experiment="))
+    recipes = " ".join(word for word in words.given(config.hydra) if word.startswith("experiment="))
     ready = [path.stem for path in (config_dir() / "experiment").glob("*.yaml") if "MULTIRUN" in path.read_text()]
     if "experiment" in varied and any(name in recipes for name in ready):
         return "experiment: a ready sweep cannot be one value of a sweep; run them one after the other"
@@ -100,7 +101,7 @@ def _is_foreign(directory: Path) -> bool:
 def _varied(config: DictConfig) -> tuple[list[str], int]:
     """The keys that take several values in this sweep, and the number of its combinations."""
     given = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
-    given += config.hydra.overrides.task
+    given += words.given(config.hydra)
     parser = OverridesParser.create(GlobalHydra.instance().config_loader())  # it knows the choices for glob(...)
     parsed = {override.get_key_element().lstrip("+"): override for override in parser.parse_overrides(given)}
     varied = {key: override for key, override in parsed.items() if override.is_sweep_override()}
@@ -109,12 +110,13 @@ def _varied(config: DictConfig) -> tuple[list[str], int]:
     return in_order, math.prod(len(list(override.sweep_string_iterator())) for override in several)
 
 
-def job_name(overrides: list[str], *varied: str) -> str:
+def job_name(overrides: list[str] | ListConfig, *varied: str) -> str:
     """Such as attention-bahdanau_lr-0.003: only letters that need no quoting, in any shell or file system.
 
     What that leaves out or cuts is told apart by its hash.
     """
-    values = given_values(overrides)
+    plain = OmegaConf.to_container(overrides, resolve=False) if isinstance(overrides, ListConfig) else overrides
+    values = given_values(cast(list[str], plain))
     ends = [key.rpartition(".")[2] for key in varied]
     names = [key if ends.count(end) > 1 else end for key, end in zip(varied, ends, strict=True)]
     parts = [f"{_plain(name)}-{_plain(str(values.get(key)))}" for key, name in zip(varied, names, strict=True)]
@@ -147,7 +149,7 @@ def sweeping() -> bool:
 
 def refuse_outside_a_sweep() -> None:
     """Raises UserError for what a single run would ignore."""
-    for override in HydraConfig.get().overrides.hydra:
+    for override in words.given(HydraConfig.get(), "hydra"):
         if override.startswith(
             ("hydra/launcher=", "hydra/sweeper=", "hydra.launcher.", "hydra.sweeper.", "hydra.sweep.")
         ):
@@ -181,7 +183,7 @@ def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
             status = work()
         except Exception as error:
             message = explain(error, command)
-            record_failure(directory, message, HydraConfig.get().overrides.task)
+            record_failure(directory, message, words.given(HydraConfig.get()))
             log.error("%s: failed: %s", directory.name, message)
             return None
         if status >= STOPPED:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nmt.cli import sweep
 from nmt.cli.app import choices, output_dir, run
-from nmt.config.compose import load_values, typed, with_values
+from nmt.config.compose import flatten, load_values, typed, with_values
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 
@@ -47,7 +47,9 @@ def _train(config: TrainConfig, overrides: list[str]) -> int:
                     f"{override}: run={config.run} goes on with the configuration saved there; only these may change: "
                     f"{', '.join(sorted(FREE - {'run'}))}"
                 )
-        config = typed(TrainConfig, with_values(load_values(directory / "config.yaml"), given))
+        now = dict(flatten(config.model_dump(mode="json")))
+        changed = {key: now[key] for key in (override.partition("=")[0] for override in given)}
+        config = typed(TrainConfig, with_values(load_values(directory / "config.yaml"), changed))
     status = train(config.settled(), directory, overrides, choices(), sweep.observer() if sweep.sweeping() else None)
     if sweep.sweeping():
         return status  # the sweep tells in the end

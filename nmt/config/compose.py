@@ -1,6 +1,5 @@
 """From composed YAML values to one typed object, with errors a user can act on."""
 
-import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -12,11 +11,13 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from nmt.config import schema
-from nmt.config.errors import UserError, nearest
+from nmt.config.errors import UserError, nearest, shown
 from nmt.files import read_bytes, write_atomically
 
 T = TypeVar("T", bound=BaseModel)
-_NUMBER_OR_WORD = re.compile(r"[\w.+-]*")
+LARGEST = 1_000_000  # bytes of a saved configuration, which has a few thousand ...
+DEEPEST = 50  # ... and sections in sections, four deep
+_WORDS: dict[str, bool | None] = {"": None, "null": None, "true": True, "false": False}
 
 
 def config_dir() -> Path:
@@ -29,7 +30,7 @@ def config_dir() -> Path:
 def typed(schema: type[T], values: Mapping[str, Any]) -> T:
     """Check plain values against the schema. Raises UserError naming key, value, what is allowed."""
     try:
-        return schema.model_validate(dict(values))
+        return schema.model_validate(values)
     except ValidationError as error:
         lines = [_explain(schema, values, problem) for problem in error.errors()]
         raise UserError("\n".join(dict.fromkeys(lines))) from None
@@ -38,37 +39,53 @@ def typed(schema: type[T], values: Mapping[str, Any]) -> T:
 def typed_union(union: Any, values: Mapping[str, Any], section: str) -> Any:  # noqa: ANN401
     """The same for one section whose type is a union on `kind`, e.g. (Search, {...}, "search")."""
     try:
-        return TypeAdapter(union).validate_python(dict(values))
+        return TypeAdapter(union).validate_python(values)
     except ValidationError as error:
         lines = [_explain(union, values, problem, section) for problem in error.errors()]
         raise UserError("\n".join(dict.fromkeys(lines))) from None
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML in which every value stands once, where it is read: aliases can make gigabytes of a few lines, and of two
+    values of one key the first would be dropped."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem="aliases are not read", problem_mark=mark)
+        if self.depth > DEEPEST:
+            raise yaml.MarkedYAMLError(problem="it nests too deep")
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = set()
+        for key, _ in node.value:
+            if (key.tag, str(key.value)) in keys:
+                raise yaml.MarkedYAMLError(problem=f"{shown(key.value)} is there twice", problem_mark=key.start_mark)
+            keys.add((key.tag, str(key.value)))
+        return super().construct_mapping(node, deep)
+
+
 def load_values(path: Path) -> dict[str, Any]:
     """A saved config, as data: nothing that the file names is imported or called."""
+    refused = f"{path}: cannot be read as a configuration"
     try:
-        values = yaml.load(read_bytes(path).decode(), _PlainLoader)
+        values = yaml.load(read_bytes(path, LARGEST).decode("utf-8"), _Loader)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read as a configuration ({error.strerror})") from None
-    except Exception as error:  # a broken file can raise nearly anything
-        raise UserError(f"{path}: cannot be read as a configuration ({_first_line(error)})") from None
+        raise UserError(f"{refused} ({error.strerror})") from None
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UserError(f"{path}{line}: cannot be read as a configuration ({error.problem})") from None
+    except Exception as error:  # PyYAML lets out whatever its constructors stumble over: !!bool x is a KeyError
+        raise UserError(f"{refused} ({shown(str(error).partition(chr(10))[0]) or type(error).__name__})") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: is not a configuration (a mapping of keys to values is expected)")
     return values
-
-
-class _PlainLoader(yaml.SafeLoader):
-    """YAML without references: a few lines of them could stand for any number of values."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """One value. Raises ComposerError for a reference."""
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.composer.ComposerError(None, None, "a reference to another value", None)
-        return super().compose_node(parent, index)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def save_values(path: Path, values: Mapping[str, Any]) -> None:
@@ -76,19 +93,14 @@ def save_values(path: Path, values: Mapping[str, Any]) -> None:
     write_atomically(path, yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True).encode("utf-8"))
 
 
-def with_values(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Saved values with "key.path=value" overrides applied; the keys are checked where the values are typed."""
-    changed: dict[str, Any] = yaml.safe_load(yaml.safe_dump(dict(values)))
-    for override in overrides:
-        key, _, value = override.partition("=")
-        *sections, name = key.split(".")
-        section = changed
-        for part in sections:
-            section = section.setdefault(part, {})
-        try:
-            section[name] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise UserError(f"{override}: cannot be read as KEY=VALUE") from None
+def with_values(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Saved values with others in their place, by keys such as "training.max_steps"; both are checked where they are
+    typed."""
+    changed = dict(values)
+    for key, value in given.items():
+        name, _, rest = key.partition(".")
+        section = changed.get(name)
+        changed[name] = with_values(section if isinstance(section, Mapping) else {}, {rest: value}) if rest else value
     return changed
 
 
@@ -108,12 +120,18 @@ def given_values(overrides: Iterable[str]) -> dict[str, Any]:
     values = {}
     for override in overrides:
         key, _, text = override.lstrip("+").partition("=")
-        value = yaml.safe_load(text) if _NUMBER_OR_WORD.fullmatch(text) else text
-        if isinstance(value, str):
-            with suppress(ValueError):
-                value = float(value)  # 1e-05, which YAML takes for a word
-        values[key] = value if isinstance(value, str | int | float | bool | None) else text
+        values[key] = _plain(text)
     return values
+
+
+def _plain(text: str) -> str | int | float | bool | None:
+    """As Hydra reads it, which does not share YAML 1.1's ideas of `yes`, 0x10 or 1e-05."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    for number in (int, float):
+        with suppress(ValueError):
+            return number(text)
+    return text
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -126,32 +144,36 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield name, value
 
 
-def _explain(schema: Any, values: Mapping[str, Any], problem: ErrorDetails, section: str = "") -> str:  # noqa: ANN401
+def _explain(schema: Any, values: Any, problem: ErrorDetails, section: str = "") -> str:  # noqa: ANN401
     """One line for one problem: the key as the user writes it, what was given, what is allowed."""
     path: list[str] = [section] if section else []
-    given: Any = values
+    given = values
     annotation, allowed = schema, _fields(schema, values)
-    parts = problem["loc"]
-    for part in parts:
+    for part in problem["loc"]:
         if isinstance(given, Mapping) and part not in given and part not in allowed:
             continue  # pydantic names the union's member here; the user never wrote it
         if isinstance(given, Mapping):
-            path.append(str(part))
+            path.append(shown(part))
             field = allowed.get(str(part))
             given = given.get(part)
             if isinstance(given, Mapping) and field is not None:
                 annotation, allowed = field, _fields(field, given)
-        else:
-            path[-1] += f"[{part}]"
-    key = ".".join(path)
+        elif path:
+            path[-1] += f"[{shown(part)}]"
+    return _told(".".join(path), given, problem, annotation, allowed)
+
+
+def _told(key: str, given: Any, problem: ErrorDetails, annotation: Any, allowed: Mapping[str, Any]) -> str:  # noqa: ANN401
+    """What is wrong with the value of this key, and what would be right."""
     kind, context = problem["type"], problem.get("ctx", {})
     if kind == "extra_forbidden":
-        return f"{key}: unknown key{nearest(path[-1], allowed)} (here: {', '.join(allowed)})"
+        name = key.rpartition(".")[2]
+        return f"{key}: unknown key{nearest(name, allowed)} (here: {', '.join(allowed)})"
     if kind == "missing":
         return f"{key}: missing; it needs a value"
     if kind in {"union_tag_invalid", "union_tag_not_found"}:
         tags = context.get("expected_tags", "")
-        tag = str(given.get("kind", "")) if isinstance(given, Mapping) else ""
+        tag = shown(given.get("kind", "")) if isinstance(given, Mapping) else ""
         choices = [str(choice).strip(" '") for choice in str(tags).split(",")] if tags else list(_members(annotation))
         return f"{key}.kind={tag}: not one of {', '.join(choices)}{nearest(tag, choices)}"
     if kind == "value_error":
@@ -160,12 +182,8 @@ def _explain(schema: Any, values: Mapping[str, Any], problem: ErrorDetails, sect
     if kind == "literal_error":
         expected = str(context.get("expected", ""))
         choices = expected.replace(" or ", ", ").replace("'", "").split(", ")
-        return f"{key}={_shown(given)}: not one of {', '.join(choices)}{nearest(str(given), choices)}"
-    return f"{key}={_shown(given)}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
-
-
-def _shown(value: object) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        return f"{key}={shown(given)}: not one of {', '.join(choices)}{nearest(shown(given), choices)}"
+    return f"{key}={shown(given)}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
 
 
 def _members(annotation: Any) -> dict[str, type[BaseModel]]:  # noqa: ANN401
@@ -183,8 +201,9 @@ def _members(annotation: Any) -> dict[str, type[BaseModel]]:  # noqa: ANN401
     return members
 
 
-def _fields(annotation: Any, given: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401
+def _fields(annotation: Any, given: Any) -> dict[str, Any]:  # noqa: ANN401
     """Field name -> annotation of the model that `given` chooses."""
     members = _members(annotation)
-    model = members.get(str(given.get("kind", ""))) or next(iter(members.values()), None)
+    kind = given.get("kind", "") if isinstance(given, Mapping) else ""
+    model = members.get(shown(kind)) or next(iter(members.values()), None)
     return {} if model is None else {name: field.annotation for name, field in model.model_fields.items()}

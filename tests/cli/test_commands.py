@@ -309,7 +309,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-compare", "runs={run}", "systems=[x=nowhere]"], "needs quotes of its own"),
     (["nmt-compare", "runs={run}", "systems=nowhere"], "systems=nowhere: expected NAME=FILE"),
     (["nmt-compare", "runs={run}", "sentences=0"], "sentences[0]=0: input should be greater than 0"),
-    (["nmt-compare", "-m", "runs={run}"], "-m: one comparison takes all runs, as in runs=[A,B]"),
+    (["nmt-compare", "-m", "runs={run}"], "one comparison takes all runs, as in runs=[A,B]"),
     (["nmt-compare", "runs={run}", "sentences=99"], "sentences=99: the test set has 20"),
     (
         ["nmt-compare", "runs={run}", "bootstrap_samples=1"],

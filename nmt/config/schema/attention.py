@@ -2,10 +2,21 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field
 from pydantic import model_validator as validator
 
-from nmt.config.schema.base import Fraction, Probability, Section
+from nmt.config.schema.base import (
+    CountOrZero,
+    Fraction,
+    Layers,
+    NonNegative,
+    Positions,
+    Positive,
+    Probability,
+    Section,
+    Temperature,
+    Units,
+)
 
 
 class DotScore(Section):
@@ -22,35 +33,35 @@ class GeneralScore(Section):
 
 class AdditiveScore(Section):
     kind: Literal["additive"]
-    dim: PositiveInt
+    dim: Units
 
 
 class NormedAdditiveScore(Section):
     kind: Literal["normed_additive"]
-    dim: PositiveInt
+    dim: Units
 
 
 class ConcatScore(Section):
     kind: Literal["concat"]
-    dim: PositiveInt
-    layers: PositiveInt
+    dim: Units
+    layers: Layers
 
 
 class CosineScore(Section):
     kind: Literal["cosine"]
-    initial_strength: PositiveFloat
+    initial_strength: Positive
 
 
 class LocationScore(Section):
     kind: Literal["location"]
-    max_positions: PositiveInt
+    max_positions: Positions
 
 
 class LocationAwareScore(Section):
     kind: Literal["location_aware"]
-    dim: PositiveInt
-    filters: PositiveInt
-    width: PositiveInt
+    dim: Units
+    filters: Units
+    width: Units
 
     @validator(mode="after")
     def _centred(self) -> Self:
@@ -78,13 +89,13 @@ class GlobalWindow(Section):
 
 class LocalMonotonicWindow(Section):
     kind: Literal["local_m"]
-    reach: PositiveInt
+    reach: Positions
 
 
 class LocalPredictiveWindow(Section):
     kind: Literal["local_p"]
-    reach: PositiveInt
-    dim: PositiveInt
+    reach: Positions
+    dim: Units
 
 
 Window = Annotated[GlobalWindow | LocalMonotonicWindow | LocalPredictiveWindow, Field(discriminator="kind")]
@@ -92,7 +103,7 @@ Window = Annotated[GlobalWindow | LocalMonotonicWindow | LocalPredictiveWindow, 
 
 class Softmax(Section):
     kind: Literal["softmax"]
-    temperature: PositiveFloat
+    temperature: Temperature
 
 
 class Sparsemax(Section):
@@ -108,19 +119,19 @@ class Hard(Section):
     expected: Probability
     baseline: Literal["moving", "learned"]
     discount: Fraction
-    weight: PositiveFloat
-    entropy_weight: NonNegativeFloat
+    weight: Positive
+    entropy_weight: NonNegative
 
 
 class Gumbel(Section):
     kind: Literal["gumbel"]
-    temperature: PositiveFloat
+    temperature: Temperature
 
 
 class Monotonic(Section):
     kind: Literal["monotonic"]
-    noise: NonNegativeFloat
-    initial_offset: float
+    noise: NonNegative
+    initial_offset: Annotated[float, Field(ge=-1e6, le=1e6)]
 
 
 SoftNormalizer = Softmax | Sparsemax | Entmax15
@@ -133,8 +144,8 @@ class NoCoverage(Section):
 
 class LinearCoverage(Section):
     kind: Literal["linear"]
-    loss_weight: NonNegativeFloat
-    loss_start: NonNegativeInt
+    loss_weight: NonNegative
+    loss_start: CountOrZero
 
 
 Coverage = Annotated[NoCoverage | LinearCoverage, Field(discriminator="kind")]
@@ -146,8 +157,8 @@ class NoHeads(Section):
 
 class Heads(Section):
     kind: Literal["heads"]
-    heads: PositiveInt
-    dim: PositiveInt
+    heads: Units
+    dim: Units
 
     @validator(mode="after")
     def _divisible(self) -> Self:
@@ -221,7 +232,7 @@ class NoSelfAttention(Section):
 
 class EncoderSelfAttention(Section):
     kind: Literal["attention"]
-    layers: PositiveInt
+    layers: Layers
     score: Annotated[StatelessScore, Field(discriminator="kind")]
     window: Window
     normalizer: Annotated[SoftNormalizer, Field(discriminator="kind")]

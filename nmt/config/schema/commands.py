@@ -3,18 +3,17 @@
 import os
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
+from pydantic import BeforeValidator, Field
 from pydantic import model_validator as validator
 
-from nmt.config.schema.base import Name, Place, Places, Section, Seed
+from nmt.config.schema.base import Count, CountOrZero, Name, Place, Places, Section, Seed, Threads
 from nmt.config.schema.data import Data, TokenizerConfig
 from nmt.config.schema.model import Model, Size
-from nmt.config.schema.search import Evaluation, Search
+from nmt.config.schema.search import MOST_HYPOTHESES, Evaluation, Search
 from nmt.config.schema.training import Objective, Optimizer, Schedule, Training, Validation
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
-Threads = Annotated[int, Field(gt=0, le=1024)]  # of a hundred thousand, torch crashes
 Values = dict[str, str | int | float | bool | None]
 
 
@@ -143,9 +142,9 @@ class TranslateConfig(SavedRunCommand):
 
     alignments: Place | None
     references: Place | None
-    nbest: PositiveInt
+    nbest: Annotated[int, Field(gt=0, le=MOST_HYPOTHESES)]
     interactive: bool
-    buffer_lines: PositiveInt
+    buffer_lines: Count
 
     @validator(mode="after")
     def _references_are_given(self) -> Self:
@@ -169,9 +168,9 @@ class CompareConfig(Section):
     split: Literal["validation", "test"]
     baseline: Place | None
     apart: bool
-    examples: NonNegativeInt
-    sentences: Annotated[list[PositiveInt], BeforeValidator(lambda v: [v] if isinstance(v, int) else v)]
-    bootstrap_samples: Annotated[int, Field(ge=100)]
-    randomisation_trials: Annotated[int, Field(ge=100)]
+    examples: CountOrZero
+    sentences: Annotated[list[Count], BeforeValidator(lambda v: [v] if isinstance(v, int) else v)]
+    bootstrap_samples: Annotated[int, Field(ge=100, le=1_000_000)]
+    randomisation_trials: Annotated[int, Field(ge=100, le=1_000_000)]
     output: Place
     markdown: bool

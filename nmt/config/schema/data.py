@@ -2,10 +2,13 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from pydantic import model_validator as validator
 
-from nmt.config.schema.base import Fraction, Name, Section, Seed
+from nmt.config.schema.base import Count, Factor, Fraction, Name, Section, Seed
+
+DemoSize = Annotated[int, Field(gt=0, le=10_000_000)]  # sentences, which are made in memory
+VocabularySize = Annotated[int, Field(ge=8, le=1_000_000)]  # each piece has a vector
 
 
 class Corpus(Section):
@@ -13,8 +16,8 @@ class Corpus(Section):
 
     source_lang: Name
     target_lang: Name
-    max_length: PositiveInt
-    max_ratio: Annotated[float, Field(ge=1.0)] | None
+    max_length: Count
+    max_ratio: Factor | None
     invalid_utf8: Literal["error", "drop"]
     cache_dir: Name
 
@@ -23,9 +26,9 @@ class DemoData(Corpus):
     kind: Literal["demo"]
     source_lang: Literal["en"]
     target_lang: Literal["fr"]
-    train_size: PositiveInt
-    validation_size: PositiveInt
-    test_size: PositiveInt
+    train_size: DemoSize
+    validation_size: DemoSize
+    test_size: DemoSize
     seed: Seed
 
 
@@ -81,7 +84,7 @@ class Sampler(Section):
 
 class TrainedTokenizer(Sampler):
     kind: Literal["bpe", "unigram", "char", "word"]
-    vocab_size: Annotated[int, Field(ge=8)]
+    vocab_size: VocabularySize
     joint: bool
     byte_fallback: bool
     normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"]

@@ -2,11 +2,11 @@
 
 from typing import Literal, Self
 
-from pydantic import PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
 from nmt.config.schema.attention import Attention, SelfAttention, unequal_sizes
-from nmt.config.schema.base import Probability, Section
+from nmt.config.schema.base import Layers, Positive, Probability, Section, Units
+from nmt.config.schema.data import VocabularySize
 
 Cell = Literal["rnn", "gru", "lstm"]
 
@@ -14,12 +14,12 @@ Cell = Literal["rnn", "gru", "lstm"]
 class Size(Section):
     """What other groups take where nothing else is asked for."""
 
-    vocab_size: PositiveInt
-    lr: PositiveFloat
+    vocab_size: VocabularySize
+    lr: Positive
 
 
 class Embedding(Section):
-    dim: PositiveInt
+    dim: Units
     dropout: Probability
     word_dropout: Probability
     tie_source_target: bool
@@ -30,8 +30,8 @@ class Network(Section):
     """What encoder and decoder have as recurrent networks."""
 
     cell: Cell
-    hidden: PositiveInt
-    layers: PositiveInt
+    hidden: Units
+    layers: Layers
     dropout: Probability
     recurrent_dropout: Probability
     zoneout: Probability
@@ -63,7 +63,7 @@ class Decoder(Network):
     attend: Literal["before", "between", "after"]
     input_feeding: bool
     readout: Literal["attentional", "deep", "maxout"]
-    readout_dim: PositiveInt
+    readout_dim: Units
     bridge: Literal["final", "mean"]
 
 

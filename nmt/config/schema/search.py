@@ -2,19 +2,21 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field
 
-from nmt.config.schema.base import Name, Section
+from nmt.config.schema.base import Count, CountOrZero, Name, Positive, Section
+
+MOST_HYPOTHESES = 10_000  # of a sentence at once: each has decoder states of its own
 
 
 class SearchLimits(Section):
     """What every search has. Lengths in tokens, `</s>` counted."""
 
-    min_length: NonNegativeInt
-    max_length: PositiveInt
-    max_ratio: PositiveFloat
-    max_source_length: PositiveInt
-    batch_tokens: PositiveInt
+    min_length: CountOrZero
+    max_length: Count
+    max_ratio: Positive
+    max_source_length: Count
+    batch_tokens: Count
     replace_unknown: bool
 
 
@@ -24,15 +26,15 @@ class Greedy(SearchLimits):
 
 class Beam(SearchLimits):
     kind: Literal["beam"]
-    beam_size: PositiveInt
+    beam_size: Annotated[int, Field(gt=0, le=MOST_HYPOTHESES)]
     length_penalty: Literal["none", "average", "gnmt"]
-    alpha: NonNegativeFloat
+    alpha: Annotated[float, Field(ge=0.0, le=100.0)]
 
 
 class Sampling(SearchLimits):
     kind: Literal["sampling"]
-    temperature: PositiveFloat
-    top_k: NonNegativeInt
+    temperature: Positive
+    top_k: CountOrZero
     top_p: Annotated[float, Field(gt=0.0, le=1.0)]
 
 

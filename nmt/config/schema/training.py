@@ -2,10 +2,21 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field
 from pydantic import model_validator as validator
 
-from nmt.config.schema.base import Fraction, Place, Probability, Section
+from nmt.config.schema.base import (
+    Count,
+    CountOrZero,
+    Epsilon,
+    Factor,
+    Fraction,
+    NonNegative,
+    Place,
+    Positive,
+    Probability,
+    Section,
+)
 
 
 class Likelihood(Section):
@@ -14,11 +25,11 @@ class Likelihood(Section):
 
 class MinimumRisk(Section):
     kind: Literal["minimum_risk"]
-    samples: PositiveInt
+    samples: Annotated[int, Field(gt=0, le=10_000)]  # each is a batch of its own
     reference: bool
-    sharpness: PositiveFloat
-    likelihood_weight: NonNegativeFloat
-    max_ratio: Annotated[float, Field(ge=1.0)]
+    sharpness: Positive
+    likelihood_weight: NonNegative
+    max_ratio: Factor
 
     @validator(mode="after")
     def _something_to_choose_from(self) -> Self:
@@ -34,25 +45,25 @@ Objective = Annotated[Likelihood | MinimumRisk, Field(discriminator="kind")]
 
 class Adam(Section):
     kind: Literal["adam", "adamw"]
-    lr: PositiveFloat
+    lr: Positive
     betas: tuple[Probability, Probability] = Field(strict=False)
-    eps: PositiveFloat
-    weight_decay: NonNegativeFloat
+    eps: Epsilon
+    weight_decay: NonNegative
 
 
 class SGD(Section):
     kind: Literal["sgd"]
-    lr: PositiveFloat
+    lr: Positive
     momentum: Probability
-    weight_decay: NonNegativeFloat
+    weight_decay: NonNegative
 
 
 class Adadelta(Section):
     kind: Literal["adadelta"]
-    lr: PositiveFloat
+    lr: Positive
     rho: Probability
-    eps: PositiveFloat
-    weight_decay: NonNegativeFloat
+    eps: Epsilon
+    weight_decay: NonNegative
 
 
 Optimizer = Annotated[Adam | SGD | Adadelta, Field(discriminator="kind")]
@@ -60,35 +71,35 @@ Optimizer = Annotated[Adam | SGD | Adadelta, Field(discriminator="kind")]
 
 class ConstantSchedule(Section):
     kind: Literal["constant"]
-    warmup_steps: NonNegativeInt
+    warmup_steps: CountOrZero
 
 
 class InverseSqrtSchedule(Section):
     kind: Literal["inverse_sqrt"]
-    warmup_steps: PositiveInt
+    warmup_steps: Count
 
 
 class CosineSchedule(Section):
     kind: Literal["cosine"]
-    warmup_steps: NonNegativeInt
+    warmup_steps: CountOrZero
     min_factor: Fraction
-    cycles: PositiveInt
-    cycle_growth: Annotated[float, Field(ge=1.0)]
+    cycles: Annotated[int, Field(gt=0, le=10_000)]
+    cycle_growth: Annotated[float, Field(ge=1.0, le=100.0)]
 
 
 class StepSchedule(Section):
     kind: Literal["step"]
-    warmup_steps: NonNegativeInt
-    start: NonNegativeInt
-    every: PositiveInt
+    warmup_steps: CountOrZero
+    start: CountOrZero
+    every: Count
     factor: Fraction
 
 
 class PlateauSchedule(Section):
     kind: Literal["plateau"]
-    warmup_steps: NonNegativeInt
+    warmup_steps: CountOrZero
     factor: Fraction
-    patience: NonNegativeInt
+    patience: CountOrZero
     min_factor: Fraction
 
 
@@ -100,28 +111,28 @@ Schedule = Annotated[
 
 class Training(Section):
     start_from: Place | None
-    max_epochs: PositiveInt
-    max_steps: PositiveInt | None
-    batch_tokens: PositiveInt
-    batch_sentences: PositiveInt | None
-    accumulate: PositiveInt
+    max_epochs: Count
+    max_steps: Count | None
+    batch_tokens: Count
+    batch_sentences: Count | None
+    accumulate: Count
     label_smoothing: Probability
-    r_drop: NonNegativeFloat
+    r_drop: NonNegative
     scheduled_sampling: Fraction
-    scheduled_sampling_steps: PositiveInt
-    guided_alignment: NonNegativeFloat
-    max_grad_norm: PositiveFloat | None
-    max_bad_steps: PositiveInt
-    log_every: PositiveInt
-    checkpoint_every: PositiveInt | None
+    scheduled_sampling_steps: Count
+    guided_alignment: NonNegative
+    max_grad_norm: Positive | None
+    max_bad_steps: Count
+    log_every: Count
+    checkpoint_every: Count | None
     ema_decay: Probability
-    average_best: PositiveInt
+    average_best: Count
 
 
 class Validation(Section):
-    every: PositiveInt
+    every: Count
     unit: Literal["epochs", "steps"]
     monitor: Literal["bleu", "loss"]
-    patience: PositiveInt | None
-    samples: NonNegativeInt
+    patience: Count | None
+    samples: CountOrZero
     saliency: bool

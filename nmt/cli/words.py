@@ -1,0 +1,168 @@
+"""The words of a command line, before Hydra has them: what it would hang at, drop without a word, or answer with a page
+of its own usage is told in one line."""
+
+import itertools
+import logging
+import os
+import re
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, RangeSweep
+from hydra.errors import OverrideParseException
+from omegaconf import OmegaConf
+
+from nmt.config.compose import config_dir
+from nmt.config.errors import CONTROL, UserError, nearest, shown
+
+LONGEST = 20_000  # characters of a word: Hydra's parser takes seconds for as many
+DEEPEST = 30  # brackets in brackets
+MOST_JOBS = 10_000  # of a sweep: Hydra lists all before the first
+CHOICE = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*")  # of a group: a file in its folder, or in one below
+FOLDERS = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir")
+# Hydra writes these itself, over what is given.
+HYDRAS_OWN = (
+    "hydra.runtime.",
+    "hydra.overrides.",
+    *(f"hydra.job.{name}" for name in ("id", "num", "override_dirname", "config_name")),
+)
+log = logging.getLogger(__name__)
+
+
+def check(words: Sequence[str], command: str) -> None:
+    """Raises UserError for words that cannot be meant."""
+    parser = get_args_parser()
+    _refuse_instead_of_usage(parser)
+    for word in words:
+        _refuse_unreadable(word)
+    arguments = parser.parse_args(list(words))
+    if arguments.multirun and command != "train":
+        instead = "one comparison takes all runs, as in runs=[A,B]" if command == "compare" else "it sweeps nothing"
+        raise UserError(f"-m: is for nmt-train; {instead}; leave it out")
+    if arguments.experimental_rerun:
+        raise UserError("--experimental-rerun: would run code of a file; a run goes on with run=DIR")
+    overrides = _parsed(arguments.overrides)
+    for override in overrides:
+        _refuse_choice_elsewhere(override)
+    _refuse_ignored(overrides, command)
+    _refuse_endless(overrides)
+    _tell_repeated(overrides)
+
+
+def new_folders(words: Sequence[str]) -> list[Path]:
+    """What Hydra would make for hydra.run.dir=, the innermost first."""
+    named = [Path(word.partition("=")[2]) for word in words if word.startswith("hydra.run.dir=")]
+    return [place for place in (named[-1], *named[-1].parents) if not os.path.lexists(place)] if named else []
+
+
+def given(hydra_config: Any, node: str = "task") -> list[str]:  # noqa: ANN401
+    """A job's overrides (or Hydra's own, node="hydra") as they are written: read one by one, OmegaConf would look up
+    what they refer to, and not find it."""
+    overrides: list[str] = OmegaConf.to_container(hydra_config.overrides[node], resolve=False)  # type: ignore[assignment]
+    return overrides
+
+
+def _refuse_instead_of_usage(parser: ArgumentParser) -> None:
+    def refuse(message: str) -> NoReturn:
+        options = [option for action in parser._actions for option in action.option_strings]
+        raise UserError(f"{shown(message, 200)}{nearest(message.rpartition(' ')[2], options)}")
+
+    parser.error = refuse  # type: ignore[method-assign]
+
+
+def _refuse_unreadable(word: str) -> None:
+    if len(word) > LONGEST:
+        raise UserError(f"{shown(word)}: has {len(word):,} characters; the most that are read are {LONGEST:,}")
+    depths = itertools.accumulate((char in "([{") - (char in ")]}") for char in word)
+    if max(depths, default=0) > DEEPEST:
+        raise UserError(f"{shown(word)}: nests brackets deeper than {DEEPEST}")
+    if word.startswith("="):
+        raise UserError(f"{shown(word)}: has no key before the =")
+    if CONTROL.search(word):
+        raise UserError(f"{shown(word)}: holds control characters or bytes that are not UTF-8")
+
+
+def _parsed(words: Sequence[str]) -> list[Override]:
+    parser, overrides = OverridesParser.create(), []
+    for word in words:
+        try:
+            overrides += parser.parse_overrides([word])
+        except OverrideParseException as error:
+            if "=" not in word:
+                raise UserError(f"{shown(word)}: is no KEY=VALUE or GROUP=CHOICE") from None
+            raise UserError(f"{shown(word)}: cannot be read ({_reason(error)}){_hint(word)}") from None
+        except ValueError as error:  # Python reads no integer of more than 4300 digits
+            raise UserError(f"{shown(word)}: cannot be read ({shown(str(error).partition(';')[0])})") from None
+    return overrides
+
+
+def _reason(error: OverrideParseException) -> str:
+    """The parser's own line, behind the one that repeats the word."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("See http")]
+    return shown(lines[-1], 200)
+
+
+def _hint(word: str) -> str:
+    if " =" in word.partition("=")[0] + "=" or word.partition("=")[2].startswith(" "):
+        return "; no blanks around ="
+    signs = "= , [ ] { } ( ) or letters beyond ASCII"
+    return f"; a value that holds {signs} needs quotes of its own: \"key='a=b'\""
+
+
+def _refuse_choice_elsewhere(override: Override) -> None:
+    """Hydra would look for ../train too, and take a command's whole configuration for an encoder's."""
+    group, choice = config_dir() / str(override.key_or_group), override.value()
+    if group.is_dir() and isinstance(choice, str) and not CHOICE.fullmatch(choice):
+        choices = ", ".join(sorted(path.stem for path in group.glob("[!_]*.yaml")))
+        raise UserError(f"{shown(override.input_line)}: not one of {choices}")
+
+
+def _refuse_ignored(overrides: Sequence[Override], command: str) -> None:
+    """Keys that are known and yet would change nothing."""
+    keys = {str(override.key_or_group): override for override in overrides}
+    for key, override in keys.items():
+        if key.startswith(HYDRAS_OWN):
+            raise UserError(f"{shown(override.input_line)}: Hydra sets this itself")
+        if command != "train" and key.startswith((*FOLDERS, "hydra.launcher", "hydra.sweeper", "hydra.mode")):
+            where = "; output= says where it writes" if command != "translate" else ""
+            raise UserError(f"{shown(override.input_line)}: is for nmt-train, nmt-{command} makes no run{where}")
+    if "run" in keys and "hydra.run.dir" in keys:
+        raise UserError(f"{shown(keys['hydra.run.dir'].input_line)}: run= goes on in its own directory; leave it out")
+
+
+def _refuse_endless(overrides: Sequence[Override]) -> None:
+    count = 1
+    for override in overrides:
+        if override.is_discrete_sweep():
+            swept = override.value()
+            if isinstance(swept, RangeSweep) and not swept.step:
+                raise UserError(f"{shown(override.input_line)}: never ends with a step of 0")
+            count *= _number_of_values(override)
+        if count > MOST_JOBS:
+            raise UserError(f"{shown(override.input_line)}: makes more than {MOST_JOBS:,} jobs of one sweep")
+
+
+def _number_of_values(override: Override) -> int:
+    swept = override.value()
+    if isinstance(swept, RangeSweep) and swept.start is not None and swept.stop is not None:
+        return max(0, int((swept.stop - swept.start) / swept.step))
+    return len(getattr(swept, "list", "1"))
+
+
+def _tell_repeated(overrides: Sequence[Override]) -> None:
+    """Of two values of one key the last counts, as in every command; the other is not dropped without a word."""
+    last: dict[str, Override] = {}
+    for override in overrides:
+        key = override.get_key_element().lstrip("+")
+        before = last.get(key)
+        if before is not None and _value(before) != _value(override) and not before.is_delete():
+            log.warning("%s: given again as %s, which counts", shown(before.input_line), shown(override.input_line))
+        last[key] = override
+
+
+def _value(override: Override) -> str:
+    return str(override.input_line).partition("=")[2]

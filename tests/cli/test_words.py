@@ -1,0 +1,147 @@
+"""Values that are easily lost: each is used, or refused by its name."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from nmt.cli import app, words
+from nmt.config.errors import UserError
+from nmt.config.schema import CompareConfig, EvaluateConfig, TrainConfig, TranslateConfig
+
+SCHEMAS = {"train": TrainConfig, "evaluate": EvaluateConfig, "translate": TranslateConfig, "compare": CompareConfig}
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "")
+
+
+def taken(monkeypatch: pytest.MonkeyPatch, *given: str, command: str = "train") -> TrainConfig | None:
+    """What the command would work with; None if it refuses."""
+    OmegaConf.register_new_resolver("run_dir", app._run_dir, replace=True)  # tests of values have another
+    found: list[TrainConfig] = []
+    monkeypatch.setattr(sys, "argv", [f"nmt-{command}", *given])
+    os.environ["HYDRA_FULL_ERROR"] = ""
+    with pytest.raises(SystemExit) as exit_:
+        app.run(command, SCHEMAS[command], lambda config, _: found.append(config))  # type: ignore[arg-type, type-var]
+    assert exit_.value.code in {0, 2}
+    return found[0] if exit_.value.code == 0 else None
+
+
+def test_of_two_values_the_last_counts_and_the_other_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = taken(monkeypatch, "encoder=lstm", "encoder.hidden=3", "encoder.hidden=5", "encoder=gru")
+    assert config is not None
+    assert (config.encoder.hidden, config.encoder.cell) == (5, "gru")
+    assert capsys.readouterr().err.splitlines() == [
+        "encoder.hidden=3: given again as encoder.hidden=5, which counts",
+        "encoder=lstm: given again as encoder=gru, which counts",
+    ]
+
+
+def test_a_value_stays_whatever_is_chosen_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = taken(monkeypatch, "encoder.hidden=3", "decoder.attend=after", "encoder=lstm", "attention=bahdanau")
+    assert config is not None
+    assert (config.encoder.hidden, config.encoder.cell, config.decoder.attend) == (3, "lstm", "after")
+
+
+def test_a_value_may_refer_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = taken(monkeypatch, "encoder.hidden=${decoder.hidden}", "decoder.hidden=24")
+    assert config is not None
+    assert config.encoder.hidden == 24
+
+
+def test_the_environment_says_where_the_cache_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NMT_CACHE", "123")
+    config = taken(monkeypatch)
+    assert config is not None
+    assert config.data.cache_dir == "123"
+    monkeypatch.setenv("NMT_CACHE", "")
+    assert taken(monkeypatch) is None
+    assert "data.cache_dir=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["Encoder.hidden=3"], "Encoder.hidden: unknown key; did you mean 'encoder.hidden'?"),
+        (["ENCODER=gru"], "ENCODER: unknown key"),
+        (["attention=none", "attention.score.dim=3"], "attention.score.dim: is no value of the attention"),
+        (["attention=none", "attention/score=dot"], "attention/score"),
+        (["tokenizer=file", "tokenizer.vocab_size=99"], "tokenizer.vocab_size: is no value of the tokenizer"),
+        (["search=greedy", "search.beam_size=3"], "search.beam_size: is no value of the search"),
+        (["encoder.residual=yes"], "encoder.residual=yes: input should be a valid boolean"),
+        (["seed=010"], "seed=010: input should be a valid integer"),
+        (["encoder.hidden=1000000000"], "encoder.hidden=1000000000: input should be less than or equal to 16384"),
+        (["optimizer.lr=1e308"], "optimizer.lr=1e+308"),
+        (["training.start_from='a\nb'"], "training.start_from"),
+        (["seed=${x}"], "seed: Interpolation key 'x' not found"),
+        (["seed=${seed}"], "seed: Recursive interpolation"),
+        (["encoder=../train"], "encoder=../train: not one of gru, lstm, rnn"),
+        (["hydra.searchpath=[file:///nope]"], "hydra.searchpath"),
+    ],
+)
+def test_what_would_change_nothing_is_refused(
+    given: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert taken(monkeypatch, *given) is None
+    told = capsys.readouterr().err.splitlines()
+    assert message in told[0]
+    assert all(line.startswith("nmt-train: error: ") for line in told)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "message"),
+    [
+        ("train", ["seed"], "seed: is no KEY=VALUE or GROUP=CHOICE"),
+        ("train", ["=3"], "=3: has no key before the ="),
+        ("train", ["seed = 3"], "seed = 3: cannot be read .*; no blanks around ="),
+        ("train", ["seed =3"], "no blanks around ="),
+        ("train", ["data.train=a=b"], r"needs quotes of its own: \"key='a=b'\""),
+        ("train", [f"seed={'9' * 5000}"], r"seed=999+ \.\.\. 9+: cannot be read"),
+        ("train", [f"data.train={'x' * 1_000_000}"], r"data.train=x+ \.\.\. x+: has 1,000,011 characters"),
+        ("train", [f"seed={'[' * 100}"], "nests brackets deeper than"),
+        ("train", ["data.train=\udcff"], "control characters or bytes that are not UTF-8"),
+        ("train", ["-m", "seed=range(1,100000000)"], "makes more than 10,000 jobs"),
+        ("train", ["-m", "seed=range(0,1000)", "encoder.hidden=range(1,1000)"], "makes more than 10,000 jobs"),
+        ("train", ["-m", "seed=range(0,1,0)"], "never ends with a step of 0"),
+        ("train", ["--ifno"], "--ifno; did you mean '--info'"),
+        ("train", ["--experimental-rerun=x"], "run=DIR"),
+        ("train", ["hydra.job.num=3"], "hydra.job.num=3: Hydra sets this itself"),
+        ("train", ["run=a", "hydra.run.dir=b"], "hydra.run.dir=b: run= goes on in its own directory"),
+        ("evaluate", ["hydra.run.dir=b"], "hydra.run.dir=b: is for nmt-train, nmt-evaluate makes no run; output= says"),
+        ("translate", ["hydra.sweep.dir=b"], "hydra.sweep.dir=b: is for nmt-train"),
+        ("translate", ["-m", "run=a"], "-m: is for nmt-train"),
+        ("compare", ["-m", "runs=a"], "-m: .*one comparison takes all runs"),
+    ],
+)
+def test_words_that_cannot_be_meant(command: str, given: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        words.check(given, command)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_words_that_are_fine() -> None:
+    runs = ",".join(f"outputs/sweep/2026-11-21/13-45-00-000000/attention-bahdanau_seed-{n}" for n in range(200))
+    words.check([f"runs=[{runs}]"], "compare")
+    words.check(["-m", "seed=1,2,3", "encoder.hidden=range(8,64,8)", "attention=glob(*)"], "train")
+    words.check(["-m", "optimizer.lr=tag(log,interval(0.001,0.01))"], "train")
+
+
+def test_a_new_folder_of_a_refused_run_is_taken_away_and_an_old_one_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "old").mkdir()
+    assert taken(monkeypatch, "hydra.run.dir=old/new/newer", "seed=-1") is None
+    assert [path.name for path in tmp_path.rglob("*")] == ["old"]
+    assert taken(monkeypatch, "hydra.run.dir=old", "seed=-1") is None
+    assert [path.name for path in tmp_path.rglob("*")] == ["old"]
