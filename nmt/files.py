@@ -71,7 +71,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object] | bytes) ->
         temporary.replace(path)
     except (OSError, RuntimeError) as error:
         cause = _system_error(error)
-        if cause is None:
+        if cause is None or cause.errno is None:
             raise
         raise OSError(cause.errno, cause.strerror, str(path)) from error
     finally:

@@ -112,10 +112,17 @@ def _exit(outcomes: list[int | Exception | None], command: str) -> None:
     sys.exit(2 if failures else max((outcome for outcome in outcomes if isinstance(outcome, int)), default=0))
 
 
+# Of the system's errors, those that are not the program's: readers that left, no room, no permission, odd files.
+_OUTSIDE = {
+    errno.EPIPE,
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO),
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),
+}
+
+
 def _users_fault(error: Exception) -> bool:
-    """Of the system's errors: a reader that left, no room, no permission."""
-    outside = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE}
-    return not isinstance(error, OSError) or error.errno in outside
+    return not isinstance(error, OSError) or error.errno in _OUTSIDE
 
 
 def _remove_new_directory(new: list[Path]) -> None:
