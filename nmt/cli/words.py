@@ -116,7 +116,8 @@ def _hint(word: str) -> str:
 def _refuse_choice_elsewhere(override: Override) -> None:
     """Hydra would look for ../train too, and take a command's whole configuration for an encoder's."""
     group, choice = config_dir() / str(override.key_or_group), override.value()
-    if group.is_dir() and isinstance(choice, str | int | float) and not CHOICE.fullmatch(str(choice)):
+    wrong = not CHOICE.fullmatch(choice) if isinstance(choice, str) else isinstance(choice, int | float)
+    if group.is_dir() and wrong:
         choices = ", ".join(sorted(path.stem for path in group.glob("[!_]*.yaml")))
         raise UserError(f"{shown(override.input_line)}: not one of {choices}")
 
