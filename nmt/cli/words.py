@@ -23,7 +23,7 @@ LONGEST = 20_000  # characters of a word: Hydra's parser takes seconds for as ma
 DEEPEST = 30  # brackets in brackets
 MOST_JOBS = 10_000  # of a sweep: Hydra lists all before the first
 CHOICE = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*")  # of a group: a file in its folder, or in one below
-FOLDERS = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir")
+FOLDERS = ("hydra.run.", "hydra.sweep.")
 # Hydra writes these itself, over what is given.
 HYDRAS_OWN = (
     "hydra.runtime.",
@@ -116,7 +116,8 @@ def _hint(word: str) -> str:
 def _refuse_choice_elsewhere(override: Override) -> None:
     """Hydra would look for ../train too, and take a command's whole configuration for an encoder's."""
     group, choice = config_dir() / str(override.key_or_group), override.value()
-    if group.is_dir() and isinstance(choice, str) and not CHOICE.fullmatch(choice):
+    wrong = not CHOICE.fullmatch(choice) if isinstance(choice, str) else isinstance(choice, int | float)
+    if group.is_dir() and wrong:
         choices = ", ".join(sorted(path.stem for path in group.glob("[!_]*.yaml")))
         raise UserError(f"{shown(override.input_line)}: not one of {choices}")
 
@@ -125,6 +126,8 @@ def _refuse_ignored(overrides: Sequence[Override], command: str) -> None:
     """Keys that are known and yet would change nothing."""
     keys = {str(override.key_or_group): override for override in overrides}
     for key, override in keys.items():
+        if key == "hydra.output_subdir":
+            raise UserError(f"{shown(override.input_line)}: a run keeps its own config.yaml; leave it out")
         if key.startswith(HYDRAS_OWN):
             raise UserError(f"{shown(override.input_line)}: Hydra sets this itself")
         if command != "train" and key.startswith((*FOLDERS, "hydra.launcher", "hydra.sweeper", "hydra.mode")):

@@ -108,9 +108,9 @@ def campaign(seed: int, draws: int, run: Path, seen: Seen) -> dict[str, int]:
 
 
 def test_what_is_given_is_taken_or_refused(run: Path, seen: Seen) -> None:
-    counts = campaign(0, 60, run, seen)
-    assert counts["taken"] > 5
-    assert counts["refused"] > 20
+    counts = campaign(0, 40, run, seen)
+    assert counts["taken"] >= 3
+    assert counts["refused"] > 15
 
 
 @pytest.mark.slow
