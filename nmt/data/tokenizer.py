@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import sentencepiece
 
 from nmt.config import schema
 from nmt.config.errors import UserError
+from nmt.data.sampling import Sampler, sampler
 from nmt.files import write_atomically
 
 SAMPLE_SEED = 1  # of the lines that train a tokenizer, where there are more than it takes
@@ -56,20 +58,19 @@ class Tokenizer:
 
         Each line has its own seed, of 32 bits: what is drawn for it does not depend on the lines beside it.
         """
-        sampled = []
-        for line, seed in zip(self._prepare(lines), seeds, strict=True):
-            sentencepiece.set_random_generator_seed(seed)
-            ids = self._processor.encode(line, add_eos=True, enable_sampling=True, alpha=alpha, nbest_size=-1)
-            sampled.append(ids)
-        return sampled
+        assert self._sampler is not None
+        normalised = self._processor.normalize(self._prepare(lines))
+        return [
+            [*self._sampler.draw(line, alpha, seed), self.eos] for line, seed in zip(normalised, seeds, strict=True)
+        ]
 
     def samples(self) -> bool:
         """Can this model draw segmentations? (BPE and unigram models can.)"""
-        try:
-            self.sample(["a"], 0.1, [0])
-        except RuntimeError:
-            return False
-        return True
+        return self._sampler is not None
+
+    @cached_property
+    def _sampler(self) -> Sampler | None:
+        return sampler(self.model)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Ids -> text in one line, without special symbols."""
