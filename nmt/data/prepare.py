@@ -23,7 +23,7 @@ from nmt.config.errors import UserError
 from nmt.data import corpus, demo
 from nmt.data.corpus import Pair
 from nmt.data.prepared import FORMAT, IDS, Prepared
-from nmt.data.tokenizer import Tokenizers, make_tokenizers
+from nmt.data.tokenizer import Tokenizers, check_sampling, make_tokenizers
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,10 @@ def prepare(data: schema.Data, tokenizer: schema.TokenizerConfig) -> Prepared:
     directory = Path(data.cache_dir).expanduser() / fingerprint[:24]
     if (directory / "report.json").exists():
         log.info("corpus: prepared before, %s", directory)
-        return Prepared(directory)
+        prepared = Prepared(directory)
+        if isinstance(tokenizer, schema.FileTokenizer):
+            check_sampling(tokenizer, prepared.tokenizers)  # sampling is no part of what was prepared
+        return prepared
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
