@@ -16,6 +16,7 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nmt.config.schema import TrainedTokenizer
 from nmt.data import demo, pieces
 from nmt.data import tokenizer as module
 from nmt.data.tokenizer import Tokenizer
@@ -32,8 +33,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "across words": {"split_by_whitespace": False},
     "spaces alone": {"allow_whitespace_only_pieces": True, "remove_extra_whitespaces": False},
     "suffix": {"treat_whitespace_as_suffix": True},
-    "unescaped": {"escape_whitespaces": False},
-    "few characters": {"character_coverage": 0.95, "vocab_size": 100},
+    "few characters": {"character_coverage": 0.98, "vocab_size": 100},
 }
 WORDS = st.sampled_from(
     [*{word for line in ENGLISH[:40] + FRENCH[:40] for word in line.split()}, "<2fr>", "<2", "é!", "</s>", "<unk>", "<0x41>"]
@@ -95,3 +95,117 @@ def test_the_sharpest_unigram_sampling_is_encode(name: str, line: str) -> None:
     if drawn != best:  # two that are as good
         scores = [piece.score for piece in pieces.read(tokenizer.model).pieces]
         assert math.isclose(sum(scores[i] for i in drawn), sum(scores[i] for i in best), rel_tol=1e-5)
+
+
+@given(line=TEXT)
+@settings(max_examples=150, deadline=None)
+def test_bpe_without_merges_is_characters(line: str) -> None:
+    tokenizer = made("bpe", "bytes")
+    cut = tokenizer.pieces(tokenizer.sample([line], 1, [1])[0])
+    assert [piece for piece in cut if not re.fullmatch("<0x..>", piece)] == [
+        *(character for character in normalised(tokenizer, line) if tokenizer.surfaces([character])[0] != ["<0x"]),
+        "</s>",
+    ]
+
+
+@KINDS
+@given(line=TEXT, alpha=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=200, deadline=None)
+def test_pieces_spell_the_line(kind: str, line: str, alpha: float, seed: int) -> None:
+    tokenizer = made(kind, "few characters")
+    drawn = tokenizer.pieces(tokenizer.sample([line], alpha, [seed])[0])
+    known = {character for piece in pieces.read(tokenizer.model).pieces[3:] for character in piece.text}
+    unknown = f"[^{re.escape(''.join(known))}]+"
+    assert "".join(drawn) == re.sub(unknown, "<unk>", normalised(tokenizer, line)) + "</s>"
+    assert "<unk><unk>" not in "".join(drawn)
+
+    tokenizer = made(kind, "bytes")
+    drawn, plain = tokenizer.sample([line], alpha, [seed])[0], tokenizer.encode([line])[0]
+    assert tokenizer.decode(drawn) == tokenizer.decode(plain)
+
+
+@KINDS
+@given(lines=st.lists(WORDS, max_size=8), alpha=st.floats(0.1, 1))
+@settings(max_examples=100, deadline=None)
+def test_symbols_of_the_user_stay_whole(kind: str, lines: list[str], alpha: float) -> None:
+    tokenizer = made(kind, "symbols")
+    line = " ".join(lines)
+    user = tuple(MODELS["symbols"]["user_defined_symbols"])
+    expected, drawn = (
+        [piece for piece in tokenizer.pieces(ids) if piece in user]
+        for ids in (tokenizer.encode([line])[0], tokenizer.sample([line], alpha, [1])[0])
+    )
+    assert drawn == expected
+
+
+@KINDS
+def test_a_draw_depends_on_its_seed_alone(kind: str) -> None:
+    tokenizer, lines = made(kind), ENGLISH[:40]
+    seeds = [2**32 - 1, *range(39)]
+    drawn = tokenizer.sample(lines, 0.2, seeds)
+    assert drawn == tokenizer.sample(lines, 0.2, seeds) != tokenizer.encode(lines)
+    assert drawn != tokenizer.sample(lines, 0.2, range(100, 140))
+    assert drawn != tokenizer.sample(lines, 0.3, seeds)
+    assert drawn == [tokenizer.sample([line], 0.2, [seed])[0] for line, seed in zip(lines, seeds, strict=True)]
+    fresh = Tokenizer(tokenizer.model)  # whatever was drawn before
+    assert drawn[::-1] == fresh.sample(lines[::-1], 0.2, seeds[::-1])
+    assert len({tuple(ids) for ids in tokenizer.sample([ENGLISH[0]] * 50, 0.2, range(50))}) > 10
+
+
+IN_A_PROCESS = """
+import hashlib, sys
+sys.path.insert(0, sys.argv[1])
+from nmt.data import tokenizer
+import test_sampled_segmentations as tests
+tokenizer.TRAINING_LINES = 200  # fewer than there are
+config = tests.trained(sys.argv[2])
+found = tokenizer.make_tokenizers(config, lambda: iter(tests.ENGLISH), lambda: iter(tests.FRENCH)).source
+drawn = [found.sample(tests.ENGLISH, alpha, range(300)) for alpha in (0.1, 0.5)]
+print(hashlib.sha256(found.model).hexdigest(), hashlib.sha256(str(drawn).encode()).hexdigest())
+"""
+
+
+def trained(kind: str) -> TrainedTokenizer:
+    return TrainedTokenizer(
+        kind=kind,  # type: ignore[arg-type]
+        vocab_size=300,
+        joint=True,
+        byte_fallback=False,
+        normalization="nmt_nfkc",
+        character_coverage=1.0,
+        lowercase=False,
+        sampling=0.1,
+        sampled="both",
+    )
+
+
+@KINDS
+def test_models_and_draws_are_the_same_in_every_process(kind: str) -> None:
+    command = [sys.executable, "-c", IN_A_PROCESS, str(Path(__file__).parent), kind]
+    one, other = (subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2))
+    assert one == other
+    assert len(one.split()) == 2
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5])
+@KINDS
+def test_frequencies_are_those_of_sentencepiece(kind: str, alpha: float) -> None:
+    tokenizer, draws = made(kind), 4000
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model)
+    longest = sorted({word for line in ENGLISH for word in line.split()}, key=lambda word: (len(word), word))
+    for line in (longest[-1], f"{longest[-20]} ☃", "the cat"):
+        ours = Counter(tuple(ids[:-1]) for ids in tokenizer.sample([line] * draws, alpha, range(draws)))
+        sampled = (theirs.encode(line, enable_sampling=True, alpha=alpha, nbest_size=-1) for _ in range(draws))
+        expected = Counter(map(tuple, sampled))
+        for cut in {*ours, *expected}:
+            share = (ours[cut] + expected[cut] + 2) / (2 * draws)
+            assert abs(ours[cut] - expected[cut]) < 5.5 * math.sqrt(2 * draws * share), (line, cut)
+
+
+def test_lines_for_training_are_a_fair_sample_in_their_order() -> None:
+    lines = [str(i) for i in range(100)]
+    assert list(module._at_most(100, lambda: iter(lines))) == list(module._at_most(101, lambda: iter(lines))) == lines
+    drawn = list(module._at_most(30, lambda: iter(lines)))
+    assert len(drawn) == 30
+    assert drawn == sorted({*drawn}, key=int) == list(module._at_most(30, lambda: iter(lines)))
+    assert 5 <= sum(int(line) < 50 for line in drawn) <= 25
