@@ -9,7 +9,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from bisect import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import lru_cache
 from random import Random
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from nmt.data import pieces
 
 SPACE = "▁"  # what SentencePiece writes for a space
-CACHED_WORDS, LONGEST_CACHED = 2**15, 32  # words recur; longer ones are rare and take much memory
+CACHED_WORDS, LONGEST_CACHED = 2**16, 32  # words recur; longer ones are rare and take much memory
 NEVER = -math.inf  # score of a pair that is not merged
 
 Ids = tuple[int, ...]
@@ -25,8 +25,8 @@ Uniform = Callable[[], float]
 
 
 def sampler(model: bytes) -> "Sampler | None":
-    """None if segmentations cannot be drawn: the model is of words or characters, or BPE that does not use all its pieces
-    (SentencePiece takes these apart again in a way that depends on the rest of the line)."""
+    """None if segmentations cannot be drawn: the model is of words or characters, or of BPE with unused pieces, which
+    SentencePiece takes apart again in a way that depends on the rest of the line."""
     found = pieces.read(model)
     if found.kind == pieces.UNIGRAM:
         return UnigramSampler(found.pieces)
@@ -39,28 +39,28 @@ class Sampler(ABC):
     """Cuts a normalised line into words, draws each word's pieces, and joins runs of unknown characters."""
 
     def __init__(self, all_pieces: list[pieces.Piece]) -> None:
-        of_type: dict[int, dict[str, int]] = {kind: {} for kind in range(1, 7)}
-        for i, piece in enumerate(all_pieces):
-            of_type[piece.type][piece.text] = i
-        self._ids, self._user = of_type[pieces.NORMAL], of_type[pieces.USER_DEFINED]
+        def ids(kind: int) -> dict[str, int]:
+            return {piece.text: i for i, piece in enumerate(all_pieces) if piece.type == kind}
+
+        self._ids, self._user = ids(pieces.NORMAL), ids(pieces.USER_DEFINED)
         self._scores = {piece.text: piece.score for piece in all_pieces if piece.type == pieces.NORMAL}
-        self._longest = max(map(len, self._ids), default=0)
-        self._unknown = next(iter(of_type[pieces.UNKNOWN].values()))
-        self._bytes = [of_type[pieces.BYTE].get(f"<0x{byte:02X}>", -1) for byte in range(256)]
-        self._spells_bytes = bool(of_type[pieces.BYTE])
+        (self._unknown,) = ids(pieces.UNKNOWN).values()
+        spelled = ids(pieces.BYTE)
+        self._bytes = [spelled[f"<0x{byte:02X}>"] for byte in range(256)] if spelled else []  # all of them or none
         self._units = re.compile(self._unit_pattern(), re.DOTALL).findall
 
     def _unit_pattern(self) -> str:
-        """User-defined symbols, which stay whole, and words: all that no piece reaches beyond."""
-        user = "|".join(map(re.escape, sorted(self._user, key=len, reverse=True)))
+        """User-defined symbols, which stay whole, and words (a line is one if pieces go on after a space)."""
         within = "." if any(SPACE in piece[1:] for piece in self._ids) else f"[^{SPACE}]"
-        word = f"{SPACE}?(?:{within})+|{SPACE}"
-        return f"{user}|{SPACE}?(?:(?!{user}){within})+|{SPACE}" if user else word
+        if not self._user:
+            return f"{SPACE}?{within}+|{SPACE}"
+        user = "|".join(map(re.escape, sorted(self._user, key=len, reverse=True)))  # the longest that fits
+        return f"{user}|{SPACE}?(?:(?!{user}){within})+|{SPACE}"
 
     def draw(self, text: str, alpha: float, seed: int) -> list[int]:
         """A line in SentencePiece's normalised form -> ids, without </s>."""
         ids = self._draw(self._units(text), alpha, Random(seed).random)
-        if self._spells_bytes or self._unknown not in ids:
+        if self._unknown not in ids:
             return ids
         return [i for i, before in zip(ids, [-1, *ids], strict=False) if not i == before == self._unknown]
 
@@ -73,73 +73,76 @@ class Sampler(ABC):
         known = self._ids.get(text, self._user.get(text))
         if known is not None:
             return (known,)
-        return tuple(self._bytes[byte] for byte in text.encode()) if self._spells_bytes else (self._unknown,)
+        return tuple(self._bytes[byte] for byte in text.encode()) if self._bytes else (self._unknown,)
 
 
-class _Merging(NamedTuple):
-    """A word, how it begins and how it ends where no merge is skipped."""
+class _Merged(NamedTuple):
+    """What becomes of a word."""
 
-    symbols: list[str]
-    scores: list[float]  # of the pairs of neighbours, or NEVER
     ids: Ids
-    merges: int
+    attempts: int  # merges made and skipped
 
 
 class BpeSampler(Sampler):
-    """BPE-dropout (Provilkov et al. 2020), as in SentencePiece: the pair with the best score is merged first, the leftmost
-    among equals; with probability alpha it is passed over instead, until one of its symbols changes."""
+    """BPE-dropout (Provilkov et al. 2020), as in SentencePiece: the pair with the best score is merged first, the
+    leftmost among equals; with probability alpha it is passed over instead, until one of its symbols changes."""
 
     def __init__(self, all_pieces: list[pieces.Piece]) -> None:
         super().__init__(all_pieces)
-        self._cached = lru_cache(CACHED_WORDS)(self._word)
+        self._cached = lru_cache(CACHED_WORDS)(self._merge)
 
     def _draw(self, units: list[str], alpha: float, uniform: Uniform) -> list[int]:
         ids: list[int] = []
         gaps = _gaps(alpha, uniform)
-        gap = next(gaps)
+        skipped = next(gaps)  # the attempt that is skipped next, counted from where a word begins
         for unit in units:
-            word = self._cached(unit) if len(unit) <= LONGEST_CACHED else self._word(unit)
-            if word.merges <= gap:
-                gap -= word.merges
-                ids += word.ids
+            if len(unit) > LONGEST_CACHED:
+                word, skipped = self._draw_once(unit, skipped, gaps)
             else:
-                symbols, gap = self._merge(word.symbols, word.scores, gap, gaps)
-                for symbol in symbols:
-                    ids += self._symbol(symbol)
+                skips: tuple[float, ...] = ()
+                word = self._cached(unit, skips)
+                while skipped < word.attempts:
+                    skips += (skipped,)
+                    skipped += 1 + next(gaps)
+                    word = self._cached(unit, skips)
+            skipped -= word.attempts
+            ids += word.ids
         return ids
 
-    def _word(self, unit: str) -> _Merging:
-        symbols = [unit] if unit in self._user else list(unit)
-        scores = [self._scores.get(left + right, NEVER) for left, right in zip(symbols, symbols[1:], strict=False)]
-        merged, _ = self._merge(symbols, scores, math.inf, iter(()))
-        ids = tuple(i for symbol in merged for i in self._symbol(symbol))
-        return _Merging(symbols, scores, ids, len(symbols) - len(merged))
+    def _draw_once(self, unit: str, skipped: float, gaps: Iterator[float]) -> tuple[_Merged, float]:
+        """A long word and the next attempt to be skipped. All that it may skip is drawn first: of n symbols there are
+        n - 1 pairs at first and two new ones after a merge, so less than 3 n attempts."""
+        skips = {skipped}
+        while skipped < 3 * len(unit):
+            skipped += 1 + next(gaps)
+            skips.add(skipped)
+        word = self._merge(unit, skips)
+        return word, min(attempt for attempt in skips if attempt >= word.attempts)
 
-    def _merge(
-        self, symbols: list[str], scores: list[float], gap: float, gaps: Iterator[float]
-    ) -> tuple[list[str], float]:
-        """The symbols in the end, and what is left of the gap."""
-        symbols, scores = symbols.copy(), scores.copy()
+    def _merge(self, unit: str, skips: Collection[float]) -> _Merged:
+        """A word whose merges are made but for those attempts."""
+        symbols = [unit] if unit in self._user else list(unit)
         score_of = self._scores.get
+        scores = [score_of(left + right, NEVER) for left, right in itertools.pairwise(symbols)]
+        attempts = 0
         while scores and (best := max(scores)) != NEVER:
             i = scores.index(best)
-            if not gap:
+            attempts += 1
+            if attempts - 1 in skips:
                 scores[i] = NEVER
-                gap = next(gaps)
                 continue
-            gap -= 1
             symbols[i : i + 2] = [symbols[i] + symbols[i + 1]]
             del scores[i]
             if i:
                 scores[i - 1] = score_of(symbols[i - 1] + symbols[i], NEVER)
             if i < len(scores):
                 scores[i] = score_of(symbols[i] + symbols[i + 1], NEVER)
-        return symbols, gap
+        return _Merged(tuple(i for symbol in symbols for i in self._symbol(symbol)), attempts)
 
 
 def _gaps(alpha: float, uniform: Uniform) -> Iterator[float]:
-    """How many merges are made before one is skipped with probability alpha, again and again: a draw for each gap is
-    as good as one for each merge, and most words then need none."""
+    """How many attempts succeed before one is skipped with probability alpha, again and again: a draw for each gap is
+    as good as one for each attempt, and most words then need none."""
     if not alpha:
         yield math.inf
     log_kept = math.log1p(-alpha) if alpha < 1 else -math.inf
@@ -161,6 +164,7 @@ class UnigramSampler(Sampler):
 
     def __init__(self, all_pieces: list[pieces.Piece]) -> None:
         super().__init__(all_pieces)
+        self._longest = max(map(len, self._ids), default=0)
         self._unknown_score = min(self._scores.values(), default=0.0) - 10  # SentencePiece's
         self._cached = lru_cache(CACHED_WORDS)(self._word)
 

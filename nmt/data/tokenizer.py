@@ -169,7 +169,7 @@ def _train(config: schema.TrainedTokenizer, lines: Lines) -> Tokenizer:
 
 
 def _at_most(count: int, lines: Lines) -> Iterator[str]:
-    """All lines, or a sample of that many, in their order and always the same (SentencePiece's own is another each time)."""
+    """All lines, or a sample of that many, always the same one (SentencePiece's own is another in every process)."""
     total = sum(1 for _ in lines())
     rng = random.Random(1)
     wanted = min(count, total)
