@@ -55,7 +55,8 @@ class Tokenizer:
         return encoded
 
     def sample(self, lines: Sequence[str], alpha: float, seeds: Sequence[int]) -> list[list[int]]:
-        """Like encode, with segmentations drawn anew (BPE-dropout, or subword regularisation for unigram models).
+        """Like encode, with segmentations drawn anew (BPE-dropout, or subword regularisation for unigram models),
+        the same for a seed in every process.
 
         Each line has its own seed, of 32 bits: what is drawn for it does not depend on the lines beside it.
         """

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
 from nmt.config.schema import TrainedTokenizer
-from nmt.data import demo, pieces
+from nmt.data import demo, pieces, sampling
 from nmt.data import tokenizer as module
 from nmt.data.tokenizer import Tokenizer
 
@@ -190,8 +190,11 @@ def test_models_and_draws_are_the_same_in_every_process(kind: str) -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.5])
-@KINDS
-def test_frequencies_are_those_of_sentencepiece(kind: str, alpha: float) -> None:
+@pytest.mark.parametrize(("kind", "longest_cached"), [("bpe", 32), ("bpe", 0), ("unigram", 32)])
+def test_frequencies_are_those_of_sentencepiece(
+    kind: str, longest_cached: int, alpha: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "LONGEST_CACHED", longest_cached)
     tokenizer, draws = made(kind), 4000
     theirs = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model)
     longest = sorted({word for line in ENGLISH for word in line.split()}, key=lambda word: (len(word), word))
