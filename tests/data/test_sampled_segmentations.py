@@ -101,6 +101,15 @@ def test_the_sharpest_unigram_sampling_is_encode(name: str, line: str) -> None:
         assert math.isclose(sum(scores[i] for i in drawn), sum(scores[i] for i in best), rel_tol=1e-5)
 
 
+def test_of_equal_pairs_the_leftmost_is_merged_first() -> None:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["papapapa aaaa aaa aa"] * 9), model_writer=model, model_type="bpe", vocab_size=12
+    )
+    tokenizer, lines = Tokenizer(model.getvalue()), ["a" * n for n in range(30)] + ["pa" * n + "a" for n in range(15)]
+    assert tokenizer.sample(lines, 0, range(45)) == tokenizer.encode(lines)
+
+
 def unknown(tokenizer: Tokenizer) -> str:
     """A pattern of runs of characters that no piece has."""
     known = {character for piece in pieces.read(tokenizer.model).pieces[3:] for character in piece.text}
