@@ -143,7 +143,8 @@ class Batches:
         return batch._replace(alignment=attention_of([self.split.alignments[int(i)] for i in indices], *pieces))
 
     def _drawn_lengths(self, epoch: int) -> tuple[Indices, Indices]:
-        """(N,) of source and target in this epoch. Drawing them costs about one percent of training on them."""
+        """(N,) of source and target in this epoch. They are drawn again to be loaded: all ids of an epoch would take as
+        much memory as the corpus has text."""
         source, target = (
             np.concatenate([[len(ids) for ids in self._sample(*side, part, epoch)] for part in self._parts()])
             if side.sampling

@@ -24,7 +24,7 @@ from nmt.data.corpus import Pair
 from nmt.data.doubts import counted, doubts
 from nmt.data.overlap import Overlap
 from nmt.data.prepared import FORMAT, Prepared
-from nmt.data.tokenizer import Tokenizers, make_tokenizers
+from nmt.data.tokenizer import Tokenizers, check_sampling, make_tokenizers
 from nmt.data.writing import AlignmentWriter, Raw, Row, SideWriter
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,10 @@ def prepare(data: schema.Data, tokenizer: schema.TokenizerConfig) -> Prepared:
     directory = Path(data.cache_dir).expanduser() / fingerprint[:24]
     if (directory / "report.json").exists():
         log.info("corpus: prepared before, %s", directory)
-        return Prepared(directory)
+        prepared = Prepared(directory)
+        if isinstance(tokenizer, schema.FileTokenizer):
+            check_sampling(tokenizer, prepared.tokenizers)  # sampling is no part of what was prepared
+        return prepared
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

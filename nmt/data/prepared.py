@@ -16,7 +16,7 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.files import read_bytes, refuse_scarcity, refuse_strays
 from nmt.metrics.alignment import parse_pharaoh
 
-FORMAT = 1  # of the directory; another number is prepared anew
+FORMAT = 2  # of the directory; another number is prepared anew
 IDS = np.dtype("<i4")
 CHUNK = 2**22  # numbers checked at a time
 

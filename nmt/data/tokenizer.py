@@ -1,8 +1,10 @@
 """SentencePiece tokenizers: training, loading, and the only place that knows the ids of special symbols."""
 
 import io
+import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,10 +12,11 @@ import sentencepiece
 
 from nmt.config import schema
 from nmt.config.errors import UserError
+from nmt.data.sampling import Sampler, sampler
 from nmt.files import read_bytes, write_atomically
 from nmt.metrics.alignment import WORD_START
 
-SAMPLE_SEED = 1  # of the lines that train a tokenizer, where there are more than it takes
+TRAINING_LINES = 2_000_000  # that train a tokenizer: a sample of that many suffices, in bounded memory
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of the models trained here; an existing model may have others
 LONE_SURROGATES = re.compile("[\ud800-\udfff]")  # which Python's strings can hold and Unicode text cannot
 
@@ -59,24 +62,24 @@ class Tokenizer:
         return encoded
 
     def sample(self, lines: Sequence[str], alpha: float, seeds: Sequence[int]) -> list[list[int]]:
-        """Like encode, with segmentations drawn anew (BPE-dropout, or subword regularisation for unigram models).
+        """Like encode, with segmentations drawn anew (BPE-dropout, or subword regularisation for unigram models),
+        the same for a seed in every process.
 
         Each line has its own seed, of 32 bits: what is drawn for it does not depend on the lines beside it.
         """
-        sampled = []
-        for line, seed in zip(self._prepare(lines), seeds, strict=True):
-            sentencepiece.set_random_generator_seed(seed)
-            ids = self._processor.encode(line, add_eos=True, enable_sampling=True, alpha=alpha, nbest_size=-1)
-            sampled.append(ids)
-        return sampled
+        assert self._sampler is not None
+        normalised = self._processor.normalize(self._prepare(lines))
+        return [
+            [*self._sampler.draw(line, alpha, seed), self.eos] for line, seed in zip(normalised, seeds, strict=True)
+        ]
 
     def samples(self) -> bool:
-        """Can this model draw segmentations? (BPE and unigram models can.)"""
-        try:
-            self.sample(["a"], 0.1, [0])
-        except RuntimeError:
-            return False
-        return True
+        """Can this model draw segmentations? (Those of BPE, if they use all their pieces, and of unigrams.)"""
+        return self._sampler is not None
+
+    @cached_property
+    def _sampler(self) -> Sampler | None:
+        return sampler(self.model)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Ids -> text in one line, without special symbols."""
@@ -142,22 +145,31 @@ def make_tokenizers(config: schema.TokenizerConfig, source: Lines, target: Lines
     if isinstance(config, schema.FileTokenizer):
         names = [name for name in (config.source_model, config.target_model) if name is not None]
         loaded = [Tokenizer.load(Path(name).expanduser(), config.lowercase) for name in names]
-        for name, tokenizer in zip(names, loaded, strict=True):
-            if config.sampling and not tokenizer.samples():
-                raise UserError(f"tokenizer.sampling={config.sampling}: {name} is no bpe or unigram model; set it to 0")
-        return Tokenizers(loaded[0], loaded[-1])
+        tokenizers = Tokenizers(loaded[0], loaded[-1])
+        check_sampling(config, tokenizers)
+        return tokenizers
     if config.joint:
         joint = _train(config, lambda: (line for side in (source, target) for line in side()))
         return Tokenizers(joint, joint)
     return Tokenizers(_train(config, source), _train(config, target))
 
 
+def check_sampling(config: schema.FileTokenizer, tokenizers: Tokenizers) -> None:
+    """Raises UserError if a side's segmentations are to be drawn and its model does not allow it."""
+    names = config.source_model, config.target_model or config.source_model
+    for alpha, name, tokenizer in zip(config.sampling_by_side, names, tokenizers, strict=True):
+        if alpha and not tokenizer.samples():
+            reason = "is no bpe or unigram model, or a bpe one with unused pieces"
+            raise UserError(f"tokenizer.sampling={alpha}: {name} {reason}; set it to 0")
+
+
 def _train(config: schema.TrainedTokenizer, lines: Lines) -> Tokenizer:
     model = io.BytesIO()
-    sentencepiece.set_random_generator_seed(SAMPLE_SEED)
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=(_readable(line.lower() if config.lowercase else line) for line in lines()),
+            sentence_iterator=(
+                _readable(line.lower() if config.lowercase else line) for line in _at_most(TRAINING_LINES, lines)
+            ),
             model_writer=model,
             model_type=config.kind,
             vocab_size=config.vocab_size,
@@ -170,13 +182,22 @@ def _train(config: schema.TrainedTokenizer, lines: Lines) -> Tokenizer:
             bos_id=BOS,
             eos_id=EOS,
             max_sentence_length=2**16,  # bytes; longer lines do not take part
-            input_sentence_size=2_000_000,  # a sample of that many lines suffices, in bounded memory
-            shuffle_input_sentence=True,
             minloglevel=2,
         )
     except RuntimeError as error:
         raise UserError(_explain(str(error), config)) from None
     return Tokenizer(model.getvalue(), config.lowercase)
+
+
+def _at_most(count: int, lines: Lines) -> Iterator[str]:
+    """All lines, or a sample of that many, always the same one (SentencePiece's own is another in every process)."""
+    total = sum(1 for _ in lines())
+    rng = random.Random(1)
+    wanted = min(count, total)
+    for line, left in zip(lines(), range(total, 0, -1), strict=True):
+        if rng.random() * left < wanted:  # every subset of that size is as likely (Knuth, algorithm S)
+            wanted -= 1
+            yield line
 
 
 def _explain(message: str, config: schema.TrainedTokenizer) -> str:

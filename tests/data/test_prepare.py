@@ -15,7 +15,7 @@ from conftest import values_of
 
 from nmt.config.compose import typed
 from nmt.config.errors import UserError
-from nmt.config.schema import TrainConfig
+from nmt.config.schema import FileTokenizer, TrainConfig
 from nmt.data import prepare as module
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared, padded
@@ -84,6 +84,18 @@ def test_a_second_start_does_nothing_but_open(corpus: Path, monkeypatch: pytest.
     moved = corpus.parent / "moved"
     shutil.copytree(corpus, moved, ignore=shutil.ignore_patterns("cache"))
     assert make(moved, f"data.cache_dir={corpus}/cache").directory == first.directory
+
+
+def test_sampling_is_refused_also_where_the_corpus_is_prepared(corpus: Path) -> None:
+    characters = make(corpus, "tokenizer=char")
+    path = str(characters.directory / "tokenizer.model")
+    existing = {"kind": "file", "source_model": path, "target_model": None, "lowercase": False, "sampled": "both"}
+    off, on = (FileTokenizer.model_validate({**existing, "sampling": sampling}) for sampling in (0.0, 0.1))
+    data = config(corpus).data
+    first = prepare(data, off)
+    with pytest.raises(UserError, match=r"tokenizer\.sampling=0\.1: .*\.model is no bpe or unigram model"):
+        prepare(data, on)
+    assert prepare(data, off).directory == first.directory
 
 
 @pytest.mark.parametrize(

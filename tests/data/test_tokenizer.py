@@ -267,6 +267,24 @@ def test_sampling_needs_a_model_that_can(foreign: Callable[..., Path]) -> None:
                 make_tokenizers(config, lambda: iter(()), lambda: iter(()))
 
 
+def test_only_the_sides_that_are_sampled_need_a_model_that_can(foreign: Callable[..., Path], tmp_path: Path) -> None:
+    characters = foreign(model_type="char", hard_vocab_limit=False).rename(tmp_path / "characters.model")
+    for sampled, possible in (("source", True), ("target", False)):
+        config = schema.FileTokenizer(
+            kind="file",
+            source_model=str(foreign()),
+            target_model=str(characters),
+            lowercase=False,
+            sampling=0.1,
+            sampled=sampled,  # type: ignore[arg-type]
+        )
+        if possible:
+            make_tokenizers(config, lambda: iter(()), lambda: iter(()))
+        else:
+            with pytest.raises(UserError, match=r"tokenizer\.sampling=0\.1: .*characters.model is no bpe or unigram"):
+                make_tokenizers(config, lambda: iter(()), lambda: iter(()))
+
+
 def test_surfaces_show_unknown_pieces_as_they_are_written() -> None:
     tokenizer = train(kind="word", vocab_size=400).source
     for line, surface in (("the zebrafinch .", "▁zebrafinch"), ("the zebra finch .", "▁zebra▁finch")):

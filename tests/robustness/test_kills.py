@@ -26,6 +26,7 @@ RECIPE = [
     "training.checkpoint_every=5",
     "training.average_best=2",
     "training.ema_decay=0.9",
+    "tokenizer.sampling=0.1",
     "validation.unit=steps",
     "validation.every=7",
 ]

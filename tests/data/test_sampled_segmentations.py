@@ -1,0 +1,246 @@
+"""BPE-dropout and subword regularisation: what encode does without chance, the same in every process."""
+
+import io
+import math
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sentencepiece import sentencepiece_model_pb2
+
+from nmt.config.schema import TrainedTokenizer
+from nmt.data import demo, pieces, sampling
+from nmt.data import tokenizer as module
+from nmt.data.tokenizer import Tokenizer
+
+ENGLISH, FRENCH, _ = (list(side) for side in zip(*demo.generate(300, 1, 1, 1).train, strict=True))
+PLAIN: dict[str, Any] = {"vocab_size": 300}
+MODELS: dict[str, dict[str, Any]] = {
+    "plain": PLAIN,
+    "bytes": {"byte_fallback": True, "vocab_size": 500},
+    "identity": {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "add_dummy_prefix": False},
+    "casefolded": {"normalization_rule_name": "nfkc_cf"},
+    "symbols": {"user_defined_symbols": ["<2fr>", "<2", "é!", "▁to▁x", "c"]},
+    "symbols and bytes": {"user_defined_symbols": ["<2fr>", "<2"], "byte_fallback": True, "vocab_size": 500},
+    "across words": {"split_by_whitespace": False},
+    "spaces alone": {"allow_whitespace_only_pieces": True, "remove_extra_whitespaces": False},
+    "suffix": {"treat_whitespace_as_suffix": True},
+    "few characters": {"character_coverage": 0.98, "vocab_size": 100},
+}
+CHARACTERS = st.characters(exclude_categories=["Cs"])
+MARKS = st.sampled_from(["<2fr>", "<2", "é!", "</s>", "<unk>", "<0x41>"])
+WORDS = st.sampled_from(sorted({word for line in ENGLISH[:9] + FRENCH[:9] for word in line.split()})) | MARKS
+ODD = st.sampled_from([" ", "  ", "▁", "\t", "\0", "👩‍👩‍👧", "日本語", "ﬁ", "ⅷ"])
+TEXT = st.one_of(
+    st.lists(WORDS | ODD | st.text(CHARACTERS, max_size=5), max_size=12).map(" ".join),
+    st.lists(WORDS | ODD, max_size=12).map("".join),
+    st.text("aenst ", max_size=20),  # the same pairs again and again
+    st.text(CHARACTERS, max_size=60),
+)
+KINDS = pytest.mark.parametrize("kind", ["bpe", "unigram"])
+
+
+@cache
+def made(kind: str, name: str = "plain") -> Tokenizer:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(ENGLISH + FRENCH),
+        model_writer=model,
+        model_type=kind,
+        minloglevel=2,
+        hard_vocab_limit=False,
+        **(PLAIN | MODELS[name]),
+    )
+    return Tokenizer(model.getvalue())
+
+
+def normalised(tokenizer: Tokenizer, line: str) -> str:
+    return sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model).normalize(line)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@KINDS
+def test_the_model_is_read_as_sentencepiece_reads_it(kind: str, name: str) -> None:
+    tokenizer = made(kind, name)
+    theirs, found = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model), pieces.read(tokenizer.model)
+    assert found.kind == {"bpe": pieces.BPE, "unigram": pieces.UNIGRAM}[kind]
+    assert len(found.pieces) == theirs.get_piece_size()
+    for i, piece in enumerate(found.pieces):
+        assert (piece.text, piece.score) == (theirs.id_to_piece(i), theirs.get_score(i))
+        assert theirs.is_byte(i) == (piece.type == pieces.BYTE)
+        assert theirs.is_unknown(i) == (piece.type == pieces.UNKNOWN)
+        user = MODELS[name].get("user_defined_symbols", [])
+        assert (piece.text in user) == (piece.type == pieces.USER_DEFINED)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@given(line=TEXT)
+@settings(max_examples=100, deadline=None)
+def test_without_dropout_bpe_is_encode(name: str, line: str) -> None:
+    tokenizer = made("bpe", name)
+    assert tokenizer.sample([line], 0, [1]) == tokenizer.encode([line])
+
+
+@pytest.mark.parametrize("name", MODELS)
+@given(line=TEXT)
+@settings(max_examples=100, deadline=None)
+def test_the_sharpest_unigram_sampling_is_encode(name: str, line: str) -> None:
+    tokenizer = made("unigram", name)
+    (drawn,), (best,) = tokenizer.sample([line], 1e5, [1]), tokenizer.encode([line])
+    if drawn != best:  # two that are as good
+        scores = [piece.score for piece in pieces.read(tokenizer.model).pieces]
+        assert math.isclose(sum(scores[i] for i in drawn), sum(scores[i] for i in best), rel_tol=1e-5)
+
+
+def test_of_equal_pairs_the_leftmost_is_merged_first() -> None:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["papapapa aaaa aaa aa"] * 9), model_writer=model, model_type="bpe", vocab_size=12
+    )
+    tokenizer, lines = Tokenizer(model.getvalue()), ["a" * n for n in range(30)] + ["pa" * n + "a" for n in range(15)]
+    assert tokenizer.sample(lines, 0, range(45)) == tokenizer.encode(lines)
+
+
+def unknown(tokenizer: Tokenizer) -> str:
+    """A pattern of runs of characters that no piece has."""
+    known = {character for piece in pieces.read(tokenizer.model).pieces[3:] for character in piece.text}
+    return f"[^{re.escape(''.join(known))}]+"
+
+
+@given(line=TEXT)
+@settings(max_examples=100, deadline=None)
+def test_bpe_without_merges_is_characters(line: str) -> None:
+    tokenizer = made("bpe", "few characters")
+    runs = re.findall(f"{unknown(tokenizer)}|.", normalised(tokenizer, line), re.DOTALL)
+    expected = ["<unk>" if re.fullmatch(unknown(tokenizer), run) else run for run in runs]
+    assert tokenizer.pieces(tokenizer.sample([line], 1, [1])[0]) == [*expected, "</s>"]
+
+
+@KINDS
+@given(line=TEXT, alpha=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=100, deadline=None)
+def test_pieces_spell_the_line(kind: str, line: str, alpha: float, seed: int) -> None:
+    tokenizer = made(kind, "few characters")
+    drawn = tokenizer.pieces(tokenizer.sample([line], alpha, [seed])[0])
+    assert "".join(drawn) == re.sub(unknown(tokenizer), "<unk>", normalised(tokenizer, line)) + "</s>"
+    tokenizer = made(kind, "bytes")
+    drawn, plain = tokenizer.sample([line], alpha, [seed])[0], tokenizer.encode([line])[0]
+    assert tokenizer.decode(drawn) == tokenizer.decode(plain)
+
+
+@KINDS
+@given(lines=st.lists(WORDS, max_size=8), alpha=st.floats(0.1, 1))
+@settings(max_examples=100, deadline=None)
+def test_symbols_of_the_user_stay_whole(kind: str, lines: list[str], alpha: float) -> None:
+    tokenizer = made(kind, "symbols")
+    line = " ".join(lines)
+    user = tuple(MODELS["symbols"]["user_defined_symbols"])
+    expected, drawn = (
+        [piece for piece in tokenizer.pieces(ids) if piece in user]
+        for ids in (tokenizer.encode([line])[0], tokenizer.sample([line], alpha, [1])[0])
+    )
+    assert drawn == expected
+
+
+@KINDS
+def test_a_draw_depends_on_its_seed_alone(kind: str) -> None:
+    tokenizer, lines = made(kind), ENGLISH[:40]
+    seeds = [2**32 - 1, *range(39)]
+    drawn = tokenizer.sample(lines, 0.2, seeds)
+    assert drawn == tokenizer.sample(lines, 0.2, seeds) != tokenizer.encode(lines)
+    assert drawn != tokenizer.sample(lines, 0.2, range(100, 140))
+    assert drawn != tokenizer.sample(lines, 0.3, seeds)
+    assert drawn == [tokenizer.sample([line], 0.2, [seed])[0] for line, seed in zip(lines, seeds, strict=True)]
+    fresh = Tokenizer(tokenizer.model)  # whatever was drawn before
+    assert drawn[::-1] == fresh.sample(lines[::-1], 0.2, seeds[::-1])
+    assert len({tuple(ids) for ids in tokenizer.sample([ENGLISH[0]] * 50, 0.2, range(50))}) > 10
+
+
+IN_A_PROCESS = """
+import hashlib, sys
+sys.path.insert(0, sys.argv[1])
+from nmt.data import tokenizer
+import test_sampled_segmentations as tests
+tokenizer.TRAINING_LINES = 200  # fewer than there are
+config = tests.trained(sys.argv[2])
+found = tokenizer.make_tokenizers(config, lambda: iter(tests.ENGLISH), lambda: iter(tests.FRENCH)).source
+drawn = [found.sample(tests.ENGLISH, alpha, range(300)) for alpha in (0.1, 0.5)]
+print(hashlib.sha256(found.model).hexdigest(), hashlib.sha256(str(drawn).encode()).hexdigest())
+"""
+
+
+def trained(kind: str) -> TrainedTokenizer:
+    return TrainedTokenizer(
+        kind=kind,  # type: ignore[arg-type]
+        vocab_size=300,
+        joint=True,
+        byte_fallback=False,
+        normalization="nmt_nfkc",
+        character_coverage=1.0,
+        lowercase=False,
+        sampling=0.1,
+        sampled="both",
+    )
+
+
+@KINDS
+def test_models_and_draws_are_the_same_in_every_process(kind: str) -> None:
+    command = [sys.executable, "-c", IN_A_PROCESS, str(Path(__file__).parent), kind]
+    one, other = (subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2))
+    assert one == other
+    assert len(one.split()) == 2
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5])
+@pytest.mark.parametrize(("kind", "longest_cached"), [("bpe", 32), ("bpe", 0), ("unigram", 32)])
+def test_frequencies_are_those_of_sentencepiece(
+    kind: str, longest_cached: int, alpha: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "LONGEST_CACHED", longest_cached)
+    tokenizer = made(kind)
+    longest = sorted({word for line in ENGLISH for word in line.split()}, key=lambda word: (len(word), word))
+    expect_like_frequencies(tokenizer, (longest[-1], f"{longest[-20]} ☃", "the cat"), alpha)
+
+
+def expect_like_frequencies(tokenizer: Tokenizer, lines: Sequence[str], alpha: float, draws: int = 4000) -> None:
+    """Of all segmentations, within chance."""
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model)
+    for line in lines:
+        ours = Counter(tuple(ids[:-1]) for ids in tokenizer.sample([line] * draws, alpha, range(draws)))
+        sampled = (theirs.encode(line, enable_sampling=True, alpha=alpha, nbest_size=-1) for _ in range(draws))
+        expected = Counter(map(tuple, sampled))
+        for cut in {*ours, *expected}:
+            share = (ours[cut] + expected[cut] + 2) / (2 * draws)
+            assert abs(ours[cut] - expected[cut]) < 5.5 * math.sqrt(2 * draws * share), (line, cut)
+
+
+@pytest.mark.parametrize(("kind", "possible"), [("bpe", False), ("unigram", True)])
+def test_unused_pieces_stay_unused_or_the_model_is_refused(kind: str, possible: bool) -> None:
+    model = sentencepiece_model_pb2.ModelProto.FromString(made(kind).model)
+    for piece in list(model.pieces)[3::4]:
+        piece.type = pieces.UNUSED
+    tokenizer = Tokenizer(model.SerializeToString())
+    assert tokenizer.samples() == possible
+    if possible:
+        unused = {i for i, piece in enumerate(model.pieces) if piece.type == pieces.UNUSED}
+        assert tokenizer.sample(ENGLISH, 1e5, range(300)) == tokenizer.encode(ENGLISH)
+        assert not unused & {i for ids in tokenizer.sample(ENGLISH, 0.1, range(300)) for i in ids}
+        expect_like_frequencies(tokenizer, sorted({word for line in ENGLISH[:3] for word in line.split()})[:5], 0.1)
+
+
+def test_lines_for_training_are_a_fair_sample_in_their_order() -> None:
+    lines = [str(i) for i in range(100)]
+    assert list(module._at_most(100, lambda: iter(lines))) == list(module._at_most(101, lambda: iter(lines))) == lines
+    drawn = list(module._at_most(30, lambda: iter(lines)))
+    assert len(drawn) == 30
+    assert drawn == sorted({*drawn}, key=int) == list(module._at_most(30, lambda: iter(lines)))
+    assert 5 <= sum(int(line) < 50 for line in drawn) <= 25
