@@ -14,8 +14,10 @@ help:  ## show this list
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nmt needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c constraints.txt "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
-	$(BIN)/pip install --quiet -c constraints.txt --editable ".[dev]"
+	grep -v '^torch==' constraints.txt | $(BIN)/pip install --quiet --require-hashes --no-deps -r /dev/stdin
+	$(BIN)/pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/pip check
 	@touch $@
 
 train: $(READY)  ## train, evaluate and draw alignments on the built-in demo corpus (OVERRIDES="attention=luong_dot")

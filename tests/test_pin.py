@@ -1,0 +1,67 @@
+"""constraints.txt: exact versions, and the hashes by which an installation refuses any other file."""
+
+import importlib.util
+import io
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def pin() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("pin", ROOT / "scripts" / "pin.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_each_version_has_the_hashes_of_its_files_but_for_torch() -> None:
+    entries = re.split(r"\n(?=\S)", (ROOT / "constraints.txt").read_text().strip())
+    pins = [entry for entry in entries if not entry.startswith("#")]
+    assert len(pins) > 90
+    for entry in pins:
+        name, *hashes = entry.split(" \\\n    ")
+        assert re.fullmatch(r"[\w.-]+==[\w.]+", name)
+        assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for each in hashes)
+        assert bool(hashes) == (not name.startswith("torch=="))
+
+
+def test_the_makefile_installs_by_hashes() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    assert "--require-hashes --no-deps -r" in makefile
+    assert "--no-deps --no-build-isolation --editable ." in makefile
+
+
+FILES = {
+    "some_package-1.2-py3-none-any.whl": True,
+    "some_package-1.2.tar.gz": True,
+    "Some.Package-1.2-cp311-cp311-macosx_11_0_arm64.whl": True,
+    "some_package-1.2-cp312-cp312-win_amd64.whl": True,
+    "some_package-1.2-cp39-abi3-manylinux_2_28_x86_64.whl": True,
+    "some_package-1.2-cp39-cp39-manylinux_2_28_x86_64.whl": False,
+    "some_package-1.2-pp310-pypy310_pp73-win_amd64.whl": False,
+    "some_package-1.20-py3-none-any.whl": False,
+    "some_package_more-1.2-py3-none-any.whl": False,
+}
+
+
+def test_hashes_are_of_the_versions_files_for_our_pythons(pin: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    links = [f'<a href="x/{name}#sha256={number:064x}">{name}</a>' for number, name in enumerate(FILES)]
+    asked = []
+
+    def page(url: str, timeout: float) -> io.BytesIO:
+        asked.append(url)
+        return io.BytesIO("\n".join(links).encode())
+
+    monkeypatch.setattr(pin.urllib.request, "urlopen", page)
+    found = pin.hashes("https://index", "Some_Package", "1.2")
+    assert found == [f"{number:064x}" for number, wanted in enumerate(FILES.values()) if wanted]
+    assert asked == ["https://index/some-package/"]
+    with pytest.raises(SystemExit, match="has no file of Some_Package==3"):
+        pin.hashes("https://index", "Some_Package", "3")
