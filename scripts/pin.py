@@ -1,4 +1,4 @@
-"""Write constraints.txt: the versions of this environment, with the SHA-256 of each of their files in the package index.
+"""Write constraints.txt: the versions of this environment, with the SHA-256 of each of their files in the index.
 
 python scripts/pin.py [--index https://pypi.org/simple]
 
