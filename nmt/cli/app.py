@@ -161,9 +161,9 @@ def _run_dir(run: str | int | None, new: str) -> str:
     return str(Path(run).expanduser())
 
 
-def _for_several(run: str | int | list[str], place: str) -> str | None:
+def _for_several(run: str | float | list[str] | None, place: str) -> str | None:
     """A place for what is of several runs together; None where there is but one."""
-    return None if isinstance(run, str | int) or len(run) == 1 else place
+    return None if run is None or isinstance(run, str | int | float) or len(run) == 1 else place
 
 
 # At import, since a launcher's worker process imports this module and nothing else of the command.

@@ -56,6 +56,15 @@ def test_a_value_may_refer_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.encoder.hidden == 24
 
 
+@pytest.mark.parametrize("run", ["null", "0.5", "true", "[]", "{}"])
+def test_no_place_is_refused_as_run(
+    run: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    OmegaConf.register_new_resolver("for_several", app._for_several, replace=True)
+    assert taken(monkeypatch, f"run={run}", command="evaluate") is None
+    assert "nmt-evaluate: error: run" in capsys.readouterr().err
+
+
 def test_the_environment_says_where_the_cache_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
