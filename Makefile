@@ -14,7 +14,8 @@ help:  ## show this list
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nmt needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	grep -v '^torch==' constraints.txt | $(BIN)/pip install --quiet --require-hashes --no-deps -r /dev/stdin
+	awk '/^setuptools==/, !/\\$$/' constraints.txt | $(BIN)/pip install --quiet --require-hashes --no-deps -r /dev/stdin
+	grep -v '^torch==' constraints.txt | $(BIN)/pip install --quiet --require-hashes --no-deps --no-build-isolation -r /dev/stdin
 	$(BIN)/pip install --quiet "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	$(BIN)/pip check

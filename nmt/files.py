@@ -13,9 +13,12 @@ RECORD = 2**26  # bytes that a configuration, a report or a tokenizer may have
 TEXT = 2**31  # ... that lines of text may have
 
 
+SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EIO}
+
+
 def refuse_scarcity(error: Exception) -> None:
-    """Raises the error if the system lacks something just now: what was to be read is not to blame."""
-    if isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
+    """Raises the error if it is of the system or of permissions: what was to be read is not to blame."""
+    if isinstance(error, OSError) and error.errno in SCARCE:
         raise error
 
 
@@ -45,10 +48,14 @@ def refuse_strays(folder: Path) -> None:
     inside = os.path.realpath(folder)
     for place, folders, files in os.walk(folder):
         for path in (Path(place, name) for name in sorted((*folders, *files))):
-            if path.is_symlink():
+            try:
+                mode = path.lstat().st_mode
+            except FileNotFoundError:
+                continue  # of a run that goes on
+            if stat.S_ISLNK(mode):
                 if os.path.commonpath([inside, os.path.realpath(path)]) != inside:
                     raise OSError(errno.EINVAL, f"is a link that leads out of {folder}", str(path))
-            elif not (path.is_file() or path.is_dir()):
+            elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise OSError(errno.EINVAL, "is neither a file nor a folder", str(path))
 
 

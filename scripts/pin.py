@@ -19,7 +19,7 @@ WITHOUT_HASHES = {"torch"}
 OURS = {"nmt", "pip"}
 HEAD = """\
 # The exact versions this package is developed and tested with, and their files' hashes (scripts/pin.py).
-# pyproject.toml has the ranges. The Makefile installs nothing else, torch and what it alone needs excepted.
+# pyproject.toml has the ranges. The Makefile installs no other files, torch and what it alone needs excepted.
 """
 LINK = re.compile(r"#sha256=([0-9a-f]{64})[^>]*>\s*([^<\s]+)")
 FOR_US = re.compile(r"\.tar\.gz$|\.zip$|-(py3|py2\.py3|py3\d*|cp3(1[1-9])[^-]*|[^-]+-abi3)-[^-]*|-abi3-", re.IGNORECASE)

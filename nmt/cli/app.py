@@ -74,7 +74,7 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
                 raise
             outcomes.append(error)  # the command line is at fault, or a launcher: jobs tell their own
         if sweep is not None:
-            outcomes.append(sweep.finish())
+            outcomes.append(_attempt(sweep.finish, debug))
     except KeyboardInterrupt:
         print(f"nmt-{command}: interrupted", file=sys.stderr)
         sys.exit(STOPPED + signal.SIGINT)
@@ -89,15 +89,22 @@ def _call(schema: type[T], task: Callable[[T, list[str]], int | None], config: D
     return task(typed(schema, cast(dict[str, Any], values)), given) or 0
 
 
-def _attempt(work: Callable[[], int], debug: bool, new: list[Path]) -> int | Exception:
+def _attempt(work: Callable[[], int], debug: bool, new: list[Path] | None = None) -> int | Exception:
     """The exit status, or the user's fault: kept from Hydra, which would print a notice of its own."""
     try:
         return work()
     except (UserError, OmegaConfBaseException, OSError) as error:
         if debug or not _users_fault(error):
             raise
-        _remove_new_directory(new)
+        if new is not None:
+            _remove_new_directory(new)
         return error
+    except (RuntimeError, MemoryError) as error:
+        from nmt.machine import is_out_of_memory
+
+        if debug or not is_out_of_memory(error):
+            raise
+        return UserError(f"memory does not suffice ({str(error).partition(chr(10))[0] or 'it is full'})")
 
 
 def _exit(outcomes: list[int | Exception | None], command: str) -> None:

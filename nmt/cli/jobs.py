@@ -77,11 +77,11 @@ def tell(sweep: Path) -> int:
         Column("directory", "directory"),
     ]
     print(table.terminal(rows, columns))
-    write_atomically(sweep / "jobs.json", to_json({"jobs": rows}, indent=2).encode())
-    write_atomically(sweep / "jobs.md", f"{table.markdown(rows, columns)}\n".encode())
     failures = [row for row in rows if row["status"] == "failed"]
     for row in failures:
         print(f"nmt-train: error: {row['job']}: {row['error']} ({row['directory']}/{ERROR})", file=sys.stderr)
+    write_atomically(sweep / "jobs.json", to_json({"jobs": rows}, indent=2).encode())
+    write_atomically(sweep / "jobs.md", f"{table.markdown(rows, columns)}\n".encode())
     finished = [row["directory"] for row in rows if row["status"] == FINISHED]
     # What is chosen from a search must not be chosen by the test set.
     searched = (sweep / JOURNAL).exists()

@@ -24,6 +24,7 @@ DEEPEST = 30  # brackets in brackets
 MOST_JOBS = 10_000  # of a sweep: Hydra lists all before the first
 CHOICE = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*")  # of a group: a file in its folder, or in one below
 FOLDERS = ("hydra.run.", "hydra.sweep.")
+OF_SWEEPS = ("hydra.launcher", "hydra.sweeper", "hydra/launcher", "hydra/sweeper", "hydra.mode")
 # Hydra writes these itself, over what is given.
 HYDRAS_OWN = (
     "hydra.runtime.",
@@ -116,8 +117,15 @@ def _hint(word: str) -> str:
 def _refuse_choice_elsewhere(override: Override) -> None:
     """Hydra would look for ../train too, and take a command's whole configuration for an encoder's."""
     group, choice = config_dir() / str(override.key_or_group), override.value()
-    wrong = not CHOICE.fullmatch(choice) if isinstance(choice, str) else isinstance(choice, int | float)
-    if group.is_dir() and wrong:
+    if (
+        not group.is_dir()
+        or override.is_delete()
+        or override.is_sweep_override()
+        or (choice is None and group.name == "experiment")
+    ):
+        return
+    given = choice if isinstance(choice, list) else [choice]
+    if not all(isinstance(each, str) and CHOICE.fullmatch(each) for each in given):
         choices = ", ".join(sorted(path.stem for path in group.glob("[!_]*.yaml")))
         raise UserError(f"{shown(override.input_line)}: not one of {choices}")
 
@@ -130,7 +138,7 @@ def _refuse_ignored(overrides: Sequence[Override], command: str) -> None:
             raise UserError(f"{shown(override.input_line)}: a run keeps its own config.yaml; leave it out")
         if key.startswith(HYDRAS_OWN):
             raise UserError(f"{shown(override.input_line)}: Hydra sets this itself")
-        if command != "train" and key.startswith((*FOLDERS, "hydra.launcher", "hydra.sweeper", "hydra.mode")):
+        if command != "train" and key.startswith((*FOLDERS, *OF_SWEEPS)):
             where = "; output= says where it writes" if command != "translate" else ""
             raise UserError(f"{shown(override.input_line)}: is for nmt-train, nmt-{command} makes no run{where}")
     if "run" in keys and "hydra.run.dir" in keys:
@@ -139,12 +147,13 @@ def _refuse_ignored(overrides: Sequence[Override], command: str) -> None:
 
 def _refuse_endless(overrides: Sequence[Override]) -> None:
     count = 1
+    searching = any(each.key_or_group == "hydra/sweeper" and each.value() == "optuna" for each in overrides)
     for override in overrides:
         if override.is_discrete_sweep():
             swept = override.value()
             if isinstance(swept, RangeSweep) and not swept.step:
                 raise UserError(f"{shown(override.input_line)}: never ends with a step of 0")
-            count *= _number_of_values(override)
+            count = _number_of_values(override) * (1 if searching else count)
         if count > MOST_JOBS:
             raise UserError(f"{shown(override.input_line)}: makes more than {MOST_JOBS:,} jobs of one sweep")
 

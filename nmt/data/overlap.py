@@ -8,12 +8,10 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nmt.data.corpus import Pair
 
 EXAMPLES = 3  # numbers of pairs that are named
-Numbers = NDArray[np.int64]  # of pairs, counted from 1 as they are read
 
 
 class Found(NamedTuple):

@@ -1,6 +1,8 @@
 """Checkpoints read as data, from whomever they are: nothing in them is executed, and no more memory is taken than the
 file has bytes."""
 
+import errno
+import os
 import pickle
 import pickletools
 import zipfile
@@ -10,6 +12,10 @@ from typing import Any
 
 import torch
 
+from nmt.files import refuse_scarcity
+from nmt.machine import is_out_of_memory
+
+ZIP = b"PK\x03\x04"
 LARGEST_PICKLE = 2**26  # bytes: of all but the numbers in the tensors, of which each is a file in the archive
 PROTOCOL = 2  # of the pickles that torch writes; later ones know operations that take memory before they read
 STORAGES = {  # bytes of a number, by the kinds of tensors that checkpoints hold
@@ -23,12 +29,19 @@ STORAGES = {  # bytes of a number, by the kinds of tensors that checkpoints hold
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """What torch.save wrote of a dictionary of tensors and plain values. Raises ValueError for anything else."""
+    """What torch.save wrote of a dictionary of tensors and plain values. Raises ValueError for anything else,
+    OSError if the system is at fault."""
     try:
+        with path.open("rb") as file:
+            if file.read(len(ZIP)) != ZIP:  # torch would read what stands before the archive
+                raise ValueError("no archive")
         with zipfile.ZipFile(path) as archive:
             _Inspector(archive, path.stat().st_size).load()
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a broken file can raise nearly anything
+        refuse_scarcity(error)
+        if is_out_of_memory(error):
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), str(path)) from None
         raise ValueError(f"not a checkpoint ({error})") from None
     if type(state) is not dict:
         raise ValueError("not a checkpoint (no dictionary)")
@@ -43,6 +56,8 @@ class _Inspector(pickle.Unpickler):
         records = archive.infolist()
         self.root = records[0].filename.split("/")[0]
         self.sizes = {record.filename: record.file_size for record in records}
+        if min(record.header_offset for record in records):
+            raise ValueError("something before the archive")
         if any(record.compress_type != zipfile.ZIP_STORED for record in records):
             raise ValueError("compressed")  # a few bytes could become any number
         if sum(self.sizes.values()) > size or len({name.lower() for name in self.sizes}) < len(records):

@@ -188,10 +188,16 @@ def _report(prepared: Prepared) -> None:
         log.warning("corpus: %s", doubt)
 
 
+class _LogFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """A full disk ends the run, as it does with every other file, instead of a traceback for each line."""
+        raise  # noqa: PLE0704
+
+
 @contextmanager
 def _log_to(path: Path) -> Iterator[None]:
     """All that is told goes to the run's train.log too, with the time."""
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("nmt")
     logger.setLevel(logging.DEBUG)

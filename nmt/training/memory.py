@@ -5,8 +5,9 @@ import math
 from collections.abc import Callable
 
 from nmt.config.errors import UserError
-from nmt.machine import is_out_of_memory, release_memory
-from nmt.training.step import Update
+from nmt.machine import release_memory
+from nmt.training import checkpoint
+from nmt.training.step import DoesNotFit, Update
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +30,12 @@ class Parts:
         parts = self.least
         while tokens / parts >= self.too_many and parts < sentences:
             parts *= 2
+        before = checkpoint.random_state()
         while True:
             try:
                 return attempt(parts)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
+            except DoesNotFit:
+                checkpoint.restore_random_state(before)
             release_memory()  # here, where no traceback holds tensors any more
             self.too_many = min(self.too_many, tokens / parts)
             if parts >= sentences:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from nmt.config import schema
 from nmt.data.batching import Batch
-from nmt.machine import Machine
+from nmt.machine import Machine, is_out_of_memory
 from nmt.model.seq2seq import Seq2Seq
 from nmt.training.objective import Objective
 
@@ -43,6 +43,10 @@ class Sums:
         return {name: total / count for name, total, count in zip(names, totals, counts, strict=True)}
 
 
+class DoesNotFit(Exception):  # noqa: N818
+    """Memory does not suffice for a part of a batch."""
+
+
 class Updater:
     """Forward, backward, clip, step."""
 
@@ -62,16 +66,25 @@ class Updater:
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
 
     def __call__(self, batches: Sequence[Batch], learning_rate: float, step: int) -> Update:
-        """One update from the parts of one batch: each part's gradient is divided by the tokens of all of them."""
+        """One update from the parts of one batch: each part's gradient is divided by the tokens of all of them.
+
+        Raises DoesNotFit if memory does not suffice for a part; nothing has been changed then.
+        """
         tokens = sum(batch.target_tokens for batch in batches)
         sentences = sum(len(batch.indices) for batch in batches)
         terms: dict[str, Tensor] = {}
         total = torch.zeros((), device=self.machine.device)
         self.optimizer.zero_grad(set_to_none=True)
+        self.set_rate(learning_rate)
         for batch in batches:
-            with self.machine.autocast():
-                part = self.objective(batch.to(self.machine.device), step, tokens / sentences)
-            torch.autograd.backward(self.scaler.scale(part.total / tokens))
+            try:
+                with self.machine.autocast():
+                    part = self.objective(batch.to(self.machine.device), step, tokens / sentences)
+                torch.autograd.backward(self.scaler.scale(part.total / tokens))
+            except (RuntimeError, MemoryError) as error:
+                if is_out_of_memory(error):
+                    raise DoesNotFit from None
+                raise
             total += part.total.detach()
             terms = {name: terms[name] + term if terms else term for name, term in part.terms.items()}
         self.scaler.unscale_(self.optimizer)  # before clipping, so that the norm is the gradient's own
@@ -79,11 +92,14 @@ class Updater:
         nn.utils.clip_grad_norm_(self.apart, self.max_grad_norm)
         applied = bool((norm + total).isfinite())  # one question to the device for both
         if applied:
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
             self.scaler.step(self.optimizer)
         self.scaler.update()
         return Update(terms, tokens, norm.detach(), applied)
+
+    def set_rate(self, learning_rate: float) -> None:
+        """Of the next update, applied or not."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
 
 
 def make_optimizer(config: schema.Optimizer, model: Seq2Seq) -> torch.optim.Optimizer:

@@ -85,7 +85,7 @@ class Trainer:
         """Train to the end. Raises Interrupted after a signal, Pruned if the observer asks for it, UserError if the
         gradients stay non-finite."""
         self.journal = Journal(self.run, self.told, self.step, self.total_steps)
-        if not self.step:
+        if not self.told:
             self.journal.config(self.config.model_dump(mode="json"))
         try:
             with self.signals:
@@ -132,10 +132,9 @@ class Trainer:
         indices = self.plan[self.position]
         self.step += 1
         self.position += 1
-        rate = self.config.optimizer.lr * self.schedule.factor(self.step)
 
         def attempt(parts: int) -> Update:
-            return self.updater(self.train_batches.load(indices, self.epoch, parts), rate, self.step)
+            return self.updater(self.train_batches.load(indices, self.epoch, parts), self._rate(self.step), self.step)
 
         update = self.parts(attempt, len(indices), self.train_batches.padded_size(indices), f"step {self.step}")
         if update.applied:
@@ -148,6 +147,9 @@ class Trainer:
         self.window.seconds += seconds
         self.seconds += seconds
         self.tokens += update.tokens
+
+    def _rate(self, step: int) -> float:
+        return self.config.optimizer.lr * self.schedule.factor(step)
 
     def _count_bad(self, indices: np.ndarray[Any, Any]) -> None:
         if self.updater.scaler.is_enabled() and self.updater.scaler.get_scale() > 1:
@@ -267,6 +269,7 @@ class Trainer:
             "position": self.position,
             "validated": self.validated,
             "told": self.told,
+            "too_many": self.parts.too_many,
             "total_steps": self.total_steps,
             "bad": [self.bad_steps, self.bad_in_a_row],
             "spent": [self.seconds, self.tokens],
@@ -280,10 +283,11 @@ class Trainer:
         self.optimizer.load_state_dict({**state["optimizer"], "param_groups": options})
         self.updater.scaler.load_state_dict(state["scaler"])
         self.schedule.load_state_dict(state["schedule"])
+        self.updater.set_rate(self._rate(state["step"]))
         self.stopping.load_state_dict(state["stopping"])
         self.best.load_state_dict(state["best"])
         self.step, self.epoch, self.position = state["step"], state["epoch"], state["position"]
-        self.validated, self.told = state["validated"], state["told"]
+        self.validated, self.told, self.parts.too_many = state["validated"], state["told"], float(state["too_many"])
         self.schedule_has_moved = state["total_steps"] != self.total_steps
         self.bad_steps, self.bad_in_a_row = state["bad"]
         self.seconds, self.tokens = state["spent"]

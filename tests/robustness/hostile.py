@@ -46,6 +46,14 @@ class _Pickler(pickle.Pickler):
         return ("storage", torch.FloatStorage, "0", "cpu", thing.count) if isinstance(thing, Storage) else None
 
 
+def before_an_archive(path: Path, state: State) -> None:
+    """zipfile finds the archive at the end, torch reads what stands at the beginning."""
+    torch.save(state, path)
+    good = path.read_bytes()
+    torch.save(state | {"more": Command()}, path, _use_new_zipfile_serialization=False)
+    path.write_bytes(path.read_bytes() + good)
+
+
 def archive(path: Path, state: object, record: bytes = bytes(64), packed: int = zipfile.ZIP_STORED) -> None:
     """As torch writes it, but for what is in it."""
     buffer = io.BytesIO()
@@ -87,6 +95,7 @@ ATTACKS: dict[str, Callable[[Path, State], object]] = {
     "pickle in the old format": lambda path, state: torch.save(
         state | {"more": Command()}, path, _use_new_zipfile_serialization=False
     ),
+    "the old format before an archive": lambda path, state: before_an_archive(path, state),
     "the old format": lambda path, state: torch.save(state, path, _use_new_zipfile_serialization=False),
     "a script": lambda path, state: _script(path),
     "two pickles": lambda path, state: _twice(path),

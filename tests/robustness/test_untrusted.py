@@ -169,9 +169,9 @@ def test_an_ensemble_takes_no_hostile_member(honest: Path, run: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"encoder": {"hidden": 10**7}, "decoder": {"hidden": 2 * 10**7}},
-        {"encoder": {"layers": 10**9}},
-        {"embedding": {"dim": 10**9}, "decoder": {"readout_dim": 10**9}},
+        {"encoder": {"hidden": 2**14}, "decoder": {"hidden": 2**14}},
+        {"encoder": {"layers": 100}},
+        {"embedding": {"dim": 2**14}, "decoder": {"readout_dim": 2**14}},
         {"threads": 10**6},
     ],
     ids=str,

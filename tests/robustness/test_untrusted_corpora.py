@@ -101,8 +101,8 @@ def test_a_poisoned_corpus_is_refused_before_it_is_used(name: str, corpus: Path)
 @pytest.mark.parametrize("text", ["0-0\n", "0:0\n" * 20, "9" * 9 + "\n", "\udcff"])
 def test_poisoned_alignments_are_told(text: str, corpus: Path) -> None:
     (corpus / "test.alignments").write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(UserError, match=r"test\.alignments: cannot be used"):
-        _ = Prepared(corpus).splits["test"].alignments
+    with pytest.raises(UserError, match=r"test\.alignments(: has \d lines for 20 pairs|, line 1: cannot be used)"):
+        _ = [*(Prepared(corpus).splits["test"].alignments or [])]
 
 
 @pytest.mark.parametrize("byte", [b"\n", b"\xff"])

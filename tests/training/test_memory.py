@@ -16,7 +16,7 @@ from nmt.training import objective as objective_module
 from nmt.training.job import train
 from nmt.training.memory import Parts
 from nmt.training.objective import Objective, Value
-from nmt.training.step import Update
+from nmt.training.step import DoesNotFit, Update
 from nmt.training.trainer import Trainer
 
 Config = Callable[..., TrainConfig]
@@ -88,7 +88,7 @@ def sizes(config: TrainConfig, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "fit", lambda self: plans.extend(self.plan))
         patch.setattr("nmt.training.job._evaluate", lambda *_: None)
-        patch.setattr("nmt.training.job._results", lambda _: {})
+        patch.setattr("nmt.training.job._results", lambda *_: {})
         train(config, folder / "planned", [])
     return plans
 
@@ -99,7 +99,7 @@ def test_parts_double_until_they_fit_and_large_batches_begin_there() -> None:
     def attempt(parts: int) -> Update:
         tried.append(parts)
         if 64 / parts > 20:
-            raise torch.OutOfMemoryError("out of memory")
+            raise DoesNotFit
         return UPDATE
 
     parts = Parts(1)
@@ -118,7 +118,7 @@ def test_parts_double_until_they_fit_and_large_batches_begin_there() -> None:
 
 def test_a_pair_that_does_not_fit_alone_ends_the_run_in_words() -> None:
     def attempt(parts: int) -> Update:
-        raise torch.OutOfMemoryError("out of memory")
+        raise DoesNotFit
 
     with pytest.raises(UserError, match="step 7: memory does not suffice for one pair at a time"):
         Parts(1)(attempt, 5, 50, "step 7")

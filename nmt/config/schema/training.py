@@ -123,7 +123,7 @@ class Training(Section):
     guided_alignment: NonNegative
     max_grad_norm: Positive | None
     max_bad_steps: Count
-    log_every: Count
+    log_every: Annotated[int, Field(gt=0, le=10_000)]  # checkpoints hold the sums since the last line
     checkpoint_every: Count | None
     ema_decay: Probability
     average_best: Count
