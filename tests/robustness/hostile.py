@@ -95,7 +95,7 @@ ATTACKS: dict[str, Callable[[Path, State], object]] = {
     "pickle in the old format": lambda path, state: torch.save(
         state | {"more": Command()}, path, _use_new_zipfile_serialization=False
     ),
-    "the old format before an archive": lambda path, state: before_an_archive(path, state),
+    "the old format before an archive": before_an_archive,
     "the old format": lambda path, state: torch.save(state, path, _use_new_zipfile_serialization=False),
     "a script": lambda path, state: _script(path),
     "two pickles": lambda path, state: _twice(path),
