@@ -80,7 +80,7 @@ def test_one_cycle_is_half_a_cosine_to_the_bit() -> None:
             assert cosine.factor(step) == min(1.0, step / 7) * (0.02 + (1 - 0.02) * share)
 
 
-@pytest.mark.parametrize(("cycles", "growth"), [(11, 1.0), (3, 3.0), (2, 1e300), (10**12, 1.0)])
+@pytest.mark.parametrize(("cycles", "growth"), [(11, 1.0), (3, 3.0), (2, 100.0), (10_000, 1.0)])
 def test_more_cycles_than_updates_are_refused(cycles: int, growth: float) -> None:
     with pytest.raises(
         UserError, match=rf"^schedule\.cycles={cycles}: .* one of the 10 updates .*schedule\.cycle_growth$"
