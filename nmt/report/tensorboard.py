@@ -90,7 +90,8 @@ class TensorBoard:
 
 def _date_back(directory: Path) -> None:
     """Let earlier event files have earlier names, whatever the clock says: TensorBoard reads them in that order."""
-    files = sorted(directory.glob("events.out.tfevents.[0-9]*.*"))
+    named = sorted(directory.glob("events.out.tfevents.*.*"))
+    files = [path for path in named if path.name.split(".")[3].isdecimal()]
     stamps = [int(path.name.split(".")[3]) for path in files]
     back = max(stamps, default=0) - int(time.time()) + 1
     for path, stamp in zip(files, stamps, strict=True) if back > 0 else ():
