@@ -50,7 +50,7 @@ def before_an_archive(path: Path, state: State) -> None:
     """zipfile finds the archive at the end, torch reads what stands at the beginning."""
     torch.save(state, path)
     good = path.read_bytes()
-    torch.save(state | {"more": Command()}, path, _use_new_zipfile_serialization=False)
+    torch.save(state, path, _use_new_zipfile_serialization=False)  # harmless, but nobody looked
     path.write_bytes(path.read_bytes() + good)
 
 
