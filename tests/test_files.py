@@ -2,12 +2,13 @@
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import BinaryIO
 
 import pytest
 
-from nmt.files import remove_leftovers, to_json, write_atomically
+from nmt.files import refuse_strays, remove_leftovers, to_json, write_atomically
 
 
 def test_content_or_a_writer(tmp_path: Path) -> None:
@@ -49,6 +50,16 @@ def test_leftovers_are_found_below_too(tmp_path: Path) -> None:
         (tmp_path / name).write_text("")
     remove_leftovers(tmp_path)
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [".lock", "kept.part"]
+
+
+def test_a_file_that_goes_while_a_folder_is_looked_at_is_no_stray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "walk", lambda folder: [(folder, [], [".last.pt.1.part"])])
+    refuse_strays(tmp_path)
+    (tmp_path / ".last.pt.1.part").symlink_to("/etc")
+    with pytest.raises(OSError, match="leads out of"):
+        refuse_strays(tmp_path)
 
 
 def test_json_has_no_infinity() -> None:

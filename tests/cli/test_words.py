@@ -149,6 +149,13 @@ def test_words_that_are_fine() -> None:
     words.check(["-m", "optimizer.lr=tag(log,interval(0.001,0.01))"], "train")
 
 
+def test_a_search_draws_from_its_ranges_and_does_not_list_them() -> None:
+    ranges = ["seed=range(1,300)", "encoder.hidden=range(8,400)"]
+    words.check(["-m", "hydra/sweeper=optuna", *ranges], "train")
+    with pytest.raises(UserError, match=r"makes more than 10,000 jobs of one sweep"):
+        words.check(["-m", *ranges], "train")
+
+
 def test_a_new_folder_of_a_refused_run_is_taken_away_and_an_old_one_stays(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from forks import Work
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 TIMED = {"time", "train/tokens_per_second"}  # what measures time differs between equal runs
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -91,8 +92,13 @@ def curves(run: Path) -> dict[str, list[tuple[int, bytes]]]:
     """What TensorBoard shows: of each curve, text, histogram or series of pictures its steps, values of curves."""
     events = EventAccumulator(str(run / "tensorboard"), size_guidance={"tensors": 0})
     events.Reload()
-    shown = {}
-    for tag in (tag for tag in events.Tags()["tensors"] if not tag.startswith("_hparams_")):
+    shown: dict[str, list[tuple[int, bytes]]] = {}
+    for tag in events.Tags()["tensors"]:
+        if tag.startswith("_hparams_"):
+            content = events.SummaryMetadata(tag).plugin_data.content
+            start = HParamsPluginData.FromString(content).session_start_info
+            shown[tag] = [(0, f"{key}: {value}".encode()) for key, value in sorted(start.hparams.items())]
+            continue
         is_curve = events.SummaryMetadata(tag).plugin_data.plugin_name == "scalars"
         found = [(event.step, event.tensor_proto.SerializeToString()) for event in events.Tensors(tag)]
         shown[tag] = [(step, value if is_curve and tag not in TIMED else b"") for step, value in found]

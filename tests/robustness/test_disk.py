@@ -1,6 +1,7 @@
 """Full disks, folders that must not be written to, too many open files, clocks that go back: told in one line, nothing
 lost, and the run goes on once there is room."""
 
+import logging
 import os
 import resource
 import shutil
@@ -18,6 +19,7 @@ from test_kills import RECIPE
 
 from nmt.files import write_atomically
 from nmt.report.tensorboard import TensorBoard
+from nmt.training.job import _log_to
 
 
 def command(folder: Path, *overrides: str, before: Callable[[], object] = lambda: None) -> Work:
@@ -167,6 +169,13 @@ def test_a_file_that_must_not_grow_leaves_the_old_one(tmp_path: Path) -> None:
     assert output.read_text() == f"{path} File too large\n"
     assert path.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir() if each.suffix == ".part"] == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_line_of_the_log_that_finds_no_room_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(OSError, match="No space left on device"), _log_to(Path("/dev/full")):
+        logging.getLogger("nmt").info("a line")
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_other_errors_than_the_systems_are_told_as_they_are(tmp_path: Path) -> None:

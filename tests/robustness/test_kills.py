@@ -3,10 +3,11 @@
 import json
 import os
 import random
+import signal
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -108,6 +109,36 @@ def test_killed_between_two_changes_of_the_disk(part: int, whole: Whole, tmp_pat
     first = draw.randrange(part * whole.changes // 2, (part + 1) * whole.changes // 2)
     made = killed_at_change_and_again(tmp_path / "scene", [first + 1, draw.randrange(1, whole.changes)])
     same(made, whole)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("steps", [(1, 6), (7, 15)])  # 6 and 15: a line of the log is due; 7: a validation
+def test_stopped_by_signals(steps: tuple[int, ...], whole: Whole, tmp_path: Path) -> None:
+    """The rates, the captions and the choices in TensorBoard, too, are those of a run without them."""
+    made = scene(tmp_path / "scene")
+    for step in steps:
+        assert ended(forked(signalled_in(made.work, step), made.output)) == 128 + signal.SIGTERM
+    assert ended(forked(made.work, made.output)) == 0, made.output.read_text()
+    same(made, whole)
+
+
+def signalled_in(work: Work, step: int) -> Work:
+    """`work`, asked to stop while it makes an update."""
+
+    def asked() -> int:
+        from nmt.training.step import Updater
+
+        update = Updater.__call__
+
+        def interrupted(self: Updater, batches: Any, rate: float, number: int) -> Any:  # noqa: ANN401
+            if number == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return update(self, batches, rate, number)
+
+        Updater.__call__ = interrupted  # type: ignore[method-assign]
+        return work()
+
+    return asked
 
 
 @pytest.mark.slow
