@@ -31,10 +31,10 @@ bench: $(READY)  ## time training and decoding on the demo corpus (OVERRIDES="--
 	@$(BIN)/python scripts/benchmark.py $(OVERRIDES)
 
 test: $(READY)  ## run the tests with coverage
-	@$(BIN)/pytest -n auto --cov --cov-report=term --cov-fail-under=90
+	@$(BIN)/pytest -n auto --dist worksteal --cov --cov-report=term --cov-fail-under=90
 
 test-slow: $(READY)  ## run the long tests of robustness, which `make test` leaves out
-	@$(BIN)/pytest -n auto -m slow
+	@$(BIN)/pytest -n auto --dist worksteal -m slow
 
 lint: $(READY)  ## ruff and mypy
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -40,7 +40,8 @@ def test_each_change_is_valid_and_changes_the_recipe(name: str) -> None:
 
 @pytest.mark.system
 def test_runs_are_compared_and_not_repeated(tmp_path: Path) -> None:
-    words = ["out", "--changes", "no-dropout", "--add", "wide=encoder.hidden=32 decoder.hidden=64", *TINY]
+    changes = ["--changes", "no-dropout", "--add", "wide=encoder.hidden=32 decoder.hidden=64"]
+    words = ["out", *changes, *TINY, "training.max_steps=3"]
     done = ablation(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("validation: 20 sentences")

@@ -1,11 +1,14 @@
 """The benchmark runs, and its figures fit together."""
 
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from forks import ended, forked
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "benchmark.py"
 
@@ -16,12 +19,31 @@ def benchmark(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def measured(folder: Path, *words: str) -> str:
+    """What it prints, in a fork of this process and with a small product to compare with."""
+    spec = importlib.util.spec_from_file_location("benchmark", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+
+    def work() -> int:
+        os.chdir(folder)
+        sys.argv = [str(SCRIPT), *words]
+        script.SIDE = 128
+        script.main()
+        return 0
+
+    output = folder / "output.txt"
+    assert ended(forked(work, output)) == 0, output.read_text()
+    return output.read_text()
+
+
 def test_measures_training_decoding_presets_and_growth(tmp_path: Path, tiny_overrides: list[str]) -> None:
-    done = benchmark(tmp_path, "--updates", "2", "--presets", "--growth", *tiny_overrides, "decoder.hidden=24")
-    assert done.returncode == 0, done.stderr
+    printed = measured(tmp_path, "--updates", "2", "--presets", "--growth", *tiny_overrides, "decoder.hidden=24")
     (path,) = tmp_path.rglob("benchmark.json")
     assert "benchmark/" in str(path)
-    assert str(path.relative_to(tmp_path)) in done.stdout
+    assert str(path.relative_to(tmp_path)) in printed
     found = json.loads(path.read_text())
     training = found["training"]
     assert training["share_of_product"] == pytest.approx(
@@ -32,12 +54,12 @@ def test_measures_training_decoding_presets_and_growth(tmp_path: Path, tiny_over
     assert [row["search"] for row in found["decoding"]] == ["greedy", "beam 2"]
     assert {"none", "bahdanau", "monotonic"} < {row["attention"] for row in found["presets"]}
     assert [row["length"] for row in found["growth"]][:4] == [10, 20, 40, 80]
-    assert "luong_dot: left out: attention.score.kind=dot" in done.stderr
+    assert "luong_dot: left out: attention.score.kind=dot" in printed
     assert "luong_dot" not in {row["attention"] for row in found["presets"]}
     for rows in (found["decoding"], found["presets"], found["growth"]):
         assert all(row["tokens_per_second"] > 0 for row in rows)
     for heading in ("target tokens/s", "ms an update", "sentences/s", "`attention=`", "vocabulary"):
-        assert heading in done.stdout
+        assert heading in printed
 
 
 @pytest.mark.parametrize(

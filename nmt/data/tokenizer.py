@@ -177,6 +177,8 @@ def _train(config: schema.TrainedTokenizer, lines: Lines) -> Tokenizer:
             byte_fallback=config.byte_fallback,
             normalization_rule_name=config.normalization,
             character_coverage=config.character_coverage,
+            split_by_unicode_script=config.split_punctuation,
+            split_by_number=config.split_punctuation,
             pad_id=PAD,
             unk_id=UNK,
             bos_id=BOS,

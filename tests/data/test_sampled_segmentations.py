@@ -186,6 +186,7 @@ def trained(kind: str) -> TrainedTokenizer:
         byte_fallback=False,
         normalization="nmt_nfkc",
         character_coverage=1.0,
+        split_punctuation=True,
         lowercase=False,
         sampling=0.1,
         sampled="both",

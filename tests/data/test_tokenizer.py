@@ -20,19 +20,22 @@ from nmt.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers, make_t
 ENGLISH, FRENCH, _ = (list(side) for side in zip(*demo.generate(300, 1, 1, 1).train, strict=True))
 
 
+VALUES: dict[str, Any] = {
+    "kind": "bpe",
+    "vocab_size": 400,
+    "joint": True,
+    "byte_fallback": False,
+    "normalization": "nmt_nfkc",
+    "character_coverage": 1.0,
+    "split_punctuation": True,
+    "lowercase": False,
+    "sampling": 0.0,
+    "sampled": "both",
+}
+
+
 def train(**changes: Any) -> Tokenizers:  # noqa: ANN401
-    values = {
-        "kind": "bpe",
-        "vocab_size": 400,
-        "joint": True,
-        "byte_fallback": False,
-        "normalization": "nmt_nfkc",
-        "character_coverage": 1.0,
-        "lowercase": False,
-        "sampling": 0.0,
-        "sampled": "both",
-    }
-    config = schema.TrainedTokenizer.model_validate(values | changes)
+    config = schema.TrainedTokenizer.model_validate(VALUES | changes)
     return make_tokenizers(config, lambda: iter(ENGLISH), lambda: iter(FRENCH))
 
 
@@ -54,6 +57,18 @@ def test_text_comes_back_and_ends_once(joint: Tokenizers) -> None:
         assert [tokenizer.decode(ids) for ids in encoded] == lines
         assert all(ids[-1] == EOS and EOS not in ids[:-1] and BOS not in ids for ids in encoded)
     assert joint.source.encode([""]) == [[EOS]]
+
+
+def test_punctuation_is_split_off_unless_text_is_split_already() -> None:
+    lines = ["le t-shirt d&apos; eau , qu&apos; elle a 2x ."] * 9
+
+    def cut(split: bool) -> list[str]:
+        config = schema.TrainedTokenizer.model_validate(VALUES | {"vocab_size": 60, "split_punctuation": split})
+        return make_tokenizers(config, lambda: iter(lines), lambda: iter(lines)).target.surfaces(lines[:1])[0]
+
+    words = ["▁le", "▁t-shirt", "▁d&apos;", "▁eau", "▁,", "▁qu&apos;", "▁elle", "▁a", "▁2x", "▁.", "</s>"]
+    assert cut(False) == words
+    assert {"-", "&", "▁d", "▁qu", "▁2"} <= set(cut(True))
 
 
 def test_special_symbols_written_as_text_stay_text(joint: Tokenizers) -> None:

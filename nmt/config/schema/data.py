@@ -89,6 +89,7 @@ class TrainedTokenizer(Sampler):
     byte_fallback: bool
     normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"]
     character_coverage: Annotated[float, Field(gt=0.9, le=1.0)]
+    split_punctuation: bool
     lowercase: bool
 
     @validator(mode="after")
