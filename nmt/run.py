@@ -23,6 +23,7 @@ UNSEEN = {"run", "device", "threads", "data.cache_dir", "training.log_every", "t
 # May differ as well: where it finds its data, what it shows, where it stops.
 # (A cosine schedule ends where the run does, so that a later end bends the rest of the curve.)
 FREE = UNSEEN | {
+    "data.extra",
     "data.path",
     "data.train",
     "data.validation",

@@ -30,6 +30,13 @@ Splits = dict[str, Iterable[Pair]]  # train, validation and possibly test
 
 def splits(config: schema.Data) -> Splits:
     """The splits of a corpus, read lazily and as often as iterated over. Raises UserError naming file and line."""
+    found = _splits(config)
+    if config.extra:
+        found["train"] = Several([found["train"], *(_file_split(name, config, "data.extra") for name in config.extra)])
+    return found
+
+
+def _splits(config: schema.Data) -> Splits:
     if isinstance(config, schema.DemoData):
         made = demo.generate(config.train_size, config.validation_size, config.test_size, config.seed)
         return {name: [Pair(*row) for row in getattr(made, name)] for name in made._fields}
@@ -53,13 +60,14 @@ def splits(config: schema.Data) -> Splits:
 
 def files(config: schema.Data) -> list[Path]:
     """The files that a corpus is made of, for its fingerprint; none for the demo and the hub. Raises UserError."""
-    if isinstance(config, schema.DemoData):
-        return []
-    return [path for pairs in splits(config).values() if isinstance(pairs, Text | Table) for path in pairs.paths]
+    read = splits(config).values() if config.kind != "demo" or config.extra else []
+    return [path for pairs in read if isinstance(pairs, Text | Table | Several) for path in pairs.paths]
 
 
 def place(pairs: Iterable[Pair], numbers: Sequence[int]) -> str:
     """Where pairs of a split stand, counted from 1, in words: "corpus/train.en, lines 3, 17"."""
+    if isinstance(pairs, Several):
+        return "; ".join(place(part, inner) for part, inner in pairs.find(numbers))
     name, unit = (pairs.name, pairs.unit) if isinstance(pairs, Text | Table | Hub) else ("demo", "pair")
     return f"{name}, {unit}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
@@ -153,9 +161,31 @@ class Hub:
             yield f"{self.name}, row {number}", row
 
 
-def _file_split(name: str, config: schema.FilesData, key: str) -> Text | Table:
+class Several:
+    """Pairs of several places, one after the other."""
+
+    def __init__(self, parts: Sequence[Iterable[Pair]]) -> None:
+        self.parts = parts
+        self.paths = [path for part in parts if isinstance(part, Text | Table) for path in part.paths]
+
+    def __iter__(self) -> Iterator[Pair]:
+        return itertools.chain.from_iterable(self.parts)
+
+    def find(self, numbers: Sequence[int]) -> Iterator[tuple[Iterable[Pair], list[int]]]:
+        """Pairs by their numbers, from 1 -> the parts that they stand in, and their numbers there."""
+        before = 0
+        for part in self.parts:
+            count = sum(1 for _ in part)
+            if inner := [number - before for number in numbers if before < number <= before + count]:
+                yield part, inner
+            before += count
+
+
+def _file_split(name: str, config: schema.Data, key: str) -> Text | Table:
     path = Path(name).expanduser()
     if path.is_dir() or (path.is_file() and table_format(path)):
+        if not isinstance(config, schema.FilesData):
+            return Table(path, (config.source_lang, config.target_lang))
         columns = [config.source_column or config.source_lang, config.target_column or config.target_lang]
         return Table(path, (*columns, *filter(None, [config.alignments])))
     if path.is_file():

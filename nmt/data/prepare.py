@@ -90,7 +90,8 @@ def fingerprint_of(data: schema.Data, tokenizer: schema.TokenizerConfig) -> str:
     settings = {
         "format": FORMAT,
         "demo": demo.VERSION if data.kind == "demo" else None,
-        "data": data.model_dump(exclude={"cache_dir", "train", "validation", "test", "path"}),
+        "data": data.model_dump(exclude={"cache_dir", "train", "validation", "test", "path", "extra"}),
+        "extra": len(data.extra),
         "splits": sorted(corpus.splits(data)) if data.kind != "demo" else None,
         "tokenizer": tokenizer.model_dump(exclude={"sampling", "sampled", "source_model", "target_model"}),
     }

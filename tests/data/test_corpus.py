@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.data.corpus import Pair, files, splits
+from nmt.data.corpus import Pair, files, place, splits
 
 PAIRS = [
     ("a cat", "une chatte"),
@@ -272,3 +272,32 @@ def test_broken_word_alignments_are_refused_with_their_line(links: str, message:
 def test_a_suffix_that_no_split_has_is_refused(corpus: Path) -> None:
     with pytest.raises(UserError, match=r"data\.alignments=aling: no split has such a file"):
         splits(files_config(train=corpus, validation=corpus, alignments="aling"))
+
+
+def test_more_pairs_for_training_come_after_the_others(corpus: Path, tmp_path: Path) -> None:
+    prefix = write_text(tmp_path / "more", [("a", "b"), ("c", "d")])
+    table = tmp_path / "t.tsv"
+    table.write_text("en\tfr\ne\tf\n")
+    config = files_config(train=corpus, validation=corpus, test=corpus, extra=f"[{prefix},{table}]")
+    found = splits(config)
+    added = [Pair("a", "b"), Pair("c", "d"), Pair("e", "f")]
+    plain = [Pair(*pair) for pair in PAIRS]
+    assert list(found["train"]) == [*plain, *added]
+    assert list(found["validation"]) == list(found["test"]) == plain
+    assert {tmp_path / "more.en", tmp_path / "more.fr", table} < set(files(config))
+    count = len(PAIRS)
+    assert place(found["train"], [2, count + 1, count + 2, count + 3]) == (
+        f"{corpus}.en, line 2; {prefix}.en, lines 1, 2; {table}, row 1"
+    )
+
+
+def test_every_kind_of_corpus_takes_more_pairs(tmp_path: Path) -> None:
+    prefix = write_text(tmp_path / "more", [("a", "b")])
+    table = tmp_path / "t.tsv"
+    table.write_text("en\tfr\ne\tf\n")
+    values = values_of("train", ["data.train_size=3", f"data.extra=[{prefix},{table}]"])["data"]
+    demo: schema.Data = TypeAdapter(schema.Data).validate_python(values)
+    assert list(splits(demo)["train"])[3:] == [Pair("a", "b"), Pair("e", "f")]
+    assert files(demo) == [tmp_path / "more.en", tmp_path / "more.fr", table]
+    with pytest.raises(UserError, match=r"nowhere\.en: no such file"):
+        splits(demo.model_copy(update={"extra": ["nowhere"]}))

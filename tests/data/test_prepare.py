@@ -112,6 +112,18 @@ def test_other_text_makes_another_corpus(corpus: Path) -> None:
     assert make(corpus).fingerprint != before
 
 
+def test_more_text_makes_another_corpus_wherever_it_lies(corpus: Path, tmp_path: Path) -> None:
+    before = make(corpus).fingerprint
+    for name in ("one", "two"):
+        for lang in ("en", "de"):
+            (tmp_path / f"{name}.{lang}").write_text("ein Wort mehr\n")
+    prepared = make(corpus, f"data.extra={tmp_path / 'one'}")
+    assert prepared.fingerprint != before
+    assert len(prepared.splits["train"]) == len(make(corpus).splits["train"]) + 1
+    assert make(corpus, f"data.extra={tmp_path / 'two'}").fingerprint == prepared.fingerprint
+    assert make(corpus, f"data.extra=[{tmp_path / 'one'},{tmp_path / 'two'}]").fingerprint != prepared.fingerprint
+
+
 def test_swapped_languages_make_another_corpus(corpus: Path) -> None:
     assert make(corpus).fingerprint != make(corpus, "data.source_lang=de", "data.target_lang=en").fingerprint
 

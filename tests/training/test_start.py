@@ -80,6 +80,7 @@ def test_once_it_has_a_checkpoint_it_needs_the_other_run_no_more(
 def test_the_saved_path_is_absolute(train_config: Config) -> None:
     settled = train_config("training.start_from=here/it/is").settled()
     assert settled.training.start_from == str(Path.cwd() / "here" / "it" / "is")
+    assert train_config("data.extra=[a,/b]").settled().data.extra == [str(Path.cwd() / "a"), "/b"]
     assert train_config().settled().training.start_from is None
 
 

@@ -35,6 +35,7 @@ def _readable(text: str) -> str:
 
 
 Name = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_readable)]  # as long as a path may be
+Names = Annotated[list[Name], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 Place = Annotated[Name, BeforeValidator(lambda given: str(given) if type(given) is int else given)]  # a folder named 0
 Places = Annotated[  # one or a list of them
     list[Place], Field(min_length=1), BeforeValidator(lambda given: [given] if isinstance(given, str | int) else given)

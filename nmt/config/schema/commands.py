@@ -23,6 +23,10 @@ class Machine(Section):
     threads: Threads | None
 
 
+def _absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path))
+
+
 class TrainConfig(Model, Machine):
     """nmt-train."""
 
@@ -46,7 +50,9 @@ class TrainConfig(Model, Machine):
         for name in ("data", "tokenizer", "training"):
             section = getattr(self, name)
             given = {key: value for key, value in section if key in places and isinstance(value, str)}
-            absolute = {key: os.path.abspath(os.path.expanduser(value)) for key, value in given.items()}
+            absolute: dict[str, object] = {key: _absolute(value) for key, value in given.items()}
+            if name == "data":
+                absolute["extra"] = [_absolute(value) for value in section.extra]
             sections[name] = section.model_copy(update=absolute)
         return self.model_copy(update={**sections, "run": None})
 

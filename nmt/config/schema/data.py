@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field
 from pydantic import model_validator as validator
 
-from nmt.config.schema.base import Count, Factor, Fraction, Name, Section, Seed
+from nmt.config.schema.base import Count, Factor, Fraction, Name, Names, Section, Seed
 
 DemoSize = Annotated[int, Field(gt=0, le=10_000_000)]  # sentences, which are made in memory
 VocabularySize = Annotated[int, Field(ge=8, le=1_000_000)]  # each piece has a vector
@@ -16,6 +16,7 @@ class Corpus(Section):
 
     source_lang: Name
     target_lang: Name
+    extra: Names
     max_length: Count
     max_ratio: Factor | None
     invalid_utf8: Literal["error", "drop"]
