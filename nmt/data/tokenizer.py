@@ -178,7 +178,6 @@ def _train(config: schema.TrainedTokenizer, lines: Lines) -> Tokenizer:
             normalization_rule_name=config.normalization,
             character_coverage=config.character_coverage,
             split_by_unicode_script=config.split_punctuation,
-            split_by_number=config.split_punctuation,
             pad_id=PAD,
             unk_id=UNK,
             bos_id=BOS,
