@@ -5,9 +5,10 @@ import os
 import shlex
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
-from nmt.cli import sweep
+from nmt.cli import sweep, words
 from nmt.cli.app import choices, output_dir, run
 from nmt.config.compose import flatten, load_values, typed, with_values
 from nmt.config.errors import UserError
@@ -16,12 +17,21 @@ from nmt.config.schema import TrainConfig
 log = logging.getLogger(__name__)
 
 
+# Where a run's data lies: keys of its own kind of corpus, which need not be the default one's.
+PLACES = {f"data.{name}" for name in ("path", "train", "validation", "test", "extra")}
+PLACES |= {f"tokenizer.{name}" for name in ("source_model", "target_model")}
+
+
 def main() -> None:
     """Entry point."""
-    run("train", TrainConfig, _train, sweep)
+    places = []
+    if any(word.startswith("run=") and Path(word[4:], "config.yaml").is_file() for word in sys.argv[1:]):
+        places = [word for word in sys.argv[1:] if word.partition("=")[0] in PLACES]
+        sys.argv[1:] = [word for word in sys.argv[1:] if word not in places]
+    run("train", TrainConfig, partial(_train, places=places), sweep)
 
 
-def _train(config: TrainConfig, overrides: list[str]) -> int:
+def _train(config: TrainConfig, overrides: list[str], places: list[str]) -> int:
     from nmt.data.prepare import fingerprint_of
     from nmt.run import FREE, RunDirectory
     from nmt.training.job import train
@@ -49,8 +59,10 @@ def _train(config: TrainConfig, overrides: list[str]) -> int:
                 )
         now = dict(flatten(config.model_dump(mode="json")))
         changed = {key: now[key] for key in (override.partition("=")[0] for override in given)}
+        changed |= {override.key_or_group: override.value() for override in words.check(places, "train")}
         config = typed(TrainConfig, with_values(load_values(directory / "config.yaml"), changed))
-    status = train(config.settled(), directory, overrides, choices(), sweep.observer() if sweep.sweeping() else None)
+    observer = sweep.observer() if sweep.sweeping() else None
+    status = train(config.settled(), directory, [*overrides, *places], choices(), observer)
     if sweep.sweeping():
         return status  # the sweep tells in the end
     here = os.path.relpath(directory)

@@ -34,8 +34,8 @@ HYDRAS_OWN = (
 log = logging.getLogger(__name__)
 
 
-def check(words: Sequence[str], command: str) -> None:
-    """Raises UserError for words that cannot be meant."""
+def check(words: Sequence[str], command: str) -> list[Override]:
+    """Returns the overrides among them. Raises UserError for words that cannot be meant."""
     parser = get_args_parser()
     _refuse_instead_of_usage(parser)
     for word in words:
@@ -52,6 +52,7 @@ def check(words: Sequence[str], command: str) -> None:
     _refuse_ignored(overrides, command)
     _refuse_endless(overrides)
     _tell_repeated(overrides)
+    return overrides
 
 
 def new_folders(words: Sequence[str]) -> list[Path]:

@@ -10,6 +10,8 @@ import pytest
 from conftest import TINY
 from forks import call
 
+from nmt.data import demo
+
 pytestmark = pytest.mark.system
 BIN = Path(sys.executable).parent
 
@@ -218,6 +220,31 @@ def test_resume_by_run(run: Path, home: Path) -> None:
     refused = call("nmt-train", f"run={run}", "encoder.hidden=9", cwd=home)
     assert refused.returncode == 2
     assert b"encoder.hidden=9: run=" in refused.stderr
+
+
+def test_resume_by_run_where_the_corpus_has_moved(home: Path) -> None:
+    (home / "old").mkdir()
+    for name, pairs in zip(("train", "valid"), demo.generate(200, 10, 1, 5), strict=False):
+        for side, lang in enumerate(("en", "de")):
+            (home / "old" / f"{name}.{lang}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
+    corpus = ["data=files", "data.train=old/train", "data.validation=old/valid", "tokenizer.vocab_size=300"]
+    tiny = [value for value in TINY if not value.startswith(("data.", "tokenizer."))]
+    done = call("nmt-train", *corpus, *tiny, "training.max_steps=2", "hydra.run.dir=moved", cwd=home)
+    assert done.returncode == 0, done.stderr.decode()
+    (home / "old").rename(home / "new")
+    again = ["nmt-train", "run=moved", "training.max_steps=4"]
+    refused = call(*again, cwd=home)
+    assert refused.returncode == 2
+    assert b"old/train.en: no such file" in refused.stderr
+    done = call(*again, "data.train=new/train", "data.validation=new/valid", cwd=home)
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"resumed at step 2 of 4" in done.stderr
+    assert f"train: {home}/new/train\n" in (home / "moved" / "config.yaml").read_text()
+    for word, told in (("data.path=new", "data.path: unknown key"), ("data.train='a\nb'", "control characters")):
+        refused = call(*again, word, cwd=home)
+        assert refused.returncode == 2
+        assert refused.stderr.decode().startswith("nmt-train: error: ")
+        assert told in refused.stderr.decode()
 
 
 MISTAKES: list[tuple[list[str], str]] = [

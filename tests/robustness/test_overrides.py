@@ -46,9 +46,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     found: Seen = []
 
     def remembering(task: Callable[..., Any]) -> Callable[..., Any]:
-        def remember(config: Any, overrides: list[str]) -> Any:  # noqa: ANN401
+        def remember(config: Any, overrides: list[str], **given: Any) -> Any:  # noqa: ANN401
             found.append(config.model_dump(mode="json"))
-            return task(config, overrides)
+            return task(config, overrides, **given)
 
         return remember
 
