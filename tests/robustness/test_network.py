@@ -44,7 +44,7 @@ from nmt.training.job import train
 
 def config(*overrides):
     given = {word.partition("=")[0]: word for word in [*TINY, "training.max_steps=2", *overrides]}
-    if "data=files" in overrides:
+    if any(word.startswith("data=") for word in overrides):
         given = {key: word for key, word in given.items() if not key.endswith("_size") or key.startswith("tok")}
     return typed(TrainConfig, values_of("train", list(given.values())))
 
@@ -114,7 +114,7 @@ def test_no_command_connects_anywhere(tmp_path: Path) -> None:
         ["nmt-train", "run=run", "training.max_steps=3"],
         ["nmt-evaluate", "run=run"],
         ["nmt-translate", "run=run"],
-        ["nmt-compare", "runs=run", "bootstrap_samples=5", "randomisation_trials=5"],
+        ["nmt-compare", "runs=run", "bootstrap_samples=100", "randomisation_trials=100"],
     ]
     for name, *arguments in commands:
         done, attempts = watched(tmp_path, Path(sys.executable).parent / name, *arguments, stdin=b"the cat .\n")
