@@ -116,7 +116,8 @@ def test_bytes_spell_any_text(byte_tokenizers: dict[tuple[str, str], Tokenizer],
         normalizer = sentencepiece.SentencePieceNormalizer(rule_name=rule)
         back = tokenizer.decode(ids)
         assert back == one_space(normalizer.normalize(one_space(text)))
-        assert tokenizer.decode(tokenizer.encode([back])[0]) == back
+        if rule == "identity":  # SentencePiece's other rules may find more to do in what they have made
+            assert tokenizer.decode(tokenizer.encode([back])[0]) == back
 
 
 @pytest.mark.slow
