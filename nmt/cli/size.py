@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from nmt.cli import words
 from nmt.config import schema
 from nmt.config.compose import typed_union
+from nmt.config.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -23,11 +24,17 @@ def settle(config: DictConfig, command: str) -> DictConfig:
 
     values = OmegaConf.to_container(config.data, resolve=True, throw_on_missing=True)
     data = typed_union(schema.Data, cast(dict[str, Any], values), "data")
+    begins = cast(dict[str, Any], OmegaConf.to_container(config.size))["begins"]
+    begins = typed_union(schema.Begins, begins, "size.begins")
     pairs = sum(1 for _ in splits(data)["train"])
-    size = [name for name, least in sorted(config.size.begins.items(), key=lambda item: item[1]) if pairs >= least][-1]
+    reached = sorted((each for each in begins if pairs >= each[1]), key=lambda each: each[1])
+    if not reached:
+        raise UserError(f"size.begins: no size begins at or below {pairs:,} training pairs; set one to 0")
+    size = reached[-1][0]
     log.info("size: %s, for %s training pairs", size, f"{pairs:,}")
     job = cast(DictConfig, HydraConfig.get())
     with read_write(job):
         job.runtime.choices["size"] = size  # what is written down of the run
-    given = [override for override in words.given(job) if not override.startswith("size=")]
+    heeded = ("size=", "size.begins")  # of use until here alone
+    given = [override for override in words.given(job) if not override.lstrip("+~").startswith(heeded)]
     return hydra.compose(command, [*given, f"size={size}"])

@@ -61,6 +61,32 @@ def test_given_values_and_sizes_win(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen == "large"
 
 
+@pytest.mark.parametrize("sign", ["", "++"])
+def test_where_a_size_begins_is_a_value_like_others(monkeypatch: pytest.MonkeyPatch, sign: str) -> None:
+    config, chosen = composed(monkeypatch, 5, f"{sign}size.begins.base=5")
+    assert chosen == "base"
+    assert config == composed(monkeypatch, 5, "size=base")[0]
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("size.begins.base=x", "size.begins.base=x: input should be a valid integer"),
+        ("size.begins.base=null", "size.begins.base=null: input should be a valid integer"),
+        ("size.begins=3", "size.begins=3: input should be a valid dictionary"),
+        ("~size.begins.base", "size.begins.base: missing; it needs a value"),
+        ("size.begins.small=9", "size.begins: no size begins at or below 5 training pairs; set one to 0"),
+    ],
+)
+def test_wrong_beginnings_are_told(
+    word: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(AssertionError):  # composed asserts that all went well
+        composed(monkeypatch, 5, word)
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "error" in line)
+    assert line.startswith(f"nmt-train: error: {told}")
+
+
 def test_sizes_differ_and_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [composed(monkeypatch, 1, f"size={size}")[0] for size in sorted(BEGINS, key=lambda name: BEGINS[name])]
     for before, after in itertools.pairwise(found):

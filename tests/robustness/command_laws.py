@@ -119,7 +119,12 @@ def ignored(config: Mapping[str, Any] | None, words: list[str]) -> str | None:
     for override in OverridesParser.create().parse_overrides([word for word in words if not word.startswith("-")]):
         key = override.get_key_element().lstrip("+")
         group = (config_dir() / key).is_dir() and not isinstance(override.value(), dict)
-        if not (override.is_delete() or override.is_sweep_override() or group or key.startswith(("hydra", "run"))):
+        if not (
+            override.is_delete()
+            or override.is_sweep_override()
+            or group
+            or key.startswith(("hydra", "run", "size.begins"))
+        ):
             last[key] = override
     for key, override in last.items():
         wanted, value = override.value(), config

@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import model_validator as validator
 
 from nmt.config.schema.attention import Attention, SelfAttention, unequal_sizes
-from nmt.config.schema.base import Layers, Positive, Probability, Section, Units
+from nmt.config.schema.base import CountOrZero, Layers, Positive, Probability, Section, Units
 from nmt.config.schema.data import VocabularySize
 
 Cell = Literal["rnn", "gru", "lstm"]
@@ -16,6 +16,14 @@ class Size(Section):
 
     vocab_size: VocabularySize
     lr: Positive
+
+
+class Begins(Section):
+    """From how many training pairs on size=auto takes each size."""
+
+    small: CountOrZero
+    base: CountOrZero
+    large: CountOrZero
 
 
 class Embedding(Section):
