@@ -8,6 +8,7 @@ DIR again, what has finished is not repeated and what was interrupted goes on. A
 """
 
 import argparse
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +51,12 @@ def command(name: str) -> str:
     return str(Path(sys.executable).with_name(name))
 
 
+def quoted(text: object) -> str:
+    """A value as Hydra reads it back, whatever signs are in it."""
+    plain = re.fullmatch(r"[a-zA-Z_/][\w./-]*", str(text), re.ASCII)
+    return str(text) if plain else "'" + str(text).replace("'", "\\'") + "'"
+
+
 def printed(directory: Path) -> Path:
     """What a run printed: beside it, since a directory that holds anything else is no run's."""
     return directory.with_suffix(".txt")
@@ -59,7 +66,7 @@ def train(directory: Path, overrides: list[str]) -> int:
     """One run, or the rest of it. Returns its exit status."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with printed(directory).open("a", encoding="utf-8") as output:
-        words = [command("nmt-train"), f"hydra.run.dir={directory}", *overrides]
+        words = [command("nmt-train"), f"hydra.run.dir={quoted(directory)}", *overrides]
         return subprocess.run(words, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
 
 
@@ -94,7 +101,8 @@ def main() -> int:
             if status:
                 failed += 1
                 bar.write(f"{path}: failed, see {printed(path)}")
-    given = [f"runs={arguments.directory}", "split=validation", f"output={arguments.directory / 'comparison'}"]
+    comparison = arguments.directory / "comparison"
+    given = [f"runs={quoted(arguments.directory)}", "split=validation", f"output={quoted(comparison)}"]
     compared = subprocess.run([command("nmt-compare"), *given], check=False).returncode
     return 1 if failed or compared else 0
 

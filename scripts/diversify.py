@@ -3,12 +3,14 @@
 python scripts/diversify.py DIR [--models 1] [--jobs 2] [--student 'training.max_epochs=7'] experiment=... data=...
 
 Trains models of both directions (DIR/forward/SEED, DIR/backward/SEED) and has them translate the training text. The
-last model, DIR/student, learns the corpus, its sources with their translations and its targets with theirs; --student
-are values for it alone. What each run printed lies beside it; DIR/comparison compares forward models and student on the
-validation set. With the same DIR again, what has finished is not repeated and what was interrupted goes on.
+last model, DIR/student, of the same size, learns the corpus, its sources with their translations and its targets with
+theirs; --student are values for it alone. What each run printed lies beside it; DIR/comparison compares forward models
+and student on the validation set. With the same DIR and values again, runs and translations that are there are not made
+again, and a run that was interrupted goes on.
 """
 
 import argparse
+import json
 import shlex
 import subprocess
 import sys
@@ -16,15 +18,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
-from ablation import command, printed, train
-from omegaconf import OmegaConf
+from ablation import command, printed, quoted, train
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
 from nmt.config import schema
 from nmt.config.compose import typed_union
 from nmt.config.errors import UserError
 from nmt.data.corpus import splits
-from nmt.files import lines_of, write_atomically
+from nmt.files import lines_of, to_json, write_atomically
 
 Pairs = list[tuple[str, str]]
 
@@ -43,23 +46,30 @@ def main() -> int:
         parser.error("--models and --jobs must be at least 1")
     try:
         return diversify(options)
-    except UserError as error:
+    except (UserError, OSError, OmegaConfBaseException) as error:
         print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on", file=sys.stderr)
+        return 130
 
 
 def diversify(options: argparse.Namespace) -> int:
     """All of it. Returns the exit status."""
-    folder, data = options.directory, corpus_of(options.overrides)
-    if data.kind == "demo":
-        raise UserError("data=demo: has one direction only; give a corpus, such as data=files")
-    languages = data.source_lang, data.target_lang
+    folder, config = options.directory, composed(options.overrides)
+    values = cast(dict[str, Any], OmegaConf.to_container(config.data, resolve=True))
+    data: schema.Data = typed_union(schema.Data, values, "data")
+    turned = [*options.overrides, *backwards(data, config)]
+    composed([*turned, *shlex.split(options.student)])  # what is wrong with it is told now, not in some hours
     pairs = [(source, target) for source, target, _ in splits(data)["train"] if source and target]
+    begin(folder, {name: getattr(options, name) for name in ("overrides", "models", "search", "student")})
+    languages = data.source_lang, data.target_lang
     save(pairs, folder / "text" / "train", languages)
-    seeds = range(1, options.models + 1)
-    directions = {"forward": options.overrides, "backward": [*options.overrides, *backwards(data)]}
+    directions = {"forward": options.overrides, "backward": turned}
     work = {
-        folder / name / str(seed): [*values, f"seed={seed}"] for name, values in directions.items() for seed in seeds
+        folder / name / str(seed): [*given, f"seed={seed}"]
+        for name, given in directions.items()
+        for seed in range(1, options.models + 1)
     }
 
     def teach(run: Path) -> Pairs:
@@ -80,12 +90,23 @@ def diversify(options: argparse.Namespace) -> int:
         new = [pair for pair in dict.fromkeys(made) if all(pair) and pair not in known]
         save(new, folder / "translations" / "train", languages)
         bar.write(f"{len(new):,} new pairs beside {len(pairs):,}: {folder / 'translations'}")
-        extra = ",".join([*data.extra, str(folder / "translations" / "train")])
-        finish(folder / "student", [*options.overrides, f"data.extra=[{extra}]", *shlex.split(options.student)])
+        extra = ",".join(map(quoted, [*data.extra, folder / "translations" / "train"]))
+        first = json.loads((folder / "forward" / "1" / "manifest.json").read_text())["starts"][0]
+        given = [f"size={first['choices']['size']}", *options.overrides, *shlex.split(options.student)]
+        finish(folder / "student", [*given, f"data.extra=[{extra}]"])
         bar.update()
-    runs = f"runs=[{folder / 'forward'},{folder / 'student'}]"
-    compare = [command("nmt-compare"), runs, "split=validation", f"output={folder / 'comparison'}"]
+    runs = f"runs=[{quoted(folder / 'forward')},{quoted(folder / 'student')}]"
+    compare = [command("nmt-compare"), runs, "split=validation", f"output={quoted(folder / 'comparison')}"]
     return subprocess.run(compare, check=False).returncode
+
+
+def begin(folder: Path, asked: dict[str, Any]) -> None:
+    """Raises UserError if something else was begun there: its translations would be taken for this one's."""
+    path = folder / "diversify.json"
+    if path.exists() and json.loads(path.read_text()) != asked:
+        raise UserError(f"{folder}: was begun with other values ({path}); give another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, to_json(asked, indent=2).encode())
 
 
 def finish(run: Path, overrides: list[str]) -> None:
@@ -94,26 +115,31 @@ def finish(run: Path, overrides: list[str]) -> None:
         raise UserError(f"{run}: failed, see {printed(run)}")
 
 
-def corpus_of(overrides: list[str]) -> schema.Data:
+def composed(overrides: list[str]) -> DictConfig:
     """Raises UserError with what nmt-train says of the overrides."""
     words = [command("nmt-train"), "--cfg", "job", *overrides]
     told = subprocess.run(words, capture_output=True, text=True, check=False)
     if told.returncode:
         raise UserError(told.stderr.strip().removeprefix("nmt-train: error: "))
-    values = OmegaConf.to_container(OmegaConf.create(told.stdout).data, resolve=True)
-    data: schema.Data = typed_union(schema.Data, cast(dict[str, Any], values), "data")
-    return data
+    return cast(DictConfig, OmegaConf.create(told.stdout))
 
 
-def backwards(data: schema.Data) -> list[str]:
-    """Overrides that exchange source and target."""
-    values = data.model_dump()
-    swaps = [("source_lang", "target_lang"), ("source_column", "target_column")]
+def backwards(data: schema.Data, config: DictConfig) -> list[str]:
+    """Overrides that exchange source and target. Raises UserError where that cannot be."""
+    if data.kind == "demo":
+        raise UserError("data=demo: has one direction only; give a corpus, such as data=files")
+    if data.source_lang == data.target_lang:
+        raise UserError(f"data.source_lang and data.target_lang are both {data.source_lang}: give them different names")
+    if getattr(data, "alignments", None) is not None:
+        raise UserError("data.alignments: would be those of one direction only; leave it out")
+    swaps = {"data": [("source_lang", "target_lang"), ("source_column", "target_column")]}
+    if config.tokenizer.get("target_model"):
+        swaps["tokenizer"] = [("source_model", "target_model")]
     return [
-        f"data.{key}={values[other]}"
-        for one, two in swaps
+        f"{section}.{key}={'null' if config[section][other] is None else quoted(config[section][other])}"
+        for section, pairs in swaps.items()
+        for one, two in pairs
         for key, other in ((one, two), (two, one))
-        if values.get(other) is not None
     ]
 
 
@@ -121,7 +147,7 @@ def translated(run: Path, text: Path, search: str) -> list[str]:
     """The lines of a text in the run's other language, translated once."""
     path = run.with_suffix(".translations")
     if not path.exists():
-        words = [command("nmt-translate"), f"run={run}", *shlex.split(search)]
+        words = [command("nmt-translate"), f"run={quoted(run)}", *shlex.split(search)]
         with text.open("rb") as given:
             done = subprocess.run(words, stdin=given, capture_output=True, check=False)
         if done.returncode:

@@ -1,12 +1,18 @@
 """Data diversification: whose translations the student learns, and that nothing is done twice."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
-from conftest import TINY
+from conftest import TINY, values_of
+from omegaconf import OmegaConf
+from pydantic import TypeAdapter
 
+from nmt.config import schema
+from nmt.config.errors import UserError
 from nmt.data import demo
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "diversify.py"
@@ -44,15 +50,71 @@ def test_a_student_learns_what_both_directions_made(tmp_path: Path) -> None:
     assert "source_lang: en\n  target_lang: fr\n  extra: []" in configs["forward/1"]
     assert "source_lang: fr\n  target_lang: en\n  extra: []" in configs["backward/1"]
     assert f"extra:\n  - {out / 'translations' / 'train'}\n" in configs["student"]
+    assert "vocab_size: 6000\n" in configs["student"]  # the size of the others, small
     assert "max_steps: 4" in configs["student"]
     assert (out / "comparison" / "index.html").is_file()
     before = {path: path.read_bytes() for path in out.glob("**/metrics.jsonl")}
     assert len(before) == 3
-    (out / "forward" / "1.translations").write_text("".join(f"{line} !\n" for line in forward))
+    times = {path: path.stat().st_mtime_ns for path in out.glob("*/*.translations")}
     again = diversify(tmp_path, *words)
-    assert again.returncode == 2, again.stderr
-    assert "student: failed, see" in again.stderr  # its corpus is another now
+    assert again.returncode == 0, again.stderr
     assert all(path.read_bytes() == content for path, content in before.items())
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+    other = diversify(tmp_path, *words, "--models", "2")
+    assert other.returncode == 2
+    assert "out: was begun with other values" in other.stderr
+
+
+def script() -> ModuleType:
+    sys.path.insert(0, str(SCRIPT.parent))
+    try:
+        return importlib.import_module("diversify")
+    finally:
+        sys.path.remove(str(SCRIPT.parent))
+
+
+FILES = ["data=files", "data.train=a", "data.validation=b"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "turned"),
+    [
+        (FILES, ["source_lang=de", "target_lang=en", "source_column=null", "target_column=null"]),
+        (
+            [*FILES, "data.source_column='in (en)'"],
+            ["source_lang=de", "target_lang=en", "source_column=null", "target_column='in (en)'"],
+        ),
+        (
+            ["data=hub", "data.id=x"],
+            ["source_lang=de", "target_lang=en", "source_column=translation.de", "target_column=translation.en"],
+        ),
+        (
+            [*FILES, "tokenizer=file", "tokenizer.source_model=s", "tokenizer.target_model=t"],
+            ["source_lang=de", "target_lang=en", "source_column=null", "target_column=null"],
+        ),
+    ],
+)
+def test_backwards_both_sides_are_exchanged(overrides: list[str], turned: list[str]) -> None:
+    values = values_of("train", overrides)
+    data: schema.Data = TypeAdapter(schema.Data).validate_python(values["data"])
+    config = OmegaConf.create({key: values[key] for key in ("data", "tokenizer")})
+    found = script().backwards(data, config)
+    tokenizers = ["tokenizer.source_model=t", "tokenizer.target_model=s"] if "tokenizer=file" in overrides else []
+    assert found == [*(f"data.{word}" for word in turned), *tokenizers]
+    again = values_of("train", [*overrides, *found])["data"]
+    for one, two in (("source_lang", "target_lang"), ("source_column", "target_column")):
+        assert (again[one], again[two]) == (values["data"][two], values["data"][one])
+
+
+@pytest.mark.parametrize(
+    ("word", "told"), [("data.alignments=a", "data.alignments: would be"), ("data.target_lang=en", "are both en")]
+)
+def test_what_has_one_direction_is_refused(word: str, told: str) -> None:
+    columns = ["data.source_column=x", "data.target_column=y"]
+    values = values_of("train", [*FILES, *columns, word])
+    data: schema.Data = TypeAdapter(schema.Data).validate_python(values["data"])
+    with pytest.raises(UserError, match=told):
+        script().backwards(data, OmegaConf.create({"data": values["data"], "tokenizer": {}}))
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,17 @@ PLACES = {f"data.{name}" for name in ("path", "train", "validation", "test", "ex
 PLACES |= {f"tokenizer.{name}" for name in ("source_model", "target_model")}
 
 
+CHOOSING = {"data", "tokenizer", "experiment"}  # groups that say what these keys are
+
+
 def main() -> None:
     """Entry point."""
     places = []
-    if any(word.startswith("run=") and Path(word[4:], "config.yaml").is_file() for word in sys.argv[1:]):
+    given = {word.partition("=")[0]: word.partition("=")[2] for word in sys.argv[1:]}
+    if not given.keys() & CHOOSING and os.path.isfile(os.path.expanduser(f"{given.get('run', '')}/config.yaml")):
         places = [word for word in sys.argv[1:] if word.partition("=")[0] in PLACES]
         sys.argv[1:] = [word for word in sys.argv[1:] if word not in places]
+        places = [word.replace("=~/", f"={Path.home()}/", 1) for word in places]
     run("train", TrainConfig, partial(_train, places=places), sweep)
 
 
@@ -59,7 +64,10 @@ def _train(config: TrainConfig, overrides: list[str], places: list[str]) -> int:
                 )
         now = dict(flatten(config.model_dump(mode="json")))
         changed = {key: now[key] for key in (override.partition("=")[0] for override in given)}
-        changed |= {override.key_or_group: override.value() for override in words.check(places, "train")}
+        for override in words.check(places, "train"):
+            if override.is_sweep_override():
+                raise UserError(f"{override.input_line}: several values are for a sweep, which run= is not")
+            changed[str(override.key_or_group)] = override.value()
         config = typed(TrainConfig, with_values(load_values(directory / "config.yaml"), changed))
     observer = sweep.observer() if sweep.sweeping() else None
     status = train(config.settled(), directory, [*overrides, *places], choices(), observer)

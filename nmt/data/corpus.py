@@ -187,7 +187,8 @@ def _file_split(name: str, config: schema.Data, key: str) -> Text | Table:
         if not isinstance(config, schema.FilesData):
             return Table(path, (config.source_lang, config.target_lang))
         columns = [config.source_column or config.source_lang, config.target_column or config.target_lang]
-        return Table(path, (*columns, *filter(None, [config.alignments])))
+        links = [config.alignments] if config.alignments and key != "data.extra" else []
+        return Table(path, (*columns, *links))
     if path.is_file():
         raise UserError(
             f"{key}={name}: neither a table (.tsv .csv .jsonl .parquet) nor a prefix; for plain text give the path "

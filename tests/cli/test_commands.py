@@ -240,7 +240,12 @@ def test_resume_by_run_where_the_corpus_has_moved(home: Path) -> None:
     assert done.returncode == 0, done.stderr.decode()
     assert b"resumed at step 2 of 4" in done.stderr
     assert f"train: {home}/new/train\n" in (home / "moved" / "config.yaml").read_text()
-    for word, told in (("data.path=new", "data.path: unknown key"), ("data.train='a\nb'", "control characters")):
+    for word, told in (
+        ("data.path=new", "data.path: unknown key"),
+        ("data.train='a\nb'", "control characters"),
+        ("data.train=a,b", "several values are for a sweep"),
+        ("data=demo", "data=demo: run=moved goes on with the configuration saved there"),
+    ):
         refused = call(*again, word, cwd=home)
         assert refused.returncode == 2
         assert refused.stderr.decode().startswith("nmt-train: error: ")
