@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.config import schema
-from nmt.config.compose import flatten, given_values, load_values, save_values
+from nmt.config.compose import PLACES, flatten, given_values, load_values, save_values
 from nmt.config.errors import UserError
 from nmt.data.prepared import Prepared
 from nmt.files import TEXT, lines_of, read_bytes, refuse_strays, remove_leftovers, to_json, write_atomically
@@ -23,13 +23,7 @@ UNSEEN = {"run", "device", "threads", "data.cache_dir", "training.log_every", "t
 # May differ as well: where it finds its data, what it shows, where it stops.
 # (A cosine schedule ends where the run does, so that a later end bends the rest of the curve.)
 FREE = UNSEEN | {
-    "data.extra",
-    "data.path",
-    "data.train",
-    "data.validation",
-    "data.test",
-    "tokenizer.source_model",
-    "tokenizer.target_model",
+    *PLACES,
     "training.max_epochs",
     "training.max_steps",
     "validation.patience",

@@ -10,19 +10,14 @@ from pathlib import Path
 
 from nmt.cli import sweep, words
 from nmt.cli.app import choices, output_dir, run
-from nmt.config.compose import flatten, load_values, typed, with_values
+from nmt.config.compose import PLACES, flatten, load_values, typed, with_values
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 
 log = logging.getLogger(__name__)
 
 
-# Where a run's data lies: keys of its own kind of corpus, which need not be the default one's.
-PLACES = {f"data.{name}" for name in ("path", "train", "validation", "test", "extra")}
-PLACES |= {f"tokenizer.{name}" for name in ("source_model", "target_model")}
-
-
-CHOOSING = {"data", "tokenizer", "experiment"}  # groups that say what these keys are
+CHOOSING = {"data", "tokenizer", "experiment"}  # groups that say what PLACES there are
 
 
 def main() -> None:

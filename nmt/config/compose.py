@@ -17,6 +17,9 @@ from nmt.files import read_bytes, write_atomically
 T = TypeVar("T", bound=BaseModel)
 LARGEST = 1_000_000  # bytes of a saved configuration, which has a few thousand ...
 DEEPEST = 50  # ... and sections in sections, four deep
+# Where a run's data lies, which may be elsewhere when it goes on.
+PLACES = {f"data.{name}" for name in ("path", "train", "validation", "test", "extra")}
+PLACES |= {f"tokenizer.{name}" for name in ("source_model", "target_model")}
 _WORDS: dict[str, bool | None] = {"": None, "null": None, "true": True, "false": False}
 
 
