@@ -59,10 +59,10 @@ def _train(config: TrainConfig, overrides: list[str], places: list[str]) -> int:
                 )
         now = dict(flatten(config.model_dump(mode="json")))
         changed = {key: now[key] for key in (override.partition("=")[0] for override in given)}
-        for override in words.check(places, "train"):
-            if override.is_sweep_override():
-                raise UserError(f"{override.input_line}: several values are for a sweep, which run= is not")
-            changed[str(override.key_or_group)] = override.value()
+        for moved in words.check(places, "train"):
+            if moved.is_sweep_override():
+                raise UserError(f"{moved.input_line}: several values are for a sweep, which run= is not")
+            changed[str(moved.key_or_group)] = moved.value()
         config = typed(TrainConfig, with_values(load_values(directory / "config.yaml"), changed))
     observer = sweep.observer() if sweep.sweeping() else None
     status = train(config.settled(), directory, [*overrides, *places], choices(), observer)
