@@ -15,8 +15,6 @@ from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 
 log = logging.getLogger(__name__)
-
-
 CHOOSING = {"data", "tokenizer", "experiment"}  # groups that say what PLACES there are
 
 
@@ -24,7 +22,8 @@ def main() -> None:
     """Entry point."""
     places = []
     given = {word.partition("=")[0]: word.partition("=")[2] for word in sys.argv[1:]}
-    if not given.keys() & CHOOSING and os.path.isfile(os.path.expanduser(f"{given.get('run', '')}/config.yaml")):
+    resumed = "run" in given and os.path.isfile(os.path.expanduser(f"{given['run']}/config.yaml"))
+    if resumed and not given.keys() & CHOOSING:
         places = [word for word in sys.argv[1:] if word.partition("=")[0] in PLACES]
         sys.argv[1:] = [word for word in sys.argv[1:] if word not in places]
         places = [word.replace("=~/", f"={Path.home()}/", 1) for word in places]
