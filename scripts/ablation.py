@@ -22,6 +22,8 @@ CHANGES = {
     "no-label-smoothing": "training.label_smoothing=0",
     "no-dropout": "embedding.dropout=0 encoder.dropout=0 decoder.dropout=0",
     "no-input-feeding": "decoder.input_feeding=false",
+    "no-lexical-model": "decoder.lexical=false",
+    "no-fixnorm": "decoder.fixnorm=false",
     "untied-output": "embedding.tie_output=false",
     "narrow-embeddings": "embedding.dim=256",
     "larger-batches": "training.batch_sentences=256",

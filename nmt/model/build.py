@@ -8,12 +8,13 @@ from nmt.config import schema
 from nmt.model.cells import Recurrent
 from nmt.model.decoder import Decoder
 from nmt.model.encoder import Encoder
+from nmt.model.lexical import LexicalModel
+from nmt.model.output import Output
 from nmt.model.readout import Readout
 from nmt.model.regularisation import Options
 from nmt.model.self_attention import SelfAttention
 from nmt.model.seq2seq import Bridge, EmbeddingDropout, Seq2Seq
 from nmt.ops.dropout import Dropout
-from nmt.ops.linear import Linear
 
 CELLS: dict[str, type[Recurrent]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 
@@ -30,7 +31,7 @@ def build_model(config: schema.Model, source_vocab: int, target_vocab: int, pad:
     fixed = attention.kind == "none" and attention.context == "every_step"
     context_dim = encoder.output_dim if attend else encoder.summary_dim if fixed else 0
     decoder = _decoder(config, encoder, context_dim)
-    output = Linear(config.decoder.readout_dim, target_vocab)
+    output = Output(config.decoder.readout_dim, target_vocab, config.decoder.fixnorm)
     if embedding.tie_output:
         output.weight = target_embedding.weight
     bridge = Bridge(encoder.summary_dim, config.decoder.layers, config.decoder.hidden, config.decoder.cell == "lstm")
@@ -129,6 +130,7 @@ def _decoder(config: schema.Model, encoder: Encoder, context_dim: int) -> Decode
         attention,
         readout,
         conditional,
+        LexicalModel(word_dim) if decoder.lexical else None,
         attend=decoder.attend,
         input_feeding=decoder.input_feeding,
         dropout=decoder.dropout,

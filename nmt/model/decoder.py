@@ -21,6 +21,7 @@ from nmt.model.cells import (
     step_layer,
     zone_out,
 )
+from nmt.model.lexical import LexicalModel
 from nmt.model.readout import Readout
 from nmt.model.recurrence import run
 from nmt.model.regularisation import PLAIN, Options, Regularisation
@@ -51,16 +52,19 @@ class Decoder(nn.Module):
         attention: Attention | MultiHeadAttention | None,
         readout: Readout,
         conditional: Recurrent | None = None,
+        lexical: LexicalModel | None = None,
         *,
         attend: Literal["before", "between", "after"],
         input_feeding: bool,
         dropout: float,
         options: Options = PLAIN,
     ) -> None:
-        """conditional: one layer over the context, for "between" alone."""
+        """conditional: one layer over the context, for "between" alone; lexical: what it says is added to the readout,
+        but not fed back."""
         super().__init__()
         assert (attend == "between") == (conditional is not None)
         self.rnn, self.attention, self.readout, self.conditional = rnn, attention, readout, conditional
+        self.lexical = lexical
         self.attend, self.input_feeding = attend, input_feeding
         self.regularisation = Regularisation(rnn, options)
         self.conditional_regularisation = None if conditional is None else Regularisation(conditional, options)
@@ -70,7 +74,8 @@ class Decoder(nn.Module):
 
     def forward(self, embedded: Tensor, state: DecoderState) -> Decoded:
         """Teacher forcing: (B, T, E) embeddings of <s> y_1 ... y_{T-1} -> readouts and weights of all T steps."""
-        return self.forward_stepped(embedded, state) if self.stepped else self.forward_fused(embedded, state)
+        decoded = self.forward_stepped(embedded, state) if self.stepped else self.forward_fused(embedded, state)
+        return decoded._replace(readouts=self._with_words(decoded.readouts, decoded.weights, state))
 
     def forward_fused(self, embedded: Tensor, state: DecoderState) -> Decoded:
         """The whole target through one call of the recurrent network, attention for all steps in one product."""
@@ -107,7 +112,7 @@ class Decoder(nn.Module):
         readout = step.readout
         if readout is None:
             readout = self._read_out(self._output(step.state.cell), step.context, word, state)
-        return readout, step.weights, step.state
+        return self._with_words(readout, step.weights, state), step.weights, step.state
 
     def weights(self, rows: int, word_dim: int, fixed_dim: int) -> Weights:
         """Those of so many sentences, made once for all steps; fixed_dim = M with a fixed vector, else 0."""
@@ -181,9 +186,22 @@ class Decoder(nn.Module):
 
     def _read_out(self, output: Tensor, context: Tensor | None, word: Tensor, state: DecoderState) -> Tensor:
         """(B, T, H), (B, T, M) or None, (B, T, E), or without T -> (B, T, R) or (B, R), after dropout."""
-        readout: Tensor = self.readout(output, context, word)
+        return self._drop(self.readout(output, context, word), state)
+
+    def _with_words(self, readouts: Tensor, weights: Tensor | None, state: DecoderState) -> Tensor:
+        """(B, T, R), (B, T, S) or None, or without T -> (B, T, R) or (B, R), with what the lexical model adds."""
+        if self.lexical is None:
+            return readouts
+        assert weights is not None
+        assert state.words is not None
+        by_sentence = weights.view(len(state.words), -1, weights.shape[-1])  # hypotheses of one sentence as steps
+        said: Tensor = self.lexical(by_sentence, state.words)
+        return readouts + self._drop(said.view(readouts.shape), state)
+
+    def _drop(self, readout: Tensor, state: DecoderState) -> Tensor:
         mask = state.weights.readout_mask
-        return self.dropout(readout) if mask is None else masked(readout, mask)
+        dropped: Tensor = self.dropout(readout) if mask is None else masked(readout, mask)
+        return dropped
 
     def _attend(self, query: Tensor, state: DecoderState) -> Attended | None:
         """(B, T, H) -> what the attention returns, if there is one."""

@@ -12,10 +12,11 @@ from nmt.attention.policy import Policy
 from nmt.model.cells import CellState
 from nmt.model.decoder import Decoded, Decoder
 from nmt.model.encoder import Encoder
+from nmt.model.output import Output
 from nmt.model.state import DecoderState
 from nmt.ops.cross_entropy import Loss, linear_cross_entropy
 from nmt.ops.dropout import Dropout, dropout, masked
-from nmt.ops.linear import Linear
+from nmt.ops.linear import Linear, linear
 from nmt.search.hypothesis import StepOutput
 
 
@@ -68,7 +69,7 @@ class Seq2Seq(nn.Module):
         encoder: Encoder,
         bridge: Bridge,
         decoder: Decoder,
-        output: Linear,
+        output: Output,
         policy: Policy | None = None,
         *,
         embedding_dropout: EmbeddingDropout,
@@ -94,7 +95,8 @@ class Seq2Seq(nn.Module):
         """(B, S, E), int64 (B,) on the CPU -> the decoder's state before its first step."""
         positions = torch.arange(embedded.shape[1], device=embedded.device)
         valid = positions < lengths.to(embedded.device)[:, None]
-        encoded = self.encoder(self.dropout(embedded), lengths, valid)
+        dropped = self.dropout(embedded)
+        encoded = self.encoder(dropped, lengths, valid)
         memory, past, attention = None, None, self.decoder.attention
         if attention is not None:
             memory, past = attention.remember(encoded.states, valid), attention.start(valid)
@@ -106,7 +108,8 @@ class Seq2Seq(nn.Module):
         weights = self.decoder.weights(B, E, 0 if fixed is None else fixed.shape[1])
         weights = weights._replace(word_mask=self.dropout.sentence_mask(embedded, B, E))
         folds = attention is not None and attention.folds
-        return DecoderState(self.bridge(encoded.summary), feed, past, memory, fixed, weights, folds)
+        words = None if self.decoder.lexical is None else dropped
+        return DecoderState(self.bridge(encoded.summary), feed, past, memory, words, fixed, weights, folds)
 
     def forward(self, source: Tensor, lengths: Tensor, target: Tensor, sentences: Tensor | None = None) -> Decoded:
         """int64 (B, S), (B,), (B, T) = <s> y_1 ... y_{T-1} -> readouts (B, T, R), weights (B, T, S) or None.
@@ -123,10 +126,7 @@ class Seq2Seq(nn.Module):
     def loss(self, readouts: Tensor, targets: Tensor, pad: int, smoothing: float = 0.0) -> Loss:
         """(B, T, R), int64 (B, T) = y_1 ... y_T -> sums over all target tokens; padding costs nothing,
         and its log-probabilities (B, T) are 0."""
-        output = self.output
-        found = linear_cross_entropy(
-            readouts.flatten(0, 1), output.weight, output.bias, targets.flatten(), smoothing, pad
-        )
+        found = linear_cross_entropy(*self.output.operands(readouts.flatten(0, 1)), targets.flatten(), smoothing, pad)
         return found._replace(log_probs=found.log_probs.view(targets.shape))
 
     def force(self, source: Tensor, lengths: Tensor, target_in: Tensor, target_out: Tensor, pad: int) -> Forced:
@@ -139,7 +139,9 @@ class Seq2Seq(nn.Module):
         """int64 (B,) previous tokens -> logits of the next, the attention that led to them, the next state."""
         embedded = masked(self._embed_target(tokens), state.weights.word_mask)
         readout, weights, state = self.decoder.step(embedded, state)
-        return StepOutput(self.output(readout), weights, state)
+        table = self.output.table() if state.weights.table is None else state.weights.table
+        logits = linear(*self.output.operands(readout, table))
+        return StepOutput(logits, weights, state._replace(weights=state.weights._replace(table=table)))
 
     def _embed_target(self, tokens: Tensor) -> Tensor:
         """int64 (...) -> (..., E), after all dropout but that whose mask comes with the decoder's state."""

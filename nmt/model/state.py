@@ -21,6 +21,7 @@ class Weights(NamedTuple):
     conditional: LayerWeights | None
     word_mask: Tensor | None = None  # (B, E)
     readout_mask: Tensor | None = None  # (B, R)
+    table: Tensor | None = None  # (V, R) of the output layer; None: a first step makes it
 
     def select(self, index: Tensor) -> Self:
         """Rows `index` of the batch."""
@@ -39,9 +40,10 @@ class DecoderState(NamedTuple):
     feed: Tensor | None  # (B, R) the previous readout, with input feeding
     past: Past | None  # of the attention, if there is one
     memory: Memory | None  # what the attention reads, if there is one
+    words: Tensor | None  # (B, S, E) the embedded source, where a lexical model reads it
     fixed: Tensor | None  # (B, M) the context of a decoder without attention that sees it at every step
     weights: Weights  # of all steps
-    folds: bool  # may hypotheses of one sentence share its row of past and memory?
+    folds: bool  # may hypotheses of one sentence share its row of past, memory and words?
 
     def select(self, index: Tensor) -> Self:
         """Rows `index` of the batch, which may repeat."""
@@ -50,7 +52,7 @@ class DecoderState(NamedTuple):
     def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
         """Reorder hypotheses, in rows grouped by sentence, equally many for each.
 
-        `sentences` are those kept (None: all); their past and memory are stored once where the attention allows it.
+        `sentences` are those kept (None: all); what they share is stored once where the attention allows it.
         """
         state = self._own_rows(index)
         if not self.folds:
@@ -69,4 +71,5 @@ class DecoderState(NamedTuple):
         return self._replace(
             past=None if self.past is None else self.past.select(index),
             memory=None if self.memory is None else self.memory.select(index),
+            words=None if self.words is None else self.words.index_select(0, index),
         )

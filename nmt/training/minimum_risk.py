@@ -97,10 +97,9 @@ class MinimumRisk:
 
     def _log_probs(self, readouts: Tensor, targets: Tensor) -> Tensor:
         """(N, T, R), int64 (N, T) -> (N,), of whole candidates."""
-        output, real = self.model.output, (targets != self.pad).flatten().nonzero()[:, 0]
-        of_tokens = linear_log_probs(
-            readouts.flatten(0, 1).index_select(0, real), output.weight, output.bias, targets.flatten()[real]
-        )
+        real = (targets != self.pad).flatten().nonzero()[:, 0]
+        operands = self.model.output.operands(readouts.flatten(0, 1).index_select(0, real))
+        of_tokens = linear_log_probs(*operands, targets.flatten()[real])
         return of_tokens.new_zeros(len(targets)).index_add(0, real // targets.shape[1], of_tokens)
 
 

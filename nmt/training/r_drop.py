@@ -29,7 +29,6 @@ def r_drop_loss(
     model: Seq2Seq, readouts: Tensor, targets: Tensor, pad: int, alpha: float, smoothing: float
 ) -> RDropLoss:
     """(2 B, T, R), int64 (2 B, T), of a batch that is there `twice` -> sums over all target tokens of the batch."""
-    output = model.output
     two = readouts.view(2, -1, readouts.shape[-1])
     once = targets[: len(targets) // 2].flatten()
-    return linear_r_drop(two, output.weight, output.bias, once, alpha, smoothing, pad)
+    return linear_r_drop(*model.output.operands(two), once, alpha, smoothing, pad)

@@ -39,6 +39,5 @@ class ScheduledSampling:
         self.model.eval()
         readouts = self.model(batch.source, batch.lengths, batch.target_in).readouts.flatten(0, 1)
         self.model.train()
-        output = self.model.output
         banned = self.banned.to(readouts.device)
-        return most_probable(readouts, output.weight, output.bias, banned).view(batch.target_in.shape)
+        return most_probable(*self.model.output.operands(readouts), banned).view(batch.target_in.shape)

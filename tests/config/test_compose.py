@@ -72,6 +72,11 @@ def test_a_missing_value_is_named(values: dict[str, Any]) -> None:
     [
         (["attention=luong_dot", "decoder.hidden=100"], ["attention.score.kind=dot", "decoder.hidden=100", "=32"]),
         (["decoder.readout_dim=20"], ["decoder.readout_dim=20", "embedding.dim=16", "embedding.tie_output=false"]),
+        (["decoder.lexical=true", "attention=none"], ["decoder.lexical=true", "attention.kind=none", "to false"]),
+        (
+            ["decoder.lexical=true", "decoder.readout_dim=20", "embedding.tie_output=false"],
+            ["decoder.lexical=true", "decoder.readout_dim=20", "embedding.dim=16", "set them equal"],
+        ),
         (["tokenizer.joint=false"], ["embedding.tie_source_target", "tokenizer.joint=true"]),
         (["encoder.residual=true"], ["encoder: residual=true", "layers=1", "set layers=2 or more, or residual=false"]),
         (["decoder.layers=1", "decoder.residual=true"], ["decoder: residual=true", "layers=1"]),

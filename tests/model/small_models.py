@@ -67,6 +67,8 @@ def values(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
             "input_feeding": False,
             "readout": "deep",
             "readout_dim": 6,
+            "lexical": False,
+            "fixnorm": False,
             "bridge": "final",
             **PLAIN,
         },

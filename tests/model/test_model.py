@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from small_models import (
     BOS,
     CHO,
@@ -22,6 +23,7 @@ from small_models import (
     regularised,
 )
 
+from nmt.model.output import Output
 from nmt.model.seq2seq import Seq2Seq
 from nmt.search.beam import beam_search
 from nmt.search.greedy import greedy_search
@@ -36,6 +38,8 @@ COMBINATIONS = [
         "decoder__input_feeding": feeding,
         "decoder__readout": readout,
         "decoder__bridge": bridge,
+        "decoder__lexical": layers == 2 and kind["kind"] != "none",
+        "decoder__fixnorm": readout == "deep",
         "attention": kind,
     }
     for (cell, layers, readout, bridge), attend, feeding, kind in itertools.product(
@@ -64,15 +68,17 @@ COMBINATIONS = [
     if attend == "after" or kind["kind"] != "none"
 ]
 COMBINATIONS += [
-    regularised(cell, layers, decoder__attend=attend, decoder__input_feeding=feeding, attention=kind)
-    for cell, layers, attend, feeding, kind in [
-        ("gru", 1, "before", False, attention("additive")),
-        ("lstm", 2, "before", True, attention("additive")),
-        ("gru", 3, "between", False, attention("dot")),
-        ("lstm", 1, "between", True, attention("additive")),
-        ("rnn", 2, "after", True, attention("general")),
-        ("lstm", 3, "after", False, attention("dot")),
-        ("gru", 2, "after", False, CHO),
+    regularised(
+        cell, layers, decoder__attend=attend, decoder__input_feeding=feeding, decoder__lexical=lexical, attention=kind
+    )
+    for cell, layers, attend, feeding, lexical, kind in [
+        ("gru", 1, "before", False, True, attention("additive")),
+        ("lstm", 2, "before", True, False, attention("additive")),
+        ("gru", 3, "between", False, False, attention("dot")),
+        ("lstm", 1, "between", True, True, attention("additive")),
+        ("rnn", 2, "after", True, False, attention("general")),
+        ("lstm", 3, "after", False, True, attention("dot")),
+        ("gru", 2, "after", False, False, CHO),
     ]
 ]
 
@@ -240,6 +246,68 @@ def test_input_feeding_feeds_the_readout() -> None:
     assert torch.equal(state.feed, readout)
     changed = state._replace(feed=state.feed + 1)
     assert not torch.equal(model.step(TARGET[:, 1], state).logits, model.step(TARGET[:, 1], changed).logits)
+
+
+@pytest.mark.parametrize("kind", [attention("dot"), attention("dot", projection=SELF_ATTENTION["projection"])])
+@pytest.mark.parametrize("feeding", [False, True])
+def test_the_lexical_model_adds_what_the_attended_words_say(feeding: bool, kind: dict[str, Any]) -> None:
+    """tanh(W f + b) + f with f = tanh(sum a_s e_s), once: what is fed back is the readout without it."""
+    model = model_of(decoder__lexical=True, decoder__input_feeding=feeding, attention=kind)
+    lexical, decoder = model.decoder.lexical, model.decoder
+    assert lexical is not None
+    with_words = model(SOURCE, LENGTHS, TARGET)
+    decoder.lexical = None
+    without = model(SOURCE, LENGTHS, TARGET)
+    assert without.weights is not None
+    assert torch.equal(with_words.weights, without.weights)
+    words = model.source_embedding(SOURCE)
+    f = torch.tanh(torch.einsum("bts,bse->bte", without.weights, words))
+    said = torch.tanh(f @ lexical.proj.weight.T + lexical.proj.bias) + f
+    torch.testing.assert_close(with_words.readouts - without.readouts, said)
+
+
+def test_with_fixnorm_a_logit_is_a_scaled_cosine() -> None:
+    """However long a word's vector and the readout are. The scale is sqrt(R) before training."""
+    model = model_of(decoder__fixnorm=True, embedding__tie_output=False)
+    output = model.output
+    output.bias.data.normal_()
+    readouts = model(SOURCE, LENGTHS, TARGET).readouts
+    cosine = F.cosine_similarity(readouts[..., None, :], output.weight, dim=-1)
+    torch.testing.assert_close(output(readouts), 6**0.5 * cosine + output.bias)
+    before, at_first = output(readouts), model.step(TARGET[:, 0], model.encode(SOURCE, LENGTHS)).logits
+    torch.testing.assert_close(at_first, before[:, 0])
+    output.weight.data[4] *= 3
+    torch.testing.assert_close(output(7 * readouts), before)
+    assert output.scale is not None
+    output.scale.data *= 2
+    torch.testing.assert_close(output(readouts) - output.bias, 2 * (before - output.bias))
+    assert model_of().output.scale is None
+
+
+def test_the_rows_of_the_output_layer_are_normed_once_for_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, calls = model_of(decoder__fixnorm=True), []
+    table = Output.table
+    monkeypatch.setattr(Output, "table", lambda self: calls.append(1) or table(self))
+    state = model.encode(SOURCE, LENGTHS)
+    for tokens in TARGET.T:
+        state = model.step(tokens, state).state
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("variational", [False, True])
+def test_the_lexical_model_drops_what_the_readout_drops(variational: bool) -> None:
+    """Of words and of what it adds; with one mask a sentence, the same one at every step."""
+    model = model_of(
+        decoder__lexical=True, decoder__dropout=0.5, embedding__dropout=0.3, variational_dropout=variational
+    ).train()
+    state = model.encode(SOURCE, LENGTHS)
+    assert state.words is not None
+    assert (state.words[VALID] == 0).any()
+    model.decoder.readout.proj.weight.data.zero_()  # leaves what the lexical model says
+    readouts = model.decoder(model.target_embedding(TARGET), state).readouts
+    dropped = readouts == 0
+    assert 0.2 < dropped.float().mean() < 0.8
+    assert (dropped == dropped[:, :1]).all() == variational
 
 
 @pytest.mark.parametrize(("context", "expected"), [("first_state", False), ("every_step", True)])

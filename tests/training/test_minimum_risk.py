@@ -68,7 +68,7 @@ def gradient(model: Seq2Seq, total: Tensor) -> Tensor:
     "attention",
     [
         ["attention=bahdanau"],
-        ["attention=luong_dot"],
+        ["attention=luong_dot", "decoder.fixnorm=true", "decoder.lexical=true"],
         ["attention=coverage", "attention.coverage.loss_weight=0"],
         ["attention=multihead"],
         ["attention=none"],

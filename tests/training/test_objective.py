@@ -84,6 +84,17 @@ def gradient(model: Seq2Seq, total: torch.Tensor) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
+def test_r_drop_and_the_loss_are_those_of_the_normed_output_layer(train_config: Config) -> None:
+    """However long its vectors are."""
+    model, objective, batch = setup(train_config("training.r_drop=3", "embedding.dropout=0.3", "decoder.fixnorm=true"))
+    terms = []
+    for length in (1.0, 5.0):
+        model.output.weight = torch.nn.Parameter(model.output.weight.detach() * length)  # no longer the embeddings
+        torch.manual_seed(1)
+        terms.append(objective(batch, 1).terms)
+    torch.testing.assert_close(*terms)
+
+
 def test_r_drop_pulls_two_predictions_together(train_config: Config) -> None:
     """What dropout makes differ is added, by alpha / 2, to the mean of both losses."""
     config = train_config("training.r_drop=3", "embedding.dropout=0.3")

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
@@ -41,17 +40,19 @@ def best(model: Seq2Seq, batch: Batch) -> Tensor:
     """(B, T): the most probable tokens, by torch's own functions."""
     model.eval()
     readouts = model(batch.source, batch.lengths, batch.target_in).readouts
-    logits = F.linear(readouts, model.output.weight, model.output.bias)
+    logits = model.output(readouts)
     logits[..., [PAD, BOS]] = -torch.inf
     return logits.argmax(-1)
 
 
-@pytest.mark.parametrize("attention", ["bahdanau", "luong_dot", "coverage", "hard", "monotonic", "none"])
+@pytest.mark.parametrize(
+    "attention", ["bahdanau", "luong_dot decoder.fixnorm=true", "coverage", "hard", "monotonic", "none"]
+)
 def test_at_its_height_every_word_but_the_first_is_the_models_own(
     attention: str, train_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output_layer, "CHUNK_NUMBERS", 20_000)
-    model, _, scheduled, batch = setup(train_config(*ALWAYS, f"attention={attention}", "encoder.dropout=0.5"))
+    model, _, scheduled, batch = setup(train_config(*ALWAYS, *f"attention={attention}".split(), "encoder.dropout=0.5"))
     mixed = scheduled(batch, 1)
     assert model.training
     own, given, found = best(model, batch)[:, :-1], batch.target_in, mixed.target_in

@@ -72,6 +72,8 @@ class Decoder(Network):
     input_feeding: bool
     readout: Literal["attentional", "deep", "maxout"]
     readout_dim: Units
+    lexical: bool
+    fixnorm: bool
     bridge: Literal["final", "mean"]
 
 
@@ -108,5 +110,16 @@ class Model(Section):
             raise ValueError(
                 f"embedding.tie_output=true needs decoder.readout_dim={self.decoder.readout_dim} to equal "
                 f"embedding.dim={self.embedding.dim}; set them equal, or embedding.tie_output=false"
+            )
+        return self
+
+    @validator(mode="after")
+    def _lexical_model_has_words(self) -> Self:
+        if self.decoder.lexical and self.attention.kind == "none":
+            raise ValueError("decoder.lexical=true reads the attended words, but attention.kind=none; set it to false")
+        if self.decoder.lexical and self.decoder.readout_dim != self.embedding.dim:
+            raise ValueError(
+                f"decoder.lexical=true adds to a readout of decoder.readout_dim={self.decoder.readout_dim} a vector of "
+                f"embedding.dim={self.embedding.dim}; set them equal, or decoder.lexical=false"
             )
         return self
