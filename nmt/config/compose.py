@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import yaml
+from omegaconf import OmegaConf
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -20,6 +21,8 @@ DEEPEST = 50  # ... and sections in sections, four deep
 # Where a run's data lies, which may be elsewhere when it goes on.
 PLACES = {f"data.{name}" for name in ("path", "train", "validation", "test", "extra")}
 PLACES |= {f"tokenizer.{name}" for name in ("source_model", "target_model")}
+# In YAML, of attention.kind: is there an attention? For values that only make sense with one.
+OmegaConf.register_new_resolver("attends", lambda kind: kind != "none", replace=True)
 _WORDS: dict[str, bool | None] = {"": None, "null": None, "true": True, "false": False}
 
 
