@@ -22,7 +22,7 @@ class Operands(NamedTuple):
 
 class Output(Linear):
     """W r + b, or with fixnorm g cos(w_v, r) + b_v, so that no word is likely because its vector is long   (Nguyen and
-    Chiang 2018, 3; g is learned and sqrt(R) at first, as by Nguyen and Salazar 2019, 2.3)."""
+    Chiang 2018, 3; g is learned and sqrt(R) at first, as by Nguyen and Salazar 2019)."""
 
     def __init__(self, readout_dim: int, vocabulary: int, fixnorm: bool = False) -> None:
         super().__init__(readout_dim, vocabulary)
