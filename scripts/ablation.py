@@ -3,8 +3,8 @@
 python scripts/ablation.py DIR [--jobs 2] [--seeds 3] [--changes NAME,NAME] experiment=multi30k_en_de_best ...
 
 Each run lies in DIR/NAME/SEED, what it printed in DIR/NAME/SEED.txt, the comparison in DIR/comparison. With the same
-DIR again, what has finished is not repeated and what was interrupted goes on. A change of one's own:
---add 'wide=encoder.hidden=512 decoder.hidden=1024'.
+DIR again, what has finished is not trained again and what was interrupted goes on. Changes that change nothing of this
+recipe are left out. A change of one's own: --add 'wide=encoder.hidden=512 decoder.hidden=1024'.
 """
 
 import argparse
@@ -16,6 +16,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from nmt.cli.preview import preview
+from nmt.config.errors import UserError
+from nmt.config.schema import TrainConfig
+
 RECIPE = "recipe"
 CHANGES = {
     # What the recipe has, taken away
@@ -25,7 +29,7 @@ CHANGES = {
     "no-lexical-model": "decoder.lexical=false",
     "untied-output": "embedding.tie_output=false",
     "narrow-embeddings": "embedding.dim=256",
-    "larger-batches": "training.batch_sentences=256",
+    "larger-batches": "training.batch_sentences=256 training.batch_tokens=8192",
     # What it has not, added
     "vocabulary-10000": "tokenizer.vocab_size=10000",
     "lstm": "encoder=lstm decoder=lstm",
@@ -41,7 +45,7 @@ CHANGES = {
     "bpe-dropout": "tokenizer.sampling=0.1",
     "bpe-dropout-of-the-source": "tokenizer.sampling=0.1 tokenizer.sampled=source",
     "r-drop": "training.r_drop=5",
-    "scheduled-sampling": "training.scheduled_sampling=0.2",
+    "scheduled-sampling": "training.scheduled_sampling=0.2 training.scheduled_sampling_steps=3000",
     "moving-average": "training.ema_decay=0.999",
     "best-checkpoints": "training.average_best=5",
     "restarts": "schedule.cycles=2",
@@ -91,6 +95,31 @@ def main() -> int:
         if not (name and sign and "/" not in name):
             parser.error(f"--add {text}: give it as NAME=OVERRIDES, such as wide=encoder.hidden=512")
         changes[name] = change
+    try:
+        changes = effective(changes, arguments.overrides)
+    except UserError as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 2
+    try:
+        return compare(arguments, changes)
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on", file=sys.stderr)
+        return 130
+
+
+def effective(changes: dict[str, str], overrides: list[str]) -> dict[str, str]:
+    """Those that change something. Raises UserError for the first that nmt-train would not take, before any is run."""
+    plain, found = preview("train", TrainConfig, overrides), {}
+    for name, change in changes.items():
+        if preview("train", TrainConfig, [*overrides, *change.split()]) == plain:
+            print(f"{name}: changes nothing of this recipe, left out", file=sys.stderr)
+        else:
+            found[name] = change
+    return found
+
+
+def compare(arguments: argparse.Namespace, changes: dict[str, str]) -> int:
+    """All runs and their comparison. Returns the exit status."""
     work = {
         arguments.directory / name / str(seed): [*arguments.overrides, *change.split(), f"seed={seed}"]
         for seed in range(1, arguments.seeds + 1)

@@ -6,7 +6,7 @@ Trains models of both directions (DIR/forward/SEED, DIR/backward/SEED) and has t
 last model, DIR/student, of the same size, learns the corpus, its sources with their translations and its targets with
 theirs; --student are values for it alone. What each run printed lies beside it; DIR/comparison compares forward models
 and student on the validation set. With the same DIR and values again, runs and translations that are there are not made
-again, and a run that was interrupted goes on.
+again, and a run that was interrupted goes on. For another student move DIR/student away.
 """
 
 import argparse
@@ -16,20 +16,21 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ablation import command, printed, quoted, train
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
+from nmt.cli.preview import preview
+from nmt.cli.size import without
 from nmt.config import schema
-from nmt.config.compose import typed_union
+from nmt.config.compose import merge_search
 from nmt.config.errors import UserError
 from nmt.data.corpus import splits
 from nmt.files import lines_of, to_json, write_atomically
 
 Pairs = list[tuple[str, str]]
+PIECE = 10_000  # lines translated at a time; what an interruption costs
 
 
 def main() -> int:
@@ -46,7 +47,7 @@ def main() -> int:
         parser.error("--models and --jobs must be at least 1")
     try:
         return diversify(options)
-    except (UserError, OSError, OmegaConfBaseException) as error:
+    except (UserError, OSError) as error:
         print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -56,43 +57,42 @@ def main() -> int:
 
 def diversify(options: argparse.Namespace) -> int:
     """All of it. Returns the exit status."""
-    folder, config = options.directory, composed(options.overrides)
-    values = cast(dict[str, Any], OmegaConf.to_container(config.data, resolve=True))
-    data: schema.Data = typed_union(schema.Data, values, "data")
-    turned = [*options.overrides, *backwards(data, config)]
-    composed([*turned, *shlex.split(options.student)])  # what is wrong with it is told now, not in some hours
-    pairs = [(source, target) for source, target, _ in splits(data)["train"] if source and target]
-    begin(folder, {name: getattr(options, name) for name in ("overrides", "models", "search", "student")})
-    languages = data.source_lang, data.target_lang
-    save(pairs, folder / "text" / "train", languages)
+    folder, search = options.directory, shlex.split(options.search)
+    config = preview("train", schema.TrainConfig, options.overrides)
+    turned = [*options.overrides, *backwards(config)]
+    # What is wrong with the student or the search is told now, not in some hours.
+    preview("train", schema.TrainConfig, [*turned, *shlex.split(options.student)])
+    merge_search(config.search, preview("translate", schema.TranslateConfig, ["run=DIR", *search]).search)
+    pairs = [(source, target) for source, target, _ in splits(config.data)["train"] if source and target]
+    begin(folder, {name: getattr(options, name) for name in ("overrides", "models", "search")})
     directions = {"forward": options.overrides, "backward": turned}
     work = {
         folder / name / str(seed): [*given, f"seed={seed}"]
         for name, given in directions.items()
         for seed in range(1, options.models + 1)
     }
-
-    def teach(run: Path) -> Pairs:
-        """Returns the pairs that it makes."""
-        finish(run, work[run])
-        if run.parent.name == "forward":
-            lines = translated(run, folder / "text" / f"train.{languages[0]}", options.search)
-            return [(source, line) for (source, _), line in zip(pairs, lines, strict=True)]
-        lines = translated(run, folder / "text" / f"train.{languages[1]}", options.search)
-        return [(line, target) for (_, target), line in zip(pairs, lines, strict=True)]
-
     with ThreadPoolExecutor(options.jobs) as pool, tqdm(total=len(work) + 1, unit=" runs") as bar:
+
+        def teach(run: Path) -> Pairs:
+            """Returns the pairs that it makes."""
+            finish(run, work[run])
+            if run.parent.name == "forward":
+                lines = translated(run, [source for source, _ in pairs], search, bar)
+                return [(source, line) for (source, _), line in zip(pairs, lines, strict=True)]
+            lines = translated(run, [target for _, target in pairs], search, bar)
+            return [(line, target) for (_, target), line in zip(pairs, lines, strict=True)]
+
         made: Pairs = []
         for found in pool.map(teach, work):
             made += found
             bar.update()
         known = set(pairs)
         new = [pair for pair in dict.fromkeys(made) if all(pair) and pair not in known]
-        save(new, folder / "translations" / "train", languages)
+        save(new, folder / "translations" / "train", (config.data.source_lang, config.data.target_lang))
         bar.write(f"{len(new):,} new pairs beside {len(pairs):,}: {folder / 'translations'}")
-        extra = ",".join(map(quoted, [*data.extra, folder / "translations" / "train"]))
+        extra = ",".join(map(quoted, [*config.data.extra, folder / "translations" / "train"]))
         first = json.loads((folder / "forward" / "1" / "manifest.json").read_text())["starts"][0]
-        given = [f"size={first['choices']['size']}", *options.overrides, *shlex.split(options.student)]
+        given = [f"size={first['choices']['size']}", *without(options.overrides), *shlex.split(options.student)]
         finish(folder / "student", [*given, f"data.extra=[{extra}]"])
         bar.update()
     runs = f"runs=[{quoted(folder / 'forward')},{quoted(folder / 'student')}]"
@@ -115,44 +115,44 @@ def finish(run: Path, overrides: list[str]) -> None:
         raise UserError(f"{run}: failed, see {printed(run)}")
 
 
-def composed(overrides: list[str]) -> DictConfig:
-    """Raises UserError with what nmt-train says of the overrides."""
-    words = [command("nmt-train"), "--cfg", "job", *overrides]
-    told = subprocess.run(words, capture_output=True, text=True, check=False)
-    if told.returncode:
-        raise UserError(told.stderr.strip().removeprefix("nmt-train: error: "))
-    return cast(DictConfig, OmegaConf.create(told.stdout))
-
-
-def backwards(data: schema.Data, config: DictConfig) -> list[str]:
+def backwards(config: schema.TrainConfig) -> list[str]:
     """Overrides that exchange source and target. Raises UserError where that cannot be."""
+    data = config.data
     if data.kind == "demo":
         raise UserError("data=demo: has one direction only; give a corpus, such as data=files")
     if data.source_lang == data.target_lang:
         raise UserError(f"data.source_lang and data.target_lang are both {data.source_lang}: give them different names")
     if getattr(data, "alignments", None) is not None:
         raise UserError("data.alignments: would be those of one direction only; leave it out")
-    swaps = {"data": [("source_lang", "target_lang"), ("source_column", "target_column")]}
-    if config.tokenizer.get("target_model"):
-        swaps["tokenizer"] = [("source_model", "target_model")]
-    return [
-        f"{section}.{key}={'null' if config[section][other] is None else quoted(config[section][other])}"
-        for section, pairs in swaps.items()
-        for one, two in pairs
-        for key, other in ((one, two), (two, one))
-    ]
+    swaps = [("data", "source_lang", "target_lang"), ("data", "source_column", "target_column")]
+    if getattr(config.tokenizer, "target_model", None) is not None:
+        swaps.append(("tokenizer", "source_model", "target_model"))
+    found = []
+    for section, one, two in swaps:
+        for key, other in ((one, two), (two, one)):
+            value = getattr(getattr(config, section), other)
+            found.append(f"{section}.{key}={'null' if value is None else quoted(value)}")
+    return found
 
 
-def translated(run: Path, text: Path, search: str) -> list[str]:
-    """The lines of a text in the run's other language, translated once."""
+def translated(run: Path, text: list[str], search: list[str], bar: Any) -> list[str]:  # noqa: ANN401
+    """The lines in the run's other language, translated once; interrupted, the pieces that are there stay."""
     path = run.with_suffix(".translations")
+    starts = range(0, len(text), PIECE)
+    pieces = [path.with_suffix(f".translations-{start + 1}") for start in starts]
     if not path.exists():
-        words = [command("nmt-translate"), f"run={quoted(run)}", *shlex.split(search)]
-        with text.open("rb") as given:
-            done = subprocess.run(words, stdin=given, capture_output=True, check=False)
-        if done.returncode:
-            raise UserError(f"{run}: {done.stderr.decode().strip()}")
-        write_atomically(path, done.stdout)
+        for piece, start in zip(pieces, starts, strict=True):
+            if not piece.exists():
+                words = [command("nmt-translate"), f"run={quoted(run)}", *search]
+                given = "".join(f"{line}\n" for line in text[start : start + PIECE]).encode()
+                done = subprocess.run(words, input=given, capture_output=True, check=False)
+                if done.returncode:
+                    raise UserError(f"{run}: {done.stderr.decode().strip()}")
+                write_atomically(piece, done.stdout)
+                bar.write(f"{run}: {min(start + PIECE, len(text)):,} of {len(text):,} lines translated")
+        write_atomically(path, b"".join(piece.read_bytes() for piece in pieces))
+    for piece in pieces:
+        piece.unlink(missing_ok=True)
     return lines_of(path.read_bytes())
 
 

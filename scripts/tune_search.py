@@ -8,6 +8,7 @@ tune_search.md hold the same. Whatever is not tried, such as the longest transla
 
 import argparse
 import logging
+import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -67,11 +68,17 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         merge_search(translator.search, {"kind": "beam", **each, "alpha": each["alpha"] or 0.0}) for each in tried
     ]
     translator.translate(sources[:WARM_UP])
-    rows = []
+    rows: list[dict[str, Any]] = []
     with tqdm(total=len(tried) * len(sources), unit=" sent", disable=None) as bar:
         for setting, translator.search in zip(tried, searches, strict=True):
             bar.set_description(" ".join(str(value) for value in setting.values() if value is not None))
-            found = evaluate(translator, sources, references, scoring, ("bleu", "chrf"), bar.update)
+            try:
+                found = evaluate(translator, sources, references, scoring, ("bleu", "chrf"), bar.update)
+            except KeyboardInterrupt:
+                if not rows:
+                    raise
+                bar.write(f"interrupted: {len(rows)} of {len(tried)} settings were tried", file=sys.stderr)
+                break
             rows.append(
                 {
                     **setting,
@@ -119,6 +126,8 @@ def main() -> None:
         found = measure(options)
     except UserError as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
+    except KeyboardInterrupt:
+        parser.exit(130, "interrupted: nothing was tried to its end\n")
     table = f"{markdown(found['settings'], COLUMNS)}\n\n{found['best']}\n"
     print(table)
     folder = options.output or Path(f"outputs/tune_search/{datetime.now():%Y-%m-%d/%H-%M-%S-%f}")

@@ -56,7 +56,18 @@ def test_runs_are_compared_and_not_repeated(tmp_path: Path) -> None:
 
 
 def test_mistakes_are_told(tmp_path: Path) -> None:
-    for words in (["--changes", "no-dropuot"], ["--add", "wide"]):
+    for words, told in (
+        (["--changes", "no-dropuot"], "no such change: no-dropuot"),
+        (["--add", "wide"], "--add wide: give it as"),
+        (["--add", "wide=encoder.hiden=3"], "encoder.hiden: unknown key; did you mean 'encoder.hidden'?"),
+    ):
         done = ablation(tmp_path, "out", "seed=1", *words)
         assert done.returncode == 2
-        assert words[1] in done.stderr.splitlines()[-1]
+        assert told in done.stderr.splitlines()[-1]
+        assert not list(tmp_path.iterdir())
+
+
+def test_what_changes_nothing_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    changes = {"none": "decoder.lexical=false", "wide": "encoder.hidden=512", "other": "seed=2"}
+    assert list(script().effective(changes, ["attention=bahdanau", "encoder.hidden=256"])) == ["wide", "other"]
+    assert "none: changes nothing" in capsys.readouterr().err

@@ -4,14 +4,14 @@ import importlib
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import TINY, values_of
-from omegaconf import OmegaConf
-from pydantic import TypeAdapter
 
 from nmt.config import schema
+from nmt.config.compose import typed
 from nmt.config.errors import UserError
 from nmt.data import demo
 
@@ -63,6 +63,30 @@ def test_a_student_learns_what_both_directions_made(tmp_path: Path) -> None:
     other = diversify(tmp_path, *words, "--models", "2")
     assert other.returncode == 2
     assert "out: was begun with other values" in other.stderr
+    (out / "student").rename(tmp_path / "first")
+    another = diversify(tmp_path, *words, "--student", "training.max_steps=2")
+    assert another.returncode == 0, another.stderr
+    assert "max_steps: 2" in (out / "student" / "config.yaml").read_text()
+    assert all(path.read_bytes() == content for path, content in before.items() if path.is_relative_to(out / "forward"))
+
+
+def test_a_translation_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, bar = script(), SimpleNamespace(write=lambda _: None)
+    monkeypatch.setattr(module, "PIECE", 2)
+    given: list[bytes] = []
+
+    def upper(*_: Any, input: bytes, **__: Any) -> Any:  # noqa: ANN401
+        given.append(input)
+        return SimpleNamespace(returncode=int(len(given) == 2), stdout=input.upper(), stderr=b"no room")
+
+    monkeypatch.setattr(module.subprocess, "run", upper)
+    with pytest.raises(UserError, match="no room"):
+        module.translated(tmp_path / "1", list("abcde"), [], bar)
+    assert module.translated(tmp_path / "1", list("abcde"), [], bar) == list("ABCDE")
+    assert given == [b"a\nb\n", b"c\nd\n", b"c\nd\n", b"e\n"]
+    assert [path.name for path in tmp_path.iterdir()] == ["1.translations"]
+    assert module.translated(tmp_path / "1", list("abcde"), [], bar) == list("ABCDE")
+    assert len(given) == 4
 
 
 def script() -> ModuleType:
@@ -74,6 +98,12 @@ def script() -> ModuleType:
 
 
 FILES = ["data=files", "data.train=a", "data.validation=b"]
+TWO_TOKENIZERS = [
+    "tokenizer=file",
+    "tokenizer.source_model=s",
+    "tokenizer.target_model=t",
+    "embedding.tie_source_target=false",
+]
 
 
 @pytest.mark.parametrize(
@@ -89,16 +119,14 @@ FILES = ["data=files", "data.train=a", "data.validation=b"]
             ["source_lang=de", "target_lang=en", "source_column=translation.de", "target_column=translation.en"],
         ),
         (
-            [*FILES, "tokenizer=file", "tokenizer.source_model=s", "tokenizer.target_model=t"],
+            [*FILES, *TWO_TOKENIZERS],
             ["source_lang=de", "target_lang=en", "source_column=null", "target_column=null"],
         ),
     ],
 )
 def test_backwards_both_sides_are_exchanged(overrides: list[str], turned: list[str]) -> None:
     values = values_of("train", overrides)
-    data: schema.Data = TypeAdapter(schema.Data).validate_python(values["data"])
-    config = OmegaConf.create({key: values[key] for key in ("data", "tokenizer")})
-    found = script().backwards(data, config)
+    found = script().backwards(typed(schema.TrainConfig, values))
     tokenizers = ["tokenizer.source_model=t", "tokenizer.target_model=s"] if "tokenizer=file" in overrides else []
     assert found == [*(f"data.{word}" for word in turned), *tokenizers]
     again = values_of("train", [*overrides, *found])["data"]
@@ -111,10 +139,8 @@ def test_backwards_both_sides_are_exchanged(overrides: list[str], turned: list[s
 )
 def test_what_has_one_direction_is_refused(word: str, told: str) -> None:
     columns = ["data.source_column=x", "data.target_column=y"]
-    values = values_of("train", [*FILES, *columns, word])
-    data: schema.Data = TypeAdapter(schema.Data).validate_python(values["data"])
     with pytest.raises(UserError, match=told):
-        script().backwards(data, OmegaConf.create({"data": values["data"], "tokenizer": {}}))
+        script().backwards(typed(schema.TrainConfig, values_of("train", [*FILES, *columns, word])))
 
 
 @pytest.mark.parametrize(
@@ -122,6 +148,10 @@ def test_what_has_one_direction_is_refused(word: str, told: str) -> None:
     [
         (["out", "seed=1"], "data=demo: has one direction only"),
         (["out", "sead=1"], "error: sead: unknown key; did you mean"),
+        (["out", *FILES, "--student", "training.max_epochs=seven"], "training.max_epochs=seven: input should be"),
+        (["out", *FILES, "--search", "search.beamsize=5"], "search.beamsize: unknown key; did you mean"),
+        (["out", *FILES, "--search", "search.beam_size=0"], "search.beam_size=0: input should be"),
+        (["out", *FILES, "seed=1,2"], "seed=1,2: several values are for a sweep"),
         (["out", "seed=1", "--models", "0"], "--models and --jobs must be at least 1"),
     ],
 )

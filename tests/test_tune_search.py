@@ -1,10 +1,12 @@
 """Tuning the search: what it prints is what nmt-evaluate would, and the test set stays unseen."""
 
+import importlib.util
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -110,3 +112,30 @@ def test_a_mistake_is_one_line(run: RunDirectory, tmp_path: Path, words: list[st
     assert told in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interruption_leaves_what_was_tried(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = importlib.util.spec_from_file_location("tune_search", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    real, calls = module.evaluate, []
+
+    def interrupted(*given: Any) -> Any:  # noqa: ANN401
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*given)
+
+    monkeypatch.setattr(module, "evaluate", interrupted)
+    monkeypatch.setattr(sys, "argv", ["tune_search.py", str(run.path), "--beams", "1", "2", "--output", str(tmp_path)])
+    module.main()
+    (row,) = json.loads((tmp_path / "tune_search.json").read_text())["settings"]
+    assert row["beam_size"] == 1
+    assert "interrupted: 1 of" in capsys.readouterr().err
+    calls[:] = [1]
+    with pytest.raises(SystemExit, match="130"):
+        module.main()

@@ -1,6 +1,7 @@
 """A model's size, where it is left to the corpus: size=auto."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any, cast
 
 import hydra
@@ -35,6 +36,9 @@ def settle(config: DictConfig, command: str) -> DictConfig:
     job = cast(DictConfig, HydraConfig.get())
     with read_write(job):
         job.runtime.choices["size"] = size  # what is written down of the run
-    heeded = ("size=", "size.begins")  # of use until here alone
-    given = [override for override in words.given(job) if not override.lstrip("+~").startswith(heeded)]
-    return hydra.compose(command, [*given, f"size={size}"])
+    return hydra.compose(command, [*without(words.given(job)), f"size={size}"])
+
+
+def without(overrides: Sequence[str]) -> list[str]:
+    """Overrides but those that leave the size to the corpus, to be followed by size=..."""
+    return [override for override in overrides if not override.lstrip("+~").startswith(("size=", "size.begins"))]

@@ -11,6 +11,8 @@ from torch.nn.functional import normalize
 
 from nmt.ops.linear import Linear, linear
 
+SHORTEST = 0.01  # a row to have the length 1
+
 
 class Operands(NamedTuple):
     """What is multiplied, and added, to give logits."""
@@ -39,5 +41,5 @@ class Output(Linear):
         return Operands(readouts, self.table() if table is None else table, self.bias)
 
     def table(self) -> Tensor:
-        """(V, R): a row for each word."""
-        return self.weight if self.scale is None else normalize(self.weight, dim=-1)
+        """(V, R): a row for each word. (A tied table's padding is zero at first: `eps` bounds its gradient.)"""
+        return self.weight if self.scale is None else normalize(self.weight, dim=-1, eps=SHORTEST)

@@ -92,6 +92,9 @@ def _train(
             log.warning("the run now ends elsewhere, and its cosine schedule with it: the learning rate jumps")
     if trainer.objective.coverage and trainer.objective.coverage_start >= trainer.total_steps:
         log.warning("attention.coverage.loss_start=%d: the run ends before", trainer.objective.coverage_start)
+    slow = config.training.scheduled_sampling_steps
+    if config.training.scheduled_sampling and slow > trainer.total_steps:
+        log.warning("training.scheduled_sampling_steps=%d: the run ends before, at step %d", slow, trainer.total_steps)
     ended: dict[str, str] = {}
     try:
         with logging_redirect_tqdm([logging.getLogger("nmt")]):

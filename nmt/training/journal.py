@@ -27,10 +27,10 @@ class Journal:
     """Writes each number to metrics.jsonl and TensorBoard, and the gist to the log and the bar."""
 
     def __init__(self, run: RunDirectory, told: int, step: int, total_steps: int) -> None:
-        """Continue at `step`: what a killed run told after the step `told` is taken back."""
+        """Continue at `step`: what a killed run told after the step `told` (-1: nothing counts) is taken back."""
         self._metrics, self._asked = run.metrics, run.asked()
         _keep_until(self._metrics, told)
-        self._board = TensorBoard(run.tensorboard, resume_step=told or None)
+        self._board = TensorBoard(run.tensorboard, resume_step=told if told >= 0 else None)
         self._bar = tqdm(
             total=total_steps, initial=step, unit=" steps", disable=None, dynamic_ncols=True, smoothing=0.05
         )

@@ -75,20 +75,22 @@ class Trainer:
         self.step, self.epoch, self.position = 0, 0, 0  # position: batches of this epoch that are done
         self.bad_steps, self.bad_in_a_row = 0, 0
         self.validated = 0  # the step of the last validation
-        self.told = 0  # the step up to which the journal is whole; a kill takes back what was told after it
+        self.told = -1  # the step up to which the journal is whole; a kill takes back what was told after it
         self.seconds, self.tokens = 0.0, 0  # of updates alone, over all starts
-        self.window = Sums()
-        self.signals = StopSignals()
+        self.window, self.signals = Sums(), StopSignals()
         self.schedule_has_moved = False  # resumed with another end than before
 
     def fit(self) -> None:
-        """Train to the end. Raises Interrupted after a signal, Pruned if the observer asks for it, UserError if the
-        gradients stay non-finite."""
+        """Train to the end. Raises Interrupted by a signal, Pruned by the observer, UserError by bad gradients."""
         self.journal = Journal(self.run, self.told, self.step, self.total_steps)
-        if not self.told:
+        if self.told < 0:
             self.journal.config(self.config.model_dump(mode="json"))
         try:
             with self.signals:
+                if self.told < 0 and self.config.training.start_from is not None:
+                    self._validate()  # what it starts from stays the best until there is a better one
+                    self.told = 0
+                    self._save()
                 if self.validated < self.step:  # perhaps a signal came before its validation
                     self._tell()
                 while not self._finished():
@@ -201,7 +203,6 @@ class Trainer:
         window, self.window = self.window, Sums()
         if not window.updates:
             return
-        per_step = self.seconds / self.step
         means = window.means()
         self.journal.training(
             self.step,
@@ -212,7 +213,7 @@ class Trainer:
                 "learning_rate": self.optimizer.param_groups[0]["lr"],
                 "tokens_per_second": window.tokens / max(window.seconds, 1e-9),
                 "bad_steps": self.bad_steps,
-                "seconds_left": per_step * (self.total_steps - self.step),
+                "seconds_left": self.seconds / self.step * (self.total_steps - self.step),
             },
         )
 
@@ -234,8 +235,7 @@ class Trainer:
         return scores[self.stopping.monitor]
 
     def _average_best(self) -> None:
-        found = self.best.average_at(self.step, self.model, self.validator)
-        if found is not None:
+        if found := self.best.average_at(self.step, self.model, self.validator):
             self.journal.average(self.step, self._progress(), *found)
 
     def _batches(self, split: str, sampling: tuple[float, float], guided: bool) -> Batches:

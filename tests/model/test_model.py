@@ -266,6 +266,18 @@ def test_the_lexical_model_adds_what_the_attended_words_say(feeding: bool, kind:
     torch.testing.assert_close(with_words.readouts - without.readouts, said)
 
 
+def test_with_fixnorm_the_first_gradient_is_not_that_of_padding() -> None:
+    """Its row of the tied table is zero, where a direction has no derivative."""
+    model = model_of(decoder__fixnorm=True, embedding__tie_output=True)
+    weight, pad = model.output.weight, model.target_embedding.padding_idx
+    assert not weight[pad].any()
+    readouts = torch.randn(7, weight.shape[1], dtype=weight.dtype)
+    F.cross_entropy(model.output(readouts), torch.tensor([4, 5, 6, 7, 4, 5, 6])).backward()
+    assert weight.grad is not None
+    lengths = weight.grad.norm(dim=-1)
+    assert lengths[pad] < 1000 * lengths.median()
+
+
 def test_with_fixnorm_a_logit_is_a_scaled_cosine() -> None:
     """However long a word's vector and the readout are. The scale is sqrt(R) before training."""
     model = model_of(decoder__fixnorm=True, embedding__tie_output=False)

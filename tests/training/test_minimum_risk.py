@@ -209,8 +209,14 @@ def test_under_autocast_the_gradient_stays_near_that_in_float32(train_config: Co
         (["attention=hard"], r"normalizer\.kind=hard is rewarded for a low risk; use objective=likelihood"),
         (["training.r_drop=5"], r"training\.r_drop=5\.0 is for objective=likelihood; .* set it to 0"),
         (["objective.samples=1", "objective.reference=false"], r"objective: samples=1 leaves one candidate"),
+        (["tokenizer.sampling=0.1"], r"tokenizer\.sampling=0\.1 draws other pieces for the references"),
+        (["tokenizer.sampling=0.1", "tokenizer.sampled=target"], r"use tokenizer\.sampled=source, or set it to 0"),
     ],
 )
 def test_what_it_cannot_be_joined_with_is_refused(overrides: list[str], message: str, train_config: Config) -> None:
     with pytest.raises(UserError, match=message):
         train_config(*RISK, *overrides)
+
+
+def test_of_the_source_other_pieces_may_be_drawn(train_config: Config) -> None:
+    assert train_config(*RISK, "tokenizer.sampling=0.1", "tokenizer.sampled=source").tokenizer.sampling == 0.1

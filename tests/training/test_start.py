@@ -77,6 +77,31 @@ def test_once_it_has_a_checkpoint_it_needs_the_other_run_no_more(
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0] | ends[1])
 
 
+def test_what_it_starts_from_stays_the_best_until_there_is_a_better_one(
+    first: Path, train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = train_config(*SHORT, f"training.start_from={first}", "optimizer.lr=1", "schedule=constant")
+    real = Updater.__call__
+    calls = []
+
+    def killed(self: Updater, *args: Any) -> Update:  # noqa: ANN401
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return real(self, *args)
+
+    monkeypatch.setattr(Updater, "__call__", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", [])
+    assert train(config, tmp_path / "run", []) == 0
+    best, started = weights(tmp_path / "run", "best"), weights(first, "best")
+    assert all(torch.equal(best[name], started[name]) for name in best | started)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    validated = [(line["step"], line["validation/loss"]) for line in lines if "validation/loss" in line]
+    assert [step for step, _ in validated] == [0, 2, 3]
+    assert validated[1][1] > validated[0][1] + 1
+
+
 def test_the_saved_path_is_absolute(train_config: Config) -> None:
     settled = train_config("training.start_from=here/it/is").settled()
     assert settled.training.start_from == str(Path.cwd() / "here" / "it" / "is")

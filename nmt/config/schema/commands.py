@@ -105,6 +105,11 @@ class TrainConfig(Model, Machine):
                         f"training.{key}={value} is for objective=likelihood; with objective.kind=minimum_risk set it "
                         "to 0"
                     )
+            if self.tokenizer.sampling_by_side[1]:
+                raise ValueError(
+                    f"tokenizer.sampling={self.tokenizer.sampling} draws other pieces for the references, to which "
+                    "objective.kind=minimum_risk compares translations; use tokenizer.sampled=source, or set it to 0"
+                )
         return self
 
 
