@@ -15,6 +15,7 @@ from conftest import TINY, values_of
 from nmt.config.compose import typed
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
+from nmt.training import checkpoint
 from nmt.training.job import train
 from nmt.training.step import Update, Updater
 
@@ -93,6 +94,7 @@ def test_what_it_starts_from_stays_the_best_until_there_is_a_better_one(
     monkeypatch.setattr(Updater, "__call__", killed)
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "run", [])
+    assert checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")["told"] == 0  # which it need not tell again
     assert train(config, tmp_path / "run", []) == 0
     best, started = weights(tmp_path / "run", "best"), weights(first, "best")
     assert all(torch.equal(best[name], started[name]) for name in best | started)
