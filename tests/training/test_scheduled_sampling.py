@@ -40,7 +40,7 @@ def best(model: Seq2Seq, batch: Batch) -> Tensor:
     """(B, T): the most probable tokens, by torch's own functions."""
     model.eval()
     readouts = model(batch.source, batch.lengths, batch.target_in).readouts
-    logits = model.output(readouts)
+    logits = model.output(readouts).detach().clone()
     logits[..., [PAD, BOS]] = -torch.inf
     return logits.argmax(-1)
 
