@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from nmt.cli import size, words
 from nmt.cli.explain import explain
-from nmt.config.compose import config_dir, typed
+from nmt.config.compose import config_dir, for_choices, typed
 from nmt.config.errors import UserError, shown
 
 T = TypeVar("T", bound=BaseModel)
@@ -86,7 +86,7 @@ def _call(schema: type[T], task: Callable[[T, list[str]], int | None], config: D
     given = words.given(HydraConfig.get())
     values = OmegaConf.to_container(size.settle(config, command), resolve=True, throw_on_missing=True)
     assert isinstance(values, dict)
-    return task(typed(schema, cast(dict[str, Any], values)), given) or 0
+    return task(typed(schema, for_choices(schema, cast(dict[str, Any], values), given)), given) or 0
 
 
 def _attempt(work: Callable[[], int], debug: bool, new: list[Path] | None = None) -> int | Exception:

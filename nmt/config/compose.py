@@ -1,7 +1,8 @@
 """From composed YAML values to one typed object, with errors a user can act on."""
 
+import logging
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -16,6 +17,7 @@ from nmt.config.errors import UserError, nearest, shown
 from nmt.files import read_bytes, write_atomically
 
 T = TypeVar("T", bound=BaseModel)
+log = logging.getLogger(__name__)
 LARGEST = 1_000_000  # bytes of a saved configuration, which has a few thousand ...
 DEEPEST = 50  # ... and sections in sections, four deep
 # Where a run's data lies, which may be elsewhere when it goes on.
@@ -40,6 +42,23 @@ def typed(schema: type[T], values: Mapping[str, Any]) -> T:
     except ValidationError as error:
         lines = [_explain(schema, values, problem) for problem in error.errors()]
         raise UserError("\n".join(dict.fromkeys(lines))) from None
+
+
+def for_choices(schema: type[T], values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Values without what YAML files say of choices that the command line changed, such as an experiment's
+    search.beam_size where search=greedy is asked for; it is told."""
+    given = given_values(overrides)
+    kept = dict(values)
+    for name, field in _fields(schema, values).items():
+        members, section = _members(field), values.get(name)
+        if name not in given or not isinstance(section, Mapping) or shown(section.get("kind", "")) not in members:
+            continue
+        others = {key for member in members.values() for key in member.model_fields} - _fields(field, section).keys()
+        asked = {key.split(".")[1] for key in given if key.startswith(f"{name}.")}
+        kept[name] = {key: value for key, value in section.items() if key not in others - asked}
+        for key in section.keys() - kept[name].keys():
+            log.info("%s.%s=%s: left out, not a value of %s=%s", name, key, shown(section[key]), name, given[name])
+    return kept
 
 
 def typed_union(union: Any, values: Mapping[str, Any], section: str) -> Any:  # noqa: ANN401

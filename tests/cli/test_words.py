@@ -56,6 +56,44 @@ def test_a_value_may_refer_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.encoder.hidden == 24
 
 
+def test_what_an_experiment_sets_of_another_choice_is_left_out_and_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = taken(monkeypatch, "experiment=multi30k_en_de_best", "search=greedy", "search.max_length=9")
+    assert config is not None
+    assert config.search.model_dump().keys() & {"beam_size", "max_length"} == {"max_length"}
+    assert capsys.readouterr().err == "search.beam_size=12: left out, not a value of search=greedy\n"
+
+
+def test_what_a_corpus_sets_of_another_tokenizer_is_left_out_and_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ["data=multi30k_lc_tok", "data.path=FOLDER", "tokenizer=file", "tokenizer.source_model=MODEL"]
+    config = taken(monkeypatch, *own, "size=small")
+    assert config is not None
+    assert (config.tokenizer.kind, config.evaluation.tokenize) == ("file", "none")
+    assert sorted(capsys.readouterr().err.splitlines()) == [
+        "tokenizer.normalization=identity: left out, not a value of tokenizer=file",
+        "tokenizer.split_punctuation=false: left out, not a value of tokenizer=file",
+    ]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["experiment=multi30k_en_de_best", "search=greedy", "search.beam_size=3"],
+        ["search=greedy", "+search.beam_size=3"],
+        ["search=greedy", "+search.beem_size=3"],
+    ],
+)
+def test_a_value_of_another_choice_is_refused_where_the_user_gives_it(
+    given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert taken(monkeypatch, *given) is None
+    error = capsys.readouterr().err
+    assert error.startswith(f"nmt-train: error: {given[-1].lstrip('+').partition('=')[0]}: unknown key")
+
+
 @pytest.mark.parametrize("run", ["null", "0.5", "true", "[]", "{}"])
 def test_no_place_is_refused_as_run(
     run: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
