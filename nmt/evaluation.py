@@ -1,4 +1,4 @@
-"""The one scoring path: training's validation, nmt-evaluate and nmt-compare all come through here."""
+"""The one scoring path, of training's validation and nmt-evaluate; nmt-compare reads from runs how they were scored."""
 
 import logging
 import time

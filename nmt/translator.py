@@ -104,7 +104,8 @@ class Translator:
     def translate_nbest(
         self, lines: Sequence[str], n: int, progress: Progress | None = None, first_line: int = 1
     ) -> list[list[Translation]]:
-        """The n best translations of each line, best first. An empty line has an empty translation.
+        """The n best translations of each line, best first. An empty translation is that of an empty line, and of one
+        where nothing has a finite probability.
 
         `first_line` is the number of the first line, for warnings.
         """
@@ -115,7 +116,7 @@ class Translator:
         self.model.eval()
         for batch, found in self._searched(sources, n):
             for index, hypotheses in zip(batch, found, strict=True):
-                results[index] = [self._translation(surfaces[index], h) for h in hypotheses]
+                results[index] = [self._translation(surfaces[index], h) for h in hypotheses] or results[index]
             if progress is not None:
                 progress(len(batch))
         self.model.train(was_training)

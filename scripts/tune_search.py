@@ -51,8 +51,9 @@ def settings_to_try(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def override(setting: dict[str, Any], trained: schema.Search) -> str:
     """What nmt-evaluate and nmt-translate are given to search like this."""
-    kind = {} if isinstance(trained, schema.Beam) else {"kind": "beam"}
-    return " ".join(f"search.{key}={value}" for key, value in {**kind, **setting}.items() if value is not None)
+    whole = {} if isinstance(trained, schema.Beam) else {"kind": "beam", "alpha": 0.0}
+    given = whole | {key: value for key, value in setting.items() if value is not None}
+    return " ".join(f"search.{key}={value}" for key, value in given.items())
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

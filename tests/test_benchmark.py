@@ -70,3 +70,16 @@ def test_a_mistake_is_one_line(tmp_path: Path, word: str, told: str) -> None:
     assert done.returncode == 2
     assert told in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_corpus_without_a_test_set_is_measured_on_its_validation_set(
+    tmp_path: Path, tiny_overrides: list[str]
+) -> None:
+    for name in ("train", "valid"):
+        for language in ("en", "de"):
+            (tmp_path / f"{name}.{language}").write_text("a b c d e\nb c d a\nc a e\n" * 30, encoding="utf-8")
+    kept = [word for word in tiny_overrides if not word.startswith("data")]
+    corpus = ["data=files", "data.source_lang=en", "data.target_lang=de", "data.train=train", "data.validation=valid"]
+    measured(tmp_path, "--updates", "1", *kept, *corpus, "size=small", "tokenizer=word")
+    (path,) = tmp_path.rglob("benchmark.json")
+    assert all(row["sentences_per_second"] > 0 for row in json.loads(path.read_text())["decoding"])

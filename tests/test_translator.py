@@ -1,5 +1,6 @@
 """The Python API on a small trained run."""
 
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +55,14 @@ def test_batch_mates_change_nothing(translator: Translator) -> None:
         alone = translator.translate([line])[0]
         assert alone.text == expected.text
         assert alone.log_prob == pytest.approx(expected.log_prob, abs=1e-4)
+
+
+def test_where_nothing_is_found_the_translation_is_empty(run: Path) -> None:
+    broken = Translator.load(run, search={"kind": "beam"})
+    with torch.no_grad():
+        for weights in broken.single.output.parameters():
+            weights.fill_(math.nan)
+    assert [each.text for each in broken.translate(LINES)] == [""] * len(LINES)
 
 
 def threads_of_a_new_thread() -> int:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from nmt.config.schema import Evaluation, TrainConfig
+from nmt.config.compose import given_values, merge_search
+from nmt.config.schema import Beam, Evaluation, TrainConfig
 from nmt.evaluation import evaluate, score_settings
 from nmt.run import RunDirectory
 from nmt.training.job import train
@@ -90,11 +91,15 @@ def test_a_run_of_another_search_is_told_to_use_a_beam(run: RunDirectory, tmp_pa
     run.config.write_text(values)
     try:
         done = tune(tmp_path, run.path, "--beams", "2", "--average", "--gnmt", "--output", "here")
+        trained = Translator.load(run.path)
     finally:
         run.config.write_text(config)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "here" / "tune_search.json").read_text())
-    assert found["best"] == "search.kind=beam search.beam_size=2 search.length_penalty=none"
+    assert found["best"] == "search.kind=beam search.alpha=0.0 search.beam_size=2 search.length_penalty=none"
+    taken = merge_search(trained.search, given_values(found["best"].replace("search.", "").split()))
+    assert isinstance(taken, Beam)
+    assert (taken.beam_size, taken.length_penalty) == (2, "none")
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from nmt.config.schema import attention as schema
 
 
 def build_attention(
-    config: schema.SoftAttention | schema.EncoderSelfAttention, query_dim: int, memory_dim: int
+    config: schema.ScoredAttention | schema.EncoderSelfAttention, query_dim: int, memory_dim: int
 ) -> Attention | MultiHeadAttention:
     """An attention of queries (B, T, query_dim) over states (B, S, memory_dim), with contexts (B, T, memory_dim)."""
     projection = config.projection
@@ -44,7 +44,7 @@ def build_attention(
 
 def build_policy(config: schema.Attention, query_dim: int) -> Policy | None:
     """What trains a hard attention; None for any other."""
-    if not isinstance(config, schema.SoftAttention) or not isinstance(config.normalizer, schema.Hard):
+    if not isinstance(config, schema.ScoredAttention) or not isinstance(config.normalizer, schema.Hard):
         return None
     hard = config.normalizer
     return Policy(
@@ -56,11 +56,11 @@ def build_policy(config: schema.Attention, query_dim: int) -> Policy | None:
 
 
 def _attention(
-    config: schema.SoftAttention | schema.EncoderSelfAttention, query_dim: int, memory_dim: int
+    config: schema.ScoredAttention | schema.EncoderSelfAttention, query_dim: int, memory_dim: int
 ) -> Attention:
     score = _score(config.score, query_dim, memory_dim)
     coverage: Coverage | None = None
-    if isinstance(config, schema.SoftAttention) and config.coverage.kind == "linear":
+    if isinstance(config, schema.ScoredAttention) and config.coverage.kind == "linear":
         with torch.no_grad():
             keys = score.keys(torch.zeros(1, 1, memory_dim))
         coverage = LinearCoverage(keys.shape[-1])

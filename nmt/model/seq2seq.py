@@ -21,7 +21,8 @@ from nmt.search.hypothesis import StepOutput
 
 
 class Bridge(nn.Module):
-    """The decoder's first state: tanh(W summary), for every layer (Bahdanau et al. 2015, A.2.2)."""
+    """The decoder's first state: tanh(W summary), for every layer (Bahdanau et al. 2015, A.2.2, of the summary of both
+    directions)."""
 
     def __init__(self, summary_dim: int, layers: int, hidden: int, with_memory: bool) -> None:
         super().__init__()

@@ -90,6 +90,7 @@ class MinimumRisk:
             device=batch.source.device,
         )
         self.model.train()
+        torch.clear_autocast_cache()  # torch before 2.10 would give the trained pass these copies, without a gradient
         return [[hypothesis.tokens for hypothesis in group] for group in found]
 
     def _step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:

@@ -45,7 +45,7 @@ class Objective:
             self.scheduled = ScheduledSampling(model, config.training.scheduled_sampling, steps, target)
         self.guided = config.training.guided_alignment
         self.coverage, self.coverage_start, self.policy = 0.0, 0, 0.0
-        if isinstance(config.attention, schema.SoftAttention):
+        if isinstance(config.attention, schema.ScoredAttention):
             coverage, normalizer = config.attention.coverage, config.attention.normalizer
             if isinstance(coverage, schema.LinearCoverage):
                 self.coverage, self.coverage_start = coverage.loss_weight, coverage.loss_start

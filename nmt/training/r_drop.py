@@ -11,7 +11,8 @@ from nmt.ops.r_drop import RDropLoss, linear_r_drop
 
 
 def twice(batch: Batch) -> Batch:
-    """Every pair a second time, behind all the first: what dropout draws for one is not what it draws for the other.
+    """Every pair a second time, behind all the first: what dropout draws for one is not what it draws for the other
+    (but for weight drop, whose mask is the batch's).
 
     One pass over 2 B pairs costs less than two over B. Target tokens are counted once.
     """

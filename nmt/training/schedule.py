@@ -19,7 +19,7 @@ class Schedule:
         self.waited = 0  # validations without improvement since the last reduction
 
     def factor(self, step: int) -> float:
-        """For the update number `step`, from 1."""
+        """For the update number `step`, from 1; 0 before the first."""
         config = self.config
         warmup = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
         since = max(0, step - config.warmup_steps)
@@ -27,7 +27,7 @@ class Schedule:
             case schema.ConstantSchedule():
                 return warmup
             case schema.InverseSqrtSchedule():
-                return min(warmup, math.sqrt(config.warmup_steps / step))
+                return warmup * math.sqrt(config.warmup_steps / max(step, config.warmup_steps))
             case schema.CosineSchedule():
                 cycle = bisect_right(self.restarts, since, hi=config.cycles) - 1
                 start, end = self.restarts[cycle : cycle + 2]

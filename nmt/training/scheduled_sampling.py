@@ -39,5 +39,6 @@ class ScheduledSampling:
         self.model.eval()
         readouts = self.model(batch.source, batch.lengths, batch.target_in).readouts.flatten(0, 1)
         self.model.train()
+        torch.clear_autocast_cache()  # torch before 2.10 would give the trained pass these copies, without a gradient
         banned = self.banned.to(readouts.device)
         return most_probable(*self.model.output.operands(readouts), banned).view(batch.target_in.shape)

@@ -68,7 +68,8 @@ class Updater:
     def __call__(self, batches: Sequence[Batch], learning_rate: float, step: int) -> Update:
         """One update from the parts of one batch: each part's gradient is divided by the tokens of all of them.
 
-        Raises DoesNotFit if memory does not suffice for a part; nothing has been changed then.
+        Raises DoesNotFit if memory does not suffice for a part; nothing has been changed then but the moving mean of
+        rewards that a policy may have as its baseline.
         """
         tokens = sum(batch.target_tokens for batch in batches)
         sentences = sum(len(batch.indices) for batch in batches)

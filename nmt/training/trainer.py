@@ -91,7 +91,7 @@ class Trainer:
                     self._validate()  # what it starts from stays the best until there is a better one
                     self.told = 0
                     self._save()
-                if self.validated < self.step:  # perhaps a signal came before its validation
+                if self.validated < self.step or self._finished():  # by a signal, or by an earlier end than before
                     self._tell()
                 while not self._finished():
                     self._update()
@@ -172,11 +172,14 @@ class Trainer:
         if self.step % training.log_every == 0 or self._finished():
             self._log()
         score = self._validate() if self._validation_due() else None
+        average = None
         if self._finished():
-            self._average_best()
+            self._log()  # which patience may have cut short
+            if average := self.best.average_at(self.step, self.model, self.validator):
+                self.journal.average(self.step, self._progress(), *average)
         pruned = score is not None and self.observer is not None and self.observer(self._progress(), score)
         self.told = self.step
-        if score is not None or (training.checkpoint_every and self.step % training.checkpoint_every == 0):
+        if score is not None or average or (training.checkpoint_every and self.step % training.checkpoint_every == 0):
             self._save()
         if pruned and not self._finished():
             raise Pruned
@@ -234,10 +237,6 @@ class Trainer:
         self.journal.positions(self.step, positions)
         return scores[self.stopping.monitor]
 
-    def _average_best(self) -> None:
-        if found := self.best.average_at(self.step, self.model, self.validator):
-            self.journal.average(self.step, self._progress(), *found)
-
     def _batches(self, split: str, sampling: tuple[float, float], guided: bool) -> Batches:
         training = self.config.training
         return Batches(
@@ -281,7 +280,8 @@ class Trainer:
         self.average.load_state_dict(state)
         options = self.optimizer.state_dict()["param_groups"]  # the configuration's, not the file's
         self.optimizer.load_state_dict({**state["optimizer"], "param_groups": options})
-        self.updater.scaler.load_state_dict(state["scaler"])
+        if state["scaler"]:  # none of a run that was in another precision so far
+            self.updater.scaler.load_state_dict(state["scaler"])
         self.schedule.load_state_dict(state["schedule"])
         self.updater.set_rate(self._rate(state["step"]))
         self.stopping.load_state_dict(state["stopping"])

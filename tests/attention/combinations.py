@@ -64,11 +64,11 @@ DRAWS = torch.Generator().manual_seed(1).get_state()
 
 
 @cache
-def configuration(name: str, reach: int = 1) -> schema.SoftAttention:
+def configuration(name: str, reach: int = 1) -> schema.ScoredAttention:
     """name: the keys above, e.g. additive-local_m-softmax-coverage-heads; ValidationError: they do not fit."""
     score, window, normalizer, *rest = name.split("-")
     local = {} if window == "global" else {"reach": reach}
-    return schema.SoftAttention.model_validate(
+    return schema.ScoredAttention.model_validate(
         {
             "kind": "attention",
             "score": SCORES[score],
@@ -101,7 +101,7 @@ CHOSEN = [f"{score}-global-softmax" for score in SCORES] + [
 LOCAL = [name for name in COMBINATIONS if "local_" in name]
 
 
-def made(config: schema.SoftAttention, query_dim: int, memory_dim: int, generator: torch.Generator) -> AnyAttention:
+def made(config: schema.ScoredAttention, query_dim: int, memory_dim: int, generator: torch.Generator) -> AnyAttention:
     """In float64, with random parameters: none is left at its first value."""
     attention = build_attention(config, query_dim, memory_dim).double()
     with torch.no_grad():
@@ -124,7 +124,7 @@ class Case(NamedTuple):
     memory_dim: int = 5
 
     @property
-    def config(self) -> schema.SoftAttention:
+    def config(self) -> schema.ScoredAttention:
         return configuration(self.name, self.reach)
 
     @property

@@ -16,7 +16,7 @@ Parameters = dict[str, Array]
 
 
 def attention(
-    config: schema.SoftAttention, p: Parameters, query: Array, states: Array, training: bool = False
+    config: schema.ScoredAttention, p: Parameters, query: Array, states: Array, training: bool = False
 ) -> tuple[Array, Array]:
     """(T, Q), (S, M) -> context (T, M), weights (T, S); training: of monotonic attention alone, without noise."""
     projection = config.projection
@@ -35,7 +35,7 @@ def attention(
     return np.concatenate(heads, axis=1) @ p["output_proj.weight"].T, np.mean(all_weights, axis=0)
 
 
-def attend(config: schema.SoftAttention, p: Parameters, query: Array, states: Array, training: bool) -> Array:
+def attend(config: schema.ScoredAttention, p: Parameters, query: Array, states: Array, training: bool) -> Array:
     """(T, Q), (S, M) -> weights (T, S)."""
     length = len(states)
     if isinstance(config.score, schema.LocationScore):  # the end of long sentences has no energies
@@ -51,7 +51,7 @@ def attend(config: schema.SoftAttention, p: Parameters, query: Array, states: Ar
     return weights
 
 
-def added(config: schema.SoftAttention, p: Parameters, covered: float) -> Array | float:
+def added(config: schema.ScoredAttention, p: Parameters, covered: float) -> Array | float:
     """w c_s + b, inside the score (See et al. 2017, eq. 11)."""
     if config.coverage.kind == "none":
         return 0.0

@@ -115,13 +115,13 @@ def test_parts_are_built_with_the_configured_numbers(
     part: str, values: dict[str, Any], name: str, expected: float
 ) -> None:
     plain = configuration("dot-global-softmax").model_dump()
-    attention = build_attention(schema.SoftAttention.model_validate(plain | {part: values}), 5, 5)
+    attention = build_attention(schema.ScoredAttention.model_validate(plain | {part: values}), 5, 5)
     assert torch.as_tensor(getattr(getattr(attention, part), name)).item() == pytest.approx(expected)
 
 
 def test_dropout_is_built_with_the_configured_share() -> None:
     plain = configuration("dot-global-softmax-heads").model_dump()
-    attention = build_attention(schema.SoftAttention.model_validate(plain | {"dropout": 0.25}), 5, 5)
+    attention = build_attention(schema.ScoredAttention.model_validate(plain | {"dropout": 0.25}), 5, 5)
     assert isinstance(attention, MultiHeadAttention)
     assert attention.inner.dropout == 0.25
 

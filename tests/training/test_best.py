@@ -281,6 +281,28 @@ def test_a_finished_run_stays_as_it_is(whole: Path, tmp_path: Path, monkeypatch:
 
 @pytest.mark.system
 @pytest.mark.usefixtures("_unevaluated")
+def test_an_end_that_is_moved_back_to_where_the_run_is_is_averaged_too(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def stopped(epochs: float, score: float) -> bool:
+        return (run / "checkpoints" / "step-3.pt").exists() and len(names(run / "checkpoints")) > 3
+
+    config = typed(TrainConfig, values_of("train", [*RUN, *AVERAGED, "optimizer.lr=1e-9"]))
+    assert train(config, run, [], None, stopped) == 0
+    assert in_manifest(run).get("average") is None
+    shorter = typed(TrainConfig, values_of("train", [*RUN, *AVERAGED, "optimizer.lr=1e-9", "training.max_steps=6"]))
+    assert train(shorter, run, []) == 0
+    found = in_manifest(run)["average"]
+    assert (found["step"], found["steps"]) == (6, [3, 6])
+    saved = checkpoint.load(run / "checkpoints" / "last.pt")
+    assert (saved["step"], saved["best"]["average"]) == (6, found)
+    assert sum("average/loss" in line for line in logged(run)) == 1
+    assert train(shorter, run, []) == 0
+    assert sum("average/loss" in line for line in logged(run)) == 1
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("_unevaluated")
 @pytest.mark.parametrize(
     ("event", "gain"),  # best.pt is not yet written, is; the line is in metrics.jsonl; last.pt is written
     [(1, 1.0), (2, 1.0), (2, -1.0), (4, 1.0), (6, 1.0), (6, -1.0)],

@@ -241,6 +241,17 @@ def test_a_finished_run_can_be_made_longer(whole: Path, train_config: Config) ->
     assert steps == sorted(set(steps))
 
 
+def test_a_run_can_go_on_where_gradients_are_scaled(
+    whole: Path, train_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = torch.amp.GradScaler
+    assert state(whole)["scaler"] == {}
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled: real(device, init_scale=8.0, enabled=True))
+    assert train(train_config(*STEPS, "training.max_epochs=3"), whole, []) == 0
+    assert state(whole)["scaler"]["scale"] == 8
+    assert state(whole)["bad"] == [0, 0]
+
+
 def test_a_corrupt_checkpoint_is_refused_and_kept(whole: Path, train_config: Config) -> None:
     path = whole / "checkpoints" / "last.pt"
     path.write_bytes(path.read_bytes()[:1000])
@@ -254,6 +265,14 @@ def test_patience_ends_a_run_early(train_config: Config, tmp_path: Path) -> None
     assert train(config, tmp_path / "run", []) == 0
     assert state(tmp_path / "run")["epoch"] == 2
     assert "stopped early: no better bleu in 2 validations" in (tmp_path / "run" / "train.log").read_text()
+
+
+def test_the_last_updates_are_told_where_patience_ends_a_run(train_config: Config, tmp_path: Path) -> None:
+    given = ["training.max_epochs=50", "validation.patience=1", "optimizer.lr=1e-9", "schedule=constant"]
+    assert train(train_config(*given, "training.log_every=1000"), tmp_path / "run", []) == 0
+    lines = metrics(tmp_path / "run")
+    (told,) = [line for line in lines if "train/loss" in line]
+    assert told["step"] == lines[-1]["step"] == state(tmp_path / "run")["step"]
 
 
 def test_monitoring_the_loss_keeps_the_checkpoint_of_the_lowest(train_config: Config, tmp_path: Path) -> None:

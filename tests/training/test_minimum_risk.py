@@ -203,6 +203,18 @@ def test_under_autocast_the_gradient_stays_near_that_in_float32(train_config: Co
     assert (rough - exact).norm() < 0.1 * exact.norm()
 
 
+def test_under_autocast_draws_leave_no_copies_of_weights(train_config: Config) -> None:
+    """They would have no gradient (pytorch issue 65766)."""
+    model, objective, batch = setup(train_config(*STILL, *RISK, *ALL))
+    model.float()
+    assert objective.risk is not None
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        objective.risk.candidates(batch)
+        model.bridge.proj.weight.zero_()
+        first = model.encode(batch.source, batch.lengths).cell.hidden[0]
+    torch.testing.assert_close(first.float(), model.bridge.proj.bias.tanh().expand_as(first), atol=1e-2, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

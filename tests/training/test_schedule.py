@@ -95,6 +95,19 @@ def test_step_decay_halves_after_its_start() -> None:
     assert [decay.factor(step) for step in (1, 10, 11, 15, 16, 21)] == [1, 1, 0.5, 0.5, 0.25, 0.125]
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"kind": "constant", "warmup_steps": 4},
+        {"kind": "inverse_sqrt", "warmup_steps": 4},
+        {"kind": "cosine", "warmup_steps": 4, "min_factor": 0.0, "cycles": 1, "cycle_growth": 1.0},
+        {"kind": "plateau", "warmup_steps": 4, "factor": 0.5, "patience": 0, "min_factor": 0.0},
+    ],
+)
+def test_before_the_first_update_there_is_a_factor(values: dict[str, Any]) -> None:
+    assert schedule(**values).factor(0) == 0
+
+
 def test_plateau_reduces_when_patience_is_over() -> None:
     plateau = schedule(kind="plateau", warmup_steps=0, factor=0.5, patience=1, min_factor=0.2)
     seen = []

@@ -89,6 +89,16 @@ def test_the_loss_is_that_of_the_given_words_after_the_mixed_ones(overrides: lis
     assert objective(batch, 1).terms["loss"] != pytest.approx(expected.nll.item(), rel=1e-4)
 
 
+def test_under_autocast_its_pass_leaves_no_copies_of_weights(train_config: Config) -> None:
+    """They would have no gradient (pytorch issue 65766)."""
+    model, _, scheduled, batch = setup(train_config(*STILL, *ALWAYS))
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        scheduled(batch, 1)
+        model.bridge.proj.weight.zero_()
+        first = model.encode(batch.source, batch.lengths).cell.hidden[0]
+    torch.testing.assert_close(first.float(), model.bridge.proj.bias.tanh().expand_as(first), atol=1e-2, rtol=0)
+
+
 def test_at_zero_there_is_one_pass(train_config: Config) -> None:
     config = train_config()
     prepared = prepare(config.data, config.tokenizer)

@@ -177,7 +177,7 @@ NO_KEYS_TO_ADJUST = {
 }
 
 
-class SoftAttention(Section):
+class ScoredAttention(Section):
     kind: Literal["attention"]
     score: Score
     window: Window
@@ -223,7 +223,7 @@ class NoAttention(Section):
     context: Literal["first_state", "every_step"]
 
 
-Attention = Annotated[SoftAttention | NoAttention, Field(discriminator="kind")]
+Attention = Annotated[ScoredAttention | NoAttention, Field(discriminator="kind")]
 
 
 class NoSelfAttention(Section):
