@@ -5,15 +5,15 @@ import json
 import os
 import shlex
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from nmt.config import schema
-from nmt.config.compose import PLACES, flatten, given_values, load_values, save_values
+from nmt.config.compose import PLACES, flatten, load_values, save_values
 from nmt.config.errors import UserError
+from nmt.config.overrides import for_shell, given_values
 from nmt.data.prepared import Prepared
 from nmt.files import TEXT, lines_of, read_bytes, refuse_strays, remove_leftovers, to_json, write_atomically
 from nmt.surroundings import surroundings
@@ -74,8 +74,8 @@ class RunDirectory:
     def claim(self, values: Mapping[str, Any]) -> None:
         """Take the directory for the run with these values: a new one, or this very run to be resumed.
 
-        Changes nothing yet. Raises UserError if another process trains there, or if it holds anything else, of which
-        nothing is touched.
+        Changes nothing yet. What failed before its first checkpoint is not in the way. Raises UserError if another
+        process trains there, or if the directory holds anything else, of which nothing is touched.
         """
         self._refuse_foreign()
         self.refuse_strays()
@@ -93,7 +93,7 @@ class RunDirectory:
             raise UserError(f"{self.path}: process {owner or '?'} is training there; wait for it or stop it") from None
         os.truncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
-        if self.config.exists():
+        if self.config.exists() and self._came_to_something():
             try:
                 self._same(load_values(self.config), values)
             except UserError:
@@ -121,6 +121,8 @@ class RunDirectory:
 
         Raises UserError if the corpus or the tokenizers are not those that the run began with.
         """
+        if not self._came_to_something():
+            self.manifest.unlink(missing_ok=True)  # of a start with other values perhaps, that failed
         manifest = self.read_manifest()
         if manifest.get("data", prepared.report).get("content") != prepared.report["content"]:
             raise UserError(
@@ -198,8 +200,12 @@ class RunDirectory:
             more = f" and {len(changed) - 1} more differ" if len(changed) > 1 else ""
             raise UserError(
                 f"{self.path}: holds a run of another configuration ({key} is {before.get(key)} there, "
-                f"{now.get(key)} here{more}); choose another hydra.run.dir, or resume it with run={self.path}"
+                f"{now.get(key)} here{more}); choose another hydra.run.dir, or resume it with "
+                f"{for_shell('run', self.path)}"
             )
+
+    def _came_to_something(self) -> bool:
+        return self.results.exists() or any(self.checkpoints.glob("*.pt"))
 
     def release(self) -> None:
         """Give the directory free (ending the process does so too), and take the lock out of one that is not a run."""
@@ -258,14 +264,6 @@ class RunDirectory:
 def _changed(saved: Mapping[str, Any], values: Mapping[str, Any], free: set[str]) -> list[str]:
     before, now = dict(flatten(saved)), dict(flatten(values))
     return [key for key in sorted(before.keys() | now.keys()) if key not in free and before.get(key) != now.get(key)]
-
-
-def record_failure(directory: Path, message: str, overrides: Sequence[str]) -> None:
-    """error.txt: why a job of a sweep failed, in one line; what it was started with, in another; and what led to it."""
-    line = "; ".join(message.splitlines())
-    with suppress(OSError):  # the disk may be full
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / ERROR).write_text(f"{line}\n{shlex.join(overrides)}\n\n{traceback.format_exc()}", encoding="utf-8")
 
 
 def runs_below(folder: Path) -> list[Path]:

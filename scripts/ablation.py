@@ -8,7 +8,6 @@ recipe are left out. A change of one's own: --add 'wide=encoder.hidden=512 decod
 """
 
 import argparse
-import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from tqdm import tqdm
 
 from nmt.cli.preview import preview
 from nmt.config.errors import UserError
+from nmt.config.overrides import quoted
 from nmt.config.schema import TrainConfig
 
 RECIPE = "recipe"
@@ -55,12 +55,6 @@ CHANGES = {
 def command(name: str) -> str:
     """A program of this environment."""
     return str(Path(sys.executable).with_name(name))
-
-
-def quoted(text: object) -> str:
-    """A value as Hydra reads it back, whatever signs are in it."""
-    plain = re.fullmatch(r"[a-zA-Z_/][\w./-]*", str(text), re.ASCII)
-    return str(text) if plain else "'" + str(text).replace("'", "\\'") + "'"
 
 
 def printed(directory: Path) -> Path:

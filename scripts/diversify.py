@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ablation import command, printed, quoted, train
+from ablation import command, printed, train
 from tqdm import tqdm
 
 from nmt.cli.preview import preview
@@ -26,6 +26,7 @@ from nmt.cli.size import without
 from nmt.config import schema
 from nmt.config.compose import merge_search
 from nmt.config.errors import UserError
+from nmt.config.overrides import quoted
 from nmt.data.corpus import splits
 from nmt.files import lines_of, to_json, write_atomically
 

@@ -63,7 +63,8 @@ def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
 
 def test_another_configuration_names_what_differs(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
-    run.path.mkdir()
+    run.checkpoints.mkdir(parents=True)
+    (run.checkpoints / "last.pt").write_bytes(b"")
     save_values(run.config, VALUES)
     with pytest.raises(UserError, match=r"encoder\.hidden is 4 there, 5 here and 1 more differ"):
         run.claim(VALUES | {"seed": 2, "encoder": {"hidden": 5}})

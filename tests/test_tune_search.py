@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from nmt.config.compose import given_values, merge_search
+from nmt.config.compose import merge_search
+from nmt.config.overrides import given_values
 from nmt.config.schema import Beam, Evaluation, TrainConfig
 from nmt.evaluation import evaluate, score_settings
 from nmt.run import RunDirectory

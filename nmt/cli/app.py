@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
 from nmt.cli import size, words
-from nmt.cli.explain import explain
+from nmt.cli.explain import all_choices, explain
 from nmt.config.compose import config_dir, for_choices, typed
 from nmt.config.errors import UserError, shown
 
@@ -50,7 +50,7 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
     debug = bool(os.environ.get("HYDRA_FULL_ERROR"))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions come up to us instead of being printed by Hydra
     log_to(sys.stderr)
-    sys.argv[1:] = [word.replace("=~/", f"={Path.home()}/", 1) for word in sys.argv[1:]]  # as a shell does elsewhere
+    sys.argv[1:] = [words.with_home(word) for word in sys.argv[1:]]
     new = words.new_folders(sys.argv[1:])
     warnings.filterwarnings("error", category=UserWarning, module=r"hydra\.")  # such as of a path that is not there
     outcomes: list[int | Exception | None] = []  # of each job; None while it runs
@@ -175,6 +175,7 @@ def _for_several(run: str | float | list[str] | None, place: str) -> str | None:
 
 # At import, since a launcher's worker process imports this module and nothing else of the command.
 OmegaConf.register_new_resolver("run_dir", _run_dir, replace=True)
+OmegaConf.register_new_resolver("choices", all_choices, replace=True)
 OmegaConf.register_new_resolver("for_several", _for_several, replace=True)
 
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from nmt.cli.app import run
 from nmt.cli.output import output_folder
 from nmt.config import schema
+from nmt.config.errors import UserError
 from nmt.config.schema import EvaluateConfig
 
 
@@ -29,11 +30,15 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
     trained = typed(schema.TrainConfig, load_values(runs[0].config))
     given = {"tokenize": config.tokenize, "lowercase": config.lowercase}
     evaluation = trained.evaluation.model_copy(update={k: v for k, v in given.items() if v is not None})
-    settings = score_settings(evaluation, trained.data.target_lang)
+    try:
+        settings = score_settings(evaluation, trained.data.target_lang)
+    except UserError as error:
+        raise UserError(str(error).removeprefix("evaluation.")) from None
     sources, _, _ = runs[0].held_out(config.split)
     translator = Translator.load(config.run, **config.loading)
     warn_of_other_texts(runs, config.split)
-    apart, variant, place = None, _variant(config, trained), {}
+    machine = runs[0].read_manifest().get("starts", [{}])[-1].get("machine", {})
+    apart, variant, place = None, _variant(config, trained, machine.get("precision")), {}
     with ExitStack() as stack:
         if config.output is not None:
             folder = stack.enter_context(output_folder(config.output, EVALUATION, "an evaluation"))
@@ -49,9 +54,10 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
     print(json.dumps({"run": told, "split": config.split, **place, **result}, ensure_ascii=False))
 
 
-def _variant(config: EvaluateConfig, trained: schema.TrainConfig) -> str:
-    """The settings that are not the run's own, for the names of files and results."""
-    own = {"checkpoint": "best", "seed": trained.seed, **trained.evaluation.model_dump(), **trained.search.model_dump()}
-    given = {name: getattr(config, name) for name in ("checkpoint", "seed", "tokenize", "lowercase")}
+def _variant(config: EvaluateConfig, trained: schema.TrainConfig, precision: str | None) -> str:
+    """The settings that are not the run's own, for the names of files and results; it was trained in `precision`."""
+    own = {"checkpoint": "best", "seed": trained.seed, "precision": precision}
+    own |= {**trained.evaluation.model_dump(), **trained.search.model_dump()}
+    given = {name: getattr(config, name) for name in ("checkpoint", "seed", "precision", "tokenize", "lowercase")}
     changed = {k: v for k, v in {**given, **config.search}.items() if v is not None and own.get(k) != v}
     return re.sub(r"[^\w.-]", "-", "_".join(f"{key}-{value}" for key, value in changed.items()))

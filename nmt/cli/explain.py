@@ -1,13 +1,21 @@
 """What to tell of an error: one line, with the key, and the nearest thing that exists."""
 
 import re
+import shlex
 import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import yaml
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from nmt.config.compose import config_dir, flatten
 from nmt.config.errors import UserError, nearest, shown
+from nmt.run import ERROR
+
+SETTLED = {"size.lr": "optimizer.lr", "size.vocab_size": "tokenizer.vocab_size"}
 
 
 def explain(error: Exception, command: str) -> str:
@@ -17,6 +25,14 @@ def explain(error: Exception, command: str) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return _explain(error, command)
+
+
+def record_failure(directory: Path, message: str, overrides: Sequence[str]) -> None:
+    """error.txt: why a job of a sweep failed, in one line; what it was started with, in another; and what led to it."""
+    line = "; ".join(message.splitlines())
+    with suppress(OSError):  # the disk may be full
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / ERROR).write_text(f"{line}\n{shlex.join(overrides)}\n\n{traceback.format_exc()}", encoding="utf-8")
 
 
 def _explain(error: Exception, command: str) -> str:
@@ -35,22 +51,55 @@ def _explain(error: Exception, command: str) -> str:
 
 def _known_fault(text: str, command: str) -> str | None:
     """What Hydra says at length, in our words."""
-    if ours := re.search(r"UserError raised while resolving interpolation: (.*)|UserError\(['\"](.*)['\"]\)$", text):
-        return ours[1] or ours[2]
-    if plugin := re.search(r"hydra_plugins\.hydra_(\w+)_launcher", text):
-        extra = {"joblib": "parallel", "submitit": "slurm"}[plugin[1]]
-        return f'hydra/launcher: {plugin[1]} is not installed: pip install "nmt[{extra}]"'
-    if text.startswith("Could not override '"):
-        return _unknown(text.split("'")[1], command)
-    if "INTERVAL_SWEEP" in text:
-        return "interval(a,b) is for a search: add hydra/sweeper=optuna"
-    if "Could not find '" in text:
-        group, choice = _chosen(text.split("'")[-2])
-        choices = sorted(path.stem for path in (config_dir() / group).glob("[!_]*.yaml"))
-        choices += ["basic"] if group.startswith("hydra/") else []
-        if choices:
-            return f"{group}={choice}: not one of {', '.join(choices)}{nearest(choice, choices)}"
+    for pattern, tell in FAULTS.items():
+        if found := re.search(pattern, text):
+            return tell(found, command)
     return None
+
+
+def _not_installed(found: re.Match[str], command: str) -> str:
+    extra = {"joblib": "parallel", "submitit": "slurm"}[found[1]]
+    return f'hydra/launcher: {found[1]} is not installed: pip install "nmt[{extra}]"'
+
+
+def _no_such_choice(found: re.Match[str], command: str) -> str | None:
+    group, choice = _chosen(found[1])
+    choices = choices_of(group, command) + (["basic"] if group.startswith("hydra/") else [])
+    return f"{group}={choice}: not one of {', '.join(choices)}{nearest(choice, choices)}" if choices else None
+
+
+def _several_values(found: re.Match[str], command: str) -> str:
+    key, _, values = found[1].partition("=")
+    return f"{found[1]}: for a list give '{key}=[{values}]'{'; for a sweep add -m' if command == 'train' else ''}"
+
+
+FAULTS: dict[str, Callable[[re.Match[str], str], str | None]] = {
+    r"UserError raised while resolving interpolation: (.*)|UserError\(['\"](.*)['\"]\)$": lambda found, _: (
+        found[1] or found[2]
+    ),
+    r"hydra_plugins\.hydra_(\w+)_launcher": _not_installed,
+    "^Could not override '(.*?)'": lambda found, command: _unknown(found[1], command),
+    "^Ambiguous value for argument '(.*?)'": _several_values,
+    "Interpolation key 'size\\.": lambda *_: (
+        "size=auto: the corpus chooses, when the run begins; give size=small, base or large to see its values"
+    ),
+    "INTERVAL_SWEEP": lambda *_: "interval(a,b) is for a search: add hydra/sweeper=optuna",
+    r"Could not find '.*?([^']*)'[^']*$": _no_such_choice,
+}
+
+
+def choices_of(group: str, command: str) -> list[str]:
+    """What a user may choose from a group."""
+    names = sorted(path.stem for path in (config_dir() / group).glob("[!_]*.yaml"))
+    return [name for name in names if (group, name, command) != ("search", "as_trained", "train")]
+
+
+def all_choices() -> str:
+    """A line for each group of nmt-train, for its help."""
+    folders = sorted(path for path in config_dir().rglob("*") if path.is_dir())
+    groups = [folder.relative_to(config_dir()).as_posix() for folder in folders]
+    shown = {group: choices_of(group, "train") for group in groups if group.partition("/")[0] != "hydra"}
+    return "\n".join(f"{group}: {', '.join(choices)}" for group, choices in shown.items() if choices)
 
 
 def _chosen(path: str) -> tuple[str, str]:
@@ -67,6 +116,8 @@ def _unknown(key: str, command: str) -> str:
             f"{key}: unknown key; those of a launcher or sweeper need hydra/launcher=... or hydra/sweeper=... as well"
         )
     known = known_keys(command)
+    if key in SETTLED:
+        return f"{key}: the corpus chooses the size here; give {SETTLED[key]}"
     if key in known:
         return f"{key}: is no value of the {key.partition('.')[0]} that is chosen here, but of another choice"
     return f"{key}: unknown key{nearest(key, known)} (nmt-{command} --cfg job lists all)"
@@ -74,7 +125,8 @@ def _unknown(key: str, command: str) -> str:
 
 def known_keys(command: str) -> list[str]:
     """Keys, sections and groups of the command, those of choices that are not chosen too."""
-    roots = [config_dir() / command, *([config_dir() / "search"] if command != "train" else config_dir().iterdir())]
+    roots = [config_dir() / command, *(config_dir().iterdir() if command == "train" else [])]
+    roots += [config_dir() / "search"] if command in {"evaluate", "translate"} else []
     files = [(config_dir() / f"{command}.yaml", "")]
     groups = []
     for root in (root for root in roots if root.is_dir() and root.name != "hydra"):

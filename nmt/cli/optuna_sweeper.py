@@ -20,9 +20,9 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from nmt.cli.explain import explain
+from nmt.cli.explain import explain, record_failure
 from nmt.config.errors import UserError, nearest
-from nmt.run import PRUNED, RunDirectory, read_json, record_failure
+from nmt.run import PRUNED, RunDirectory, read_json
 
 JOURNAL = "optuna.journal"  # all that Optuna knows, in the sweep's directory
 STUDY = "sweep"

@@ -9,14 +9,14 @@ from nmt.config.errors import UserError
 
 @contextmanager
 def output_folder(output: str, marker: str, what: str) -> Iterator[Path]:
-    """The folder of `output=`, made if there is none, and taken away again if an error leaves it empty. Raises
-    UserError if it holds anything, but not the file `marker` of `what` may be written there."""
+    """The folder of `output=`, made if there is none, and taken away again, with those made for it, if an error leaves
+    it empty. Raises UserError if it holds anything, but not the file `marker` of `what` may be written there."""
     folder = Path(output).expanduser()
     if any(place.exists() and not place.is_dir() for place in (folder, *folder.parents)):
         raise UserError(f"output={output}: is not a folder, or is inside of what is none")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / marker).is_file():
         raise UserError(f"output={output}: holds other things than {what}; name another folder")
-    made = not folder.exists()
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -24,7 +24,7 @@ def output_folder(output: str, marker: str, what: str) -> Iterator[Path]:
     try:
         yield folder
     except BaseException:
-        if made:
-            with suppress(OSError):
-                folder.rmdir()
+        with suppress(OSError):
+            for place in made:
+                place.rmdir()
         raise

@@ -5,7 +5,6 @@ import logging
 import math
 import os
 import re
-import shlex
 import shutil
 import signal
 import sys
@@ -25,14 +24,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from nmt.cli import optuna_sweeper, words
-from nmt.cli.app import log_to, output_dir
-from nmt.cli.explain import explain
+from nmt.cli.app import STOPPED, log_to, output_dir
+from nmt.cli.explain import explain, record_failure
 from nmt.cli.jobs import tell
-from nmt.config.compose import config_dir, given_values
+from nmt.config.compose import config_dir
 from nmt.config.errors import UserError
-from nmt.run import ERROR, LOCK, RunDirectory, read_json, record_failure
+from nmt.config.overrides import for_shell, given_values
+from nmt.run import ERROR, LOCK, RunDirectory, read_json
 
-STOPPED = 128  # plus its number: exit status after a signal
 HERE = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # runs the jobs in this process, one by one
 LONGEST_END = 30.0  # seconds that a run may take to save and stop
 LONGEST_VALUE, LONGEST_NAME = 40, 200  # characters in a directory's name
@@ -189,8 +188,8 @@ def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
         if status >= STOPPED:
             if not here:
                 return signal.Signals(status - STOPPED).name
-            given = f"hydra.sweep.dir={os.path.relpath(HydraConfig.get().sweep.dir)}"
-            log.info("go on with the whole sweep: the same command with %s", shlex.quote(given))
+            given = for_shell("hydra.sweep.dir", os.path.relpath(HydraConfig.get().sweep.dir))
+            log.info("go on with the whole sweep: the same command with %s", given)
             sys.exit(status)  # in this process a signal means the whole sweep
     (directory / ERROR).unlink(missing_ok=True)  # of another sweep that found this job at work
     best: dict[str, Any] = read_json(RunDirectory(directory).manifest).get("training", {})

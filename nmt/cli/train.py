@@ -21,12 +21,12 @@ CHOOSING = {"data", "tokenizer", "experiment"}  # groups that say what PLACES th
 def main() -> None:
     """Entry point."""
     places = []
-    given = {word.partition("=")[0]: word.partition("=")[2] for word in sys.argv[1:]}
-    resumed = "run" in given and os.path.isfile(os.path.expanduser(f"{given['run']}/config.yaml"))
+    given = {word.partition("=")[0]: word for word in sys.argv[1:]}
+    resumed = "run" in given and os.path.isfile(os.path.expanduser(f"{words.value_of(given['run'])}/config.yaml"))
     if resumed and not given.keys() & CHOOSING:
         places = [word for word in sys.argv[1:] if word.partition("=")[0] in PLACES]
         sys.argv[1:] = [word for word in sys.argv[1:] if word not in places]
-        places = [word.replace("=~/", f"={Path.home()}/", 1) for word in places]
+        places = [words.with_home(word) for word in places]
     run("train", TrainConfig, partial(_train, places=places), sweep)
 
 

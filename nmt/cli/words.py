@@ -7,17 +7,20 @@ import os
 import re
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
-from hydra.errors import OverrideParseException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
 
+from nmt.cli.explain import choices_of
 from nmt.config.compose import config_dir
 from nmt.config.errors import CONTROL, UserError, nearest, shown
+from nmt.config.overrides import quoted
 
 LONGEST = 20_000  # characters of a word: Hydra's parser takes seconds for as many
 DEEPEST = 30  # brackets in brackets
@@ -48,7 +51,7 @@ def check(words: Sequence[str], command: str) -> list[Override]:
         raise UserError("--experimental-rerun: would run code of a file; a run goes on with run=DIR")
     overrides = _parsed(arguments.overrides)
     for override in overrides:
-        _refuse_choice_elsewhere(override)
+        _refuse_choice_elsewhere(override, command)
     _refuse_ignored(overrides, command)
     _refuse_endless(overrides)
     _tell_repeated(overrides)
@@ -57,8 +60,24 @@ def check(words: Sequence[str], command: str) -> list[Override]:
 
 def new_folders(words: Sequence[str]) -> list[Path]:
     """What Hydra would make for hydra.run.dir=, the innermost first."""
-    named = [Path(word.partition("=")[2]) for word in words if word.startswith("hydra.run.dir=")]
+    named = [Path(value_of(word)) for word in words if word.startswith("hydra.run.dir=")]
     return [place for place in (named[-1], *named[-1].parents) if not os.path.lexists(place)] if named else []
+
+
+def value_of(word: str) -> str:
+    """What stands behind the =, without quotes of Hydra's; as it is written where that cannot be read."""
+    with suppress(HydraException, ValueError):
+        return str(OverridesParser.create().parse_override(word).value())
+    return word.partition("=")[2]
+
+
+def with_home(word: str) -> str:
+    """KEY=~/PLACE with the user's folder in it, as a shell writes it where the ~ comes first."""
+    key, _, value = word.partition("=")
+    if not value.startswith("~/"):
+        return word
+    place = f"{Path.home()}{value[1:]}"
+    return f"{key}={quoted(place) if re.fullmatch(r'[a-zA-Z0-9_./-]*', value[1:]) else place}"
 
 
 def given(hydra_config: Any, node: str = "task") -> list[str]:  # noqa: ANN401
@@ -111,11 +130,11 @@ def _reason(error: OverrideParseException) -> str:
 def _hint(word: str) -> str:
     if " =" in word.partition("=")[0] + "=" or word.partition("=")[2].startswith(" "):
         return "; no blanks around ="
-    signs = "= , [ ] { } ( ) or letters beyond ASCII"
+    signs = "= , [ ] { } ( ) # & ' or letters beyond ASCII"
     return f"; a value that holds {signs} needs quotes of its own: \"key='a=b'\""
 
 
-def _refuse_choice_elsewhere(override: Override) -> None:
+def _refuse_choice_elsewhere(override: Override, command: str) -> None:
     """Hydra would look for ../train too, and take a command's whole configuration for an encoder's."""
     group, choice = config_dir() / str(override.key_or_group), override.value()
     if (
@@ -126,9 +145,10 @@ def _refuse_choice_elsewhere(override: Override) -> None:
     ):
         return
     given = choice if isinstance(choice, list) else [choice]
-    if not all(isinstance(each, str) and CHOICE.fullmatch(each) for each in given):
-        choices = ", ".join(sorted(path.stem for path in group.glob("[!_]*.yaml")))
-        raise UserError(f"{shown(override.input_line)}: not one of {choices}")
+    choices = choices_of(str(override.key_or_group), command)
+    parts = {path.stem for path in group.glob("*.yaml")} - set(choices)  # of other choices or other commands
+    if not all(isinstance(each, str) and CHOICE.fullmatch(each) and each not in parts for each in given):
+        raise UserError(f"{shown(override.input_line)}: not one of {', '.join(choices)}")
 
 
 def _refuse_ignored(overrides: Sequence[Override], command: str) -> None:

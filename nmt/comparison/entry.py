@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any
 from nmt.config import schema
 from nmt.config.compose import flatten, load_values, typed
 from nmt.config.errors import UserError
+from nmt.config.overrides import for_shell
 from nmt.evaluation import score_settings
 from nmt.files import lines_of
 from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
@@ -152,7 +154,7 @@ def _of_run(run: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
         "training": {key: float(training[key]) for key in TRAINING if _number(training.get(key))},
         "curve": _curve(run.metrics),
     }
-    return known, score_settings(evaluation, language), f"nmt-evaluate run={run.path}"
+    return known, score_settings(evaluation, language), f"nmt-evaluate {for_shell('run', run.path)}"
 
 
 def _of_evaluation(folder: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
@@ -163,7 +165,7 @@ def _of_evaluation(folder: RunDirectory) -> tuple[dict[str, Any], ScoreSettings,
         "asked": dict(about["asked"]),
         "parameters": _number(about["parameters"]),
     }
-    again = f"nmt-evaluate 'run=[{','.join(about['members'])}]' output={folder.path}"
+    again = f"nmt-evaluate {for_shell('run', about['members'])} {for_shell('output', folder.path)}"
     return known, score_settings(schema.Evaluation(**about["evaluation"]), ""), again
 
 
@@ -214,11 +216,12 @@ def read_systems(given: Sequence[str], held_out: HeldOut) -> list[Entry]:
             raise UserError(f"systems={system}: there are two systems named {name}")
         path = Path(place).expanduser()
         try:
-            lines = [line.removesuffix("\r") for line in lines_of(path.read_bytes())]  # perhaps a pipe's
+            content = path.read_bytes()  # once: it may be a pipe
+            lines = [line.removesuffix("\r") for line in lines_of(content.removeprefix(BOM_UTF8))]
         except OSError as error:
             raise UserError(f"systems={system}: {path} cannot be read ({error.strerror})") from None
         except UnicodeDecodeError as error:
-            line = path.read_bytes()[: error.start].count(b"\n") + 1
+            line = error.object[: error.start].count(b"\n") + 1
             raise UserError(f"systems={system}: {path}, line {line}: not valid UTF-8") from None
         if len(lines) != len(held_out.references):
             raise UserError(

@@ -13,10 +13,9 @@ from nmt.comparison.system import find, group
 from nmt.config.errors import UserError, nearest
 from nmt.files import to_json, write_atomically
 from nmt.report import table
-from nmt.report.page import page
+from nmt.report.page import SIGNIFICANT, page
 from nmt.report.table import Column, decimals
 
-SIGNIFICANT = 0.05
 log = logging.getLogger(__name__)
 
 

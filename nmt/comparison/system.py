@@ -62,9 +62,10 @@ def _name(entry: Entry, varied: Sequence[str]) -> str:
     if not entry.config:
         return entry.name
     parts = [str(told["attention"])] if "attention" in told and "attention" in varied else []
+    ends = [key if "/" in key else key.rpartition(".")[2] for key in varied]
     parts += [
-        f"{key if '/' in key else key.rpartition('.')[2]}={short(told[key])}"
-        for key in varied
+        f"{end if ends.count(end) == 1 else key}={short(told[key])}"
+        for key, end in zip(varied, ends, strict=True)
         if key != "attention" and told.get(key) is not None
     ]
     return " ".join(parts) or str(told.get("attention", entry.name))

@@ -2,8 +2,7 @@
 
 import logging
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -14,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from nmt.config import schema
 from nmt.config.errors import UserError, nearest, shown
+from nmt.config.overrides import given_values
 from nmt.files import read_bytes, write_atomically
 
 T = TypeVar("T", bound=BaseModel)
@@ -25,7 +25,6 @@ PLACES = {f"data.{name}" for name in ("path", "train", "validation", "test", "ex
 PLACES |= {f"tokenizer.{name}" for name in ("source_model", "target_model")}
 # In YAML, of attention.kind: is there an attention? For values that only make sense with one.
 OmegaConf.register_new_resolver("attends", lambda kind: kind != "none", replace=True)
-_WORDS: dict[str, bool | None] = {"": None, "null": None, "true": True, "false": False}
 
 
 def config_dir() -> Path:
@@ -138,25 +137,6 @@ def merge_search(trained: schema.Search, given: Mapping[str, Any]) -> schema.Sea
     values = {**own, **given}
     search: schema.Search = typed_union(schema.Search, values, "search")
     return search
-
-
-def given_values(overrides: Iterable[str]) -> dict[str, Any]:
-    """What overrides such as "optimizer.lr=0.1" set, as plain values by key; lists and the like as they are written."""
-    values = {}
-    for override in overrides:
-        key, _, text = override.lstrip("+").partition("=")
-        values[key] = _plain(text)
-    return values
-
-
-def _plain(text: str) -> str | int | float | bool | None:
-    """As Hydra reads it, which does not share YAML 1.1's ideas of `yes`, 0x10 or 1e-05."""
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
-    for number in (int, float):
-        with suppress(ValueError):
-            return number(text)
-    return text
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -28,6 +28,8 @@ def read_table(path: Path) -> Iterator[Row]:
     kind = "folder" if path.is_dir() else table_format(path)
     if kind == "json":
         return _json(path)
+    if kind == "parquet" and path.suffix == ".gz":
+        raise UserError(f"{path}: Parquet is compressed within itself; unpack it (gunzip)")
     if kind in {"tsv", "csv"}:
         return _with_header(path, _tsv(path) if kind == "tsv" else _csv(path))
     return _dataset(path)

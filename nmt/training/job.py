@@ -1,7 +1,6 @@
 """One training job: prepare, train, evaluate, record."""
 
 import logging
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from nmt.config import schema
+from nmt.config.overrides import for_shell
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.evaluation import evaluate_run, score_settings
@@ -100,9 +100,7 @@ def _train(
         with logging_redirect_tqdm([logging.getLogger("nmt")]):
             trainer.fit()
     except Interrupted as stop:
-        log.info(
-            "stopped by %s at step %d; go on with: nmt-train %s", stop, trainer.step, shlex.quote(f"run={run.path}")
-        )
+        log.info("stopped by %s at step %d; go on with: nmt-train %s", stop, trainer.step, for_shell("run", run.path))
         return 128 + stop.signum
     except Pruned:
         log.info("pruned at step %d: other runs of the sweep promise more", trainer.step)

@@ -7,6 +7,7 @@ from torch import Tensor
 from nmt.config import schema
 from nmt.config.compose import flatten, load_values
 from nmt.config.errors import UserError
+from nmt.config.overrides import for_shell
 from nmt.data.prepared import Prepared
 from nmt.files import read_bytes
 from nmt.model.load import load_model
@@ -57,7 +58,7 @@ def _refuse_other_tokenizers(
     if all(same) and lowercase == config.tokenizer.lowercase:
         return
     models = zip(("source_model", "target_model"), dict.fromkeys(theirs), strict=False)
-    remedy = ["tokenizer=file", *(f"tokenizer.{key}={path}" for key, path in models)]
+    remedy = ["tokenizer=file", *(for_shell(f"tokenizer.{key}", path) for key, path in models)]
     if lowercase:
         remedy.append("tokenizer.lowercase=true")
     raise UserError(

@@ -56,6 +56,27 @@ def test_a_value_may_refer_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.encoder.hidden == 24
 
 
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [("run=a/b", "a/b"), ("run='a=b'", "a=b"), ('run="it\'s"', "it's"), ("run=a=b", "a=b"), ("run=", "")],
+)
+def test_the_value_of_a_word(word: str, value: str) -> None:
+    assert words.value_of(word) == value
+
+
+def test_new_folders_are_those_of_the_value_without_its_quotes() -> None:
+    Path("there").mkdir()
+    assert words.new_folders(["hydra.run.dir='there/x=1/y'"]) == [Path("there/x=1/y"), Path("there/x=1")]
+
+
+def test_home_is_put_in_as_hydra_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/müller (2)"))
+    assert words.value_of(words.with_home("data.train=~/corpus/train")) == "/home/müller (2)/corpus/train"
+    assert words.with_home("data.train=corpus~/train") == "data.train=corpus~/train"
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/ada"))
+    assert words.with_home("data.train=~/a,b") == "data.train=/home/ada/a,b"
+
+
 def test_what_an_experiment_sets_of_another_choice_is_left_out_and_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -104,6 +104,8 @@ def test_systems_are_files_of_translations() -> None:
     Path("their.de").write_bytes("".join(f"{line}\r\n" for line in worsened(2)).encode())
     (entry,) = read_systems(["their system=their.de"], HeldOut(SOURCES, REFERENCES, PLAIN))
     assert (entry.name, entry.hypotheses, entry.seed, entry.config) == ("their system", worsened(2), None, "")
+    Path("marked.de").write_bytes(b"\xef\xbb\xbf" + Path("their.de").read_bytes())
+    assert read_systems(["x=marked.de"], HeldOut(SOURCES, REFERENCES, PLAIN))[0].hypotheses == worsened(2)
 
 
 @pytest.mark.parametrize(

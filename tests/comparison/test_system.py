@@ -31,6 +31,8 @@ def test_a_name_says_what_differs_and_nothing_else() -> None:
     assert names(*both) == ["none encoder=gru", "bahdanau encoder=lstm"]
     rates = entry("a", optimizer_lr="0.1"), entry("b", optimizer_lr="0.2"), entry("c")
     assert names(*rates) == ["lr=0.1", "lr=0.2", "bahdanau"]
+    halves = entry("a", encoder_dropout="0.1", decoder_dropout="0.3"), entry("b", encoder_dropout="0.3")
+    assert names(*halves) == ["decoder.dropout=0.3 encoder.dropout=0.1", "encoder.dropout=0.3"]
     score = Entry("c", ["x"], 1, "other", {"attention": "bahdanau", "attention/score": "dot"})
     assert names(entry("a"), score) == ["bahdanau", "attention/score=dot"]
 

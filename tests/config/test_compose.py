@@ -7,8 +7,9 @@ import pytest
 from conftest import TINY, values_of
 
 from nmt.config import schema
-from nmt.config.compose import flatten, given_values, load_values, save_values, typed, typed_union, with_values
+from nmt.config.compose import flatten, load_values, save_values, typed, typed_union, with_values
 from nmt.config.errors import UserError, nearest
+from nmt.config.overrides import given_values
 
 
 @pytest.fixture

@@ -226,8 +226,22 @@ def test_invalid_utf8_in_a_table_names_the_line(tmp_path: Path) -> None:
 
 def test_a_file_given_for_a_prefix_is_explained(corpus: Path) -> None:
     name = corpus.with_name("corpus.en")
-    with pytest.raises(UserError, match=r"data\.train=.*give the path without the language"):
+    with pytest.raises(UserError, match=rf"give the path without the language: data\.train={corpus}$"):
         read(train=name, validation=corpus)
+    name.with_suffix(".en.gz").write_bytes(gzip.compress(name.read_bytes()))
+    with pytest.raises(UserError, match=rf"give the path without the language: data\.train={corpus}$"):
+        read(train=name.with_suffix(".en.gz"), validation=corpus)
+    other = name.rename(corpus.with_name("sentences.txt"))
+    with pytest.raises(UserError, match=r"without the language: PREFIX, so that PREFIX\.en is the source"):
+        read(train=other, validation=corpus)
+
+
+def test_parquet_in_gzip_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    to_parquet(tmp_path / "t.parquet")
+    path = tmp_path / "t.parquet.gz"
+    path.write_bytes(gzip.compress((tmp_path / "t.parquet").read_bytes()))
+    with pytest.raises(UserError, match=r"t\.parquet\.gz: Parquet is compressed within itself; unpack it"):
+        read(train=path, validation=path)
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:

@@ -213,6 +213,21 @@ def test_another_configuration_does_not_overwrite_a_run(whole: Path, train_confi
     assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
 
 
+def test_what_failed_before_its_first_checkpoint_is_not_in_the_way(train_config: Config, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(UserError, match=r"schedule\.cycles"):
+        train(train_config(*STEPS, "schedule.cycles=10000", "data.train_size=300"), run, ["wrong"])
+    assert train(train_config(*STEPS), run, ["right"]) == 0
+    (start,) = json.loads((run / "manifest.json").read_text())["starts"]
+    assert start["overrides"] == ["right"]
+    (run / "results.json").unlink()
+    for checkpoint in (run / "checkpoints").iterdir():
+        checkpoint.unlink()
+    (run / "results.json").write_text("{}")  # of a run whose weights somebody deleted
+    with pytest.raises(UserError, match="holds a run of another configuration"):
+        train(train_config(*STEPS, "seed=9"), run, [])
+
+
 def test_a_foreign_directory_is_left_alone(train_config: Config, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(UserError, match=r"is not empty and not a run \(it holds thesis\.tex\)"):

@@ -165,9 +165,7 @@ class TranslateConfig(SavedRunCommand):
 
 
 def _named(given: Any) -> Any:  # noqa: ANN401
-    """systems=NAME=FILE, [NAME=FILE,...] or {NAME: FILE,...}."""
-    if isinstance(given, dict):
-        return [f"{name}={file}" for name, file in given.items()]
+    """systems=NAME=FILE or [NAME=FILE,...]."""
     return [given] if isinstance(given, str) else given
 
 
