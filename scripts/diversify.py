@@ -4,9 +4,10 @@ python scripts/diversify.py DIR [--models 1] [--jobs 2] [--student 'training.max
 
 Trains models of both directions (DIR/forward/SEED, DIR/backward/SEED) and has them translate the training text. The
 last model, DIR/student, of the same size, learns the corpus, its sources with their translations and its targets with
-theirs; --student are values for it alone. What each run printed lies beside it; DIR/comparison compares forward models
-and student on the validation set. With the same DIR and values again, runs and translations that are there are not made
-again, and a run that was interrupted goes on. For another student move DIR/student away.
+theirs; --student are values for it alone. A second --student makes DIR/student-2, which also learns what the first one
+makes of the sources, and so on. What each run printed lies beside it; DIR/comparison compares forward models and
+students on the validation set. With the same DIR and values again, runs and translations that are there are not made
+again, and a run that was interrupted goes on. For another student move all DIR/student* away.
 """
 
 import argparse
@@ -41,7 +42,7 @@ def main() -> int:
     parser.add_argument("overrides", nargs="+", help="the recipe, as for nmt-train")
     parser.add_argument("--models", type=int, default=1, help="in each direction; seeds from 1 on")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; give threads=1 with them")
-    parser.add_argument("--student", default="", metavar="OVERRIDES", help="for the last model alone")
+    parser.add_argument("--student", action="append", metavar="OVERRIDES", help="for the last model alone")
     parser.add_argument("--search", default="search=beam search.beam_size=5", help="for the training text")
     options = parser.parse_intermixed_args()
     if options.models < 1 or options.jobs < 1:
@@ -62,7 +63,9 @@ def diversify(options: argparse.Namespace) -> int:
     config = preview("train", schema.TrainConfig, options.overrides)
     turned = [*options.overrides, *backwards(config)]
     # What is wrong with the student or the search is told now, not in some hours.
-    preview("train", schema.TrainConfig, [*turned, *shlex.split(options.student)])
+    students = [shlex.split(words) for words in options.student or [""]]
+    for own in students:
+        preview("train", schema.TrainConfig, [*turned, *own])
     merge_search(config.search, preview("translate", schema.TranslateConfig, ["run=DIR", *search]).search)
     pairs = [(source, target) for source, target, _ in splits(config.data)["train"] if source and target]
     begin(folder, {name: getattr(options, name) for name in ("overrides", "models", "search")})
@@ -72,14 +75,18 @@ def diversify(options: argparse.Namespace) -> int:
         for name, given in directions.items()
         for seed in range(1, options.models + 1)
     }
-    with ThreadPoolExecutor(options.jobs) as pool, tqdm(total=len(work) + 1, unit=" runs") as bar:
+    with ThreadPoolExecutor(options.jobs) as pool, tqdm(total=len(work) + len(students), unit=" runs") as bar:
+
+        def onward(run: Path) -> Pairs:
+            """The sources with what the run makes of them."""
+            lines = translated(run, [source for source, _ in pairs], search, bar)
+            return [(source, line) for (source, _), line in zip(pairs, lines, strict=True)]
 
         def teach(run: Path) -> Pairs:
             """Returns the pairs that it makes."""
             finish(run, work[run])
             if run.parent.name == "forward":
-                lines = translated(run, [source for source, _ in pairs], search, bar)
-                return [(source, line) for (source, _), line in zip(pairs, lines, strict=True)]
+                return onward(run)
             lines = translated(run, [target for _, target in pairs], search, bar)
             return [(line, target) for (_, target), line in zip(pairs, lines, strict=True)]
 
@@ -87,18 +94,28 @@ def diversify(options: argparse.Namespace) -> int:
         for found in pool.map(teach, work):
             made += found
             bar.update()
-        known = set(pairs)
-        new = [pair for pair in dict.fromkeys(made) if all(pair) and pair not in known]
-        save(new, folder / "translations" / "train", (config.data.source_lang, config.data.target_lang))
-        bar.write(f"{len(new):,} new pairs beside {len(pairs):,}: {folder / 'translations'}")
-        extra = ",".join(map(quoted, [*config.data.extra, folder / "translations" / "train"]))
+        known, last = set(pairs), None
         first = json.loads((folder / "forward" / "1" / "manifest.json").read_text())["starts"][0]
-        given = [f"size={first['choices']['size']}", *without(options.overrides), *shlex.split(options.student)]
-        finish(folder / "student", [*given, f"data.extra=[{extra}]"])
-        bar.update()
-    runs = f"runs=[{quoted(folder / 'forward')},{quoted(folder / 'student')}]"
+        given = [f"size={first['choices']['size']}", *without(options.overrides)]
+        for number, own in enumerate(students, 1):
+            made += onward(last) if last else []
+            new = [pair for pair in dict.fromkeys(made) if all(pair) and pair not in known]
+            text = folder / numbered("translations", number) / "train"
+            save(new, text, (config.data.source_lang, config.data.target_lang))
+            bar.write(f"{len(new):,} new pairs beside {len(pairs):,}: {text.parent}")
+            extra = ",".join(map(quoted, [*config.data.extra, text]))
+            last = folder / numbered("student", number)
+            finish(last, [*given, *own, f"data.extra=[{extra}]"])
+            bar.update()
+    names = ["forward", *(numbered("student", number) for number in range(1, len(students) + 1))]
+    runs = f"runs=[{','.join(quoted(folder / name) for name in names)}]"
     compare = [command("nmt-compare"), runs, "split=validation", f"output={quoted(folder / 'comparison')}"]
     return subprocess.run(compare, check=False).returncode
+
+
+def numbered(name: str, number: int) -> str:
+    """The first has the name alone."""
+    return name if number == 1 else f"{name}-{number}"
 
 
 def begin(folder: Path, asked: dict[str, Any]) -> None:

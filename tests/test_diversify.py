@@ -36,8 +36,8 @@ def test_a_student_learns_what_both_directions_made(tmp_path: Path) -> None:
     corpus = ["data=files", "data.train=train", "data.validation=valid", "data.target_lang=fr"]
     words = ["out", *corpus, *SHORT, "tokenizer.vocab_size=250", "training.max_steps=3", "data.cache_dir=cache"]
     words += ["search.max_length=8", "--search", "search=beam search.beam_size=1 search.max_length=8"]
-    words += ["--student", "training.max_steps=4"]
-    done = diversify(tmp_path, *words)
+    student = ["--student", "training.max_steps=4"]
+    done = diversify(tmp_path, *words, *student)
     assert done.returncode == 0, done.stderr
     out = tmp_path / "out"
     texts = [lines(tmp_path / f"train.{lang}") for lang in ("en", "fr")]
@@ -56,7 +56,7 @@ def test_a_student_learns_what_both_directions_made(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in out.glob("**/metrics.jsonl")}
     assert len(before) == 3
     times = {path: path.stat().st_mtime_ns for path in out.glob("*/*.translations")}
-    again = diversify(tmp_path, *words)
+    again = diversify(tmp_path, *words, *student)
     assert again.returncode == 0, again.stderr
     assert all(path.read_bytes() == content for path, content in before.items())
     assert {path: path.stat().st_mtime_ns for path in times} == times
@@ -64,8 +64,17 @@ def test_a_student_learns_what_both_directions_made(tmp_path: Path) -> None:
     assert other.returncode == 2
     assert "out: was begun with other values" in other.stderr
     (out / "student").rename(tmp_path / "first")
-    another = diversify(tmp_path, *words, "--student", "training.max_steps=2")
+    second = ["--student", "training.max_steps=2", "--student", "training.max_steps=1"]
+    another = diversify(tmp_path, *words, *second)
     assert another.returncode == 0, another.stderr
+    assert "student-2" in (out / "comparison" / "comparison.md").read_text()
+    more = list(zip(*(lines(out / "translations-2" / f"train.{lang}") for lang in ("en", "fr")), strict=True))
+    expected += zip(texts[0], lines(out / "student.translations"), strict=True)
+    assert more == [pair for pair in dict.fromkeys(expected) if all(pair) and pair not in zip(*texts, strict=True)]
+    assert len(more) > len(made)
+    config = (out / "student-2" / "config.yaml").read_text()
+    assert f"extra:\n  - {out / 'translations-2' / 'train'}\n" in config
+    assert "max_steps: 1\n" in config
     assert "max_steps: 2" in (out / "student" / "config.yaml").read_text()
     assert all(path.read_bytes() == content for path, content in before.items() if path.is_relative_to(out / "forward"))
 
