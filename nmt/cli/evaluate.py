@@ -37,7 +37,7 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
     sources, _, _ = runs[0].held_out(config.split)
     translator = Translator.load(config.run, **config.loading)
     warn_of_other_texts(runs, config.split)
-    machine = runs[0].read_manifest().get("starts", [{}])[-1].get("machine", {})
+    machine = (runs[0].read_manifest().get("starts") or [{}])[-1].get("machine", {})
     apart, variant, place = None, _variant(config, trained, machine.get("precision")), {}
     with ExitStack() as stack:
         if config.output is not None:

@@ -15,6 +15,7 @@ from nmt.config.compose import config_dir, flatten
 from nmt.config.errors import UserError, nearest, shown
 from nmt.run import ERROR
 
+# What size=auto takes from the size that it finds, and where a user gives it instead.
 SETTLED = {"size.lr": "optimizer.lr", "size.vocab_size": "tokenizer.vocab_size"}
 
 

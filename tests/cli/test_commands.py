@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,14 @@ def test_evaluate_takes_other_settings(run: Path, home: Path) -> None:
     assert results["test"]["bleu"] == own["bleu"]
     greedy = call("nmt-evaluate", f"run={run}", "search=greedy", cwd=home)
     assert json.loads(greedy.stdout.decode().splitlines()[-1])["search"]["kind"] == "greedy"
+
+
+def test_a_run_that_says_nothing_of_its_starts_is_evaluated(run: Path, tmp_path: Path) -> None:
+    silent = shutil.copytree(run, tmp_path / "silent")
+    (silent / "manifest.json").write_text('{"starts": []}')
+    done = call("nmt-evaluate", f"run={silent}", "precision=fp32", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr.decode()
+    assert "test.precision-fp32" in json.loads((silent / "results.json").read_text())
 
 
 def test_an_ensemble_is_evaluated_beside_its_runs_and_compared_with_them(run: Path, home: Path) -> None:

@@ -16,6 +16,7 @@ class Start(Record):
 
     overrides: list[str] = []
     choices: dict[str, str] = {}
+    machine: dict[str, Any] = {}
 
 
 class Manifest(Record):
