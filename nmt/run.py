@@ -18,7 +18,7 @@ from nmt.data.prepared import Prepared
 from nmt.files import TEXT, lines_of, read_bytes, refuse_strays, remove_leftovers, to_json, write_atomically
 from nmt.surroundings import surroundings
 
-# May differ when a run is resumed, and changes but rounding in what comes of it: what it computes with, what it tells.
+# May differ when a run is resumed, and changes only rounding in what comes of it: what it computes with, what it tells.
 UNSEEN = {"run", "device", "threads", "data.cache_dir", "training.log_every", "training.checkpoint_every"}
 # May differ as well: where it finds its data, what it shows, where it stops.
 # (A cosine schedule ends where the run does, so that a later end bends the rest of the curve.)

@@ -190,10 +190,10 @@ def _file_split(name: str, config: schema.Data, key: str) -> Text | Table:
         links = [config.alignments] if config.alignments and key != "data.extra" else []
         return Table(path, (*columns, *links))
     if path.is_file():
-        prefix = name.removesuffix(".gz")
+        prefix = plain = name.removesuffix(".gz")
         for language in (config.source_lang, config.target_lang):
             prefix = prefix.removesuffix(f".{language}")
-        shown = f"{key}={prefix}" if prefix != name else f"PREFIX, so that PREFIX.{config.source_lang} is the source"
+        shown = f"{key}={prefix}" if prefix != plain else f"PREFIX, so that PREFIX.{config.source_lang} is the source"
         raise UserError(
             f"{key}={name}: neither a table (.tsv .csv .jsonl .parquet) nor a prefix; for plain text give the path "
             f"without the language: {shown}"

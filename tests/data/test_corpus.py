@@ -231,9 +231,10 @@ def test_a_file_given_for_a_prefix_is_explained(corpus: Path) -> None:
     name.with_suffix(".en.gz").write_bytes(gzip.compress(name.read_bytes()))
     with pytest.raises(UserError, match=rf"give the path without the language: data\.train={corpus}$"):
         read(train=name.with_suffix(".en.gz"), validation=corpus)
-    other = name.rename(corpus.with_name("sentences.txt"))
-    with pytest.raises(UserError, match=r"without the language: PREFIX, so that PREFIX\.en is the source"):
-        read(train=other, validation=corpus)
+    for other in ("sentences.txt", "sentences.txt.gz"):
+        name.with_name(other).write_bytes(name.read_bytes())
+        with pytest.raises(UserError, match=r"without the language: PREFIX, so that PREFIX\.en is the source"):
+            read(train=name.with_name(other), validation=corpus)
 
 
 def test_parquet_in_gzip_is_refused_with_the_remedy(tmp_path: Path) -> None:
