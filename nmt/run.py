@@ -183,12 +183,14 @@ class RunDirectory:
                 f"{self.path}: is not empty and not a run (it holds {others[0]}); choose another hydra.run.dir"
             )
 
+    def status(self) -> str | None:
+        """FINISHED, PRUNED, or None: not at its end yet, or not a run. Raises UserError if the file is broken."""
+        return self.read_manifest().get("status") if self.config.exists() else None
+
     def has_finished(self, values: Mapping[str, Any], fingerprint: str) -> bool:
         """Is here the end of a run with these values on the corpus with this fingerprint, so that running it again
         would change nothing?"""
-        manifest = self.read_manifest()
-        ended = manifest.get("status") in (FINISHED, PRUNED)
-        if not ended or manifest.get("data", {}).get("fingerprint") != fingerprint:
+        if not self.status() or self.read_manifest().get("data", {}).get("fingerprint") != fingerprint:
             return False
         return not _changed(load_values(self.config), values, UNSEEN)
 

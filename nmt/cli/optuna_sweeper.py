@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 
 from nmt.cli.explain import explain, record_failure
 from nmt.config.errors import UserError, nearest
-from nmt.run import PRUNED, RunDirectory, read_json
+from nmt.run import PRUNED, RunDirectory
 
 JOURNAL = "optuna.journal"  # all that Optuna knows, in the sweep's directory
 STUDY = "sweep"
@@ -141,7 +141,7 @@ class OptunaSweeper(Sweeper):
                     log.warning("trial %d was stopped by %s; start the search again to go on with it", number, score)
                 elif score is None:
                     study.tell(number, state=states.FAIL)
-                elif read_json(run.manifest).get("status") == PRUNED:
+                elif run.status() == PRUNED:
                     study.tell(number, state=states.PRUNED)
                 else:
                     study.tell(number, score)

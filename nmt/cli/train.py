@@ -32,8 +32,7 @@ def main() -> None:
 
 def _train(config: TrainConfig, overrides: list[str], places: list[str]) -> int:
     from nmt.data.prepare import fingerprint_of
-    from nmt.run import FREE, RunDirectory
-    from nmt.training.job import train
+    from nmt.run import FINISHED, FREE, PRUNED, RunDirectory
 
     directory = output_dir()
     if not sweep.sweeping():
@@ -43,10 +42,6 @@ def _train(config: TrainConfig, overrides: list[str], places: list[str]) -> int:
             raise UserError(f"run={config.run} goes on with one run; a sweep goes on with hydra.sweep.dir=DIR")
         config = config.model_copy(update={"threads": config.threads or sweep.job_threads()})
         RunDirectory(directory).wait_until_free(sweep.LONGEST_END)
-        fingerprint = fingerprint_of(config.data, config.tokenizer)
-        if RunDirectory(directory).has_finished(config.settled().model_dump(mode="json"), fingerprint):
-            log.info("finished before: skipped")
-            return 0
     if config.run is not None:
         directory = RunDirectory.existing(config.run).path
         given = [override for override in overrides if not override.startswith("run=")]
@@ -63,8 +58,18 @@ def _train(config: TrainConfig, overrides: list[str], places: list[str]) -> int:
                 raise UserError(f"{moved.input_line}: several values are for a sweep, which run= is not")
             changed[str(moved.key_or_group)] = moved.value()
         config = typed(TrainConfig, with_values(load_values(directory / "config.yaml"), changed))
-    observer = sweep.observer() if sweep.sweeping() else None
-    status = train(config.settled(), directory, [*overrides, *places], choices(), observer)
+    config = config.settled()
+    found = RunDirectory(directory)
+    found.refuse_strays()
+    at_its_end = found.status() in ({FINISHED, PRUNED} if sweep.sweeping() else {FINISHED})
+    if at_its_end and found.has_finished(config.model_dump(mode="json"), fingerprint_of(config.data, config.tokenizer)):
+        log.info("finished before: skipped")
+        status = 0
+    else:
+        from nmt.training.job import train
+
+        observer = sweep.observer() if sweep.sweeping() else None
+        status = train(config, directory, [*overrides, *places], choices(), observer)
     if sweep.sweeping():
         return status  # the sweep tells in the end
     here = os.path.relpath(directory)

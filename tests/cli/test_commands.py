@@ -230,10 +230,21 @@ def test_compare_writes_where_it_is_told_and_over_nothing_else(run: Path, home: 
 
 
 def test_resume_by_run(run: Path, home: Path) -> None:
-    done = call("nmt-train", f"run={run}", "training.max_steps=8", "threads=1", cwd=home)
+    command = ["nmt-train", f"run={run}", "training.max_steps=8", "threads=1"]
+    done = call(*command, cwd=home)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout.decode().splitlines()[-1] == f"run: {run.relative_to(home)}"
     assert b"resumed at step 6 of 8" in done.stderr
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    again = call(*command, cwd=home)
+    assert (again.returncode, again.stdout) == (0, done.stdout)
+    assert again.stderr.decode() == "finished before: skipped\n"
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    manifest = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps({**manifest, "status": "pruned"}))  # by a sweep, not by us
+    further = call(*command, cwd=home)
+    assert b"resumed at step 8 of 8" in further.stderr
+    assert json.loads((run / "manifest.json").read_text())["status"] == "finished"
     refused = call("nmt-train", f"run={run}", "encoder.hidden=9", cwd=home)
     assert refused.returncode == 2
     assert b"encoder.hidden=9: run=" in refused.stderr

@@ -22,6 +22,7 @@ class Start(Record):
 class Manifest(Record):
     """manifest.json."""
 
+    status: str | None = None
     starts: list[Start] = []
     data: dict[str, Any] = {}
     training: dict[str, Any] = {}
