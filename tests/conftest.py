@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: workers would fight for the cores
@@ -12,6 +13,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
+from nmt.cli import app
 from nmt.config.compose import config_dir, typed
 from nmt.config.schema import TrainConfig
 
@@ -53,12 +55,22 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-def values_of(command: str, overrides: list[str]) -> dict[str, Any]:
-    """What Hydra composes, resolved, as plain values."""
+@contextmanager
+def _places_of_no_run() -> Iterator[None]:
+    """Values may name runs that are not there, which commands, also the forks of this process, refuse."""
+    GlobalHydra.instance().clear()
     OmegaConf.register_new_resolver("run_dir", lambda run, new: run or new, replace=True)
     OmegaConf.register_new_resolver("for_several", lambda run, new: None if isinstance(run, str) else new, replace=True)
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+    try:
+        yield
+    finally:
+        OmegaConf.register_new_resolver("run_dir", app._run_dir, replace=True)
+        OmegaConf.register_new_resolver("for_several", app._for_several, replace=True)
+
+
+def values_of(command: str, overrides: list[str]) -> dict[str, Any]:
+    """What Hydra composes, resolved, as plain values."""
+    with _places_of_no_run(), initialize_config_dir(str(config_dir()), version_base="1.3"):
         composed = compose(command, overrides=overrides)
         if "begins" in composed.get("size", {}):  # left to a corpus, which tests of values do not have
             composed = compose(command, overrides=[*overrides, "size=base"])

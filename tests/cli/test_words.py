@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from nmt.cli import app, words
 from nmt.config.errors import UserError
@@ -22,7 +21,6 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def taken(monkeypatch: pytest.MonkeyPatch, *given: str, command: str = "train") -> TrainConfig | None:
     """What the command would work with; None if it refuses."""
-    OmegaConf.register_new_resolver("run_dir", app._run_dir, replace=True)  # tests of values have another
     found: list[TrainConfig] = []
     monkeypatch.setattr(sys, "argv", [f"nmt-{command}", *given])
     os.environ["HYDRA_FULL_ERROR"] = ""
@@ -120,7 +118,6 @@ def test_a_value_of_another_choice_is_refused_where_the_user_gives_it(
 def test_no_place_is_refused_as_run(
     run: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    OmegaConf.register_new_resolver("for_several", app._for_several, replace=True)
     assert taken(monkeypatch, f"run={run}", command="evaluate") is None
     assert "nmt-evaluate: error: run" in capsys.readouterr().err
 

@@ -15,9 +15,8 @@ from conftest import values_of
 from drawn_overrides import drawn
 from hydra._internal.hydra import Hydra
 from hydra.types import RunMode
-from omegaconf import OmegaConf
 
-from nmt.cli import app, compare, evaluate, train, translate
+from nmt.cli import compare, evaluate, train, translate
 from nmt.config import schema
 from nmt.config.compose import load_values, merge_search, save_values, typed
 from nmt.model.build import build_model
@@ -75,8 +74,6 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
             return composed_twice(self, config_name, overrides)
         return None if config_name == "train" else RunMode.RUN
 
-    OmegaConf.register_new_resolver("run_dir", app._run_dir, replace=True)  # tests of values have others
-    OmegaConf.register_new_resolver("for_several", app._for_several, replace=True)
     monkeypatch.setattr(Hydra, "get_mode", mode)
     monkeypatch.setattr("nmt.training.job.train", begin)
     monkeypatch.setattr(Translator, "load", load)
