@@ -61,6 +61,7 @@ def _train(config: TrainConfig, overrides: list[str], places: list[str]) -> int:
     config = config.settled()
     found = RunDirectory(directory)
     found.refuse_strays()
+    # What a sweep has pruned goes on by hand. Of a run that is not at its end the corpus is not read for this.
     at_its_end = found.status() in ({FINISHED, PRUNED} if sweep.sweeping() else {FINISHED})
     if at_its_end and found.has_finished(config.model_dump(mode="json"), fingerprint_of(config.data, config.tokenizer)):
         log.info("finished before: skipped")

@@ -196,6 +196,7 @@ RECORDS = {
     "starts of no kind": '{"starts": [3]}',
     "a number for starts": '{"starts": 3}',
     "choices of no kind": '{"starts": [{"choices": [1], "overrides": []}]}',
+    "a status of no kind": '{"status": [1]}',
     "a machine of no kind": '{"starts": [{"machine": 3}]}',
     "overrides of no kind": '{"starts": [{"overrides": [1]}]}',
     "a corpus of no kind": '{"data": 3}',
