@@ -33,6 +33,8 @@ CHANGES = {
     # What it has not, added
     "vocabulary-10000": "tokenizer.vocab_size=10000",
     "lstm": "encoder=lstm decoder=lstm",
+    "nematus": "attention=nematus",
+    "transitions": "encoder.transitions=1 decoder.transitions=1",
     "two-layers": "encoder.layers=2 encoder.residual=true",
     "fixnorm": "decoder.fixnorm=true",
     "layer-norm": "encoder.layer_norm=true decoder.layer_norm=true",

@@ -42,9 +42,23 @@ class CellState(NamedTuple):
 class Norms(NamedTuple):
     """Layer normalisation of one layer (Ba et al. 2016); what is added after it are the layer's own biases."""
 
-    input: Tensor  # (G,) gain of W_ih x
+    input: Tensor | None  # (G,) gain of W_ih x, where there is an input
     hidden: Tensor  # (G,) gain of W_hh h
     memory: tuple[Tensor, Tensor] | None  # (H,) gain and bias of an LSTM's memory, as its output sees it
+
+
+class Transition(NamedTuple):
+    """A further step at each position, which sees the state alone."""
+
+    weight_hh: Tensor  # (G, H)
+    bias_ih: Tensor  # (G,)
+    bias_hh: Tensor  # (G,)
+    norms: Norms | None = None
+    hidden_mask: Tensor | None = None  # (B, H)
+
+    def select(self, index: Tensor) -> Self:
+        """Rows `index` of the batch, of one direction."""
+        return self._replace(hidden_mask=None if self.hidden_mask is None else self.hidden_mask.index_select(0, index))
 
 
 class LayerWeights(NamedTuple):
@@ -59,12 +73,14 @@ class LayerWeights(NamedTuple):
     hidden_mask: Tensor | None = None  # (B, H), on the state where it enters weight_hh
     zoneout: float = 0.0
     residual: bool = False  # is the input added to the output?
+    transitions: tuple[Transition, ...] = ()
 
     def select(self, index: Tensor) -> Self:
         """Rows `index` of the batch, of one direction."""
         return self._replace(
             input_mask=None if self.input_mask is None else self.input_mask.index_select(0, index),
             hidden_mask=None if self.hidden_mask is None else self.hidden_mask.index_select(0, index),
+            transitions=tuple(transition.select(index) for transition in self.transitions),
         )
 
 
@@ -94,11 +110,26 @@ def input_gates(rnn: Recurrent, weights: LayerWeights, inputs: Tensor) -> Tensor
 
 def norm_gates(rnn: Recurrent, weights: LayerWeights, gates: Tensor) -> Tensor:
     """W_ih x (..., G) -> gain LN(W_ih x) + b_ih; without norms they are as they should be."""
-    return gates if weights.norms is None else _normed(rnn, gates, weights.norms.input, weights.bias_ih)
+    if weights.norms is None:
+        return gates
+    assert weights.norms.input is not None
+    return _normed(rnn, gates, weights.norms.input, weights.bias_ih)
 
 
 def step_layer(rnn: Recurrent, weights: LayerWeights, gates: Tensor, hidden: Tensor, memory: Tensor | None) -> State:
-    """gates (B, G) of `input_gates`, the state before -> the state after, as yet without zoneout."""
+    """gates (B, G) of `input_gates`, the state before -> the state after, as yet without zoneout.
+
+    Transitions follow   (Pascanu et al. 2014; Miceli Barone et al. 2017): h_k = cell_k(0, h_{k-1}).
+    """
+    state = _step(rnn, weights, gates, hidden, memory)
+    for transition in weights.transitions:
+        state = _step(rnn, transition, transition.bias_ih.unsqueeze(-2).expand_as(gates), *state)
+    return state
+
+
+def _step(
+    rnn: Recurrent, weights: LayerWeights | Transition, gates: Tensor, hidden: Tensor, memory: Tensor | None
+) -> State:
     norms, entering = weights.norms, masked(hidden, weights.hidden_mask)
     if norms is None:
         recurrent = linear(entering, weights.weight_hh, weights.bias_hh)

@@ -43,7 +43,8 @@ class Decoder(nn.Module):
     attend "before": the query is the previous state, and the context enters the recurrent step (Bahdanau et al.
     2015, A.2.2); "after": the query is the current state (Luong et al. 2015, 3); "between": the step is two, the
     query is the state after the first, over the word, and the context enters the second, `conditional` (Sennrich et
-    al. 2017, the conditional GRU of Nematus); further layers follow it. Zoneout keeps what was before the whole of it.
+    al. 2017, the conditional GRU of Nematus); its transitions and further layers follow it. Zoneout keeps what was
+    before the whole of it.
     """
 
     def __init__(
@@ -66,7 +67,8 @@ class Decoder(nn.Module):
         self.rnn, self.attention, self.readout, self.conditional = rnn, attention, readout, conditional
         self.lexical = lexical
         self.attend, self.input_feeding = attend, input_feeding
-        self.regularisation = Regularisation(rnn, options)
+        # The lowest layer of a conditional decoder has its transitions after the context has entered.
+        self.regularisation = Regularisation(rnn, options, lowest=0 if conditional is None else 1)
         self.conditional_regularisation = None if conditional is None else Regularisation(conditional, options)
         self.dropout = Dropout(dropout, options.variational)
         # Does anything that a step computes from its attention or readout enter the next step?

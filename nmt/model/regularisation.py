@@ -3,12 +3,13 @@
 Shapes: B batch, H hidden, D directions.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from nmt.model.cells import LayerWeights, Norms, Recurrent, layer_parameters, layer_weights
+from nmt.model.cells import LayerWeights, Norms, Recurrent, Transition, layer_parameters, layer_weights
 from nmt.ops.dropout import dropout, mask
 
 
@@ -21,6 +22,7 @@ class Options(NamedTuple):
     weight_drop: float = 0.0
     layer_norm: bool = False
     residual: bool = False
+    transitions: int = 0
 
 
 PLAIN = Options()
@@ -33,19 +35,26 @@ class Regularisation(nn.Module):
     carries on of the state is whole. Weight drop: of the elements of W_hh, one mask a batch (Merity et al. 2018, 2).
     Zoneout: each unit of state and memory keeps its value with this probability (Krueger et al. 2017). Layer norm: of
     W x and U h, and of an LSTM's memory (Ba et al. 2016, supplement). Residual: from the second layer on a layer's
-    output is added to its input (Wu et al. 2016, 3.1).
+    output is added to its input (Wu et al. 2016, 3.1). Transitions: further steps at each position, which see the state
+    alone (Pascanu et al. 2014; Miceli Barone et al. 2017); all of the above but residual connections holds for them.
     """
 
-    def __init__(self, rnn: Recurrent, options: Options) -> None:
+    def __init__(self, rnn: Recurrent, options: Options, lowest: int = 0) -> None:
+        """lowest: the first layer that has transitions."""
         super().__init__()
-        self.options = options
-        self.norm = LayerNorms(rnn) if options.layer_norm else None
+        self.options, self.lowest = options, lowest
+        self.norm = LayerNorms(rnn, rnn) if options.layer_norm else None
+        layers = range(lowest, rnn.num_layers)
+        self.transitions = nn.ModuleList(
+            FurtherStep(rnn, layers, options.layer_norm) for _ in range(options.transitions if layers else 0)
+        )
 
     def needs_loop(self, rnn: Recurrent) -> bool:
         """Is there anything that torch's own call does not know?"""
         options = self.options
         drops = options.recurrent_dropout or options.weight_drop or (options.variational and rnn.dropout)
-        return options.layer_norm or options.residual or options.zoneout > 0 or bool(rnn.training and drops)
+        always = options.layer_norm or options.residual or options.zoneout > 0 or len(self.transitions) > 0
+        return always or bool(rnn.training and drops)
 
     def prepare(self, rnn: Recurrent, rows: int) -> list[LayerWeights]:
         """The layers as a batch of so many sentences sees them: what it drops at all steps alike is drawn here."""
@@ -53,25 +62,51 @@ class Regularisation(nn.Module):
 
     def _layer(self, rnn: Recurrent, layer: int, rows: int) -> LayerWeights:
         options, weights = self.options, layer_weights(rnn, layer)
-        weight = weights.weight_hh
-        shape = (*weight.shape[:-2], rows, rnn.hidden_size)
         between = rnn.dropout if options.variational and layer else 0.0
         return weights._replace(
-            weight_hh=dropout(weight, options.weight_drop, rnn.training),
+            weight_hh=dropout(weights.weight_hh, options.weight_drop, rnn.training),
             norms=None if self.norm is None else self.norm.of(rnn, layer),
-            input_mask=mask(weight, (rows, weights.weight_ih.shape[-1]), between, rnn.training),
-            hidden_mask=mask(weight, shape, options.recurrent_dropout, rnn.training),
+            input_mask=mask(weights.weight_hh, (rows, weights.weight_ih.shape[-1]), between, rnn.training),
+            hidden_mask=self._hidden_mask(rnn, weights.weight_hh, rows),
             zoneout=options.zoneout,
             residual=options.residual and layer > 0,
+            transitions=self._transitions(rnn, layer, rows) if layer >= self.lowest else (),
         )
+
+    def _transitions(self, rnn: Recurrent, layer: int, rows: int) -> tuple[Transition, ...]:
+        found = []
+        for step in self.transitions:
+            weight, bias_ih, bias_hh = layer_parameters(step, ("weight_hh", "bias_ih", "bias_hh"), rnn, layer)
+            norms = step.norm.of(rnn, layer) if isinstance(step.norm, LayerNorms) else None
+            dropped = dropout(weight, self.options.weight_drop, rnn.training)
+            found.append(Transition(dropped, bias_ih, bias_hh, norms, self._hidden_mask(rnn, weight, rows)))
+        return tuple(found)
+
+    def _hidden_mask(self, rnn: Recurrent, weight: Tensor, rows: int) -> Tensor | None:
+        return mask(weight, (*weight.shape[:-2], rows, rnn.hidden_size), self.options.recurrent_dropout, rnn.training)
+
+
+class FurtherStep(nn.Module):
+    """One more step in each of some layers, without input: named and made as torch does those of the network itself."""
+
+    def __init__(self, rnn: Recurrent, layers: Iterable[int], layer_norm: bool) -> None:
+        super().__init__()
+        bound = rnn.hidden_size**-0.5
+        for layer in layers:
+            for way in ("", "_reverse")[: 1 + rnn.bidirectional]:
+                for name in (f"{kind}_l{layer}{way}" for kind in ("weight_hh", "bias_ih", "bias_hh")):
+                    drawn = torch.empty_like(getattr(rnn, name)).uniform_(-bound, bound)
+                    self.register_parameter(name, nn.Parameter(drawn))
+        self.norm = LayerNorms(self, rnn) if layer_norm else None
 
 
 class LayerNorms(nn.Module):
     """Parameters of layer normalisation, named as torch names the matrices whose products they normalise."""
 
-    def __init__(self, rnn: Recurrent) -> None:
+    def __init__(self, matrices: nn.Module, rnn: Recurrent) -> None:
+        """Of these matrices of the network or of its transitions."""
         super().__init__()
-        for name, matrix in rnn.named_parameters():
+        for name, matrix in matrices.named_parameters():
             if name.startswith("weight"):
                 self.register_parameter(name.replace("weight", "gain"), nn.Parameter(torch.ones(len(matrix))))
             if name.startswith("weight_hh") and isinstance(rnn, nn.LSTM):
@@ -81,8 +116,9 @@ class LayerNorms(nn.Module):
 
     def of(self, rnn: Recurrent, layer: int) -> Norms:
         """The parameters of one layer."""
-        gains = layer_parameters(self, ("gain_ih", "gain_hh"), rnn, layer)
+        (hidden,) = layer_parameters(self, ("gain_hh",), rnn, layer)
+        inputs = layer_parameters(self, ("gain_ih",), rnn, layer)[0] if hasattr(self, f"gain_ih_l{layer}") else None
         if not isinstance(rnn, nn.LSTM):
-            return Norms(gains[0], gains[1], None)
+            return Norms(inputs, hidden, None)
         gain, bias = layer_parameters(self, ("gain_memory", "bias_memory"), rnn, layer)
-        return Norms(gains[0], gains[1], (gain, bias))
+        return Norms(inputs, hidden, (gain, bias))

@@ -42,7 +42,14 @@ def attention(score: str, **parts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-PLAIN = {"recurrent_dropout": 0.0, "zoneout": 0.0, "weight_drop": 0.0, "layer_norm": False, "residual": False}
+PLAIN = {
+    "recurrent_dropout": 0.0,
+    "zoneout": 0.0,
+    "weight_drop": 0.0,
+    "layer_norm": False,
+    "residual": False,
+    "transitions": 0,
+}
 
 
 def values(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -94,6 +101,7 @@ def regularised(cell: str = "gru", layers: int = 2, p: float = 0.2, **changes: A
         "weight_drop": p,
         "layer_norm": True,
         "residual": layers > 1,
+        "transitions": 1,
     }
     both = {f"{side}__{name}": value for side in ("encoder", "decoder") for name, value in network.items()}
     return {"variational_dropout": True, "embedding__dropout": p, "embedding__word_dropout": p, **both, **changes}

@@ -58,7 +58,7 @@ def test_without_options_nothing_is_drawn_or_added(kind: type[Recurrent]) -> Non
     for layer, weights in enumerate(prepared):
         parameters = layer_weights(rnn, layer)
         assert all(one is other for one, other in zip(weights[:4], parameters[:4], strict=True))
-        assert weights[4:] == parameters[4:] == (None, None, None, 0.0, False)
+        assert weights[4:] == parameters[4:] == (None, None, None, 0.0, False, ())
 
 
 @BOTH
@@ -195,6 +195,59 @@ def test_with_zoneout_of_one_nothing_ever_happens(kind: type[Recurrent], trainin
     assert all(torch.equal(part, start) for part in (*final.hidden, *final.memory))
 
 
+@BOTH
+@KIND
+def test_transitions_are_further_cells_without_input(
+    kind: type[Recurrent], bidirectional: bool, inputs: Tensor
+) -> None:
+    """Of torch's own cell, whose input is zero; the next position goes on from the last of them."""
+    rnn = network(kind, bidirectional=bidirectional)
+    regularisation = made(rnn, transitions=2)
+    outputs, _ = run(rnn, inputs, torch.full((B,), T), regularisation=regularisation)
+    cell = {nn.RNN: nn.RNNCell, nn.GRU: nn.GRUCell, nn.LSTM: nn.LSTMCell}[kind](SIZE, H).double()
+    for direction in range(1 + bidirectional):
+        suffix = "_l0" + "_reverse" * direction
+        first = {name: getattr(rnn, name + suffix) for name in cell.state_dict()}
+        steps = [first, *(first | _suffixed(each, suffix) for each in regularisation.transitions)]
+        state: Any = None
+        for t in reversed(range(T)) if direction else range(T):
+            for k, parameters in enumerate(steps):
+                seen = inputs[:, t] if k == 0 else torch.zeros(B, SIZE, dtype=torch.float64)
+                state = torch.func.functional_call(cell, parameters, (seen, state))
+            hidden = state[0] if kind is nn.LSTM else state
+            torch.testing.assert_close(outputs[:, t, direction * H : (direction + 1) * H], hidden)
+
+
+def _suffixed(module: nn.Module, suffix: str) -> dict[str, nn.Parameter]:
+    return {name.removesuffix(suffix): each for name, each in module.named_parameters() if name.endswith(suffix)}
+
+
+@KIND
+def test_zoneout_keeps_what_was_before_all_transitions(kind: type[Recurrent], inputs: Tensor) -> None:
+    rnn = network(kind).eval()
+    start = torch.randn(B, H, dtype=torch.float64)
+    state = CellState((start,), (start,) if kind is nn.LSTM else ())
+    regularisation = made(rnn, transitions=2)
+    whole, _ = run(rnn, inputs[:, :1], None, state, regularisation)
+    regularisation.options = regularisation.options._replace(zoneout=0.25)
+    kept, _ = run(rnn, inputs[:, :1], None, state, regularisation)
+    torch.testing.assert_close(kept[:, 0], 0.25 * start + 0.75 * whole[:, 0])
+
+
+@KIND
+def test_what_regularises_steps_regularises_transitions(kind: type[Recurrent]) -> None:
+    rnn = network(kind)
+    (weights,) = made(rnn, transitions=2, recurrent_dropout=0.5, weight_drop=0.4, layer_norm=True).prepare(rnn, B)
+    assert len(weights.transitions) == 2
+    masks = [weights.hidden_mask, *(each.hidden_mask for each in weights.transitions)]
+    assert differ(torch.stack([each for each in masks if each is not None]))
+    for each in weights.transitions:
+        assert 0.3 < (each.weight_hh == 0).double().mean() < 0.5
+        assert each.norms is not None
+        assert each.norms.input is None
+        assert (each.norms.memory is not None) == (kind is nn.LSTM)
+
+
 def normed(x: Array, gain: Array, bias: Array) -> Array:
     """Ba et al. 2016, eq. 4."""
     return gain * (x - x.mean()) / np.sqrt(x.var() + 1e-5) + bias
@@ -293,6 +346,7 @@ ALONE: list[tuple[dict[str, Any], str]] = [
     ({"zoneout": 0.1}, "always"),
     ({"layer_norm": True}, "always"),
     ({"residual": True}, "always"),
+    ({"transitions": 1}, "always"),
 ]
 
 
@@ -318,7 +372,7 @@ def test_torchs_own_call_is_made_where_it_knows_all(
 def test_the_loop_of_an_lstm_with_everything_keeps_to_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
     rnn = nn.LSTM(SIZE, H, 3, batch_first=True, dropout=0.1).to("meta")
-    regularisation = Regularisation(rnn, Options(True, 0.1, 0.1, 0.1, True, True)).to("meta")
+    regularisation = Regularisation(rnn, Options(True, 0.1, 0.1, 0.1, True, True, 2)).to("meta")
     for training in (True, False):
         outputs, final = run(
             rnn.train(training), torch.randn(B, T, SIZE, device="meta"), LENGTHS, regularisation=regularisation
@@ -328,8 +382,12 @@ def test_the_loop_of_an_lstm_with_everything_keeps_to_its_device(monkeypatch: py
 
 def test_rows_of_a_batch_keep_their_masks() -> None:
     rnn = network(nn.GRU, 2, dropout=0.5)
-    weights = made(rnn, variational=True, recurrent_dropout=0.5).prepare(rnn, B)[1]
+    weights = made(rnn, variational=True, recurrent_dropout=0.5, transitions=1).prepare(rnn, B)[1]
     chosen = weights.select(torch.tensor([2, 0, 2]))
+    (transition,), (of_chosen,) = weights.transitions, chosen.transitions
+    assert transition.hidden_mask is not None
+    assert of_chosen.hidden_mask is not None
+    assert torch.equal(of_chosen.hidden_mask, transition.hidden_mask[[2, 0, 2]])
     for name in ("input_mask", "hidden_mask"):
         assert torch.equal(getattr(chosen, name), getattr(weights, name)[[2, 0, 2]])
     assert chosen.weight_hh is weights.weight_hh

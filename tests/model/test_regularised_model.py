@@ -76,6 +76,23 @@ def test_rows_of_a_state_go_on_as_they_would_have(training: bool) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
+def test_a_conditional_decoder_has_its_lowest_transitions_after_the_context() -> None:
+    model = model_of(
+        decoder__attend="between", decoder__layers=2, decoder__transitions=1, attention=attention("additive")
+    )
+    embedded, state = model.target_embedding(TARGET[:, :1]), model.encode(SOURCE, LENGTHS)
+    assert [len(layer.transitions) for layer in state.weights.layers] == [0, 1]
+    assert len(state.weights.conditional.transitions) == 1
+    found = []
+    for _ in range(2):
+        with seen(model.decoder.attention) as queries:
+            found.append((model.decoder(embedded, model.encode(SOURCE, LENGTHS)).readouts, queries[0]))
+        with torch.no_grad():
+            model.decoder.conditional_regularisation.transitions[0].bias_ih_l0 += 1.0
+    assert torch.equal(found[0][1], found[1][1])
+    assert not torch.allclose(found[0][0], found[1][0])
+
+
 def zeros(tensor: Tensor, *, alike: bool) -> None:
     """(B, T, D): something is dropped, of each sentence something else, at all positions the same or not."""
     dropped = tensor == 0
@@ -207,10 +224,11 @@ def test_the_query_and_the_readout_see_the_output_with_its_residual_connections(
 def test_the_first_gains_are_one_and_their_biases_zero() -> None:
     model = timed("lstm", 2, "between", True)
     gains = {name: value for name, value in model.named_parameters() if "gain_" in name}
-    assert len(gains) == 3 * (2 * 2 + 2 + 1)  # encoder, two directions and layers; decoder; its second half
+    networks = 3 * (2 * 2 + 2 + 1)  # encoder, two directions and layers; decoder; its second half
+    assert len(gains) == networks + 2 * (2 * 2 + 1 + 1)  # transitions have no input, the lower decoder layer has none
     assert all(value.eq(1).all() for value in gains.values())
     biases = [value for name, value in model.named_parameters() if "bias_memory" in name]
-    assert len(biases) == 7
+    assert len(biases) == 7 + 6
     assert not any(value.any() for value in biases)
 
 

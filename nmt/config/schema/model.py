@@ -46,6 +46,7 @@ class Network(Section):
     weight_drop: Probability
     layer_norm: bool
     residual: bool
+    transitions: CountOrZero
 
     @validator(mode="after")
     def _residual_has_layers(self) -> Self:
