@@ -46,7 +46,7 @@ class Regularisation(nn.Module):
         self.norm = LayerNorms(rnn, rnn) if options.layer_norm else None
         layers = range(lowest, rnn.num_layers)
         self.transitions = nn.ModuleList(
-            FurtherStep(rnn, layers, options.layer_norm) for _ in range(options.transitions if layers else 0)
+            TransitionParameters(rnn, layers, options.layer_norm) for _ in range(options.transitions if layers else 0)
         )
 
     def needs_loop(self, rnn: Recurrent) -> bool:
@@ -86,7 +86,7 @@ class Regularisation(nn.Module):
         return mask(weight, (*weight.shape[:-2], rows, rnn.hidden_size), self.options.recurrent_dropout, rnn.training)
 
 
-class FurtherStep(nn.Module):
+class TransitionParameters(nn.Module):
     """One more step in each of some layers, without input: named and made as torch does those of the network itself."""
 
     def __init__(self, rnn: Recurrent, layers: Iterable[int], layer_norm: bool) -> None:

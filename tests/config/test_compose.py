@@ -39,6 +39,7 @@ def error(values: dict[str, Any]) -> str:
         ("schedule.cycle_growth", 0.5, ["schedule.cycle_growth=0.5", "greater than or equal to 1"]),
         ("embedding.word_dropout", 1.0, ["embedding.word_dropout=1.0", "less than 1"]),
         ("encoder.zoneout", -0.1, ["encoder.zoneout=-0.1", "greater than or equal to 0"]),
+        ("decoder.transitions", 101, ["decoder.transitions=101", "less than or equal to 100"]),
         ("decoder.recurrent_dropout", 1.0, ["decoder.recurrent_dropout=1.0", "less than 1"]),
         ("variational_dropout", 0.1, ["variational_dropout=0.1", "boolean"]),
         ("optimizer.lr", float("nan"), ["optimizer.lr=nan", "finite"]),

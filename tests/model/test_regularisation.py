@@ -21,6 +21,7 @@ Array = NDArray[np.float64]
 B, T, SIZE, H = 4, 6, 3, 16
 LENGTHS = torch.tensor([6, 1, 4, 6])
 KINDS = [nn.RNN, nn.GRU, nn.LSTM]
+CELLS = {nn.RNN: nn.RNNCell, nn.GRU: nn.GRUCell, nn.LSTM: nn.LSTMCell}
 BOTH = pytest.mark.parametrize("bidirectional", [False, True])
 KIND = pytest.mark.parametrize("kind", KINDS)
 
@@ -74,7 +75,7 @@ def test_recurrent_dropout_is_one_mask_a_sentence_on_what_enters_the_recurrent_m
     assert set(masks.unique().tolist()) == {0.0, 2.0}
     assert differ(masks.flatten(0, -2))  # sentences and directions
     outputs, _ = _loop(rnn, inputs, torch.full((B,), T), None, [weights])
-    cell = {nn.RNN: nn.RNNCell, nn.GRU: nn.GRUCell, nn.LSTM: nn.LSTMCell}[kind](SIZE, H).double()
+    cell = CELLS[kind](SIZE, H).double()
     for direction, mask in enumerate(masks if bidirectional else [masks]):
         suffix = "_l0" + "_reverse" * direction
         cell.load_state_dict({name: getattr(rnn, name + suffix) for name in cell.state_dict()})
@@ -204,7 +205,7 @@ def test_transitions_are_further_cells_without_input(
     rnn = network(kind, bidirectional=bidirectional)
     regularisation = made(rnn, transitions=2)
     outputs, _ = run(rnn, inputs, torch.full((B,), T), regularisation=regularisation)
-    cell = {nn.RNN: nn.RNNCell, nn.GRU: nn.GRUCell, nn.LSTM: nn.LSTMCell}[kind](SIZE, H).double()
+    cell = CELLS[kind](SIZE, H).double()
     for direction in range(1 + bidirectional):
         suffix = "_l0" + "_reverse" * direction
         first = {name: getattr(rnn, name + suffix) for name in cell.state_dict()}
