@@ -21,7 +21,7 @@ torch.set_num_threads(1)
 
 # A model and a corpus so small that a whole run takes seconds.
 TINY = [
-    "data.train_size=400",
+    "data.train_size=200",
     "data.validation_size=20",
     "data.test_size=20",
     "tokenizer.vocab_size=400",

@@ -56,18 +56,14 @@ def test_a_student_learns_what_both_directions_made(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in out.glob("**/metrics.jsonl")}
     assert len(before) == 3
     times = {path: path.stat().st_mtime_ns for path in out.glob("*/*.translations")}
-    again = diversify(tmp_path, *words, *student)
-    assert again.returncode == 0, again.stderr
-    assert all(path.read_bytes() == content for path, content in before.items())
-    assert {path: path.stat().st_mtime_ns for path in times} == times
     other = diversify(tmp_path, *words, "--models", "2")
     assert other.returncode == 2
     assert "out: was begun with other values" in other.stderr
-    (out / "student").rename(tmp_path / "first")
-    second = ["--student", "training.max_steps=2", "--student", "training.max_steps=1"]
-    another = diversify(tmp_path, *words, *second)
+    another = diversify(tmp_path, *words, *student, "--student", "training.max_steps=1")
     assert another.returncode == 0, another.stderr
     assert "student-2" in (out / "comparison" / "comparison.md").read_text()
+    assert all(path.read_bytes() == content for path, content in before.items())
+    assert {path: path.stat().st_mtime_ns for path in times} == times
     more = list(zip(*(lines(out / "translations-2" / f"train.{lang}") for lang in ("en", "fr")), strict=True))
     expected += zip(texts[0], lines(out / "student.translations"), strict=True)
     assert more == [pair for pair in dict.fromkeys(expected) if all(pair) and pair not in zip(*texts, strict=True)]
@@ -75,8 +71,6 @@ def test_a_student_learns_what_both_directions_made(tmp_path: Path) -> None:
     config = (out / "student-2" / "config.yaml").read_text()
     assert f"extra:\n  - {out / 'translations-2' / 'train'}\n" in config
     assert "max_steps: 1\n" in config
-    assert "max_steps: 2" in (out / "student" / "config.yaml").read_text()
-    assert all(path.read_bytes() == content for path, content in before.items() if path.is_relative_to(out / "forward"))
 
 
 def test_a_translation_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,7 +75,7 @@ POISONS: dict[str, Callable[[Path], object]] = {
     "a side that is shorter": _array("test.source.offsets.npy", lambda array: np.delete(array, 3)),
     "an archive for an array": lambda at: np.savez((at / OFFSETS).open("wb"), a=np.zeros(1)),
     "a larger shape than the file": lambda at: (at / OFFSETS).write_bytes(
-        (at / OFFSETS).read_bytes().replace(b"(401,)", b"(10**9,)").replace(b"'shape': (4", b"'shape': (9")
+        re.sub(rb"'shape': \(\d", rb"'shape': (9", (at / OFFSETS).read_bytes())
     ),
     "a token beyond the vocabulary": _ids(7, 10**6),
     "a negative token": _ids(-1, -1),
