@@ -25,7 +25,7 @@ CHANGES = {
     # What the recipe has, taken away
     "no-label-smoothing": "training.label_smoothing=0",
     "no-dropout": "embedding.dropout=0 encoder.dropout=0 decoder.dropout=0",
-    "no-input-feeding": "decoder.input_feeding=false",
+    "luong_dot": "attention=luong_dot",
     "no-lexical-model": "decoder.lexical=false",
     "untied-output": "embedding.tie_output=false",
     "narrow-embeddings": "embedding.dim=256",
@@ -33,7 +33,6 @@ CHANGES = {
     # What it has not, added
     "vocabulary-10000": "tokenizer.vocab_size=10000",
     "lstm": "encoder=lstm decoder=lstm",
-    "nematus": "attention=nematus",
     "transitions": "encoder.transitions=1 decoder.transitions=1",
     "two-layers": "encoder.layers=2 encoder.residual=true",
     "fixnorm": "decoder.fixnorm=true",
