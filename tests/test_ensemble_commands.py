@@ -40,7 +40,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
     home = tmp_path_factory.mktemp("ensemble")
     for name, overrides in MEMBERS.items():
-        values = {word.split("=")[0]: word for word in [*TINY, "data.train_size=400", "training.max_steps=8", *overrides]}
+        values = {
+            word.split("=")[0]: word for word in [*TINY, "data.train_size=400", "training.max_steps=8", *overrides]
+        }
         config = typed(TrainConfig, values_of("train", list(values.values())))
         assert train(config, home / name, overrides, {"attention": config.attention.kind}) == 0
     shutil.copytree(home / "bahdanau", home / "lower")
