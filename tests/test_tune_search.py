@@ -29,14 +29,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     from nmt.config.compose import typed
 
     directory = tmp_path_factory.mktemp("tune") / "run"
-    assert (
-        train(
-            typed(TrainConfig, values_of("train", [*TINY, "data.train_size=400", "search.max_length=12"])),
-            directory,
-            [],
-        )
-        == 0
-    )
+    config = typed(TrainConfig, values_of("train", [*TINY, "data.train_size=400", "search.max_length=12"]))
+    assert train(config, directory, []) == 0
     for path in (directory / "data").glob("test.*"):
         path.unlink()
     return RunDirectory(directory)
