@@ -19,7 +19,7 @@ from nmt.config.schema import TrainConfig
 
 torch.set_num_threads(1)
 
-# A model and a corpus so small that a whole run takes seconds.
+# A model and a corpus so small that a whole run takes seconds. Tests that look at its translations take more text.
 TINY = [
     "data.train_size=200",
     "data.validation_size=20",

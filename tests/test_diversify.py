@@ -71,6 +71,14 @@ def test_a_student_learns_what_both_directions_made(tmp_path: Path) -> None:
     config = (out / "student-2" / "config.yaml").read_text()
     assert f"extra:\n  - {out / 'translations-2' / 'train'}\n" in config
     assert "max_steps: 1\n" in config
+    (tmp_path / "away").mkdir()
+    for path in out.glob("student*"):
+        path.rename(tmp_path / "away" / path.name)
+    moved = diversify(tmp_path, *words, "--student", "training.max_steps=2")
+    assert moved.returncode == 0, moved.stderr
+    assert "max_steps: 2\n" in (out / "student" / "config.yaml").read_text()
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+    assert all(path.read_bytes() == content for path, content in before.items() if path.parent != out / "student")
 
 
 def test_a_translation_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

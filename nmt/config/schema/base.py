@@ -22,7 +22,7 @@ Count = Annotated[int, Field(gt=0, le=2**31 - 1)]  # of steps, tokens, sentences
 CountOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Units = Annotated[int, Field(gt=0, le=2**14)]  # a layer's width: 16384 units have gigabytes of recurrent weights
 Layers = Annotated[int, Field(gt=0, le=100)]
-LayersOrNone = Annotated[int, Field(ge=0, le=100)]
+LayersOrZero = Annotated[int, Field(ge=0, le=100)]
 Positions = Annotated[int, Field(gt=0, le=100_000)]  # of a sentence
 Threads = Annotated[int, Field(gt=0, le=1024)]  # of a hundred thousand, torch crashes
 Seed = Annotated[int, Field(ge=0, lt=2**32)]

@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import model_validator as validator
 
 from nmt.config.schema.attention import Attention, SelfAttention, unequal_sizes
-from nmt.config.schema.base import CountOrZero, Layers, LayersOrNone, Positive, Probability, Section, Units
+from nmt.config.schema.base import CountOrZero, Layers, LayersOrZero, Positive, Probability, Section, Units
 from nmt.config.schema.data import VocabularySize
 
 Cell = Literal["rnn", "gru", "lstm"]
@@ -46,7 +46,7 @@ class Network(Section):
     weight_drop: Probability
     layer_norm: bool
     residual: bool
-    transitions: LayersOrNone
+    transitions: LayersOrZero
 
     @validator(mode="after")
     def _residual_has_layers(self) -> Self:
