@@ -1,7 +1,11 @@
 """From a configuration to a model."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from nmt.attention.build import build_attention, build_policy
 from nmt.config import schema
@@ -21,6 +25,35 @@ CELLS: dict[str, type[Recurrent]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LS
 
 def build_model(config: schema.Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
     """A new model with random weights from torch's global generator; `pad` = source and target padding ids."""
+    model = _modules(config, source_vocab, target_vocab, pad)
+    initialize(model)
+    return model
+
+
+def build_unfilled(config: schema.Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
+    """The same model, its weights whatever memory holds, for those of a checkpoint. It draws no random numbers, which
+    on the device "meta" would need torch's compiler: a second to import it."""
+    with _Unfilled():
+        return _modules(config, source_vocab, target_vocab, pad)
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves out what torch.nn.init does."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., object],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
+        given = kwargs or {}
+        if getattr(function, "__module__", "") == nn.init.__name__:
+            return args[0] if args else given["tensor"]
+        return function(*args, **given)
+
+
+def _modules(config: schema.Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
     embedding, attention = config.embedding, config.attention
     source_embedding = nn.Embedding(source_vocab, embedding.dim, padding_idx=pad[0])
     target_embedding = source_embedding
@@ -35,7 +68,7 @@ def build_model(config: schema.Model, source_vocab: int, target_vocab: int, pad:
     if embedding.tie_output:
         output.weight = target_embedding.weight
     bridge = Bridge(encoder.summary_dim, config.decoder.layers, config.decoder.hidden, config.decoder.cell == "lstm")
-    model = Seq2Seq(
+    return Seq2Seq(
         source_embedding,
         target_embedding,
         encoder,
@@ -46,8 +79,6 @@ def build_model(config: schema.Model, source_vocab: int, target_vocab: int, pad:
         embedding_dropout=EmbeddingDropout(embedding.dropout, embedding.word_dropout, config.variational_dropout),
         fixed_context=fixed,
     )
-    initialize(model)
-    return model
 
 
 @torch.no_grad()

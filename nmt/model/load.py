@@ -10,7 +10,7 @@ from torch import Tensor
 from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.data.tokenizer import Tokenizers
-from nmt.model.build import build_model
+from nmt.model.build import build_model, build_unfilled
 from nmt.model.ensemble import Ensemble
 from nmt.model.seq2seq import Seq2Seq
 from nmt.model.stored import read_checkpoint
@@ -21,8 +21,12 @@ ANOTHER = "is corrupt, or the checkpoint of another model"
 
 def new_model(config: schema.TrainConfig, tokenizers: Tokenizers) -> Seq2Seq:
     """A model for these vocabularies, with random weights."""
+    return build_model(config, *_sizes(tokenizers))
+
+
+def _sizes(tokenizers: Tokenizers) -> tuple[int, int, tuple[int, int]]:
     source, target = tokenizers
-    return build_model(config, source.vocab_size, target.vocab_size, (source.pad, target.pad))
+    return source.vocab_size, target.vocab_size, (source.pad, target.pad)
 
 
 def load_weights(model: Seq2Seq, path: Path) -> None:
@@ -41,9 +45,9 @@ def load_model(config: schema.TrainConfig, tokenizers: Tokenizers, path: Path) -
     weights = checkpoint.get("model")
     if isinstance(weights, dict) and max(config.encoder.layers, config.decoder.layers) <= len(weights):
         with torch.device("meta"):
-            outline = new_model(config, tokenizers)
+            outline = build_unfilled(config, *_sizes(tokenizers))
         _refuse_unfit(outline, checkpoint, path)
-        model = new_model(config, tokenizers)
+        model = build_unfilled(config, *_sizes(tokenizers))
         model.load_state_dict(weights)
         return model, checkpoint
     raise UserError(f"{path}: {ANOTHER}")

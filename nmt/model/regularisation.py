@@ -95,7 +95,7 @@ class TransitionParameters(nn.Module):
         for layer in layers:
             for way in ("", "_reverse")[: 1 + rnn.bidirectional]:
                 for name in (f"{kind}_l{layer}{way}" for kind in ("weight_hh", "bias_ih", "bias_hh")):
-                    drawn = torch.empty_like(getattr(rnn, name)).uniform_(-bound, bound)
+                    drawn = nn.init.uniform_(torch.empty_like(getattr(rnn, name)), -bound, bound)
                     self.register_parameter(name, nn.Parameter(drawn))
         self.norm = LayerNorms(self, rnn) if layer_norm else None
 
