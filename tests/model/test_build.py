@@ -54,3 +54,35 @@ def test_filled_it_is_the_model(changes: dict[str, Any]) -> None:
     expected = model(SOURCE, LENGTHS, TARGET).readouts
     torch.manual_seed(1)
     assert torch.equal(unfilled(SOURCE, LENGTHS, TARGET).readouts, expected)
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_first_weights_are_what_is_said(cell: str) -> None:
+    changes = regularised(cell, attention=attention("additive"), embedding__tie_source_target=False)
+    sizes: dict[str, Any] = {"embedding__dim": 64, "encoder__hidden": 32, "decoder__hidden": 64, "decoder__readout_dim": 64}
+    model = build_model(Model.model_validate(values(**changes, **sizes)), 500, 400, (PAD, PAD))
+    gates = {"gru": 3, "lstm": 4}[cell]
+    seen = set()
+    for name, weight in model.state_dict().items():
+        kind = name.split(".")[-1].split("_l")[0]
+        seen.add(kind)
+        if ".norm." in name:
+            assert torch.equal(weight, torch.full_like(weight, float("gain" in name))), name
+        elif kind == "weight_hh":
+            for gate in weight.chunk(gates):
+                torch.testing.assert_close(gate @ gate.T, torch.eye(len(gate)), rtol=0, atol=1e-5)
+        elif kind == "weight_ih":
+            rows, columns = weight.shape[0] // gates, weight.shape[1]
+            bound = (6 / (rows + columns)) ** 0.5  # Glorot and Bengio 2010, equation 16, of each gate
+            assert 0.9 * bound < weight.abs().max() <= bound, name
+        elif kind == "bias_ih":
+            opened = weight.new_zeros(gates, len(weight) // gates)
+            opened[1] = float(cell == "lstm")
+            assert torch.equal(weight, opened.flatten()), name
+        elif "bias" in kind:
+            assert not weight.any(), name
+    assert {"weight_hh", "weight_ih", "bias_ih", "bias_hh"} <= seen
+    for table in (model.source_embedding.weight, model.target_embedding.weight):
+        assert not table[PAD].any()
+        others = torch.cat((table[:PAD], table[PAD + 1 :])).detach()
+        assert abs(float(others.norm(dim=1).mean()) - 1) < 0.05
