@@ -59,7 +59,12 @@ def test_filled_it_is_the_model(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_first_weights_are_what_is_said(cell: str) -> None:
     changes = regularised(cell, attention=attention("additive"), embedding__tie_source_target=False)
-    sizes: dict[str, Any] = {"embedding__dim": 64, "encoder__hidden": 32, "decoder__hidden": 64, "decoder__readout_dim": 64}
+    sizes: dict[str, Any] = {
+        "embedding__dim": 64,
+        "encoder__hidden": 32,
+        "decoder__hidden": 64,
+        "decoder__readout_dim": 64,
+    }
     model = build_model(Model.model_validate(values(**changes, **sizes)), 500, 400, (PAD, PAD))
     gates = {"gru": 3, "lstm": 4}[cell]
     seen = set()
