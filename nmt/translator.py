@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from nmt.config import schema
-from nmt.config.compose import load_values, merge_search, typed
+from nmt.config.compose import load_config, merge_search
 from nmt.config.errors import UserError
 from nmt.data.batching import collate
 from nmt.data.prepared import padded
@@ -73,7 +73,7 @@ class Translator:
         directories = [RunDirectory.existing(each) for each in ([run] if isinstance(run, str | Path) else run)]
         if not directories:
             raise UserError("run=[]: needs one run or several")
-        configs = [typed(schema.TrainConfig, load_values(directory.config)) for directory in directories]
+        configs = [load_config(directory.config) for directory in directories]
         config = configs[0]
         machine = Machine.choose(
             device or config.device, precision or config.precision, config.threads if threads is None else threads

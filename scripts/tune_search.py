@@ -16,7 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from nmt.config import schema
-from nmt.config.compose import load_values, merge_search, typed
+from nmt.config.compose import load_config, merge_search
 from nmt.config.errors import UserError
 from nmt.evaluation import evaluate, score_settings
 from nmt.files import to_json, write_atomically
@@ -59,7 +59,7 @@ def override(setting: dict[str, Any], trained: schema.Search) -> str:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Translate and score the validation set with each setting; models are loaded once."""
     run = RunDirectory.existing(options.runs[0])
-    config = typed(schema.TrainConfig, load_values(run.config))
+    config = load_config(run.config)
     scoring = score_settings(config.evaluation, config.data.target_lang)
     sources, references, _ = run.held_out("validation")
     machine = {name: getattr(options, name) for name in ("device", "precision", "threads")}

@@ -19,7 +19,7 @@ def main() -> None:
 def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
     from tqdm import tqdm
 
-    from nmt.config.compose import load_values, typed
+    from nmt.config.compose import load_config
     from nmt.evaluation import Apart, evaluate_run, score_settings, warn_of_other_texts
     from nmt.machine import keep_freed_memory
     from nmt.run import EVALUATION, RunDirectory
@@ -27,7 +27,7 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
 
     keep_freed_memory()
     runs = [RunDirectory.existing(path) for path in config.run]
-    trained = typed(schema.TrainConfig, load_values(runs[0].config))
+    trained = load_config(runs[0].config)
     given = {"tokenize": config.tokenize, "lowercase": config.lowercase}
     evaluation = trained.evaluation.model_copy(update={k: v for k, v in given.items() if v is not None})
     try:

@@ -20,6 +20,8 @@ T = TypeVar("T", bound=BaseModel)
 log = logging.getLogger(__name__)
 LARGEST = 1_000_000  # bytes of a saved configuration, which has a few thousand ...
 DEEPEST = 50  # ... and sections in sections, four deep
+# What configurations that earlier versions saved lack, and what these versions did: their runs can still be used.
+ADDED = {"encoder.transitions": 0, "decoder.transitions": 0}
 # Where a run's data lies, which may be elsewhere when it goes on.
 PLACES = {f"data.{name}" for name in ("path", "train", "validation", "test", "extra")}
 PLACES |= {f"tokenizer.{name}" for name in ("source_model", "target_model")}
@@ -34,12 +36,14 @@ def config_dir() -> Path:
     return inside if inside.is_dir() else package.parent / "configs"
 
 
-def typed(schema: type[T], values: Mapping[str, Any]) -> T:
-    """Check plain values against the schema. Raises UserError naming key, value, what is allowed."""
+def typed(schema: type[T], values: Mapping[str, Any], source: Path | None = None) -> T:
+    """Check plain values, those of a file where one is named, against the schema. Raises UserError naming key, value,
+    what is allowed."""
     try:
         return schema.model_validate(values)
     except ValidationError as error:
-        lines = [_explain(schema, values, problem) for problem in error.errors()]
+        before = f"{source}: " if source else ""
+        lines = [before + _explain(schema, values, problem) for problem in error.errors()]
         raise UserError("\n".join(dict.fromkeys(lines))) from None
 
 
@@ -109,7 +113,16 @@ def load_values(path: Path) -> dict[str, Any]:
         raise UserError(f"{refused} ({shown(str(error).partition(chr(10))[0]) or type(error).__name__})") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: is not a configuration (a mapping of keys to values is expected)")
+    for key, value in ADDED.items():
+        name, _, rest = key.partition(".")
+        if isinstance(section := values.get(name), dict):
+            section.setdefault(rest, value)
     return values
+
+
+def load_config(path: Path) -> schema.TrainConfig:
+    """A run's saved config, checked. Raises UserError."""
+    return typed(schema.TrainConfig, load_values(path), path)
 
 
 def save_values(path: Path, values: Mapping[str, Any]) -> None:

@@ -1,5 +1,7 @@
 """Errors of a configuration: one line that names the key, the value, what is allowed and the nearest valid one."""
 
+import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,7 @@ import pytest
 from conftest import TINY, values_of
 
 from nmt.config import schema
-from nmt.config.compose import flatten, load_values, save_values, typed, typed_union, with_values
+from nmt.config.compose import ADDED, flatten, load_config, load_values, save_values, typed, typed_union, with_values
 from nmt.config.errors import UserError, nearest
 from nmt.config.overrides import given_values
 
@@ -108,8 +110,27 @@ def test_saved_values_come_back_equal(values: dict[str, Any], tmp_path: Path) ->
     config = typed(schema.TrainConfig, values)
     path = tmp_path / "config.yaml"
     save_values(path, config.model_dump(mode="json"))
-    assert typed(schema.TrainConfig, load_values(path)) == config
+    assert load_config(path) == config
     assert [entry.name for entry in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_a_run_of_the_first_version_can_be_used(values: dict[str, Any], tmp_path: Path) -> None:
+    """A key that fails here is new: ADDED says what runs did before it."""
+    assert load_config(Path(__file__).with_name("first_version.yaml")).seed == 1
+    assert ADDED.items() <= dict(flatten(values)).items()  # what is new is off
+    older = copy.deepcopy(values)
+    for key in ADDED:
+        section, name = key.split(".")
+        del older[section][name]
+    save_values(tmp_path / "config.yaml", older)
+    assert load_config(tmp_path / "config.yaml") == typed(schema.TrainConfig, values)
+
+
+def test_a_saved_value_that_is_wrong_is_told_with_its_file(values: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    save_values(path, values | {"seed": "x"})
+    with pytest.raises(UserError, match="^" + re.escape(f"{path}: seed=x: input should be a valid integer")):
+        load_config(path)
 
 
 @pytest.mark.parametrize("text", ["- a list", "a: [", "a: !!python/object/apply:os.getcwd []", "\x00"])

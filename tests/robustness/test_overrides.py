@@ -18,7 +18,7 @@ from hydra.types import RunMode
 
 from nmt.cli import compare, evaluate, train, translate
 from nmt.config import schema
-from nmt.config.compose import load_values, merge_search, save_values, typed
+from nmt.config.compose import load_config, merge_search, save_values, typed
 from nmt.model.build import build_model
 from nmt.run import RunDirectory
 from nmt.training.schedule import Schedule
@@ -62,7 +62,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
         return 0
 
     def load(runs: list[str], **given: Any) -> None:  # noqa: ANN401
-        config = typed(schema.TrainConfig, load_values(RunDirectory.existing(runs[0]).config))
+        config = load_config(RunDirectory.existing(runs[0]).config)
         merge_search(config.search, given["search"])
         sys.exit(0)
 

@@ -11,7 +11,7 @@ from conftest import values_of
 from drawn_overrides import VALUES
 
 from nmt.config import schema
-from nmt.config.compose import LARGEST, flatten, load_values, typed, with_values
+from nmt.config.compose import LARGEST, flatten, load_config, load_values, typed, with_values
 from nmt.config.errors import UserError
 
 WRONG: list[Any] = [
@@ -76,7 +76,7 @@ def values() -> dict[str, Any]:
 def refused(path: Path) -> str | None:
     """Why this is no configuration of a run, if it is none."""
     try:
-        typed(schema.TrainConfig, load_values(path))
+        load_config(path)
     except UserError as error:
         return str(error)
     return None

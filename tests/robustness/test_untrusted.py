@@ -17,7 +17,7 @@ from hostile import ATTACKS, MARK, State
 
 from nmt import Translator
 from nmt.config import schema
-from nmt.config.compose import load_values, typed
+from nmt.config.compose import load_config, load_values, typed
 from nmt.config.errors import UserError
 from nmt.training.job import train
 
@@ -61,7 +61,7 @@ def refused(call: Callable[[], object], folder: Path, match: str = UNFIT) -> str
 
 
 def resume(run: Path, max_steps: int = 5) -> int:
-    config = typed(schema.TrainConfig, load_values(run / "config.yaml"))
+    config = load_config(run / "config.yaml")
     longer = config.training.model_copy(update={"max_steps": max_steps})
     return train(config.model_copy(update={"training": longer}), run, [])
 

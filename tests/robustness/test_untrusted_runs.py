@@ -13,7 +13,7 @@ import pytest
 from nmt import Translator
 from nmt.comparison.report import write_comparison
 from nmt.config import schema
-from nmt.config.compose import load_values, typed
+from nmt.config.compose import load_config, typed
 from nmt.config.errors import UserError
 from nmt.data.prepare import prepare
 from nmt.data.tokenizer import Tokenizer
@@ -61,7 +61,7 @@ def untouched() -> None:
 
 
 def resume(run: Path) -> int:
-    return train(typed(schema.TrainConfig, load_values(run / "config.yaml")), run, [])
+    return train(load_config(run / "config.yaml"), run, [])
 
 
 def compare(run: Path) -> str:
