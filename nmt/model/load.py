@@ -44,10 +44,11 @@ def load_model(config: schema.TrainConfig, tokenizers: Tokenizers, path: Path) -
     checkpoint = _read(path)
     weights = checkpoint.get("model")
     if isinstance(weights, dict) and max(config.encoder.layers, config.decoder.layers) <= len(weights):
+        sizes = _sizes(tokenizers)
         with torch.device("meta"):
-            outline = build_unfilled(config, *_sizes(tokenizers))
+            outline = build_unfilled(config, *sizes)
         _refuse_unfit(outline, checkpoint, path)
-        model = build_unfilled(config, *_sizes(tokenizers))
+        model = build_unfilled(config, *sizes)
         model.load_state_dict(weights)
         return model, checkpoint
     raise UserError(f"{path}: {ANOTHER}")

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from nmt.config import schema
 from nmt.config.compose import _fields, _members, config_dir, flatten, typed
 
-pytestmark = pytest.mark.no_cover  # hundreds of compositions, slowed threefold, cover nothing that no other test does
+pytestmark = pytest.mark.no_cover  # hundreds of compositions, slowed twofold, cover nothing that no other test does
 
 COMMANDS = {
     "train": schema.TrainConfig,
