@@ -11,7 +11,7 @@ from nmt.config.compose import save_values
 from nmt.config.errors import UserError
 from nmt.run import FREE, RunDirectory, read_json, read_lines
 
-VALUES = {"seed": 1, "encoder": {"hidden": 4}, "training": {"max_steps": 3}}
+VALUES = {"seed": 1, "optimizer": {"lr": 4}, "training": {"max_steps": 3}}
 
 
 def test_a_claimed_directory_can_be_claimed_again_by_the_same_run(tmp_path: Path) -> None:
@@ -66,8 +66,8 @@ def test_another_configuration_names_what_differs(tmp_path: Path) -> None:
     run.checkpoints.mkdir(parents=True)
     (run.checkpoints / "last.pt").write_bytes(b"")
     save_values(run.config, VALUES)
-    with pytest.raises(UserError, match=r"encoder\.hidden is 4 there, 5 here and 1 more differ"):
-        run.claim(VALUES | {"seed": 2, "encoder": {"hidden": 5}})
+    with pytest.raises(UserError, match=r"optimizer\.lr is 4 there, 5 here and 1 more differ"):
+        run.claim(VALUES | {"seed": 2, "optimizer": {"lr": 5}})
     with pytest.raises(UserError, match=r"extra is None there, 1 here"):
         run.claim(VALUES | {"extra": 1})
 
