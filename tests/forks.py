@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -34,23 +35,33 @@ def killed_after(work: Work, seconds: float, output: Path) -> int:
 def call(
     *command: str | Path, stdin: bytes = b"", cwd: Path | None = None, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    """A command such as "nmt-train" with its arguments, as in a shell."""
+    """A command such as "nmt-train", or a script's path, with its arguments, as in a shell."""
     name, *words = map(str, command)
 
     def work() -> int:
         os.environ.update(env or {})
         os.chdir(cwd or ".")
         sys.argv = [name, *words]
-        importlib.import_module(f"nmt.cli.{name.removeprefix('nmt-')}").main()
+        if name.endswith(".py"):
+            sys.path.insert(0, str(Path(name).parent))
+            runpy.run_path(name, run_name="__main__")
+        else:
+            importlib.import_module(f"nmt.cli.{name.removeprefix('nmt-')}").main()
         return 0
 
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         given.write(stdin)
         given.seek(0)
-        status = _ended_within(_fork(work, (given, out, err)), 240)
+        status = _ended_within(_fork(work, (given, out, err)), 300)
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess([name, *words], status, out.read(), err.read())
+
+
+def call_text(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """`call`, and what it printed as text."""
+    done = call(*command, cwd=cwd)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def _fork(work: Work, files: tuple[IO[bytes], IO[bytes], IO[bytes]]) -> int:

@@ -2,12 +2,12 @@
 
 import importlib.util
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from conftest import TINY, values_of
+from forks import call_text
 
 from nmt.config.compose import typed
 from nmt.config.schema import TrainConfig
@@ -25,8 +25,7 @@ def script() -> ModuleType:
 
 
 def ablation(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    return call_text(SCRIPT, *words, cwd=folder)
 
 
 @pytest.mark.parametrize("name", script().CHANGES)

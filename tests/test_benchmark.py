@@ -8,15 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from forks import ended, forked
+from forks import call_text, ended, forked
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "benchmark.py"
 
 
 def benchmark(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *words], cwd=folder, capture_output=True, text=True, timeout=300, check=False
-    )
+    return call_text(SCRIPT, *words, cwd=folder)
 
 
 def measured(folder: Path, *words: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import TINY, values_of
+from forks import call_text
 
 from nmt.config import schema
 from nmt.config.compose import typed
@@ -21,8 +22,7 @@ pytestmark = pytest.mark.system
 
 
 def diversify(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    return call_text(SCRIPT, *words, cwd=folder)
 
 
 def lines(path: Path) -> list[str]:

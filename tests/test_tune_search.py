@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from forks import call_text
 
 from nmt.config.compose import merge_search
 from nmt.config.overrides import given_values
@@ -37,8 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 
 def tune(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *map(str, words)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    return call_text(SCRIPT, *words, cwd=folder)
 
 
 def another(run: RunDirectory, path: Path) -> Path:

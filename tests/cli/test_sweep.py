@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import TINY
-from forks import call
+from forks import call_text
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
@@ -26,15 +26,10 @@ SHORT += ["validation.unit=steps", "validation.every=4"]
 
 
 def sweep(folder: Path, *overrides: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-    done = trained(folder, "-m", *SHORT, "hydra.sweep.dir=sweep", *overrides)
+    done = call_text("nmt-train", "-m", *SHORT, "hydra.sweep.dir=sweep", *overrides, cwd=folder)
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
     return done
-
-
-def trained(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    done = call("nmt-train", *words, cwd=folder)
-    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def table(folder: Path) -> list[dict[str, Any]]:
@@ -325,7 +320,7 @@ def test_a_search_that_makes_no_sense_is_one_line(override: str, message: str, t
     ],
 )
 def test_what_would_be_ignored_is_refused(given: list[str], message: str, tmp_path: Path) -> None:
-    done = trained(tmp_path, *given)
+    done = call_text("nmt-train", *given, cwd=tmp_path)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert message in line

@@ -54,7 +54,7 @@ def test_batches_are_full_and_even() -> None:
 def prepared(request: pytest.FixtureRequest) -> Prepared:
     from conftest import TINY, values_of
 
-    config = typed(TrainConfig, values_of("train", TINY))
+    config = typed(TrainConfig, values_of("train", [*TINY, "tokenizer.vocab_size=400"]))  # many ways to segment
     return prepare(config.data, config.tokenizer)
 
 

@@ -81,7 +81,8 @@ def test_once_it_has_a_checkpoint_it_needs_the_other_run_no_more(
 def test_what_it_starts_from_stays_the_best_until_there_is_a_better_one(
     first: Path, train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = train_config(*SHORT, f"training.start_from={first}", "optimizer.lr=1", "schedule=constant")
+    worse = ["optimizer.lr=1", "schedule=constant", "validation.monitor=loss"]
+    config = train_config(*SHORT, f"training.start_from={first}", *worse)
     real = Updater.__call__
     calls = []
 
