@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -74,6 +75,8 @@ def _fork(work: Work, files: tuple[IO[bytes], IO[bytes], IO[bytes]]) -> int:
     status = 70  # it did not come to its end
     try:
         os.setsid()
+        sys.settrace(None)  # coverage, of which nothing is kept at _exit
+        threading.settrace(None)
         for number, file in enumerate(files):
             os.dup2(file.fileno(), number)
         sys.stdin, sys.stdout, sys.stderr = (
