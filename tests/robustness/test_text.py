@@ -23,6 +23,7 @@ from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.training.job import _report
 
+pytestmark = pytest.mark.no_cover  # hundreds of corpora through the same lines, which tests of data cover
 PAIRS = [(f"the number {n} and word{n % 7} here", f"le nombre {n} et mot{n % 7} ici") for n in range(60)]
 ENGLISH = "".join(f"{source}\n" for source, _ in PAIRS).encode()
 FRENCH = "".join(f"{target}\n" for _, target in PAIRS).encode()
