@@ -1,4 +1,4 @@
-"""The YAML files are the documentation: they compose in every combination, and hold each key of the schema."""
+"""The YAML files are the documentation: they compose with each other, and hold each key of the schema."""
 
 from pathlib import Path
 from typing import Any
