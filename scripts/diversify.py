@@ -64,8 +64,7 @@ def diversify(options: argparse.Namespace) -> int:
     turned = [*options.overrides, *backwards(config)]
     # What is wrong with the student or the search is told now, not in some hours.
     students = [shlex.split(words) for words in options.student or [""]]
-    for own in students:
-        preview("train", schema.TrainConfig, [*turned, *own])
+    extras = [preview("train", schema.TrainConfig, [*turned, *own]).data.extra for own in students]
     merge_search(config.search, preview("translate", schema.TranslateConfig, ["run=DIR", *search]).search)
     pairs = [(source, target) for source, target, _ in splits(config.data)["train"] if source and target]
     begin(folder, {name: getattr(options, name) for name in ("overrides", "models", "search")})
@@ -97,13 +96,13 @@ def diversify(options: argparse.Namespace) -> int:
         known, last = set(pairs), None
         first = json.loads((folder / "forward" / "1" / "manifest.json").read_text())["starts"][0]
         given = [f"size={first['choices']['size']}", *without(options.overrides)]
-        for number, own in enumerate(students, 1):
+        for number, (own, more) in enumerate(zip(students, extras, strict=True), 1):
             made += onward(last) if last else []
             new = [pair for pair in dict.fromkeys(made) if all(pair) and pair not in known]
             text = folder / numbered("translations", number) / "train"
             save(new, text, (config.data.source_lang, config.data.target_lang))
             bar.write(f"{len(new):,} new pairs beside {len(pairs):,}: {text.parent}")
-            extra = ",".join(map(quoted, [*config.data.extra, text]))
+            extra = ",".join(map(quoted, [*more, text]))
             last = folder / numbered("student", number)
             finish(last, [*given, *own, f"data.extra=[{extra}]"])
             bar.update()

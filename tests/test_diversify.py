@@ -59,7 +59,7 @@ def test_a_student_learns_what_both_directions_made(tmp_path: Path) -> None:
     other = diversify(tmp_path, *words, "--models", "2")
     assert other.returncode == 2
     assert "out: was begun with other values" in other.stderr
-    another = diversify(tmp_path, *words, *student, "--student", "training.max_steps=1")
+    another = diversify(tmp_path, *words, *student, "--student", "training.max_steps=1 data.extra=[valid]")
     assert another.returncode == 0, another.stderr
     assert "student-2" in (out / "comparison" / "comparison.md").read_text()
     assert all(path.read_bytes() == content for path, content in before.items())
@@ -69,7 +69,7 @@ def test_a_student_learns_what_both_directions_made(tmp_path: Path) -> None:
     assert more == [pair for pair in dict.fromkeys(expected) if all(pair) and pair not in zip(*texts, strict=True)]
     assert len(more) > len(made)
     config = (out / "student-2" / "config.yaml").read_text()
-    assert f"extra:\n  - {out / 'translations-2' / 'train'}\n" in config
+    assert f"extra:\n  - {tmp_path / 'valid'}\n  - {out / 'translations-2' / 'train'}\n" in config
     assert "max_steps: 1\n" in config
     (tmp_path / "away").mkdir()
     for path in out.glob("student*"):
