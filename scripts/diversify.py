@@ -2,12 +2,12 @@
 
 python scripts/diversify.py DIR [--models 1] [--jobs 2] [--student 'training.max_epochs=7'] experiment=... data=...
 
-Trains models of both directions (DIR/forward/SEED, DIR/backward/SEED) and has them translate the training text. The
-last model, DIR/student, of the same size, learns the corpus, its sources with their translations and its targets with
-theirs; --student are values for it alone. A second --student makes DIR/student-2, which also learns what the first one
-makes of the sources, and so on. What each run printed lies beside it; DIR/comparison compares forward models and
-students on the validation set. With the same DIR and values again, runs and translations that are there are not made
-again, and a run that was interrupted goes on. For another student move all DIR/student* away.
+Trains models of both directions (DIR/forward/SEED, DIR/backward/SEED) and has them translate the training text, by
+beams of five. The last model, DIR/student, of the same size, learns the corpus, its sources with their translations and
+its targets with theirs; --student are values for it alone. A second --student makes DIR/student-2, which also learns
+what the first one makes of the sources, and so on. What each run printed lies beside it; DIR/comparison compares the
+forward models and the students on the validation set. With the same DIR and values again, runs and translations that
+are there are not made again, and a run that was interrupted goes on.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("--models", type=int, default=1, help="in each direction; seeds from 1 on")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; give threads=1 with them")
     parser.add_argument("--student", action="append", metavar="OVERRIDES", help="for the last model alone")
-    parser.add_argument("--search", default="search=beam search.beam_size=5", help="for the training text")
+    parser.add_argument("--search", help="for the training text: overrides; default: the recipe's, with beams of five")
     options = parser.parse_intermixed_args()
     if options.models < 1 or options.jobs < 1:
         parser.error("--models and --jobs must be at least 1")
@@ -59,15 +59,16 @@ def main() -> int:
 
 def diversify(options: argparse.Namespace) -> int:
     """All of it. Returns the exit status."""
-    folder, search = options.directory, shlex.split(options.search)
-    config = preview("train", schema.TrainConfig, options.overrides)
+    folder, config = options.directory, preview("train", schema.TrainConfig, options.overrides)
+    default = "search.beam_size=5" if config.search.kind == "beam" else ""
+    search = shlex.split(default if options.search is None else options.search)
     turned = [*options.overrides, *backwards(config)]
     # What is wrong with the student or the search is told now, not in some hours.
     students = [shlex.split(words) for words in options.student or [""]]
     extras = [preview("train", schema.TrainConfig, [*turned, *own]).data.extra for own in students]
     merge_search(config.search, preview("translate", schema.TranslateConfig, ["run=DIR", *search]).search)
     pairs = [(source, target) for source, target, _ in splits(config.data)["train"] if source and target]
-    begin(folder, {name: getattr(options, name) for name in ("overrides", "models", "search")})
+    begin(folder, {"overrides": options.overrides, "models": options.models, "search": search}, students)
     directions = {"forward": options.overrides, "backward": turned}
     work = {
         folder / name / str(seed): [*given, f"seed={seed}"]
@@ -83,7 +84,11 @@ def diversify(options: argparse.Namespace) -> int:
 
         def teach(run: Path) -> Pairs:
             """Returns the pairs that it makes."""
-            finish(run, work[run])
+            try:
+                finish(run, work[run])
+            except UserError as error:
+                bar.write(f"{error}; what has begun goes on")
+                raise
             if run.parent.name == "forward":
                 return onward(run)
             lines = translated(run, [target for _, target in pairs], search, bar)
@@ -104,7 +109,8 @@ def diversify(options: argparse.Namespace) -> int:
             bar.write(f"{len(new):,} new pairs beside {len(pairs):,}: {text.parent}")
             extra = ",".join(map(quoted, [*more, text]))
             last = folder / numbered("student", number)
-            finish(last, [*given, *own, f"data.extra=[{extra}]"])
+            # In a thread: where it is interrupted it is waited for, and saves.
+            pool.submit(finish, last, [*given, *own, f"data.extra=[{extra}]"]).result()
             bar.update()
     names = ["forward", *(numbered("student", number) for number in range(1, len(students) + 1))]
     runs = f"runs=[{','.join(quoted(folder / name) for name in names)}]"
@@ -117,12 +123,22 @@ def numbered(name: str, number: int) -> str:
     return name if number == 1 else f"{name}-{number}"
 
 
-def begin(folder: Path, asked: dict[str, Any]) -> None:
+def begin(folder: Path, asked: dict[str, Any], students: list[list[str]]) -> None:
     """Raises UserError if something else was begun there: its translations would be taken for this one's."""
     path = folder / "diversify.json"
-    if path.exists() and json.loads(path.read_text()) != asked:
+    before = json.loads(path.read_text()) if path.exists() else asked
+    if {**before, "students": []} != {**asked, "students": []}:
         raise UserError(f"{folder}: was begun with other values ({path}); give another folder")
+    known = before.get("students", [])
+    runs = [folder / numbered("student", number) for number in range(1, len(known) + 1)]
+    for number, run in enumerate(runs):
+        if run.exists() and students[number : number + 1] in ([], [known[number]]):
+            continue
+        for other in (made for later in runs[number:] for made in (later, translations(later)) if made.exists()):
+            was = shlex.join(known[number])
+            raise UserError(f"{other}: is of another student, of the values {was!r}; move all {folder}/student* away")
     folder.mkdir(parents=True, exist_ok=True)
+    asked["students"] = [*students, *known[len(students) :]]
     write_atomically(path, to_json(asked, indent=2).encode())
 
 
@@ -154,7 +170,7 @@ def backwards(config: schema.TrainConfig) -> list[str]:
 
 def translated(run: Path, text: list[str], search: list[str], bar: Any) -> list[str]:  # noqa: ANN401
     """The lines in the run's other language, translated once; interrupted, the pieces that are there stay."""
-    path = run.with_suffix(".translations")
+    path = translations(run)
     starts = range(0, len(text), PIECE)
     pieces = [path.with_suffix(f".translations-{start + 1}") for start in starts]
     if not path.exists():
@@ -171,6 +187,11 @@ def translated(run: Path, text: list[str], search: list[str], bar: Any) -> list[
     for piece in pieces:
         piece.unlink(missing_ok=True)
     return lines_of(path.read_bytes())
+
+
+def translations(run: Path) -> Path:
+    """What the run made of the training text."""
+    return run.with_suffix(".translations")
 
 
 def save(pairs: Pairs, prefix: Path, languages: tuple[str, str]) -> None:

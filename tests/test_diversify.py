@@ -1,11 +1,17 @@
 """Data diversification: whose translations the student learns, and that nothing is done twice."""
 
+import argparse
 import importlib
+import json
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from conftest import TINY, values_of
@@ -35,7 +41,7 @@ def test_a_student_learns_what_both_directions_made(tmp_path: Path) -> None:
             (tmp_path / f"{name}.{lang}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
     corpus = ["data=files", "data.train=train", "data.validation=valid", "data.target_lang=fr"]
     words = ["out", *corpus, *SHORT, "tokenizer.vocab_size=250", "training.max_steps=3", "data.cache_dir=cache"]
-    words += ["search.max_length=8", "--search", "search=beam search.beam_size=1 search.max_length=8"]
+    words += ["search.max_length=8"]
     student = ["--student", "training.max_steps=4"]
     done = diversify(tmp_path, *words, *student)
     assert done.returncode == 0, done.stderr
@@ -46,6 +52,8 @@ def test_a_student_learns_what_both_directions_made(tmp_path: Path) -> None:
     expected = [*zip(texts[0], forward, strict=True), *zip(backward, texts[1], strict=True)]
     assert made == [pair for pair in dict.fromkeys(expected) if all(pair) and pair not in zip(*texts, strict=True)]
     assert len(made) > 100
+    assert max(len(line.split()) for line in forward) <= 8  # the recipe's search
+    assert json.loads((out / "diversify.json").read_text())["search"] == ["search.beam_size=5"]
     configs = {name: (out / name / "config.yaml").read_text() for name in ("forward/1", "backward/1", "student")}
     assert "source_lang: en\n  target_lang: fr\n  extra: []" in configs["forward/1"]
     assert "source_lang: fr\n  target_lang: en\n  extra: []" in configs["backward/1"]
@@ -56,9 +64,9 @@ def test_a_student_learns_what_both_directions_made(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in out.glob("**/metrics.jsonl")}
     assert len(before) == 3
     times = {path: path.stat().st_mtime_ns for path in out.glob("*/*.translations")}
-    other = diversify(tmp_path, *words, "--models", "2")
+    other = diversify(tmp_path, *words, "--student", "training.max_steps=5")
     assert other.returncode == 2
-    assert "out: was begun with other values" in other.stderr
+    assert "out/student: is of another student, of the values 'training.max_steps=4'; move all" in other.stderr
     another = diversify(tmp_path, *words, *student, "--student", "training.max_steps=1 data.extra=[valid]")
     assert another.returncode == 0, another.stderr
     assert "student-2" in (out / "comparison" / "comparison.md").read_text()
@@ -81,6 +89,33 @@ def test_a_student_learns_what_both_directions_made(tmp_path: Path) -> None:
     assert all(path.read_bytes() == content for path, content in before.items() if path.parent != out / "student")
 
 
+def test_a_folder_keeps_to_what_was_begun_there(tmp_path: Path) -> None:
+    begin, asked = script().begin, {"overrides": ["data=files"], "models": 1, "search": []}
+    first, second, other = ["seed=1"], ["seed=2"], ["seed=3"]
+
+    def refused(students: list[list[str]], what: str, **changed: Any) -> None:  # noqa: ANN401
+        before = (tmp_path / "diversify.json").read_bytes()
+        with pytest.raises(UserError, match=what):
+            begin(tmp_path, {**asked, **changed}, students)
+        assert (tmp_path / "diversify.json").read_bytes() == before
+
+    begin(tmp_path, {**asked}, [first])
+    refused([first], "was begun with other values", models=2)
+    begin(tmp_path, {**asked}, [other, second])  # none has begun
+    (tmp_path / "student").mkdir()
+    (tmp_path / "student-2").mkdir()
+    begin(tmp_path, {**asked}, [other])
+    refused([first], "student: is of another student, of the values 'seed=3'; move all .*/student. away$")
+    refused([other, first], "student-2: is of another student, of the values 'seed=2'")
+    (tmp_path / "student").rmdir()
+    refused([other], "student-2: is of another student")
+    (tmp_path / "student-2").rmdir()
+    (tmp_path / "student.translations").touch()
+    refused([first], "student.translations: is of another student")
+    (tmp_path / "student.translations").unlink()
+    begin(tmp_path, {**asked}, [first])
+
+
 def test_a_translation_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module, bar = script(), SimpleNamespace(write=lambda _: None)
     monkeypatch.setattr(module, "PIECE", 2)
@@ -98,6 +133,76 @@ def test_a_translation_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch:
     assert [path.name for path in tmp_path.iterdir()] == ["1.translations"]
     assert module.translated(tmp_path / "1", list("abcde"), [], bar) == list("ABCDE")
     assert len(given) == 4
+
+
+class Bar:
+    """Of progress: what is written on it."""
+
+    def __init__(self, **_: Any) -> None:  # noqa: ANN401
+        self.lines: list[str] = []
+        self.told = threading.Event()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self) -> None:
+        pass
+
+    def write(self, line: str) -> None:
+        self.lines.append(line)
+        self.told.set()
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> argparse.Namespace:
+    """Of a small corpus."""
+    for name in ("train", "valid"):
+        for lang in ("en", "de"):
+            (tmp_path / f"{name}.{lang}").write_text(f"{lang} 1\n{lang} 2\n")
+    corpus = ["data=files", f"data.train={tmp_path / 'train'}", f"data.validation={tmp_path / 'valid'}"]
+    return argparse.Namespace(directory=tmp_path / "out", overrides=corpus, models=1, jobs=2, student=None, search=None)
+
+
+def test_a_failure_is_told_while_others_go_on(options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, bar, ended = script(), Bar(), []
+
+    def finish(run: Path, _: list[str]) -> None:
+        if run.parent.name == "backward":
+            raise UserError(f"{run}: failed")
+        ended.append(bar.told.wait(10))
+
+    monkeypatch.setattr(module, "finish", finish)
+    monkeypatch.setattr(module, "tqdm", lambda **_: bar)
+    monkeypatch.setattr(module, "translated", lambda run, text, *_: text)
+    with pytest.raises(UserError, match="backward/1: failed"):
+        module.diversify(options)
+    assert ended == [True]
+    assert bar.lines == [f"{options.directory}/backward/1: failed; what has begun goes on"]
+
+
+def test_a_student_that_is_interrupted_is_waited_for(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, saved = script(), []
+
+    def finish(run: Path, _: list[str]) -> None:
+        path = run / "manifest.json"
+        path.parent.mkdir(parents=True)
+        path.write_text('{"starts": [{"choices": {"size": "small"}}]}')
+        if run.name == "student":
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)
+            saved.append(run)
+
+    monkeypatch.setattr(module, "finish", finish)
+    monkeypatch.setattr(module, "tqdm", Bar)
+    monkeypatch.setattr(module, "translated", lambda run, text, *_: [f"{run} {line}" for line in text])
+    with pytest.raises(KeyboardInterrupt):
+        module.diversify(options)
+    assert saved == [options.directory / "student"]
 
 
 def script() -> ModuleType:
