@@ -312,6 +312,8 @@ def main() -> None:
         keep_freed_memory()
         if config.training.guided_alignment:
             raise UserError("training.guided_alignment: the benchmark's batches have no alignments; set it to 0")
+        if config.objective.kind == "distillation":
+            raise UserError("objective=distillation: the benchmark has no teachers; leave it out")
         prepared = prepare(config.data, config.tokenizer)
         bench = Bench(config, prepared)
         found: dict[str, Any] = {

@@ -61,10 +61,15 @@ def test_measures_training_decoding_presets_and_growth(tmp_path: Path, tiny_over
 
 
 @pytest.mark.parametrize(
-    ("word", "told"), [("decoder.hiden=3", "decoder.hidden"), ("training.guided_alignment=0.2", "set it to 0")]
+    ("words", "told"),
+    [
+        ("decoder.hiden=3", "decoder.hidden"),
+        ("training.guided_alignment=0.2", "set it to 0"),
+        ("objective=distillation objective.teachers=DIR", "has no teachers; leave it out"),
+    ],
 )
-def test_a_mistake_is_one_line(tmp_path: Path, word: str, told: str) -> None:
-    done = benchmark(tmp_path, word)
+def test_a_mistake_is_one_line(tmp_path: Path, words: str, told: str) -> None:
+    done = benchmark(tmp_path, *words.split())
     assert done.returncode == 2
     assert told in done.stderr
     assert "Traceback" not in done.stderr

@@ -20,7 +20,9 @@ from nmt.model.load import load_weights, new_model
 from nmt.report.tensorboard import TensorBoard
 from nmt.run import FINISHED, PRUNED, RunDirectory, read_json
 from nmt.training import checkpoint
+from nmt.training.distillation import Teachers, load_teachers
 from nmt.training.journal import save_figures
+from nmt.training.objective import Objective
 from nmt.training.signals import Interrupted
 from nmt.training.start import Start, first_weights
 from nmt.training.trainer import Observer, Pruned, Trainer
@@ -51,11 +53,13 @@ def train(
     try:
         prepared = prepare(config.data, config.tokenizer)
         start = None if (run.checkpoints / "last.pt").exists() else first_weights(config, prepared)
+        teachers = load_teachers(config, prepared, machine)
         asked = {"overrides": overrides, "choices": choices or {}, "machine": machine.describe()}
-        run.begin(values, prepared, asked if start is None else {**asked, "start_from": start.record})
+        others = {"start_from": start and start.record, "teachers": teachers.records}
+        run.begin(values, prepared, {**asked, **{name: record for name, record in others.items() if record}})
         with _log_to(run.log):
             _report(prepared)
-            return _train(config, run, prepared, machine, scoring, observer, start)
+            return _train(config, run, prepared, machine, scoring, observer, start, teachers)
     finally:
         run.release()
 
@@ -68,6 +72,7 @@ def _train(
     scoring: ScoreSettings,
     observer: Observer | None,
     start: Start | None,
+    teachers: Teachers,
 ) -> int:
     checkpoint.seed_everything(config.seed)
     model = new_model(config, prepared.tokenizers)
@@ -76,7 +81,8 @@ def _train(
         log.info("weights: those of step %d of %s", start.record["step"], start.record["run"])
     model = model.to(machine.device)
     translator = Translator(model, prepared.tokenizers, config.search, machine, config.seed)
-    trainer = Trainer(config, prepared, translator, scoring, run, observer)
+    objective = Objective(model, config, prepared.tokenizers.target, teachers.models)
+    trainer = Trainer(config, prepared, translator, scoring, run, objective, observer)
     resumed = trainer.resume()
     parameters = sum(parameter.numel() for parameter in model.parameters())
     log.info(
@@ -90,7 +96,7 @@ def _train(
         log.info("resumed at step %d of %d", trainer.step, trainer.total_steps)
         if trainer.schedule_has_moved and config.schedule.kind == "cosine" and trainer.step < trainer.total_steps:
             log.warning("the run now ends elsewhere, and its cosine schedule with it: the learning rate jumps")
-    if trainer.objective.coverage and trainer.objective.coverage_start >= trainer.total_steps:
+    if objective.coverage and objective.coverage_start >= trainer.total_steps:
         log.warning("attention.coverage.loss_start=%d: the run ends before", trainer.objective.coverage_start)
     slow = config.training.scheduled_sampling_steps
     if config.training.scheduled_sampling and slow > trainer.total_steps:

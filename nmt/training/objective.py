@@ -1,8 +1,9 @@
-"""What training minimises: the likelihood or the risk, and what the attention adds to it.
+"""What training minimises: the likelihood, the risk or the divergence from teachers, and what the attention adds to it.
 
 Shapes: B batch, S source positions, T target positions, N target tokens without padding.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.model.decoder import Decoded
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.cross_entropy import Loss
+from nmt.training.distillation import distillation_loss
 from nmt.training.minimum_risk import MinimumRisk
 from nmt.training.r_drop import r_drop_loss, twice
 from nmt.training.scheduled_sampling import ScheduledSampling
@@ -28,10 +30,13 @@ class Value(NamedTuple):
 
 
 class Objective:
-    """The objective of a configuration, batch by batch."""
+    """The objective of a configuration, batch by batch. `teachers`: those of a distillation, on the model's device."""
 
-    def __init__(self, model: Seq2Seq, config: schema.TrainConfig, target: Tokenizer) -> None:
-        self.model, self.pad = model, target.pad
+    def __init__(
+        self, model: Seq2Seq, config: schema.TrainConfig, target: Tokenizer, teachers: Sequence[Seq2Seq] = ()
+    ) -> None:
+        self.model, self.pad, self.teachers = model, target.pad, teachers
+        self.share = config.objective.share if isinstance(config.objective, schema.Distillation) else 0.0
         self.risk: MinimumRisk | None = None
         self.likelihood, self.sharpness = 1.0, 1.0
         if isinstance(config.objective, schema.MinimumRisk):
@@ -87,6 +92,12 @@ class Objective:
         if self.r_drop:
             both = r_drop_loss(self.model, decoded.readouts, batch.target_out, self.pad, self.r_drop, self.smoothing)
             return both.total, {"loss": both.nll, "smoothed_loss": both.smoothed, "r_drop_loss": both.divergence}
+        if self.share:
+            taught = distillation_loss(
+                self.model, self.teachers, decoded.readouts, batch, self.pad, self.share, self.smoothing
+            )
+            parts = {"loss": taught.nll, "smoothed_loss": taught.smoothed, "distillation_loss": taught.divergence}
+            return taught.total, parts
         loss = self.model.loss(decoded.readouts, batch.target_out, self.pad, self.smoothing)
         total, terms = loss.smoothed, {"loss": loss.nll, "smoothed_loss": loss.smoothed}
         if self.policy:

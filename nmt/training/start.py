@@ -30,7 +30,8 @@ def first_weights(config: schema.TrainConfig, prepared: Prepared) -> Start | Non
         return None
     run = RunDirectory.existing(config.training.start_from, "training.start_from")
     saved = load_values(run.config)
-    _refuse_other_tokenizers(run, saved, config, prepared)
+    lowercase = bool(saved.get("tokenizer", {}).get("lowercase"))
+    refuse_other_tokenizers("training.start_from", run, lowercase, config, prepared)
     path = run.checkpoints / "best.pt"
     try:
         model, checkpoint = load_model(config, prepared.tokenizers, path)
@@ -45,12 +46,12 @@ def first_weights(config: schema.TrainConfig, prepared: Prepared) -> Start | Non
     return Start(model.state_dict(), record)
 
 
-def _refuse_other_tokenizers(
-    run: RunDirectory, saved: dict[str, Any], config: schema.TrainConfig, prepared: Prepared
+def refuse_other_tokenizers(
+    key: str, run: RunDirectory, lowercase: bool, config: schema.TrainConfig, prepared: Prepared
 ) -> None:
+    """Raises UserError, naming the configuration's `key`, unless the run's tokenizers are those of the corpus."""
     names = ["tokenizer.model"] if (run.path / "tokenizer.model").is_file() else ["source.model", "target.model"]
     theirs = [run.path / names[0], run.path / names[-1]]
-    lowercase = bool(saved.get("tokenizer", {}).get("lowercase"))
     same = [
         path.is_file() and read_bytes(path) == mine.model
         for path, mine in zip(theirs, prepared.tokenizers, strict=True)
@@ -62,7 +63,7 @@ def _refuse_other_tokenizers(
     if lowercase:
         remedy.append("tokenizer.lowercase=true")
     raise UserError(
-        f"training.start_from={run.path}: its weights know another tokenizer's pieces than this run's; give it the "
+        f"{key}={run.path}: its weights know another tokenizer's pieces than this run's; give it the "
         f"same: {' '.join(remedy)}"
     )
 

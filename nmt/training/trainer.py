@@ -48,9 +48,10 @@ class Trainer:
         translator: Translator,
         scoring: ScoreSettings,
         run: RunDirectory,
+        objective: Objective,
         observer: Observer | None = None,
     ) -> None:
-        self.observer = observer
+        self.objective, self.observer = objective, observer
         self.config, self.prepared, self.translator, self.run = config, prepared, translator, run
         self.model = translator.single
         guided = config.training.guided_alignment > 0
@@ -60,7 +61,6 @@ class Trainer:
         split, batches = prepared.splits["validation"], self._batches("validation", (0.0, 0.0), False)
         self.validator = Validator(split, batches, translator, scoring, config.validation)
         self.optimizer = make_optimizer(config.optimizer, self.model)
-        self.objective = Objective(self.model, config, translator.tokenizers.target)
         self.updater = Updater(
             self.model, self.objective, self.optimizer, config.training.max_grad_norm, translator.machine
         )

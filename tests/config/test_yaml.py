@@ -26,6 +26,7 @@ REQUIRED = {
     "compare": ["runs=[A,B]"],
     "data=files": ["data.train=a", "data.validation=b"],
     "data=hub": ["data.id=owner/name"],
+    "objective=distillation": ["objective.teachers=DIR"],
     "tokenizer=file": ["tokenizer.source_model=a.model"],
 }
 

@@ -46,13 +46,15 @@ class TrainConfig(Model, Machine):
     def settled(self) -> Self:
         """The same with absolute paths, so that a saved run finds its data from anywhere."""
         places = {"path", "train", "validation", "test", "cache_dir", "source_model", "target_model", "start_from"}
-        sections = {}
-        for name in ("data", "tokenizer", "training"):
+        lists, sections = {"extra", "teachers"}, {}
+        for name in ("data", "tokenizer", "objective", "training"):
             section = getattr(self, name)
-            given = {key: value for key, value in section if key in places and isinstance(value, str)}
-            absolute: dict[str, object] = {key: _absolute(value) for key, value in given.items()}
-            if name == "data":
-                absolute["extra"] = [_absolute(value) for value in section.extra]
+            absolute: dict[str, object] = {}
+            for key, value in section:
+                if key in places and isinstance(value, str):
+                    absolute[key] = _absolute(value)
+                elif key in lists:
+                    absolute[key] = [_absolute(each) for each in value]
             sections[name] = section.model_copy(update=absolute)
         return self.model_copy(update={**sections, "run": None})
 
@@ -93,23 +95,24 @@ class TrainConfig(Model, Machine):
                 f"training.r_drop={self.training.r_drop} draws two predictions together, which no draw of "
                 "attention.normalizer.kind=hard is rewarded for; set it to 0, or use attention/normalizer=gumbel"
             )
-        if self.objective.kind == "minimum_risk" and hard:
+        kind = self.objective.kind
+        if kind != "likelihood" and hard:
             raise ValueError(
-                "objective.kind=minimum_risk: no draw of attention.normalizer.kind=hard is rewarded for a low risk; "
-                "use objective=likelihood, or attention/normalizer=gumbel"
+                f"objective.kind={kind}: no draw of attention.normalizer.kind=hard is rewarded for "
+                f"{'a low risk' if kind == 'minimum_risk' else 'what teachers predict'}; use objective=likelihood, or "
+                "attention/normalizer=gumbel"
             )
-        if self.objective.kind == "minimum_risk":
-            for key in ("r_drop", "scheduled_sampling"):
-                if value := getattr(self.training, key):
-                    raise ValueError(
-                        f"training.{key}={value} is for objective=likelihood; with objective.kind=minimum_risk set it "
-                        "to 0"
-                    )
-            if self.tokenizer.sampling_by_side[1]:
+        unfit = {"minimum_risk": ("r_drop", "scheduled_sampling"), "distillation": ("r_drop",), "likelihood": ()}
+        for key in unfit[kind]:
+            if value := getattr(self.training, key):
                 raise ValueError(
-                    f"tokenizer.sampling={self.tokenizer.sampling} draws other pieces for the references, to which "
-                    "objective.kind=minimum_risk compares translations; use tokenizer.sampled=source, or set it to 0"
+                    f"training.{key}={value} is for objective=likelihood; with objective.kind={kind} set it to 0"
                 )
+        if kind == "minimum_risk" and self.tokenizer.sampling_by_side[1]:
+            raise ValueError(
+                f"tokenizer.sampling={self.tokenizer.sampling} draws other pieces for the references, to which "
+                "objective.kind=minimum_risk compares translations; use tokenizer.sampled=source, or set it to 0"
+            )
         return self
 
 

@@ -13,6 +13,7 @@ from nmt.config.schema.base import (
     Fraction,
     NonNegative,
     Place,
+    Places,
     Positive,
     Probability,
     Section,
@@ -40,7 +41,13 @@ class MinimumRisk(Section):
         return self
 
 
-Objective = Annotated[Likelihood | MinimumRisk, Field(discriminator="kind")]
+class Distillation(Section):
+    kind: Literal["distillation"]
+    teachers: Places
+    share: Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+Objective = Annotated[Likelihood | MinimumRisk | Distillation, Field(discriminator="kind")]
 
 
 class Adam(Section):

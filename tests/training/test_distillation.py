@@ -1,0 +1,167 @@
+"""Distillation: what a run learns of others, which others it takes, and what it writes down of them."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import TINY, values_of
+from torch.nn import functional as F
+
+from nmt.config.compose import typed
+from nmt.config.errors import UserError
+from nmt.config.schema import TrainConfig
+from nmt.data.batching import Batch, Batches
+from nmt.data.prepare import prepare
+from nmt.machine import Machine
+from nmt.model.load import new_model
+from nmt.training.distillation import load_teachers
+from nmt.training.job import train
+from nmt.training.objective import Objective
+from nmt.training.step import Update, Updater
+
+Config = Callable[..., TrainConfig]
+SHORT = ["training.max_steps=3", "validation.unit=steps", "validation.every=3"]
+STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0", "training.label_smoothing=0"]
+CPU = Machine(torch.device("cpu"), "fp32")
+
+
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Of different kinds, seeds and sizes, and with dropout."""
+    runs = [tmp_path_factory.mktemp("teacher") / str(seed) for seed in (1, 2)]
+    for run, own in zip(runs, (["attention=bahdanau"], ["attention=luong_dot", "seed=2"]), strict=True):
+        assert train(typed(TrainConfig, values_of("train", [*TINY, *SHORT, *own])), run, []) == 0
+    return runs
+
+
+def from_(runs: list[Path], *more: str) -> list[str]:
+    return ["objective=distillation", f"objective.teachers=[{','.join(map(str, runs))}]", *more]
+
+
+def setup(config: TrainConfig) -> tuple[Objective, Batch]:
+    """What a run minimises, and a batch."""
+    prepared = prepare(config.data, config.tokenizer)
+    batches = Batches(prepared.splits["train"], prepared.tokenizers, batch_tokens=256, batch_sentences=None, seed=1)
+    torch.manual_seed(3)
+    model = new_model(config, prepared.tokenizers)
+    found = load_teachers(config, prepared, CPU)
+    objective = Objective(model, config, prepared.tokenizers.target, found.models)
+    return objective, batches.load(batches.epoch(0)[0], 0)[0]
+
+
+def test_the_mean_of_all_teachers_is_learned_without_their_dropout(teachers: list[Path], train_config: Config) -> None:
+    objective, batch = setup(train_config(*STILL, *from_(teachers, "objective.share=0.75")))
+    kept: list[bool] = []
+    hooks = [
+        teacher.register_forward_hook(lambda *_: kept.append(torch.is_grad_enabled())) for teacher in objective.teachers
+    ]
+    value = objective(batch, 1)
+    for hook in hooks:
+        hook.remove()
+    assert kept == [False, False]  # what a teacher computes is not kept for a gradient
+    real = batch.target_out != objective.pad
+    taught = torch.zeros(())
+    for teacher in objective.teachers:
+        assert not teacher.training
+        decoded = teacher(batch.source, batch.lengths, batch.target_in)
+        taught = taught + teacher.output(decoded.readouts)[real].softmax(-1) / len(teachers)
+    own = objective.model(batch.source, batch.lengths, batch.target_in)
+    log_probs = objective.model.output(own.readouts)[real].log_softmax(-1)
+    divergence = F.kl_div(log_probs, taught.detach(), reduction="sum")
+    loss = F.nll_loss(log_probs, batch.target_out[real], reduction="sum")
+    torch.testing.assert_close(value.terms["distillation_loss"], divergence.detach())
+    torch.testing.assert_close(value.terms["loss"], loss.detach())
+    torch.testing.assert_close(value.total, 0.25 * loss + 0.75 * divergence)
+    value.total.backward()
+    assert all(parameter.grad is None for teacher in objective.teachers for parameter in teacher.parameters())
+    assert all(parameter.grad is not None for parameter in objective.model.parameters())
+
+
+def test_the_references_are_smoothed_the_teachers_are_not(teachers: list[Path], train_config: Config) -> None:
+    smoothed = [*STILL, "training.label_smoothing=0.2"]
+    plain, other = (setup(train_config(*still, *from_(teachers[:1]))) for still in (STILL, smoothed))
+    first, second = plain[0](plain[1], 1), other[0](other[1], 1)
+    assert second.terms["smoothed_loss"] > second.terms["loss"]
+    torch.testing.assert_close(first.terms["distillation_loss"], second.terms["distillation_loss"])
+    half = (second.terms["smoothed_loss"] + second.terms["distillation_loss"]) / 2
+    torch.testing.assert_close(second.total.detach(), half)
+
+
+def test_what_teachers_predict_is_learned(teachers: list[Path], train_config: Config) -> None:
+    objective, batch = setup(train_config(*STILL, *from_(teachers, "objective.share=1")))
+    optimizer = torch.optim.Adam(objective.model.parameters(), 0.01)
+    found = []
+    for step in range(30):
+        optimizer.zero_grad()
+        value = objective(batch, step)
+        value.total.backward()
+        optimizer.step()
+        found.append(float(value.terms["distillation_loss"]))
+    assert 0 < found[-1] < found[0] / 3
+
+
+def test_a_run_writes_down_whom_it_learned_from(teachers: list[Path], train_config: Config, tmp_path: Path) -> None:
+    config = train_config(*SHORT, "training.log_every=1", *from_(teachers))
+    assert train(config, tmp_path / "run", []) == 0
+    (start,) = json.loads((tmp_path / "run" / "manifest.json").read_text())["starts"]
+    assert [its["run"] for its in start["teachers"]] == list(map(str, teachers))
+    best = [torch.load(run / "checkpoints" / "best.pt", weights_only=True) for run in teachers]
+    assert [(its["step"], its["scores"]) for its in start["teachers"]] == [(its["step"], its["scores"]) for its in best]
+    assert "start_from" not in start
+    logged = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    told = [line["train/distillation_loss"] for line in logged if "train/loss" in line]
+    assert len(told) == 3
+    assert min(told) > 0
+
+
+def test_a_run_goes_on_in_the_same_bits(
+    teachers: list[Path], train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = train_config(*SHORT, *from_(teachers))
+    assert train(config, tmp_path / "whole", []) == 0
+    real = Updater.__call__
+
+    def interrupted(self: Updater, batches: Any, rate: float, step: int) -> Update:  # noqa: ANN401
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, batches, rate, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Updater, "__call__", interrupted)
+        assert train(config, tmp_path / "stopped", []) == 128 + signal.SIGTERM
+    assert train(config, tmp_path / "stopped", []) == 0
+    first, second = (
+        torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True)["model"]
+        for name in ("whole", "stopped")
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_saved_paths_are_absolute(train_config: Config) -> None:
+    config = train_config("objective=distillation", "objective.teachers=[a,/b]").settled()
+    assert config.objective.teachers == [str(Path.cwd() / "a"), "/b"]
+    assert train_config("objective=distillation", "objective.teachers=a").objective.teachers == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["tokenizer.vocab_size=390"], "know another tokenizer's .*: tokenizer=file tokenizer.source_model={run}"),
+        (["objective.teachers=nowhere"], "objective.teachers=nowhere: no such directory"),
+        (["training.r_drop=1"], "training.r_drop=1.0 is for objective=likelihood; with objective.kind=distillation"),
+        (["attention=hard"], "kind=hard is rewarded for what teachers predict; use objective=likelihood"),
+        (["objective.share=0"], "objective.share=0: input should be greater than 0"),
+    ],
+)
+def test_what_cannot_be_learned_from_is_refused(
+    overrides: list[str], message: str, teachers: list[Path], train_config: Config, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message.format(run=teachers[0])) as error:
+        train(train_config(*SHORT, *from_(teachers[:1], *overrides)), tmp_path / "run", [])
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.glob("run/*"))
