@@ -5,7 +5,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -38,6 +38,11 @@ def lines_of(content: bytes) -> list[str]:
     """Lines that end at newlines alone, from UTF-8."""
     text = content.decode("utf-8")
     return text.removesuffix("\n").split("\n") if text else []
+
+
+def read_lines(path: Path) -> list[str]:
+    """Lines that end at newlines alone."""
+    return lines_of(read_bytes(path, TEXT))
 
 
 def refuse_strays(folder: Path) -> None:
@@ -88,6 +93,11 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object] | bytes) ->
         os.fsync(directory)  # the renaming itself
     finally:
         os.close(directory)
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Each with a newline, atomically."""
+    write_atomically(path, "".join(f"{line}\n" for line in lines).encode("utf-8"))
 
 
 def _system_error(error: BaseException | None) -> OSError | None:

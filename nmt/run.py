@@ -1,6 +1,7 @@
 """The run directory: its paths, its lock, and the record of what it ran with."""
 
 import fcntl
+import hashlib
 import json
 import os
 import shlex
@@ -15,21 +16,15 @@ from nmt.config.compose import PLACES, flatten, load_values, save_values
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell, given_values
 from nmt.data.prepared import Prepared
-from nmt.files import TEXT, lines_of, read_bytes, refuse_strays, remove_leftovers, to_json, write_atomically
+from nmt.files import read_bytes, read_lines, refuse_strays, remove_leftovers, to_json, write_atomically, write_lines
 from nmt.surroundings import surroundings
 
 # May differ when a run is resumed, and changes only rounding in what comes of it: what it computes with, what it tells.
 UNSEEN = {"run", "device", "threads", "data.cache_dir", "training.log_every", "training.checkpoint_every"}
+# A cosine schedule ends where the run does, so that a later end bends the rest of the curve.
+WHERE_IT_STOPS = {"training.max_epochs", "training.max_steps", "validation.patience"}
 # May differ as well: where it finds its data, what it shows, where it stops.
-# (A cosine schedule ends where the run does, so that a later end bends the rest of the curve.)
-FREE = UNSEEN | {
-    *PLACES,
-    "training.max_epochs",
-    "training.max_steps",
-    "validation.patience",
-    "validation.samples",
-    "validation.saliency",
-}
+FREE = UNSEEN | PLACES | WHERE_IT_STOPS | {"validation.samples", "validation.saliency"}
 LOCK = ".lock"
 ERROR = "error.txt"  # why a job of a sweep failed
 EVALUATION = "evaluation.json"  # of what is evaluated in a folder that is not a run
@@ -155,6 +150,15 @@ class RunDirectory:
         given = {**choices, **self.given()}
         return {key: value for key, value in given.items() if key not in UNSEEN and key != "seed"}
 
+    def system(self) -> str:
+        """Equal for runs that differ in their seed alone, and in that of the runs whose weights they began with."""
+        manifest, free = self.read_manifest(), FREE - WHERE_IT_STOPS | {"seed"}
+        same = {key: value for key, value in flatten(load_values(self.config)) if key not in free}
+        same["corpus"] = manifest.get("data", {}).get("content")
+        for start in manifest.get("starts", [])[:1]:
+            same["training.start_from"] = start.get("start_from", {}).get("system", same.get("training.start_from"))
+        return digest(same)
+
     def _first_start(self) -> dict[str, Any]:
         starts = self.read_manifest().get("starts")
         if starts:
@@ -248,19 +252,19 @@ class RunDirectory:
         """data/<split>.source, .target, and .alignments where there is gold."""
         for name, lines in (("source", sources), ("target", references), ("alignments", gold)):
             if lines is not None:
-                _write_lines(self.data / f"{split}.{name}", lines)
+                write_lines(self.data / f"{split}.{name}", lines)
 
     def write_hypotheses(self, split: str, lines: list[str]) -> None:
         """hypotheses/<split>.txt."""
-        _write_lines(self.hypotheses / f"{split}.txt", lines)
+        write_lines(self.hypotheses / f"{split}.txt", lines)
 
     def write_alignments(self, name: str, lines: list[str]) -> None:
         """alignments/<name>.pharaoh."""
-        _write_lines(self.alignments / f"{name}.pharaoh", lines)
+        write_lines(self.alignments / f"{name}.pharaoh", lines)
 
     def write_word_weights(self, name: str, weights: list[dict[str, Any] | None]) -> None:
         """alignments/<name>.words.jsonl: the attention between the words of each translation and its source."""
-        _write_lines(self.alignments / f"{name}.words.jsonl", [to_json(each or {}) for each in weights])
+        write_lines(self.alignments / f"{name}.words.jsonl", [to_json(each or {}) for each in weights])
 
 
 def _changed(saved: Mapping[str, Any], values: Mapping[str, Any], free: set[str]) -> list[str]:
@@ -286,10 +290,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def read_lines(path: Path) -> list[str]:
-    """Lines that end at newlines alone."""
-    return lines_of(read_bytes(path, TEXT))
-
-
-def _write_lines(path: Path, lines: Sequence[str]) -> None:
-    write_atomically(path, "".join(f"{line}\n" for line in lines).encode("utf-8"))
+def digest(values: Mapping[str, Any]) -> str:
+    """A name for values, the same for the same ones."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -16,8 +16,9 @@ from nmt.comparison.system import group
 from nmt.config.errors import UserError
 from nmt.config.schema import Evaluation, TrainConfig
 from nmt.evaluation import Apart, evaluate_run, score_settings, warn_of_other_texts
+from nmt.files import read_lines
 from nmt.model.seq2seq import Seq2Seq
-from nmt.run import EVALUATION, RunDirectory, read_lines
+from nmt.run import EVALUATION, RunDirectory
 from nmt.saliency import saliency
 from nmt.training.job import train
 

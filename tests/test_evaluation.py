@@ -9,9 +9,10 @@ import pytest
 from nmt.config.errors import UserError
 from nmt.config.schema import Evaluation, TrainConfig
 from nmt.evaluation import align, evaluate, evaluate_run, score_settings
+from nmt.files import read_lines
 from nmt.metrics.alignment import parse_pharaoh
 from nmt.metrics.bleu import score
-from nmt.run import RunDirectory, read_lines
+from nmt.run import RunDirectory
 from nmt.training.job import train
 from nmt.translator import Translator
 

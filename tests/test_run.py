@@ -9,7 +9,8 @@ import pytest
 
 from nmt.config.compose import save_values
 from nmt.config.errors import UserError
-from nmt.run import FREE, RunDirectory, read_json, read_lines
+from nmt.files import read_lines
+from nmt.run import FREE, RunDirectory, read_json
 
 VALUES = {"seed": 1, "optimizer": {"lr": 4}, "training": {"max_steps": 3}}
 

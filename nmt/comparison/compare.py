@@ -12,9 +12,9 @@ from tqdm import tqdm
 from nmt.comparison.entry import Entry, HeldOut
 from nmt.comparison.system import System
 from nmt.config.errors import UserError
+from nmt.files import read_lines
 from nmt.metrics.bleu import METRICS, score_by_length, sentence_bleu, signatures
 from nmt.metrics.significance import Significance, Tested
-from nmt.run import read_lines
 
 LEAST_OF_A_BUCKET = 50  # sentences: BLEU of fewer says little
 MOST_BUCKETS = 8

@@ -1,7 +1,6 @@
 """What is compared: a system's output on a test set, with what is known of how it came about."""
 
 import glob
-import hashlib
 import json
 import logging
 import math
@@ -14,16 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from nmt.config import schema
-from nmt.config.compose import flatten, load_values, typed
+from nmt.config.compose import load_values, typed
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell
 from nmt.evaluation import score_settings
-from nmt.files import lines_of
+from nmt.files import lines_of, read_lines
 from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
 from nmt.metrics.bleu import ScoreSettings
-from nmt.run import ERROR, EVALUATION, FREE, RunDirectory, read_json, read_lines, runs_below
+from nmt.run import ERROR, EVALUATION, RunDirectory, digest, read_json, runs_below
 
-WHERE_IT_STOPS = {"training.max_epochs", "training.max_steps", "validation.patience"}
 log = logging.getLogger(__name__)
 TRAINING = ("seconds", "epochs", "target_tokens_per_second")
 
@@ -143,12 +141,10 @@ def _of_run(run: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
         evaluation = typed(schema.Evaluation, values["evaluation"])
     except (KeyError, TypeError) as error:
         raise UserError(f"{run.config}: is not the configuration of a run ({error} is missing)") from None
-    same = {key: value for key, value in flatten(values) if key not in FREE - WHERE_IT_STOPS and key != "seed"}
-    same["corpus"] = manifest.get("data", {}).get("content")
     training = manifest.get("training", {})
     known = {
         "seed": seed,
-        "config": _digest(same),
+        "config": run.system(),
         "asked": run.asked(),
         "parameters": _number(manifest.get("parameters")),
         "training": {key: float(training[key]) for key in TRAINING if _number(training.get(key))},
@@ -161,16 +157,12 @@ def _of_evaluation(folder: RunDirectory) -> tuple[dict[str, Any], ScoreSettings,
     """The same of an evaluation in a folder of its own, above all of an ensemble."""
     about = read_json(folder.path / EVALUATION)
     known = {
-        "config": _digest(about),
+        "config": digest(about),
         "asked": dict(about["asked"]),
         "parameters": _number(about["parameters"]),
     }
     again = f"nmt-evaluate {for_shell('run', about['members'])} {for_shell('output', folder.path)}"
     return known, score_settings(schema.Evaluation(**about["evaluation"]), ""), again
-
-
-def _digest(values: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _aer(run: RunDirectory, split: str, gold: list[str] | None) -> float | None:

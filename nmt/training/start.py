@@ -43,6 +43,7 @@ def first_weights(config: schema.TrainConfig, prepared: Prepared) -> Start | Non
             ) from None
         raise
     record = {"run": str(run.path), "step": checkpoint["step"], "scores": checkpoint.get("scores", {})}
+    record["system"] = run.system()
     return Start(model.state_dict(), record)
 
 

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from nmt.cli.sweep import job_name
 from nmt.config.compose import config_dir
-from nmt.run import read_lines
+from nmt.files import read_lines
 
 NMT_TRAIN = Path(sys.executable).parent / "nmt-train"
 SHORT = [*(value for value in TINY if not value.startswith("threads=")), "training.max_steps=8"]

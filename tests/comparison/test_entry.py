@@ -1,5 +1,6 @@
 """What is read of a run and of other systems' outputs, and what is refused."""
 
+import json
 import os
 from pathlib import Path
 
@@ -49,6 +50,20 @@ def test_only_seed_and_machine_leave_the_configuration_the_same() -> None:
     manifest = Path("a/manifest.json")
     manifest.write_text(manifest.read_text().replace('"data": {}', '"data": {"content": "of another corpus"}'))
     assert read_run(Path("a"), "test")[0].config != before
+
+
+def test_runs_that_began_with_different_seeds_of_one_system_are_one_system() -> None:
+    def config(start: str, system: str | None) -> str:
+        make_run(Path("a"), REFERENCES, f"training.start_from={start}")
+        began = {"start_from": {"run": start, "step": 3, **({} if system is None else {"system": system})}}
+        manifest = json.loads(Path("a/manifest.json").read_text())
+        manifest["starts"] = [{**manifest["starts"][0], **began}, {}]
+        Path("a/manifest.json").write_text(json.dumps(manifest))
+        return read_run(Path("a"), "test")[0].config
+
+    assert config("/one", "x") == config("/two", "x")
+    assert config("/one", "x") != config("/one", "y")
+    assert config("/one", None) != config("/two", None)  # of an earlier version
 
 
 def test_runs_are_found_by_name_folder_and_pattern() -> None:

@@ -37,6 +37,14 @@ def test_a_name_says_what_differs_and_nothing_else() -> None:
     assert names(entry("a"), score) == ["bahdanau", "attention/score=dot"]
 
 
+def test_what_differs_within_a_system_does_not_name_it() -> None:
+    def tuned(name: str, seed: int, start: str) -> Entry:
+        return Entry(name, ["x"], seed, "tuned", {"optimizer.lr": "0.1", "training.start_from": start})
+
+    two = tuned("b1", 1, "a1"), tuned("b2", 2, "a2")
+    assert names(Entry("a1", ["x"], 1, "first", {"optimizer.lr": "0.3"}), *two) == ["lr=0.3", "lr=0.1"]
+
+
 def test_a_recipe_is_told_where_nothing_else_tells() -> None:
     plain, study = entry("a"), entry("b", attention="none", experiment="study")
     assert names(plain, study) == ["bahdanau", "none"]

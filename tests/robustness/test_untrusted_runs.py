@@ -198,6 +198,7 @@ RECORDS = {
     "choices of no kind": '{"starts": [{"choices": [1], "overrides": []}]}',
     "a status of no kind": '{"status": [1]}',
     "a machine of no kind": '{"starts": [{"machine": 3}]}',
+    "a beginning of no kind": '{"starts": [{"start_from": ["system"]}]}',
     "overrides of no kind": '{"starts": [{"overrides": [1]}]}',
     "a corpus of no kind": '{"data": 3}',
     "many digits": '{"starts": ' + "9" * 5000 + "}",

@@ -15,6 +15,7 @@ from conftest import TINY, values_of
 from nmt.config.compose import typed
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
+from nmt.run import RunDirectory
 from nmt.training import checkpoint
 from nmt.training.job import train
 from nmt.training.step import Update, Updater
@@ -52,6 +53,7 @@ def test_its_first_weights_are_the_best_of_the_other_run(first: Path, train_conf
     assert not any(torch.allclose(fresh[name], best[name]) for name in ("output.weight", "encoder.rnn.weight_hh_l0"))
     (start,) = json.loads((tmp_path / "tuned" / "manifest.json").read_text())["starts"]
     assert start["start_from"]["run"] == str(first)
+    assert start["start_from"]["system"] == RunDirectory(first).system()
     assert start["start_from"]["step"] == torch.load(first / "checkpoints" / "best.pt", weights_only=True)["step"]
 
 

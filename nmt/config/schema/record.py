@@ -17,6 +17,7 @@ class Start(Record):
     overrides: list[str] = []
     choices: dict[str, str] = {}
     machine: dict[str, Any] = {}
+    start_from: dict[str, Any] = {}
 
 
 class Manifest(Record):
