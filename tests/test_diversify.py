@@ -200,8 +200,12 @@ def test_a_student_that_is_interrupted_is_waited_for(
     monkeypatch.setattr(module, "finish", finish)
     monkeypatch.setattr(module, "tqdm", Bar)
     monkeypatch.setattr(module, "translated", lambda run, text, *_: [f"{run} {line}" for line in text])
-    with pytest.raises(KeyboardInterrupt):
-        module.diversify(options)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            module.diversify(options)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert saved == [options.directory / "student"]
 
 
