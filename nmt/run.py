@@ -139,27 +139,30 @@ class RunDirectory:
 
     def given(self) -> dict[str, Any]:
         """The overrides that the run was started with, by key."""
-        return given_values(self._first_start().get("overrides", []))
+        return given_values(self.first_start().get("overrides", []))
 
     def asked(self) -> dict[str, Any]:
         """What the run was started with: the choice from each group, and single values, by key.
 
         Without what comes along with a choice, as attention/score does with attention=bahdanau.
         """
-        choices = {group: it for group, it in self._first_start().get("choices", {}).items() if "/" not in group}
+        choices = {group: it for group, it in self.first_start().get("choices", {}).items() if "/" not in group}
         given = {**choices, **self.given()}
         return {key: value for key, value in given.items() if key not in UNSEEN and key != "seed"}
 
     def system(self) -> str:
-        """Equal for runs that differ in their seed alone, and in that of the runs whose weights they began with."""
-        manifest, free = self.read_manifest(), FREE - WHERE_IT_STOPS | {"seed"}
+        """Equal for runs that differ in their seed alone, and in that of runs that they began with or learn from."""
+        free = FREE - WHERE_IT_STOPS | {"seed"}
         same = {key: value for key, value in flatten(load_values(self.config)) if key not in free}
-        same["corpus"] = manifest.get("data", {}).get("content")
-        for start in manifest.get("starts", [])[:1]:
-            same["training.start_from"] = start.get("start_from", {}).get("system", same.get("training.start_from"))
+        same["corpus"] = self.read_manifest().get("data", {}).get("content")
+        start = self.first_start()
+        same["training.start_from"] = start.get("start_from", {}).get("system", same.get("training.start_from"))
+        if teachers := start.get("teachers"):
+            same["objective.teachers"] = [teacher.get("system", teacher.get("run")) for teacher in teachers]
         return digest(same)
 
-    def _first_start(self) -> dict[str, Any]:
+    def first_start(self) -> dict[str, Any]:
+        """What the run was started with: overrides, choices, and what else is known of how it began."""
         starts = self.read_manifest().get("starts")
         if starts:
             return dict(starts[0])
@@ -292,4 +295,4 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def digest(values: Mapping[str, Any]) -> str:
     """A name for values, the same for the same ones."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()

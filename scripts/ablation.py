@@ -13,6 +13,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from runs import command, printed, split, train
 from tqdm import tqdm
 
 from nmt.cli.preview import preview
@@ -53,24 +54,6 @@ CHANGES = {
 }
 
 
-def command(name: str) -> str:
-    """A program of this environment."""
-    return str(Path(sys.executable).with_name(name))
-
-
-def printed(directory: Path) -> Path:
-    """What a run printed: beside it, since a directory that holds anything else is no run's."""
-    return directory.with_suffix(".txt")
-
-
-def train(directory: Path, overrides: list[str]) -> int:
-    """One run, or the rest of it. Returns its exit status."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with printed(directory).open("a", encoding="utf-8") as output:
-        words = [command("nmt-train"), f"hydra.run.dir={quoted(directory)}", *overrides]
-        return subprocess.run(words, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
-
-
 def main() -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -106,7 +89,7 @@ def effective(changes: dict[str, str], overrides: list[str]) -> dict[str, str]:
     """Those that change something. Raises UserError for the first that nmt-train would not take, before any is run."""
     plain, found = preview("train", TrainConfig, overrides), {}
     for name, change in changes.items():
-        if preview("train", TrainConfig, [*overrides, *change.split()]) == plain:
+        if preview("train", TrainConfig, [*overrides, *split(name, change)]) == plain:
             print(f"{name}: changes nothing of this recipe, left out", file=sys.stderr)
         else:
             found[name] = change
@@ -116,7 +99,7 @@ def effective(changes: dict[str, str], overrides: list[str]) -> dict[str, str]:
 def compare(arguments: argparse.Namespace, changes: dict[str, str]) -> int:
     """All runs and their comparison. Returns the exit status."""
     work = {
-        arguments.directory / name / str(seed): [*arguments.overrides, *change.split(), f"seed={seed}"]
+        arguments.directory / name / str(seed): [*arguments.overrides, *split(name, change), f"seed={seed}"]
         for seed in range(1, arguments.seeds + 1)
         for name, change in {RECIPE: "", **changes}.items()
     }

@@ -11,7 +11,6 @@ are there are not made again, and a run that was interrupted goes on.
 """
 
 import argparse
-import json
 import shlex
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ablation import command, printed, train
+from runs import command, finish, split, told
 from tqdm import tqdm
 
 from nmt.cli.preview import preview
@@ -30,6 +29,7 @@ from nmt.config.errors import UserError
 from nmt.config.overrides import quoted
 from nmt.data.corpus import splits
 from nmt.files import lines_of, to_json, write_atomically
+from nmt.run import RunDirectory, read_json
 
 Pairs = list[tuple[str, str]]
 PIECE = 10_000  # lines translated at a time; what an interruption costs
@@ -61,10 +61,10 @@ def diversify(options: argparse.Namespace) -> int:
     """All of it. Returns the exit status."""
     folder, config = options.directory, preview("train", schema.TrainConfig, options.overrides)
     default = "search.beam_size=5" if config.search.kind == "beam" else ""
-    search = shlex.split(default if options.search is None else options.search)
+    search = split("--search", default if options.search is None else options.search)
     turned = [*options.overrides, *backwards(config)]
     # What is wrong with the student or the search is told now, not in some hours.
-    students = [shlex.split(words) for words in options.student or [""]]
+    students = [split("--student", words) for words in options.student or [""]]
     extras = [preview("train", schema.TrainConfig, [*turned, *own]).data.extra for own in students]
     merge_search(config.search, preview("translate", schema.TranslateConfig, ["run=DIR", *search]).search)
     pairs = [(source, target) for source, target, _ in splits(config.data)["train"] if source and target]
@@ -84,23 +84,20 @@ def diversify(options: argparse.Namespace) -> int:
 
         def teach(run: Path) -> Pairs:
             """Returns the pairs that it makes."""
-            try:
+            with told(pool, bar):
                 finish(run, work[run])
-            except UserError as error:
-                bar.write(f"{error}; what has begun goes on")
-                raise
-            if run.parent.name == "forward":
-                return onward(run)
-            lines = translated(run, [target for _, target in pairs], search, bar)
-            return [(line, target) for (_, target), line in zip(pairs, lines, strict=True)]
+                if run.parent.name == "forward":
+                    return onward(run)
+                lines = translated(run, [target for _, target in pairs], search, bar)
+                return [(line, target) for (_, target), line in zip(pairs, lines, strict=True)]
 
         made: Pairs = []
         for found in pool.map(teach, work):
             made += found
             bar.update()
         known, last = set(pairs), None
-        first = json.loads((folder / "forward" / "1" / "manifest.json").read_text())["starts"][0]
-        given = [f"size={first['choices']['size']}", *without(options.overrides)]
+        size = RunDirectory(folder / "forward" / "1").first_start()["choices"]["size"]
+        given = [f"size={size}", *without(options.overrides)]
         for number, (own, more) in enumerate(zip(students, extras, strict=True), 1):
             made += onward(last) if last else []
             new = [pair for pair in dict.fromkeys(made) if all(pair) and pair not in known]
@@ -126,7 +123,7 @@ def numbered(name: str, number: int) -> str:
 def begin(folder: Path, asked: dict[str, Any], students: list[list[str]]) -> None:
     """Raises UserError if something else was begun there: its translations would be taken for this one's."""
     path = folder / "diversify.json"
-    before = json.loads(path.read_text()) if path.exists() else asked
+    before = read_json(path) or asked
     if {**before, "students": []} != {**asked, "students": []}:
         raise UserError(f"{folder}: was begun with other values ({path}); give another folder")
     known = before.get("students", [])
@@ -135,17 +132,11 @@ def begin(folder: Path, asked: dict[str, Any], students: list[list[str]]) -> Non
         if run.exists() and students[number : number + 1] in ([], [known[number]]):
             continue
         for other in (made for later in runs[number:] for made in (later, translations(later)) if made.exists()):
-            was = shlex.join(known[number])
-            raise UserError(f"{other}: is of another student, of the values {was!r}; move all {folder}/student* away")
+            was = f"the values {shlex.join(known[number])!r} and the students before it"
+            raise UserError(f"{other}: is of another student, of {was}; move all {folder}/student* away")
     folder.mkdir(parents=True, exist_ok=True)
     asked["students"] = [*students, *known[len(students) :]]
     write_atomically(path, to_json(asked, indent=2).encode())
-
-
-def finish(run: Path, overrides: list[str]) -> None:
-    """Train, or what is left of it. Raises UserError if that fails."""
-    if train(run, overrides):
-        raise UserError(f"{run}: failed, see {printed(run)}")
 
 
 def backwards(config: schema.TrainConfig) -> list[str]:

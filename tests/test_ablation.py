@@ -1,7 +1,8 @@
 """The ablation: each change is one that the recipe takes and that changes it; interrupted or finished, it goes on."""
 
-import importlib.util
+import importlib
 import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -16,12 +17,11 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "ablation.py"
 
 
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("ablation", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    sys.path.insert(0, str(SCRIPT.parent))
+    try:
+        return importlib.import_module("ablation")
+    finally:
+        sys.path.remove(str(SCRIPT.parent))
 
 
 def ablation(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

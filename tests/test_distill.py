@@ -1,14 +1,23 @@
 """The script that distills: whom its students learn from and go on from, and that nothing is done twice."""
 
+import argparse
+import importlib
 import json
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 import yaml
-from conftest import TINY
+from conftest import TINY, values_of
 from forks import call_text
+
+from nmt.config.compose import typed
+from nmt.config.errors import UserError
+from nmt.config.schema import TrainConfig
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "distill.py"
 pytestmark = pytest.mark.system
@@ -40,6 +49,9 @@ def test_each_student_goes_on_from_one_teacher_and_learns_from_all(tmp_path: Pat
         ("objective=distillation", 2),
         ("objective=likelihood", 2),
     ]
+    other = distill(tmp_path, *words, "--models", "1")
+    assert (other.returncode, other.stderr.count("\n")) == (2, 1)
+    assert "out: has students of other --student or --models (out/distill.json); move out/student away" in other.stderr
     times = {path: path.stat().st_mtime_ns for path in out.rglob("last.pt")}
     assert len(times) == 4
     again = distill(tmp_path, *words, "--models", "2")
@@ -53,6 +65,12 @@ def test_each_student_goes_on_from_one_teacher_and_learns_from_all(tmp_path: Pat
         (["out", "seed=1"], "the following arguments are required: --student"),
         (["out", "sead=1", "--student", ""], "error: sead: unknown key; did you mean"),
         (["out", "seed=1", "--student", "objective.shar=1"], "error: objective.shar: unknown key; did you mean"),
+        (["out", "seed=1", "--student", "a='b"], 'error: --student "a=\'b": no closing quotation'),
+        (["out", "seed=1", "--student", "encoder.hidden=8"], "(encoder.hidden is 128 there, 8 here); with"),
+        (
+            ["out", "seed=1", "--student", "tokenizer.vocab_size=900"],
+            "error: --student: of another corpus comes another",
+        ),
         (["out", "attention=hard", "--student", ""], "rewarded for what teachers predict"),
         (["out", "seed=1", "--student", "", "--models", "0"], "--models and --jobs must be at least 1"),
     ],
@@ -62,3 +80,58 @@ def test_mistakes_are_told(words: list[str], told: str, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert told in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def module() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(SCRIPT.parent))
+    yield importlib.import_module("distill")
+    sys.path.remove(str(SCRIPT.parent))
+
+
+def test_students_may_begin_anew_and_have_a_tokenizer_of_their_teachers(module: ModuleType) -> None:
+    teacher = typed(TrainConfig, values_of("train", TINY))
+
+    def refuse(*own: str, tiny: list[str] = TINY) -> None:
+        module.refuse_unfit(teacher, typed(TrainConfig, values_of("train", [*tiny, "training.start_from=T", *own])))
+
+    refuse("decoder.dropout=0.3", "tokenizer.sampling=0.1", "training.batch_tokens=100")
+    refuse("training.start_from=null", "encoder.hidden=8")
+    with pytest.raises(UserError, match=r"encoder.hidden is 16 there, 8 here"):
+        refuse("encoder.hidden=8")
+    theirs = ["tokenizer=file", "tokenizer.source_model=out/teacher/1/tokenizer.model"]
+    refuse("data.train_size=100", *theirs, tiny=[word for word in TINY if not word.startswith("tokenizer.")])
+    with pytest.raises(UserError, match="of another corpus comes another tokenizer"):
+        refuse("data.train_size=100")
+
+
+def test_a_folder_keeps_to_what_was_begun_there(module: ModuleType, tmp_path: Path) -> None:
+    asked = {"overrides": ["seed=1"], "models": 2, "student": ["optimizer.lr=1"]}
+    module.begin(tmp_path, asked)
+    module.begin(tmp_path, {**asked, "models": 3, "student": []})  # none has begun
+    with pytest.raises(UserError, match=r"was begun with other values .*; give another folder$"):
+        module.begin(tmp_path, {**asked, "overrides": ["seed=2"]})
+    (tmp_path / "student" / "1").mkdir(parents=True)
+    (tmp_path / "student" / "1" / "config.yaml").touch()
+    module.begin(tmp_path, {**asked, "models": 3, "student": []})
+    for other in ({"models": 2, "student": []}, {"models": 3, "student": ["a"]}):
+        with pytest.raises(UserError, match=r"has students of other --student or --models .*; move .*/student away$"):
+            module.begin(tmp_path, {**asked, **other})
+
+
+def test_a_failure_is_told_and_nothing_is_begun_after_it(
+    module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = []
+
+    def finish(run: Path, _: list[str]) -> None:
+        begun.append(run)
+        if len(begun) == 2:
+            raise UserError(f"{run}: failed")
+
+    monkeypatch.setattr(module, "finish", finish)
+    options = argparse.Namespace(directory=tmp_path / "out", overrides=TINY, student="", models=3, jobs=1)
+    with pytest.raises(UserError, match=r"teacher/2: failed$"):
+        module.distill(options)
+    assert begun == [tmp_path / "out" / "teacher" / seed for seed in "12"]
+    assert "teacher/2: failed; what has begun goes on" in "".join(capsys.readouterr())

@@ -66,7 +66,10 @@ def test_a_student_learns_what_both_directions_made(tmp_path: Path) -> None:
     times = {path: path.stat().st_mtime_ns for path in out.glob("*/*.translations")}
     other = diversify(tmp_path, *words, "--student", "training.max_steps=5")
     assert other.returncode == 2
-    assert "out/student: is of another student, of the values 'training.max_steps=4'; move all" in other.stderr
+    assert (
+        "out/student: is of another student, of the values 'training.max_steps=4' and the students before it; move all"
+        in other.stderr
+    )
     another = diversify(tmp_path, *words, *student, "--student", "training.max_steps=1 data.extra=[valid]")
     assert another.returncode == 0, another.stderr
     assert "student-2" in (out / "comparison" / "comparison.md").read_text()
@@ -105,7 +108,10 @@ def test_a_folder_keeps_to_what_was_begun_there(tmp_path: Path) -> None:
     (tmp_path / "student").mkdir()
     (tmp_path / "student-2").mkdir()
     begin(tmp_path, {**asked}, [other])
-    refused([first], "student: is of another student, of the values 'seed=3'; move all .*/student. away$")
+    refused(
+        [first],
+        "student: is of another student, of the values 'seed=3' and the students before it; move all .*/student. away$",
+    )
     refused([other, first], "student-2: is of another student, of the values 'seed=2'")
     (tmp_path / "student").rmdir()
     refused([other], "student-2: is of another student")
@@ -114,6 +120,8 @@ def test_a_folder_keeps_to_what_was_begun_there(tmp_path: Path) -> None:
     refused([first], "student.translations: is of another student")
     (tmp_path / "student.translations").unlink()
     begin(tmp_path, {**asked}, [first])
+    (tmp_path / "diversify.json").write_text("[]")
+    refused([first], "diversify.json: is not a JSON object$")
 
 
 def test_a_translation_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,19 +176,20 @@ def options(tmp_path: Path) -> argparse.Namespace:
 
 def test_a_failure_is_told_while_others_go_on(options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
     module, bar, ended = script(), Bar(), []
+    options.models = 2
 
     def finish(run: Path, _: list[str]) -> None:
-        if run.parent.name == "backward":
+        if run.name == "2":
             raise UserError(f"{run}: failed")
-        ended.append(bar.told.wait(10))
+        ended.append((run.parent.name, bar.told.wait(10)))
 
     monkeypatch.setattr(module, "finish", finish)
     monkeypatch.setattr(module, "tqdm", lambda **_: bar)
     monkeypatch.setattr(module, "translated", lambda run, text, *_: text)
-    with pytest.raises(UserError, match="backward/1: failed"):
+    with pytest.raises(UserError, match="forward/2: failed"):
         module.diversify(options)
-    assert ended == [True]
-    assert bar.lines == [f"{options.directory}/backward/1: failed; what has begun goes on"]
+    assert ended == [("forward", True)]  # nothing is begun after it
+    assert bar.lines == [f"{options.directory}/forward/2: failed; what has begun goes on"]
 
 
 def test_a_student_that_is_interrupted_is_waited_for(
@@ -269,6 +278,8 @@ def test_what_has_one_direction_is_refused(word: str, told: str) -> None:
         (["out", "seed=1"], "data=demo: has one direction only"),
         (["out", "sead=1"], "error: sead: unknown key; did you mean"),
         (["out", *FILES, "--student", "training.max_epochs=seven"], "training.max_epochs=seven: input should be"),
+        (["out", *FILES, "--student", "a='b"], 'error: --student "a=\'b": no closing quotation'),
+        (["out", *FILES, "--search", "'"], 'error: --search "\'": no closing quotation'),
         (["out", *FILES, "--search", "search.beamsize=5"], "search.beamsize: unknown key; did you mean"),
         (["out", *FILES, "--search", "search.beam_size=0"], "search.beam_size=0: input should be"),
         (["out", *FILES, "seed=1,2"], "seed=1,2: several values are for a sweep"),

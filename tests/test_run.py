@@ -80,7 +80,8 @@ def test_free_keys_exist(train_config: object) -> None:
 
     known = {key for key, _ in flatten(values_of("train", []))}
     files = ["data=files", "data.train=a", "data.validation=b"]
-    for chosen in (files, ["data=multi30k"], ["tokenizer=file", "tokenizer.source_model=a"]):
+    taught = ["objective=distillation", "objective.teachers=a"]
+    for chosen in (files, ["data=multi30k"], ["tokenizer=file", "tokenizer.source_model=a"], taught):
         known |= {key for key, _ in flatten(values_of("train", chosen))}
     assert known >= FREE
 

@@ -15,7 +15,7 @@ from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 
 log = logging.getLogger(__name__)
-CHOOSING = {"data", "tokenizer", "experiment"}  # groups that say what PLACES there are
+CHOOSING = {"data", "tokenizer", "objective", "experiment"}  # groups that say what PLACES there are
 
 
 def main() -> None:

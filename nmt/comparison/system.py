@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nmt.comparison.entry import Entry
+from nmt.config.compose import PLACES
 from nmt.report.table import short
 
 log = logging.getLogger(__name__)
@@ -36,8 +37,9 @@ def group(entries: Sequence[Entry]) -> list[System]:
     asked = [group[0].asked for group in systems if group[0].asked]
     keys = sorted({key for each in asked for key in each})
     varied = [key for key in keys if len({str(each.get(key)) for each in asked}) > 1]
-    # What the runs of a system have different values of, such as what each seed began with, names none of them.
-    own = {key for group in systems for key in varied if len({str(entry.asked.get(key)) for entry in group}) > 1}
+    # Places that the runs of a system have different ones of, such as what each seed began with, name none of them.
+    places = PLACES | {"training.start_from"}
+    own = {key for group in systems for key in places if len({str(entry.asked.get(key)) for entry in group}) > 1}
     varied = [key for key in varied if key not in own]
     names = [_name(group[0], [key for key in varied if key != "experiment"]) for group in systems]
     # A recipe is told where nothing that was asked for beside it differs.

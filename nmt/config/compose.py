@@ -22,9 +22,9 @@ LARGEST = 1_000_000  # bytes of a saved configuration, which has a few thousand 
 DEEPEST = 50  # ... and sections in sections, four deep
 # What configurations that earlier versions saved lack, and what these versions did: their runs can still be used.
 ADDED = {"encoder.transitions": 0, "decoder.transitions": 0}
-# Where a run's data lies, which may be elsewhere when it goes on.
+# Where what a run reads lies, which may be elsewhere when it goes on.
 PLACES = {f"data.{name}" for name in ("path", "train", "validation", "test", "extra")}
-PLACES |= {f"tokenizer.{name}" for name in ("source_model", "target_model")}
+PLACES |= {"tokenizer.source_model", "tokenizer.target_model", "objective.teachers"}
 # In YAML, of attention.kind: is there an attention? For values that only make sense with one.
 OmegaConf.register_new_resolver("attends", lambda kind: kind != "none", replace=True)
 

@@ -52,8 +52,9 @@ def train(
     run.claim(values)
     try:
         prepared = prepare(config.data, config.tokenizer)
-        start = None if (run.checkpoints / "last.pt").exists() else first_weights(config, prepared)
-        teachers = load_teachers(config, prepared, machine)
+        goes_on = (run.checkpoints / "last.pt").exists()
+        start = None if goes_on else first_weights(config, prepared)
+        teachers = load_teachers(config, prepared, machine, run.first_start().get("teachers", []) if goes_on else [])
         asked = {"overrides": overrides, "choices": choices or {}, "machine": machine.describe()}
         others = {"start_from": start and start.record, "teachers": teachers.records}
         run.begin(values, prepared, {**asked, **{name: record for name, record in others.items() if record}})
@@ -97,7 +98,7 @@ def _train(
         if trainer.schedule_has_moved and config.schedule.kind == "cosine" and trainer.step < trainer.total_steps:
             log.warning("the run now ends elsewhere, and its cosine schedule with it: the learning rate jumps")
     if objective.coverage and objective.coverage_start >= trainer.total_steps:
-        log.warning("attention.coverage.loss_start=%d: the run ends before", trainer.objective.coverage_start)
+        log.warning("attention.coverage.loss_start=%d: the run ends before", objective.coverage_start)
     slow = config.training.scheduled_sampling_steps
     if config.training.scheduled_sampling and slow > trainer.total_steps:
         log.warning("training.scheduled_sampling_steps=%d: the run ends before, at step %d", slow, trainer.total_steps)

@@ -1,11 +1,12 @@
 """A start from the weights of another run: fine-tuning."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from nmt.config import schema
-from nmt.config.compose import flatten, load_values
+from nmt.config.compose import flatten, load_config
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell
 from nmt.data.prepared import Prepared
@@ -29,22 +30,24 @@ def first_weights(config: schema.TrainConfig, prepared: Prepared) -> Start | Non
     if config.training.start_from is None:
         return None
     run = RunDirectory.existing(config.training.start_from, "training.start_from")
-    saved = load_values(run.config)
-    lowercase = bool(saved.get("tokenizer", {}).get("lowercase"))
-    refuse_other_tokenizers("training.start_from", run, lowercase, config, prepared)
+    saved = load_config(run.config)
+    refuse_other_tokenizers("training.start_from", run, saved.tokenizer.lowercase, config, prepared)
     path = run.checkpoints / "best.pt"
     try:
         model, checkpoint = load_model(config, prepared.tokenizers, path)
     except UserError:
-        differing = _differing(saved, config)
-        if path.is_file() and differing:
+        if path.is_file() and (others := differing(saved, config)):
             raise UserError(
-                f"training.start_from={run.path}: its weights do not fit this model ({'; '.join(differing)})"
+                f"training.start_from={run.path}: its weights do not fit this model ({'; '.join(others)})"
             ) from None
         raise
-    record = {"run": str(run.path), "step": checkpoint["step"], "scores": checkpoint.get("scores", {})}
-    record["system"] = run.system()
-    return Start(model.state_dict(), record)
+    return Start(model.state_dict(), record_of(run, checkpoint))
+
+
+def record_of(run: RunDirectory, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """What a manifest keeps of another run's best checkpoint: which one it is."""
+    kept = {"step": checkpoint["step"], "scores": checkpoint.get("scores", {})}
+    return {"run": str(run.path), **kept, "system": run.system()}
 
 
 def refuse_other_tokenizers(
@@ -60,7 +63,7 @@ def refuse_other_tokenizers(
     if all(same) and lowercase == config.tokenizer.lowercase:
         return
     models = zip(("source_model", "target_model"), dict.fromkeys(theirs), strict=False)
-    remedy = ["tokenizer=file", *(for_shell(f"tokenizer.{key}", path) for key, path in models)]
+    remedy = ["tokenizer=file", *(for_shell(f"tokenizer.{name}", path) for name, path in models)]
     if lowercase:
         remedy.append("tokenizer.lowercase=true")
     raise UserError(
@@ -69,11 +72,10 @@ def refuse_other_tokenizers(
     )
 
 
-def _differing(saved: dict[str, Any], config: schema.TrainConfig) -> list[str]:
+def differing(saved: schema.TrainConfig, config: schema.TrainConfig) -> list[str]:
     """Values of the model that are others there, in words."""
     here, there = (
-        dict(flatten({key: values.get(key, {}) for key in schema.Model.model_fields}))
-        for values in (config.model_dump(mode="json"), saved)
+        dict(flatten(each.model_dump(mode="json", include=set(schema.Model.model_fields)))) for each in (config, saved)
     )
     return [
         f"{key} is {there.get(key)} there, {here.get(key)} here"

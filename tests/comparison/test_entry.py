@@ -66,6 +66,20 @@ def test_runs_that_began_with_different_seeds_of_one_system_are_one_system() -> 
     assert config("/one", None) != config("/two", None)  # of an earlier version
 
 
+def test_runs_that_learn_from_different_seeds_of_one_system_are_one_system() -> None:
+    def config(teachers: list[str], *systems: str) -> str:
+        make_run(Path("a"), REFERENCES, "objective=distillation", f"objective.teachers=[{','.join(teachers)}]")
+        manifest = json.loads(Path("a/manifest.json").read_text())
+        records = [{"run": run, "system": system} for run, system in zip(teachers, systems, strict=True)]
+        manifest["starts"] = [{**manifest["starts"][0], "teachers": records}]
+        Path("a/manifest.json").write_text(json.dumps(manifest))
+        return read_run(Path("a"), "test")[0].config
+
+    assert config(["/one"], "x") == config(["/two"], "x")
+    assert config(["/one"], "x") != config(["/one"], "y")
+    assert config(["/one"], "x") != config(["/one", "/two"], "x", "x")
+
+
 def test_runs_are_found_by_name_folder_and_pattern() -> None:
     for name in ("sweep/x/a", "sweep/x/b", "other/c"):
         make_run(Path(name), REFERENCES)

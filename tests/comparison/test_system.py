@@ -43,6 +43,9 @@ def test_what_differs_within_a_system_does_not_name_it() -> None:
 
     two = tuned("b1", 1, "a1"), tuned("b2", 2, "a2")
     assert names(Entry("a1", ["x"], 1, "first", {"optimizer.lr": "0.3"}), *two) == ["lr=0.3", "lr=0.1"]
+    said = Entry("c", ["x"], 1, "wide", {"encoder.hidden": "256"})  # which is what it is anyway
+    unsaid = Entry("c", ["x"], 2, "wide", {})
+    assert names(said, unsaid, Entry("d", ["x"], 1, "wider", {"encoder.hidden": "512"})) == ["hidden=256", "hidden=512"]
 
 
 def test_a_recipe_is_told_where_nothing_else_tells() -> None:

@@ -160,6 +160,15 @@ def test_one_does_not_start_from_a_hostile_checkpoint(run: Path) -> None:
     refused(lambda: train(config, run / "new", []), run.parent)
 
 
+def test_one_does_not_start_from_a_run_of_strange_values(run: Path) -> None:
+    values = load_values(run / "config.yaml")
+    values["training"]["start_from"] = str(run)
+    config = typed(schema.TrainConfig, values)
+    with (run / "config.yaml").open("a") as file:
+        file.write("note: 2020-01-01\n")
+    refused(lambda: train(config, run / "new", []), run.parent, "note: unknown key")
+
+
 def test_one_does_not_learn_from_a_hostile_checkpoint(run: Path) -> None:
     best = run / "checkpoints" / "best.pt"
     ATTACKS["pickle in an archive"](best, state_of(best))

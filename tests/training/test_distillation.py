@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -119,7 +120,7 @@ def test_a_run_writes_down_whom_it_learned_from(teachers: list[Path], train_conf
     assert min(told) > 0
 
 
-def test_a_run_goes_on_in_the_same_bits(
+def test_a_run_goes_on_in_the_same_bits_where_its_teachers_have_moved(
     teachers: list[Path], train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = train_config(*SHORT, *from_(teachers))
@@ -134,12 +135,30 @@ def test_a_run_goes_on_in_the_same_bits(
     with monkeypatch.context() as patch:
         patch.setattr(Updater, "__call__", interrupted)
         assert train(config, tmp_path / "stopped", []) == 128 + signal.SIGTERM
-    assert train(config, tmp_path / "stopped", []) == 0
+    stopped = torch.load(tmp_path / "stopped" / "checkpoints" / "last.pt", weights_only=True)
+    assert stopped["step"] == 2
+    moved = [shutil.copytree(run, tmp_path / "moved" / run.name) for run in teachers]
+    with pytest.raises(UserError, match=r"another best checkpoint \(of step 3\) than what .*step 3 of .*/1\)"):
+        train(train_config(*SHORT, *from_(moved[::-1])), tmp_path / "stopped", [])
+    with pytest.raises(UserError, match=r"objective.teachers: this run began with 2, not 1$"):
+        train(train_config(*SHORT, *from_(moved[:1])), tmp_path / "stopped", [])
+    assert train(train_config(*SHORT, *from_(moved)), tmp_path / "stopped", []) == 0
+    starts = json.loads((tmp_path / "stopped" / "manifest.json").read_text())["starts"]
+    assert [[its["run"] for its in start["teachers"]] for start in starts] == [
+        list(map(str, runs)) for runs in (teachers, moved)
+    ]
     first, second = (
         torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True)["model"]
         for name in ("whole", "stopped")
     )
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_teachers_share_their_tokenizer(teachers: list[Path], train_config: Config, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    assert train(train_config(*SHORT, "tokenizer.vocab_size=390"), other, []) == 0
+    with pytest.raises(UserError, match=f"^objective.teachers: {teachers[0]} and {other} have different tokenizers$"):
+        train(train_config(*SHORT, *from_([teachers[0], other])), tmp_path / "run", [])
 
 
 def test_the_saved_paths_are_absolute(train_config: Config) -> None:

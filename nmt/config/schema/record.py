@@ -18,6 +18,7 @@ class Start(Record):
     choices: dict[str, str] = {}
     machine: dict[str, Any] = {}
     start_from: dict[str, Any] = {}
+    teachers: list[dict[str, Any]] = []
 
 
 class Manifest(Record):
