@@ -199,6 +199,7 @@ RECORDS = {
     "a status of no kind": '{"status": [1]}',
     "a machine of no kind": '{"starts": [{"machine": 3}]}',
     "a beginning of no kind": '{"starts": [{"start_from": ["system"]}]}',
+    "teachers of no kind": '{"starts": [{"teachers": ["system"]}]}',
     "overrides of no kind": '{"starts": [{"overrides": [1]}]}',
     "a corpus of no kind": '{"data": 3}',
     "many digits": '{"starts": ' + "9" * 5000 + "}",
