@@ -24,8 +24,9 @@ from nmt.cli.preview import preview
 from nmt.config.errors import UserError
 from nmt.config.overrides import quoted
 from nmt.config.schema import TrainConfig
-from nmt.data.prepare import fingerprint_of
+from nmt.data.prepare import fingerprint_of, prepare
 from nmt.files import to_json, write_atomically
+from nmt.model.load import new_model
 from nmt.run import read_json
 from nmt.training.start import differing
 
@@ -82,10 +83,14 @@ def distill(options: argparse.Namespace) -> int:
 def refuse_unfit(teacher: TrainConfig, student: TrainConfig) -> None:
     """Raises UserError for what the students' runs would refuse when the teachers have been trained."""
     if student.training.start_from is not None and (others := differing(teacher, student)):
-        raise UserError(
-            f"--student: it goes on with a teacher's weights, which do not fit its model ({'; '.join(others)}); with "
-            "training.start_from=null it begins anew"
-        )
+        tokenizers = prepare(teacher.data, teacher.tokenizer).tokenizers
+        models = [new_model(config, tokenizers).state_dict() for config in (teacher, student)]
+        theirs, its = ({name: weights.shape for name, weights in model.items()} for model in models)
+        if theirs != its:
+            raise UserError(
+                f"--student: it goes on with a teacher's weights, which do not fit its model ({'; '.join(others)}); "
+                "with training.start_from=null it begins anew"
+            )
     if student.tokenizer.kind == "file":  # one of the teachers', which is not there yet
         return
     if fingerprint_of(student.data, student.tokenizer) != fingerprint_of(teacher.data, teacher.tokenizer):
