@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from runs import command, finish, split, told
+from runs import call, command, finish, several, split, told
 from tqdm import tqdm
 
 from nmt.cli.preview import preview
@@ -33,23 +33,9 @@ from nmt.training.start import differing
 
 def main() -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("overrides", nargs="+", help="the recipe, as for nmt-train")
-    parser.add_argument("--student", required=True, metavar="OVERRIDES", help="for the students alone")
-    parser.add_argument("--models", type=int, default=2, help="teachers, and students; seeds from 1 on")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; give threads=1 with them")
-    options = parser.parse_intermixed_args()
-    if options.models < 1 or options.jobs < 1:
-        parser.error("--models and --jobs must be at least 1")
-    try:
-        return distill(options)
-    except (UserError, OSError) as error:
-        print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on", file=sys.stderr)
-        return 130
+    parser = several(__doc__, 2, "teachers, and students")
+    parser.add_argument("--student", required=True, metavar="'OVERRIDES'", help="for the students alone")
+    return call(distill, parser)
 
 
 def distill(options: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from runs import command, finish, split, told
+from runs import call, command, finish, several, split, told
 from tqdm import tqdm
 
 from nmt.cli.preview import preview
@@ -37,24 +37,10 @@ PIECE = 10_000  # lines translated at a time; what an interruption costs
 
 def main() -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("overrides", nargs="+", help="the recipe, as for nmt-train")
-    parser.add_argument("--models", type=int, default=1, help="in each direction; seeds from 1 on")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; give threads=1 with them")
-    parser.add_argument("--student", action="append", metavar="OVERRIDES", help="for the last model alone")
+    parser = several(__doc__, 1, "in each direction")
+    parser.add_argument("--student", action="append", metavar="'OVERRIDES'", help="for the last model alone")
     parser.add_argument("--search", help="for the training text: overrides; default: the recipe's, with beams of five")
-    options = parser.parse_intermixed_args()
-    if options.models < 1 or options.jobs < 1:
-        parser.error("--models and --jobs must be at least 1")
-    try:
-        return diversify(options)
-    except (UserError, OSError) as error:
-        print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on", file=sys.stderr)
-        return 130
+    return call(diversify, parser)
 
 
 def diversify(options: argparse.Namespace) -> int:

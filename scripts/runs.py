@@ -1,9 +1,10 @@
 """What the scripts share that start several runs."""
 
+import argparse
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,31 @@ def finish(directory: Path, overrides: list[str]) -> None:
     """The same. Raises UserError if it fails."""
     if train(directory, overrides):
         raise UserError(f"{directory}: failed, see {printed(directory)}")
+
+
+def several(about: str | None, models: int, which: str) -> argparse.ArgumentParser:
+    """The arguments of a script that trains several models by one recipe."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("overrides", nargs="+", help="the recipe, as for nmt-train")
+    parser.add_argument("--models", type=int, default=models, help=f"{which}; seeds from 1 on")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; give threads=1 with them")
+    return parser
+
+
+def call(work: Callable[[argparse.Namespace], int], parser: argparse.ArgumentParser) -> int:
+    """`work` with the arguments that are given. Returns the exit status."""
+    options = parser.parse_intermixed_args()
+    if options.models < 1 or options.jobs < 1:
+        parser.error("--models and --jobs must be at least 1")
+    try:
+        return work(options)
+    except (UserError, OSError) as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on", file=sys.stderr)
+        return 130
 
 
 @contextmanager
