@@ -1,8 +1,12 @@
 """What all tests share: one thread, a private cache, small configurations."""
 
+import importlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: workers would fight for the cores
@@ -77,6 +81,16 @@ def values_of(command: str, overrides: list[str]) -> dict[str, Any]:
         values = OmegaConf.to_container(composed, resolve=True)
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
+
+
+def script(name: str) -> ModuleType:
+    """A script that imports another one, as when it is started."""
+    folder = str(Path(__file__).parents[1] / "scripts")
+    sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(folder)
 
 
 @pytest.fixture

@@ -1,13 +1,10 @@
 """The ablation: each change is one that the recipe takes and that changes it; interrupted or finished, it goes on."""
 
-import importlib
 import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-from conftest import TINY, values_of
+from conftest import TINY, script, values_of
 from forks import call_text
 
 from nmt.config.compose import typed
@@ -16,23 +13,16 @@ from nmt.config.schema import TrainConfig
 SCRIPT = Path(__file__).parents[1] / "scripts" / "ablation.py"
 
 
-def script() -> ModuleType:
-    sys.path.insert(0, str(SCRIPT.parent))
-    try:
-        return importlib.import_module("ablation")
-    finally:
-        sys.path.remove(str(SCRIPT.parent))
-
-
 def ablation(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return call_text(SCRIPT, *words, cwd=folder)
 
 
-@pytest.mark.parametrize("name", script().CHANGES)
+@pytest.mark.parametrize("name", script("ablation").CHANGES)
 def test_each_change_is_valid_and_changes_the_recipe(name: str) -> None:
     recipe = ["experiment=multi30k_en_de_best"]
     plain, changed = (
-        typed(TrainConfig, values_of("train", [*recipe, *more])) for more in ([], script().CHANGES[name].split())
+        typed(TrainConfig, values_of("train", [*recipe, *more]))
+        for more in ([], script("ablation").CHANGES[name].split())
     )
     assert changed != plain
 
@@ -68,5 +58,8 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
 
 def test_what_changes_nothing_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     changes = {"none": "decoder.lexical=false", "wide": "encoder.hidden=512", "other": "seed=2"}
-    assert list(script().effective(changes, ["attention=bahdanau", "encoder.hidden=256"])) == ["wide", "other"]
+    assert list(script("ablation").effective(changes, ["attention=bahdanau", "encoder.hidden=256"])) == [
+        "wide",
+        "other",
+    ]
     assert "none: changes nothing" in capsys.readouterr().err

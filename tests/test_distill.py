@@ -1,18 +1,15 @@
 """The script that distills: whom its students learn from and go on from, and that nothing is done twice."""
 
 import argparse
-import importlib
 import json
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 import yaml
-from conftest import TINY, values_of
+from conftest import TINY, script, values_of
 from forks import call_text
 
 from nmt.config.compose import typed
@@ -83,10 +80,8 @@ def test_mistakes_are_told(words: list[str], told: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def module() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(SCRIPT.parent))
-    yield importlib.import_module("distill")
-    sys.path.remove(str(SCRIPT.parent))
+def module() -> ModuleType:
+    return script("distill")
 
 
 def test_students_may_begin_anew_and_have_a_tokenizer_of_their_teachers(module: ModuleType) -> None:
@@ -135,3 +130,16 @@ def test_a_failure_is_told_and_nothing_is_begun_after_it(
         module.distill(options)
     assert begun == [tmp_path / "out" / "teacher" / seed for seed in "12"]
     assert "teacher/2: failed; what has begun goes on" in "".join(capsys.readouterr())
+
+
+def test_who_interrupts_is_told_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(options: argparse.Namespace) -> int:
+        assert (options.directory, options.overrides, options.models) == (Path("out"), ["seed=1"], 3)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.argv", ["distill.py", "out", "seed=1"])
+    runs = script("runs")
+    assert runs.call(work, runs.several(None, 3, "teachers")) == 130
+    assert capsys.readouterr().err == "interrupted: the same command goes on\n"

@@ -1,20 +1,18 @@
 """Data diversification: whose translations the student learns, and that nothing is done twice."""
 
 import argparse
-import importlib
 import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
-from conftest import TINY, values_of
+from conftest import TINY, script, values_of
 from forks import call_text
 
 from nmt.config import schema
@@ -93,7 +91,7 @@ def test_a_student_learns_what_both_directions_made(tmp_path: Path) -> None:
 
 
 def test_a_folder_keeps_to_what_was_begun_there(tmp_path: Path) -> None:
-    begin, asked = script().begin, {"overrides": ["data=files"], "models": 1, "search": []}
+    begin, asked = script("diversify").begin, {"overrides": ["data=files"], "models": 1, "search": []}
     first, second, other = ["seed=1"], ["seed=2"], ["seed=3"]
 
     def refused(students: list[list[str]], what: str, **changed: Any) -> None:  # noqa: ANN401
@@ -125,7 +123,7 @@ def test_a_folder_keeps_to_what_was_begun_there(tmp_path: Path) -> None:
 
 
 def test_a_translation_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, bar = script(), SimpleNamespace(write=lambda _: None)
+    module, bar = script("diversify"), SimpleNamespace(write=lambda _: None)
     monkeypatch.setattr(module, "PIECE", 2)
     given: list[bytes] = []
 
@@ -175,7 +173,7 @@ def options(tmp_path: Path) -> argparse.Namespace:
 
 
 def test_a_failure_is_told_while_others_go_on(options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, bar, ended = script(), Bar(), []
+    module, bar, ended = script("diversify"), Bar(), []
     options.models = 2
 
     def finish(run: Path, _: list[str]) -> None:
@@ -195,7 +193,7 @@ def test_a_failure_is_told_while_others_go_on(options: argparse.Namespace, monke
 def test_a_student_that_is_interrupted_is_waited_for(
     options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, saved = script(), []
+    module, saved = script("diversify"), []
 
     def finish(run: Path, _: list[str]) -> None:
         path = run / "manifest.json"
@@ -216,14 +214,6 @@ def test_a_student_that_is_interrupted_is_waited_for(
     finally:
         signal.signal(signal.SIGINT, before)
     assert saved == [options.directory / "student"]
-
-
-def script() -> ModuleType:
-    sys.path.insert(0, str(SCRIPT.parent))
-    try:
-        return importlib.import_module("diversify")
-    finally:
-        sys.path.remove(str(SCRIPT.parent))
 
 
 FILES = ["data=files", "data.train=a", "data.validation=b"]
@@ -255,7 +245,7 @@ TWO_TOKENIZERS = [
 )
 def test_backwards_both_sides_are_exchanged(overrides: list[str], turned: list[str]) -> None:
     values = values_of("train", overrides)
-    found = script().backwards(typed(schema.TrainConfig, values))
+    found = script("diversify").backwards(typed(schema.TrainConfig, values))
     tokenizers = ["tokenizer.source_model=t", "tokenizer.target_model=s"] if "tokenizer=file" in overrides else []
     assert found == [*(f"data.{word}" for word in turned), *tokenizers]
     again = values_of("train", [*overrides, *found])["data"]
@@ -269,7 +259,7 @@ def test_backwards_both_sides_are_exchanged(overrides: list[str], turned: list[s
 def test_what_has_one_direction_is_refused(word: str, told: str) -> None:
     columns = ["data.source_column=x", "data.target_column=y"]
     with pytest.raises(UserError, match=told):
-        script().backwards(typed(schema.TrainConfig, values_of("train", [*FILES, *columns, word])))
+        script("diversify").backwards(typed(schema.TrainConfig, values_of("train", [*FILES, *columns, word])))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ class Teachers(NamedTuple):
     """Models that are learned from."""
 
     models: list[Seq2Seq]
-    records: list[dict[str, Any]]  # for the manifest: each one's run, and the step and scores of its checkpoint
+    records: list[dict[str, Any]]  # of each, for the manifest
 
 
 def load_teachers(

@@ -19,7 +19,7 @@ class Start(NamedTuple):
     """What a run starts from."""
 
     weights: dict[str, Tensor]
-    record: dict[str, Any]  # for the manifest: the other run, and the step and scores of its checkpoint
+    record: dict[str, Any]  # of the other run, for the manifest
 
 
 def first_weights(config: schema.TrainConfig, prepared: Prepared) -> Start | None:
@@ -45,7 +45,7 @@ def first_weights(config: schema.TrainConfig, prepared: Prepared) -> Start | Non
 
 
 def record_of(run: RunDirectory, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """What a manifest keeps of another run's best checkpoint: which one it is."""
+    """What a manifest keeps of another run: which one it is, the step and scores of its best checkpoint, its system."""
     kept = {"step": checkpoint["step"], "scores": checkpoint.get("scores", {})}
     return {"run": str(run.path), **kept, "system": run.system()}
 
