@@ -36,7 +36,7 @@ def seconds(score: Score, window: Window, length: int) -> float:
         memory, past, total = attention.remember(states, valid), attention.start(valid), torch.zeros(())
         with loop():  # as a decoder does: one gradient of keys and values for all steps
             for _ in range(steps):
-                attended = attention(query, memory, past)
+                attended = attention.sequence(query, memory, past)
                 past, total = attended.past, total + attended.context.sum()
         total.backward()
         return time.perf_counter() - began

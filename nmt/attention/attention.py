@@ -1,13 +1,16 @@
-"""Attention put together from its parts.
+"""Attention, composed of its parts.
 
-Shapes: B batch, S source positions, T target positions, W window, Q query, M memory, A attention.
+Shapes: B batch, S source positions, T target positions, K hypotheses of a sentence, W window, Q query, M memory,
+A attention.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from nmt.attention.memory import Attended, Choice, Memory, Past
-from nmt.attention.parts import Coverage, Normalizer, Score, Window
+from nmt.attention.memory import Attended, Choice, Memory, Past, join_steps
+from nmt.attention.parts import Coverage, KeyUpdate, Normalized, Normalizer, Score, Window
 from nmt.ops.dropout import dropout
 from nmt.ops.linear import product
 from nmt.ops.rows import rows
@@ -30,91 +33,106 @@ class Attention(nn.Module):
         self.score, self.window, self.normalizer, self.coverage = score, window, normalizer, coverage
         self.dropout = dropout
         self.reads_past = score.reads_past or normalizer.reads_past or coverage is not None
-        self.folds = not self.reads_past and not window.reads_step  # may T queries be of one and the same step?
 
     def remember(self, states: Tensor, valid: Tensor, values: Tensor | None = None) -> Memory:
-        """(B, S, M), bool (B, S) -> Memory: the keys are made from the states here, once per sentence.
+        """(B, S, M), bool (B, S) -> Memory: computes the keys from the states, once per sentence.
 
-        `values` are what the context is a sum of; None: the states.
+        The context is a sum of `values`; None: of the states.
         """
         values = in_autocast_dtype(states if values is None else values)  # here once, not at every step
-        return Memory(values, self.score.keys(states), self.score.within_reach(valid))
+        keys, projections = self.score.keys(states), [self.score.key_projection()]
+        if self.coverage is not None:
+            keys = self.coverage.keys(keys)
+            projections.append(self.coverage.key_projection())
+        return Memory(values, keys, self.score.within_reach(valid), _side_by_side(projections))
 
     def start(self, valid: Tensor) -> Past:
         """bool (B, S) -> the past before the first step."""
         return Past.start(valid)
 
-    def forward(self, query: Tensor, memory: Memory, past: Past) -> Attended:
-        """(B, T, Q), Memory, Past -> Attended."""
-        if self.reads_past and query.shape[1] > 1:
+    def sequence(self, query: Tensor, memory: Memory, past: Past) -> Attended:
+        """Queries (B, T, Q) of T successive steps of each sentence -> Attended."""
+        if self.reads_past:
             return self._step_by_step(query, memory, past)
-        centre = None
-        if self.window.reach is not None:
-            centre = self.window.centre(query, memory.valid, past)
-        if self._reads_windows(memory.valid.shape[1]):
-            assert centre is not None
-            context, weights, choice = self._attend_window(query, memory, past, centre)
-        else:
-            context, weights, choice = self._attend_all(query, memory, past, centre)
-        past = past.after(weights) if self.reads_past else past._replace(step=past.step + query.shape[1])
-        return Attended(context, weights, past, choice)
+        steps = range(past.step, past.step + query.shape[1])
+        return self._attend(query, memory, past, steps)._replace(past=past._replace(step=steps.stop))
+
+    def step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
+        """Queries (B, K, Q) of K hypotheses of each sentence, all at one step -> Attended, with K for T.
+
+        K = 1 where the attention reads the past, of which each hypothesis has its own.
+        """
+        assert query.shape[1] == 1 or not self.reads_past
+        attended = self._attend(query, memory, past, range(past.step, past.step + 1))
+        if self.reads_past:
+            return attended._replace(past=past.after(attended.weights, attended.log_weights))
+        return attended._replace(past=past._replace(step=past.step + 1))
 
     def _step_by_step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
         steps: list[Attended] = []
         with loop():
             for one in query.unbind(1):
-                steps.append(self(one[:, None], memory, past))
+                steps.append(self.step(one[:, None], memory, past))
                 past = steps[-1].past
-        choices = [step.choice for step in steps if step.choice is not None]
-        return Attended(
-            torch.cat([step.context for step in steps], dim=1),
-            torch.cat([step.weights for step in steps], dim=1),
-            past,
-            Choice(*(torch.cat(parts, dim=1) for parts in zip(*choices, strict=True))) if choices else None,
-        )
+        return join_steps(steps)
 
-    def _keys(self, memory: Memory, past: Past) -> Tensor:
-        keys = self.score.adjust(memory.keys, past) if self.score.reads_past else memory.keys
-        return keys if self.coverage is None else self.coverage(keys, past)
+    def _attend(self, query: Tensor, memory: Memory, past: Past, steps: range) -> Attended:
+        """(B, T, Q), the T steps or the one step of all queries -> Attended, with the past unchanged."""
+        centre = None
+        if self.window.reach is not None:
+            centre = self.window.centre(query, memory.valid, steps)
+        if self._reads_windows(memory.valid.shape[1]):
+            assert centre is not None
+            return self._attend_window(query, memory, past, centre)
+        return self._attend_all(query, memory, past, centre)
 
-    def _attend_all(
-        self, query: Tensor, memory: Memory, past: Past, centre: Tensor | None
-    ) -> tuple[Tensor, Tensor, Choice | None]:
+    def _key_update(self, memory: Memory, past: Past) -> KeyUpdate | None:
+        if memory.projection is None:
+            return None
+        covered = None if self.coverage is None else self.coverage.key_features(past)
+        features = _side_by_side([self.score.key_features(past), covered])
+        assert features is not None
+        return KeyUpdate(features, memory.projection)
+
+    def _attend_all(self, query: Tensor, memory: Memory, past: Past, centre: Tensor | None) -> Attended:
         """All positions, a window being a mask over them."""
         keep, falloff = memory.valid[:, None], None
         if centre is not None:
             offsets = torch.arange(keep.shape[-1], device=keep.device) - centre[:, :, None]
             keep, falloff = keep & self.window.holds(offsets), self.window.falloff(offsets)
-        energies = self.score(query, self._keys(memory, past))
-        weights, choice = self._weigh(energies, keep, past, falloff, query)
-        return product(self._dropped(weights, memory), memory.values), weights, choice
+        energies = self.score(query, memory.keys, self._key_update(memory, past))
+        normalized = _scaled(self.normalizer(energies, keep, past), falloff)
+        context = product(self._dropped(normalized.weights, memory), memory.values)
+        return Attended(context, normalized.weights, past, normalized.log_weights, _choice(normalized, query))
 
-    def _attend_window(
-        self, query: Tensor, memory: Memory, past: Past, centre: Tensor
-    ) -> tuple[Tensor, Tensor, Choice | None]:
-        """The same for a window much narrower than the sentence: only what lies in it is read."""
+    def _attend_window(self, query: Tensor, memory: Memory, past: Past, centre: Tensor) -> Attended:
+        """The same for a window much narrower than the sentence: reads only the positions in it."""
         B, T, Q = query.shape
         S = memory.valid.shape[1]
         positions = self._positions(centre, S)  # (B, T, W)
         W = positions.shape[-1]
         index = (positions + S * torch.arange(B, device=query.device)[:, None, None]).flatten()
-        values, keys = rows(memory.values, index), rows(self._keys(memory, past), index)
-        energies = self.score(query.reshape(B * T, 1, Q), keys.view(B * T, W, -1)).view(B, T, W)
+        values, keys = (rows(tensor, index).view(B * T, W, -1) for tensor in (memory.values, memory.keys))
+        update = self._key_update(memory, past)
+        if update is not None:
+            update = update._replace(features=rows(update.features, index).view(B * T, W, -1))
+        energies = self.score(query.reshape(B * T, 1, Q), keys, update).view(B, T, W)
         offsets = positions - centre[:, :, None]
         keep = memory.valid.flatten()[index].view(B, T, W) & self.window.holds(offsets)
-        weights, choice = self._weigh(energies, keep, past, self.window.falloff(offsets), query)
-        context = torch.bmm(self._dropped(weights, memory).view(B * T, 1, W), values.view(B * T, W, -1))
-        everywhere = weights.new_zeros(B, T, S).scatter(-1, positions, weights)
-        return context.view(B, T, -1), everywhere, choice
+        normalized = _scaled(self.normalizer(energies, keep, past), self.window.falloff(offsets))
+        context = torch.bmm(self._dropped(normalized.weights, memory).view(B * T, 1, W), values)
 
-    def _weigh(
-        self, energies: Tensor, keep: Tensor, past: Past, falloff: Tensor | None, query: Tensor
-    ) -> tuple[Tensor, Choice | None]:
-        weights, log_prob, entropy = self.normalizer(energies, keep, past)
-        choice = None
-        if log_prob is not None and entropy is not None:
-            choice = Choice(log_prob, entropy, query)
-        return weights if falloff is None else weights * falloff, choice
+        def everywhere(part: Tensor, outside: float) -> Tensor:
+            return part.new_full((B, T, S), outside).scatter(-1, positions, part)
+
+        log_weights = normalized.log_weights
+        return Attended(
+            context.view(B, T, -1),
+            everywhere(normalized.weights, 0.0),
+            past,
+            None if log_weights is None else everywhere(log_weights, -torch.inf),
+            _choice(normalized, query),
+        )
 
     def _dropped(self, weights: Tensor, memory: Memory) -> Tensor:
         return dropout(weights, self.dropout, self.training).to(memory.values.dtype)
@@ -125,7 +143,7 @@ class Attention(nn.Module):
         return 2 * self.window.reach + 2
 
     def _reads_windows(self, length: int) -> bool:
-        """Is a window so much narrower than the sentence that reading it alone is worth while?"""
+        """Is a window so much narrower than the sentence that reading only its positions is faster?"""
         return self.window.reach is not None and 2 * self._width() <= length
 
     def _positions(self, centre: Tensor, length: int) -> Tensor:
@@ -133,3 +151,28 @@ class Attention(nn.Module):
         assert self.window.reach is not None
         first = (centre.detach().floor().long() - self.window.reach).clamp(0, length - self._width())
         return first[:, :, None] + torch.arange(self._width(), device=centre.device)
+
+
+def _scaled(normalized: Normalized, falloff: Tensor | None) -> Normalized:
+    """Weights times the window's falloff."""
+    if falloff is None:
+        return normalized
+    log_weights = normalized.log_weights
+    if log_weights is not None:
+        inside = log_weights != -torch.inf
+        log_weights = log_weights + torch.where(inside, falloff, 1.0).log()
+    return normalized._replace(weights=normalized.weights * falloff, log_weights=log_weights)
+
+
+def _side_by_side(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """(..., F) each -> (..., sum of F), None without any."""
+    present = [part for part in parts if part is not None]
+    if len(present) < 2:  # noqa: PLR2004
+        return present[0] if present else None
+    return torch.cat(present, dim=-1)
+
+
+def _choice(normalized: Normalized, query: Tensor) -> Choice | None:
+    if normalized.log_prob is None or normalized.entropy is None:
+        return None
+    return Choice(normalized.log_prob, normalized.entropy, query)

@@ -1,4 +1,4 @@
-"""Coverage: what the steps so far have attended to changes the keys.
+"""Coverage: what earlier steps have attended to changes the keys.
 
 Shapes: B batch, S source positions, A attention.
 """
@@ -19,7 +19,14 @@ class LinearCoverage(Coverage):
         self.weight = nn.Parameter(torch.zeros(keys_dim, 1))
         self.bias = nn.Parameter(torch.zeros(keys_dim))
 
-    def forward(self, keys: Tensor, past: Past) -> Tensor:
-        """(B, S, A) -> (B, S, A), at every step."""
-        covered: Tensor = past.total[:, :, None].to(self.weight.dtype) * self.weight[:, 0] + self.bias
-        return keys + covered.to(keys.dtype)
+    def keys(self, keys: Tensor) -> Tensor:
+        """(B, S, A) -> (B, S, A), once per source sentence: adds b."""
+        return keys + self.bias.to(keys.dtype)
+
+    def key_projection(self) -> Tensor:
+        """w (A, 1)."""
+        return self.weight
+
+    def key_features(self, past: Past) -> Tensor:
+        """c (B, S, 1)."""
+        return past.total[:, :, None]

@@ -3,6 +3,8 @@
 Shapes: B batch, S source positions, T target positions, Q query, M memory, N heads, d size of a head.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -33,11 +35,6 @@ class MultiHeadAttention(nn.Module):
         """Does a step depend on what earlier ones attended to?"""
         return self.inner.reads_past
 
-    @property
-    def folds(self) -> bool:
-        """May the T queries of a call be of one and the same step?"""
-        return self.inner.folds
-
     def remember(self, states: Tensor, valid: Tensor) -> Memory:
         """(B, S, M), bool (B, S) -> Memory with values, keys and valid (B N, S, ...)."""
         valid = valid[:, None].expand(-1, self.heads, -1).flatten(0, 1)
@@ -48,17 +45,27 @@ class MultiHeadAttention(nn.Module):
         """bool (B, S) -> the past before the first step."""
         return Past.start(valid[:, None].expand(-1, self.heads, -1))
 
-    def forward(self, query: Tensor, memory: Memory, past: Past) -> Attended:
-        """(B, T, Q), Memory, Past -> Attended; the weights are the heads' mean."""
+    def sequence(self, query: Tensor, memory: Memory, past: Past) -> Attended:
+        """Queries (B, T, Q) of T successive steps -> Attended; the weights are the heads' mean."""
+        return self._joined(self.inner.sequence(*self._by_head(query, past, memory)), query)
+
+    def step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
+        """Queries (B, K, Q) of K hypotheses of each sentence, all at one step -> Attended, with K for T."""
+        return self._joined(self.inner.step(*self._by_head(query, past, memory)), query)
+
+    def _by_head(self, query: Tensor, past: Past, memory: Memory) -> tuple[Tensor, Memory, Past]:
+        return self._fold(self.query_proj(query)), memory, past.map(lambda tensor: tensor.flatten(0, 1))
+
+    def _joined(self, attended: Attended, query: Tensor) -> Attended:
         unfold = self._unfold
-        folded = Past(past.weights.flatten(0, 1), past.total.flatten(0, 1), past.step)
-        attended: Attended = self.inner(self._fold(self.query_proj(query)), memory, folded)
         context = unfold(attended.context).transpose(1, 2).flatten(2)
-        after, choice = attended.past, attended.choice
+        log_weights, choice = attended.log_weights, attended.choice
+        if log_weights is not None:
+            log_weights = _log_mean(unfold(log_weights))
         if choice is not None:
             choice = Choice(unfold(choice.log_prob).sum(1), unfold(choice.entropy).sum(1), query)
-        after = Past(unfold(after.weights), unfold(after.total), after.step)
-        return Attended(self.output_proj(context), unfold(attended.weights).mean(1), after, choice)
+        weights, past = unfold(attended.weights).mean(1), attended.past.map(unfold)
+        return Attended(self.output_proj(context), weights, past, log_weights, choice)
 
     def _fold(self, projected: Tensor) -> Tensor:
         """(B, L, N * d) -> (B * N, L, d)."""
@@ -67,3 +74,10 @@ class MultiHeadAttention(nn.Module):
     def _unfold(self, folded: Tensor) -> Tensor:
         """(B * N, ...) -> (B, N, ...)."""
         return folded.view(-1, self.heads, *folded.shape[1:])
+
+
+def _log_mean(log_weights: Tensor) -> Tensor:
+    """(B, N, T, S) -> log of the heads' mean weight (B, T, S); -inf, without a gradient, where all heads have -inf."""
+    nowhere = (log_weights == -torch.inf).all(1)
+    mean = log_weights.masked_fill(nowhere[:, None], 0.0).logsumexp(1) - math.log(log_weights.shape[1])
+    return mean.masked_fill(nowhere, -torch.inf)

@@ -16,11 +16,11 @@ def coverage_loss(weights: Tensor, real: Tensor) -> Tensor:
     return (torch.minimum(weights, covered).sum(-1) * real).sum()
 
 
-def guided_alignment_loss(weights: Tensor, given: Tensor) -> Tensor:
+def guided_alignment_loss(log_weights: Tensor, given: Tensor) -> Tensor:
     """-sum_t sum_s a_ts log w_ts   (Chen et al. 2016, with cross-entropy).
 
-    (B, T, S), given alignment (B, T, S) of which a row sums to 1, or to 0 where nothing is given -> ().
+    (B, T, S), given alignment (B, T, S) of which a row sums to 1, or to 0 where nothing is given -> (). Takes the
+    log-weights, as the gradient of log w is 1 / w: an underflowed weight would make it NaN.
     """
-    # Outside a window a weight is exactly 0: nothing can be learned there, and nothing is counted.
-    allowed = weights > 0
-    return -(given * torch.where(allowed, weights, 1.0).log()).sum()
+    # Outside a window the weight is exactly 0: no gradient can raise it, so nothing is counted there.
+    return -(given * log_weights.masked_fill(log_weights == -torch.inf, 0.0)).sum()

@@ -3,6 +3,7 @@
 Shapes: B batch, S source positions, T target positions, N heads, M memory, A attention.
 """
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
 
 import torch
@@ -15,6 +16,7 @@ class Memory(NamedTuple):
     values: Tensor  # (B, S, M) encoder states
     keys: Tensor  # (B, S, A) their projection for the score, made once per sentence
     valid: Tensor  # (B, S) bool, True = may be attended to
+    projection: Tensor | None = None  # (A, F) of what steps add to the keys: see KeyUpdate
     heads: int = 1
 
     @property
@@ -34,11 +36,12 @@ class Memory(NamedTuple):
 
 
 class Past(NamedTuple):
-    """What the steps so far have attended to; only the step is counted for an attention that does not read it."""
+    """What earlier steps have attended to. An attention that does not read it only counts its steps."""
 
     weights: Tensor  # (B, S), or (B, N, S) with heads: of the previous step, zeros before the first
-    total: Tensor  # the same shape: their running sum, coverage
-    step: int  # index of the step to come
+    total: Tensor  # the same shape: the running sum of the weights, coverage
+    step: int  # index of the next step
+    log_weights: Tensor | None = None  # the same shape: of the previous step, from a normalizer that works in log space
 
     @classmethod
     def start(cls, valid: Tensor) -> Self:
@@ -46,15 +49,20 @@ class Past(NamedTuple):
         nothing = torch.zeros(valid.shape, device=valid.device)
         return cls(nothing, nothing, 0)
 
-    def after(self, weights: Tensor) -> Self:
-        """The past once steps have attended with `weights` (..., T, S)."""
-        return self._replace(
-            weights=weights[..., -1, :], total=self.total + weights.sum(-2), step=self.step + weights.shape[-2]
-        )
+    def after(self, weights: Tensor, log_weights: Tensor | None) -> Self:
+        """The past after a step with these weights (..., 1, S)."""
+        weights = weights.squeeze(-2)
+        log_weights = None if log_weights is None else log_weights.squeeze(-2)
+        return self._replace(weights=weights, total=self.total + weights, step=self.step + 1, log_weights=log_weights)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The same with all tensors changed by `function`."""
+        log_weights = None if self.log_weights is None else function(self.log_weights)
+        return self._replace(weights=function(self.weights), total=function(self.total), log_weights=log_weights)
 
     def select(self, index: Tensor) -> Self:
         """Rows `index` of the batch, for beam search."""
-        return self._replace(weights=self.weights.index_select(0, index), total=self.total.index_select(0, index))
+        return self.map(lambda tensor: tensor.index_select(0, index))
 
 
 class Choice(NamedTuple):
@@ -66,9 +74,23 @@ class Choice(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """What an attention returns."""
+    """The result of one or more steps of attention."""
 
     context: Tensor  # (B, T, M)
     weights: Tensor  # (B, T, S), with heads their mean
     past: Past  # after these steps
+    log_weights: Tensor | None = None  # (B, T, S), -inf where the weight is exactly 0; see Normalized
     choice: Choice | None = None  # of hard attention in training
+
+
+def join_steps(steps: Sequence[Attended]) -> Attended:
+    """Successive steps of T = 1 as one result, with the past of the last."""
+    log_weights = [step.log_weights for step in steps if step.log_weights is not None]
+    choices = [step.choice for step in steps if step.choice is not None]
+    return Attended(
+        torch.cat([step.context for step in steps], dim=1),
+        torch.cat([step.weights for step in steps], dim=1),
+        steps[-1].past,
+        torch.cat(log_weights, dim=1) if log_weights else None,
+        Choice(*(torch.cat(parts, dim=1) for parts in zip(*choices, strict=True))) if choices else None,
+    )

@@ -6,10 +6,10 @@ Shapes: B batch, T target positions, W source positions of the window (S where i
 import torch
 from entmax import entmax15, sparsemax
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from nmt.attention.memory import Past
 from nmt.attention.parts import Normalized, Normalizer
+from nmt.ops.monotonic import monotonic_log_weights
 
 
 class SoftmaxNormalizer(Normalizer):
@@ -18,11 +18,16 @@ class SoftmaxNormalizer(Normalizer):
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
         self.temperature = temperature
+        self.with_log_weights = False  # what guided alignment needs and nothing else
 
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
         """(B, T, W), bool (B, 1 or T, W) -> weights (B, T, W)."""
-        scaled = energies if self.temperature == 1.0 else energies / self.temperature
-        return Normalized(torch.softmax(_masked(scaled, keep), dim=-1).masked_fill(~keep, 0.0))
+        drop = ~keep
+        masked = _masked(energies if self.temperature == 1.0 else energies / self.temperature, drop)
+        if self.with_log_weights:
+            log_weights = masked.log_softmax(-1)
+            return Normalized(log_weights.exp().masked_fill(drop, 0.0), log_weights.masked_fill(drop, -torch.inf))
+        return Normalized(masked.softmax(-1).masked_fill(drop, 0.0))
 
 
 class SparsemaxNormalizer(Normalizer):
@@ -30,8 +35,9 @@ class SparsemaxNormalizer(Normalizer):
 
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
         """(B, T, W), bool (B, 1 or T, W) -> weights (B, T, W)."""
-        weights: Tensor = sparsemax(_masked(energies, keep), dim=-1)
-        return Normalized(weights.masked_fill(~keep, 0.0))
+        drop = ~keep
+        weights: Tensor = sparsemax(_masked(energies, drop), dim=-1)
+        return Normalized(weights.masked_fill(drop, 0.0))
 
 
 class EntmaxNormalizer(Normalizer):
@@ -39,8 +45,9 @@ class EntmaxNormalizer(Normalizer):
 
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
         """(B, T, W), bool (B, 1 or T, W) -> weights (B, T, W)."""
-        weights: Tensor = entmax15(_masked(energies, keep), dim=-1)
-        return Normalized(weights.masked_fill(~keep, 0.0))
+        drop = ~keep
+        weights: Tensor = entmax15(_masked(energies, drop), dim=-1)
+        return Normalized(weights.masked_fill(drop, 0.0))
 
 
 class HardNormalizer(Normalizer):
@@ -56,18 +63,19 @@ class HardNormalizer(Normalizer):
 
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
         """(B, T, W), bool (B, 1 or T, W) -> weights (B, T, W), in training with log_prob and entropy (B, T)."""
-        log_probs = _masked(energies, keep).log_softmax(-1)
+        drop = ~keep
+        log_probs = _masked(energies, drop).log_softmax(-1)
         if not self.training:
-            return Normalized(_one_hot(log_probs, keep))
-        drawn = _one_hot(log_probs + _gumbel_noise(log_probs), keep)
-        kept = log_probs.masked_fill(~keep, 0.0)
-        probs = log_probs.exp().masked_fill(~keep, 0.0)
+            return Normalized(_one_hot(log_probs, drop))
+        drawn = _one_hot(log_probs + _gumbel_noise(log_probs), drop)
+        kept = log_probs.masked_fill(drop, 0.0)
+        probs = log_probs.exp().masked_fill(drop, 0.0)
         log_prob, entropy = (drawn * kept).sum(-1), -(probs * kept).sum(-1)
         if self.expected:
             soft = torch.rand_like(log_prob) < self.expected
             drawn = torch.where(soft[..., None], probs, drawn)
             log_prob = log_prob.masked_fill(soft, 0.0)
-        return Normalized(drawn, log_prob, entropy)
+        return Normalized(drawn, log_prob=log_prob, entropy=entropy)
 
 
 class GumbelNormalizer(Normalizer):
@@ -80,12 +88,13 @@ class GumbelNormalizer(Normalizer):
 
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
         """(B, T, W), bool (B, 1 or T, W) -> weights (B, T, W)."""
-        masked = _masked(energies, keep)
+        drop = ~keep
+        masked = _masked(energies, drop)
         if not self.training:
-            return Normalized(_one_hot(masked, keep))
+            return Normalized(_one_hot(masked, drop))
         noisy = masked + _gumbel_noise(masked)
-        soft = torch.softmax(noisy / self.temperature, dim=-1).masked_fill(~keep, 0.0)
-        return Normalized(_one_hot(noisy, keep) + (soft - soft.detach()))
+        soft = torch.softmax(noisy / self.temperature, dim=-1).masked_fill(drop, 0.0)
+        return Normalized(_one_hot(noisy, drop) + (soft - soft.detach()))
 
 
 class MonotonicNormalizer(Normalizer):
@@ -110,20 +119,21 @@ class MonotonicNormalizer(Normalizer):
         assert energies.shape[1] == 1
         energies = _wide(energies)[:, 0] + self.offset
         keep = keep[:, 0]
-        before = past.weights.to(energies.dtype)
-        if past.step == 0:
-            before = torch.zeros_like(energies)
-            before[:, 0] = 1.0
         if not self.training:
-            return Normalized(_next_position(energies, keep, before)[:, None])
+            before = past.weights if past.step else _first_position(energies)
+            return Normalized(_next_position(energies, keep, before.to(energies.dtype))[:, None])
         if self.noise:
             energies = energies + self.noise * torch.randn_like(energies)
-        taken = torch.sigmoid(energies).masked_fill(~keep, 0.0)
-        # log prod_{l<s} (1 - p_l); differences of these never leave (-inf, 0], unlike quotients of the products.
-        passed = F.logsigmoid(-energies).masked_fill(~keep, 0.0).cumsum(-1)
-        passed = F.pad(passed, (1, -1))
-        reach = (passed[:, :, None] - passed[:, None, :]).tril().exp().tril()  # (B, s, k), from k to s
-        return Normalized((taken * (reach * before[:, None]).sum(-1))[:, None])  # no bmm: autocast would round it
+        before = past.log_weights if past.log_weights is not None else _first_position(energies).log()
+        log_weights = monotonic_log_weights(energies, keep, before.to(energies.dtype))[:, None]
+        return Normalized(log_weights.exp(), log_weights)
+
+
+def _first_position(like: Tensor) -> Tensor:
+    """Where reading starts: all weight on position 0."""
+    first = torch.zeros_like(like)
+    first[:, 0] = 1.0
+    return first
 
 
 def _next_position(energies: Tensor, keep: Tensor, before: Tensor) -> Tensor:
@@ -131,23 +141,23 @@ def _next_position(energies: Tensor, keep: Tensor, before: Tensor) -> Tensor:
     positions = torch.arange(energies.shape[1], device=energies.device)
     stopped_at = before.argmax(-1, keepdim=True)
     eligible = (energies > 0) & keep & (positions >= stopped_at) & (before.sum(-1, keepdim=True) > 0)
-    return _one_hot(eligible.to(energies.dtype), eligible)
+    return _one_hot(eligible.to(energies.dtype), ~eligible)
 
 
 def _wide(energies: Tensor) -> Tensor:
     return energies.to(torch.promote_types(energies.dtype, torch.float32))
 
 
-def _masked(energies: Tensor, keep: Tensor) -> Tensor:
+def _masked(energies: Tensor, drop: Tensor) -> Tensor:
     """In float32 or wider; the lowest finite number instead of -inf keeps NaN out of rows without any position."""
     energies = _wide(energies)
-    return energies.masked_fill(~keep, torch.finfo(energies.dtype).min)
+    return energies.masked_fill(drop, torch.finfo(energies.dtype).min)
 
 
-def _one_hot(energies: Tensor, keep: Tensor) -> Tensor:
-    """1 at each row's greatest energy, if that is kept."""
+def _one_hot(energies: Tensor, drop: Tensor) -> Tensor:
+    """1 at each row's greatest energy, unless that is dropped."""
     best = energies.argmax(-1, keepdim=True)
-    return torch.zeros_like(energies).scatter_(-1, best, 1.0).masked_fill(~keep, 0.0)
+    return torch.zeros_like(energies).scatter_(-1, best, 1.0).masked_fill(drop, 0.0)
 
 
 def _gumbel_noise(like: Tensor) -> Tensor:

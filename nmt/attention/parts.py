@@ -1,6 +1,6 @@
-"""The parts an attention is put together from, and what is asked of each.
+"""The parts of an attention, and the interface of each.
 
-Shapes: B batch, S source positions, T target positions, Q query, M memory, A attention.
+Shapes: B batch, S source positions, T target positions, Q query, M memory, A attention, F features.
 """
 
 from typing import NamedTuple
@@ -10,10 +10,18 @@ from torch import Tensor, nn
 from nmt.attention.memory import Past
 
 
+class KeyUpdate(NamedTuple):
+    """What a step adds to the keys because of earlier steps: k'_s = k_s + P f_s. Kept as two factors: no step holds
+    keys (B, S, A) of its own."""
+
+    features: Tensor  # (B, S, F)
+    projection: Tensor  # (A, F), the same at every step
+
+
 class Score(nn.Module):
     """How well a query fits each key. A score knows no mask."""
 
-    reads_past = False  # does `adjust` do anything?
+    reads_past = False  # has it key features?
 
     def within_reach(self, valid: Tensor) -> Tensor:
         """bool (B, S) -> bool (B, S): of the valid positions those that the score has an energy for."""
@@ -23,20 +31,32 @@ class Score(nn.Module):
         """(B, S, M) -> (B, S, A), once per source sentence."""
         return memory
 
-    def adjust(self, keys: Tensor, past: Past) -> Tensor:
-        """(B, S, A) -> (B, S, A), at every step: what the steps so far change in the keys."""
-        return keys
+    def key_projection(self) -> Tensor | None:
+        """P (A, F) of the KeyUpdate, once per batch."""
+        return None
 
-    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """(B, T, Q), (B, S, A) -> (B, T, S), unmasked."""
+    def key_features(self, past: Past) -> Tensor | None:
+        """f (B, S, F) of the KeyUpdate, at every step."""
+        return None
+
+    def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
+        """(B, T, Q), (B, S, A) -> (B, T, S), unmasked; `update` is added to the keys."""
         raise NotImplementedError
 
 
 class Coverage(nn.Module):
-    """What the steps so far have covered, for the keys of any score."""
+    """Lets the keys of any score know what earlier steps have attended to."""
 
-    def forward(self, keys: Tensor, past: Past) -> Tensor:
-        """(B, S, A) -> (B, S, A), at every step."""
+    def keys(self, keys: Tensor) -> Tensor:
+        """(B, S, A) -> (B, S, A), once per source sentence."""
+        return keys
+
+    def key_projection(self) -> Tensor:
+        """P (A, F) of the KeyUpdate, once per batch."""
+        raise NotImplementedError
+
+    def key_features(self, past: Past) -> Tensor:
+        """f (B, S, F) of the KeyUpdate, at every step."""
         raise NotImplementedError
 
 
@@ -44,10 +64,10 @@ class Window(nn.Module):
     """Which of the valid positions a query may attend to: all of them, or those within `reach` of a centre."""
 
     reach: int | None = None  # D; None: all
-    reads_step = False  # does the centre depend on the number of the step?
 
-    def centre(self, query: Tensor, valid: Tensor, past: Past) -> Tensor:
-        """(B, T, Q), bool (B, S) -> (B, T), positions counted from 0, not always whole."""
+    def centre(self, query: Tensor, valid: Tensor, steps: range) -> Tensor:
+        """(B, T, Q), bool (B, S), the T steps from 0 (or the one step of all queries) -> (B, T), positions from 0, not
+        always whole."""
         raise NotImplementedError
 
     def holds(self, offsets: Tensor) -> Tensor:
@@ -64,6 +84,7 @@ class Normalized(NamedTuple):
     """Weights, and for hard attention in training how the position was drawn."""
 
     weights: Tensor  # (B, T, W), zero where not kept
+    log_weights: Tensor | None = None  # (B, T, W), -inf where not kept; exact where a weight underflows
     log_prob: Tensor | None = None  # (B, T)
     entropy: Tensor | None = None  # (B, T), nats
 

@@ -1,6 +1,6 @@
 """Scores: how well a query fits each key. A score knows no mask.
 
-Shapes: B batch, S source positions, T target positions, Q query, M memory, A attention, F filters.
+Shapes: B batch, S source positions, T target positions, Q query, M memory, A attention, F features.
 """
 
 import math
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmt.attention.memory import Past
-from nmt.attention.parts import Score
+from nmt.attention.parts import KeyUpdate, Score
 from nmt.ops.additive import additive_energies
 from nmt.ops.linear import Linear, linear
 
@@ -18,17 +18,21 @@ from nmt.ops.linear import Linear, linear
 class DotScore(Score):
     """e_ts = q_t . k_s   (Luong et al. 2015, eq. 7, dot)."""
 
-    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+    def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
         """(B, T, Q), (B, S, A) -> (B, T, S), unmasked; Q = A."""
-        return linear(query, keys)
+        energies = linear(query, keys)
+        if update is None:
+            return energies
+        slopes = query @ update.projection.to(query.dtype)  # (B, T, F)
+        return energies + (slopes[:, :, None] * update.features[:, None]).sum(-1)
 
 
 class ScaledDotScore(DotScore):
     """e_ts = q_t . k_s / sqrt(d), d the size of either   (Vaswani et al. 2017, eq. 1)."""
 
-    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+    def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
         """(B, T, Q), (B, S, A) -> (B, T, S), unmasked; Q = A."""
-        return super().forward(query * query.shape[-1] ** -0.5, keys)
+        return super().forward(query * query.shape[-1] ** -0.5, keys, update)
 
 
 class GeneralScore(DotScore):
@@ -58,9 +62,9 @@ class AdditiveScore(Score):
         projected: Tensor = self.key_proj(memory)
         return projected
 
-    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+    def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
         """(B, T, Q), (B, S, A) -> (B, T, S), unmasked."""
-        return additive_energies(self.query_proj(query), keys, self.energy.weight)
+        return additive_energies(self.query_proj(query), keys, self.energy.weight, *(update or ()))
 
 
 class NormedAdditiveScore(AdditiveScore):
@@ -76,9 +80,9 @@ class NormedAdditiveScore(AdditiveScore):
         """(B, S, M) -> (B, S, A), once per source sentence; the bias is in them."""
         return linear(memory, self.key_proj.weight, self.bias)
 
-    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+    def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
         """(B, T, Q), (B, S, A) -> (B, T, S), unmasked."""
-        energies: Tensor = super().forward(query, keys) * (self.gain / self.energy.weight.norm())
+        energies: Tensor = super().forward(query, keys, update) * (self.gain / self.energy.weight.norm())
         return energies
 
 
@@ -93,10 +97,12 @@ class ConcatScore(AdditiveScore):
         super().__init__(query_dim, memory_dim, attention_dim)
         self.deeper = nn.ModuleList(Linear(attention_dim, attention_dim) for _ in range(layers - 1))
 
-    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+    def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
         """(B, T, Q), (B, S, A) -> (B, T, S), unmasked."""
         if not self.deeper:
-            return super().forward(query, keys)
+            return super().forward(query, keys, update)
+        if update is not None:
+            keys = keys + linear(update.features.to(keys.dtype), update.projection)
         hidden = torch.tanh(self.query_proj(query)[:, :, None] + keys[:, None])
         for layer in self.deeper:
             hidden = torch.tanh(layer(hidden))
@@ -121,8 +127,9 @@ class CosineScore(Score):
         """(B, S, M) -> (B, S, M) of length 1, once per source sentence."""
         return F.normalize(memory, dim=-1)
 
-    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """(B, T, Q), (B, S, M) -> (B, T, S), unmasked, each between -beta_t and beta_t."""
+    def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
+        """(B, T, Q), (B, S, M) -> (B, T, S), unmasked, each between -beta_t and beta_t. Takes no update."""
+        assert update is None
         beta = F.softplus(self.strength(query) + self.offset)
         wanted = beta * F.normalize(self.query_proj(query), dim=-1)
         return linear(wanted.to(keys.dtype), keys)
@@ -149,8 +156,9 @@ class LocationScore(Score):
         positions = torch.arange(memory.shape[1], dtype=torch.float32, device=memory.device)
         return positions[:, None].expand(memory.shape[0], -1, 1)
 
-    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """(B, T, Q), (B, S, 1) -> (B, T, S), unmasked."""
+    def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
+        """(B, T, Q), (B, S, 1) -> (B, T, S), unmasked. Takes no update."""
+        assert update is None
         index = keys.squeeze(-1).long().clamp_(max=self.max_positions - 1)
         energies: Tensor = self.positions(query)
         return energies.gather(-1, index[:, None].expand(-1, query.shape[1], -1))
@@ -167,8 +175,15 @@ class LocationAwareScore(AdditiveScore):
         self.filters = nn.Conv1d(1, filters, width, padding=width // 2, bias=False)
         self.filter_proj = Linear(filters, attention_dim)  # U and b
 
-    def adjust(self, keys: Tensor, past: Past) -> Tensor:
-        """(B, S, A) -> (B, S, A), at every step."""
-        features = self.filters(past.weights[:, None].to(self.filters.weight.dtype)).transpose(1, 2)  # (B, S, F)
-        adjusted: Tensor = keys + self.filter_proj(features)
-        return adjusted
+    def keys(self, memory: Tensor) -> Tensor:
+        """(B, S, M) -> (B, S, A), once per source sentence; the bias is in them."""
+        return linear(memory, self.key_proj.weight, self.filter_proj.bias)
+
+    def key_projection(self) -> Tensor:
+        """U (A, F)."""
+        return self.filter_proj.weight
+
+    def key_features(self, past: Past) -> Tensor:
+        """f_t (B, S, F)."""
+        features: Tensor = self.filters(past.weights[:, None].to(self.filters.weight.dtype))
+        return features.transpose(1, 2)

@@ -6,7 +6,6 @@ Shapes: B batch, S source positions, T target positions, Q query, W window, A at
 import torch
 from torch import Tensor
 
-from nmt.attention.memory import Past
 from nmt.attention.parts import Window
 from nmt.ops.linear import Linear
 
@@ -21,17 +20,15 @@ class LocalMonotonicWindow(Window):
     Past the end of the source the window stays at its last position.
     """
 
-    reads_step = True
-
     def __init__(self, reach: int) -> None:
         super().__init__()
         self.reach = reach
 
-    def centre(self, query: Tensor, valid: Tensor, past: Past) -> Tensor:
+    def centre(self, query: Tensor, valid: Tensor, steps: range) -> Tensor:
         """(B, T, Q), bool (B, S) -> (B, T)."""
-        steps = torch.arange(past.step, past.step + query.shape[1], device=query.device)
+        positions = torch.arange(steps.start, steps.stop, device=query.device)
         last = valid.sum(1, keepdim=True) - 1
-        return steps.minimum(last.clamp(min=0)).float()
+        return positions.minimum(last.clamp(min=0)).float().expand(query.shape[:2])
 
 
 class LocalPredictiveWindow(Window):
@@ -47,7 +44,7 @@ class LocalPredictiveWindow(Window):
         self.position_proj = Linear(query_dim, attention_dim, bias=False)
         self.position = Linear(attention_dim, 1, bias=False)
 
-    def centre(self, query: Tensor, valid: Tensor, past: Past) -> Tensor:
+    def centre(self, query: Tensor, valid: Tensor, steps: range) -> Tensor:
         """(B, T, Q), bool (B, S) -> (B, T)."""
         where = self.position(torch.tanh(self.position_proj(query))).squeeze(-1)
         wide = torch.promote_types(where.dtype, torch.float32)

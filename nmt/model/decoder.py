@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nmt.attention.attention import Attention
 from nmt.attention.heads import MultiHeadAttention
-from nmt.attention.memory import Attended, Choice
+from nmt.attention.memory import Attended, Choice, join_steps
 from nmt.model.cells import (
     CellState,
     Recurrent,
@@ -34,6 +34,7 @@ from nmt.ops.shared import loop
 class Decoded(NamedTuple):
     readouts: Tensor  # (B, T, R)
     weights: Tensor | None = None  # (B, T, S), row t used to produce token t
+    log_weights: Tensor | None = None  # (B, T, S), where the attention gives them
     choice: Choice | None = None  # of hard attention in training
 
 
@@ -85,12 +86,10 @@ class Decoder(nn.Module):
         if state.fixed is not None:
             inputs = torch.cat([embedded, state.fixed[:, None].expand(-1, embedded.shape[1], -1)], dim=-1)
         hidden, _ = run(self.rnn, inputs, None, state.cell, self.regularisation, state.weights.layers)
-        attended = self._attend(hidden, state)
-        context = None if attended is None else attended.context
-        if state.fixed is not None:
-            context = state.fixed[:, None].expand(-1, hidden.shape[1], -1)
-        readouts = self._read_out(hidden, context, embedded, state)
-        return Decoded(readouts) if attended is None else Decoded(readouts, attended.weights, attended.choice)
+        attended = None
+        if self.attention is not None:
+            attended = self.attention.sequence(hidden, *state.attention())
+        return self._decoded(hidden, attended, embedded, state)
 
     def forward_stepped(self, embedded: Tensor, state: DecoderState) -> Decoded:
         """Step by step, with all that does not depend on the previous step done before or after the loop."""
@@ -100,13 +99,13 @@ class Decoder(nn.Module):
             for gates_t, word in zip(gates.unbind(1), embedded.unbind(1), strict=True):
                 steps.append(self._step(gates_t, word, state))
                 state = steps[-1].state
-        readouts = _stack([step.readout for step in steps])
-        if readouts is None:
-            outputs = torch.stack([self._output(step.state.cell) for step in steps], dim=1)
-            readouts = self._read_out(outputs, _stack([step.context for step in steps]), embedded, state)
-        choices = [step.choice for step in steps if step.choice is not None]
-        choice = Choice(*(torch.cat(parts, dim=1) for parts in zip(*choices, strict=True))) if choices else None
-        return Decoded(readouts, _stack([step.weights for step in steps]), choice)
+        each = [step.attended for step in steps if step.attended is not None]
+        attended = join_steps(each) if each else None
+        fed_back = [step.readout for step in steps if step.readout is not None]
+        if fed_back:
+            return _with_weights(torch.stack(fed_back, dim=1), attended)
+        outputs = torch.stack([self._output(step.state.cell) for step in steps], dim=1)
+        return self._decoded(outputs, attended, embedded, state)
 
     def step(self, word: Tensor, state: DecoderState) -> tuple[Tensor, Tensor | None, DecoderState]:
         """(B, E) embedding of the previous token -> readout (B, R), weights (B, S) or None, next state."""
@@ -114,7 +113,8 @@ class Decoder(nn.Module):
         readout = step.readout
         if readout is None:
             readout = self._read_out(self._output(step.state.cell), step.context, word, state)
-        return self._with_words(readout, step.weights, state), step.weights, step.state
+        weights = None if step.attended is None else step.attended.weights[:, 0]
+        return self._with_words(readout, weights, state), weights, step.state
 
     def weights(self, rows: int, word_dim: int, fixed_dim: int) -> Weights:
         """Those of so many sentences, made once for all steps; fixed_dim = M with a fixed vector, else 0."""
@@ -157,10 +157,8 @@ class Decoder(nn.Module):
             attended = self._attend(output[:, None], state)
         context = state.fixed if attended is None else attended.context[:, 0]
         readout = self._read_out(output, context, word, state) if self.input_feeding else None
-        state = state._replace(cell=cell, feed=readout)
-        if attended is None:
-            return _Step(context, None, None, readout, state)
-        return _Step(context, attended.weights[:, 0], attended.choice, readout, state._replace(past=attended.past))
+        past = state.past if attended is None else attended.past
+        return _Step(attended, context, readout, state._replace(cell=cell, feed=readout, past=past))
 
     def _condition(self, first: State, attended: Attended | None, weights: Weights) -> State:
         """The second half of a conditional step: from the state after the word to the state after the context."""
@@ -186,6 +184,13 @@ class Decoder(nn.Module):
         """(B, H) of the top layer: its state, with residual connections the sum of all layers' states."""
         return sum(cell.hidden[1:], cell.hidden[0]) if self.regularisation.options.residual else cell.hidden[-1]
 
+    def _decoded(self, outputs: Tensor, attended: Attended | None, embedded: Tensor, state: DecoderState) -> Decoded:
+        """Reads out all steps at once: outputs (B, T, H) of the top layer, embeddings (B, T, E)."""
+        context = None if attended is None else attended.context
+        if state.fixed is not None:
+            context = state.fixed[:, None].expand(-1, outputs.shape[1], -1)
+        return _with_weights(self._read_out(outputs, context, embedded, state), attended)
+
     def _read_out(self, output: Tensor, context: Tensor | None, word: Tensor, state: DecoderState) -> Tensor:
         """(B, T, H), (B, T, M) or None, (B, T, E), or without T -> (B, T, R) or (B, R), after dropout."""
         return self._drop(self.readout(output, context, word), state)
@@ -206,30 +211,27 @@ class Decoder(nn.Module):
         return dropped
 
     def _attend(self, query: Tensor, state: DecoderState) -> Attended | None:
-        """(B, T, H) -> what the attention returns, if there is one."""
+        """(N, 1, H) of this step, hypotheses of one sentence side by side -> Attended (N, 1, ...), if there is an
+        attention."""
         if self.attention is None:
             return None
-        assert state.memory is not None
-        assert state.past is not None
-        sentences = state.memory.sentences
-        if len(query) == sentences:
-            attended: Attended = self.attention(query, state.memory, state.past)
+        memory, past = state.attention()
+        hypotheses = len(query) // memory.sentences  # of a sentence: more than one where they share its memory
+        attended = self.attention.step(query.view(memory.sentences, hypotheses, -1), memory, past)
+        if hypotheses == 1:
             return attended
-        # Hypotheses of one sentence side by side: to the attention they are steps, T.
-        attended = self.attention(query.view(sentences, -1, query.shape[-1]), state.memory, state.past)
         context, weights = (part.flatten(0, 1)[:, None] for part in (attended.context, attended.weights))
-        return Attended(context, weights, state.past)
+        return Attended(context, weights, attended.past)
 
 
 class _Step(NamedTuple):
-    context: Tensor | None  # (B, M)
-    weights: Tensor | None  # (B, S)
-    choice: Choice | None  # of this step alone, T = 1
+    attended: Attended | None  # T = 1
+    context: Tensor | None  # (B, M) of the attention, or the fixed vector
     readout: Tensor | None  # (B, R), only where it is fed back; else made for all steps at once
-    state: DecoderState
+    state: DecoderState  # the next one
 
 
-def _stack(parts: list[Tensor | None]) -> Tensor | None:
-    """T x (B, ...) -> (B, T, ...)."""
-    present = [part for part in parts if part is not None]
-    return torch.stack(present, dim=1) if present else None
+def _with_weights(readouts: Tensor, attended: Attended | None) -> Decoded:
+    if attended is None:
+        return Decoded(readouts)
+    return Decoded(readouts, attended.weights, attended.log_weights, attended.choice)

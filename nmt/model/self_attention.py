@@ -22,6 +22,6 @@ class SelfAttention(nn.Module):
     def forward(self, states: Tensor, valid: Tensor) -> Tensor:
         """(B, S, M), bool (B, S) -> (B, S, M), zeros on padding."""
         memory, past = self.attention.remember(states, valid), self.attention.start(valid)
-        context = self.attention(states, memory, past).context
+        context = self.attention.sequence(states, memory, past).context
         attended: Tensor = self.norm(states + self.dropout(context))
         return attended * valid[:, :, None]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.attention.policy import Policy
 from nmt.model.cells import CellState
 from nmt.model.decoder import Decoded, Decoder
@@ -88,6 +89,13 @@ class Seq2Seq(nn.Module):
         """Is there an attention?"""
         return self.decoder.attention is not None
 
+    def record_log_weights(self) -> None:
+        """Let the attention return log-weights beside its weights from now on, for guided alignment."""
+        if self.decoder.attention is not None:
+            for module in self.decoder.attention.modules():
+                if isinstance(module, SoftmaxNormalizer):
+                    module.with_log_weights = True
+
     def encode(self, source: Tensor, lengths: Tensor) -> DecoderState:
         """int64 (B, S), int64 (B,) on the CPU -> the decoder's state before its first step."""
         return self.encode_embedded(self.source_embedding(source), lengths)
@@ -108,9 +116,9 @@ class Seq2Seq(nn.Module):
         B, E = embedded.shape[0], self.target_embedding.embedding_dim
         weights = self.decoder.weights(B, E, 0 if fixed is None else fixed.shape[1])
         weights = weights._replace(word_mask=self.dropout.sentence_mask(embedded, B, E))
-        folds = attention is not None and attention.folds
+        share = attention is not None and not attention.reads_past
         words = None if self.decoder.lexical is None else dropped
-        return DecoderState(self.bridge(encoded.summary), feed, past, memory, words, fixed, weights, folds)
+        return DecoderState(self.bridge(encoded.summary), feed, past, memory, words, fixed, weights, share)
 
     def forward(self, source: Tensor, lengths: Tensor, target: Tensor, sentences: Tensor | None = None) -> Decoded:
         """int64 (B, S), (B,), (B, T) = <s> y_1 ... y_{T-1} -> readouts (B, T, R), weights (B, T, S) or None.

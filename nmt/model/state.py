@@ -43,7 +43,13 @@ class DecoderState(NamedTuple):
     words: Tensor | None  # (B, S, E) the embedded source, where a lexical model reads it
     fixed: Tensor | None  # (B, M) the context of a decoder without attention that sees it at every step
     weights: Weights  # of all steps
-    folds: bool  # may hypotheses of one sentence share its row of past, memory and words?
+    beams_share_memory: bool  # may hypotheses of one sentence share its row of past, memory and words?
+
+    def attention(self) -> tuple[Memory, Past]:
+        """Memory and past of a decoder that attends."""
+        assert self.memory is not None
+        assert self.past is not None
+        return self.memory, self.past
 
     def select(self, index: Tensor) -> Self:
         """Rows `index` of the batch, which may repeat."""
@@ -55,7 +61,7 @@ class DecoderState(NamedTuple):
         `sentences` are those kept (None: all); what they share is stored once where the attention allows it.
         """
         state = self._own_rows(index)
-        if not self.folds:
+        if not self.beams_share_memory:
             return state._shared_rows(index)
         return state if sentences is None else state._shared_rows(sentences)
 

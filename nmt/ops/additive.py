@@ -1,6 +1,6 @@
-"""Energies of additive attention in little memory, with the gradient by hand.
+"""Energies of additive attention in little memory, with a hand-written gradient.
 
-Shapes: B batch, S source positions, T target positions, A attention.
+Shapes: B batch, S source positions, T target positions, A attention, F features.
 """
 
 from typing import Any
@@ -12,21 +12,31 @@ from torch.autograd.function import once_differentiable
 from nmt.ops.shared import share
 
 
-def additive_energies(query: Tensor, keys: Tensor, weight: Tensor) -> Tensor:
-    """e_ts = v . tanh(q_t + k_s): (B, T, A), (B, S, A), v (1, A) -> (B, T, S), float32 or wider.
+def additive_energies(
+    query: Tensor,
+    keys: Tensor,
+    weight: Tensor,
+    features: Tensor | None = None,
+    projection: Tensor | None = None,
+) -> Tensor:
+    """e_ts = v . tanh(q_t + k_s + P f_s): (B, T, A), (B, S, A), v (1, A), f (B, S, F), P (A, F) -> (B, T, S), float32
+    or wider.
 
-    The hidden units (B, T, S, A) are not kept but made again for the gradient, from the keys, of which a loop keeps one
-    copy as long as they stay the same. They are computed as tanh(x) = 2 sigmoid(2 x) - 1, several times as fast on a
-    CPU:  e = 2 v . sigmoid(2 q + 2 k) - sum(v).
+    The hidden units (B, T, S, A) are not kept: the backward pass computes them again from the keys, of which a loop
+    keeps one copy, and the few features. They are computed as tanh(x) = 2 sigmoid(2 x) - 1, which is several times
+    faster on a CPU:  e = 2 v . sigmoid(2 q + 2 k + 2 P f) - sum(v).
     """
-    shared = share((keys, weight), _sums, _doubled)
-    energies: Tensor = _Energies.apply(query, shared.token, shared.gathered, *shared.values)  # type: ignore[no-untyped-call]
+    shared = share((keys, weight, projection), _gradients, _doubled)
+    energies: Tensor = _Energies.apply(query, features, shared.token, shared.gathered, *shared.values)  # type: ignore[no-untyped-call]
     return energies
 
 
-def _doubled(keys: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def _doubled(keys: Tensor, weight: Tensor, projection: Tensor | None) -> tuple[Tensor, ...]:
+    """2 k, 2 v, sum(v) and 2 P, in float32 or wider."""
     wide = torch.promote_types(keys.dtype, torch.float32)
-    return 2 * keys.to(wide), 2 * weight[0].to(wide)
+    doubled = 2 * weight[0].to(wide)
+    projection = keys.new_empty(keys.shape[-1], 0) if projection is None else projection
+    return 2 * keys.to(wide), doubled, doubled.sum() / 2, 2 * projection.to(wide)
 
 
 class _Energies(torch.autograd.Function):
@@ -34,47 +44,72 @@ class _Energies(torch.autograd.Function):
     def forward(
         ctx: Any,  # noqa: ANN401
         query: Tensor,
+        features: Tensor | None,
         token: Tensor,
         gathered: list[Any],
         keys: Tensor,
         weight: Tensor,
+        total: Tensor,
+        projection: Tensor,
     ) -> Tensor:
-        ctx.gathered, ctx.dtype = gathered, query.dtype
+        ctx.gathered, ctx.dtypes = gathered, (query.dtype, None if features is None else features.dtype)
         query = 2 * query.to(keys.dtype)
-        ctx.save_for_backward(query, keys, weight)
+        features = None if features is None else features.to(keys.dtype)
+        ctx.save_for_backward(query, features, keys, weight, projection)
         with torch.autocast(keys.device.type, enabled=False):  # which would round them
-            found = [_hidden(one, keys) @ weight for one in query.unbind(1)]
-        return torch.stack(found, dim=1).sub_(weight.sum() / 2)
+            keys = _updated(keys, features, projection)
+            energies = [(_hidden(one, keys) @ weight).sub_(total) for one in query.unbind(1)]
+        return energies[0][:, None] if len(energies) == 1 else torch.stack(energies, dim=1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        query, keys, weight = ctx.saved_tensors
+        query, features, keys, weight, projection = ctx.saved_tensors
         of_query = torch.empty_like(query)
+        of_features = None if features is None else torch.zeros_like(features)
+        collects = ctx.needs_input_grad[2]
+        if collects and not ctx.gathered:
+            ctx.gathered.append(_Collected(keys, weight, projection))
+        updated = _updated(keys, features, projection)
         for t, (one, part) in enumerate(zip(query.unbind(1), grad.unbind(1), strict=True)):
-            hidden = _hidden(one, keys)
-            if ctx.needs_input_grad[1]:
-                _add(ctx.gathered, keys, part.reshape(1, -1) @ hidden.flatten(0, 1) - part.sum() / 2, weight)
+            hidden = _hidden(one, updated)
+            if collects:
+                ctx.gathered[0].weight += part.reshape(1, -1) @ hidden.flatten(0, 1) - part.sum() / 2
             slope = hidden.addcmul_(hidden, hidden, value=-1)
             of_query[:, t] = torch.bmm(part[:, None], slope)[:, 0]
-            if ctx.needs_input_grad[1]:
-                ctx.gathered[0].addcmul_(part[..., None], slope)
-        return (of_query * (2 * weight)).to(ctx.dtype), None, None, None, None
+            if collects:
+                ctx.gathered[0].keys.addcmul_(part[..., None], slope)
+            if features is not None and of_features is not None:
+                if collects:
+                    scaled = (part[..., None] * features).flatten(0, 1)
+                    ctx.gathered[0].projection += slope.flatten(0, 1).t() @ scaled
+                of_features.addcmul_(part[..., None], slope @ (weight[:, None] * projection))
+        of_query = (of_query * (2 * weight)).to(ctx.dtypes[0])
+        return of_query, None if of_features is None else of_features.to(ctx.dtypes[1]), *[None] * 6
+
+
+class _Collected:
+    """Sums over all queries: of grad s (1 - s), which is the keys' gradient but for a factor, of half the weight's
+    gradient, and of the projection's but for a factor."""
+
+    def __init__(self, keys: Tensor, weight: Tensor, projection: Tensor) -> None:
+        self.factor = 2 * weight
+        self.keys, self.projection = torch.zeros_like(keys), torch.zeros_like(projection)
+        self.weight = weight.new_zeros(1, len(weight))
+
+
+def _gradients(gathered: list[_Collected]) -> tuple[Tensor, ...]:
+    (sums,) = gathered
+    return sums.keys.mul_(sums.factor), sums.weight.mul_(2), sums.projection.mul_(sums.factor[:, None])
+
+
+def _updated(keys: Tensor, features: Tensor | None, projection: Tensor) -> Tensor:
+    """(B, S, A), (B, S, F), (A, F) -> (B, S, A)."""
+    if features is None:
+        return keys
+    return torch.addmm(keys.flatten(0, 1), features.flatten(0, 1), projection.t()).view(keys.shape)
 
 
 def _hidden(query: Tensor, keys: Tensor) -> Tensor:
     """(B, A), (B, S, A) -> (B, S, A)."""
     return (query[:, None] + keys).sigmoid_()
-
-
-def _add(gathered: list[Any], keys: Tensor, of_weight: Tensor, weight: Tensor) -> None:
-    if gathered:
-        gathered[1] += of_weight
-    else:
-        gathered.extend((torch.zeros_like(keys), of_weight, weight))
-
-
-def _sums(gathered: list[Any]) -> tuple[Tensor, Tensor]:
-    """From the sum of grad s (1 - s), which the keys' gradient is but for the factor, and half the weight's."""
-    of_keys, of_weight, weight = gathered
-    return of_keys.mul_(2 * weight), 2 * of_weight

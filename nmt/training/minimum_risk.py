@@ -56,8 +56,10 @@ class MinimumRisk:
         risk = expected_risk(log_probs, candidates.risks.to(device), sentences, counted, self.config.sharpness)
         references = candidates.sentences.diff(prepend=torch.tensor([-1])).nonzero()[:, 0].to(device)
         T = batch.target_out.shape[1]
-        weights = None if decoded.weights is None else decoded.weights[references, :T]
-        return Decoded(decoded.readouts[references, :T], weights), risk
+        weights, log_weights = (
+            None if part is None else part[references, :T] for part in (decoded.weights, decoded.log_weights)
+        )
+        return Decoded(decoded.readouts[references, :T], weights, log_weights), risk
 
     def candidates(self, batch: Batch) -> Candidates:
         """Drawn from the model; torch's global generator decides."""

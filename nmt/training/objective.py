@@ -49,6 +49,8 @@ class Objective:
             steps = config.training.scheduled_sampling_steps
             self.scheduled = ScheduledSampling(model, config.training.scheduled_sampling, steps, target)
         self.guided = config.training.guided_alignment
+        if self.guided:
+            model.record_log_weights()
         self.coverage, self.coverage_start, self.policy = 0.0, 0, 0.0
         if isinstance(config.attention, schema.ScoredAttention):
             coverage, normalizer = config.attention.coverage, config.attention.normalizer
@@ -81,9 +83,9 @@ class Objective:
             if step > self.coverage_start:
                 total = total + self.coverage * terms["coverage_loss"]
         if self.guided:
-            assert decoded.weights is not None
+            assert decoded.log_weights is not None
             assert batch.alignment is not None
-            terms["alignment_loss"] = guided_alignment_loss(decoded.weights, batch.alignment) / copies
+            terms["alignment_loss"] = guided_alignment_loss(decoded.log_weights, batch.alignment) / copies
             total = total + self.guided * terms["alignment_loss"]
         return Value(total, {name: term.detach() for name, term in terms.items()})
 

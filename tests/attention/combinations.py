@@ -146,5 +146,5 @@ class Case(NamedTuple):
 def attend(attention: AnyAttention, query: Tensor, states: Tensor, valid: Tensor) -> Attended:
     """From the first step, with the same draws at each call."""
     torch.set_rng_state(DRAWS)
-    attended: Attended = attention(query, attention.remember(states, valid), attention.start(valid))
+    attended: Attended = attention.sequence(query, attention.remember(states, valid), attention.start(valid))
     return attended

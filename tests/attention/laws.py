@@ -17,7 +17,7 @@ TOLERANCE = {"rtol": 0.0, "atol": 1e-11}
 def one_by_one(attention: AnyAttention, query: Tensor, memory: Memory, past: Past) -> list[Attended]:
     steps: list[Attended] = []
     for one in query.unbind(1):
-        steps.append(attention(one[:, None], memory, past))
+        steps.append(attention.step(one[:, None], memory, past))
         past = steps[-1].past
     return steps
 
@@ -88,9 +88,9 @@ def selected_rows_go_on_as_they_would(case: Case, made: Made) -> None:
     rows = torch.tensor([B - 1, *range(B - 1)])
     rows[-1] = B - 1
     memory = attention.remember(states, valid)
-    past = attention(query[:, :1], memory, attention.start(valid)).past
-    straight = attention(query, memory, past)
-    selected = attention(query[rows], memory.select(rows), past.select(rows))
+    past = attention.step(query[:, :1], memory, attention.start(valid)).past
+    straight = attention.sequence(query, memory, past)
+    selected = attention.sequence(query[rows], memory.select(rows), past.select(rows))
     torch.testing.assert_close(selected.context, straight.context[rows], **TOLERANCE)
     torch.testing.assert_close(selected.weights, straight.weights[rows], **TOLERANCE)
     torch.testing.assert_close(selected.past.weights, straight.past.weights[rows], **TOLERANCE)
@@ -99,14 +99,14 @@ def selected_rows_go_on_as_they_would(case: Case, made: Made) -> None:
 
 
 def hypotheses_may_share_a_sentence(case: Case, made: Made) -> None:
-    """Where an attention says so (`folds`), queries of one step can be its T, and do not see each other."""
+    """Where each has no past of its own, queries of one step are independent of each other."""
     attention, query, states, valid = made
-    if case.draws or not attention.folds:
+    if case.draws or attention.reads_past:
         return
     memory, start = attention.remember(states, valid), attention.start(valid)
-    together = attention(query, memory, start)
+    together = attention.step(query, memory, start)
     for t in range(query.shape[1]):
-        alone = attention(query[:, t : t + 1], memory, start)
+        alone = attention.step(query[:, t : t + 1], memory, start)
         torch.testing.assert_close(alone.context[:, 0], together.context[:, t], **TOLERANCE)
         torch.testing.assert_close(alone.weights[:, 0], together.weights[:, t], **TOLERANCE)
 

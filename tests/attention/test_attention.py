@@ -1,30 +1,34 @@
 """What an attention returns and remembers, beside the laws in test_combinations."""
 
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 import torch
 from combinations import CHOSEN, NORMALIZERS, Case, attend, configuration
+from torch import Tensor
 
 from nmt.attention.build import build_attention, build_policy
 from nmt.attention.heads import MultiHeadAttention
-from nmt.attention.memory import Memory, Past
+from nmt.attention.memory import Attended, Memory, Past
 from nmt.config import schema
 
 
 def test_the_past_adds_up_and_selects() -> None:
     valid = torch.ones(4, 6, dtype=torch.bool)
     past = Past.start(valid)
-    first, second = torch.rand(4, 2, 6), torch.rand(4, 1, 6)
-    past = past.after(first).after(second)
-    assert past.step == 3
+    first, second = torch.rand(4, 1, 6), torch.rand(4, 1, 6)
+    past = past.after(first, None).after(second, second.log())
+    assert past.step == 2
     assert torch.equal(past.weights, second[:, 0])
-    torch.testing.assert_close(past.total, first.sum(1) + second[:, 0])
+    assert torch.equal(past.log_weights, second[:, 0].log())
+    torch.testing.assert_close(past.total, first[:, 0] + second[:, 0])
     chosen = past.select(torch.tensor([3, 3]))
     assert torch.equal(chosen.weights, past.weights[[3, 3]])
+    assert torch.equal(chosen.log_weights, past.log_weights[[3, 3]])
     assert torch.equal(chosen.total, past.total[[3, 3]])
-    assert chosen.step == 3
+    assert chosen.step == 2
 
 
 def test_memory_selects_every_part() -> None:
@@ -37,7 +41,7 @@ def test_memory_selects_every_part() -> None:
 @pytest.mark.parametrize("name", ["additive-global-softmax", "general-local_m-softmax", "dot-global-hard"])
 def test_context_is_the_weighted_sum_of_the_states(name: str) -> None:
     attention, query, states, valid = Case(name).make()
-    context, weights, _, _ = attend(attention, query, states, valid)
+    context, weights, *_ = attend(attention, query, states, valid)
     torch.testing.assert_close(context, torch.einsum("bts,bsm->btm", weights, states))
 
 
@@ -86,15 +90,15 @@ def test_hard_attention_tells_its_choices_in_training_alone() -> None:
 @pytest.mark.parametrize("name", ["additive-global-hard", "additive-global-hard-coverage"])
 def test_the_log_prob_told_is_that_of_the_position_attended_to(name: str) -> None:
     attention, query, states, valid = Case(name, training=True).make()
-    _, weights, _, choice = attend(attention, query, states, valid)
+    _, weights, *_, choice = attend(attention, query, states, valid)
     assert choice is not None
     past = attention.start(valid)
     for t in range(query.shape[1]):
-        keys = attention._keys(attention.remember(states, valid), past)
-        energies = attention.score(query[:, t : t + 1], keys).masked_fill(~valid[:, None], -torch.inf)
-        log_probs = energies.log_softmax(-1)[:, 0]
+        memory = attention.remember(states, valid)
+        energies = attention.score(query[:, t : t + 1], memory.keys, attention._key_update(memory, past))
+        log_probs = energies.masked_fill(~valid[:, None], -torch.inf).log_softmax(-1)[:, 0]
         torch.testing.assert_close(choice.log_prob[:, t], log_probs[weights[:, t] == 1])
-        past = past.after(weights[:, t : t + 1])
+        past = past.after(weights[:, t : t + 1], None)
 
 
 @pytest.mark.parametrize(
@@ -175,3 +179,48 @@ def test_under_autocast_contexts_are_near() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         rough = attend(attention, query, states, valid).context
     torch.testing.assert_close(rough.float(), exact, rtol=0.1, atol=0.1)
+
+
+def kept_bytes(run: Callable[[], Attended], parameters: Iterable[Tensor]) -> int:
+    """What autograd keeps for the backward pass, each storage once, without the parameters."""
+    kept: dict[int, Tensor] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        attended = run()
+    assert attended.context.requires_grad
+    own = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+    return sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in own)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "additive-global-softmax-coverage",
+        "general-global-softmax-coverage",
+        "location_aware-global-softmax",
+        "location_aware-global-softmax-coverage",
+        "additive-global-monotonic",
+    ],
+)
+def test_attention_that_reads_its_past_keeps_little_more_memory_than_additive_attention(name: str) -> None:
+    """No step keeps keys of its own (B, S, A) or a matrix of positions (B, S, S) for the backward pass."""
+    length, dim = 80, 128
+    sizes = []
+    for each in (name, "additive-global-softmax"):
+        values = configuration(each).model_dump()
+        if "dim" in values["score"]:
+            values["score"]["dim"] = dim
+        config = schema.ScoredAttention.model_validate(values)
+        attention = build_attention(config, dim, dim).train()
+        states, query = (torch.randn(2, length, dim, requires_grad=True) for _ in range(2))
+        valid = torch.ones(2, length, dtype=torch.bool)
+
+        def run(made: Any = (attention, query, states, valid)) -> Attended:  # noqa: ANN401
+            return attend(*made)
+
+        sizes.append(kept_bytes(run, attention.parameters()))
+    assert sizes[0] < 1.5 * sizes[1]

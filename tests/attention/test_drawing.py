@@ -50,7 +50,7 @@ def test_draws_are_independent(normalizer: Normalizer) -> None:
 
 
 def test_log_prob_is_that_of_the_position_drawn_and_entropy_that_of_the_distribution() -> None:
-    weights, log_prob, entropy = draw(HardNormalizer(0.0), times=50)
+    weights, _, log_prob, entropy = draw(HardNormalizer(0.0), times=50)
     assert log_prob is not None
     assert entropy is not None
     torch.testing.assert_close(log_prob[0], PROBS[weights[0].argmax(-1)].log())
@@ -60,7 +60,7 @@ def test_log_prob_is_that_of_the_position_drawn_and_entropy_that_of_the_distribu
 
 def test_log_prob_and_entropy_are_differentiable() -> None:
     energies = ENERGIES.clone().requires_grad_()
-    drawn, log_prob, entropy = draw(HardNormalizer(0.0), energies, times=1)
+    drawn, _, log_prob, entropy = draw(HardNormalizer(0.0), energies, times=1)
     assert log_prob is not None
     assert entropy is not None
     (gradient,) = torch.autograd.grad(log_prob.sum(), [energies], retain_graph=True)
@@ -77,7 +77,7 @@ def test_nothing_is_differentiated_through_a_draw() -> None:
 
 def test_the_expected_share_of_steps_takes_the_softmax_and_is_no_draw() -> None:
     energies = ENERGIES.clone().requires_grad_()
-    weights, log_prob, entropy = draw(HardNormalizer(0.3), energies)
+    weights, _, log_prob, entropy = draw(HardNormalizer(0.3), energies)
     assert log_prob is not None
     assert entropy is not None
     soft = (weights[0] < 1).all(-1)

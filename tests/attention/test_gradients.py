@@ -15,7 +15,7 @@ def check(case: Case, fast: bool) -> None:
     attention, query, states, valid = case._replace(training="monotonic" in case.name).make()
 
     def attend(query: Tensor, states: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
-        attended = attention(query, attention.remember(states, valid), attention.start(valid))
+        attended = attention.sequence(query, attention.remember(states, valid), attention.start(valid))
         return attended.context, attended.weights
 
     inputs = (query.requires_grad_(), states.requires_grad_(), *attention.parameters())
@@ -38,7 +38,7 @@ def test_a_hard_choice_at_test_is_differentiable_through_the_values_alone(name: 
     attention, query, states, valid = Case(name, lengths=(9, 2)).make()
 
     def attend(states: Tensor) -> Tensor:
-        context: Tensor = attention(query, attention.remember(states, valid), attention.start(valid)).context
+        context: Tensor = attention.sequence(query, attention.remember(states, valid), attention.start(valid)).context
         return context
 
     assert torch.autograd.gradcheck(attend, (states.requires_grad_(),), fast_mode=True)

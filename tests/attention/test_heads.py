@@ -34,7 +34,7 @@ def heads_alone(attention: MultiHeadAttention, query: Tensor, states: Tensor, va
         )
         inner = attention.inner
         assert isinstance(inner, Attention)
-        found.append(inner(q, inner.remember(k, valid, v), inner.start(valid)))
+        found.append(inner.sequence(q, inner.remember(k, valid, v), inner.start(valid)))
     return found
 
 

@@ -1,8 +1,14 @@
 """Losses on attention weights, against plain loops."""
 
+import math
+
+import pytest
 import torch
+from combinations import Case, attend
 
 from nmt.attention.losses import coverage_loss, guided_alignment_loss
+from nmt.attention.memory import Past
+from nmt.attention.normalizers import MonotonicNormalizer, SoftmaxNormalizer
 
 B, T, S = 2, 4, 5
 
@@ -29,24 +35,67 @@ def test_attending_to_something_new_costs_nothing() -> None:
 
 
 def test_guided_alignment_is_the_cross_entropy_of_given_rows() -> None:
-    weights = torch.rand(B, T, S, dtype=torch.float64).softmax(-1)
+    log_weights = torch.rand(B, T, S, dtype=torch.float64).log_softmax(-1)
     given = torch.zeros(B, T, S, dtype=torch.float64)
     given[0, 1, 2], given[1, 0, :2] = 1.0, 0.5
-    expected = -weights[0, 1, 2].log() - 0.5 * weights[1, 0, :2].log().sum()
-    torch.testing.assert_close(guided_alignment_loss(weights, given), expected)
+    expected = -log_weights[0, 1, 2] - 0.5 * log_weights[1, 0, :2].sum()
+    torch.testing.assert_close(guided_alignment_loss(log_weights, given), expected)
 
 
 def test_guided_alignment_passes_over_what_a_window_excludes() -> None:
-    weights = torch.tensor([[[1.0, 0.0]]], requires_grad=True)
-    loss = guided_alignment_loss(weights, torch.tensor([[[0.0, 1.0]]]))
+    log_weights = torch.tensor([[[0.0, -torch.inf]]], requires_grad=True)
+    loss = guided_alignment_loss(log_weights, torch.tensor([[[0.0, 1.0]]]))
     loss.backward()
     assert loss == 0
-    assert weights.grad is not None
-    assert weights.grad.isfinite().all()
+    assert log_weights.grad is not None
+    assert not log_weights.grad.any()
 
 
-def test_guided_alignment_pulls_hardest_where_the_weight_is_smallest() -> None:
-    energies = torch.tensor([[[60.0, 0.0]]], requires_grad=True)
-    guided_alignment_loss(energies.softmax(-1), torch.tensor([[[0.0, 1.0]]])).backward()
-    assert energies.grad is not None
-    torch.testing.assert_close(energies.grad, torch.tensor([[[1.0, -1.0]]]))
+@pytest.mark.parametrize("gap", [1.0, 60.0, 95.0, 110.0, 1e4])
+def test_guided_alignment_has_the_exact_gradient_however_small_the_weight(gap: float) -> None:
+    """Of softmax, p - given: also where weights are subnormal (a gap of 95) or zero in float32 (110)."""
+    normalizer, keep = SoftmaxNormalizer(), torch.ones(1, 1, 3, dtype=torch.bool)
+    normalizer.with_log_weights = True
+    energies = torch.tensor([[[gap + 1, 0.0, gap]]], requires_grad=True)
+    log_weights = normalizer(energies, keep, Past.start(keep[:, 0])).log_weights
+    loss = guided_alignment_loss(log_weights, torch.tensor([[[0.0, 1.0, 0.0]]]))
+    (gradient,) = torch.autograd.grad(loss, energies)
+    expected = energies[0, 0].detach().double().softmax(-1) - torch.tensor([0.0, 1.0, 0.0]).double()
+    torch.testing.assert_close(gradient[0, 0].double(), expected, rtol=1e-6, atol=1e-6)
+    assert float(loss.detach()) == pytest.approx(gap + 1 + math.log1p(math.exp(-1) + math.exp(-gap - 1)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_monotonic_attention_can_be_guided_to_links_that_it_thinks_impossible(seed: int) -> None:
+    """Reversed links over 60 words: after the first words there is almost no probability left to go on."""
+    length = 60
+    generator = torch.Generator().manual_seed(seed)
+    normalizer = MonotonicNormalizer(1.0, -1.0).train()
+    keep = torch.ones(1, length, dtype=torch.bool)
+    energies = torch.randn(1, length, length, generator=generator).requires_grad_()
+    past, rows = Past.start(keep), []
+    for row in energies.unbind(1):
+        normalized = normalizer(row[:, None], keep[:, None], past)
+        past = past.after(normalized.weights, normalized.log_weights)
+        rows.append(normalized.log_weights)
+    loss = guided_alignment_loss(torch.cat(rows, dim=1), torch.eye(length).flip(0)[None])
+    (gradient,) = torch.autograd.grad(loss, energies)
+    assert loss > 0
+    assert gradient.isfinite().all()
+    assert gradient.abs().amax(-1).gt(0).all()  # every step is told which position to take
+
+
+GUIDED = ["additive-global-softmax", "additive-local_m-softmax", "general-local_p-softmax", "dot-global-monotonic"]
+
+
+@pytest.mark.parametrize("name", [*GUIDED, *(f"{name}-heads" for name in GUIDED)])
+@pytest.mark.parametrize("length", [5, 12])  # of windows: masked, and read by position
+def test_log_weights_are_the_logarithm_of_the_weights(name: str, length: int) -> None:
+    attention, query, states, valid = Case(name, lengths=(length, 2, 4), training=True).make()
+    for module in attention.modules():
+        if isinstance(module, SoftmaxNormalizer):
+            module.with_log_weights = True
+    attended = attend(attention, query, states, valid)
+    assert attended.log_weights is not None
+    torch.testing.assert_close(attended.log_weights, attended.weights.log())
+    assert torch.equal(attended.log_weights == -torch.inf, attended.weights == 0)

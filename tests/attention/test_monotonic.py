@@ -22,8 +22,9 @@ def all_steps(normalizer: MonotonicNormalizer, energies: Tensor, keep: Tensor | 
     keep = torch.ones(energies.shape[0], energies.shape[2], dtype=torch.bool) if keep is None else keep
     past, rows = Past.start(keep), []
     for step in energies.unbind(1):
-        rows.append(normalizer(step[:, None], keep[:, None], past).weights)
-        past = past.after(rows[-1])
+        normalized = normalizer(step[:, None], keep[:, None], past)
+        rows.append(normalized.weights)
+        past = past.after(normalized.weights, normalized.log_weights)
     return torch.cat(rows, dim=1)
 
 

@@ -103,8 +103,9 @@ def test_extreme_energies_give_finite_weights_and_gradients(kind: str, scale: fl
     normalizer = normalizer_of(kind).float().train(training)
     energies = (torch.randn(20, 1, 6) * scale).requires_grad_()
     keep = torch.arange(6) < torch.arange(20)[:, None, None] % 7  # some rows without any
-    past = Past.start(keep[:, 0]).after(torch.eye(6)[1].expand(20, 1, 6))
-    weights, log_prob, _ = normalizer(energies, keep, past)
+    second = torch.eye(6)[1].expand(20, 1, 6)
+    past = Past.start(keep[:, 0]).after(second, second.log())
+    weights, _, log_prob, _ = normalizer(energies, keep, past)
     assert weights.isfinite().all()
     assert not weights[~keep].any()
     loss = weights.square().sum() + (0.0 if log_prob is None else log_prob.sum())

@@ -90,9 +90,9 @@ def sampled(problem: Problem, policy: Policy) -> list[Tensor]:
     hard, keep = HardNormalizer(0.0).train(), torch.ones(N, 1, S, dtype=torch.bool)
     past = Past.start(keep[:, 0])
     first, second = (part.expand(N, *part.shape).clone().requires_grad_() for part in problem[:2])
-    weights1, log_prob1, entropy1 = hard(first[:, None], keep, past)
+    weights1, _, log_prob1, entropy1 = hard(first[:, None], keep, past)
     energies2 = torch.einsum("nij,ni->nj", second, weights1[:, 0])
-    weights2, log_prob2, entropy2 = hard(energies2[:, None], keep, past)
+    weights2, _, log_prob2, entropy2 = hard(energies2[:, None], keep, past)
     drawn = torch.cat([weights1, weights2], dim=1).argmax(-1)
     choice = Choice(torch.cat([log_prob1, log_prob2], 1), torch.cat([entropy1, entropy2], 1), queries(drawn))
     loss = policy(choice, rewards_of(problem, drawn), torch.ones(N, T, dtype=torch.bool)).loss

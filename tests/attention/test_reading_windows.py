@@ -20,7 +20,7 @@ CASES = [Case(name, lengths=(3, 11, 6), steps=12, reach=2, padding=1) for name i
 def everything(attention: AnyAttention, query: Tensor, states: Tensor, valid: Tensor) -> list[Tensor]:
     """Context, weights, and the gradients of numbers that depend on all of both; parts that have none are zero."""
     query, states = (part.clone().requires_grad_() for part in (query, states))
-    attended = attention(query, attention.remember(states, valid), attention.start(valid))
+    attended = attention.sequence(query, attention.remember(states, valid), attention.start(valid))
     inputs = [query, states, *attention.parameters()]
     loss = (attended.context.sin().mean(-1) * attended.weights.cos().sum(-1)).mean()
     gradients = torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
@@ -52,8 +52,8 @@ def test_gradients_go_through_selected_rows() -> None:
     attention, query, states, valid = Case("general-local_p-softmax", lengths=(12, 9, 3)).make()
     rows, states = torch.tensor([2, 2, 0]), states.requires_grad_()
     memory, past = attention.remember(states, valid), attention.start(valid)
-    selected = attention(query[rows], memory.select(rows), past.select(rows)).context
-    straight = attention(query[rows], attention.remember(states[rows], valid[rows]), past.select(rows)).context
+    selected = attention.sequence(query[rows], memory.select(rows), past.select(rows)).context
+    straight = attention.sequence(query[rows], attention.remember(states[rows], valid[rows]), past.select(rows)).context
     (found,), (expected,) = (torch.autograd.grad(context.square().sum(), [states]) for context in (selected, straight))
     torch.testing.assert_close(found, expected)
 
@@ -65,7 +65,7 @@ def test_positions_beyond_256_are_read_as_they_are_in_reduced_precision() -> Non
     query = torch.randn(1, 300, 4)
     with torch.autocast("cpu", torch.bfloat16):
         memory = attention.remember(states, valid)
-        weights = attention(query, memory, attention.start(valid)).weights
+        weights = attention.sequence(query, memory, attention.start(valid)).weights
         energies = attention.score(query, memory.keys)
     for t in (256, 257, 259):
         window = slice(t - 2, t + 3)

@@ -10,7 +10,7 @@ from torch import Tensor
 from nmt.attention.attention import Attention
 from nmt.attention.build import build_attention
 from nmt.attention.memory import Past
-from nmt.attention.parts import Score
+from nmt.attention.parts import KeyUpdate, Score
 from nmt.attention.scores import (
     AdditiveScore,
     ConcatScore,
@@ -27,7 +27,9 @@ def energies(score: Score, query: Tensor, memory: Tensor, before: Tensor | None 
     past = Past.start(torch.ones(memory.shape[:2], dtype=torch.bool))
     if before is not None:
         past = past._replace(weights=before, step=1)
-    found: Tensor = score(query, score.adjust(score.keys(memory), past)).detach()
+    features, projection = score.key_features(past), score.key_projection()
+    update = None if features is None or projection is None else KeyUpdate(features, projection)
+    found: Tensor = score(query, score.keys(memory), update).detach()
     return found
 
 
@@ -130,7 +132,7 @@ def test_positions_that_a_location_score_does_not_know_are_not_attended_to(windo
     attention = build_attention(configuration(f"location-{window}-softmax"), D, D).double()
     valid, states = torch.ones(B, 12, dtype=torch.bool), torch.randn(B, 12, D).double()
     long_after = attention.start(valid)._replace(step=10)
-    weights = attention(query, attention.remember(states, valid), long_after).weights
+    weights = attention.sequence(query, attention.remember(states, valid), long_after).weights
     assert not weights[:, :, 7:].any()
     assert weights[:, :, :7].any(-1).all()
 

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.attention.attention import Attention
-from nmt.attention.memory import Past
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.attention.scores import DotScore
 from nmt.attention.windows import LocalMonotonicWindow, LocalPredictiveWindow
@@ -20,14 +19,14 @@ def uniform(reach: int) -> Attention:
 
 
 def test_local_m_is_centred_on_the_step_and_stays_at_the_last_word() -> None:
-    centre = LocalMonotonicWindow(2).centre(torch.zeros(2, 4, 1), VALID, Past.start(VALID)._replace(step=2))
+    centre = LocalMonotonicWindow(2).centre(torch.zeros(2, 4, 1), VALID, range(2, 6))
     assert centre.tolist() == [[2, 3, 4, 5], [2, 3, 3, 3]]
 
 
 @pytest.mark.parametrize("reach", [1, 3])  # gathered, masked
 def test_a_window_holds_reach_positions_on_either_side_less_beyond_the_ends(reach: int) -> None:
     attention = uniform(reach)
-    weights = attention(
+    weights = attention.sequence(
         torch.zeros(2, 9, 1), attention.remember(torch.zeros(2, 9, 1), VALID), attention.start(VALID)
     ).weights
     for b, length in enumerate((9, 4)):
@@ -42,7 +41,7 @@ def test_local_p_predicts_a_share_of_the_sentence() -> None:
     window = LocalPredictiveWindow(2, 3, 4)
     with torch.no_grad():
         window.position.weight.zero_()
-    centre = window.centre(torch.randn(2, 3, 3), VALID, Past.start(VALID))
+    centre = window.centre(torch.randn(2, 3, 3), VALID, range(3))
     assert centre.tolist() == [[4.5] * 3, [2.0] * 3]
 
 
@@ -50,7 +49,7 @@ def test_local_p_stays_within_the_sentence_for_any_query() -> None:
     window = LocalPredictiveWindow(2, 3, 4)
     with torch.no_grad():
         window.position.weight.mul_(1000)
-    centre = window.centre(torch.randn(2, 50, 3) * 100, VALID, Past.start(VALID))
+    centre = window.centre(torch.randn(2, 50, 3) * 100, VALID, range(50))
     assert (centre >= 0).all()
     assert (centre <= torch.tensor([[9.0], [4.0]])).all()
 
@@ -71,7 +70,7 @@ def test_the_predicted_position_is_learned_through_the_gaussian(reach: int) -> N
     window = LocalPredictiveWindow(reach, 1, 2)
     attention = Attention(DotScore(), window, SoftmaxNormalizer())
     states = torch.randn(2, 9, 1)
-    attended = attention(torch.ones(2, 1, 1), attention.remember(states, VALID), attention.start(VALID))
+    attended = attention.sequence(torch.ones(2, 1, 1), attention.remember(states, VALID), attention.start(VALID))
     attended.context.sum().backward()
     for parameter in window.parameters():
         assert parameter.grad is not None
@@ -82,7 +81,7 @@ def test_predicted_positions_are_not_rounded_to_reduced_precision() -> None:
     """bfloat16 would not know one position from the next in a sentence of 300 words."""
     window = LocalPredictiveWindow(2, 3, 4).bfloat16()
     valid = torch.ones(1, 300, dtype=torch.bool)
-    assert window.centre(torch.randn(1, 2, 3).bfloat16(), valid, Past.start(valid)).dtype == torch.float32
+    assert window.centre(torch.randn(1, 2, 3).bfloat16(), valid, range(2)).dtype == torch.float32
 
 
 @given(

@@ -162,7 +162,7 @@ def test_a_beam_that_shares_sentences_finds_what_one_with_copies_finds(model: Se
     results = []
     with torch.no_grad():
         state = model.encode(SOURCE, LENGTHS)
-        for each in (state, state._replace(folds=False)):
+        for each in (state, state._replace(beams_share_memory=False)):
             results.append(
                 beam_search(
                     model.step,
@@ -183,16 +183,12 @@ def test_a_beam_that_shares_sentences_finds_what_one_with_copies_finds(model: Se
                 torch.testing.assert_close(ours.attention, theirs.attention, rtol=1e-4, atol=1e-5)
 
 
-def test_what_folds() -> None:
-    """All but what reads the past or the number of the step."""
-    assert model_of().encode(SOURCE, LENGTHS).folds
-    apart = [
-        attention("additive", window={"kind": "local_m", "reach": 1}),
-        attention("location_aware"),
-        attention("additive", coverage={"kind": "linear", "loss_weight": 0.0, "loss_start": 0}),
-    ]
-    for each in apart:
-        assert not model_of(attention=each).encode(SOURCE, LENGTHS).folds
+def test_beams_share_their_sentence_unless_the_attention_reads_the_past() -> None:
+    for each in (attention("additive"), attention("additive", window={"kind": "local_m", "reach": 1})):
+        assert model_of(attention=each).encode(SOURCE, LENGTHS).beams_share_memory
+    coverage = {"kind": "linear", "loss_weight": 0.0, "loss_start": 0}
+    for each in (attention("location_aware"), attention("additive", coverage=coverage)):
+        assert not model_of(attention=each).encode(SOURCE, LENGTHS).beams_share_memory
 
 
 def test_beam_attention_is_that_of_forced_decoding(model: Seq2Seq) -> None:
@@ -390,7 +386,8 @@ def test_self_attention_is_a_normed_residual_of_the_states() -> None:
     plain.load_state_dict(model.state_dict(), strict=False)
     expected, _ = plain.encoder(plain.source_embedding(SOURCE), LENGTHS, VALID)
     for layer in layers:
-        attended = layer.attention(expected, layer.attention.remember(expected, VALID), layer.attention.start(VALID))
+        memory, past = layer.attention.remember(expected, VALID), layer.attention.start(VALID)
+        attended = layer.attention.sequence(expected, memory, past)
         expected = layer.norm(expected + attended.context) * VALID[:, :, None]
     torch.testing.assert_close(states, expected)
 

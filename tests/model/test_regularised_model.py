@@ -85,7 +85,7 @@ def test_a_conditional_decoder_has_its_lowest_transitions_after_the_context() ->
     assert len(state.weights.conditional.transitions) == 1
     found = []
     for _ in range(2):
-        with seen(model.decoder.attention) as queries:
+        with seen(model.decoder.attention.score) as queries:
             found.append((model.decoder(embedded, model.encode(SOURCE, LENGTHS)).readouts, queries[0]))
         with torch.no_grad():
             model.decoder.conditional_regularisation.transitions[0].bias_ih_l0 += 1.0
@@ -214,7 +214,7 @@ def test_the_query_and_the_readout_see_the_output_with_its_residual_connections(
     for attend in ("before", "after"):
         model = timed("gru", 3, attend, False)
         start = model.encode(SOURCE, LENGTHS)
-        with seen(model.decoder.attention) as queries, seen(model.decoder.readout) as outputs:
+        with seen(model.decoder.attention.score) as queries, seen(model.decoder.readout) as outputs:
             _, _, after = model.decoder.step(model.target_embedding(TARGET[:, 0]), start)
         sums = [torch.stack(state.cell.hidden).sum(0) for state in (start, after)]
         torch.testing.assert_close(outputs[0], sums[1])

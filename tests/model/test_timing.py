@@ -189,9 +189,9 @@ def test_the_readout_of_a_step_sees_the_context_of_its_own_row(timing: Timing) -
 
 @torch.no_grad()
 def test_attending_before_asks_with_the_state_before_and_after_with_the_state_of_the_step(model: Seq2Seq) -> None:
-    """An attention that writes down its queries."""
-    queries, attention = [], model.decoder.attention
-    attention.register_forward_pre_hook(lambda _, given: queries.append(given[0]))
+    """A score that records its queries."""
+    queries: list[Tensor] = []
+    model.decoder.attention.score.register_forward_pre_hook(lambda _, given: queries.append(given[0]))
     state = model.encode(SOURCE, LENGTHS)
     tops = [state.cell.hidden[-1]]
     for t in range(TARGET.shape[1]):
@@ -213,8 +213,9 @@ def test_each_step_goes_on_from_what_the_steps_before_it_attended_to(timing: Tim
     """Coverage over a sentence: as if the attention had been asked all its queries at once."""
     model, queries = model_of(timing, coverage="linear"), []
     attention, start = model.decoder.attention, model.encode(SOURCE, LENGTHS)
-    hook = attention.register_forward_pre_hook(lambda _, given: queries.append(given[0]))
+    hook = attention.score.register_forward_pre_hook(lambda _, given: queries.append(given[0]))
     stepped = model.decoder.forward_stepped(model.target_embedding(TARGET), start).weights
     hook.remove()
     asked = torch.cat(queries, dim=1)
-    torch.testing.assert_close(stepped, attention(asked, start.memory, start.past).weights, rtol=0, atol=1e-10)
+    expected = attention.sequence(asked, start.memory, start.past).weights
+    torch.testing.assert_close(stepped, expected, rtol=0, atol=1e-10)

@@ -1,58 +1,82 @@
 """Additive energies: the formula, its gradient, the memory they take."""
 
+from typing import NamedTuple
+
+import pytest
 import torch
 from torch import Tensor
 
 from nmt.ops.additive import additive_energies
 from nmt.ops.shared import loop
 
-B, T, S, A = 3, 4, 6, 5
+B, T, S, A, F = 3, 4, 6, 5, 2
 
 
-def tensors(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
-    query, keys, weight = (torch.randn(shape, dtype=dtype) for shape in ((B, T, A), (B, S, A), (1, A)))
-    return query.requires_grad_(), keys.requires_grad_(), weight.requires_grad_()
+class Tensors(NamedTuple):
+    query: Tensor
+    keys: Tensor
+    weight: Tensor
+    features: Tensor | None = None
+    projection: Tensor | None = None
 
 
-def step_by_step(query: Tensor, keys: Tensor, weight: Tensor) -> Tensor:
+def tensors(updated: bool, dtype: torch.dtype = torch.float64) -> Tensors:
+    shapes = [(B, T, A), (B, S, A), (1, A), (B, S, F), (A, F)]
+    return Tensors(*(torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes[: 5 if updated else 3]))
+
+
+def formula(given: Tensors) -> Tensor:
+    keys = given.keys
+    if given.features is not None and given.projection is not None:
+        keys = keys + given.features @ given.projection.T
+    return torch.tanh(given.query[:, :, None] + keys[:, None]) @ given.weight[0]
+
+
+def step_by_step(query: Tensor, *others: Tensor) -> Tensor:
     with loop():
-        return torch.cat([additive_energies(one[:, None], keys, weight) for one in query.unbind(1)], dim=1)
+        return torch.cat([additive_energies(one[:, None], *others) for one in query.unbind(1)], dim=1)
 
 
-def test_is_the_formula() -> None:
-    query, keys, weight = tensors()
-    expected = torch.tanh(query[:, :, None] + keys[:, None]) @ weight[0]
-    for found in (additive_energies(query, keys, weight), step_by_step(query, keys, weight)):
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+@pytest.mark.parametrize("updated", [False, True])
+def test_is_the_formula(updated: bool) -> None:
+    given = tensors(updated)
+    for found in (additive_energies(*given), step_by_step(*given)):
+        torch.testing.assert_close(found, formula(given), rtol=1e-12, atol=1e-12)
 
 
-def test_gradient_at_once_and_step_by_step() -> None:
-    assert torch.autograd.gradcheck(additive_energies, tensors())
-    assert torch.autograd.gradcheck(step_by_step, tensors())
+@pytest.mark.parametrize("updated", [False, True])
+def test_gradient_at_once_and_step_by_step(updated: bool) -> None:
+    assert torch.autograd.gradcheck(additive_energies, tuple(tensors(updated)))
+    assert torch.autograd.gradcheck(step_by_step, tuple(tensors(updated)))
 
 
-def test_gradient_of_the_query_alone() -> None:
-    query, keys, weight = tensors()
-    assert torch.autograd.gradcheck(lambda query: additive_energies(query, keys.detach(), weight.detach()), query)
+def test_gradient_of_the_query_and_the_features_alone() -> None:
+    query, keys, weight, features, projection = (tensor.detach() for tensor in tensors(True))
+
+    def of_inputs(query: Tensor, features: Tensor) -> Tensor:
+        return additive_energies(query, keys, weight, features, projection)
+
+    assert torch.autograd.gradcheck(of_inputs, (query.requires_grad_(), features.requires_grad_()))
 
 
-def test_keeps_nothing_of_the_size_of_the_hidden_units() -> None:
+@pytest.mark.parametrize("updated", [False, True])
+def test_keeps_nothing_of_the_size_of_the_hidden_units(updated: bool) -> None:
     kept: list[int] = []
-    query, keys, weight = tensors()
+    given = tensors(updated)
 
     def note(tensor: Tensor) -> Tensor:
         kept.append(tensor.numel())
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        additive_energies(query, keys, weight)
-    assert sum(kept) == B * T * A + B * S * A + A
+        additive_energies(*given)
+    assert sum(kept) == B * T * A + B * S * A + A + updated * (B * S * F + A * F)
 
 
 def test_autocast_does_not_round_the_energies() -> None:
-    query, keys, weight = tensors(torch.float32)
-    expected = torch.tanh(query[:, :, None] + keys[:, None]) @ weight[0]
-    with torch.autocast("cpu", torch.bfloat16):
-        found = additive_energies(query, keys, weight)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    for given in (tensors(False, torch.float32), tensors(True, torch.float32)):
+        expected = formula(given)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = additive_energies(*given)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

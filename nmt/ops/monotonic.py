@@ -1,0 +1,56 @@
+"""Expected weights of monotonic attention in log space, in memory linear in the source, with a hand-written gradient.
+
+Shapes: B batch, S source positions.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+
+def monotonic_log_weights(energies: Tensor, keep: Tensor, previous: Tensor) -> Tensor:
+    """log w_s with w_s = p_s q_s, q_s = sum_{k<=s} w'_k prod_{k<=l<s} (1 - p_l), p = sigmoid(e)
+    (Raffel et al. 2017, eq. 9): (B, S), bool (B, S), log w' (B, S) of the step before -> (B, S).
+
+    Positions that are not kept are never taken and always passed; their log-weight is -inf. In log space no weight
+    underflows, so every position has a gradient, however improbable it is.
+    """
+    log_weights: Tensor = _MonotonicLogWeights.apply(energies, keep, previous)  # type: ignore[no-untyped-call]
+    return log_weights
+
+
+class _MonotonicLogWeights(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, energies: Tensor, keep: Tensor, previous: Tensor) -> Tensor:  # noqa: ANN401
+        passed = _log_passed(energies, keep)
+        log_reached = torch.logcumsumexp(previous - passed, dim=-1).add_(passed)  # log q
+        ctx.save_for_backward(energies, keep, previous, log_reached)
+        return F.logsigmoid(energies).add_(log_reached).masked_fill_(~keep, -torch.inf)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        energies, keep, previous, log_reached = ctx.saved_tensors
+        passed = _log_passed(energies, keep)
+        grad = grad.masked_fill(~keep | (log_reached == -torch.inf), 0.0)
+        # dL/dlog w'_k = sum_{s>=k} grad_s share_sk, where share_sk <= 1 is the part of q_s that started at k. Summed
+        # in log space too, positive and negative terms apart.
+        signed = torch.stack([grad, -grad]).clamp_(min=0.0).log_()
+        signed = (signed + (passed - log_reached)).masked_fill_(signed == -torch.inf, -torch.inf)
+        sums = signed.flip(-1).logcumsumexp(-1).flip(-1)
+        positive, negative = sums.add_(previous - passed).exp_()
+        of_previous = positive - negative
+        # Every position between k and s is passed on the way: log (1 - p_l) has the gradient of all that goes over l.
+        over = (grad - of_previous).flip(-1).cumsum(-1).flip(-1)
+        over = F.pad(over[:, 1:], (0, 1)).masked_fill_(~keep, 0.0)
+        taken = torch.sigmoid(energies)
+        return grad * (1 - taken) - over * taken, None, of_previous
+
+
+def _log_passed(energies: Tensor, keep: Tensor) -> Tensor:
+    """log prod_{l<s} (1 - p_l), (B, S)."""
+    passed = F.logsigmoid(-energies).masked_fill_(~keep, 0.0).cumsum(-1)
+    return F.pad(passed[:, :-1], (1, 0))
