@@ -29,16 +29,21 @@ class Batch(NamedTuple):
     alignment: Tensor | None = None  # float32 (B, T, S), the attention asked for, where training is guided by it
 
     def to(self, device: torch.device) -> Self:
-        """The batch on a device (lengths stay on the CPU, where packing wants them)."""
+        """The batch on a device. Lengths stay on the CPU, where packing needs them, in memory that can be copied
+        without waiting."""
         if device.type == "cpu":
             return self
-        source, target_in, target_out, *alignment = (
-            tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
-            for tensor in (self.source, self.target_in, self.target_out, self.alignment)
-            if tensor is not None
-        )
+        pins = device.type == "cuda"
+
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.pin_memory().to(device, non_blocking=True) if pins else tensor.to(device)
+
         return self._replace(
-            source=source, target_in=target_in, target_out=target_out, alignment=alignment[0] if alignment else None
+            source=moved(self.source),
+            lengths=self.lengths.pin_memory() if pins else self.lengths,
+            target_in=moved(self.target_in),
+            target_out=moved(self.target_out),
+            alignment=None if self.alignment is None else moved(self.alignment),
         )
 
 

@@ -40,7 +40,8 @@ class CellState(NamedTuple):
 
 
 class Norms(NamedTuple):
-    """Layer normalisation of one layer (Ba et al. 2016); what is added after it are the layer's own biases."""
+    """Layer normalisation of one layer (Ba et al. 2016); the layer's own biases are added after it. All are in float32,
+    in which layers are normalised."""
 
     input: Tensor | None  # (G,) gain of W_ih x, where there is an input
     hidden: Tensor  # (G,) gain of W_hh h
@@ -91,14 +92,18 @@ def layer_weights(rnn: Recurrent, layer: int) -> LayerWeights:
     return LayerWeights(weight_ih, weight_hh, bias_ih, bias_hh)
 
 
-def layer_parameters(module: nn.Module, names: tuple[str, ...], rnn: Recurrent, layer: int) -> list[Tensor]:
-    """A module's parameters named as torch names those of the network, two directions stacked."""
-    found = []
+def layer_parameters(
+    module: nn.Module, names: tuple[str, ...], rnn: Recurrent, layer: int, cast: bool = True
+) -> list[Tensor]:
+    """A module's parameters named as torch names those of the network, two directions stacked; `cast`: to the
+    precision of matrix products."""
+    parameters = []
     for name in names:
         ways = [getattr(module, f"{name}_l{layer}{way}") for way in ("", "_reverse")[: 1 + rnn.bidirectional]]
-        ways = [in_autocast_dtype(each) for each in ways]
-        found.append(torch.stack(ways) if rnn.bidirectional else ways[0])
-    return found
+        if cast:
+            ways = [in_autocast_dtype(each) for each in ways]
+        parameters.append(torch.stack(ways) if rnn.bidirectional else ways[0])
+    return parameters
 
 
 def input_gates(rnn: Recurrent, weights: LayerWeights, inputs: Tensor) -> Tensor:

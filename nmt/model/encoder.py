@@ -54,7 +54,7 @@ class Encoder(nn.Module):
         for layer in self.self_attention:
             states = layer(states, valid)
         if self.summary == "mean":
-            summary = states.sum(1) / lengths.to(states.device, states.dtype)[:, None]
+            summary = states.sum(1) / valid.sum(1, keepdim=True).to(states.dtype)
         else:
             summary = torch.cat([*final.hidden, *final.memory], dim=-1)
         return Encoded(self.dropout(states), self.dropout(summary))

@@ -73,8 +73,8 @@ class _Order:
 
     def __init__(self, lengths: Tensor, inputs: Tensor) -> None:
         B, T, device = *inputs.shape[:2], inputs.device
-        lengths, positions, rows = lengths.to(device), *(torch.arange(n, device=device) for n in (T, B))
-        positions = positions[:, None]
+        lengths = lengths.to(device, non_blocking=True)
+        positions, rows = torch.arange(T, device=device)[:, None], torch.arange(B, device=device)
         self.valid = (positions < lengths).T[:, :, None]  # (B, T, 1)
         self.last = lengths - 1, rows
         reverse = torch.where(positions < lengths, lengths - 1 - positions, positions)  # (T, B)

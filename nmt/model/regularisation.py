@@ -63,6 +63,9 @@ class Regularisation(nn.Module):
     def _layer(self, rnn: Recurrent, layer: int, rows: int) -> LayerWeights:
         options, weights = self.options, layer_weights(rnn, layer)
         between = rnn.dropout if options.variational and layer else 0.0
+        if self.norm is not None:
+            bias_ih, bias_hh = layer_parameters(rnn, ("bias_ih", "bias_hh"), rnn, layer, cast=False)
+            weights = weights._replace(bias_ih=bias_ih, bias_hh=bias_hh)
         return weights._replace(
             weight_hh=dropout(weights.weight_hh, options.weight_drop, rnn.training),
             norms=None if self.norm is None else self.norm.of(rnn, layer),
@@ -76,8 +79,9 @@ class Regularisation(nn.Module):
     def _transitions(self, rnn: Recurrent, layer: int, rows: int) -> tuple[Transition, ...]:
         found = []
         for step in self.transitions:
-            weight, bias_ih, bias_hh = layer_parameters(step, ("weight_hh", "bias_ih", "bias_hh"), rnn, layer)
             norms = step.norm.of(rnn, layer) if isinstance(step.norm, LayerNorms) else None
+            (weight,) = layer_parameters(step, ("weight_hh",), rnn, layer)
+            bias_ih, bias_hh = layer_parameters(step, ("bias_ih", "bias_hh"), rnn, layer, cast=norms is None)
             dropped = dropout(weight, self.options.weight_drop, rnn.training)
             found.append(Transition(dropped, bias_ih, bias_hh, norms, self._hidden_mask(rnn, weight, rows)))
         return tuple(found)
@@ -116,9 +120,13 @@ class LayerNorms(nn.Module):
 
     def of(self, rnn: Recurrent, layer: int) -> Norms:
         """The parameters of one layer."""
-        (hidden,) = layer_parameters(self, ("gain_hh",), rnn, layer)
-        inputs = layer_parameters(self, ("gain_ih",), rnn, layer)[0] if hasattr(self, f"gain_ih_l{layer}") else None
+
+        def of_layer(*names: str) -> list[Tensor]:
+            return layer_parameters(self, names, rnn, layer, cast=False)
+
+        (hidden,) = of_layer("gain_hh")
+        inputs = of_layer("gain_ih")[0] if hasattr(self, f"gain_ih_l{layer}") else None
         if not isinstance(rnn, nn.LSTM):
             return Norms(inputs, hidden, None)
-        gain, bias = layer_parameters(self, ("gain_memory", "bias_memory"), rnn, layer)
+        gain, bias = of_layer("gain_memory", "bias_memory")
         return Norms(inputs, hidden, (gain, bias))

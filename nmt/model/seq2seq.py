@@ -103,7 +103,7 @@ class Seq2Seq(nn.Module):
     def encode_embedded(self, embedded: Tensor, lengths: Tensor) -> DecoderState:
         """(B, S, E), int64 (B,) on the CPU -> the decoder's state before its first step."""
         positions = torch.arange(embedded.shape[1], device=embedded.device)
-        valid = positions < lengths.to(embedded.device)[:, None]
+        valid = positions < lengths.to(embedded.device, non_blocking=True)[:, None]
         dropped = self.dropout(embedded)
         encoded = self.encoder(dropped, lengths, valid)
         memory, past, attention = None, None, self.decoder.attention

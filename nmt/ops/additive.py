@@ -53,7 +53,7 @@ class _Energies(torch.autograd.Function):
         projection: Tensor,
     ) -> Tensor:
         ctx.gathered, ctx.dtypes = gathered, (query.dtype, None if features is None else features.dtype)
-        query = 2 * query.to(keys.dtype)
+        query = query.to(keys.dtype)
         features = None if features is None else features.to(keys.dtype)
         ctx.save_for_backward(query, features, keys, weight, projection)
         with torch.autocast(keys.device.type, enabled=False):  # which would round them
@@ -111,5 +111,5 @@ def _updated(keys: Tensor, features: Tensor | None, projection: Tensor) -> Tenso
 
 
 def _hidden(query: Tensor, keys: Tensor) -> Tensor:
-    """(B, A), (B, S, A) -> (B, S, A)."""
-    return (query[:, None] + keys).sigmoid_()
+    """sigmoid(2 q + 2 k): q (B, A), 2 k (B, S, A) -> (B, S, A)."""
+    return torch.add(keys, query[:, None], alpha=2).sigmoid_()

@@ -25,32 +25,26 @@ def monotonic_log_weights(energies: Tensor, keep: Tensor, previous: Tensor) -> T
 class _MonotonicLogWeights(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, energies: Tensor, keep: Tensor, previous: Tensor) -> Tensor:  # noqa: ANN401
-        passed = _log_passed(energies, keep)
-        log_reached = torch.logcumsumexp(previous - passed, dim=-1).add_(passed)  # log q
-        ctx.save_for_backward(energies, keep, previous, log_reached)
-        return F.logsigmoid(energies).add_(log_reached).masked_fill_(~keep, -torch.inf)
+        drop = ~keep
+        passed = F.logsigmoid(-energies).masked_fill_(drop, 0.0).cumsum(-1)
+        passed = F.pad(passed[:, :-1], (1, 0))  # log prod_{l<s} (1 - p_l)
+        started = previous - passed
+        log_reached = torch.logcumsumexp(started, dim=-1).add_(passed)  # log q
+        unreached = log_reached == -torch.inf
+        ctx.save_for_backward(energies, drop, started, (passed - log_reached).masked_fill_(unreached, 0.0), unreached)
+        return F.logsigmoid(energies).add_(log_reached).masked_fill_(drop, -torch.inf)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        energies, keep, previous, log_reached = ctx.saved_tensors
-        passed = _log_passed(energies, keep)
-        grad = grad.masked_fill(~keep | (log_reached == -torch.inf), 0.0)
+        energies, drop, started, offsets, unreached = ctx.saved_tensors
+        grad = grad.masked_fill(drop | unreached, 0.0)
         # dL/dlog w'_k = sum_{s>=k} grad_s share_sk, where share_sk <= 1 is the part of q_s that started at k. Summed
         # in log space too, positive and negative terms apart.
-        signed = torch.stack([grad, -grad]).clamp_(min=0.0).log_()
-        signed = (signed + (passed - log_reached)).masked_fill_(signed == -torch.inf, -torch.inf)
-        sums = signed.flip(-1).logcumsumexp(-1).flip(-1)
-        positive, negative = sums.add_(previous - passed).exp_()
+        signed = torch.stack([grad, -grad]).clamp_(min=0.0).log_().add_(offsets)
+        positive, negative = signed.flip(-1).logcumsumexp(-1).flip(-1).add_(started).exp_()
         of_previous = positive - negative
-        # Every position between k and s is passed on the way: log (1 - p_l) has the gradient of all that goes over l.
-        over = (grad - of_previous).flip(-1).cumsum(-1).flip(-1)
-        over = F.pad(over[:, 1:], (0, 1)).masked_fill_(~keep, 0.0)
-        taken = torch.sigmoid(energies)
-        return grad * (1 - taken) - over * taken, None, of_previous
-
-
-def _log_passed(energies: Tensor, keep: Tensor) -> Tensor:
-    """log prod_{l<s} (1 - p_l), (B, S)."""
-    passed = F.logsigmoid(-energies).masked_fill_(~keep, 0.0).cumsum(-1)
-    return F.pad(passed[:, :-1], (1, 0))
+        # log (1 - p_l) has the gradient of all that passes l: that ends after it, but did not start after it.
+        passing = (grad - of_previous).flip(-1).cumsum(-1).flip(-1)
+        passing = F.pad(passing[:, 1:], (0, 1)).masked_fill_(drop, 0.0)
+        return grad - (grad + passing).mul_(torch.sigmoid(energies)), None, of_previous

@@ -65,5 +65,5 @@ class History:
         offsets = list(accumulate((len(weights) for weights in self._weights), initial=0))
         index = [offset + row for path in paths for offset, row in zip(offsets, path, strict=False)]
         weights = torch.cat(self._weights)
-        rows = weights[torch.tensor(index, device=weights.device)].float().cpu()
+        rows = weights[torch.tensor(index).to(weights.device, non_blocking=True)].float().cpu()
         return list(torch.split(rows, [len(path) for path in paths]))

@@ -19,7 +19,7 @@ class LogProbs:
         assert symbols.eos not in symbols.banned
         self._eos = symbols.eos
         self._min_length = min_length
-        self._banned = torch.tensor(symbols.banned, dtype=torch.int64, device=device)
+        self._banned = torch.tensor(symbols.banned, dtype=torch.int64).to(device, non_blocking=True)
         self._buffer = torch.empty(0, 0, device=device)
 
     def __call__(self, logits: Tensor, length: int, at_max: list[bool]) -> Tensor:

@@ -42,7 +42,7 @@ def rollout(
         log_probs = normalise(output.logits, now + 1, at_max)
         tokens = choose(log_probs)
         totals.index_add_(0, origin, log_probs.gather(1, tokens[:, None]).squeeze(1))
-        chosen = tokens.tolist()  # the step's one synchronisation
+        chosen = tokens.cpu().tolist()  # the step's one synchronisation
         going = []
         for row, token in enumerate(chosen):
             if token == symbols.eos or at_max[row]:
@@ -59,6 +59,6 @@ def rollout(
         growing = [growing[row] for row in going]
     endings = [
         Ending(last, row, log_prob, log_prob / penalty(last + 1))
-        for (last, row), log_prob in zip(lasts, totals.tolist(), strict=True)
+        for (last, row), log_prob in zip(lasts, totals.cpu().tolist(), strict=True)
     ]
     return history.hypotheses([endings])[0]

@@ -48,13 +48,16 @@ class MinimumRisk:
     def __call__(self, batch: Batch) -> tuple[Decoded, Tensor]:
         """What the model makes of the references, (B, T, ...), and the expected risk () summed over sentences."""
         candidates, device = self.candidates(batch), batch.source.device
-        targets = torch.from_numpy(padded(candidates.tokens, self.pad)).to(device)
+        on_host = torch.from_numpy(padded(candidates.tokens, self.pad))
+        real = (on_host != self.pad).flatten().nonzero()[:, 0].to(device, non_blocking=True)
+        targets = on_host.to(device, non_blocking=True)
         inputs = torch.cat([targets.new_full((len(targets), 1), self.symbols.bos), targets[:, :-1]], dim=1)
-        sentences, counted = candidates.sentences.to(device), candidates.counted.to(device)
+        sentences = candidates.sentences.to(device, non_blocking=True)
         decoded: Decoded = self.model(batch.source, batch.lengths, inputs, sentences)
-        log_probs = self._log_probs(decoded.readouts, targets)
-        risk = expected_risk(log_probs, candidates.risks.to(device), sentences, counted, self.config.sharpness)
-        references = candidates.sentences.diff(prepend=torch.tensor([-1])).nonzero()[:, 0].to(device)
+        log_probs = self._log_probs(decoded.readouts, targets, real)
+        risk = expected_risk(log_probs, candidates, self.config.sharpness)
+        references = candidates.sentences.diff(prepend=torch.tensor([-1])).nonzero()[:, 0]
+        references = references.to(device, non_blocking=True)
         T = batch.target_out.shape[1]
         weights, log_weights = (
             None if part is None else part[references, :T] for part in (decoded.weights, decoded.log_weights)
@@ -98,21 +101,24 @@ class MinimumRisk:
     def _step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
         return self.model.step(tokens, state)._replace(weights=None)  # which nobody reads
 
-    def _log_probs(self, readouts: Tensor, targets: Tensor) -> Tensor:
-        """(N, T, R), int64 (N, T) -> (N,), of whole candidates."""
-        real = (targets != self.pad).flatten().nonzero()[:, 0]
+    def _log_probs(self, readouts: Tensor, targets: Tensor, real: Tensor) -> Tensor:
+        """(N, T, R), int64 (N, T), int64 indices of the N * T tokens that are not padding -> (N,), of whole
+        candidates."""
         operands = self.model.output.operands(readouts.flatten(0, 1).index_select(0, real))
         of_tokens = linear_log_probs(*operands, targets.flatten()[real])
         return of_tokens.new_zeros(len(targets)).index_add(0, real // targets.shape[1], of_tokens)
 
 
-def expected_risk(log_probs: Tensor, risks: Tensor, sentences: Tensor, counted: Tensor, sharpness: float) -> Tensor:
-    """(N,), (N,), int64 (N,), bool (N,), of candidates side by side that are of one sentence -> (), summed over
-    sentences."""
+def expected_risk(log_probs: Tensor, candidates: Candidates, sharpness: float) -> Tensor:
+    """(N,) on any device -> (), summed over sentences. What does not depend on the model is computed on the host."""
+    sentences = candidates.sentences
     counts = torch.bincount(sentences)
-    first = counts.cumsum(0) - counts
-    columns = torch.arange(len(sentences), device=sentences.device) - first[sentences]
-    table = log_probs.new_full((len(counts), int(counts.max())), -torch.inf)  # (B, C)
+    columns = torch.arange(len(sentences)) - (counts.cumsum(0) - counts)[sentences]
+    shape = len(counts), int(counts.max())  # (B, C)
+    sentences, columns, counted, risks = (
+        each.to(log_probs.device, non_blocking=True)
+        for each in (sentences, columns, candidates.counted, candidates.risks)
+    )
     sharpened = (sharpness * log_probs).masked_fill(~counted, -torch.inf)
-    probs = table.index_put((sentences, columns), sharpened).softmax(-1)
+    probs = log_probs.new_full(shape, -torch.inf).index_put((sentences, columns), sharpened).softmax(-1)
     return (probs[sentences, columns] * risks.to(probs.dtype)).sum()

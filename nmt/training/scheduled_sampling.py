@@ -20,7 +20,7 @@ class ScheduledSampling:
     def __init__(self, model: Seq2Seq, probability: float, steps: int, target: Tokenizer) -> None:
         """`probability` is reached after `steps` updates."""
         self.model, self.final, self.steps, self.pad = model, probability, steps, target.pad
-        self.banned = torch.tensor([target.pad, target.bos])
+        self.banned = torch.tensor([target.pad, target.bos], device=model.output.bias.device)
 
     def probability(self, step: int) -> float:
         """At the update number `step`, from 1."""
@@ -40,5 +40,4 @@ class ScheduledSampling:
         readouts = self.model(batch.source, batch.lengths, batch.target_in).readouts.flatten(0, 1)
         self.model.train()
         torch.clear_autocast_cache()  # torch before 2.10 would give the trained pass these copies, without a gradient
-        banned = self.banned.to(readouts.device)
-        return most_probable(*self.model.output.operands(readouts), banned).view(batch.target_in.shape)
+        return most_probable(*self.model.output.operands(readouts), self.banned).view(batch.target_in.shape)

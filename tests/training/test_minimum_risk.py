@@ -17,7 +17,7 @@ from nmt.data.batching import Batch, collate
 from nmt.machine import Machine
 from nmt.model.build import build_model
 from nmt.model.seq2seq import Seq2Seq
-from nmt.training.minimum_risk import expected_risk
+from nmt.training.minimum_risk import Candidates, expected_risk
 from nmt.training.objective import Objective, Value
 from nmt.training.step import Updater
 
@@ -99,7 +99,7 @@ def test_the_sharpness_scales_probabilities_and_not_the_gradient(sharpness: floa
     sentences, counted = torch.tensor([0, 0, 0, 1, 1]), torch.tensor([False, True, True, True, True])
     log_probs = torch.randn(5, dtype=torch.float64, requires_grad=True)
     risks = torch.tensor([0.9, 0.1, 0.4, 0.0, 1.0])
-    found = expected_risk(log_probs, risks, sentences, counted, sharpness)
+    found = expected_risk(log_probs, Candidates([], sentences, counted, risks), sharpness)
     powers = (sharpness * log_probs.detach()).exp()
     by_hand = (0.1 * powers[1] + 0.4 * powers[2]) / (powers[1] + powers[2]) + powers[4] / (powers[3] + powers[4])
     torch.testing.assert_close(found.detach(), by_hand)
