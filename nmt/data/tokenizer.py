@@ -3,21 +3,25 @@
 import io
 import random
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sentencepiece
 
 from nmt.config import schema
 from nmt.config.errors import UserError
+from nmt.data.normalization import nfc_rule
 from nmt.data.sampling import Sampler, sampler
 from nmt.files import read_bytes, write_atomically
 from nmt.metrics.alignment import WORD_START
 
 TRAINING_LINES = 2_000_000  # that train a tokenizer: a sample of that many suffices, in bounded memory
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of the models trained here; an existing model may have others
+NO_RULE_FILE = b"\x1a\x02\x32\x00"  # appended to a model, it overrides normalizer_spec.normalization_rule_tsv with ""
 LONE_SURROGATES = re.compile("[\ud800-\udfff]")  # which Python's strings can hold and Unicode text cannot
 
 
@@ -166,28 +170,44 @@ def check_sampling(config: schema.FileTokenizer, tokenizers: Tokenizers) -> None
 def _train(config: schema.TrainedTokenizer, lines: Lines) -> Tokenizer:
     model = io.BytesIO()
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=(
-                _readable(line.lower() if config.lowercase else line) for line in _at_most(TRAINING_LINES, lines)
-            ),
-            model_writer=model,
-            model_type=config.kind,
-            vocab_size=config.vocab_size,
-            hard_vocab_limit=config.kind in {"bpe", "unigram"},
-            byte_fallback=config.byte_fallback,
-            normalization_rule_name=config.normalization,
-            character_coverage=config.character_coverage,
-            split_by_unicode_script=config.split_punctuation,
-            pad_id=PAD,
-            unk_id=UNK,
-            bos_id=BOS,
-            eos_id=EOS,
-            max_sentence_length=2**16,  # bytes; longer lines do not take part
-            minloglevel=2,
-        )
+        with _normalization(config.normalization) as rule:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=(
+                    _readable(line.lower() if config.lowercase else line) for line in _at_most(TRAINING_LINES, lines)
+                ),
+                model_writer=model,
+                model_type=config.kind,
+                vocab_size=config.vocab_size,
+                hard_vocab_limit=config.kind in {"bpe", "unigram"},
+                byte_fallback=config.byte_fallback,
+                character_coverage=config.character_coverage,
+                split_by_unicode_script=config.split_punctuation,
+                pad_id=PAD,
+                unk_id=UNK,
+                bos_id=BOS,
+                eos_id=EOS,
+                max_sentence_length=2**16,  # bytes; longer lines do not take part
+                minloglevel=2,
+                **rule,
+            )
     except RuntimeError as error:
         raise UserError(_explain(str(error), config)) from None
-    return Tokenizer(model.getvalue(), config.lowercase)
+    trained = model.getvalue()
+    if "normalization_rule_tsv" in rule:  # equal corpora are to give equal models
+        trained = sentencepiece.SentencePieceProcessor(model_proto=trained + NO_RULE_FILE).serialized_model_proto()
+    return Tokenizer(trained, config.lowercase)
+
+
+@contextmanager
+def _normalization(name: str) -> Iterator[dict[str, Any]]:
+    """SentencePiece's options for one of its own rules, or for "nfc" from a file."""
+    if name != "nfc":
+        yield {"normalization_rule_name": name}
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".tsv", encoding="ascii") as file:
+        file.write(nfc_rule())
+        file.flush()
+        yield {"normalization_rule_tsv": file.name}
 
 
 def _at_most(count: int, lines: Lines) -> Iterator[str]:

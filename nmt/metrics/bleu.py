@@ -1,5 +1,9 @@
-"""Corpus scores with sacreBLEU (Post 2018): BLEU, chrF and TER, each with its signature."""
+"""Corpus scores with sacreBLEU (Post 2018): BLEU, chrF and TER, each with its signature.
 
+Both sides are compared in Unicode NFC: to a reader, composed and decomposed characters are the same.
+"""
+
+import unicodedata
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 
@@ -57,7 +61,7 @@ def score(
     settings: ScoreSettings,
     metrics: Collection[str] = METRICS,
 ) -> Scores:
-    """Score detokenised hypotheses against one reference each, exactly as sacreBLEU's command line does.
+    """Score detokenised hypotheses against one reference each, exactly as sacreBLEU's command line does for NFC text.
 
     Raises ValueError if the counts differ or are zero, or if a setting or metric cannot be used.
     """
@@ -68,6 +72,7 @@ def score(
         )
     if "bleu" not in metrics or not set(metrics) <= set(METRICS):
         raise ValueError(f"metrics: {sorted(metrics)}; allowed: bleu, with any of {', '.join(METRICS[1:])}")
+    hypotheses, references = nfc(hypotheses), nfc(references)
 
     def corpus_score(metric: BLEU | CHRF | TER) -> tuple[float, str]:
         value = float(metric.corpus_score(hypotheses, [references]).score)
@@ -88,7 +93,8 @@ def signatures(settings: ScoreSettings) -> dict[str, str]:
 def sentence_bleu(hypotheses: Sequence[str], references: Sequence[str], settings: ScoreSettings) -> list[float]:
     """BLEU of each sentence, from 0 to 100, with n-grams no longer than it has (sacreBLEU's effective order)."""
     metric = bleu_metric(settings, effective_order=True)
-    return [float(metric.sentence_score(h, [r]).score) for h, r in zip(hypotheses, references, strict=True)]
+    pairs = zip(nfc(hypotheses), nfc(references), strict=True)
+    return [float(metric.sentence_score(hypothesis, [reference]).score) for hypothesis, reference in pairs]
 
 
 def score_by_length(
@@ -120,6 +126,11 @@ def score_by_length(
             }
         )
     return parts
+
+
+def nfc(lines: Sequence[str]) -> list[str]:
+    """The lines in Unicode NFC (Normalization Form C)."""
+    return [unicodedata.normalize("NFC", line) for line in lines]
 
 
 def bleu_metric(settings: ScoreSettings, effective_order: bool = False) -> BLEU:

@@ -11,7 +11,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest
 
-from nmt.metrics.bleu import METRICS, ScoreSettings, bleu_metric
+from nmt.metrics.bleu import METRICS, ScoreSettings, bleu_metric, nfc
 
 
 class Tested(NamedTuple):
@@ -28,7 +28,7 @@ class Significance:
 
     def __init__(self, references: Sequence[str], settings: ScoreSettings, samples: int, trials: int) -> None:
         """`samples`: of the bootstrap, `trials`: of the randomisation. Its seed is sacreBLEU's, $SACREBLEU_SEED."""
-        self.references, self.samples, self.trials = references, samples, trials
+        self.references, self.samples, self.trials = nfc(references), samples, trials
         metrics = (bleu_metric(settings), CHRF(), TER())
         self.metrics = {name: _counting_once(metric) for name, metric in zip(METRICS, metrics, strict=True)}
 
@@ -37,7 +37,8 @@ class Significance:
 
         Of equal scores p is 1: sacreBLEU takes no difference for a certain one where the samples do not differ either.
         """
-        named = [(str(number), output) for number, output in enumerate([baseline, *systems])]
+        named: list[tuple[str, Sequence[str]]]
+        named = [(str(number), nfc(output)) for number, output in enumerate([baseline, *systems])]
         found = [
             list(PairedTest(named, self.metrics, [self.references], kind, count)()[1].values())[1:]
             for kind, count in (("bs", self.samples), ("ar", self.trials))
@@ -53,7 +54,8 @@ class Significance:
     def bleu(self, output: Sequence[str]) -> float:
         """BLEU without tests."""
         metric = self.metrics["bleu"]
-        return float(metric._aggregate_and_compute(metric._extract_corpus_statistics(output, [self.references])).score)
+        statistics = metric._extract_corpus_statistics(nfc(output), [self.references])
+        return float(metric._aggregate_and_compute(statistics).score)
 
 
 def _tested(base: Any, boot: Any, randomised: Any) -> Tested:  # noqa: ANN401

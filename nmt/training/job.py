@@ -23,6 +23,7 @@ from nmt.training import checkpoint
 from nmt.training.distillation import Teachers, load_teachers
 from nmt.training.journal import save_figures
 from nmt.training.objective import Objective
+from nmt.training.round_trip import report_round_trips
 from nmt.training.signals import Interrupted
 from nmt.training.start import Start, first_weights
 from nmt.training.trainer import Observer, Pruned, Trainer
@@ -52,6 +53,7 @@ def train(
     run.claim(values)
     try:
         prepared = prepare(config.data, config.tokenizer)
+        report_round_trips(prepared, config, scoring)
         goes_on = (run.checkpoints / "last.pt").exists()
         start = None if goes_on else first_weights(config, prepared)
         teachers = load_teachers(config, prepared, machine, run.first_start().get("teachers", []) if goes_on else [])
@@ -180,7 +182,7 @@ def _report(prepared: Prepared) -> None:
     for name, split in report["splits"].items():
         dropped = ", ".join(f"{count} {reason}" for reason, count in split["dropped"].items()) or "none"
         log.info(
-            "  %-10s %8d pairs, dropped: %s; %s + %s tokens, longest %s, unknown %s%s",
+            "  %-10s %8d pairs, dropped: %s; %s + %s tokens, longest %s, unknown %s%s%s",
             name,
             split["kept"],
             dropped,
@@ -188,6 +190,7 @@ def _report(prepared: Prepared) -> None:
             "/".join(map(str, split["longest"])),
             "/".join(f"{100 * rate:.2f} %" for rate in split["unknown_rate"]),
             f"; {split['sources_in_train']} sources also in train" if "sources_in_train" in split else "",
+            f"; round trip BLEU {split['round_trip_bleu']:.2f}" if "round_trip_bleu" in split else "",
         )
     train = report["splits"]["train"]
     if train["kept"] < 0.9 * train["read"]:

@@ -2,13 +2,14 @@ import json
 import logging
 import subprocess
 import sys
+import unicodedata
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 
-from nmt.metrics.bleu import Scores, ScoreSettings, score, score_by_length, tokenizer_for
+from nmt.metrics.bleu import Scores, ScoreSettings, score, score_by_length, sentence_bleu, tokenizer_for
 
 ENGLISH = (
     ["The cat sat on the Mat.", "He didn't say: 'no' (twice)!", "A red car stops here , now .", ""],
@@ -83,6 +84,15 @@ def test_identical_texts_are_perfect() -> None:
     references = ENGLISH[1]
     perfect = score(references, references, MIXED_13A)
     assert (perfect.bleu, perfect.chrf, perfect.ter) == pytest.approx((100, 100, 0))
+
+
+def test_composed_and_decomposed_characters_are_the_same() -> None:
+    composed = ["Le gar\u00e7on a \u00e9t\u00e9 tr\u00e8s \u00e9l\u00e9gant.", "Il est d\u00e9j\u00e0 l\u00e0, ou pas."]
+    decomposed = [unicodedata.normalize("NFD", line) for line in composed]
+    for pair in ((composed, decomposed), (decomposed, composed)):
+        found = score(*pair, MIXED_13A)
+        assert (found.bleu, found.chrf, found.ter) == pytest.approx((100, 100, 0))
+        assert sentence_bleu(*pair, MIXED_13A) == pytest.approx([100, 100])
 
 
 def test_as_dict_is_flat_json() -> None:

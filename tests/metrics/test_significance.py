@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,16 @@ def test_the_scores_are_those_of_the_one_scoring_path() -> None:
         {metric: getattr(expected, metric) for metric in METRICS}
     )
     assert significance.bleu(BETTER) == pytest.approx(expected.bleu)
+
+
+def test_composed_and_decomposed_characters_are_the_same() -> None:
+    composed = ["le gar\u00e7on d\u00e9\u00e7u est l\u00e0 ."] * 9
+    decomposed = [unicodedata.normalize("NFD", line) for line in composed]
+    significance = Significance(decomposed, ScoreSettings("13a", False), 100, 100)
+    base, same = significance(composed, [decomposed])
+    assert base["bleu"].score == pytest.approx(100)
+    assert [each.p_bootstrap for each in same.values()] == [1.0, 1.0, 1.0]
+    assert significance.bleu(composed) == pytest.approx(100)
 
 
 def test_the_same_output_differs_by_nothing() -> None:

@@ -93,7 +93,8 @@ CASES = [
     odd("other line ends", "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg"),
     odd("zero width and bidi", "a\u200bb\u202ec\u200fd\u2066e\u2069"),
     odd("Unicode spaces alone", "\u3000\xa0\u2003\u2028 \t", kept(60, empty=1)),
-    odd("zero width alone", "\u200b\ufeff", kept(60, empty=1)),
+    odd("nothing to be seen", "\ufeff\x01\x7f", kept(60, empty=1)),
+    odd("zero width alone", "\u200b\ufeff", kept(60, empty=1), "tokenizer.normalization=nmt_nfkc"),
     odd(
         "emoji with joiners, flags",
         "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea \U0001f44d\U0001f3fd",

@@ -172,7 +172,10 @@ def test_the_run_directory_holds_what_the_run_needs_and_ran_with(whole: Path) ->
         assert {"bleu", "chrf", "ter", "signature", "sentences_per_second", "aer"} <= set(result)
         assert len((whole / "hypotheses" / f"{split}.txt").read_text().splitlines()) == 20
     assert len(list((whole / "alignments" / "test").glob("*.png"))) == 1
-    assert "test: BLEU" in (whole / "train.log").read_text()
+    log = (whole / "train.log").read_text()
+    assert "test: BLEU" in log
+    for split in ("validation", "test"):
+        assert f"round trip BLEU {manifest['data']['splits'][split]['round_trip_bleu']:.2f}" in log
 
 
 def test_the_best_validation_is_what_evaluation_finds(whole: Path) -> None:

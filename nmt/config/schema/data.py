@@ -88,7 +88,7 @@ class TrainedTokenizer(Sampler):
     vocab_size: VocabularySize
     joint: bool
     byte_fallback: bool
-    normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"]
+    normalization: Literal["nfc", "nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"]
     character_coverage: Annotated[float, Field(gt=0.9, le=1.0)]
     split_punctuation: bool
     lowercase: bool
