@@ -24,7 +24,7 @@ class Translation:
     alignment: NDArray[np.float32] | None  # (T, S) attention, a row for each of `tokens`; None without attention
 
     def word_alignment(self) -> str:
-        """Source-target pairs of whitespace-separated words, from each target word's strongest link (Pharaoh)."""
+        """Source-target pairs of words, which spaces separate, from each target word's strongest link (Pharaoh)."""
         if self.alignment is None:
             return ""
         return format_pharaoh(attention_to_links(self.alignment, self.tokens, self.source_tokens))

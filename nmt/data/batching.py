@@ -139,12 +139,14 @@ class Batches:
         if not self.guided:
             return batch
         assert self.split.alignments is not None
-        pieces = [
-            [tokenizer.pieces(ids) for ids in side]
-            if sampling
-            else tokenizer.surfaces([lines.line(int(i)) for i in indices])  # unknown words as they are written
-            for side, (lines, tokenizer, sampling) in zip((source, target), self._sides(), strict=True)
-        ]
+        pieces = []
+        for side, (text, tokenizer, sampling) in zip((source, target), self._sides(), strict=True):
+            lines = [text.line(int(i)) for i in indices]
+            if sampling:
+                drawn = map(tokenizer.pieces, side)
+                pieces.append([tokenizer.with_spaces_of(*each) for each in zip(lines, drawn, strict=True)])
+            else:
+                pieces.append(tokenizer.surfaces(lines))  # unknown words as they are written
         return batch._replace(alignment=attention_of([self.split.alignments[int(i)] for i in indices], *pieces))
 
     def _drawn_lengths(self, epoch: int) -> tuple[Indices, Indices]:

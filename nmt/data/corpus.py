@@ -12,7 +12,7 @@ from nmt.config.errors import UserError
 from nmt.data import demo
 from nmt.data.lines import first_line, read_lines, read_some_lines
 from nmt.data.tables import Row, hugging_face_datasets, read_table, table_format
-from nmt.metrics.alignment import parse_pharaoh
+from nmt.metrics.alignment import parse_pharaoh, words_of_line
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # as an escape in JSON can spell it
 
@@ -233,7 +233,7 @@ def _aligned(pair: Pair, links: str, place: str) -> Pair:
     except ValueError as error:
         raise UserError(f"{place}: {error}") from None
     if pair.source is not None and pair.target is not None:
-        lengths = len(pair.source.split()), len(pair.target.split())
+        lengths = len(words_of_line(pair.source)), len(words_of_line(pair.target))
         for link in sorted(possible):
             if link[0] >= lengths[0] or link[1] >= lengths[1]:
                 raise UserError(

@@ -95,9 +95,34 @@ class Tokenizer:
         return ["<pad>" if i == self.pad else self._processor.id_to_piece(int(i)) for i in ids]
 
     def surfaces(self, lines: Sequence[str]) -> list[list[str]]:
-        """Lines -> pieces as `encode` cuts them, unknown ones as they are written instead of <unk>; </s> last."""
+        """Lines -> pieces as `encode` cuts them, unknown ones as they are written instead of <unk>; </s> last.
+
+        "▁" stands for spaces of the line: see `with_spaces_of`.
+        """
         cut: list[list[str]] = self._processor.encode(self._prepare(lines), out_type=str, add_eos=True)
-        return cut
+        return [self.with_spaces_of(line, pieces) for line, pieces in zip(lines, cut, strict=True)]
+
+    def with_spaces_of(self, line: str, pieces: list[str]) -> list[str]:
+        """The pieces of a line, with "▁" only for spaces of the line: their words are those that spaces separate.
+
+        Other white space that normalization makes a space, such as a no-break space, stands as in the line.
+        """
+        if line.isascii() and line.isprintable():
+            return pieces
+        (prepared,) = self._prepare([line])
+        written = line.lower() if self.lowercase else line  # has as many characters
+        text, origins = self._processor.normalize(prepared, with_offsets=True)
+        marks = iter([i for i, char in enumerate(text) if char == WORD_START])
+
+        def spaces(match: re.Match[str]) -> str:
+            i = next(marks)
+            span = _with_no_break(written[origins[i] if i else 0 : origins[i + 1]])
+            before, space, after = re.sub(" +", WORD_START, span).rpartition(WORD_START)
+            if i == 0 and not span:
+                space = WORD_START  # SentencePiece writes one before a line
+            return f"{before}{match[1]}{space}{after}"
+
+        return re.sub(f"(\n?){WORD_START}", spaces, "\n".join(pieces)).split("\n")
 
     def _prepare(self, lines: Sequence[str]) -> list[str]:
         return [_readable(line.lower() if self.lowercase else line) for line in lines]
@@ -112,6 +137,11 @@ def _readable(line: str) -> str:
 def _with_spaces(text: str) -> str:
     """Spaces for SentencePiece's own mark of one, and for ends of lines."""
     return text.replace(WORD_START, " ").replace("\n", " ").replace("\r", " ")
+
+
+def _with_no_break(text: str) -> str:
+    """No-break spaces for what `_with_spaces` replaces: none of it separates words."""
+    return re.sub(f"[{WORD_START}\r\n]", "\xa0", text)
 
 
 class Tokenizers(NamedTuple):

@@ -84,6 +84,11 @@ def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 1.0
 
 
+def words_of_line(line: str) -> list[str]:
+    """The words that alignments count: separated by spaces, not by other white space such as a no-break space."""
+    return [word for word in line.split(" ") if word]
+
+
 def words_of_pieces(pieces: Sequence[str]) -> list[int]:
     """The index of the word that each SentencePiece piece belongs to.
 

@@ -1,6 +1,7 @@
 """Batches: every pair once, little padding, an order from seed and epoch alone."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,9 @@ def prepared(request: pytest.FixtureRequest) -> Prepared:
     return prepare(config.data, config.tokenizer)
 
 
-def batches(prepared: Prepared, seed: int = 1, sampling: tuple[float, float] = (0.0, 0.0)) -> Batches:
+def batches(
+    prepared: Prepared, seed: int = 1, sampling: tuple[float, float] = (0.0, 0.0), guided: bool = False
+) -> Batches:
     return Batches(
         prepared.splits["train"],
         prepared.tokenizers,
@@ -66,6 +69,7 @@ def batches(prepared: Prepared, seed: int = 1, sampling: tuple[float, float] = (
         batch_sentences=None,
         seed=seed,
         sampling=sampling,
+        guided=guided,
     )
 
 
@@ -146,3 +150,22 @@ def test_each_pair_is_drawn_with_its_own_seed(prepared: Prepared, monkeypatch: p
     first, second = seen
     assert len({*first}) == len({*second}) == 20
     assert first != second
+
+
+@pytest.mark.parametrize("sampling", [0.0, 0.5])
+def test_alignments_count_words_that_spaces_separate(sampling: float, tmp_path: Path) -> None:
+    from conftest import values_of
+
+    lines = [f"a\xa0{word} sees\u2003the {word} now" for word in ("cat", "dog", "bird", "house")] * 5
+    for suffix in ("en", "xx"):
+        (tmp_path / f"train.{suffix}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    (tmp_path / "train.gold").write_text("0-0 1-1 2-2 3-3\n" * len(lines))
+    files = [f"data.{name}={tmp_path}/train" for name in ("train", "validation")]
+    words = ["data=files", "data.target_lang=xx", "data.alignments=gold", *files, f"data.cache_dir={tmp_path}/cache"]
+    config = typed(TrainConfig, values_of("train", [*words, "tokenizer.vocab_size=40"]))
+    prepared = prepare(config.data, config.tokenizer)
+    found = batches(prepared, sampling=(sampling, sampling), guided=True)
+    (batch,) = found.load(np.arange(4), 0)
+    assert batch.alignment is not None
+    real = batch.target_out != prepared.tokenizers.target.pad
+    assert torch.equal(batch.alignment.sum(-1) > 0, real)  # each word, to its last, is linked

@@ -284,6 +284,17 @@ def test_broken_word_alignments_are_refused_with_their_line(links: str, message:
         list(splits(files_config(train=corpus, validation=corpus, alignments="align"))["train"])
 
 
+def test_word_alignments_count_words_that_spaces_separate(corpus: Path) -> None:
+    pairs = [("a\xa0b  c d", "x\u2003y z\tw"), ("a b", "x y")]
+    write_text(corpus, pairs)
+    corpus.with_name("corpus.align").write_text("0-0 1-1 2-1\n1-1\n")
+    config = files_config(train=corpus, validation=corpus, alignments="align")
+    assert [pair[:2] for pair in splits(config)["train"]] == pairs
+    corpus.with_name("corpus.align").write_text("3-1\n1-1\n")
+    with pytest.raises(UserError, match="link 3-1, but the pair has 3 and 2 words"):
+        list(splits(config)["train"])
+
+
 def test_a_suffix_that_no_split_has_is_refused(corpus: Path) -> None:
     with pytest.raises(UserError, match=r"data\.alignments=aling: no split has such a file"):
         splits(files_config(train=corpus, validation=corpus, alignments="aling"))

@@ -6,6 +6,7 @@ import tempfile
 import time
 import unicodedata
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.data import demo
 from nmt.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers, make_tokenizers
+from nmt.metrics.alignment import words_of_pieces
 
 ENGLISH, FRENCH, _ = (list(side) for side in zip(*demo.generate(300, 1, 1, 1).train, strict=True))
 
@@ -319,6 +321,38 @@ def test_surfaces_show_unknown_pieces_as_they_are_written() -> None:
         assert tokenizer.pieces(tokenizer.encode([line])[0])[1] == "<unk>"
         assert tokenizer.surfaces([line])[0] == ["▁the", surface, "▁.", "</s>"]
         assert len(tokenizer.encode([line])[0]) == 4
+
+
+SPACED = [
+    ("the\xa0cat sees the dog", [["the\xa0cat"], ["sees"], ["the"], ["dog"]]),
+    ("\xa0the  cat\xa0 dog", [["the"], ["cat"], ["dog"]]),
+    ("the \xa0 cat", [["the"], [], ["cat"]]),  # a word that normalization leaves nothing of
+    ("the\tcat \u2581 dog\r the", [["the\tcat"], [], ["dog"], ["the"]]),
+    ("THE\u2003CAT\u3000dog the", [["the\u2003cat\u3000dog"], ["the"]]),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", ["nfc", "nmt_nfkc"])
+@pytest.mark.parametrize(("line", "expected"), SPACED)
+def test_pieces_belong_to_the_words_that_spaces_separate(
+    line: str, expected: list[list[str]], rule: str, kind: str
+) -> None:
+    tokenizer = _lowercasing(kind, rule)
+    found = [tokenizer.surfaces([line])[0]]
+    if tokenizer.samples():
+        (ids,) = tokenizer.sample([line], 0.5, [1])
+        found.append(tokenizer.with_spaces_of(line, tokenizer.pieces(ids)))
+    for pieces in found:
+        texts = [""] * len(expected)
+        for word, piece in zip(words_of_pieces(pieces)[:-1], pieces, strict=False):
+            texts[word] += re.sub("[\\s\u2581]", "", piece)
+        assert texts == [re.sub(r"\s", "", "".join(word)) for word in expected]
+
+
+@cache
+def _lowercasing(kind: str, rule: str) -> Tokenizer:
+    return train(kind=kind, normalization=rule, lowercase=True, vocab_size=300).source
 
 
 def test_bytes_that_spell_a_line_end_do_not_make_one() -> None:
