@@ -20,6 +20,7 @@ from nmt.files import read_bytes, write_atomically
 from nmt.metrics.alignment import WORD_START
 
 TRAINING_LINES = 2_000_000  # that train a tokenizer: a sample of that many suffices, in bounded memory
+LONGEST_LINE = 2**16  # bytes of a line that takes part in training a tokenizer
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of the models trained here; an existing model may have others
 NO_RULE_FILE = b"\x1a\x02\x32\x00"  # appended to a model, it overrides normalizer_spec.normalization_rule_tsv with ""
 LONE_SURROGATES = re.compile("[\ud800-\udfff]")  # which Python's strings can hold and Unicode text cannot
@@ -216,7 +217,7 @@ def _train(config: schema.TrainedTokenizer, lines: Lines) -> Tokenizer:
                 unk_id=UNK,
                 bos_id=BOS,
                 eos_id=EOS,
-                max_sentence_length=2**16,  # bytes; longer lines do not take part
+                max_sentence_length=LONGEST_LINE,
                 minloglevel=2,
                 **rule,
             )
@@ -260,4 +261,10 @@ def _explain(message: str, config: schema.TrainedTokenizer) -> str:
             f"{given}: the training corpus has more characters; set tokenizer.vocab_size={int(limit[1]) + 1} or "
             "more, or tokenizer.character_coverage below 1.0"
         )
+    if "(vocab_size) >= (0)" in message:
+        return f"{given}: tokenizer.byte_fallback takes 256 pieces; set tokenizer.vocab_size={256 + EOS + 2} or more"
+    if "(all_chars_count) > (0)" in message:
+        return f"tokenizer.normalization={config.normalization}: leaves nothing of the training text"
+    if "!sentences_.empty()" in message:
+        return f"data.train: every line has more than {LONGEST_LINE:,} bytes; it must be one sentence a line"
     return f"tokenizer: SentencePiece could not be trained ({message.strip().splitlines()[-1]})"

@@ -236,6 +236,10 @@ def test_pieces_are_readable(joint: Tokenizers) -> None:
         ({"vocab_size": 9000}, r"tokenizer\.vocab_size=9000: .* at most (\d+); set tokenizer\.vocab_size=\1"),
         ({"kind": "unigram", "vocab_size": 9000}, r"tokenizer\.vocab_size=9000: .* at most \d+"),
         ({"vocab_size": 10}, r"tokenizer\.vocab_size=10: .* more characters; set tokenizer\.vocab_size=\d+ or more"),
+        (
+            {"kind": "char", "vocab_size": 99, "byte_fallback": True},
+            "takes 256 pieces; set tokenizer.vocab_size=261 or",
+        ),
     ],
 )
 def test_impossible_sizes_name_a_possible_one(changes: dict[str, Any], message: str) -> None:
@@ -243,6 +247,35 @@ def test_impossible_sizes_name_a_possible_one(changes: dict[str, Any], message: 
         train(**changes)
     named = int(str(error.value).split("tokenizer.vocab_size=")[2].split()[0])
     assert train(**(changes | {"vocab_size": named})).source.vocab_size == named
+
+
+def test_advice_for_the_smallest_text_is_taken() -> None:
+    def made(size: int) -> Tokenizers:
+        config = schema.TrainedTokenizer.model_validate(VALUES | {"kind": "unigram", "vocab_size": size})
+        return make_tokenizers(config, lambda: iter(["a"]), lambda: iter(["b"]))
+
+    with pytest.raises(UserError, match=r"at most 7; set tokenizer\.vocab_size=7 or less"):
+        made(100)
+    assert made(7).source.vocab_size == 7
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("\ufeff\x01", r"^tokenizer\.normalization=nfc: leaves nothing of the training text$"),
+        ("a" * 2**16 + "a", r"^data\.train: every line has more than 65,536 bytes"),
+    ],
+)
+def test_text_that_trains_no_tokenizer_is_refused(line: str, message: str) -> None:
+    config = schema.TrainedTokenizer.model_validate(VALUES)
+    with pytest.raises(UserError, match=message):
+        make_tokenizers(config, lambda: iter([line]), lambda: iter([line]))
+
+
+def test_a_coverage_that_sentencepiece_refuses_is_refused_first() -> None:
+    with pytest.raises(ValueError, match=r"greater than or equal to 0\.98"):
+        schema.TrainedTokenizer.model_validate(VALUES | {"character_coverage": 0.95})
+    assert train(character_coverage=0.98).source.vocab_size == 400
 
 
 def test_saved_models_come_back(joint: Tokenizers, tmp_path: Path) -> None:

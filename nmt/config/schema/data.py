@@ -8,7 +8,7 @@ from pydantic import model_validator as validator
 from nmt.config.schema.base import Count, Factor, Fraction, Name, Names, Section, Seed
 
 DemoSize = Annotated[int, Field(gt=0, le=10_000_000)]  # sentences, which are made in memory
-VocabularySize = Annotated[int, Field(ge=8, le=1_000_000)]  # each piece has a vector
+VocabularySize = Annotated[int, Field(ge=6, le=1_000_000)]  # four symbols, a space and a character; each has a vector
 
 
 class Corpus(Section):
@@ -89,7 +89,7 @@ class TrainedTokenizer(Sampler):
     joint: bool
     byte_fallback: bool
     normalization: Literal["nfc", "nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"]
-    character_coverage: Annotated[float, Field(gt=0.9, le=1.0)]
+    character_coverage: Annotated[float, Field(ge=0.98, le=1.0)]  # SentencePiece's limits
     split_punctuation: bool
     lowercase: bool
 
