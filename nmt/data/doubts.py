@@ -11,6 +11,7 @@ from nmt.data.writing import Raw
 MATTERS = {  # share of a split's pairs from which on it is worth a warning, and what is told
     "duplicates": (0.1, "repeat an earlier pair"),
     "copies": (0.05, "have the same text on both sides"),
+    "quoted": (0.001, 'have text quoted as in CSV ("say ""hi"""), read as it stands; write a .csv, or do not quote'),
     "sources_in_train": (0.1, "have a source that train has too"),
     "pairs_in_train": (0.01, "are in train too"),
 }
@@ -18,7 +19,7 @@ MATTERS = {  # share of a split's pairs from which on it is worth a warning, and
 
 def counted(overlap: Overlap, name: str) -> dict[str, Found]:
     """What the report tells of a split, by the names of MATTERS."""
-    found = {"copies": overlap.copies(name)}
+    found = {"copies": overlap.copies(name), "quoted": overlap.quoted(name)}
     if name == "train":
         return {"duplicates": overlap.duplicates(), **found}
     sources, pairs = overlap.in_train(name)

@@ -48,6 +48,8 @@ def _with_header(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Iterator[
     for name, times in Counter(header).items():
         if times > 1:
             raise UserError(f"{path}, line 1: {times} columns are named '{name}'; give each its own name")
+    if table_format(path) == "tsv" and all(len(name) > 1 and name[0] == name[-1] == '"' for name in header):
+        raise UserError(f"{path}, line 1: a .tsv is read without quoting; write it without quotes, or as a .csv")
     for number, cells in rows:
         place = f"{path}, line {number}"
         if len(cells) != len(header):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
+import pandas
 import pytest
 from conftest import values_of
 
@@ -121,6 +122,7 @@ CASES = [
     tsv("TSV with a column too many", TSV + b"a\tb\tc\n", "t.tsv, line 62: has 3 columns, but the first line names 2"),
     tsv("TSV with a column too few", TSV + b"a\n", "t.tsv, line 62: has 1 columns, but the first line names 2"),
     tsv("TSV with a stray quote", TSV + b'"a\tb"\n', kept(61)),
+    tsv("TSV with all cells quoted", b'"en"\t"fr"\n"a"\t"b"\n', "t.tsv, line 1: a .tsv is read without quoting"),
     tsv("TSV with an empty line", TSV + b"\na\tb\n", kept(61)),
     tsv("TSV with an empty cell", TSV + b"\tb\n", kept(60, empty=1)),
     tsv("TSV with one name twice", TSV.replace(b"en\tfr", b"en\ten"), "t.tsv, line 1: 2 columns are named 'en'"),
@@ -291,6 +293,29 @@ def test_duplicates_and_copies_are_told_and_kept(home: Path) -> None:
         f"train: 20 of 89 pairs repeat an earlier pair, such as {home}/train.en, lines 6, 62",
         f"train: 9 of 89 pairs have the same text on both sides, such as {home}/train.en, lines 83, 84, 85",
     ]
+
+
+def test_text_quoted_as_in_csv_is_told_and_read_as_it_stands(home: Path) -> None:
+    quoted = [('"say ""hi"" here"', "dis salut"), ("more", '"encore """""')]
+    plain = [('"a whole sentence"', '"phrase"'), ('"" two', "x"), ('"one "two" three"', "y"), ('"', '""')]
+    prepared = doubtful(home, [*PAIRS, *quoted, *plain], NEW)
+    assert prepared.report["splits"]["train"]["quoted"] == 2
+    assert prepared.splits["train"].source.line(60) == quoted[0][0]
+    (warning,) = prepared.report["warnings"]
+    assert warning.startswith("train: 2 of 66 pairs have text quoted as in CSV")
+    assert warning.endswith(f"such as {home}/train.en, lines 61, 62")
+
+
+def test_a_table_that_pandas_wrote_is_told(home: Path) -> None:
+    table = home / "t.tsv"
+    lines = [(f'{source} said "yes"', target) for source, target in PAIRS]
+    pandas.DataFrame(lines, columns=["en", "fr"]).to_csv(table, sep="\t", index=False)
+    (warning,) = made(home, f"data.train={table}", "tokenizer=char").report["warnings"]
+    assert warning.startswith("train: 60 of 60 pairs have text quoted as in CSV")
+    pandas.DataFrame(lines, columns=["en", "fr"]).to_csv(home / "t.csv", index=False)
+    prepared = made(home, f"data.train={home}/t.csv", "tokenizer=char")
+    assert prepared.report["warnings"] == []
+    assert prepared.splits["train"].source.lines() == [source for source, _ in lines]
 
 
 def test_held_out_text_in_train_is_told(home: Path) -> None:
