@@ -11,7 +11,7 @@ from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.data import demo
 from nmt.data.lines import first_line, read_lines, read_some_lines
-from nmt.data.tables import Row, hugging_face_datasets, read_table, table_format
+from nmt.data.tables import Row, hub_answers, hugging_face_datasets, read_table, table_format
 from nmt.metrics.alignment import parse_pharaoh, words_of_line
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # as an escape in JSON can spell it
@@ -150,6 +150,8 @@ class Hub:
     def _rows(self) -> Iterator[Row]:
         datasets = hugging_face_datasets()
         config = self.config
+        if not hub_answers(config.id):
+            datasets.config.HF_HUB_OFFLINE = True  # what was loaded before is still there
         try:
             loaded = datasets.load_dataset(config.id, config.name, split=self.split, revision=config.revision)
         except Exception as error:  # the hub's client raises many kinds; all mean that the corpus is not to be had

@@ -5,6 +5,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,21 @@ def hugging_face_datasets() -> Any:  # noqa: ANN401
 
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
     return datasets
+
+
+@cache
+def hub_answers(dataset: str) -> bool:
+    """Can the hub be reached? Asked once: `datasets` tries again and again, for 24 seconds."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        HfApi().dataset_info(dataset, timeout=10)
+    except (HfHubHTTPError, HFValidationError):
+        return True  # with an error, which `datasets` explains
+    except Exception:  # a dozen kinds, of several HTTP clients
+        return False
+    return True
 
 
 def _with_header(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Iterator[Row]:

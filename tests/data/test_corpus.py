@@ -8,10 +8,13 @@ from typing import Any
 import datasets
 import pytest
 from conftest import values_of
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError
 from pydantic import TypeAdapter
 
 from nmt.config import schema
 from nmt.config.errors import UserError
+from nmt.data import corpus as corpus_module
 from nmt.data.corpus import Pair, files, place, splits
 
 PAIRS = [
@@ -139,6 +142,7 @@ def test_a_hub_corpus_is_loaded_by_its_splits_and_columns(monkeypatch: pytest.Mo
         return [{"translation": {"de": "a", "en": "b"}}]
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(corpus_module, "hub_answers", lambda _: True)
     overrides = [
         "data=hub",
         "data.id=o/n",
@@ -150,6 +154,32 @@ def test_a_hub_corpus_is_loaded_by_its_splits_and_columns(monkeypatch: pytest.Mo
     config: schema.Data = TypeAdapter(schema.Data).validate_python(values_of("train", overrides)["data"])
     assert list(splits(config)["test"]) == [Pair("a", "b")]
     assert asked == [(("o/n", "de-en"), {"split": "test", "revision": "v1"})]
+
+
+@pytest.mark.parametrize(
+    ("error", "offline"), [(OSError("no route"), True), (HfHubHTTPError.__new__(HfHubHTTPError), False)]
+)
+def test_a_hub_out_of_reach_is_asked_once(error: Exception, offline: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, modes = [], []
+
+    def dataset_info(_: HfApi, dataset: str, timeout: float) -> None:
+        asked.append((dataset, timeout))
+        raise error
+
+    def load_dataset(*_: object, **__: object) -> None:
+        modes.append(datasets.config.HF_HUB_OFFLINE)
+        raise OSError("not there")
+
+    monkeypatch.setattr(HfApi, "dataset_info", dataset_info)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    overrides = ["data=hub", f"data.id=no/such-{offline}"]
+    config: schema.Data = TypeAdapter(schema.Data).validate_python(values_of("train", overrides)["data"])
+    for split in ("train", "test"):
+        with pytest.raises(UserError, match=r"^data\.id=no/such.*cannot be loaded from the hub \(not there\)"):
+            list(splits(config)[split])
+    assert asked == [(f"no/such-{offline}", 10)]
+    assert modes == [offline, offline]
 
 
 def test_the_demo_carries_gold_alignments() -> None:
