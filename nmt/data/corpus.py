@@ -83,6 +83,13 @@ class Text:
     unit = "line"
 
     def __init__(self, prefix: Path, config: schema.Corpus) -> None:
+        for key in ("source_lang", "target_lang", "alignments"):
+            suffix = getattr(config, key, None)
+            if suffix and "/" in suffix:
+                raise UserError(
+                    f"data.{key}={suffix}: is a path; give what follows '{prefix}.' in the name of the file, such as "
+                    f"data.{key}={suffix.rpartition('/')[2].rpartition('.')[2] or 'en'}"
+                )
         self.paths = [_existing(prefix, lang) for lang in (config.source_lang, config.target_lang)]
         self.name = str(self.paths[0])
         self.drop = config.invalid_utf8 == "drop"
@@ -185,6 +192,12 @@ class Several:
 
 def _file_split(name: str, config: schema.Data, key: str) -> Text | Table:
     path = Path(name).expanduser()
+    if path.is_dir() and not any((path / of_dataset).is_file() for of_dataset in ("state.json", "dataset_dict.json")):
+        found = min(path.glob(f"*.{config.source_lang}"), default=path / f"PREFIX.{config.source_lang}")
+        raise UserError(
+            f"{key}={name}: is a folder, and not a saved dataset; for plain text give the prefix of its files, such as "
+            f"{key}={found.with_suffix('')}"
+        )
     if path.is_dir() or (path.is_file() and table_format(path)):
         if not isinstance(config, schema.FilesData):
             return Table(path, (config.source_lang, config.target_lang))

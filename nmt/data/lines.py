@@ -1,6 +1,7 @@
 """Lines of a text file, plain or gzipped, as the user keeps it."""
 
 import gzip
+import shlex
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,12 @@ def _decoded(path: Path, drop: bool, remedy: str) -> Iterator[str | None]:
                 line = raw.removesuffix(b"\n").removesuffix(b"\r")
                 if number == 1:
                     _refuse_other_formats(path, line)
+                    if b"\r" in line and not raw.endswith(b"\n"):
+                        name = shlex.quote(str(path))
+                        raise UserError(
+                            f"{path}: its lines end in carriage returns alone, as on the first Macs; convert it: "
+                            f"tr '\\r' '\\n' < {name} > NEW"
+                        )
                     line = line.removeprefix(BOM)
                 try:
                     yield line.decode("utf-8")

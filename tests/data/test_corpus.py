@@ -100,6 +100,48 @@ def test_tables(name: str, write: Callable[[Path], None], tmp_path: Path) -> Non
     assert read(train=tmp_path / name, validation=tmp_path / name) == [Pair(*pair) for pair in PAIRS[:4]]
 
 
+def test_a_folder_without_a_dataset_is_refused_unread(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = corpus.parent / "empty"
+    empty.mkdir()
+    full = files_config(train=corpus.parent, validation=corpus)
+    bare = files_config(train=corpus, validation=empty)
+    monkeypatch.setattr(Path, "rglob", lambda *_: pytest.fail("the whole folder is read"))
+    remedy = rf"give the prefix of its files, such as data\.train={corpus}$"
+    with pytest.raises(UserError, match=rf"^data\.train={corpus.parent}: is a folder, .*{remedy}"):
+        files(full)
+    with pytest.raises(UserError, match=rf"such as data\.validation={empty}/PREFIX$"):
+        files(bare)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"alignments": "c/train.al"},
+            r"^data\.alignments=c/train\.al: is a path; give .* such as data\.alignments=al$",
+        ),
+        ({"source_lang": "a/b"}, r"^data\.source_lang=a/b: is a path; give what follows '.*corpus\.' in the name"),
+        ({"target_lang": "x/train.fr"}, r"^data\.target_lang=x/train\.fr: is a path; .* such as data\.target_lang=fr$"),
+        ({"source_lang": "en/"}, r"such as data\.source_lang=en$"),
+    ],
+)
+def test_a_path_for_a_suffix_is_refused(changes: dict[str, str], message: str, corpus: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        splits(files_config(train=corpus, validation=corpus, **changes))
+
+
+def test_old_macs_line_ends_are_named_with_the_remedy(corpus: Path) -> None:
+    mac = corpus.with_name("corpus.en")
+    mac.write_bytes(mac.read_bytes().replace(b"\n", b"\r"))
+    with pytest.raises(
+        UserError, match=rf"corpus\.en: its lines end in carriage returns .* tr '\\r' '\\n' < {mac} > NEW"
+    ):
+        read(train=corpus, validation=corpus)
+    mac.write_bytes(b"one\rline\n" + mac.read_bytes())
+    with pytest.raises(UserError, match=r"corpus\.en has 2 lines, but"):
+        read(train=corpus, validation=corpus)
+
+
 def test_a_folder_of_several_splits_is_explained(tmp_path: Path) -> None:
     datasets.DatasetDict({"train": datasets.Dataset.from_dict(columns())}).save_to_disk(tmp_path / "saved")
     with pytest.raises(UserError, match=r"holds several splits; give one of them, such as .*saved/train"):

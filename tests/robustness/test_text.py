@@ -89,7 +89,7 @@ CASES = [
     sides("UTF-16BE without a mark", ENGLISH.decode().encode("utf-16-be"), "train.en, line 1: looks like UTF-16"),
     sides("UTF-32", ENGLISH.decode().encode("utf-32"), "train.en, line 1: looks like UTF-16"),
     sides("CRLF on one side", ENGLISH.replace(b"\n", b"\r\n"), kept(60)),
-    sides("CR for line ends", ENGLISH.replace(b"\n", b"\r"), "train.en has 1 lines, but"),
+    sides("CR for line ends", ENGLISH.replace(b"\n", b"\r"), "train.en: its lines end in carriage returns alone"),
     odd("lone CR", "a\rb"),
     odd("other line ends", "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg"),
     odd("zero width and bidi", "a\u200bb\u202ec\u200fd\u2066e\u2069"),
@@ -177,7 +177,7 @@ CASES = [
     tsv("named .gz.gz", gzip.compress(gzip.compress(TSV)), "neither a table (.tsv .csv .jsonl", "t.tsv.gz.gz"),
     tsv("spreadsheet", b"PK\x03\x04", "neither a table (.tsv .csv .jsonl .parquet) nor a prefix", "t.xlsx"),
     tsv("spreadsheet named .csv", b"PK\x03\x04", "t.csv, line 1: looks like zip, not like UTF-8 text", "t.csv"),
-    Case("folder for a table", None, "t.tsv: cannot be read as a table", "t.tsv"),
+    Case("folder for a table", None, "t.tsv: is a folder, and not a saved dataset; for plain text give", "t.tsv"),
     Case("folder for a side", None, "train.en: is a folder, not a file of text", "train.en"),
 ]
 
