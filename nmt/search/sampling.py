@@ -70,13 +70,17 @@ def sample(
 
 def _draw(log_probs: Tensor, options: SamplingOptions, generator: torch.Generator | None) -> Tensor:
     """(N, V) -> (N,) int64, one draw per row."""
+    # A sum in float32 loses tokens of probability 1e-8. (MPS has no float64.)
+    device = log_probs.device
+    wide = torch.float32 if device.type == "mps" else torch.float64
+    uniform = torch.rand(len(log_probs), 1, dtype=wide, device=device, generator=generator)
     if options.top_k == 0 and options.top_p == 1:
-        return _gumbel_argmax(log_probs, options.temperature, generator)
+        return _inverse_cdf(log_probs, options.temperature, uniform)
     size = log_probs.shape[1]
     candidates, tokens = log_probs.topk(min(options.top_k or size, size))
     if options.top_p < 1:
         candidates = _nucleus(candidates, options)
-    drawn = _gumbel_argmax(candidates, options.temperature, generator)
+    drawn = _inverse_cdf(candidates, options.temperature, uniform)
     return tokens.gather(1, drawn[:, None]).squeeze(1)
 
 
@@ -88,11 +92,15 @@ def _nucleus(candidates: Tensor, options: SamplingOptions) -> Tensor:
     return candidates.masked_fill(mass_before >= options.top_p, -torch.inf)
 
 
-def _gumbel_argmax(log_probs: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
-    """(N, C) -> (N,): argmax(log_probs + temperature * Gumbel), a draw from softmax(log_probs / temperature).
+def _inverse_cdf(log_probs: Tensor, temperature: float, uniform: Tensor) -> Tensor:
+    """(N, C), (N, 1) in [0, 1) -> (N,): the draw from softmax(log_probs / temperature) at these points of its CDF.
 
-    Gumbel noise is -log of an exponential variate. Unlike torch.multinomial, this never waits for the device.
+    Unlike torch.multinomial, this never waits for the device.
     """
-    noise = torch.empty_like(log_probs).exponential_(generator=generator)
-    smallest = torch.finfo(noise.dtype).tiny  # log(0) would turn a forbidden token's -inf into nan
-    return (log_probs - temperature * noise.clamp_(min=smallest).log_()).argmax(-1)
+    best, first = log_probs.max(-1, keepdim=True)
+    # Relative to the best, so that no temperature is small enough to turn all of them to 0.
+    cdf = (log_probs - best).div_(temperature).exp_().cumsum(-1, dtype=uniform.dtype)
+    # The first to exceed u times the sum: never of probability 0, and always there, as the product rounds to less.
+    drawn = torch.searchsorted(cdf, uniform * cdf[:, -1:], right=True)
+    # With NaN there is none: of a model without probabilities, or a temperature that is 0 in float32.
+    return torch.where(drawn < cdf.shape[1], drawn, first).squeeze(1)

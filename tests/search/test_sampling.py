@@ -8,7 +8,7 @@ from search_toy import BOS, CPU, EOS, PAD, PENALTIES, SYMBOLS, Toy, enumerate_al
 
 from nmt.search.greedy import greedy_search
 from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits
-from nmt.search.sampling import SamplingOptions, sample
+from nmt.search.sampling import SamplingOptions, _inverse_cdf, sample
 
 
 def draw(
@@ -45,6 +45,43 @@ def first_token_probs(toy: Toy, temperature: float = 1.0) -> dict[int, float]:
     weights = {token: math.exp(following[token] / temperature) for token in range(EOS, toy.vocabulary)}
     total = sum(weights.values())
     return {token: weights[token] / total for token in sorted(weights, key=lambda token: -weights[token])}
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("top_k", [0, 40])
+def test_draws_fit_the_probabilities_by_chi_square(temperature: float, top_k: int) -> None:
+    toy = Toy(11, vocabulary=60, bias={PAD: 4.0, BOS: 4.0})
+    expected = dict(list(first_token_probs(toy, temperature).items())[: top_k or None])
+    (hypotheses,) = draw(toy, Limits(0, [2]), 20_000, temperature, top_k)
+    counts = Counter(h.tokens[0] for h in hypotheses)
+    assert counts.keys() <= expected.keys()
+    likely = {token: 20_000 * prob / sum(expected.values()) for token, prob in expected.items()}
+    likely = {token: count for token, count in likely.items() if count >= 5}
+    chi_square = sum((counts[token] - count) ** 2 / count for token, count in likely.items())
+    assert abs(chi_square - len(likely)) < 3 * math.sqrt(2 * len(likely))  # mean and deviation of chi-square
+
+
+def test_a_rare_token_has_its_share_of_the_unit_interval() -> None:
+    """1e-7, though it comes after 6,000 others: a float32 sum moves in steps of 6e-8 there."""
+    log_probs = torch.full((1, 6001), math.log((1 - 1e-7) / 6000))
+    log_probs[0, -1] = math.log(1e-7)
+    points = 1 - 1e-9 * torch.arange(1, 201, dtype=torch.float64)[:, None]
+    drawn = _inverse_cdf(log_probs.expand(200, -1), 1.0, points)
+    assert (drawn == 6000).sum().item() == pytest.approx(100, abs=1)
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, math.nextafter(1.0, 0.0)])
+@pytest.mark.parametrize("total", [1.0, 0.3, 3.0, 1 + 1e-7])
+def test_an_impossible_token_is_never_drawn(uniform: float, total: float) -> None:
+    probs = torch.tensor([[0.0, 0.0, total / 3, 0.0, 2 * total / 3, 0.0, 0.0]])
+    (drawn,) = _inverse_cdf(probs.log(), 1.0, torch.tensor([[uniform]], dtype=torch.float64)).tolist()
+    assert drawn == (2 if uniform == 0.0 else 4)
+
+
+def test_a_model_without_probabilities_draws_no_padding() -> None:
+    """Columns from the vocabulary's size on are padding, which no model could embed."""
+    drawn = draw(Toy(0, bias={EOS: math.nan}), Limits(0, [3]), 5)
+    assert {token for hypothesis in drawn[0] for token in hypothesis.tokens} <= set(range(6))
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
