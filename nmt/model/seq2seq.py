@@ -18,6 +18,7 @@ from nmt.model.state import DecoderState
 from nmt.ops.cross_entropy import Loss, linear_cross_entropy
 from nmt.ops.dropout import Dropout, dropout, masked
 from nmt.ops.linear import Linear, linear
+from nmt.ops.shared import in_autocast_dtype
 from nmt.search.hypothesis import StepOutput
 
 
@@ -146,11 +147,17 @@ class Seq2Seq(nn.Module):
 
     def step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
         """int64 (B,) previous tokens -> logits of the next, the attention that led to them, the next state."""
+        if state.weights.table is None:
+            state = self._before_steps(state)
         embedded = masked(self._embed_target(tokens), state.weights.word_mask)
         readout, weights, state = self.decoder.step(embedded, state)
-        table = self.output.table() if state.weights.table is None else state.weights.table
-        logits = linear(*self.output.operands(readout, table))
-        return StepOutput(logits, weights, state._replace(weights=state.weights._replace(table=table)))
+        return StepOutput(linear(*self.output.operands(readout, state.weights.table)), weights, state)
+
+    def _before_steps(self, state: DecoderState) -> DecoderState:
+        """The state with what all steps read in the precision of their products, so that none of them casts it."""
+        words = None if state.words is None else in_autocast_dtype(state.words)
+        weights = state.weights._replace(table=in_autocast_dtype(self.output.table()))
+        return state._replace(words=words, weights=weights)
 
     def _embed_target(self, tokens: Tensor) -> Tensor:
         """int64 (...) -> (..., E), after all dropout but that whose mask comes with the decoder's state."""

@@ -21,7 +21,7 @@ class Weights(NamedTuple):
     conditional: LayerWeights | None
     word_mask: Tensor | None = None  # (B, E)
     readout_mask: Tensor | None = None  # (B, R)
-    table: Tensor | None = None  # (V, R) of the output layer; None: a first step makes it
+    table: Tensor | None = None  # (V, R) of the output layer; None before the first step of a search
 
     def select(self, index: Tensor) -> Self:
         """Rows `index` of the batch."""

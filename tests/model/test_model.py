@@ -22,6 +22,8 @@ from small_models import (
     model_of,
     regularised,
 )
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmt.model.output import Output
 from nmt.model.seq2seq import Seq2Seq
@@ -81,6 +83,19 @@ COMBINATIONS += [
         ("gru", 2, "after", False, False, CHO),
     ]
 ]
+
+
+class Casts(TorchDispatchMode):
+    """Notes what is cast while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        if func is torch.ops.aten._to_copy.default:
+            self.inputs.append(args[0])
+        return func(*args, **(kwargs or {}))
 
 
 def label(changes: dict[str, Any]) -> str:
@@ -215,6 +230,24 @@ def test_beam_attention_is_that_of_forced_decoding(model: Seq2Seq) -> None:
             else:
                 assert best.attention is not None
                 torch.testing.assert_close(best.attention.double(), decoded.weights[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("part", ["fixnorm", "lexical"])
+def test_no_tensor_is_cast_at_two_steps(part: str) -> None:
+    """What all steps of a search read is cast once; the logits keep the bits of an output layer that casts anew."""
+    model = model_of(**{f"decoder__{part}": True}, decoder__input_feeding=True).float()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        state, casts = model.encode(SOURCE, LENGTHS), []
+        for word in TARGET.unbind(1):
+            with Casts() as found:
+                output = model.step(word, state)
+            state = output.state
+            casts.append(found.inputs)
+            if part == "fixnorm":
+                assert torch.equal(output.logits, model.output(state.feed))
+    _, second, third, _ = ({each.data_ptr() for each in step} for step in casts)  # all still there: no address twice
+    assert second
+    assert not second & third
 
 
 def test_fused_only_where_nothing_feeds_back() -> None:
