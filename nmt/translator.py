@@ -265,6 +265,7 @@ class Translator:
                         beam_size=config.beam_size,
                         n_best=n,
                         penalty=penalty,
+                        stop=config.stop,
                         device=device,
                     )
                 case schema.Sampling():

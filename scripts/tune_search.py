@@ -39,7 +39,8 @@ COLUMNS = [
 
 
 def settings_to_try(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Values of beam search. A beam of one is tried once: its only hypothesis is the same with every penalty."""
+    """Values of beam search. A beam of one is tried once: unless the runs have search.stop=exact, it stops at its first
+    ending whatever the penalty."""
     penalties: list[tuple[str, float | None]] = [("none", None)] if options.none else []
     penalties += [(kind, alpha) for kind in ("average", "gnmt") for alpha in getattr(options, kind)]
     return [
@@ -49,11 +50,10 @@ def settings_to_try(options: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
-def override(setting: dict[str, Any], trained: schema.Search) -> str:
-    """What nmt-evaluate and nmt-translate are given to search like this."""
-    whole = {} if isinstance(trained, schema.Beam) else {"kind": "beam", "alpha": 0.0}
-    given = whole | {key: value for key, value in setting.items() if value is not None}
-    return " ".join(f"search.{key}={value}" for key, value in given.items())
+def changes(setting: dict[str, Any], trained: schema.Search) -> dict[str, Any]:
+    """The values that turn the search of a run into this one."""
+    whole = {} if isinstance(trained, schema.Beam) else {"kind": "beam", "alpha": 0.0, "stop": "beam"}
+    return whole | {key: value for key, value in setting.items() if value is not None}
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -65,9 +65,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     machine = {name: getattr(options, name) for name in ("device", "precision", "threads")}
     translator = Translator.load(options.runs, checkpoint=options.checkpoint, **machine)
     tried = settings_to_try(options)
-    searches = [
-        merge_search(translator.search, {"kind": "beam", **each, "alpha": each["alpha"] or 0.0}) for each in tried
-    ]
+    searches = [merge_search(config.search, changes(each, config.search)) for each in tried]
     translator.translate(sources[:WARM_UP])
     rows: list[dict[str, Any]] = []
     with tqdm(total=len(tried) * len(sources), unit=" sent", disable=None) as bar:
@@ -87,7 +85,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                     "chrf": found.scores.chrf,
                     "brevity_ratio": bleu_metric(scoring).corpus_score(found.hypotheses, [references]).ratio,
                     "seconds": len(sources) / found.sentences_per_second,
-                    "override": override(setting, config.search),
+                    "override": " ".join(f"search.{k}={v}" for k, v in changes(setting, config.search).items()),
                 }
             )
     rows.sort(key=lambda row: -row["bleu"])  # of equal ones the smaller beam stays first

@@ -88,7 +88,7 @@ def test_the_table_is_that_of_evaluations_without_the_test_set(run: RunDirectory
 def test_a_run_of_another_search_is_told_to_use_a_beam(run: RunDirectory, tmp_path: Path) -> None:
     config = run.config.read_text()
     values = config.replace("kind: beam", "kind: greedy")
-    for key in ("beam_size", "length_penalty", "alpha"):
+    for key in ("beam_size", "length_penalty", "alpha", "stop"):
         values = "\n".join(line for line in values.splitlines() if not line.startswith(f"  {key}:"))
     run.config.write_text(values)
     try:
@@ -98,7 +98,9 @@ def test_a_run_of_another_search_is_told_to_use_a_beam(run: RunDirectory, tmp_pa
         run.config.write_text(config)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "here" / "tune_search.json").read_text())
-    assert found["best"] == "search.kind=beam search.alpha=0.0 search.beam_size=2 search.length_penalty=none"
+    assert found["best"] == (
+        "search.kind=beam search.alpha=0.0 search.stop=beam search.beam_size=2 search.length_penalty=none"
+    )
     taken = merge_search(trained.search, given_values(found["best"].replace("search.", "").split()))
     assert isinstance(taken, Beam)
     assert (taken.beam_size, taken.length_penalty) == (2, "none")

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 LARGEST = 1_000_000  # bytes of a saved configuration, which has a few thousand ...
 DEEPEST = 50  # ... and sections in sections, four deep
 # What configurations that earlier versions saved lack, and what these versions did: their runs can still be used.
-ADDED = {"encoder.transitions": 0, "decoder.transitions": 0}
+ADDED = {"encoder.transitions": 0, "decoder.transitions": 0, "search.stop": "beam"}
 # Where what a run reads lies, which may be elsewhere when it goes on.
 PLACES = {f"data.{name}" for name in ("path", "train", "validation", "test", "extra")}
 PLACES |= {"tokenizer.source_model", "tokenizer.target_model", "objective.teachers"}
@@ -113,9 +113,11 @@ def load_values(path: Path) -> dict[str, Any]:
         raise UserError(f"{refused} ({shown(str(error).partition(chr(10))[0]) or type(error).__name__})") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: is not a configuration (a mapping of keys to values is expected)")
+    sections = _fields(schema.TrainConfig, values)
     for key, value in ADDED.items():
         name, _, rest = key.partition(".")
-        if isinstance(section := values.get(name), dict):
+        section = values.get(name)
+        if isinstance(section, dict) and rest in _fields(sections[name], section):
             section.setdefault(rest, value)
     return values
 

@@ -7,7 +7,7 @@ V' padded vocabulary.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,18 +30,20 @@ def beam_search(
     beam_size: int,
     n_best: int = 1,
     penalty: LengthPenalty,
+    stop: Literal["beam", "exact"] = "beam",
     device: torch.device,
 ) -> list[list[Hypothesis]]:
     """Up to `n_best` distinct hypotheses for each sentence, best first.
 
-    The state comes with one row per sentence. Results are fewer only where fewer were found. Raises
-    ValueError unless 1 <= n_best <= beam_size.
+    The search of a sentence stops once no live hypothesis can reach a score above that of its n-th best ending; with
+    `stop` "beam" already when K hypotheses have ended, which may miss a better one. The state comes with one row per
+    sentence. Results are fewer only where fewer were found. Raises ValueError unless 1 <= n_best <= beam_size.
     """
     if not 1 <= n_best <= beam_size:
         raise ValueError(f"n_best is {n_best} and beam_size {beam_size}, but 1 <= n_best <= beam_size must hold")
     normalise = LogProbs(symbols, limits.min_length, device)
     history = History(symbols.eos)
-    finished = _Finished(limits, penalty, beam_size, n_best)
+    finished = _Finished(limits, penalty, beam_size, n_best, enough=beam_size if stop == "beam" else math.inf)
     active = list(range(len(limits.max_lengths)))
     scores = torch.zeros(len(active), 1, device=device)
     tokens = torch.full((len(active),), symbols.bos, device=device)
@@ -108,10 +110,12 @@ def _continuations(ranked: _Candidates, eos: int, beam_size: int) -> _Candidates
 class _Finished:
     """The finished hypotheses of every sentence, and whether live ones can still change the result."""
 
-    def __init__(self, limits: Limits, penalty: LengthPenalty, beam_size: int, n_best: int) -> None:
+    def __init__(self, limits: Limits, penalty: LengthPenalty, beam_size: int, n_best: int, enough: float) -> None:
+        """enough: the number of endings at which the search of a sentence stops, whatever could follow."""
         self._penalty = penalty
         self._beam_size = beam_size
         self._n_best = n_best
+        self._enough = enough
         self._largest_divisors = [penalty(length) for length in limits.max_lengths]
         self._endings: list[list[Ending]] = [[] for _ in limits.max_lengths]
 
@@ -139,7 +143,7 @@ class _Finished:
 
     def _can_change(self, sentence: int, log_prob: float) -> bool:
         endings = self._endings[sentence]
-        if len(endings) >= self._beam_size:
+        if len(endings) >= self._enough:
             return False
         # Log-probabilities only fall, so no descendant scores above this, were it as long as allowed.
         reachable = log_prob / self._largest_divisors[sentence]

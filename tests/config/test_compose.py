@@ -126,6 +126,13 @@ def test_a_run_of_the_first_version_can_be_used(values: dict[str, Any], tmp_path
     assert load_config(tmp_path / "config.yaml") == typed(schema.TrainConfig, values)
 
 
+@pytest.mark.parametrize("search", ["greedy", "sampling"])
+def test_a_run_of_another_search_gets_no_key_of_beam_search(search: str, tmp_path: Path) -> None:
+    values = values_of("train", [f"search={search}"])
+    save_values(tmp_path / "config.yaml", values)
+    assert load_config(tmp_path / "config.yaml") == typed(schema.TrainConfig, values)
+
+
 def test_a_saved_value_that_is_wrong_is_told_with_its_file(values: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     save_values(path, values | {"seed": "x"})

@@ -1,5 +1,6 @@
 import itertools
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -24,6 +25,8 @@ from nmt.search.greedy import greedy_search
 from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits, StepOutput
 
 AVERAGE = LengthPenalty("average", 1.0)
+Stop = Literal["beam", "exact"]
+STOPS: tuple[Stop, ...] = ("beam", "exact")
 
 
 def search(
@@ -33,11 +36,12 @@ def search(
     n_best: int = 1,
     penalty: LengthPenalty = AVERAGE,
     sentences: list[int] | None = None,
+    stop: Stop = "beam",
 ) -> list[list[Hypothesis]]:
     sentences = list(range(len(limits.max_lengths))) if sentences is None else sentences
     state = toy.start(sentences)
     return beam_search(
-        toy.step, state, SYMBOLS, limits, beam_size=beam_size, n_best=n_best, penalty=penalty, device=CPU
+        toy.step, state, SYMBOLS, limits, beam_size=beam_size, n_best=n_best, penalty=penalty, stop=stop, device=CPU
     )
 
 
@@ -54,12 +58,12 @@ def same(left: list[Hypothesis], right: list[Hypothesis]) -> bool:
 
 
 def reference_beam(
-    toy: Toy, limits: Limits, sentence: int, beam_size: int, n_best: int, penalty: LengthPenalty
+    toy: Toy, limits: Limits, sentence: int, beam_size: int, n_best: int, penalty: LengthPenalty, stop: Stop = "beam"
 ) -> list[tuple[list[int], float]]:
-    """Plain lists, one sentence, all candidates sorted, and no early stop but at K finished hypotheses."""
+    """Plain lists, one sentence, all candidates sorted, and no early stop but at K finished hypotheses with "beam"."""
     live: list[tuple[list[int], float]] = [([], 0.0)]
     finished: list[tuple[list[int], float]] = []
-    while live and len(finished) < beam_size:
+    while live and (stop == "exact" or len(finished) < beam_size):
         candidates = []
         for prefix, log_prob in live:
             following = toy.next_log_probs(sentence, prefix)
@@ -84,11 +88,12 @@ def test_a_beam_of_one_is_greedy_search(seed: int, coarse: bool) -> None:
 @pytest.mark.parametrize("penalty", PENALTIES)
 @pytest.mark.parametrize("min_length", [0, 2])
 @pytest.mark.parametrize("n_best", [1, 4, 60])
-def test_a_large_beam_is_exhaustive_search(penalty: LengthPenalty, min_length: int, n_best: int) -> None:
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_large_beam_is_exhaustive_search(penalty: LengthPenalty, min_length: int, n_best: int, stop: Stop) -> None:
     limits = Limits(min_length, [4, 1, 3, 4])
     for seed in range(2):
         toy = Toy(seed)
-        found = search(toy, limits, 100, n_best, penalty)
+        found = search(toy, limits, 100, n_best, penalty, stop=stop)
         for sentence, hypotheses in enumerate(found):
             every = [(p / penalty(len(t)), t) for t, p in enumerate_all(toy, limits, sentence)]
             expected = sorted(every, reverse=True)[:n_best]
@@ -98,15 +103,16 @@ def test_a_large_beam_is_exhaustive_search(penalty: LengthPenalty, min_length: i
 
 @pytest.mark.parametrize("penalty", PENALTIES)
 @pytest.mark.parametrize(("beam_size", "n_best"), [(1, 1), (2, 1), (3, 2), (5, 1), (5, 5)])
+@pytest.mark.parametrize("stop", STOPS)
 def test_neither_batching_nor_early_stopping_changes_the_result(
-    penalty: LengthPenalty, beam_size: int, n_best: int
+    penalty: LengthPenalty, beam_size: int, n_best: int, stop: Stop
 ) -> None:
     limits = Limits(1, [9, 5, 12])
     for seed in range(5):
         toy = Toy(seed, vocabulary=9, bias={EOS: 1.0})
-        found = search(toy, limits, beam_size, n_best, penalty)
+        found = search(toy, limits, beam_size, n_best, penalty, stop=stop)
         for sentence, hypotheses in enumerate(found):
-            expected = reference_beam(toy, limits, sentence, beam_size, n_best, penalty)
+            expected = reference_beam(toy, limits, sentence, beam_size, n_best, penalty, stop)
             assert [h.tokens for h in hypotheses] == [tokens for tokens, _ in expected]
             assert [h.score for h in hypotheses] == pytest.approx([score for _, score in expected], abs=1e-5)
 
@@ -119,10 +125,29 @@ def test_any_vocabulary_size(vocabulary: int) -> None:
     assert [h.tokens for h in search(toy, limits, 4, 4)[0]] == [tokens for tokens, _ in expected]
 
 
-def test_stops_once_no_live_hypothesis_can_win() -> None:
+@pytest.mark.parametrize(("stop", "best"), [("beam", [EOS]), ("exact", [3, 4, EOS])])
+def test_only_the_exact_rule_finds_what_ends_after_k_others(stop: Stop, best: list[int]) -> None:
+    """Two improbable hypotheses end before the probable one: 0.1, 0.9 * 0.1, and 0.9 * 0.9 * 1."""
+    following = torch.full((5, 5), -math.inf)
+    following[BOS, 3] = following[3, 4] = math.log(0.9)
+    following[BOS, EOS] = following[3, EOS] = math.log(0.1)
+    following[4, EOS] = 0.0
+    toy = Toy(0, vocabulary=5)
+
+    def step(tokens: Tensor, state: Prefixes) -> StepOutput[Prefixes]:
+        return toy.step(tokens, state)._replace(logits=following[tokens])
+
+    ((found,),) = beam_search(
+        step, toy.start([0]), SYMBOLS, Limits(0, [9]), beam_size=2, penalty=NO_PENALTY, stop=stop, device=CPU
+    )
+    assert found.tokens == best
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_stops_once_no_live_hypothesis_can_win(stop: Stop) -> None:
     # With a single word, a hypothesis finishes at each step: five of them would take five steps.
     toy = Toy(0, vocabulary=4, bias={EOS: 9.0})
-    search(toy, Limits(0, [12]), beam_size=5, penalty=NO_PENALTY)
+    search(toy, Limits(0, [12]), beam_size=5, penalty=NO_PENALTY, stop=stop)
     assert len(toy.rows) <= 2
 
 

@@ -29,6 +29,7 @@ class Beam(SearchLimits):
     beam_size: Annotated[int, Field(gt=0, le=MOST_HYPOTHESES)]
     length_penalty: Literal["none", "average", "gnmt"]
     alpha: Annotated[float, Field(ge=0.0, le=100.0)]
+    stop: Literal["beam", "exact"]
 
 
 class Sampling(SearchLimits):
