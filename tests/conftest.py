@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -57,6 +58,17 @@ def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def signals_of_a_terminal() -> Iterator[None]:
+    """The handlers of a process that a terminal starts: a test's own process may ignore some, as under nohup."""
+    fresh = {number: signal.SIG_DFL for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)}
+    handlers = {signal.SIGINT: signal.default_int_handler, **fresh}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @contextmanager

@@ -15,10 +15,10 @@ class Interrupted(Exception):  # noqa: N818
 
 
 class StopSignals:
-    """Notes SIGINT and SIGTERM, and what a cluster's launcher sends before it queues the job again.
+    """Notes SIGINT, SIGTERM and SIGHUP (the terminal was closed), unless the process ignores them, as nohup asks.
 
-    Such a launcher has handlers of its own (submitit: SIGUSR2, and one that ignores SIGTERM): its SIGTERM stays with
-    it, its SIGUSR2 is handed on once the checkpoint is written.
+    A cluster's launcher has handlers of its own (submitit: SIGUSR2 to save and queue the job again, and one that
+    ignores SIGTERM). Its SIGTERM and SIGHUP stay with it; SIGUSR2 is passed on once the checkpoint is written.
     """
 
     def __init__(self) -> None:
@@ -26,10 +26,10 @@ class StopSignals:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        ours = [signal.SIGINT]
-        if not _is_a_launchers(signal.SIGTERM):
-            ours.append(signal.SIGTERM)
-        if _is_a_launchers(signal.SIGUSR2):
+        ours = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+            ours.append(signal.SIGINT)
+        if callable(signal.getsignal(signal.SIGUSR2)):
             ours.append(signal.SIGUSR2)
         self._previous = {number: signal.signal(number, self._note) for number in ours}
         return self
@@ -47,10 +47,8 @@ class StopSignals:
             handler(self.noted, None)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.noted is not None:
-            raise KeyboardInterrupt  # asked twice: now
-        self.noted = number
-
-
-def _is_a_launchers(number: signal.Signals) -> bool:
-    return callable(signal.getsignal(number))
+        if self.noted is None:
+            self.noted = number
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt  # a second Ctrl-C: stop at once, without a checkpoint
+        # Others repeat on their own: a closed terminal sends SIGHUP from the shell and from the kernel.

@@ -102,7 +102,10 @@ def test_equal_seeds_give_equal_runs_and_others_do_not(whole: Path, train_config
     assert not same_weights(state(tmp_path / "other"), state(whole))
 
 
-@pytest.mark.parametrize(("number", "at"), [(signal.SIGTERM, 11), (signal.SIGINT, 8)])  # 8: before a validation
+@pytest.mark.usefixtures("signals_of_a_terminal")
+@pytest.mark.parametrize(
+    ("number", "at"), [(signal.SIGTERM, 11), (signal.SIGHUP, 11), (signal.SIGINT, 8)]
+)  # 8: validates next
 def test_a_signal_saves_and_the_run_goes_on_as_if_nothing_had_been(
     number: signal.Signals, at: int, whole: Path, train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

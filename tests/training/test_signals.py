@@ -2,36 +2,42 @@
 
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 
 from nmt.training.signals import StopSignals
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+pytestmark = pytest.mark.usefixtures("signals_of_a_terminal")
 
 
-@pytest.fixture(autouse=True)
-def _as_a_process_begins() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in NUMBERS}
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_is_noted_and_the_second_is_at_once(number: signal.Signals) -> None:
+@pytest.mark.parametrize("number", STOPPING)
+def test_the_first_is_noted_and_ctrl_c_after_it_stops_at_once(number: signal.Signals) -> None:
     handler = signal.getsignal(number)
     with StopSignals() as signals:
         os.kill(os.getpid(), number)
         assert signals.noted == number
         signals.hand_on()  # to nobody
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(number) == handler
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_repeats_does_not_disturb_the_checkpoint(number: signal.Signals) -> None:
+    with StopSignals() as signals:
+        for each in (number, number, signal.SIGTERM):
+            os.kill(os.getpid(), each)
+        assert signals.noted == number
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_what_the_process_ignores_stays_ignored(number: signal.Signals) -> None:
+    signal.signal(number, signal.SIG_IGN)  # as nohup does with SIGHUP, a script's & with SIGINT
+    with StopSignals() as signals:
+        os.kill(os.getpid(), number)
+        assert signals.noted is None
+    assert signal.getsignal(number) == signal.SIG_IGN
 
 
 def test_a_launcher_hears_of_its_signal_after_the_checkpoint() -> None:
