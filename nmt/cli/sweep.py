@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,7 +32,6 @@ from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell, given_values
 from nmt.run import ERROR, LOCK, RunDirectory, read_json
 
-HERE = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # runs the jobs in this process, one by one
 LONGEST_END = 30.0  # seconds that a run may take to save and stop
 LONGEST_VALUE, LONGEST_NAME = 40, 200  # characters in a directory's name
 COUNT = "NMT_SWEEP_JOBS"  # how many there are: an environment variable, which worker processes inherit
@@ -49,7 +48,7 @@ class NameJobs(Callback):
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:  # noqa: ANN401
         """Let each job's directory be named by the values that the sweep varies, instead of a number."""
         directory = Path(config.hydra.sweep.dir)
-        if config.hydra.launcher.get("n_jobs"):
+        if config.hydra.launcher.get("n_jobs") and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
             signal.signal(signal.SIGINT, partial(_let_jobs_save, directory))
         varied, count = _varied(config)
         if why := _refusal(config, directory, varied, count):
@@ -68,10 +67,11 @@ class NameJobs(Callback):
 
 
 def _let_jobs_save(sweep: Path, *_: object) -> None:
-    """At Ctrl-C the jobs save a checkpoint, of which the launcher, if told at once, would leave them no time."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # asked twice: now
-    for lock in list(sweep.rglob(LOCK)):
-        RunDirectory(lock.parent).wait_until_free(LONGEST_END)
+    """At Ctrl-C wait until the workers have saved checkpoints: at KeyboardInterrupt the launcher kills them at once."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
+    if not BUSY.is_set():
+        for lock in list(sweep.rglob(LOCK)):
+            RunDirectory(lock.parent).wait_until_free(LONGEST_END)
     raise KeyboardInterrupt
 
 
@@ -173,9 +173,9 @@ def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
     that it stopped.
     """
     directory = output_dir()
-    here = HydraConfig.get().launcher._target_ == HERE
+    in_worker = NameJobs.directory is None  # whichever the launcher: parallel with n_jobs=1 needs no worker
     (directory / ERROR).unlink(missing_ok=True)
-    with nullcontext() if here else _elsewhere(directory.name):
+    with _busy(), _in_worker(directory.name) if in_worker else nullcontext():
         number, count = HydraConfig.get().job.num + 1, os.environ.get(COUNT)
         log.info("\njob %s%s: %s", number, f" of {count}" if count else "", directory.name)
         try:
@@ -185,45 +185,50 @@ def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
             record_failure(directory, message, words.given(HydraConfig.get()))
             log.error("%s: failed: %s", directory.name, message)
             return None
+        (directory / ERROR).unlink(missing_ok=True)  # of another sweep that found this job at work
         if status >= STOPPED:
-            if not here:
+            if in_worker:
                 return signal.Signals(status - STOPPED).name
             given = for_shell("hydra.sweep.dir", os.path.relpath(HydraConfig.get().sweep.dir))
             log.info("go on with the whole sweep: the same command with %s", given)
             sys.exit(status)  # in this process a signal means the whole sweep
-    (directory / ERROR).unlink(missing_ok=True)  # of another sweep that found this job at work
     best: dict[str, Any] = read_json(RunDirectory(directory).manifest).get("training", {})
     return next((value for key, value in best.items() if key in {"best_bleu", "best_loss"}), None)
 
 
+BUSY = threading.Event()  # set while this process runs a job
+
+
 @contextmanager
-def _elsewhere(name: str) -> Iterator[None]:
-    """In a launcher's worker: lines on the terminal say which job they are of, and the worker ends with the sweep."""
-    before = sys.stderr
-    sys.stderr = _Named(before, name)  # no terminal: progress bars of several jobs would overwrite each other
-    log_to(sys.stderr)
-    if HydraConfig.get().launcher.get("n_jobs") and not BUSY.watched:  # a worker on a cluster has another parent
-        BUSY.watched = True
-        threading.Thread(target=_end_with_the_sweep, daemon=True).start()
+def _busy() -> Iterator[None]:
     BUSY.set()
     try:
         yield
     finally:
         BUSY.clear()
+
+
+@contextmanager
+def _in_worker(name: str) -> Iterator[None]:
+    """Begin each line on the terminal with the job's name, and end this worker with its sweep."""
+    before = sys.stderr
+    sys.stderr = _Named(before, name)  # no terminal: progress bars of several jobs would overwrite each other
+    log_to(sys.stderr)
+    if HydraConfig.get().launcher.get("n_jobs"):  # a worker on a cluster has another parent
+        _watch_the_sweep()
+    try:
+        yield
+    finally:
         sys.stderr = before
 
 
-class _Busy(threading.Event):
-    """Set while this worker has a job."""
-
-    watched = False
-
-
-BUSY = _Busy()
+@cache
+def _watch_the_sweep() -> None:
+    threading.Thread(target=_end_with_the_sweep, daemon=True).start()
 
 
 def _end_with_the_sweep() -> None:
-    """A worker of a sweep that was killed saves a checkpoint of what it trains, and ends."""
+    """Save a checkpoint of the job and end this worker, once the sweep's process has been killed."""
     while os.getppid() == PARENT:
         time.sleep(1)
     if BUSY.is_set():

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 from conftest import TINY
-from forks import call_text
+from forks import call_text, ended, forked
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+from nmt.cli import train
 from nmt.cli.sweep import job_name
 from nmt.config.compose import config_dir
 from nmt.files import read_lines
@@ -157,17 +158,36 @@ def test_a_directory_that_holds_anything_else_is_left_alone(tmp_path: Path) -> N
     assert [path.name for path in (tmp_path / "sweep").iterdir()] == ["jobs.md"]
 
 
+ALONE = ["hydra/launcher=parallel", "hydra.launcher.n_jobs=1"]  # which joblib runs in the sweep's own process
+
+
 @pytest.mark.system
-def test_a_signal_ends_the_sweep_and_tells_how_to_go_on(tmp_path: Path) -> None:
-    command = [NMT_TRAIN, "-m", *SHORT, "training.max_steps=4000", "training.max_epochs=4000", "seed=1,2", "threads=1"]
-    process = subprocess.Popen([*command, "hydra.sweep.dir=sweep"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+@pytest.mark.usefixtures("signals_of_a_terminal")
+@pytest.mark.parametrize(
+    ("number", "launcher"),
+    [(signal.SIGTERM, []), (signal.SIGTERM, ALONE), (signal.SIGHUP, ALONE), (signal.SIGINT, ALONE)],
+)
+def test_a_signal_ends_the_sweep_and_tells_how_to_go_on(
+    number: signal.Signals, launcher: list[str], tmp_path: Path
+) -> None:
+    if launcher:
+        pytest.importorskip("joblib")
+    given = ["training.max_steps=4000", "training.max_epochs=4000", "seed=1,2", "threads=1", *launcher]
+
+    def work() -> int:
+        os.chdir(tmp_path)
+        sys.argv = ["nmt-train", "-m", *SHORT, "hydra.sweep.dir=sweep", *given]
+        train.main()
+        return 0
+
+    output = tmp_path / "output"
+    process = forked(work, output)
     while not (tmp_path / "sweep" / "seed-1" / "checkpoints" / "last.pt").exists():
-        assert process.poll() is None
+        assert os.waitpid(process, os.WNOHANG) == (0, 0), output.read_text()
         time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert "go on with the whole sweep: the same command with hydra.sweep.dir=sweep" in err
+    os.kill(process, number)
+    assert ended(process) == 128 + number
+    assert "go on with the whole sweep: the same command with hydra.sweep.dir=sweep" in output.read_text()
     assert not (tmp_path / "sweep" / "seed-2").exists()
 
 
