@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import logging
 import os
 import signal
@@ -20,6 +21,7 @@ from pydantic import BaseModel
 
 from nmt.cli import size, words
 from nmt.cli.explain import all_choices, explain
+from nmt.cli.output import write
 from nmt.config.compose import config_dir, for_choices, typed
 from nmt.config.errors import UserError, shown
 
@@ -47,6 +49,7 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
 
     `task` gets the typed config and the list of overrides, and returns the exit status (None: 0).
     """
+    _check_streams(command)
     debug = bool(os.environ.get("HYDRA_FULL_ERROR"))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions come up to us instead of being printed by Hydra
     log_to(sys.stderr)
@@ -77,8 +80,29 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
             outcomes.append(_attempt(sweep.finish, debug))
     except KeyboardInterrupt:
         print(f"nmt-{command}: interrupted", file=sys.stderr)
-        sys.exit(STOPPED + signal.SIGINT)
+        outcomes = [STOPPED + signal.SIGINT]
+    except SystemExit as end:  # after --help and the like, or of a sweep
+        outcomes = [int(end.code or 0)]
+    if unwritten := write(sys.stdout, "", "standard output"):  # may have ended the command already
+        outcomes = [unwritten, *(each for each in outcomes if getattr(each, "errno", None) != unwritten.errno)]
     _exit(outcomes, command)
+
+
+def _check_streams(command: str) -> None:
+    """Refuse a closed standard stream: the next file that is opened would get its number, and what is meant for the
+    stream. Escape the characters that standard output's encoding lacks."""
+    streams = {
+        "standard input": (sys.stdin, "< /dev/null"),
+        "standard output": (sys.stdout, "> /dev/null"),
+        "standard error": (sys.stderr, "2> /dev/null"),
+    }
+    for name, (stream, instead) in streams.items():
+        if stream is None:
+            message = f"nmt-{command}: error: {name} is closed; redirect it instead, for example {instead}"
+            print(message, file=sys.stderr or sys.stdout)
+            sys.exit(2)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _call(schema: type[T], task: Callable[[T, list[str]], int | None], config: DictConfig, command: str) -> int:
@@ -111,7 +135,6 @@ def _exit(outcomes: list[int | Exception | None], command: str) -> None:
     """Tell each job's failure in one line, and exit: 2 if there was one, else the highest status."""
     failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
     if failures and isinstance(failures[0], BrokenPipeError):  # the reader has left, as in `nmt-translate ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     for failure in failures:
         for line in explain(failure, command).split("\n"):
@@ -119,9 +142,10 @@ def _exit(outcomes: list[int | Exception | None], command: str) -> None:
     sys.exit(2 if failures else max((outcome for outcome in outcomes if isinstance(outcome, int)), default=0))
 
 
-# Of the system's errors, those that are not the program's: readers that left, no room, no permission, odd files.
+# Of the system's errors, those that are not the program's: readers that left or streams that are open the other way, no
+# room, no permission, odd files.
 _OUTSIDE = {
-    errno.EPIPE,
+    *(errno.EPIPE, errno.EBADF),
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO),
     *(errno.EACCES, errno.EPERM, errno.EROFS),
     *(errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),

@@ -1,8 +1,10 @@
-"""Where a command writes that makes no run: the folder of `output=`."""
+"""What a command writes that makes no run: streams, and the folder of `output=`."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, AnyStr
 
 from nmt.config.errors import UserError
 
@@ -28,3 +30,21 @@ def output_folder(output: str, marker: str, what: str) -> Iterator[Path]:
             for place in made:
                 place.rmdir()
         raise
+
+
+def write(stream: IO[AnyStr], content: AnyStr, name: str) -> OSError | None:
+    """Write to a stream, and what it buffers. Returns the error, if any, with the stream's name.
+
+    Nothing more reaches the stream after an error: the interpreter would try again when it closes the stream, and print
+    the error in its own words.
+    """
+    try:
+        stream.write(content)
+        stream.flush()
+    except OSError as error:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, stream.fileno())
+        os.close(nothing)
+        error.filename = name
+        return error
+    return None

@@ -1,6 +1,7 @@
 """What the commands share: sweeps, signals, directories that are not ours."""
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -134,3 +135,46 @@ def test_a_run_named_by_a_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
     assert call(monkeypatch, task, "run=0") == 0
     assert seen == ["0"]
+
+
+@pytest.mark.parametrize("name", ["stdin", "stdout", "stderr"])
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_a_closed_standard_stream_is_refused(
+    command: str, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, name, None)
+    assert call(monkeypatch, lambda *_: pytest.fail("it runs"), "--help", command=command) == 2
+    (line,) = "".join(capsys.readouterr()).splitlines()
+    full = {"stdin": "input", "stdout": "output", "stderr": "error"}[name]
+    assert line.startswith(f"nmt-{command}: error: standard {full} is closed; redirect it instead, for example ")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("given", [[], ["--help"]])
+def test_output_that_cannot_be_written_is_one_line(
+    given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w") as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", full)
+        assert call(monkeypatch, lambda *_: print("x"), *given) == 2
+    assert capsys.readouterr().err == f"nmt-train: error: standard output: {os.strerror(errno.ENOSPC)}\n"
+
+
+@pytest.mark.parametrize("given", [[], ["--help"]])
+def test_a_reader_that_left_is_no_error(
+    given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    end, other = os.pipe()
+    os.close(end)
+    with open(other, "w") as left, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", left)
+        assert call(monkeypatch, lambda *_: print("x"), *given) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_characters_that_the_output_lacks_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", output)
+        assert call(monkeypatch, lambda *_: print("28 ± 0.1 字")) == 0
+    assert output.buffer.getvalue() == b"28 \\xb1 0.1 \\u5b57\n"  # type: ignore[attr-defined]

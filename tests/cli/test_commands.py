@@ -171,6 +171,29 @@ def test_translate_survives_a_reader_that_leaves(run: Path, home: Path) -> None:
     assert b"Traceback" not in done.stderr
 
 
+def test_translate_answers_on_a_pipe_that_stays_open(run: Path, home: Path) -> None:
+    words = [BIN / "nmt-translate", f"run={run}", "alignments=open.align"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=home) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for number, line in enumerate([b"the cat\n", b"a dog\n"], 1):
+            process.stdin.write(line)
+            process.stdin.flush()
+            assert process.stdout.readline().endswith(b"\n")
+            assert (home / "open.align").read_bytes().count(b"\n") == number
+        process.stdin.close()
+        assert process.wait() == 0
+
+
+@pytest.mark.parametrize("command", ["nmt-train", "nmt-evaluate", "nmt-translate", "nmt-compare"])
+def test_a_closed_standard_stream_is_one_line(command: str, tmp_path: Path) -> None:
+    for closed in ("<&-", ">&-", "2>&-"):
+        script = f"{BIN}/{command} run=nowhere {closed}"
+        done = subprocess.run(["bash", "-c", script], capture_output=True, cwd=tmp_path, check=False)
+        assert (done.returncode, done.stdout.count(b"\n") + done.stderr.count(b"\n")) == (2, 1)
+        assert b" is closed; redirect it instead" in done.stdout + done.stderr
+
+
 def test_translate_talks_on_a_terminal(run: Path, home: Path) -> None:
     import pty
 

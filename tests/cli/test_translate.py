@@ -1,0 +1,119 @@
+"""nmt-translate reads ahead what has arrived, and answers it."""
+
+import io
+import os
+import sys
+from pathlib import Path
+from threading import Timer
+from types import SimpleNamespace
+from typing import Any, BinaryIO
+
+import pytest
+
+from nmt.cli.translate import CHUNK, Arriving, _buffers, _decoded, _filter
+
+
+def buffers(stream: BinaryIO, most: int) -> Any:  # noqa: ANN401
+    arriving = Arriving(stream)
+    return _buffers(_decoded(arriving, "input"), most, arriving.has_line)
+
+
+def test_lines_of_an_open_pipe_are_answered_before_the_next_one_arrives() -> None:
+    end, other = os.pipe()
+    with open(end, "rb") as stream:
+        found = buffers(stream, 1024)
+        os.write(other, b"one\ntwo\n")
+        assert next(found) == ["one", "two"]
+        os.write(other, b"three\nhalf of")
+        assert next(found) == ["three"]
+        os.write(other, b" four\r\n\n")
+        assert next(found) == ["half of four", ""]
+        os.write(other, b"the last without end")
+        os.close(other)
+        assert list(found) == [["the last without end"]]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\n", b"a", b"a\n", b"\n\na", b"x" * 3 * CHUNK, b"x" * CHUNK + b"\n" + b"y" * CHUNK + b"\n\n"]
+)
+def test_lines_end_at_newlines_wherever_a_read_ends(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "input").write_bytes(content)
+    with (tmp_path / "input").open("rb") as stream:
+        assert b"".join(line + b"\n" for line in Arriving(stream)) == content + b"\n" * (content[-1:] not in b"\n")
+
+
+def test_of_a_file_as_many_lines_are_read_as_are_allowed(tmp_path: Path) -> None:
+    (tmp_path / "input").write_text("".join(f"line {number}\n" for number in range(20_000)))
+    with (tmp_path / "input").open("rb") as stream:
+        assert [len(buffer) for buffer in buffers(stream, 3000)] == [3000] * 6 + [2000]
+
+
+class Echo:
+    """In place of a translator: returns what it is given."""
+
+    def __init__(self, kind: str) -> None:
+        self.search = SimpleNamespace(kind=kind)
+        self.seen: list[list[str]] = []
+
+    def translate_nbest(self, lines: list[str], n: int, first_line: int) -> list[list[Any]]:
+        assert first_line == sum(map(len, self.seen)) + 1
+        self.seen.append(lines)
+        return [[SimpleNamespace(text=line, score=0.0, word_alignment=lambda: "0-0")] * n for line in lines]
+
+
+def test_sampling_draws_for_the_same_lines_together_however_fast_they_arrive(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    end, other = os.pipe()
+
+    def write_the_rest() -> None:
+        os.write(other, b"two\nthree\n")
+        os.close(other)
+
+    config: Any = SimpleNamespace(interactive=True, buffer_lines=2, nbest=1)
+    translator: Any = Echo("sampling")
+    with open(end) as given, (tmp_path / "out").open("w") as written, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", given)
+        patch.setattr(sys, "stdout", written)
+        os.write(other, b"one\n")
+        Timer(0.2, write_the_rest).start()
+        _filter(translator, config, None)
+    assert translator.seen == [["one", "two"], ["three"]]
+    assert (tmp_path / "out").read_text() == "one\ntwo\nthree\n"
+
+
+def test_translations_and_alignments_can_be_read_as_soon_as_they_are_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    end, other = os.pipe()
+    output, links = tmp_path / "out", tmp_path / "links"
+
+    class Watching(Echo):
+        """Looks at the output of the first lines before it goes on with the second."""
+
+        def translate_nbest(self, lines: list[str], n: int, first_line: int) -> list[list[Any]]:
+            if first_line == 1:
+                os.write(other, b"two\n")
+                os.close(other)
+            else:
+                assert output.read_text() == "0 ||| one ||| 0.0000\n0 ||| one ||| 0.0000\n"
+                assert links.read_text() == "0 ||| 0-0\n0 ||| 0-0\n"
+            return super().translate_nbest(lines, n, first_line)
+
+    config: Any = SimpleNamespace(interactive=True, buffer_lines=1024, nbest=2)
+    translator: Any = Watching("beam")
+    with open(end) as given, output.open("w") as written, links.open("wb") as aligned, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", given)
+        patch.setattr(sys, "stdout", written)
+        os.write(other, b"one\n")
+        _filter(translator, config, aligned)
+    assert translator.seen == [["one"], ["two"]]
+
+
+def test_an_input_that_cannot_be_read_is_named() -> None:
+    class Unreadable(io.BytesIO):
+        def read1(self, size: int | None = -1, /) -> bytes:
+            raise OSError(9, "Bad file descriptor")
+
+    with pytest.raises(ValueError, match=r"standard input: cannot be read \(Bad file descriptor\)"):
+        list(Arriving(Unreadable()))
