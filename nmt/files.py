@@ -5,12 +5,15 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 RECORD = 2**26  # bytes that a configuration, a report or a tokenizer may have
 TEXT = 2**31  # ... that lines of text may have
+CHUNK = 2**22  # ... read at a time
 
 
 SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EIO}
@@ -32,6 +35,26 @@ def read_bytes(path: Path, most: int = RECORD) -> bytes:
         if about.st_size > most:
             raise OSError(errno.EFBIG, f"has {about.st_size:,} bytes, {most:,} are the most", str(path))
         return file.read(most)
+
+
+def checksum(path: Path) -> int:
+    """CRC-32 of a file, which notices bits that have flipped; about a second for a gigabyte."""
+    crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            crc = zlib.crc32(chunk, crc)
+    return crc
+
+
+@contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Errors of the system that name no file, such as those of writing to a full disk, name `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def lines_of(content: bytes) -> list[str]:

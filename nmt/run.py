@@ -15,6 +15,7 @@ from nmt.config import schema
 from nmt.config.compose import PLACES, flatten, load_values, save_values
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell, given_values
+from nmt.config.paths import user_path
 from nmt.data.prepared import Prepared
 from nmt.files import read_bytes, read_lines, refuse_strays, remove_leftovers, to_json, write_atomically, write_lines
 from nmt.surroundings import surroundings
@@ -51,7 +52,7 @@ class RunDirectory:
     @classmethod
     def existing(cls, path: str | Path, key: str = "run") -> "RunDirectory":
         """Raises UserError, naming the configuration's `key`, if there is no run."""
-        run = cls(Path(path).expanduser())
+        run = cls(user_path(path))
         if not run.path.is_dir():
             raise UserError(f"{key}={path}: no such directory")
         if not run.config.is_file():

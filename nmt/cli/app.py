@@ -24,6 +24,7 @@ from nmt.cli.explain import all_choices, explain
 from nmt.cli.output import write
 from nmt.config.compose import config_dir, for_choices, typed
 from nmt.config.errors import UserError, shown
+from nmt.config.paths import user_path
 
 T = TypeVar("T", bound=BaseModel)
 LONGEST = 500  # characters of a message
@@ -53,8 +54,7 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
     debug = bool(os.environ.get("HYDRA_FULL_ERROR"))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions come up to us instead of being printed by Hydra
     log_to(sys.stderr)
-    sys.argv[1:] = [words.with_home(word) for word in sys.argv[1:]]
-    new = words.new_folders(sys.argv[1:])
+    new: list[Path] = []
     warnings.filterwarnings("error", category=UserWarning, module=r"hydra\.")  # such as of a path that is not there
     outcomes: list[int | Exception | None] = []  # of each job; None while it runs
 
@@ -70,6 +70,8 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
 
     try:
         try:
+            sys.argv[1:] = [words.with_home(word) for word in sys.argv[1:]]
+            new.extend(words.new_folders(sys.argv[1:]))
             words.check(sys.argv[1:], command)
             main()
         except Exception as error:
@@ -185,11 +187,11 @@ def _run_dir(run: str | int | None, new: str) -> str:
     if run is None:
         return new
     run = str(run)
-    if not Path(run).expanduser().is_dir():
+    if not user_path(run).is_dir():
         raise UserError(
             f"run={shown(run)}: no such directory; run= goes on with a run, hydra.run.dir= says where to start one"
         )
-    return str(Path(run).expanduser())
+    return str(user_path(run))
 
 
 def _for_several(run: str | float | list[str] | None, place: str) -> str | None:

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import IO, AnyStr
 
 from nmt.config.errors import UserError
+from nmt.config.paths import user_path
 
 
 @contextmanager
 def output_folder(output: str, marker: str, what: str) -> Iterator[Path]:
     """The folder of `output=`, made if there is none, and taken away again, with those made for it, if an error leaves
     it empty. Raises UserError if it holds anything, but not the file `marker` of `what` may be written there."""
-    folder = Path(output).expanduser()
+    folder = user_path(output)
     if any(place.exists() and not place.is_dir() for place in (folder, *folder.parents)):
         raise UserError(f"output={output}: is not a folder, or is inside of what is none")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / marker).is_file():

@@ -26,7 +26,6 @@ def main() -> None:
     if resumed and not given.keys() & CHOOSING:
         places = [word for word in sys.argv[1:] if word.partition("=")[0] in PLACES]
         sys.argv[1:] = [word for word in sys.argv[1:] if word not in places]
-        places = [words.with_home(word) for word in places]
     run("train", TrainConfig, partial(_train, places=places), sweep)
 
 
@@ -53,6 +52,7 @@ def _train(config: TrainConfig, overrides: list[str], places: list[str]) -> int:
                 )
         now = dict(flatten(config.model_dump(mode="json")))
         changed = {key: now[key] for key in (override.partition("=")[0] for override in given)}
+        places = [words.with_home(word) for word in places]
         for moved in words.check(places, "train"):
             if moved.is_sweep_override():
                 raise UserError(f"{moved.input_line}: several values are for a sweep, which run= is not")

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from io import BufferedReader
 from itertools import zip_longest
-from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
 
 from nmt.cli.app import run
 from nmt.cli.output import write
 from nmt.config.errors import UserError
+from nmt.config.paths import user_path
 from nmt.config.schema import TranslateConfig
 
 if TYPE_CHECKING:
@@ -43,14 +43,14 @@ def _translate(config: TranslateConfig, overrides: list[str]) -> None:
         alignments, references = None, None
         if config.references is not None:
             try:
-                references = files.enter_context(Path(config.references).expanduser().open("rb"))
+                references = files.enter_context(user_path(config.references).open("rb"))
             except OSError as error:
                 raise UserError(f"references={config.references}: cannot be read ({error.strerror})") from None
         if config.alignments is not None:
             if not translator.model.attends:
                 raise UserError(f"alignments={config.alignments}: the run has no attention to align with")
             translator.check_nbest(config.nbest)  # before the file is emptied
-            path = Path(config.alignments).expanduser()
+            path = user_path(config.alignments)
             if path.exists() and any(
                 os.path.samestat(path.stat(), os.fstat(file.fileno()))
                 for file in (sys.stdin, sys.stdout, *filter(None, [references]))

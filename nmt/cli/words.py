@@ -21,6 +21,7 @@ from nmt.cli.explain import choices_of
 from nmt.config.compose import config_dir
 from nmt.config.errors import CONTROL, UserError, nearest, shown
 from nmt.config.overrides import quoted
+from nmt.config.paths import user_path
 
 LONGEST = 20_000  # characters of a word: Hydra's parser takes seconds for as many
 DEEPEST = 30  # brackets in brackets
@@ -76,7 +77,7 @@ def with_home(word: str) -> str:
     key, _, value = word.partition("=")
     if not value.startswith("~/"):
         return word
-    place = f"{Path.home()}{value[1:]}"
+    place = str(user_path(value))
     return f"{key}={quoted(place) if re.fullmatch(r'[a-zA-Z0-9_./-]*', value[1:]) else place}"
 
 

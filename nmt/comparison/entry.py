@@ -16,6 +16,7 @@ from nmt.config import schema
 from nmt.config.compose import load_values, typed
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell
+from nmt.config.paths import user_path
 from nmt.evaluation import score_settings
 from nmt.files import lines_of, read_lines
 from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
@@ -74,7 +75,7 @@ def find_runs(given: Sequence[str]) -> dict[Path, bool]:
     found: dict[Path, bool] = {}
     seen: dict[Path, Path] = {}  # another way may lead to the same run
     for name in given:
-        place = Path(name).expanduser()
+        place = user_path(name)
         places = [place] if place.exists() else [Path(path) for path in sorted(glob.glob(str(place), recursive=True))]
         runs = [path for each in places for path in _runs_at(each)]
         for failed in (path for each in places for path in each.rglob(ERROR)):
@@ -206,7 +207,7 @@ def read_systems(given: Sequence[str], held_out: HeldOut) -> list[Entry]:
             raise UserError(f"systems={system}: expected NAME=FILE, a name and a file of translations")
         if name in entries:
             raise UserError(f"systems={system}: there are two systems named {name}")
-        path = Path(place).expanduser()
+        path = user_path(place)
         try:
             content = path.read_bytes()  # once: it may be a pipe
             lines = [line.removesuffix("\r") for line in lines_of(content.removeprefix(BOM_UTF8))]

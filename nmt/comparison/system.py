@@ -7,6 +7,7 @@ from pathlib import Path
 
 from nmt.comparison.entry import Entry
 from nmt.config.compose import PLACES
+from nmt.config.paths import user_path
 from nmt.report.table import short
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ def group(entries: Sequence[Entry]) -> list[System]:
 
 def find(name: str, systems: Sequence[System]) -> str | None:
     """The system that is called so, or that has this run; None if there is none."""
-    place = Path(name).expanduser().resolve()
+    place = user_path(name).resolve()
     for system in systems:
         if name == system.name or any(entry.config and Path(entry.name).resolve() == place for entry in system.entries):
             return system.name

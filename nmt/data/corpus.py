@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 
 from nmt.config import schema
 from nmt.config.errors import UserError
+from nmt.config.paths import user_path
 from nmt.data import demo
 from nmt.data.lines import first_line, read_lines, read_some_lines
 from nmt.data.tables import Row, hub_answers, hugging_face_datasets, read_table, table_format
@@ -52,7 +53,7 @@ def _splits(config: schema.Data) -> Splits:
         return {**found}
     if config.path is None:
         return {split: Hub(config, name) for split, name in config.splits if name}
-    folder = Path(config.path).expanduser()
+    folder = user_path(config.path)
     if not folder.is_dir():
         raise UserError(f"data.path={config.path}: no such folder")
     return {split: Text(folder / name, config) for split, name in config.path_splits if name}
@@ -191,7 +192,7 @@ class Several:
 
 
 def _file_split(name: str, config: schema.Data, key: str) -> Text | Table:
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.is_dir() and not any((path / of_dataset).is_file() for of_dataset in ("state.json", "dataset_dict.json")):
         found = min(path.glob(f"*.{config.source_lang}"), default=path / f"PREFIX.{config.source_lang}")
         raise UserError(

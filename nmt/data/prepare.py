@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,13 +18,15 @@ from tqdm import tqdm
 
 from nmt.config import schema
 from nmt.config.errors import UserError
+from nmt.config.paths import user_path
 from nmt.data import corpus, demo
 from nmt.data.corpus import Pair
 from nmt.data.doubts import counted, doubts
 from nmt.data.overlap import Overlap
-from nmt.data.prepared import FORMAT, Prepared
+from nmt.data.prepared import FORMAT, Prepared, write_checksums
 from nmt.data.tokenizer import Tokenizers, check_sampling, make_tokenizers
 from nmt.data.writing import AlignmentWriter, Raw, Row, SideWriter
+from nmt.files import named_errors, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +39,10 @@ Report = dict[str, Any]
 def prepare(data: schema.Data, tokenizer: schema.TokenizerConfig) -> Prepared:
     """The prepared corpus, from the cache if this content was prepared before. Raises UserError."""
     fingerprint = fingerprint_of(data, tokenizer)
-    directory = Path(data.cache_dir).expanduser() / fingerprint[:24]
-    if (directory / "report.json").exists():
+    directory = user_path(data.cache_dir) / fingerprint[:24]
+    prepared = _from_cache(directory, warn=False)
+    if prepared is not None:
         log.info("corpus: prepared before, %s", directory)
-        prepared = Prepared(directory)
         if isinstance(tokenizer, schema.FileTokenizer):
             check_sampling(tokenizer, prepared.tokenizers)  # sampling is no part of what was prepared
         return prepared
@@ -50,24 +51,61 @@ def prepare(data: schema.Data, tokenizer: schema.TokenizerConfig) -> Prepared:
     except OSError as error:
         raise UserError(f"data.cache_dir={data.cache_dir}: cannot be made ({error.strerror})") from None
     with _alone(directory.with_name(f".{directory.name}.lock")):
-        if not (directory / "report.json").exists():
-            for leftover in directory.parent.glob(f".{directory.name}.*.part"):
-                shutil.rmtree(leftover, ignore_errors=True)  # of a preparation that was killed
-            working = Path(tempfile.mkdtemp(".part", f".{directory.name}.", directory.parent))
+        prepared = _from_cache(directory, warn=True)  # another process may have prepared it by now
+        if prepared is None:
+            _remove_leftovers(directory)
+            if directory.exists():  # damaged, or half deleted
+                shutil.rmtree(directory)
+            working = directory.with_name(f".{directory.name}.{os.getpid()}.part")
             try:
-                _prepare(data, tokenizer, fingerprint, working)
-                working.rename(directory)  # all or nothing
+                with named_errors(directory.parent):
+                    working.mkdir()
+                    _prepare(data, tokenizer, fingerprint, working)
+                    working.rename(directory)  # all or nothing
             finally:
                 shutil.rmtree(working, ignore_errors=True)
-    return Prepared(directory)
+            prepared = Prepared(directory)
+    return prepared
+
+
+def _from_cache(directory: Path, *, warn: bool) -> Prepared | None:
+    """What was prepared before; None if it is damaged, and has to be prepared again."""
+    if not (directory / "report.json").exists():
+        return None
+    try:
+        return Prepared(directory)
+    except UserError as error:
+        if warn:
+            log.warning("corpus: %s; it is prepared again", str(error).removesuffix("; delete the folder"))
+        return None
+
+
+def _remove_leftovers(directory: Path) -> None:
+    """Delete what killed preparations have left: of this corpus, whose lock is ours, and of those whose lock nobody
+    holds."""
+    for leftover in directory.parent.glob(".*.*.part"):
+        name = leftover.name.split(".")[1]
+        if name == directory.name or not _is_held(directory.with_name(f".{name}.lock")):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _is_held(lock: Path) -> bool:
+    try:
+        with open(os.open(lock, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """One process at a time: the jobs of a sweep wait for the first to prepare what they share."""
     while True:
-        # Closing it releases the lock, also for a process that is killed. A link might lead anywhere.
-        with open(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o666), "w") as lock:
+        # Closing it releases the lock, also for a process that is killed.
+        with open(_open_lock(path), "rb") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -85,6 +123,14 @@ def _alone(path: Path) -> Iterator[None]:
             return
 
 
+def _open_lock(path: Path) -> int:
+    """A descriptor of the lock, which may be another user's. A link might lead anywhere: not followed."""
+    try:
+        return os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o666)  # NFS locks only what may be written
+    except PermissionError:
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+
+
 def fingerprint_of(data: schema.Data, tokenizer: schema.TokenizerConfig) -> str:
     """SHA-256 of all that decides what a prepared corpus holds. Where a file lies does not, what is in it does."""
     settings = {
@@ -98,7 +144,7 @@ def fingerprint_of(data: schema.Data, tokenizer: schema.TokenizerConfig) -> str:
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     models = []
     if isinstance(tokenizer, schema.FileTokenizer):
-        models = [Path(name).expanduser() for name in (tokenizer.source_model, tokenizer.target_model) if name]
+        models = [user_path(name) for name in (tokenizer.source_model, tokenizer.target_model) if name]
     for path in [*corpus.files(data), *models]:
         try:
             with path.open("rb") as file:
@@ -147,7 +193,8 @@ def _prepare(data: schema.Data, tokenizer: schema.TokenizerConfig, fingerprint: 
             f"{data.max_length}, data.max_ratio={data.max_ratio}; see the numbers: {dict(counts['train'])})"
         )
     report["content"] = _content(working)
-    (working / "report.json").write_text(json.dumps(report, indent=2), encoding="utf-8")
+    write_atomically(working / "report.json", json.dumps(report, indent=2).encode())
+    write_checksums(working)
 
 
 def _content(directory: Path) -> str:

@@ -13,11 +13,12 @@ from pydantic import ValidationError
 from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.data.tokenizer import Tokenizers
-from nmt.files import read_bytes, refuse_scarcity, refuse_strays
+from nmt.files import checksum, read_bytes, refuse_scarcity, refuse_strays, write_atomically
 from nmt.metrics.alignment import parse_pharaoh
 
-FORMAT = 2  # of the directory; another number is prepared anew
+FORMAT = 3  # of the directory; another number is prepared anew
 IDS = np.dtype("<i4")
+CHECKSUMS = "checksums.json"
 CHUNK = 2**22  # numbers checked at a time
 
 Array = NDArray[Any]
@@ -150,9 +151,28 @@ class Prepared:
         for split in self:
             split.source.check(self.tokenizers.source.vocab_size)
             split.target.check(self.tokenizers.target.vocab_size)
+        _check_sums(directory)
 
     def __iter__(self) -> Iterator[Split]:
         return iter(self.splits.values())
+
+
+def write_checksums(directory: Path) -> None:
+    """checksums.json, of all other files of a prepared corpus."""
+    sums = {path.name: checksum(path) for path in sorted(directory.iterdir()) if path.name != CHECKSUMS}
+    write_atomically(directory / CHECKSUMS, json.dumps(sums, indent=2).encode())
+
+
+def _check_sums(directory: Path) -> None:
+    """Raises UserError for a file that has changed since it was written."""
+    try:
+        sums = json.loads(read_bytes(directory / CHECKSUMS))
+        changed = [name for name, value in sums.items() if checksum(directory / name) != value]
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        refuse_scarcity(error)
+        raise UserError(f"{directory}: is not a prepared corpus ({error})") from None
+    if changed:
+        raise UserError(f"{directory}: {changed[0]} is damaged (its checksum differs); delete the folder")
 
 
 def padded(sentences: Sequence[Array | Sequence[int]], pad: int) -> Array:

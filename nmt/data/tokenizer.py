@@ -14,6 +14,7 @@ import sentencepiece
 
 from nmt.config import schema
 from nmt.config.errors import UserError
+from nmt.config.paths import user_path
 from nmt.data.normalization import nfc_rule
 from nmt.data.sampling import Sampler, sampler
 from nmt.files import read_bytes, write_atomically
@@ -179,7 +180,7 @@ def make_tokenizers(config: schema.TokenizerConfig, source: Lines, target: Lines
     """Train on the training lines, or load existing models. Raises UserError for sizes the text does not allow."""
     if isinstance(config, schema.FileTokenizer):
         names = [name for name in (config.source_model, config.target_model) if name is not None]
-        loaded = [Tokenizer.load(Path(name).expanduser(), config.lowercase) for name in names]
+        loaded = [Tokenizer.load(user_path(name), config.lowercase) for name in names]
         tokenizers = Tokenizers(loaded[0], loaded[-1])
         check_sampling(config, tokenizers)
         return tokenizers

@@ -4,6 +4,7 @@ import array
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -64,8 +65,11 @@ class SideWriter:
                 self._line_ends.append(self._line_ends[-1] + len(text))
 
     def close(self) -> None:
-        np.save(self.directory / f"{self.name}.offsets.npy", np.asarray(self.offsets))
-        np.save(self.directory / f"{self.name}.lines.npy", np.asarray(self._line_ends))
+        for name, values in (("offsets", self.offsets), ("lines", self._line_ends)):
+            with (self.directory / f"{self.name}.{name}.npy").open("wb") as file:
+                # Given a file, NumPy writes with C's functions, whose errors say nothing of a full disk.
+                write = SimpleNamespace(write=file.write)
+                np.lib.format.write_array(write, np.asarray(values))
 
 
 class AlignmentWriter:

@@ -37,6 +37,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
                 raise ValueError("no archive")
         with zipfile.ZipFile(path) as archive:
             _Inspector(archive, path.stat().st_size).load()
+            if damaged := archive.testzip():
+                raise ValueError(f"the checksum of {damaged} differs")
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a broken file can raise nearly anything
         refuse_scarcity(error)

@@ -1,6 +1,7 @@
 """What TensorBoard shows of a run: curves, texts and pictures."""
 
 import string
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
+
+from nmt.files import named_errors
+
+
+def _report(args: threading.ExceptHookArgs) -> None:
+    """An error in TensorBoard's writing thread is raised by the next call of its writer: not printed there too."""
+    if not type(args.thread).__module__.startswith("tensorboard."):
+        threading.__excepthook__(args)
+
+
+threading.excepthook = _report
 
 # As a character reference no character has a meaning in Markdown or HTML.
 _REFERENCES = {ord(character): f"&#{ord(character)};" for character in string.punctuation}
@@ -28,23 +40,24 @@ class TensorBoard:
         # TensorBoard hides earlier events from this step on, this step included.
         purge_step = 0 if resume_step is None else resume_step + 1
         _date_back(directory)
+        self._directory = directory
         self._writer: Any = SummaryWriter(str(directory), purge_step=purge_step)  # its methods are untyped
         self._hparams: Any = hparams
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """One point on each curve, by tag such as "train/loss"."""
         for tag, value in values.items():
-            self._writer.add_scalar(tag, value, step)
+            self._write("add_scalar", tag, value, step)
 
     def histogram(self, tag: str, values: NDArray[np.int64], step: int) -> None:
         """The distribution of whole numbers, a bin for each."""
         if values.size:
             bins = np.arange(values.min(), values.max() + 2) - 0.5
-            self._writer.add_histogram(tag, values, step, bins=bins.tolist())
+            self._write("add_histogram", tag, values, step, bins=bins.tolist())
 
     def text(self, tag: str, markdown: str, step: int) -> None:
         """Markdown as it is."""
-        self._writer.add_text(tag, markdown, step)
+        self._write("add_text", tag, markdown, step)
 
     def samples(self, tag: str, rows: Sequence[tuple[str, str, str]], step: int) -> None:
         """A table of (source, reference, hypothesis), each shown literally."""
@@ -54,7 +67,7 @@ class TensorBoard:
 
     def image(self, tag: str, array: NDArray[np.uint8], step: int) -> None:
         """(H, W, 3), red, green and blue."""
-        self._writer.add_image(tag, array, step, dataformats="HWC")
+        self._write("add_image", tag, array, step, dataformats="HWC")
 
     def choices(self, values: Mapping[str, str | float | bool | None]) -> None:
         """What the run chose, for the table and the parallel coordinates of HPARAMS.
@@ -63,21 +76,27 @@ class TensorBoard:
         """
         named = {key: "null" if value is None else value for key, value in values.items()}
         _, start, _ = self._hparams(named, {})  # the first part would describe all runs by this one
-        self._writer.file_writer.add_summary(start)
+        with named_errors(self._directory):
+            self._writer.file_writer.add_summary(start)
 
     def outcome(self, step: int, scores: Mapping[str, float]) -> None:
         """The run has come to its end, with these scores."""
         _, _, end = self._hparams({}, {})
-        self._writer.file_writer.add_summary(end)
+        with named_errors(self._directory):
+            self._writer.file_writer.add_summary(end)
         self.scalars(step, scores)
 
     def flush(self) -> None:
         """Bring everything written so far to the disk, as is due with every checkpoint."""
-        self._writer.flush()
+        self._write("flush")
 
     def close(self) -> None:
         """Flush and close the event file; closing twice does no harm."""
-        self._writer.close()
+        self._write("close")
+
+    def _write(self, method: str, *values: Any, **options: Any) -> None:  # noqa: ANN401
+        with named_errors(self._directory):
+            getattr(self._writer, method)(*values, **options)
 
     def __enter__(self) -> Self:
         return self

@@ -7,18 +7,24 @@ import time
 
 import pytest
 
-START = "import sys; sys.argv = ['nmt-{0}', 'run=nowhere']; from nmt.cli.entry import {0}; print(flush=True); {0}()"
+START = """
+import signal, sys
+sys.argv = ["nmt-{0}", "run=nowhere"]
+signal.signal(signal.SIGINT, signal.{1})
+from nmt.cli.entry import {0}
+print(flush=True)
+{0}()
+"""
+
+
+def started(command: str, handler: str) -> subprocess.Popen[bytes]:
+    program = [sys.executable, "-c", START.format(command, handler)]
+    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "translate", "compare"])
 def test_an_interrupt_during_the_first_imports_is_one_line(command: str) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", START.format(command)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        # a shell in the background lets its commands ignore interrupts
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    process = started(command, "default_int_handler")  # a shell in the background has its commands ignore interrupts
     assert process.stdout is not None
     process.stdout.readline()
     time.sleep(0.05)  # into the imports, which take some tenths of a second
@@ -28,12 +34,7 @@ def test_an_interrupt_during_the_first_imports_is_one_line(command: str) -> None
 
 
 def test_an_ignored_interrupt_stays_ignored() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", START.format("train")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
-    )
+    process = started("train", "SIG_IGN")
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGINT)

@@ -68,11 +68,11 @@ def test_new_folders_are_those_of_the_value_without_its_quotes() -> None:
 
 
 def test_home_is_put_in_as_hydra_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "home", lambda: Path("/home/müller (2)"))
+    monkeypatch.setenv("HOME", "/home/müller (2)")
     (word,) = words._parsed([words.with_home("data.train=~/corpus/train")])
     assert word.value() == "/home/müller (2)/corpus/train"
     assert words.with_home("data.train=corpus~/train") == "data.train=corpus~/train"
-    monkeypatch.setattr(Path, "home", lambda: Path("/home/ada"))
+    monkeypatch.setenv("HOME", "/home/ada")
     assert words.with_home("data.train=~/a,b") == "data.train=/home/ada/a,b"
 
 

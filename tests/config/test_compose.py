@@ -12,6 +12,7 @@ from nmt.config import schema
 from nmt.config.compose import ADDED, flatten, load_config, load_values, save_values, typed, typed_union, with_values
 from nmt.config.errors import UserError, nearest
 from nmt.config.overrides import given_values
+from nmt.config.paths import user_path
 
 
 @pytest.fixture
@@ -176,3 +177,18 @@ def test_overrides_are_read_as_plain_values() -> None:
         "z": "[1,2]",
         "w": None,
     }
+
+
+def test_without_a_home_directory_a_path_in_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for path in ("~/.cache/nmt", "~"):
+        with pytest.raises(UserError, match=r"no home directory is known for ~ \(HOME is not set\).*NMT_CACHE"):
+            user_path(path)
+    assert user_path("corpus/~") == Path("corpus/~")
+    values = values_of("train", ["data.cache_dir=~/x", "training.start_from=~/run"])
+    with pytest.raises(UserError, match="no home directory"):
+        typed(schema.TrainConfig, values).settled()

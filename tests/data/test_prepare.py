@@ -1,7 +1,11 @@
 """Prepared corpora: what they hold, what they drop and report, and when they are made anew."""
 
+import errno
+import fcntl
 import json
+import os
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -166,8 +170,42 @@ def test_what_a_killed_preparation_left_is_removed(corpus: Path) -> None:
     shutil.rmtree(corpus / "cache" / name)
     (corpus / "cache" / f".{name}.abc.part").mkdir()
     (corpus / "cache" / f".{name}.lock").touch()
+    (corpus / "cache" / ".another.123.part").mkdir()
     make(corpus)
     assert [path.name for path in (corpus / "cache").iterdir()] == [name]
+
+
+def test_what_another_process_is_preparing_is_left_alone(corpus: Path) -> None:
+    (corpus / "cache").mkdir()
+    working = corpus / "cache" / ".another.123.part"
+    working.mkdir()
+    with (corpus / "cache" / ".another.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        make(corpus)
+        assert working.exists()
+
+
+def test_a_cache_can_be_shared_as_far_as_the_umask_allows(corpus: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        directory = make(corpus).directory
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()} == {0o640}
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o750
+
+
+def test_a_lock_of_another_user_can_be_waited_for(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def of_another_user(path: Any, flags: int, *args: Any) -> int:  # noqa: ANN401
+        if flags & os.O_RDWR and str(path).endswith(".lock"):
+            real(path, os.O_CREAT | os.O_WRONLY, 0o600)
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, flags, *args)
+
+    monkeypatch.setattr(os, "open", of_another_user)
+    assert len(make(corpus).splits["train"]) == 62
 
 
 def truncate_ids(directory: Path) -> None:
@@ -182,12 +220,40 @@ def pickle_offsets(directory: Path) -> None:
     np.save(directory / "train.target.offsets.npy", np.array([{}], dtype=object), allow_pickle=True)
 
 
-@pytest.mark.parametrize("damage", [truncate_ids, drop_offsets, pickle_offsets])
-def test_a_damaged_cache_is_refused(corpus: Path, damage: Callable[[Path], None]) -> None:
+def zero_ids(directory: Path) -> None:
+    path = directory / "train.source.ids"
+    path.write_bytes(b"\0" * path.stat().st_size)
+
+
+def flip_a_bit(directory: Path) -> None:
+    path = directory / "tokenizer.model"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def drop_the_report(directory: Path) -> None:
+    (directory / "report.json").unlink()
+
+
+def drop_the_checksums(directory: Path) -> None:
+    (directory / "checksums.json").unlink()
+
+
+DAMAGES = [truncate_ids, drop_offsets, pickle_offsets, zero_ids, flip_a_bit, drop_the_report, drop_the_checksums]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_cache_is_prepared_again(
+    corpus: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
     directory = make(corpus).directory
+    whole = {path.name: path.read_bytes() for path in directory.iterdir()}
     damage(directory)
-    with pytest.raises(UserError, match="delete the folder"):
-        make(corpus)
+    assert make(corpus).directory == directory
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == whole
+    warned = [record.message for record in caplog.records if "it is prepared again" in record.message]
+    assert len(warned) == (damage is not drop_the_report)
 
 
 def test_nothing_left_to_train_on_is_an_error(corpus: Path) -> None:
@@ -237,3 +303,18 @@ def test_word_alignments_are_read_by_index(corpus: Path) -> None:
     assert found[1] == ""
     assert isinstance(found._text, np.memmap)  # type: ignore[attr-defined]
     assert prepared.splits["validation"].alignments is None
+
+
+@pytest.mark.parametrize("name", ["train.source.offsets.npy", "train.target.ids", "test.raw"])
+def test_a_full_disk_names_the_cache(name: str, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = module._prepare
+
+    def prepare_on_a_full_disk(*args: Any) -> None:  # noqa: ANN401
+        (args[-1] / name).symlink_to("/dev/full")
+        real(*args)
+
+    monkeypatch.setattr(module, "_prepare", prepare_on_a_full_disk)
+    with pytest.raises(OSError, match="No space left on device") as error:
+        make(corpus)
+    assert error.value.filename == str(corpus / "cache")
+    assert list((corpus / "cache").iterdir()) == []

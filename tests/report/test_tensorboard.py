@@ -2,6 +2,7 @@ import html
 import io
 import itertools
 import re
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -148,3 +149,22 @@ def test_no_text_breaks_the_page(text: str) -> None:
     rendered = markdown_to_safe_html(f"| a | b |\n| --- | --- |\n| {literal(text)} | end |")
     cells = re.findall(r"<td>(.*?)</td>", rendered, re.DOTALL)
     assert [html.unescape(cell) for cell in cells] == [" ".join(text.split()), "end"]
+
+
+def test_a_full_disk_is_an_error_with_the_folder_and_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    board = TensorBoard(tmp_path, None)
+    (events,) = tmp_path.iterdir()
+    events.unlink()
+    events.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as error:
+        _write_until_it_fails(board)
+    assert error.value.filename == str(tmp_path)
+    assert capsys.readouterr().err == ""
+
+
+def _write_until_it_fails(board: TensorBoard) -> None:
+    for step in range(100):
+        board.scalars(step, {"loss": 1.0})
+        time.sleep(0.01)  # the writing thread comes first

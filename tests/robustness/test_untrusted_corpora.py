@@ -13,7 +13,7 @@ from nmt.config import schema
 from nmt.config.compose import typed
 from nmt.config.errors import UserError
 from nmt.data.prepare import fingerprint_of, prepare
-from nmt.data.prepared import Prepared
+from nmt.data.prepared import Prepared, write_checksums
 
 
 def config_of(*overrides: str) -> schema.TrainConfig:
@@ -102,6 +102,7 @@ def test_a_poisoned_corpus_is_refused_before_it_is_used(name: str, corpus: Path)
 @pytest.mark.parametrize("text", ["0-0\n", "0:0\n" * 20, "9" * 9 + "\n", "\udcff"])
 def test_poisoned_alignments_are_told(text: str, corpus: Path) -> None:
     (corpus / "test.alignments").write_bytes(text.encode(errors="surrogateescape"))
+    write_checksums(corpus)
     with pytest.raises(UserError, match=r"test\.alignments(: has \d lines for 20 pairs|, line 1: cannot be used)"):
         _ = [*(Prepared(corpus).splits["test"].alignments or [])]
 
@@ -110,6 +111,7 @@ def test_poisoned_alignments_are_told(text: str, corpus: Path) -> None:
 def test_poisoned_text_is_told(byte: bytes, corpus: Path) -> None:
     path = corpus / "test.source.txt"
     path.write_bytes(byte + path.read_bytes()[1:])
+    write_checksums(corpus)
     with pytest.raises(UserError, match=r"test\.source: 1 is no line of valid UTF-8"):
         Prepared(corpus).splits["test"].source.lines()
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field
 from pydantic import model_validator as validator
 
+from nmt.config.paths import user_path
 from nmt.config.schema.base import Count, CountOrZero, Name, Place, Places, Section, Seed, Threads
 from nmt.config.schema.data import Data, TokenizerConfig
 from nmt.config.schema.model import Model, Size
@@ -24,7 +25,7 @@ class Machine(Section):
 
 
 def _absolute(path: str) -> str:
-    return os.path.abspath(os.path.expanduser(path))
+    return os.path.abspath(user_path(path))
 
 
 class TrainConfig(Model, Machine):
