@@ -305,7 +305,7 @@ def test_word_alignments_are_read_by_index(corpus: Path) -> None:
     assert prepared.splits["validation"].alignments is None
 
 
-@pytest.mark.parametrize("name", ["train.source.offsets.npy", "train.target.ids", "test.raw"])
+@pytest.mark.parametrize("name", ["train.source.offsets.npy", "train.target.ids", "train.raw"])
 def test_a_full_disk_names_the_cache(name: str, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = module._prepare
 

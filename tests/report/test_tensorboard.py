@@ -1,3 +1,4 @@
+import errno
 import html
 import io
 import itertools
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.image import imread
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.plugin_util import markdown_to_safe_html
 from tensorboard.util.tensor_util import make_ndarray
 
@@ -152,12 +154,13 @@ def test_no_text_breaks_the_page(text: str) -> None:
 
 
 def test_a_full_disk_is_an_error_with_the_folder_and_without_a_traceback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     board = TensorBoard(tmp_path, None)
-    (events,) = tmp_path.iterdir()
-    events.unlink()
-    events.symlink_to("/dev/full")
+    monkeypatch.setattr(RecordWriter, "write", full)
     with pytest.raises(OSError, match="No space left on device") as error:
         _write_until_it_fails(board)
     assert error.value.filename == str(tmp_path)
