@@ -6,6 +6,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from nmt.cli.app import run
+from nmt.cli.entry import exit_at_ctrl_c
 from nmt.cli.output import output_folder
 from nmt.config.errors import UserError
 from nmt.config.schema import CompareConfig
@@ -17,7 +18,8 @@ def main() -> None:
 
 
 def _compare(config: CompareConfig, overrides: list[str]) -> None:
-    from nmt.comparison.report import write_comparison
+    with exit_at_ctrl_c("compare"):
+        from nmt.comparison.report import write_comparison
 
     if HydraConfig.get().mode == RunMode.MULTIRUN:
         raise UserError("-m: one comparison takes all runs, as in runs=[A,B]; leave it out")

@@ -1,9 +1,10 @@
-"""The commands' entry points: they answer Ctrl-C in one line while the large libraries are still being imported."""
+"""The commands' entry points, which import nothing large before they can answer Ctrl-C in one line."""
 
 import importlib
 import os
 import signal
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 
@@ -28,18 +29,27 @@ def compare() -> None:
 
 
 def _run(command: str) -> None:
-    def interrupted(*_: object) -> NoReturn:
-        with suppress(OSError):  # the terminal may be gone
-            os.write(2, f"nmt-{command}: interrupted\n".encode())
-        os._exit(128 + signal.SIGINT)
-
-    # During imports a signal exits at once: some modules catch every exception while they are imported.
-    handler = signal.getsignal(signal.SIGINT)
-    if handler != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, interrupted)
-    module = importlib.import_module(f"nmt.cli.{command}")
-    signal.signal(signal.SIGINT, handler)
+    with exit_at_ctrl_c(command):
+        module = importlib.import_module(f"nmt.cli.{command}")
     try:
         module.main()
     except KeyboardInterrupt:  # before or after the part of main that handles it
-        interrupted()
+        _exit(command)
+
+
+@contextmanager
+def exit_at_ctrl_c(command: str) -> Iterator[None]:
+    """For imports: end the process without an exception, which some modules catch and others turn into an abort."""
+    before = signal.getsignal(signal.SIGINT)
+    if before != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: _exit(command))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _exit(command: str) -> NoReturn:
+    with suppress(OSError):  # the terminal may be gone
+        os.write(2, f"nmt-{command}: interrupted\n".encode())
+    os._exit(128 + signal.SIGINT)

@@ -5,6 +5,7 @@ import re
 from contextlib import ExitStack
 
 from nmt.cli.app import run
+from nmt.cli.entry import exit_at_ctrl_c
 from nmt.cli.output import output_folder
 from nmt.config import schema
 from nmt.config.errors import UserError
@@ -17,13 +18,14 @@ def main() -> None:
 
 
 def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
-    from tqdm import tqdm
+    with exit_at_ctrl_c("evaluate"):
+        from tqdm import tqdm
 
-    from nmt.config.compose import load_config
-    from nmt.evaluation import Apart, evaluate_run, score_settings, warn_of_other_texts
-    from nmt.machine import keep_freed_memory
-    from nmt.run import EVALUATION, RunDirectory
-    from nmt.translator import Translator
+        from nmt.config.compose import load_config
+        from nmt.evaluation import Apart, evaluate_run, score_settings, warn_of_other_texts
+        from nmt.machine import keep_freed_memory
+        from nmt.run import EVALUATION, RunDirectory
+        from nmt.translator import Translator
 
     keep_freed_memory()
     runs = [RunDirectory.existing(path) for path in config.run]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nmt.cli import sweep, words
 from nmt.cli.app import choices, output_dir, run
+from nmt.cli.entry import exit_at_ctrl_c
 from nmt.config.compose import PLACES, flatten, load_values, typed, with_values
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
@@ -67,7 +68,8 @@ def _train(config: TrainConfig, overrides: list[str], places: list[str]) -> int:
         log.info("finished before: skipped")
         status = 0
     else:
-        from nmt.training.job import train
+        with exit_at_ctrl_c("train"):
+            from nmt.training.job import train
 
         observer = sweep.observer() if sweep.sweeping() else None
         status = train(config, directory, [*overrides, *places], choices(), observer)

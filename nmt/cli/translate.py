@@ -12,6 +12,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
 
 from nmt.cli.app import run
+from nmt.cli.entry import exit_at_ctrl_c
 from nmt.cli.output import write
 from nmt.config.errors import UserError
 from nmt.config.paths import user_path
@@ -34,8 +35,9 @@ def main() -> None:
 
 
 def _translate(config: TranslateConfig, overrides: list[str]) -> None:
-    from nmt.machine import keep_freed_memory
-    from nmt.translator import Translator
+    with exit_at_ctrl_c("translate"):
+        from nmt.machine import keep_freed_memory
+        from nmt.translator import Translator
 
     keep_freed_memory()
     translator = Translator.load(config.run, **config.loading)

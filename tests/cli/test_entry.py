@@ -1,43 +1,90 @@
-"""Ctrl-C while a command is still starting."""
+"""Ctrl-C while a command imports what it needs: one line and status 130, whatever the imports do with exceptions."""
 
+import importlib
+import os
 import signal
 import subprocess
 import sys
-import time
+import tomllib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
+from forks import killed_after
 
-START = """
-import signal, sys
-sys.argv = ["nmt-{0}", "run=nowhere"]
-signal.signal(signal.SIGINT, signal.{1})
-from nmt.cli.entry import {0}
-print(flush=True)
-{0}()
-"""
+from nmt.cli import entry
+
+COMMANDS = ("train", "evaluate", "translate", "compare")
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.usefixtures("signals_of_a_terminal")
 
 
-def started(command: str, handler: str) -> subprocess.Popen[bytes]:
-    program = [sys.executable, "-c", START.format(command, handler)]
-    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def status_and_output(command: str, folder: Path, prepare: Callable[[], object] = bool) -> tuple[int, str]:
+    def work() -> int:
+        prepare()
+        getattr(entry, command)()
+        return 0
+
+    output = folder / "output"
+    return killed_after(work, 60, output), output.read_text()
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "translate", "compare"])
-def test_an_interrupt_during_the_first_imports_is_one_line(command: str) -> None:
-    process = started(command, "default_int_handler")  # a shell in the background has its commands ignore interrupts
-    assert process.stdout is not None
-    process.stdout.readline()
-    time.sleep(0.05)  # into the imports, which take some tenths of a second
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate()
-    assert (process.returncode, errors.decode()) == (130, f"nmt-{command}: interrupted\n")
+def interrupt(*_: Any) -> Any:  # noqa: ANN401
+    with suppress(BaseException):  # as some libraries do around imports
+        os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_an_ignored_interrupt_stays_ignored() -> None:
-    process = started("train", "SIG_IGN")
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate()
-    assert process.returncode == 2
-    assert b"no such directory" in errors
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c_during_the_first_imports_is_one_line(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib, "import_module", interrupt)
+    assert status_and_output(command, tmp_path) == (130, f"nmt-{command}: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "module", "given"),
+    [
+        ("train", "nmt.training.job", []),
+        ("evaluate", "nmt.translator", ["run=x"]),
+        ("translate", "nmt.translator", ["run=x"]),
+        ("compare", "nmt.comparison.report", ["runs=x"]),
+    ],
+)
+def test_ctrl_c_during_a_commands_large_import_is_one_line(
+    command: str, module: str, given: list[str], tmp_path: Path
+) -> None:
+    class Finder:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == module:
+                interrupt()
+
+    def forget() -> None:
+        sys.modules.pop(module, None)
+        sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]
+        os.chdir(tmp_path)
+        sys.argv = [f"nmt-{command}", *given]
+
+    assert status_and_output(command, tmp_path, forget) == (130, f"nmt-{command}: interrupted\n")
+
+
+def test_ctrl_c_beside_the_imports_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.cli.compare.main", lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert status_and_output("compare", tmp_path) == (130, "nmt-compare: interrupted\n")
+
+
+def test_the_handler_is_put_back_and_an_ignored_signal_stays_ignored() -> None:
+    for handler in (signal.default_int_handler, signal.SIG_IGN):
+        signal.signal(signal.SIGINT, handler)
+        with entry.exit_at_ctrl_c("train"):
+            assert (signal.getsignal(signal.SIGINT) == signal.SIG_IGN) == (handler == signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGINT) == handler
+
+
+def test_the_commands_begin_here_and_import_nothing_large_before() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {f"nmt-{command}": f"nmt.cli.entry:{command}" for command in COMMANDS}
+    code = "import nmt.cli.entry, sys; print(sorted({'hydra', 'omegaconf', 'pydantic', 'numpy'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"[]\n"
