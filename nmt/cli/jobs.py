@@ -34,7 +34,8 @@ def _job(sweep: Path, path: Path) -> dict[str, Any]:
     manifest, results = read_json(run.manifest), read_json(run.results)
     training = manifest.get("training", {})
     error = (path / ERROR).read_text(encoding="utf-8").partition("\n")[0] if (path / ERROR).exists() else None
-    status = "failed" if error else manifest.get("status") or "stopped"
+    # A start that was refused, as of other values, leaves a finished run finished.
+    status = manifest.get("status") or ("failed" if error else "stopped")
     return {
         "job": str(path.relative_to(sweep)),
         "status": status,
@@ -77,9 +78,13 @@ def tell(sweep: Path) -> int:
         Column("directory", "directory"),
     ]
     print(table.terminal(rows, columns))
-    failures = [row for row in rows if row["status"] == "failed"]
+    failures = [row for row in rows if row["error"]]
     for row in failures:
-        print(f"nmt-train: error: {row['job']}: {row['error']} ({row['directory']}/{ERROR})", file=sys.stderr)
+        if row["status"] == "failed":
+            print(f"nmt-train: error: {row['job']}: {row['error']} ({row['directory']}/{ERROR})", file=sys.stderr)
+        else:
+            print(f"nmt-train: error: {row['job']}: {row['error']}", file=sys.stderr)
+            (sweep / row["job"] / ERROR).unlink(missing_ok=True)  # of this start, not of the finished run
     write_atomically(sweep / "jobs.json", to_json({"jobs": rows}, indent=2).encode())
     write_atomically(sweep / "jobs.md", f"{table.markdown(rows, columns)}\n".encode())
     finished = [row["directory"] for row in rows if row["status"] == FINISHED]

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
@@ -30,8 +30,10 @@ from nmt.cli.jobs import tell
 from nmt.config.compose import config_dir
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell, given_values
+from nmt.files import read_bytes
 from nmt.run import ERROR, LOCK, RunDirectory, read_json
 
+MARK = ".nmt-sweep"  # an empty file: the directory is ours to write to
 LONGEST_END = 30.0  # seconds that a run may take to save and stop
 LONGEST_VALUE, LONGEST_NAME = 40, 200  # characters in a directory's name
 COUNT = "NMT_SWEEP_JOBS"  # how many there are: an environment variable, which worker processes inherit
@@ -55,6 +57,9 @@ class NameJobs(Callback):
             log.error("nmt-train: error: %s", why)  # an exception would be caught by Hydra and told as a warning
             sys.exit(2)
         NameJobs.directory, NameJobs.made = directory, not directory.exists()
+        with suppress(OSError):  # Hydra makes the directory too, and its exception is reported
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / MARK).touch()
         os.environ[COUNT] = str(config.hydra.sweeper.get("n_trials") or count)
         given = [override.lstrip("+") for override in words.given(config.hydra, "hydra")]
         chosen = any(override.startswith("hydra.sweep.subdir=") for override in given)
@@ -92,9 +97,16 @@ def _refusal(config: DictConfig, directory: Path, varied: list[str], count: int)
 
 
 def _is_foreign(directory: Path) -> bool:
-    """Does it hold something, but nothing that a sweep begins with?"""
-    marks = ("multirun.yaml", optuna_sweeper.JOURNAL)
-    return directory.is_dir() and any(directory.iterdir()) and not any((directory / mark).exists() for mark in marks)
+    """Does it hold anything that no sweep of nmt-train began?"""
+    if not directory.is_dir() or not any(directory.iterdir()):
+        return False
+    # Sweeps of earlier versions have no mark, but a record that names our callback or our search.
+    records = {MARK: "", "multirun.yaml": "nmt.cli.sweep.NameJobs", optuna_sweeper.JOURNAL: '"asked"'}
+    for name, content in records.items():
+        with suppress(OSError):
+            if content.encode() in read_bytes(directory / name):
+                return False
+    return True
 
 
 def _varied(config: DictConfig) -> tuple[list[str], int]:
@@ -261,6 +273,6 @@ def finish() -> int:
     if directory is None or not directory.is_dir():
         return 0  # no sweep
     status = tell(directory)
-    if NameJobs.made and [path.name for path in directory.iterdir()] == ["multirun.yaml"]:  # Hydra's; no job began
+    if NameJobs.made and {path.name for path in directory.iterdir()} <= {MARK, "multirun.yaml"}:  # no job began
         shutil.rmtree(directory)
     return status

@@ -32,7 +32,7 @@ def main() -> None:
 
 def _train(config: TrainConfig, overrides: list[str], places: list[str]) -> int:
     from nmt.data.prepare import fingerprint_of
-    from nmt.run import FINISHED, FREE, PRUNED, RunDirectory
+    from nmt.run import FINISHED, PRUNED, RunDirectory
 
     directory = output_dir()
     if not sweep.sweeping():
@@ -43,22 +43,8 @@ def _train(config: TrainConfig, overrides: list[str], places: list[str]) -> int:
         config = config.model_copy(update={"threads": config.threads or sweep.job_threads()})
         RunDirectory(directory).wait_until_free(sweep.LONGEST_END)
     if config.run is not None:
-        directory = RunDirectory.existing(config.run).path
-        given = [override for override in overrides if not override.startswith("run=")]
-        for override in given:
-            if override.partition("=")[0] not in FREE:
-                raise UserError(
-                    f"{override}: run={config.run} goes on with the configuration saved there; only these may change: "
-                    f"{', '.join(sorted(FREE - {'run'}))}"
-                )
-        now = dict(flatten(config.model_dump(mode="json")))
-        changed = {key: now[key] for key in (override.partition("=")[0] for override in given)}
         places = [words.with_home(word) for word in places]
-        for moved in words.check(places, "train"):
-            if moved.is_sweep_override():
-                raise UserError(f"{moved.input_line}: several values are for a sweep, which run= is not")
-            changed[str(moved.key_or_group)] = moved.value()
-        config = typed(TrainConfig, with_values(load_values(directory / "config.yaml"), changed))
+        directory, config = _resumed(config, overrides, places)
     config = config.settled()
     found = RunDirectory(directory)
     found.refuse_strays()
@@ -80,3 +66,26 @@ def _train(config: TrainConfig, overrides: list[str], places: list[str]) -> int:
     print(f"tensorboard: {board} --logdir {shlex.quote(here)} --host localhost")
     print(f"run: {here}")
     return status
+
+
+def _resumed(config: TrainConfig, overrides: list[str], places: list[str]) -> tuple[Path, TrainConfig]:
+    """The directory of the run to resume, and its saved configuration with the overrides that may change it."""
+    from nmt.run import FREE, RunDirectory
+
+    run = RunDirectory.existing(str(config.run))
+    given = [override for override in overrides if not override.startswith("run=")]
+    for override in given:
+        if override.partition("=")[0] not in FREE:
+            raise UserError(
+                f"{override}: run={config.run} goes on with the configuration saved there; only these may change: "
+                f"{', '.join(sorted(FREE - {'run'}))}"
+            )
+    now = dict(flatten(config.model_dump(mode="json")))
+    changed = {key: now[key] for key in (override.partition("=")[0] for override in given)}
+    if "NMT_CACHE" in os.environ and "data.cache_dir" not in run.given():
+        changed["data.cache_dir"] = now["data.cache_dir"]
+    for moved in words.check(places, "train"):
+        if moved.is_sweep_override():
+            raise UserError(f"{moved.input_line}: several values are for a sweep, which run= is not")
+        changed[str(moved.key_or_group)] = moved.value()
+    return run.path, typed(TrainConfig, with_values(load_values(run.config), changed))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -250,6 +251,22 @@ def test_compare_writes_where_it_is_told_and_over_nothing_else(run: Path, home: 
     assert refused.returncode == 2
     assert b"holds other things than a comparison" in refused.stderr
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
+
+
+def test_resuming_takes_the_cache_from_the_environment_unless_the_run_named_one(run: Path, tmp_path: Path) -> None:
+    for name, given, expected in (("own", [], "env"), ("named", [f"data.cache_dir={tmp_path / 'named'}"], "named")):
+        shutil.copytree(run, tmp_path / name)
+        manifest = json.loads((run / "manifest.json").read_text())
+        manifest["starts"][0]["overrides"] += given
+        (tmp_path / name / "manifest.json").write_text(json.dumps(manifest))
+        values = (run / "config.yaml").read_text()
+        saved = re.sub("  cache_dir: .*", f"  cache_dir: {tmp_path / 'named' if given else '/nowhere'}", values)
+        (tmp_path / name / "config.yaml").write_text(saved)
+        words = [f"run={name}", "training.max_steps=20", "threads=1"]
+        done = call("nmt-train", *words, cwd=tmp_path, env={"NMT_CACHE": str(tmp_path / "env")})
+        assert done.returncode == 0, done.stderr.decode()
+        assert f"cache_dir: {tmp_path / expected}\n" in (tmp_path / name / "config.yaml").read_text()
+        shutil.rmtree(tmp_path / name)
 
 
 def test_resume_by_run(run: Path, home: Path) -> None:

@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from nmt.cli import train
-from nmt.cli.sweep import job_name
+from nmt.cli.sweep import MARK, _is_foreign, job_name
 from nmt.config.compose import config_dir
 from nmt.files import read_lines
 
@@ -139,6 +139,10 @@ def test_a_killed_sweep_ends_like_one_that_was_not_and_can_grow(tmp_path: Path) 
     assert "resumed at step 8 of 12" in longer.stderr
     other = sweep(killed, *given, "seed=1,2", "decoder.dropout=0.5", status=2)
     assert other.stderr.count("holds a run of another configuration (decoder.dropout is 0.1 there, 0.5 here)") >= 2
+    assert {row["status"] for row in table(killed)} == {"finished"}
+    assert [row["job"] for row in table(killed) if row["error"]] == ["seed-1", "seed-2"]
+    assert not list(killed.rglob("error.txt"))
+    assert len(compared(killed)) == 4
 
 
 @pytest.mark.system
@@ -149,13 +153,24 @@ def test_a_sweep_goes_on_with_its_directory_not_with_run(tmp_path: Path) -> None
     assert [path.name for path in (tmp_path / "sweep" / "attention-luong_dot").iterdir()] == ["error.txt"]
 
 
-@pytest.mark.system
-def test_a_directory_that_holds_anything_else_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["jobs.md", "multirun.yaml", "optuna.journal"])  # the latter: any program's sweep
+def test_a_directory_that_holds_anything_else_is_left_alone(name: str, tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
-    (tmp_path / "sweep" / "jobs.md").write_text("precious")
+    (tmp_path / "sweep" / name).write_text("hydra:\n  callbacks: {}\n")
     done = sweep(tmp_path, "seed=1,2", status=2)
     assert done.stderr == "nmt-train: error: sweep: is not empty and not a sweep; choose another hydra.sweep.dir\n"
-    assert [path.name for path in (tmp_path / "sweep").iterdir()] == ["jobs.md"]
+    (kept,) = (tmp_path / "sweep").iterdir()
+    assert kept.read_text() == "hydra:\n  callbacks: {}\n"
+
+
+def test_sweeps_of_earlier_versions_and_half_written_ones_are_ours(tmp_path: Path) -> None:
+    earlier = {"callbacks": {"sweep": {"_target_": "nmt.cli.sweep.NameJobs"}}}
+    for name, content in (("multirun.yaml", json.dumps({"hydra": earlier})), (MARK, ""), ("optuna.journal", '"asked"')):
+        (tmp_path / name).write_text(content)
+        (tmp_path / "anything").touch()
+        assert not _is_foreign(tmp_path)
+        (tmp_path / name).unlink()
+        assert _is_foreign(tmp_path)
 
 
 ALONE = ["hydra/launcher=parallel", "hydra.launcher.n_jobs=1"]  # which joblib runs in the sweep's own process
