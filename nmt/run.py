@@ -285,6 +285,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object, {} if there is no such file. Raises UserError if it is broken."""
     try:
         values = json.loads(read_bytes(path))
+        json.dumps(values, ensure_ascii=False).encode()  # an escape can name a lone surrogate, which no file can hold
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:

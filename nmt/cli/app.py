@@ -23,7 +23,7 @@ from nmt.cli import size, words
 from nmt.cli.explain import all_choices, explain
 from nmt.cli.output import write
 from nmt.config.compose import config_dir, for_choices, typed
-from nmt.config.errors import UserError, shown
+from nmt.config.errors import UserError, printable, shown
 from nmt.config.paths import user_path
 
 T = TypeVar("T", bound=BaseModel)
@@ -205,10 +205,16 @@ OmegaConf.register_new_resolver("choices", all_choices, replace=True)
 OmegaConf.register_new_resolver("for_several", _for_several, replace=True)
 
 
+class _Printable(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        """Names and errors in a message may come from others' files."""
+        return "\n".join(map(printable, super().format(record).split("\n")))
+
+
 def log_to(stream: Any) -> None:  # noqa: ANN401
     """Let all that is told go to this stream, and nowhere else but to files."""
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(_Printable("%(message)s"))
     logger = logging.getLogger("nmt")
     handler.addFilter(lambda record: record.levelno >= logging.INFO)  # a filter also holds beside a progress bar
     logger.handlers = [handler]

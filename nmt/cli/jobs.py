@@ -10,7 +10,7 @@ from typing import Any
 
 from nmt.cli.optuna_sweeper import JOURNAL
 from nmt.config.compose import config_dir, load_values
-from nmt.config.errors import UserError
+from nmt.config.errors import UserError, printable
 from nmt.report.table import short
 from nmt.run import ERROR, FINISHED, LOCK, RunDirectory, read_json, runs_below
 
@@ -33,7 +33,11 @@ def _job(sweep: Path, path: Path) -> dict[str, Any]:
     run = RunDirectory(path)
     manifest, results = read_json(run.manifest), read_json(run.results)
     training = manifest.get("training", {})
-    error = (path / ERROR).read_text(encoding="utf-8").partition("\n")[0] if (path / ERROR).exists() else None
+    error = (
+        (path / ERROR).read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+        if (path / ERROR).exists()
+        else None
+    )
     # A start that was refused, as of other values, leaves a finished run finished.
     status = manifest.get("status") or ("failed" if error else "stopped")
     return {
@@ -80,10 +84,10 @@ def tell(sweep: Path) -> int:
     print(table.terminal(rows, columns))
     failures = [row for row in rows if row["error"]]
     for row in failures:
-        if row["status"] == "failed":
-            print(f"nmt-train: error: {row['job']}: {row['error']} ({row['directory']}/{ERROR})", file=sys.stderr)
-        else:
-            print(f"nmt-train: error: {row['job']}: {row['error']}", file=sys.stderr)
+        failed = row["status"] == "failed"
+        details = f" ({row['directory']}/{ERROR})" if failed else ""
+        print(printable(f"nmt-train: error: {row['job']}: {row['error']}{details}"), file=sys.stderr)
+        if not failed:
             (sweep / row["job"] / ERROR).unlink(missing_ok=True)  # of this start, not of the finished run
     write_atomically(sweep / "jobs.json", to_json({"jobs": rows}, indent=2).encode())
     write_atomically(sweep / "jobs.md", f"{table.markdown(rows, columns)}\n".encode())

@@ -18,6 +18,7 @@ from nmt.metrics.significance import Significance, Tested
 
 LEAST_OF_A_BUCKET = 50  # sentences: BLEU of fewer says little
 MOST_BUCKETS = 8
+PERCENT = 100  # the largest weight
 
 Comparison = dict[str, Any]
 
@@ -184,7 +185,8 @@ def _checked(path: Path, number: int, line: str) -> Comparison | None:
         weights = [[int(weight) for weight in row] for row in found["weights"]]
         "".join(alignment["source"] + alignment["target"]).encode()
         fits = [len(row) for row in weights] == [len(alignment["source"])] * len(alignment["target"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+        fits = fits and all(0 <= weight <= PERCENT for row in weights for weight in row)
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         fits = False
     if not fits:
         raise UserError(f"{path}, line {number + 1}: is no attention between words; evaluate the run again")

@@ -14,16 +14,17 @@ from typing import Any
 
 from nmt.config import schema
 from nmt.config.compose import load_values, typed
-from nmt.config.errors import UserError
+from nmt.config.errors import UserError, printable
 from nmt.config.overrides import for_shell
 from nmt.config.paths import user_path
 from nmt.evaluation import score_settings
-from nmt.files import lines_of, read_lines
+from nmt.files import lines_of, read_bytes, read_lines
 from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
 from nmt.metrics.bleu import ScoreSettings
 from nmt.run import ERROR, EVALUATION, RunDirectory, digest, read_json, runs_below
 
 log = logging.getLogger(__name__)
+LEAST, LARGEST = 1e-9, 1e15  # of a measure that is not 0: ratios and sums of such numbers are finite
 TRAINING = ("seconds", "epochs", "target_tokens_per_second")
 
 
@@ -81,7 +82,8 @@ def find_runs(given: Sequence[str]) -> dict[Path, bool]:
         for failed in (path for each in places for path in each.rglob(ERROR)):
             if not (failed.parent / "config.yaml").is_file():
                 RunDirectory(failed.parent).refuse_strays()
-                log.warning("left out: %s: failed (%s)", failed.parent, "".join(_lines(failed)[:1]))
+                error = read_bytes(failed).decode(errors="replace").partition("\n")[0]
+                log.warning("left out: %s: failed (%s)", failed.parent, error)
         if not runs:
             if places:
                 raise UserError(f"runs={name}: is neither a run nor a folder that holds runs")
@@ -124,10 +126,10 @@ def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
         )
     words = run.alignments / f"{split}.words.jsonl"
     entry = Entry(
-        name=os.path.relpath(path),
+        name=printable(os.path.relpath(path)),
         hypotheses=hypotheses,
         aer=_aer(run, split, gold),
-        sentences_per_second=_number(results.get("sentences_per_second")),
+        sentences_per_second=_measure(results.get("sentences_per_second")),
         word_weights=words if words.is_file() else None,
         **known,
     )
@@ -147,8 +149,8 @@ def _of_run(run: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
         "seed": seed,
         "config": run.system(),
         "asked": run.asked(),
-        "parameters": _number(manifest.get("parameters")),
-        "training": {key: float(training[key]) for key in TRAINING if _number(training.get(key))},
+        "parameters": _measure(manifest.get("parameters")),
+        "training": {key: float(training[key]) for key in TRAINING if _measure(training.get(key))},
         "curve": _curve(run.metrics),
     }
     return known, score_settings(evaluation, language), f"nmt-evaluate {for_shell('run', run.path)}"
@@ -160,7 +162,7 @@ def _of_evaluation(folder: RunDirectory) -> tuple[dict[str, Any], ScoreSettings,
     known = {
         "config": digest(about),
         "asked": dict(about["asked"]),
-        "parameters": _number(about["parameters"]),
+        "parameters": _measure(about["parameters"]),
     }
     again = f"nmt-evaluate {for_shell('run', about['members'])} {for_shell('output', folder.path)}"
     return known, score_settings(schema.Evaluation(**about["evaluation"]), ""), again
@@ -182,7 +184,7 @@ def _curve(path: Path) -> list[tuple[float, float]]:
         with suppress(ValueError):  # a line that a kill cut short
             lines.append(json.loads(text))
     validations = [line for line in lines if "validation/bleu" in line]
-    return [(float(_number(line["epoch"])), float(_number(line["validation/bleu"]))) for line in validations]
+    return [(float(_measure(line["epoch"])), float(_measure(line["validation/bleu"]))) for line in validations]
 
 
 def _lines(path: Path) -> list[str]:
@@ -195,6 +197,13 @@ def _lines(path: Path) -> list[str]:
 def _number(value: Any) -> Any:  # noqa: ANN401
     if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
         raise TypeError(f"{value!r} is no number")
+    return value
+
+
+def _measure(value: Any) -> Any:  # noqa: ANN401
+    """A number that can be a duration, a rate or a count, None where there is none."""
+    if _number(value) is not None and value and not LEAST <= value <= LARGEST:
+        raise ValueError(f"{value!r} is out of range")
     return value
 
 

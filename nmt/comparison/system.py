@@ -8,6 +8,7 @@ from pathlib import Path
 from nmt.comparison.entry import Entry
 from nmt.config.compose import PLACES
 from nmt.config.paths import user_path
+from nmt.config.errors import printable
 from nmt.report.table import short
 
 log = logging.getLogger(__name__)
@@ -74,4 +75,4 @@ def _name(entry: Entry, varied: Sequence[str]) -> str:
         for key, end in zip(varied, ends, strict=True)
         if key != "attention" and told.get(key) is not None
     ]
-    return " ".join(parts) or str(told.get("attention", entry.name))
+    return printable(" ".join(parts) or str(told.get("attention", entry.name)))

@@ -30,3 +30,8 @@ def shown(value: object, longest: int = LONGEST) -> str:
         half = longest // 2 - 2
         text = f"{text[:half]} ... {text[-half:]}"
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def printable(text: str) -> str:
+    """Control characters, which a terminal would obey, and lone surrogates, which UTF-8 lacks, as escapes."""
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)

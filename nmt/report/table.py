@@ -6,6 +6,8 @@ from typing import Any
 
 from tabulate import tabulate
 
+from nmt.config.errors import printable
+
 MINUTES_OF_HOUR = 60
 
 
@@ -32,7 +34,7 @@ def _render(
     rows: Sequence[Mapping[str, object]], columns: Sequence[Column], style: str, escape: Callable[[str], str]
 ) -> str:
     def cell(column: Column, value: object) -> str:
-        return "-" if value is None else escape(" ".join(column.show(value).split()))
+        return "-" if value is None else escape(printable(" ".join(column.show(value).split())))
 
     return tabulate(
         [[cell(column, row[column.key]) for column in columns] for row in rows],

@@ -141,6 +141,8 @@ def test_an_example_beyond_the_last_is_refused() -> None:
         '{"source": ["a"], "target": ["b"], "weights": [[1, 2]]}',
         '{"source": ["a"], "target": ["b"], "weights": [["x"]]}',
         '{"source": ["a"], "target": ["b"], "weights": [[NaN]]}',
+        '{"source": ["a"], "target": ["b"], "weights": [[1e999]]}',
+        '{"source": ["a"], "target": ["b"], "weights": [[-1]]}',
         '{"source": ["\\ud800"], "target": ["b"], "weights": [[1]]}',
         '{"source": 3, "target": ["b"], "weights": [[1]]}',
     ],

@@ -3,10 +3,12 @@
 import csv
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import call
 from made_runs import REFERENCES, make_run, worsened, write
 
 from nmt.comparison.report import gather, write_comparison
@@ -42,6 +44,9 @@ def test_what_a_folder_holds_unfinished_is_left_out_and_told(caplog: pytest.LogC
         ("manifest.json", '{"training": []}'),
         ("manifest.json", '{"starts": [3]}'),
         ("manifest.json", '{"training": {"seconds": "long"}}'),
+        ("manifest.json", '{"training": {"seconds": -60.0}}'),
+        ("manifest.json", '{"training": {"seconds": 1e300, "epochs": 1e-300}}'),
+        ("metrics.jsonl", '{"epoch": 1, "validation/bleu": 1e308}'),
     ],
 )
 def test_a_damaged_file_costs_no_more_than_its_run(
@@ -55,6 +60,45 @@ def test_a_damaged_file_costs_no_more_than_its_run(
     assert "left out: sweep/b: a file of this run is damaged" in caplog.text
     with pytest.raises(UserError, match="sweep/b: a file of this run is damaged"):
         gather(["sweep/a", "sweep/b"], [], "test", False)
+
+
+def test_a_lone_surrogate_costs_no_more_than_its_run(caplog: pytest.LogCaptureFixture) -> None:
+    make_run(Path("sweep/a"), REFERENCES)
+    record(make_run(Path("sweep/b"), REFERENCES), {"overrides": ["decoder.dropout=\ud800"]})
+    write_comparison(["sweep"], Path("out"), **QUICK)
+    assert "left out: sweep/b/manifest.json: cannot be read" in caplog.text
+
+
+ESCAPE = "\x1b[31m"
+
+
+def record(run: Path, start: dict[str, Any]) -> None:
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["starts"][0] |= start
+    (run / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("markdown", [False, True])
+def test_no_name_or_error_of_a_run_controls_the_terminal(markdown: bool) -> None:
+    make_run(Path("sweep/a"), worsened(2))
+    record(make_run(Path("sweep/b"), REFERENCES, "encoder.layers=2"), {"choices": {"attention": f"{ESCAPE}none"}})
+    record(make_run(Path("sweep/c"), REFERENCES, "seed=2"), {"overrides": [f"decoder.dropout={ESCAPE}", f"{ESCAPE}=1"]})
+    make_run(Path(f"sweep/{ESCAPE}"), worsened(4), "decoder.dropout=0.3")
+    make_run(Path(os.fsdecode(b"sweep/\xff")), worsened(5), "encoder=lstm")
+    (make_run(Path(f"sweep/{ESCAPE}unfinished"), REFERENCES) / "results.json").unlink()
+    for name, error in ((f"{ESCAPE}failed", f"{ESCAPE}\n".encode()), ("unreadable", b"\xff\n")):
+        Path(f"sweep/{name}").mkdir()
+        Path(f"sweep/{name}/error.txt").write_bytes(error)
+    given = ["runs=sweep", "output=out", f"markdown={markdown}", "bootstrap_samples=100", "randomisation_trials=100"]
+    done = call("nmt-compare", *given, cwd=Path.cwd())
+    assert done.returncode == 0, done.stderr.decode()
+    printed = (done.stdout + done.stderr).decode()
+    assert "\x1b" not in printed
+    assert printed.count("left out: ") == 3
+    assert b"\\x1b[31m" in done.stdout
+    assert b"\\x1b[31m" in done.stderr
+    for path in Path("out").iterdir():
+        assert b"\x1b" not in path.read_bytes()
 
 
 def test_a_run_that_is_named_beside_a_pattern_must_have_results() -> None:
