@@ -64,6 +64,8 @@ def main() -> int:
     parser.add_argument("--changes", metavar="NAME,NAME", help=f"of: {', '.join(CHANGES)} (default: all)")
     parser.add_argument("--add", action="append", default=[], metavar="NAME=OVERRIDES", help="another change")
     arguments = parser.parse_intermixed_args()
+    if arguments.seeds < 1 or arguments.jobs < 1:
+        parser.error("--seeds and --jobs must be at least 1")
     wanted = list(CHANGES) if arguments.changes is None else [*filter(None, arguments.changes.split(","))]
     if unknown := [name for name in wanted if name not in CHANGES]:
         parser.error(f"--changes: no such change: {', '.join(unknown)} (there are: {', '.join(CHANGES)})")

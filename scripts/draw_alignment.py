@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 
 from nmt import Translator
+from nmt.config.errors import UserError
 from nmt.report.heatmap import draw_alignment, save
 from nmt.saliency import saliency
 
@@ -19,17 +20,27 @@ def main() -> None:
     parser.add_argument("output", type=Path, help="PNG file to write")
     parser.add_argument("--saliency", action="store_true", help="draw what the gradients say instead")
     arguments = parser.parse_args()
+    try:
+        print(draw(arguments))
+    except (UserError, OSError) as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
+
+
+def draw(arguments: argparse.Namespace) -> str:
+    """Write the picture. Returns the translation. Raises UserError if there is nothing to draw or nowhere to write."""
+    if arguments.output.is_dir() or not arguments.output.absolute().parent.is_dir():
+        raise UserError(f"{arguments.output}: must be a file to write in a folder that exists")
     translator = Translator.load(arguments.run)
     translation = translator.translate([arguments.sentence])[0]
     if arguments.saliency:
         (found,) = saliency(translator, [arguments.sentence], [translation.text])
         figure = draw_alignment(found.shares, found.source_tokens, found.tokens, meaning="share of the gradient")
     elif translation.alignment is None:
-        parser.error(f"{arguments.run} has no attention to draw, or the sentence is empty")
+        raise UserError(f"{arguments.run} has no attention to draw, or the sentence is empty")
     else:
         figure = draw_alignment(translation.alignment, translation.source_tokens, translation.tokens)
     save(figure, arguments.output)
-    print(translation.text)
+    return translation.text
 
 
 if __name__ == "__main__":

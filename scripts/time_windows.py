@@ -52,6 +52,8 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[50, 500, 5000], help="source lengths S")
     parser.add_argument("--score", choices=["additive", "general"], default="additive")
     arguments = parser.parse_args()
+    if min(arguments.lengths) < 1:
+        parser.error("--lengths must be at least 1")
     score: Score = AdditiveScore(DIM, DIM, DIM) if arguments.score == "additive" else GeneralScore(DIM, DIM)
     windows = {
         "global": GlobalWindow(),

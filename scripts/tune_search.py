@@ -15,6 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from nmt.cli.output import output_folder
 from nmt.config import schema
 from nmt.config.compose import load_config, merge_search
 from nmt.config.errors import UserError
@@ -26,6 +27,7 @@ from nmt.report.table import Column, decimals, markdown, short
 from nmt.run import RunDirectory
 from nmt.translator import Translator
 
+MOST_THREADS = 1024
 WARM_UP = 32  # sentences translated before any time is taken
 COLUMNS = [
     Column("beam_size", "beam"),
@@ -101,6 +103,22 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def write(found: dict[str, Any], folder: Path) -> None:
+    """Print the table, and write it to the folder."""
+    table = f"{markdown(found['settings'], COLUMNS)}\n\n{found['best']}\n"
+    print(table)
+    write_atomically(folder / "tune_search.json", f"{to_json(found, indent=1)}\n".encode())
+    write_atomically(folder / "tune_search.md", table.encode())
+    print(folder / "tune_search.json")
+
+
+def threads(text: str) -> int:
+    """A number of CPU threads that torch takes. Raises ArgumentTypeError."""
+    if not (text.isdecimal() and 1 <= int(text) <= MOST_THREADS):
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number from 1 to {MOST_THREADS}")
+    return int(text)
+
+
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -114,25 +132,21 @@ def main() -> None:
     parser.add_argument("--checkpoint", choices=["best", "last"], default="best")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], help="default: as trained")
     parser.add_argument("--precision", choices=["auto", "fp32", "bf16", "fp16"], help="default: as trained")
-    parser.add_argument("--threads", type=int, help="CPU threads; default: as trained")
-    parser.add_argument("--output", type=Path, help="folder; default: outputs/tune_search/DATE/TIME")
+    parser.add_argument("--threads", type=threads, help="CPU threads; default: as trained")
+    parser.add_argument("--output", help="folder; default: outputs/tune_search/DATE/TIME")
     options = parser.parse_args()
     if not (options.none or options.average or options.gnmt):
         parser.error("--no-none without any --average or --gnmt leaves nothing to try")
     logging.getLogger("nmt").addHandler(logging.StreamHandler())
     keep_freed_memory()
+    output = options.output or f"outputs/tune_search/{datetime.now():%Y-%m-%d/%H-%M-%S-%f}"
     try:
-        found = measure(options)
-    except UserError as error:
+        with output_folder(output, "tune_search.json", "the results of tune_search", "--output ") as folder:
+            write(measure(options), folder)
+    except (UserError, OSError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     except KeyboardInterrupt:
         parser.exit(130, "interrupted: nothing was tried to its end\n")
-    table = f"{markdown(found['settings'], COLUMNS)}\n\n{found['best']}\n"
-    print(table)
-    folder = options.output or Path(f"outputs/tune_search/{datetime.now():%Y-%m-%d/%H-%M-%S-%f}")
-    write_atomically(folder / "tune_search.json", f"{to_json(found, indent=1)}\n".encode())
-    write_atomically(folder / "tune_search.md", table.encode())
-    print(folder / "tune_search.json")
 
 
 if __name__ == "__main__":

@@ -47,6 +47,8 @@ def test_runs_are_compared_and_not_repeated(tmp_path: Path) -> None:
 def test_mistakes_are_told(tmp_path: Path) -> None:
     for words, told in (
         (["--changes", "no-dropuot"], "no such change: no-dropuot"),
+        (["--jobs", "0"], "--seeds and --jobs must be at least 1"),
+        (["--seeds", "0"], "--seeds and --jobs must be at least 1"),
         (["--add", "wide"], "--add wide: give it as"),
         (["--add", "wide=encoder.hiden=3"], "encoder.hiden: unknown key; did you mean 'encoder.hidden'?"),
     ):

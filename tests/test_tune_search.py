@@ -112,15 +112,21 @@ def test_a_run_of_another_search_is_told_to_use_a_beam(run: RunDirectory, tmp_pa
         (["nowhere"], "run=nowhere: no such directory"),
         (["{run}", "--beams", "0"], "search.beam_size=0: input should be greater than 0"),
         (["{run}", "--average", "-1"], "search.alpha=-1.0"),
+        (["{run}", "--threads", "0"], "--threads: 0: must be a whole number from 1 to 1024"),
+        (["{run}", "--output", "{run}/config.yaml"], "/config.yaml: is not a folder"),
+        (["{run}", "--output", "{run}"], "run: holds other things than the results of tune_search"),
         (["{run}", "--no-none", "--average", "--gnmt"], "leaves nothing to try"),
     ],
 )
 def test_a_mistake_is_one_line(run: RunDirectory, tmp_path: Path, words: list[str], told: str) -> None:
+    before = sorted(run.path.rglob("*"))
     done = tune(tmp_path, *(word.format(run=run.path) for word in words))
     assert done.returncode == 2
     assert told in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+    assert "sent/s" not in done.stderr  # nothing was translated
     assert list(tmp_path.iterdir()) == []
+    assert sorted(run.path.rglob("*")) == before
 
 
 def test_an_interruption_leaves_what_was_tried(

@@ -11,19 +11,20 @@ from nmt.config.paths import user_path
 
 
 @contextmanager
-def output_folder(output: str, marker: str, what: str) -> Iterator[Path]:
-    """The folder of `output=`, made if there is none, and taken away again, with those made for it, if an error leaves
-    it empty. Raises UserError if it holds anything, but not the file `marker` of `what` may be written there."""
+def output_folder(output: str, marker: str, what: str, option: str = "output=") -> Iterator[Path]:
+    """The folder of an `option` of the command line, made if there is none; if an error leaves it empty, it is removed
+    again with the parents made for it. Raises UserError if it holds anything but no file `marker` of an earlier `what`.
+    """
     folder = user_path(output)
     if any(place.exists() and not place.is_dir() for place in (folder, *folder.parents)):
-        raise UserError(f"output={output}: is not a folder, or is inside of what is none")
+        raise UserError(f"{option}{output}: is not a folder, or is inside of what is none")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / marker).is_file():
-        raise UserError(f"output={output}: holds other things than {what}; name another folder")
+        raise UserError(f"{option}{output}: holds other things than {what}; name another folder")
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"output={output}: cannot be made ({error.strerror})") from None
+        raise UserError(f"{option}{output}: cannot be made ({error.strerror})") from None
     try:
         yield folder
     except BaseException:
