@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 from nmt.config import schema
 from nmt.config.compose import flatten, load_values
 from nmt.config.errors import UserError
+from nmt.files import locked
 from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
 from nmt.metrics.bleu import Scores, ScoreSettings, score, score_by_length, tokenizer_for
 from nmt.run import EVALUATION, RunDirectory, read_json
@@ -191,5 +192,6 @@ def evaluate_run(
         run.write_word_weights(name, [each.word_weights() for each in found.translations])
         run.write_alignments(f"{name}.references", aligned.pharaoh)
     run.write_hypotheses(name, found.hypotheses)
-    run.update_json(run.results, {name: result})
+    with locked(run.path):
+        run.update_json(run.results, {name: result})
     return result, found

@@ -1,13 +1,14 @@
 """Files that are whole or not there at all; files and folders that may come from anyone."""
 
 import errno
+import fcntl
 import json
 import math
 import os
 import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -116,6 +117,18 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object] | bytes) ->
         os.fsync(directory)  # the renaming itself
     finally:
         os.close(directory)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Wait until no other process is within this block for the folder; a process that ends gives it free."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems lock no folders
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

@@ -1,10 +1,17 @@
 """The one scoring path."""
 
 import json
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from multiprocessing import Barrier
 from pathlib import Path
+from threading import BrokenBarrierError
+from typing import Any
 
 import pytest
+from forks import ended, forked
 
 from nmt.config.errors import UserError
 from nmt.config.schema import Evaluation, TrainConfig
@@ -12,7 +19,7 @@ from nmt.evaluation import align, evaluate, evaluate_run, score_settings
 from nmt.files import read_lines
 from nmt.metrics.alignment import parse_pharaoh
 from nmt.metrics.bleu import score
-from nmt.run import RunDirectory
+from nmt.run import RunDirectory, read_json
 from nmt.training.job import train
 from nmt.translator import Translator
 
@@ -53,6 +60,32 @@ def test_scores_are_those_of_the_written_translations(run: RunDirectory) -> None
     )
     assert json.loads(run.results.read_text())["test"] == result
     assert result["sentences"] == 20
+
+
+def test_two_evaluations_of_one_run_at_a_time_keep_the_results_of_both(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = RunDirectory(shutil.copytree(run.path, tmp_path / "run"))
+    copy.results.unlink()
+    settings, translator = score_settings(Evaluation(tokenize="auto", lowercase=False), "fr"), Translator.load(run.path)
+    ready = Barrier(2, timeout=60)
+
+    def slowly(path: Path) -> dict[str, Any]:
+        values = read_json(path)
+        with suppress(BrokenBarrierError):
+            ready.wait(0.5)  # for the other process to read the file as well
+        return values
+
+    monkeypatch.setattr("nmt.run.read_json", slowly)
+
+    def evaluate_split(split: str) -> int:
+        evaluate_run(copy, translator, split, settings, "best")
+        return 0
+
+    splits = ("validation", "test")
+    children = [forked(partial(evaluate_split, split), tmp_path / "output") for split in splits]
+    assert [ended(child) for child in children] == [0, 0], (tmp_path / "output").read_text()
+    assert read_json(copy.results).keys() == set(splits)
 
 
 def test_sampling_is_scored_the_same_each_time(run: RunDirectory) -> None:
