@@ -7,8 +7,8 @@ from pathlib import Path
 
 from nmt.comparison.entry import Entry
 from nmt.config.compose import PLACES
-from nmt.config.paths import user_path
 from nmt.config.errors import printable
+from nmt.config.paths import user_path
 from nmt.report.table import short
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.image import imread
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
-from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.plugin_util import markdown_to_safe_html
+from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_ndarray
 
 from nmt.report.tensorboard import TensorBoard, literal
