@@ -13,6 +13,7 @@ import torch
 from nmt.config.errors import UserError
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
+KERNELS = 256  # the number that oneDNN keeps
 _VENDORS = ("AuthenticAMD", "GenuineIntel")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -77,9 +78,16 @@ def _gains_from_bf16(kind: str) -> bool:
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
-def keep_freed_memory() -> None:
-    """Let glibc keep what large tensors free instead of handing it back: getting it again, page by page, at every
-    update costs up to a tenth of the time. For the whole process, so for commands alone."""
+def tune_memory() -> None:
+    """Keep the memory that tensors free, and few of the kernels that oneDNN compiles.
+
+    This affects the whole process, so only commands call it, before the first product. Pages that glibc hands back
+    fault again at the next update, which costs up to a tenth of its time. oneDNN compiles a kernel for each new shape
+    of a product (in bf16; on AMD in float32 too). Its default of 1,024 kernels takes half a gigabyte, and every epoch
+    replaces some of them: scattered over the heap, they leave no gaps for large tensors, so the heap keeps growing.
+    """
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # of oneDNN, of torch's layer over it
+        os.environ.setdefault(name, str(KERNELS))
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)  # no request gets pages of its own

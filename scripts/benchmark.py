@@ -34,7 +34,7 @@ from nmt.data.batching import Batch, Batches, collate
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.data.tokenizer import Tokenizers
-from nmt.machine import DTYPES, Machine, keep_freed_memory
+from nmt.machine import DTYPES, Machine, tune_memory
 from nmt.model.build import build_model
 from nmt.model.load import new_model
 from nmt.model.seq2seq import Seq2Seq
@@ -309,7 +309,7 @@ def main() -> None:
 
     def task(config: TrainConfig, overrides: list[str]) -> None:
         logging.getLogger("nmt").setLevel(logging.WARNING)
-        keep_freed_memory()
+        tune_memory()
         if config.training.guided_alignment:
             raise UserError("training.guided_alignment: the benchmark's batches have no alignments; set it to 0")
         if config.objective.kind == "distillation":

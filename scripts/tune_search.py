@@ -21,7 +21,7 @@ from nmt.config.compose import load_config, merge_search
 from nmt.config.errors import UserError
 from nmt.evaluation import evaluate, score_settings
 from nmt.files import to_json, write_atomically
-from nmt.machine import keep_freed_memory
+from nmt.machine import tune_memory
 from nmt.metrics.bleu import bleu_metric
 from nmt.report.table import Column, decimals, markdown, short
 from nmt.run import RunDirectory
@@ -138,7 +138,7 @@ def main() -> None:
     if not (options.none or options.average or options.gnmt):
         parser.error("--no-none without any --average or --gnmt leaves nothing to try")
     logging.getLogger("nmt").addHandler(logging.StreamHandler())
-    keep_freed_memory()
+    tune_memory()
     output = options.output or f"outputs/tune_search/{datetime.now():%Y-%m-%d/%H-%M-%S-%f}"
     try:
         with output_folder(output, "tune_search.json", "the results of tune_search", "--output ") as folder:

@@ -23,11 +23,11 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
 
         from nmt.config.compose import load_config
         from nmt.evaluation import Apart, evaluate_run, score_settings, warn_of_other_texts
-        from nmt.machine import keep_freed_memory
+        from nmt.machine import tune_memory
         from nmt.run import EVALUATION, RunDirectory
         from nmt.translator import Translator
 
-    keep_freed_memory()
+    tune_memory()
     runs = [RunDirectory.existing(path) for path in config.run]
     trained = load_config(runs[0].config)
     given = {"tokenize": config.tokenize, "lowercase": config.lowercase}

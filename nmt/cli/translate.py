@@ -36,10 +36,10 @@ def main() -> None:
 
 def _translate(config: TranslateConfig, overrides: list[str]) -> None:
     with exit_at_ctrl_c("translate"):
-        from nmt.machine import keep_freed_memory
+        from nmt.machine import tune_memory
         from nmt.translator import Translator
 
-    keep_freed_memory()
+    tune_memory()
     translator = Translator.load(config.run, **config.loading)
     with ExitStack() as files:
         alignments, references = None, None

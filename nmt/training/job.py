@@ -14,7 +14,7 @@ from nmt.config.overrides import for_shell
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.evaluation import evaluate_run, score_settings
-from nmt.machine import Machine, keep_freed_memory
+from nmt.machine import Machine, tune_memory
 from nmt.metrics.bleu import ScoreSettings
 from nmt.model.load import load_weights, new_model
 from nmt.report.tensorboard import TensorBoard
@@ -45,7 +45,7 @@ def train(
     `overrides` and `choices` (of each group) are how the configuration was asked for; they are written down. An
     `observer` may end the run early; it is then not evaluated.
     """
-    keep_freed_memory()
+    tune_memory()
     machine = Machine.choose(config.device, config.precision, config.threads)
     scoring = score_settings(config.evaluation, config.data.target_lang)
     run = RunDirectory(directory)
