@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -162,12 +162,14 @@ def evaluate_run(
     progress: Progress | None = None,
     variant: str = "",
     apart: Apart | None = None,
+    scored: Callable[[dict[str, Any]], object] | None = None,
 ) -> tuple[dict[str, Any], Evaluation]:
     """Evaluate a split of a run's corpus; writes hypotheses/<split>.txt, word alignments of translations and
     references to alignments/, and the split's entry of results.json.
 
     `variant` tells settings that are not the run's own: it is added to both names, so that the run's own scores stay.
-    All goes into the folder `apart`, if there is one, together with the text.
+    All goes into the folder `apart`, if there is one, together with the text. `scored` gets the split's entry before
+    anything is written, which may fail.
     """
     sources, references, gold = run.held_out(split)
     found = evaluate(translator, sources, references, settings, progress=progress)
@@ -179,15 +181,19 @@ def evaluate_run(
         "checkpoint": checkpoint,
         "search": translator.search.model_dump(),
     }
+    aligned = align(translator, sources, references, gold)
+    if aligned is not None:
+        result |= {key: round(value, 4) for key, value in aligned.scores.items()}
     if apart is not None:
         result["members"] = apart.about["members"]
+    if scored is not None:
+        scored(result)
+    if apart is not None:
         run = apart.folder
         apart.write_about()
         run.write_held_out(split, sources, references, gold)
     name = f"{split}.{variant}" if variant else split
-    aligned = align(translator, sources, references, gold)
     if aligned is not None:
-        result |= {key: round(value, 4) for key, value in aligned.scores.items()}
         run.write_alignments(f"{name}.translations", [each.word_alignment() for each in found.translations])
         run.write_word_weights(name, [each.word_weights() for each in found.translations])
         run.write_alignments(f"{name}.references", aligned.pharaoh)

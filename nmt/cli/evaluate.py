@@ -1,8 +1,10 @@
 """nmt-evaluate: score a trained run, or an ensemble, on a split of its corpus."""
 
 import json
+import os
 import re
 from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 from nmt.cli.app import run
 from nmt.cli.entry import exit_at_ctrl_c
@@ -10,6 +12,9 @@ from nmt.cli.output import output_folder
 from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.config.schema import EvaluateConfig
+
+if TYPE_CHECKING:
+    from nmt.run import RunDirectory
 
 
 def main() -> None:
@@ -37,6 +42,8 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
     except UserError as error:
         raise UserError(str(error).removeprefix("evaluation.")) from None
     sources, _, _ = runs[0].held_out(config.split)
+    if config.output is None:
+        _refuse_unwritable(runs[0])
     translator = Translator.load(config.run, **config.loading)
     warn_of_other_texts(runs, config.split)
     machine = (runs[0].read_manifest().get("starts") or [{}])[-1].get("machine", {})
@@ -49,11 +56,38 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
         bar = stack.enter_context(
             tqdm(total=len(sources), desc=f"translate {config.split}", unit=" sent", disable=None)
         )
-        result, _ = evaluate_run(
-            runs[0], translator, config.split, settings, config.checkpoint, bar.update, variant, apart
-        )
-    told = config.run[0] if len(config.run) == 1 else config.run
-    print(json.dumps({"run": told, "split": config.split, **place, **result}, ensure_ascii=False))
+        result: dict[str, Any] = {}
+        try:
+            evaluate_run(
+                runs[0],
+                translator,
+                config.split,
+                settings,
+                config.checkpoint,
+                progress=bar.update,
+                variant=variant,
+                apart=apart,
+                scored=result.update,
+            )
+        except OSError as error:
+            if not result:
+                raise
+            raise UserError(
+                f"{error.filename}: cannot be written ({error.strerror}); the scores are printed, but not saved: give "
+                "output=FOLDER to save them elsewhere"
+            ) from None
+        finally:
+            if result:
+                bar.close()
+                named = config.run[0] if len(config.run) == 1 else config.run
+                print(json.dumps({"run": named, "split": config.split, **place, **result}))
+
+
+def _refuse_unwritable(run: "RunDirectory") -> None:
+    """Raises UserError, before anything is translated, where results could not be written."""
+    for folder in (run.path, run.hypotheses, run.alignments):
+        if folder.exists() and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+            raise UserError(f"{folder}: cannot be written; give output=FOLDER to save the results elsewhere")
 
 
 def _variant(config: EvaluateConfig, trained: schema.TrainConfig, precision: str | None) -> str:

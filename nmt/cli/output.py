@@ -13,7 +13,8 @@ from nmt.config.paths import user_path
 @contextmanager
 def output_folder(output: str, marker: str, what: str, option: str = "output=") -> Iterator[Path]:
     """The folder of an `option` of the command line, made if there is none; if an error leaves it empty, it is removed
-    again with the parents made for it. Raises UserError if it holds anything but no file `marker` of an earlier `what`.
+    again with the parents made for it. Raises UserError if it cannot be written, or holds anything but no file `marker`
+    of an earlier `what`.
     """
     folder = user_path(output)
     if any(place.exists() and not place.is_dir() for place in (folder, *folder.parents)):
@@ -26,6 +27,8 @@ def output_folder(output: str, marker: str, what: str, option: str = "output=") 
     except OSError as error:
         raise UserError(f"{option}{output}: cannot be made ({error.strerror})") from None
     try:
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise UserError(f"{option}{output}: cannot be written; name another folder")
         yield folder
     except BaseException:
         with suppress(OSError):

@@ -112,6 +112,42 @@ def test_an_ensemble_is_evaluated_beside_its_runs_and_compared_with_them(run: Pa
     assert "bahdanau+luong_general ensemble=2" in compared.stdout.decode()
 
 
+def refused(done: subprocess.CompletedProcess[bytes]) -> str:
+    """The one line of a refusal."""
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.decode().splitlines() if ": error: " in line]
+    return line
+
+
+def test_a_run_that_cannot_be_written_is_refused_before_it_is_evaluated(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked = shutil.copytree(run, tmp_path / "locked")
+    monkeypatch.setattr(os, "access", lambda path, _: locked != path)  # as for another user, also where root tests
+    done = call("nmt-evaluate", f"run={locked}", cwd=tmp_path)
+    assert refused(done) == (
+        f"nmt-evaluate: error: {locked}: cannot be written; give output=FOLDER to save the results elsewhere"
+    )
+    assert done.stdout == b""
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "evaluation.json").write_text("{}")
+    (tmp_path / "old" / "comparison.json").write_text("{}")
+    monkeypatch.setattr(os, "access", lambda path, _: path.name != "old")
+    for command in (["nmt-evaluate", f"run={run}"], ["nmt-compare", f"runs={run}"]):
+        assert "output=old: cannot be written" in refused(call(*command, "output=old", cwd=tmp_path))
+
+
+def test_scores_that_cannot_be_saved_are_printed(run: Path, tmp_path: Path) -> None:
+    full = shutil.copytree(run, tmp_path / "full")
+    (full / "hypotheses" / "test.txt").unlink()
+    (full / "hypotheses" / "test.txt").mkdir()
+    done = call("nmt-evaluate", f"run={full}", cwd=tmp_path)
+    assert json.loads(done.stdout)["bleu"] == json.loads((run / "results.json").read_text())["test"]["bleu"]
+    line = refused(done)
+    assert line.startswith(f"nmt-evaluate: error: {full}/hypotheses/test.txt: cannot be written (")
+    assert line.endswith("; the scores are printed, but not saved: give output=FOLDER to save them elsewhere")
+
+
 HARD_LINES = b"the cat sleeps .\n\n   \n\xff\xfe broken\nx\xe2\x80\xa8y\r\na\x00b\nlast without newline"
 
 
