@@ -19,8 +19,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
-from nmt.cli import size, words
-from nmt.cli.explain import all_choices, explain
+from nmt.cli import help, size, words
+from nmt.cli.explain import explain
 from nmt.cli.output import write
 from nmt.config.compose import config_dir, for_choices, typed
 from nmt.config.errors import UserError, printable, shown
@@ -201,7 +201,8 @@ def _for_several(run: str | float | list[str] | None, place: str) -> str | None:
 
 # At import, since a launcher's worker process imports this module and nothing else of the command.
 OmegaConf.register_new_resolver("run_dir", _run_dir, replace=True)
-OmegaConf.register_new_resolver("choices", all_choices, replace=True)
+OmegaConf.register_new_resolver("choices", help.all_choices, replace=True)
+OmegaConf.register_new_resolver("values", help.values, replace=True)
 OmegaConf.register_new_resolver("for_several", _for_several, replace=True)
 
 

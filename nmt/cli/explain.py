@@ -95,14 +95,6 @@ def choices_of(group: str, command: str) -> list[str]:
     return [name for name in names if (group, name, command) != ("search", "as_trained", "train")]
 
 
-def all_choices() -> str:
-    """A line for each group of nmt-train, for its help."""
-    folders = sorted(path for path in config_dir().rglob("*") if path.is_dir())
-    groups = [folder.relative_to(config_dir()).as_posix() for folder in folders]
-    shown = {group: choices_of(group, "train") for group in groups if group.partition("/")[0] != "hydra"}
-    return "\n".join(f"{group}: {', '.join(choices)}" for group, choices in shown.items() if choices)
-
-
 def _chosen(path: str) -> tuple[str, str]:
     """encoder/gru -> encoder, gru; a choice may hold slashes too."""
     words = (word.lstrip("+").partition("=")[::2] for word in sys.argv[1:])
@@ -124,23 +116,30 @@ def _unknown(key: str, command: str) -> str:
     return f"{key}: unknown key{nearest(key, known)} (nmt-{command} --cfg job lists all)"
 
 
-def known_keys(command: str) -> list[str]:
-    """Keys, sections and groups of the command, those of choices that are not chosen too."""
+def config_files(command: str) -> list[tuple[Path, str]]:
+    """The YAML files of a command, those of choices that are not chosen too, with what comes before their keys."""
     roots = [config_dir() / command, *(config_dir().iterdir() if command == "train" else [])]
     roots += [config_dir() / "search"] if command in {"evaluate", "translate"} else []
     files = [(config_dir() / f"{command}.yaml", "")]
-    groups = []
     for root in (root for root in roots if root.is_dir() and root.name != "hydra"):
-        for folder in (root, *(path for path in root.rglob("*") if path.is_dir())):
-            group = folder.relative_to(config_dir()).as_posix()
-            groups.append(group)
-            files += [(path, f"{group.replace('/', '.')}.") for path in folder.glob("*.yaml")]
+        files += [(path, package_of(path)) for path in sorted(root.rglob("*.yaml"))]
+    return files
+
+
+def package_of(path: Path) -> str:
+    """What comes before the keys of a group's file: "attention.score."."""
+    is_global = "@package _global_" in path.read_text(encoding="utf-8")
+    return "" if is_global else ".".join([*path.parent.relative_to(config_dir()).parts, ""])
+
+
+def known_keys(command: str) -> list[str]:
+    """Keys, sections and groups of the command, those of choices that are not chosen too."""
+    files = config_files(command)
     keys = []
     for path, package in files:
-        text = path.read_text(encoding="utf-8")
-        values = yaml.safe_load(text) or {}
-        skipped = {"defaults", "hydra"}
-        plain = {str(key): value for key, value in values.items() if key not in skipped}
-        keys += [key for key, _ in flatten(plain, "" if "@package _global_" in text else package)]
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        plain = {str(key): value for key, value in values.items() if key not in {"defaults", "hydra"}}
+        keys += [key for key, _ in flatten(plain, package)]
     sections = {key.rpartition(".")[0] for key in keys}
-    return sorted({*keys, *sections, *groups} - {""})
+    groups = {path.parent.relative_to(config_dir()).as_posix() for path, _ in files}
+    return sorted({*keys, *sections, *groups} - {"", "."})

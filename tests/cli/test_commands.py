@@ -492,6 +492,13 @@ def test_help_shows_examples_and_values(command: str, tmp_path: Path) -> None:
     assert "Examples" in text
     assert "Values (KEY=VALUE)" in text
     assert ": _" not in text
+    comment = {
+        "nmt-train": "label_smoothing: 0.1      # probability taken from the right token",
+        "nmt-evaluate": "split: test                 # test | validation",
+        "nmt-translate": "checkpoint: best            # best | last",
+        "nmt-compare": "markdown: false             # print the table as Markdown",
+    }
+    assert comment[command] in text
     assert ("attention/score: additive, concat, " in text) == (command == "nmt-train")
 
 

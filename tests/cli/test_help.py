@@ -1,0 +1,64 @@
+"""--help shows each value with its comment from configs/."""
+
+from string import Template
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from nmt.cli import help
+from nmt.config.compose import config_dir
+
+TRAIN = ["data=files", "attention=luong_local_p", "encoder/self_attention=attention", "optimizer=sgd", "size=small"]
+
+
+def shown(command: str, overrides: list[str]) -> tuple[str, dict[object, object]]:
+    """What --help shows of the values, and the values."""
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        config = compose(command, overrides, return_hydra_config=True)
+    values = OmegaConf.to_container(config)
+    assert isinstance(values, dict)
+    del values["hydra"]
+    return Template(help.values(_root_=config)).substitute(), values
+
+
+@pytest.mark.parametrize(
+    ("command", "overrides"),
+    [("train", []), ("train", TRAIN), ("evaluate", []), ("translate", ["search=beam"]), ("compare", [])],
+)
+def test_comments_change_no_value(command: str, overrides: list[str]) -> None:
+    text, values = shown(command, overrides)
+    assert yaml.safe_load(text) == values
+    assert max(map(len, text.splitlines())) <= help.WIDTH
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "  patience: 10              # stop after so many validations without a new best; null: never",
+        "  joint: true               # one vocabulary for both languages",
+        "                            # normalization leaves it, with one space for each run of spaces",
+        "  cell: gru                 # rnn | gru | lstm, which the files of these names choose",
+        "  splits:                   # the dataset's names for the three splits",
+        "  kind: adam                # Adam (Kingma and Ba 2015).",
+    ],
+)
+def test_a_comment_stands_beside_its_value(line: str) -> None:
+    assert line in shown("train", ["data=hub"])[0].splitlines()
+
+
+def test_the_comment_is_that_of_the_choice() -> None:
+    lines = shown("train", TRAIN)[0].splitlines()
+    kinds = {line.partition("#")[2].strip() for line in lines if line.lstrip().startswith("kind: ")}
+    assert any(kind.startswith("Stochastic gradient descent") for kind in kinds)
+    assert any(kind.startswith("q . k / sqrt(d)") for kind in kinds)  # of the encoder's self-attention
+    assert not any(kind.startswith("Adadelta") for kind in kinds)
+    assert "attention:" in lines  # what stands above attention/none.yaml's is not about this one
+
+
+def test_a_long_value_has_its_comment_below() -> None:
+    text, _ = shown("evaluate", [])
+    line = next(line for line in text.splitlines() if line.startswith("output: "))
+    assert line.endswith("}")
+    assert text.partition(line)[2].startswith(f"\n{'':28}# Where results go; null: into the run.")
