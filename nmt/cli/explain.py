@@ -7,12 +7,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import yaml
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from nmt.config.compose import config_dir, flatten
-from nmt.config.errors import UserError, nearest, shown
+from nmt.config.errors import UserError, nearest, nearest_key, shown
 from nmt.run import ERROR
 
 # What size=auto takes from the size that it finds, and where a user gives it instead.
@@ -112,13 +113,27 @@ def _unknown(key: str, command: str) -> str:
     if key in SETTLED:
         return f"{key}: the corpus chooses the size here; give {SETTLED[key]}"
     if key in known:
-        return f"{key}: is no value of the {key.partition('.')[0]} that is chosen here, but of another choice"
-    return f"{key}: unknown key{nearest(key, known)} (nmt-{command} --cfg job lists all)"
+        chosen = _choices_with(key, command)
+        such = f", such as {', '.join(chosen)}" if chosen else ""
+        return f"{key}: is no value of the {key.partition('.')[0]} that is chosen here, but of another choice{such}"
+    own = [each for each in known if each not in SETTLED] + (["hydra.run.dir"] if command == "train" else [])
+    return f"{key}: unknown key{nearest_key(key, own)} (nmt-{command} --help lists all)"
+
+
+def _choices_with(key: str, command: str) -> list[str]:
+    """The choices of the key's own groups whose files have it, as words of the command line."""
+    choices = []
+    for path, package in config_files(command):
+        group = path.parent.relative_to(config_dir()).as_posix()
+        if package and path.stem in choices_of(group, "train"):
+            keys = (f"{name}." for name, _ in flatten(_values(path), package))
+            choices += [f"{group}={path.stem}"] if any(name.startswith(f"{key}.") for name in keys) else []
+    return choices
 
 
 def config_files(command: str) -> list[tuple[Path, str]]:
     """The YAML files of a command, those of choices that are not chosen too, with what comes before their keys."""
-    roots = [config_dir() / command, *(config_dir().iterdir() if command == "train" else [])]
+    roots = [config_dir() / command, *(sorted(config_dir().iterdir()) if command == "train" else [])]
     roots += [config_dir() / "search"] if command in {"evaluate", "translate"} else []
     files = [(config_dir() / f"{command}.yaml", "")]
     for root in (root for root in roots if root.is_dir() and root.name != "hydra"):
@@ -137,9 +152,12 @@ def known_keys(command: str) -> list[str]:
     files = config_files(command)
     keys = []
     for path, package in files:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        plain = {str(key): value for key, value in values.items() if key not in {"defaults", "hydra"}}
-        keys += [key for key, _ in flatten(plain, package)]
+        keys += [key for key, _ in flatten(_values(path), package)]
     sections = {key.rpartition(".")[0] for key in keys}
     groups = {path.parent.relative_to(config_dir()).as_posix() for path, _ in files}
     return sorted({*keys, *sections, *groups} - {"", "."})
+
+
+def _values(path: Path) -> dict[str, Any]:
+    values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    return {str(key): value for key, value in values.items() if key not in {"defaults", "hydra"}}

@@ -25,6 +25,8 @@ ADDED = {"encoder.transitions": 0, "decoder.transitions": 0, "search.stop": "bea
 # Where what a run reads lies, which may be elsewhere when it goes on.
 PLACES = {f"data.{name}" for name in ("path", "train", "validation", "test", "extra")}
 PLACES |= {"tokenizer.source_model", "tokenizer.target_model", "objective.teachers"}
+# What else may be meant by a value that is none of a key's.
+INSTEAD = {"search.length_penalty": "; its exponent is search.alpha"}
 # In YAML, of attention.kind: is there an attention? For values that only make sense with one.
 OmegaConf.register_new_resolver("attends", lambda kind: kind != "none", replace=True)
 
@@ -199,11 +201,16 @@ def _told(key: str, given: Any, problem: ErrorDetails, annotation: Any, allowed:
     if kind == "value_error":
         message = problem["msg"].removeprefix("Value error, ")
         return f"{key}: {message}" if key else message
+    message = f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
     if kind == "literal_error":
         expected = str(context.get("expected", ""))
         choices = expected.replace(" or ", ", ").replace("'", "").split(", ")
-        return f"{key}={shown(given)}: not one of {', '.join(choices)}{nearest(shown(given), choices)}"
-    return f"{key}={shown(given)}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+        message = f"not one of {', '.join(choices)}{nearest(shown(given), choices) or INSTEAD.get(key, '')}"
+    elif kind in {"bool_parsing", "bool_type"}:
+        message = "input should be true or false"
+    elif kind in {"model_type", "model_attributes_type", "dict_type"}:
+        message = f"is a section; set its values one by one: {key}.KEY=VALUE"
+    return f"{key}={shown(given)}: {message}"
 
 
 def _members(annotation: Any) -> dict[str, type[BaseModel]]:  # noqa: ANN401

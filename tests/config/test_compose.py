@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from conftest import TINY, values_of
 
+from nmt.cli.explain import SETTLED, known_keys
 from nmt.config import schema
 from nmt.config.compose import ADDED, flatten, load_config, load_values, save_values, typed, typed_union, with_values
-from nmt.config.errors import UserError, nearest
+from nmt.config.errors import OTHER_NAMES, UserError, nearest, nearest_key
 from nmt.config.overrides import given_values
 from nmt.config.paths import user_path
 
@@ -44,7 +45,7 @@ def error(values: dict[str, Any]) -> str:
         ("encoder.zoneout", -0.1, ["encoder.zoneout=-0.1", "greater than or equal to 0"]),
         ("decoder.transitions", 101, ["decoder.transitions=101", "less than or equal to 100"]),
         ("decoder.recurrent_dropout", 1.0, ["decoder.recurrent_dropout=1.0", "less than 1"]),
-        ("variational_dropout", 0.1, ["variational_dropout=0.1", "boolean"]),
+        ("variational_dropout", 0.1, ["variational_dropout=0.1", "true or false"]),
         ("optimizer.lr", float("nan"), ["optimizer.lr=nan", "finite"]),
         ("optimizer.kind", "adamm", ["optimizer.kind=adamm", "adam, adamw, sgd, adadelta", "'adam'"]),
         ("attention.score.kind", "aditive", ["attention.score.kind=aditive", "dot, general, additive", "'additive'"]),
@@ -163,6 +164,45 @@ def test_flatten() -> None:
 def test_nearest_is_silent_where_nothing_is_near() -> None:
     assert nearest("xyz", ["alpha", "beta"]) == ""
     assert nearest("alpa", ["alpha", "beta"]) == "; did you mean 'alpha'?"
+    assert nearest("batch_size", ["beam_size", "batch_sentences"]) == "; did you mean 'batch_sentences'?"
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("trainig.max_steps", ["training.max_steps"]),
+        ("Encoder.hidden", ["encoder.hidden"]),
+        ("ENCODER", ["encoder"]),
+        ("encoder/hidden", ["encoder.hidden"]),
+        ("epochs", ["training.max_epochs"]),
+        ("training.epochs", ["training.max_epochs"]),
+        ("training.lr", ["optimizer.lr"]),
+        ("optimizer.learning_rate", ["optimizer.lr"]),
+        ("batch_size", ["training.batch_sentences"]),
+        ("hidden_size", ["decoder.hidden", "encoder.hidden"]),
+        ("encoder.hidden_size", ["encoder.hidden"]),
+        ("num_layers", ["decoder.layers", "encoder.layers"]),
+        ("beam", ["search.beam_size"]),
+        ("max_len", ["data.max_length"]),
+        ("dropout", ["attention.dropout", "decoder.dropout", "embedding.dropout", "encoder.dropout"]),
+        ("kind", []),
+        ("xyz", []),
+    ],
+)
+def test_the_nearest_key_may_be_in_another_section_or_have_another_name(key: str, meant: list[str]) -> None:
+    named = " or ".join(f"'{name}'" for name in meant)
+    known = [each for each in known_keys("train") if each not in SETTLED]
+    assert nearest_key(key, known) == (f"; did you mean {named}?" if meant else "")
+
+
+def test_no_key_is_suggested_for_a_name_whose_meaning_the_command_lacks() -> None:
+    assert nearest_key("batch_size", known_keys("evaluate")) == ""
+
+
+def test_other_names_are_those_of_keys_that_exist() -> None:
+    known = {*known_keys("train"), *known_keys("evaluate"), "hydra.run.dir"}
+    assert OTHER_NAMES.keys() <= known
+    assert not {key.rpartition(".")[2] for key in known} & set(" ".join(OTHER_NAMES.values()).split())
 
 
 def test_overrides_are_read_as_plain_values() -> None:
