@@ -8,6 +8,7 @@ import re
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 def check(words: Sequence[str], command: str) -> list[Override]:
     """Returns the overrides among them. Raises UserError for words that cannot be meant."""
     parser = get_args_parser()
-    _refuse_instead_of_usage(parser)
+    _speak_for_nmt(parser)
     for word in words:
         _refuse_unreadable(word)
     arguments = parser.parse_args(list(words))
@@ -53,6 +54,8 @@ def check(words: Sequence[str], command: str) -> list[Override]:
     overrides = _parsed(arguments.overrides)
     for override in overrides:
         _refuse_choice_elsewhere(override, command)
+        if command == "train":
+            _refuse_choice_as_value(override)
     _refuse_ignored(overrides, command)
     _refuse_endless(overrides)
     _tell_repeated(overrides)
@@ -88,12 +91,20 @@ def given(hydra_config: Any, node: str = "task") -> list[str]:  # noqa: ANN401
     return overrides
 
 
-def _refuse_instead_of_usage(parser: ArgumentParser) -> None:
+def _speak_for_nmt(parser: ArgumentParser) -> None:
+    """Let Hydra's parser refuse in one line, not with its usage, and know our version."""
+
     def refuse(message: str) -> NoReturn:
         options = [option for action in parser._actions for option in action.option_strings]
+        reason, _, words = message.partition(": ")
+        if reason == "unrecognized arguments" and not re.search(r"(^| )-", words):
+            raise UserError(f"{shown(words)}: comes after an option; options such as -m come first, then all KEY=VALUE")
         raise UserError(f"{shown(message, 200)}{nearest(message.rpartition(' ')[2], options)}")
 
     parser.error = refuse  # type: ignore[method-assign]
+    for action in parser._actions:
+        if "--version" in action.option_strings:
+            action.version = f"nmt {version('nmt')} (Hydra {version('hydra-core')})"  # type: ignore[attr-defined]
 
 
 def _refuse_unreadable(word: str) -> None:
@@ -116,23 +127,55 @@ def _parsed(words: Sequence[str]) -> list[Override]:
         except OverrideParseException as error:
             if "=" not in word:
                 raise UserError(f"{shown(word)}: is no KEY=VALUE or GROUP=CHOICE") from None
-            raise UserError(f"{shown(word)}: cannot be read ({_reason(error)}){_hint(word)}") from None
+            raise UserError(f"{shown(word)}: cannot be read ({_reason(word, error)}){_hint(word)}") from None
         except ValueError as error:  # Python reads no integer of more than 4300 digits
             raise UserError(f"{shown(word)}: cannot be read ({shown(str(error).partition(';')[0])})") from None
     return overrides
 
 
-def _reason(error: OverrideParseException) -> str:
-    """The parser's own line, behind the one that repeats the word."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("See http")]
-    return shown(lines[-1], 200)
+def _reason(word: str, error: OverrideParseException) -> str:
+    """Which sign is wrong. Hydra's parser points at it with a caret in a line of its own, or quotes it."""
+    value = word.partition("=")[2]
+    for pair in ("[]", "{}", "()"):
+        if value.count(pair[0]) != value.count(pair[1]):
+            return f"unbalanced {pair}"
+    for quote in "'\"":
+        if value.count(quote) % 2:
+            return f"unbalanced {quote}"
+    message = str(error)
+    if pointed := re.search(r"^(.*)\n( *)\^$", message, re.MULTILINE):
+        start = len(pointed[2])
+        return f"'{shown(pointed[1][start : start + 1])}' is unexpected"
+    if quoted_sign := re.search(r"input '(.*)'", message):
+        return f"'{shown(quoted_sign[1])}' is unexpected"
+    return shown(message.partition("\n")[0], 200)
 
 
 def _hint(word: str) -> str:
     if " =" in word.partition("=")[0] + "=" or word.partition("=")[2].startswith(" "):
         return "; no blanks around ="
-    signs = "= , [ ] { } ( ) # & ' or letters beyond ASCII"
-    return f"; a value that holds {signs} needs quotes of its own: \"key='a=b'\""
+    return "; a value with other signs than ASCII letters, digits and . / - _ + needs quotes of its own: \"key='a=b'\""
+
+
+def _refuse_choice_as_value(override: Override) -> None:
+    """A choice given by a dot, attention.score=dot, or by its kind, optimizer.kind=sgd: it sets more than one value."""
+    key, value = str(override.key_or_group), _value(override)
+    section, _, last = key.rpartition(".")
+    group = _group_of(section if last == "kind" else key) if section else None
+    if group is None or override.is_delete() or isinstance(override.value(), dict):
+        return
+    choices = choices_of(group.partition("@")[0], "train")
+    right = f"{group}={value}" if {*value.split(",")} <= {*choices} else f"{group}= and one of {', '.join(choices)}"
+    raise UserError(f"{shown(override.input_line)}: a choice sets several values; give {right}")
+
+
+def _group_of(section: str) -> str | None:
+    """The group that a section's values are chosen from, as a word names it; None if there is none."""
+    group = section.replace(".", "/")
+    part = f"attention/{section.removeprefix('encoder.self_attention.')}"  # self-attention takes the same parts
+    if (config_dir() / group).is_dir():
+        return group
+    return f"{part}@{section}" if (config_dir() / part).is_dir() else None
 
 
 def _refuse_choice_elsewhere(override: Override, command: str) -> None:

@@ -420,7 +420,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-train", "training.start_from={run}", *TINY[:3], "tokenizer.vocab_size=390"], "give it the same: tokenizer="),
     (["nmt-train", "hydra.run.dir=occupied"], "occupied: is not empty and not a run"),
     (["nmt-train", "evaluation.tokenize=13b"], "evaluation.tokenize: '13b' is unknown; allowed: "),
-    (["nmt-train", "training.max_steps=[1"], "no viable alternative"),
+    (["nmt-train", "training.max_steps=[1"], "cannot be read (unbalanced [])"),
     (["nmt-train", "precision=fp16", "device=cpu"], "precision=fp16 needs a CUDA GPU"),
     (["nmt-evaluate"], "run: missing; give it as run=..."),
     (["nmt-evaluate", "run=nowhere"], "run=nowhere: no such directory"),

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -143,7 +144,15 @@ def test_the_environment_says_where_the_cache_is(
         (["attention=none", "attention/score=dot"], "attention/score"),
         (["tokenizer=file", "tokenizer.vocab_size=99"], "tokenizer.vocab_size: is no value of the tokenizer"),
         (["search=greedy", "search.beam_size=3"], "search.beam_size: is no value of the search"),
-        (["encoder.residual=yes"], "encoder.residual=yes: input should be a valid boolean"),
+        (["encoder.residual=yes"], "encoder.residual=yes: input should be true or false"),
+        (["training=3"], "training=3: is a section; set its values one by one: training.KEY=VALUE"),
+        (["search.length_penalty=1.0"], "not one of none, average, gnmt; its exponent is search.alpha"),
+        (["device=gpu"], "device=gpu: not one of auto, cpu, cuda, mps; did you mean 'cuda'?"),
+        (["batch_size=32"], "batch_size: unknown key; did you mean 'training.batch_sentences'?"),
+        (["lr=1"], "lr: unknown key; did you mean 'optimizer.lr'?"),
+        (["+training.batch_size=32"], "training.batch_size: unknown key; did you mean 'batch_sentences'?"),
+        (["out_dir=x"], "out_dir: unknown key; did you mean 'hydra.run.dir'?"),
+        (["data.train=x"], "is no value of the data that is chosen here, but of another choice, such as data=files"),
         (["seed=010"], "seed=010: input should be a valid integer"),
         (["encoder.hidden=1000000000"], "encoder.hidden=1000000000: input should be less than or equal to 16384"),
         (["optimizer.lr=1e308"], "optimizer.lr=1e+308"),
@@ -171,6 +180,15 @@ def test_what_would_change_nothing_is_refused(
         ("train", ["=3"], "=3: has no key before the ="),
         ("train", ["seed = 3"], "seed = 3: cannot be read .*; no blanks around ="),
         ("train", ["seed =3"], "no blanks around ="),
+        (
+            "train",
+            ["data.train=a^b"],
+            r"data.train=a\^b: cannot be read \('\^' is unexpected\); a value with other signs",
+        ),
+        ("train", ["data.train=ü"], r"cannot be read \('ü' is unexpected\)"),
+        ("train", ["data.train=a=b"], r"cannot be read \('=' is unexpected\)"),
+        ("train", ["data.train='a"], r"cannot be read \(unbalanced '\)"),
+        ("train", ["data.train=[a"], r"cannot be read \(unbalanced \[\]\)"),
         ("train", ["data.train=a=b"], r"needs quotes of its own: \"key='a=b'\""),
         ("train", [f"seed={'9' * 5000}"], r"seed=999+ \.\.\. 9+: cannot be read"),
         ("train", [f"data.train={'x' * 1_000_000}"], r"data.train=x+ \.\.\. x+: has 1,000,011 characters"),
@@ -179,9 +197,25 @@ def test_what_would_change_nothing_is_refused(
         ("train", ["-m", "seed=range(1,100000000)"], "makes more than 10,000 jobs"),
         ("train", ["-m", "seed=range(0,1000)", "encoder.hidden=range(1,1000)"], "makes more than 10,000 jobs"),
         ("train", ["-m", "seed=range(0,1,0)"], "never ends with a step of 0"),
+        ("train", ["data=files", "-m", "seed=1,2"], "seed=1,2: comes after an option; options such as -m come first"),
+        ("train", ["data=files", "-m", "--ifno"], "--ifno; did you mean '--info'"),
         ("train", ["--ifno"], "--ifno; did you mean '--info'"),
         ("train", ["--experimental-rerun=x"], "run=DIR"),
         ("train", ["hydra.output_subdir=x"], "hydra.output_subdir=x: a run keeps its own config.yaml"),
+        (
+            "train",
+            ["attention.score=dot"],
+            "attention.score=dot: a choice sets several values; give attention/score=dot",
+        ),
+        ("train", ["+optimizer.kind=sgd"], "optimizer.kind=sgd: .* give optimizer=sgd$"),
+        ("train", ["-m", "optimizer.kind=adam,sgd"], "give optimizer=adam,sgd$"),
+        ("train", ["attention.kind=attention"], "give attention= and one of bahdanau, chorowski, "),
+        ("train", ["encoder.self_attention=attention"], "give encoder/self_attention=attention$"),
+        (
+            "train",
+            ["encoder.self_attention.score.kind=dot"],
+            "give attention/score@encoder.self_attention.score=dot$",
+        ),
         ("evaluate", ["search=-0.0"], "search=-0.0: not one of as_trained, beam, greedy, sampling"),
         ("train", ["encoder=../train"], "encoder=../train: not one of gru, lstm, rnn"),
         ("train", ["hydra.job.num=3"], "hydra.job.num=3: Hydra sets this itself"),
@@ -199,7 +233,15 @@ def test_words_that_cannot_be_meant(command: str, given: list[str], message: str
     assert len(str(caught.value)) < 500
 
 
+def test_the_version_is_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        words.check(["--version"], "train")
+    assert capsys.readouterr().out == f"nmt {version('nmt')} (Hydra {version('hydra-core')})\n"
+
+
 def test_words_that_are_fine() -> None:
+    words.check(["search.kind=greedy"], "translate")
+    words.check(["attention.score={dim:3}", "~attention.score.dim", "+encoder.self_attention.score.dim=3"], "train")
     runs = ",".join(f"outputs/sweep/2026-11-21/13-45-00-000000/attention-bahdanau_seed-{n}" for n in range(200))
     words.check([f"runs=[{runs}]"], "compare")
     words.check(["-m", "seed=1,2,3", "encoder.hidden=range(8,64,8)", "attention=glob(*)"], "train")
