@@ -73,7 +73,7 @@ def test_where_a_size_begins_is_a_value_like_others(monkeypatch: pytest.MonkeyPa
     [
         ("size.begins.base=x", "size.begins.base=x: input should be a valid integer"),
         ("size.begins.base=null", "size.begins.base=null: input should be a valid integer"),
-        ("size.begins=3", "size.begins=3: input should be a valid dictionary"),
+        ("size.begins=3", "size.begins=3: is a section; set its values one by one: size.begins.KEY=VALUE"),
         ("~size.begins.base", "size.begins.base: missing; it needs a value"),
         ("size.begins.small=9", "size.begins: no size begins at or below 5 training pairs; set one to 0"),
     ],
