@@ -77,6 +77,8 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
         except Exception as error:
             if debug or outcomes:  # a fault of the program
                 raise
+            if isinstance(error, OSError) and error.filename is None:
+                error.filename = "standard output"  # to which Hydra prints --help and the like
             outcomes.append(error)  # the command line is at fault, or a launcher: jobs tell their own
         if sweep is not None:
             outcomes.append(_attempt(sweep.finish, debug))
