@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -73,12 +73,11 @@ def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None
             sys.argv[1:] = [words.with_home(word) for word in sys.argv[1:]]
             new.extend(words.new_folders(sys.argv[1:]))
             words.check(sys.argv[1:], command)
-            main()
+            with _naming_standard_output():
+                main()
         except Exception as error:
             if debug or outcomes:  # a fault of the program
                 raise
-            if isinstance(error, OSError) and error.filename is None:
-                error.filename = "standard output"  # to which Hydra prints --help and the like
             outcomes.append(error)  # the command line is at fault, or a launcher: jobs tell their own
         if sweep is not None:
             outcomes.append(_attempt(sweep.finish, debug))
@@ -107,6 +106,17 @@ def _check_streams(command: str) -> None:
             sys.exit(2)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+@contextlib.contextmanager
+def _naming_standard_output() -> Iterator[None]:
+    """Name it in the system's error where Hydra prints --help and the like, which may not fit into its buffer."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = "standard output"
+        raise
 
 
 def _call(schema: type[T], task: Callable[[T, list[str]], int | None], config: DictConfig, command: str) -> int:
