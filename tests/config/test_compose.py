@@ -229,6 +229,6 @@ def test_without_a_home_directory_a_path_in_it_is_refused(monkeypatch: pytest.Mo
         with pytest.raises(UserError, match=r"no home directory is known for ~ \(HOME is not set\).*NMT_CACHE"):
             user_path(path)
     assert user_path("corpus/~") == Path("corpus/~")
-    values = values_of("train", ["data.cache_dir=~/x", "training.start_from=~/run"])
+    values = values_of("train", ["training.start_from='~/run'"])
     with pytest.raises(UserError, match="no home directory"):
         typed(schema.TrainConfig, values).settled()
