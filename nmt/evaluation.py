@@ -88,7 +88,7 @@ def align(
 
 
 @dataclass(frozen=True)
-class Apart:
+class EnsembleEvaluation:
     """A folder for an evaluation that does not go into a run: of an ensemble, which is none of its runs."""
 
     folder: RunDirectory
@@ -128,7 +128,7 @@ class Apart:
 
 def _asked(runs: Sequence[RunDirectory], search: schema.Search) -> dict[str, Any]:
     """What the runs were started with, by key, joined by "+" where they differ; of the search what is searched with."""
-    first, *others = [run.asked() for run in runs]
+    first, *others = [run.recorded_choices() for run in runs]
     joined: dict[str, Any] = {"ensemble": len(runs)} if others else {}
     for key in dict.fromkeys(key for each in (first, *others) for key in each):
         values = list(dict.fromkeys(each.get(key, "default") for each in (first, *others)))
@@ -161,7 +161,7 @@ def evaluate_run(
     checkpoint: str,
     progress: Progress | None = None,
     variant: str = "",
-    apart: Apart | None = None,
+    apart: EnsembleEvaluation | None = None,
     scored: Callable[[dict[str, Any]], object] | None = None,
 ) -> tuple[dict[str, Any], Evaluation]:
     """Evaluate a split of a run's corpus; writes hypotheses/<split>.txt, word alignments of translations and

@@ -108,7 +108,7 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def halved(work: Callable[[S], R], items: S) -> list[R]:
+def retry_in_halves(work: Callable[[S], R], items: S) -> list[R]:
     """[work(items)]; where memory does not suffice, of both halves, or of halves of these.
 
     Raises UserError if it does not suffice for one item.
@@ -122,7 +122,7 @@ def halved(work: Callable[[S], R], items: S) -> list[R]:
     if len(items) == 1:
         raise UserError("memory does not suffice for one sentence at a time; take a smaller beam or model")
     middle = len(items) // 2
-    return halved(work, items[:middle]) + halved(work, items[middle:])
+    return retry_in_halves(work, items[:middle]) + retry_in_halves(work, items[middle:])
 
 
 def cpu_vendor() -> str:

@@ -142,7 +142,7 @@ class RunDirectory:
         """The overrides that the run was started with, by key."""
         return given_values(self.first_start().get("overrides", []))
 
-    def asked(self) -> dict[str, Any]:
+    def recorded_choices(self) -> dict[str, Any]:
         """What the run was started with: the choice from each group, and single values, by key.
 
         Without what comes along with a choice, as attention/score does with attention=bahdanau.

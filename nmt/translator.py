@@ -20,7 +20,7 @@ from nmt.data.batching import collate
 from nmt.data.prepared import padded
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.data.unknown import copy_unknown
-from nmt.machine import Machine, halved
+from nmt.machine import Machine, retry_in_halves
 from nmt.model.ensemble import Ensemble
 from nmt.model.load import load_runs
 from nmt.model.seq2seq import Seq2Seq
@@ -162,7 +162,7 @@ class Translator:
                 )
 
         for indices in self._batches(longer, with_empty=True):
-            halved(force, indices)
+            retry_in_halves(force, indices)
         self.model.train(was_training)
         return [results[i] for i in range(len(encoded))]
 
@@ -238,7 +238,7 @@ class Translator:
 
     def _found(self, sources: list[list[int]], n: int) -> list[list[Hypothesis]]:
         """As `_search`, by halves where memory does not suffice for all at once."""
-        return [found for part in halved(lambda some: self._search(some, n), sources) for found in part]
+        return [found for part in retry_in_halves(lambda some: self._search(some, n), sources) for found in part]
 
     @torch.no_grad()
     def _search(self, sources: list[list[int]], n: int) -> list[list[Hypothesis]]:

@@ -34,7 +34,7 @@ CHANGES = {
     # What it has not, added
     "vocabulary-10000": "tokenizer.vocab_size=10000",
     "lstm": "encoder=lstm decoder=lstm",
-    "transitions": "encoder.transitions=1 decoder.transitions=1",
+    "transitions": "encoder.transition_depth=1 decoder.transition_depth=1",
     "two-layers": "encoder.layers=2 encoder.residual=true",
     "fixnorm": "decoder.fixnorm=true",
     "layer-norm": "encoder.layer_norm=true decoder.layer_norm=true",
@@ -45,7 +45,7 @@ CHANGES = {
     "weight-drop": "encoder.weight_drop=0.2 decoder.weight_drop=0.2",
     "weight-decay": "optimizer=adamw",
     "bpe-dropout": "tokenizer.sampling=0.1",
-    "bpe-dropout-of-the-source": "tokenizer.sampling=0.1 tokenizer.sampled=source",
+    "bpe-dropout-of-the-source": "tokenizer.sampling=0.1 tokenizer.sampling_sides=source",
     "r-drop": "training.r_drop=5",
     "scheduled-sampling": "training.scheduled_sampling=0.2 training.scheduled_sampling_steps=3000",
     "moving-average": "training.ema_decay=0.999",

@@ -26,7 +26,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from torch.utils.flop_counter import FlopCounterMode
 
-from nmt.cli.app import choices, output_dir, run
+from nmt.cli.app import choices, output_dir, run_command
 from nmt.config.compose import config_dir, typed
 from nmt.config.errors import UserError
 from nmt.config.schema import Beam, Greedy, SearchLimits, TrainConfig
@@ -335,7 +335,7 @@ def main() -> None:
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         print(f"\n{path}")
 
-    run("train", TrainConfig, task)
+    run_command("train", TrainConfig, task)
 
 
 if __name__ == "__main__":

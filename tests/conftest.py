@@ -88,7 +88,7 @@ def values_of(command: str, overrides: list[str]) -> dict[str, Any]:
     """What Hydra composes, resolved, as plain values."""
     with _places_of_no_run(), initialize_config_dir(str(config_dir()), version_base="1.3"):
         composed = compose(command, overrides=overrides)
-        if "begins" in composed.get("size", {}):  # left to a corpus, which tests of values do not have
+        if "thresholds" in composed.get("size", {}):  # left to a corpus, which tests of values do not have
             composed = compose(command, overrides=[*overrides, "size=base"])
         values = OmegaConf.to_container(composed, resolve=True)
     assert isinstance(values, dict)

@@ -15,7 +15,7 @@ from nmt.comparison.report import gather
 from nmt.comparison.system import group
 from nmt.config.errors import UserError
 from nmt.config.schema import Evaluation, TrainConfig
-from nmt.evaluation import Apart, evaluate_run, score_settings, warn_of_other_texts
+from nmt.evaluation import EnsembleEvaluation, evaluate_run, score_settings, warn_of_other_texts
 from nmt.files import read_lines
 from nmt.model.seq2seq import Seq2Seq
 from nmt.run import EVALUATION, RunDirectory
@@ -126,7 +126,7 @@ def test_what_is_no_ensemble_is_refused(runs: dict[str, Path], tmp_path: Path) -
 def evaluated(runs: list[Path], folder: Path, split: str = "test", **search: int) -> dict[str, object]:
     directories = [RunDirectory(run) for run in runs]
     translator = Translator.load(runs, search=search)
-    apart = Apart.at(folder, directories, translator, SETTINGS, "best")
+    apart = EnsembleEvaluation.at(folder, directories, translator, SETTINGS, "best")
     return evaluate_run(directories[0], translator, split, SETTINGS, "best", apart=apart)[0]
 
 

@@ -23,7 +23,7 @@ from nmt.cli import help, size, words
 from nmt.cli.explain import explain
 from nmt.cli.output import write
 from nmt.config.compose import config_dir, for_choices, typed
-from nmt.config.errors import UserError, printable, shown
+from nmt.config.errors import UserError, format_value, printable
 from nmt.config.paths import user_path
 
 T = TypeVar("T", bound=BaseModel)
@@ -45,7 +45,9 @@ class Sweep(Protocol):
         """After the last job. Returns the exit status."""
 
 
-def run(command: str, schema: type[T], task: Callable[[T, list[str]], int | None], sweep: Sweep | None = None) -> None:
+def run_command(
+    command: str, schema: type[T], task: Callable[[T, list[str]], int | None], sweep: Sweep | None = None
+) -> None:
     """Compose configs/<command>.yaml with the command line's overrides, check it, call `task`, exit.
 
     `task` gets the typed config and the list of overrides, and returns the exit status (None: 0).
@@ -152,7 +154,7 @@ def _exit(outcomes: list[int | Exception | None], command: str) -> None:
         sys.exit(0)
     for failure in failures:
         for line in explain(failure, command).split("\n"):
-            print(f"nmt-{command}: error: {shown(line, LONGEST)}", file=sys.stderr)
+            print(f"nmt-{command}: error: {format_value(line, LONGEST)}", file=sys.stderr)
     sys.exit(2 if failures else max((outcome for outcome in outcomes if isinstance(outcome, int)), default=0))
 
 
@@ -201,7 +203,7 @@ def _run_dir(run: str | int | None, new: str) -> str:
     run = str(run)
     if not user_path(run).is_dir():
         raise UserError(
-            f"run={shown(run)}: no such directory; run= goes on with a run, hydra.run.dir= says where to start one"
+            f"run={format_value(run)}: no such directory; run= resumes a run, hydra.run.dir= names a new one"
         )
     return str(user_path(run))
 

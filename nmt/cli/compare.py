@@ -5,7 +5,7 @@ import os
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
-from nmt.cli.app import run
+from nmt.cli.app import run_command
 from nmt.cli.entry import exit_at_ctrl_c
 from nmt.cli.output import output_folder
 from nmt.config.errors import UserError
@@ -14,7 +14,7 @@ from nmt.config.schema import CompareConfig
 
 def main() -> None:
     """Entry point."""
-    run("compare", CompareConfig, _compare)
+    run_command("compare", CompareConfig, _compare)
 
 
 def _compare(config: CompareConfig, overrides: list[str]) -> None:

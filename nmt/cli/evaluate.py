@@ -6,7 +6,7 @@ import re
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from nmt.cli.app import run
+from nmt.cli.app import run_command
 from nmt.cli.entry import exit_at_ctrl_c
 from nmt.cli.output import output_folder
 from nmt.config import schema
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Entry point."""
-    run("evaluate", EvaluateConfig, _evaluate)
+    run_command("evaluate", EvaluateConfig, _evaluate)
 
 
 def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
@@ -27,7 +27,7 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
         from tqdm import tqdm
 
         from nmt.config.compose import load_config
-        from nmt.evaluation import Apart, evaluate_run, score_settings, warn_of_other_texts
+        from nmt.evaluation import EnsembleEvaluation, evaluate_run, score_settings, warn_of_other_texts
         from nmt.machine import tune_memory
         from nmt.run import EVALUATION, RunDirectory
         from nmt.translator import Translator
@@ -51,7 +51,7 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
     with ExitStack() as stack:
         if config.output is not None:
             folder = stack.enter_context(output_folder(config.output, EVALUATION, "an evaluation"))
-            apart = Apart.at(folder, runs, translator, settings, config.checkpoint)
+            apart = EnsembleEvaluation.at(folder, runs, translator, settings, config.checkpoint)
             variant, place = "", {"output": config.output}
         bar = stack.enter_context(
             tqdm(total=len(sources), desc=f"translate {config.split}", unit=" sent", disable=None)

@@ -13,7 +13,7 @@ import yaml
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from nmt.config.compose import config_dir, flatten
-from nmt.config.errors import UserError, nearest, nearest_key, shown
+from nmt.config.errors import UserError, format_value, nearest, nearest_key
 from nmt.run import ERROR
 
 # What size=auto takes from the size that it finds, and where a user gives it instead.
@@ -46,7 +46,7 @@ def _explain(error: Exception, command: str) -> str:
         case MissingMandatoryValue():
             return f"{error.full_key}: missing; give it as {error.full_key}=..."
         case OmegaConfBaseException(full_key=str(key)) if key:
-            referring = [shown(word) for word in sys.argv[1:] if "${" in word]
+            referring = [format_value(word) for word in sys.argv[1:] if "${" in word]
             return f"{key}: {text}{f' ({chr(32).join(referring)})' if referring else ''}"
     return " ".join(dict.fromkeys(lines)) or text
 

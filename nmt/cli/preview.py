@@ -29,7 +29,7 @@ def preview(command: str, schema: type[T], overrides: Sequence[str]) -> T:
     try:
         with initialize_config_dir(str(config_dir()), version_base="1.3"):
             config = compose(command, list(overrides))
-            if "begins" in config.get("size", {}):
+            if "thresholds" in config.get("size", {}):
                 config = compose(command, [*size.without(overrides), "size=small"])
         values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException) as error:

@@ -19,18 +19,18 @@ log = logging.getLogger(__name__)
 def settle(config: DictConfig, command: str) -> DictConfig:
     """The job's configuration, composed again with the size for its number of training pairs (configs/size/auto.yaml)
     as if that had been asked for; one that has a size as it is. Raises UserError if the corpus cannot be read."""
-    if "begins" not in config.get("size", {}):
+    if "thresholds" not in config.get("size", {}):
         return config
     from nmt.data.corpus import splits
 
     values = OmegaConf.to_container(config.data, resolve=True, throw_on_missing=True)
     data = typed_union(schema.Data, cast(dict[str, Any], values), "data")
-    begins = cast(dict[str, Any], OmegaConf.to_container(config.size))["begins"]
-    begins = typed_union(schema.Begins, begins, "size.begins")
+    thresholds = cast(dict[str, Any], OmegaConf.to_container(config.size))["thresholds"]
+    thresholds = typed_union(schema.SizeThresholds, thresholds, "size.thresholds")
     pairs = sum(1 for _ in splits(data)["train"])
-    reached = sorted((each for each in begins if pairs >= each[1]), key=lambda each: each[1])
+    reached = sorted((each for each in thresholds if pairs >= each[1]), key=lambda each: each[1])
     if not reached:
-        raise UserError(f"size.begins: no size begins at or below {pairs:,} training pairs; set one to 0")
+        raise UserError(f"size.thresholds: no size begins at or below {pairs:,} training pairs; set one to 0")
     size = reached[-1][0]
     log.info("size: %s, for %s training pairs", size, f"{pairs:,}")
     job = cast(DictConfig, HydraConfig.get())
@@ -41,4 +41,4 @@ def settle(config: DictConfig, command: str) -> DictConfig:
 
 def without(overrides: Sequence[str]) -> list[str]:
     """Overrides but those that leave the size to the corpus, to be followed by size=..."""
-    return [override for override in overrides if not override.lstrip("+~").startswith(("size=", "size.begins"))]
+    return [override for override in overrides if not override.lstrip("+~").startswith(("size=", "size.thresholds"))]

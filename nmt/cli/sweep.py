@@ -30,7 +30,6 @@ from nmt.cli.jobs import tell
 from nmt.config.compose import config_dir
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell, given_values
-from nmt.files import read_bytes
 from nmt.run import ERROR, LOCK, RunDirectory, read_json
 
 MARK = ".nmt-sweep"  # an empty file: the directory is ours to write to
@@ -100,13 +99,7 @@ def _is_foreign(directory: Path) -> bool:
     """Does it hold anything that no sweep of nmt-train began?"""
     if not directory.is_dir() or not any(directory.iterdir()):
         return False
-    # Sweeps of earlier versions have no mark, but a record that names our callback or our search.
-    records = {MARK: "", "multirun.yaml": "nmt.cli.sweep.NameJobs", optuna_sweeper.JOURNAL: '"asked"'}
-    for name, content in records.items():
-        with suppress(OSError):
-            if content.encode() in read_bytes(directory / name):
-                return False
-    return True
+    return not (directory / MARK).is_file()
 
 
 def _varied(config: DictConfig) -> tuple[list[str], int]:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from nmt.cli import sweep, words
-from nmt.cli.app import choices, output_dir, run
+from nmt.cli.app import choices, output_dir, run_command
 from nmt.cli.entry import exit_at_ctrl_c
 from nmt.config.compose import PLACES, flatten, load_values, typed, with_values
 from nmt.config.errors import UserError
@@ -27,7 +27,7 @@ def main() -> None:
     if resumed and not given.keys() & CHOOSING:
         places = [word for word in sys.argv[1:] if word.partition("=")[0] in PLACES]
         sys.argv[1:] = [word for word in sys.argv[1:] if word not in places]
-    run("train", TrainConfig, partial(_train, places=places), sweep)
+    run_command("train", TrainConfig, partial(_train, places=places), sweep)
 
 
 def _train(config: TrainConfig, overrides: list[str], places: list[str]) -> int:

@@ -11,7 +11,7 @@ from io import BufferedReader
 from itertools import zip_longest
 from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
 
-from nmt.cli.app import run
+from nmt.cli.app import run_command
 from nmt.cli.entry import exit_at_ctrl_c
 from nmt.cli.output import write
 from nmt.config.errors import UserError
@@ -31,7 +31,7 @@ Text = TypeVar("Text", str, tuple[str, str])
 
 def main() -> None:
     """Entry point."""
-    run("translate", TranslateConfig, _translate)
+    run_command("translate", TranslateConfig, _translate)
 
 
 def _translate(config: TranslateConfig, overrides: list[str]) -> None:

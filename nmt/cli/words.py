@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 
 from nmt.cli.explain import choices_of
 from nmt.config.compose import config_dir
-from nmt.config.errors import CONTROL, UserError, nearest, shown
+from nmt.config.errors import CONTROL, UserError, format_value, nearest
 from nmt.config.overrides import quoted
 from nmt.config.paths import user_path
 
@@ -98,8 +98,10 @@ def _speak_for_nmt(parser: ArgumentParser) -> None:
         options = [option for action in parser._actions for option in action.option_strings]
         reason, _, words = message.partition(": ")
         if reason == "unrecognized arguments" and not re.search(r"(^| )-", words):
-            raise UserError(f"{shown(words)}: comes after an option; options such as -m come first, then all KEY=VALUE")
-        raise UserError(f"{shown(message, 200)}{nearest(message.rpartition(' ')[2], options)}")
+            raise UserError(
+                f"{format_value(words)}: comes after an option; options such as -m come first, then all KEY=VALUE"
+            )
+        raise UserError(f"{format_value(message, 200)}{nearest(message.rpartition(' ')[2], options)}")
 
     parser.error = refuse  # type: ignore[method-assign]
     for action in parser._actions:
@@ -109,14 +111,14 @@ def _speak_for_nmt(parser: ArgumentParser) -> None:
 
 def _refuse_unreadable(word: str) -> None:
     if len(word) > LONGEST:
-        raise UserError(f"{shown(word)}: has {len(word):,} characters; the most that are read are {LONGEST:,}")
+        raise UserError(f"{format_value(word)}: has {len(word):,} characters; the most that are read are {LONGEST:,}")
     depths = itertools.accumulate((char in "([{") - (char in ")]}") for char in word)
     if max(depths, default=0) > DEEPEST:
-        raise UserError(f"{shown(word)}: nests brackets deeper than {DEEPEST}")
+        raise UserError(f"{format_value(word)}: nests brackets deeper than {DEEPEST}")
     if word.startswith("="):
-        raise UserError(f"{shown(word)}: has no key before the =")
+        raise UserError(f"{format_value(word)}: has no key before the =")
     if CONTROL.search(word):
-        raise UserError(f"{shown(word)}: holds control characters or bytes that are not UTF-8")
+        raise UserError(f"{format_value(word)}: holds control characters or bytes that are not UTF-8")
 
 
 def _parsed(words: Sequence[str]) -> list[Override]:
@@ -126,10 +128,12 @@ def _parsed(words: Sequence[str]) -> list[Override]:
             overrides += parser.parse_overrides([word])
         except OverrideParseException as error:
             if "=" not in word:
-                raise UserError(f"{shown(word)}: is no KEY=VALUE or GROUP=CHOICE") from None
-            raise UserError(f"{shown(word)}: cannot be read ({_reason(word, error)}){_hint(word)}") from None
+                raise UserError(f"{format_value(word)}: is no KEY=VALUE or GROUP=CHOICE") from None
+            raise UserError(f"{format_value(word)}: cannot be read ({_reason(word, error)}){_hint(word)}") from None
         except ValueError as error:  # Python reads no integer of more than 4300 digits
-            raise UserError(f"{shown(word)}: cannot be read ({shown(str(error).partition(';')[0])})") from None
+            raise UserError(
+                f"{format_value(word)}: cannot be read ({format_value(str(error).partition(';')[0])})"
+            ) from None
     return overrides
 
 
@@ -145,10 +149,10 @@ def _reason(word: str, error: OverrideParseException) -> str:
     message = str(error)
     if pointed := re.search(r"^(.*)\n( *)\^$", message, re.MULTILINE):
         start = len(pointed[2])
-        return f"'{shown(pointed[1][start : start + 1])}' is unexpected"
+        return f"'{format_value(pointed[1][start : start + 1])}' is unexpected"
     if quoted_sign := re.search(r"input '(.*)'", message):
-        return f"'{shown(quoted_sign[1])}' is unexpected"
-    return shown(message.partition("\n")[0], 200)
+        return f"'{format_value(quoted_sign[1])}' is unexpected"
+    return format_value(message.partition("\n")[0], 200)
 
 
 def _hint(word: str) -> str:
@@ -166,7 +170,7 @@ def _refuse_choice_as_value(override: Override) -> None:
         return
     choices = choices_of(group.partition("@")[0], "train")
     right = f"{group}={value}" if {*value.split(",")} <= {*choices} else f"{group}= and one of {', '.join(choices)}"
-    raise UserError(f"{shown(override.input_line)}: a choice sets several values; give {right}")
+    raise UserError(f"{format_value(override.input_line)}: a choice sets several values; give {right}")
 
 
 def _group_of(section: str) -> str | None:
@@ -192,7 +196,7 @@ def _refuse_choice_elsewhere(override: Override, command: str) -> None:
     choices = choices_of(str(override.key_or_group), command)
     parts = {path.stem for path in group.glob("*.yaml")} - set(choices)  # of other choices or other commands
     if not all(isinstance(each, str) and CHOICE.fullmatch(each) and each not in parts for each in given):
-        raise UserError(f"{shown(override.input_line)}: not one of {', '.join(choices)}")
+        raise UserError(f"{format_value(override.input_line)}: not one of {', '.join(choices)}")
 
 
 def _refuse_ignored(overrides: Sequence[Override], command: str) -> None:
@@ -200,14 +204,16 @@ def _refuse_ignored(overrides: Sequence[Override], command: str) -> None:
     keys = {str(override.key_or_group): override for override in overrides}
     for key, override in keys.items():
         if key == "hydra.output_subdir":
-            raise UserError(f"{shown(override.input_line)}: a run keeps its own config.yaml; leave it out")
+            raise UserError(f"{format_value(override.input_line)}: a run keeps its own config.yaml; leave it out")
         if key.startswith(HYDRAS_OWN):
-            raise UserError(f"{shown(override.input_line)}: Hydra sets this itself")
+            raise UserError(f"{format_value(override.input_line)}: Hydra sets this itself")
         if command != "train" and key.startswith((*FOLDERS, *OF_SWEEPS)):
             where = "; output= says where it writes" if command != "translate" else ""
-            raise UserError(f"{shown(override.input_line)}: is for nmt-train, nmt-{command} makes no run{where}")
+            raise UserError(f"{format_value(override.input_line)}: is for nmt-train, nmt-{command} makes no run{where}")
     if "run" in keys and "hydra.run.dir" in keys:
-        raise UserError(f"{shown(keys['hydra.run.dir'].input_line)}: run= goes on in its own directory; leave it out")
+        raise UserError(
+            f"{format_value(keys['hydra.run.dir'].input_line)}: run= goes on in its own directory; leave it out"
+        )
 
 
 def _refuse_endless(overrides: Sequence[Override]) -> None:
@@ -217,10 +223,10 @@ def _refuse_endless(overrides: Sequence[Override]) -> None:
         if override.is_discrete_sweep():
             swept = override.value()
             if isinstance(swept, RangeSweep) and not swept.step:
-                raise UserError(f"{shown(override.input_line)}: never ends with a step of 0")
+                raise UserError(f"{format_value(override.input_line)}: never ends with a step of 0")
             count = _number_of_values(override) * (1 if searching else count)
         if count > MOST_JOBS:
-            raise UserError(f"{shown(override.input_line)}: makes more than {MOST_JOBS:,} jobs of one sweep")
+            raise UserError(f"{format_value(override.input_line)}: makes more than {MOST_JOBS:,} jobs of one sweep")
 
 
 def _number_of_values(override: Override) -> int:
@@ -237,7 +243,11 @@ def _tell_repeated(overrides: Sequence[Override]) -> None:
         key = override.get_key_element().lstrip("+")
         before = last.get(key)
         if before is not None and _value(before) != _value(override) and not before.is_delete():
-            log.warning("%s: given again as %s, which counts", shown(before.input_line), shown(override.input_line))
+            log.warning(
+                "%s: given again as %s, which counts",
+                format_value(before.input_line),
+                format_value(override.input_line),
+            )
         last[key] = override
 
 

@@ -148,7 +148,7 @@ def _of_run(run: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
     known = {
         "seed": seed,
         "config": run.system(),
-        "asked": run.asked(),
+        "asked": run.recorded_choices(),
         "parameters": _measure(manifest.get("parameters")),
         "training": {key: float(training[key]) for key in TRAINING if _measure(training.get(key))},
         "curve": _curve(run.metrics),

@@ -12,7 +12,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from nmt.config import schema
-from nmt.config.errors import UserError, nearest, shown
+from nmt.config.errors import UserError, format_value, nearest
 from nmt.config.overrides import given_values
 from nmt.files import read_bytes, write_atomically
 
@@ -20,8 +20,6 @@ T = TypeVar("T", bound=BaseModel)
 log = logging.getLogger(__name__)
 LARGEST = 1_000_000  # bytes of a saved configuration, which has a few thousand ...
 DEEPEST = 50  # ... and sections in sections, four deep
-# What configurations that earlier versions saved lack, and what these versions did: their runs can still be used.
-ADDED = {"encoder.transitions": 0, "decoder.transitions": 0, "search.stop": "beam"}
 # Where what a run reads lies, which may be elsewhere when it goes on.
 PLACES = {f"data.{name}" for name in ("path", "train", "validation", "test", "extra")}
 PLACES |= {"tokenizer.source_model", "tokenizer.target_model", "objective.teachers"}
@@ -56,13 +54,19 @@ def for_choices(schema: type[T], values: Mapping[str, Any], overrides: Sequence[
     kept = dict(values)
     for name, field in _fields(schema, values).items():
         members, section = _members(field), values.get(name)
-        if name not in given or not isinstance(section, Mapping) or shown(section.get("kind", "")) not in members:
+        if (
+            name not in given
+            or not isinstance(section, Mapping)
+            or format_value(section.get("kind", "")) not in members
+        ):
             continue
         others = {key for member in members.values() for key in member.model_fields} - _fields(field, section).keys()
         asked = {key.split(".")[1] for key in given if key.startswith(f"{name}.")}
         kept[name] = {key: value for key, value in section.items() if key not in others - asked}
         for key in section.keys() - kept[name].keys():
-            log.info("%s.%s=%s: left out, not a value of %s=%s", name, key, shown(section[key]), name, given[name])
+            log.info(
+                "%s.%s=%s: left out, not a value of %s=%s", name, key, format_value(section[key]), name, given[name]
+            )
     return kept
 
 
@@ -96,7 +100,9 @@ class _Loader(yaml.SafeLoader):
         keys = set()
         for key, _ in node.value:
             if (key.tag, str(key.value)) in keys:
-                raise yaml.MarkedYAMLError(problem=f"{shown(key.value)} is there twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(
+                    problem=f"{format_value(key.value)} is there twice", problem_mark=key.start_mark
+                )
             keys.add((key.tag, str(key.value)))
         return super().construct_mapping(node, deep)
 
@@ -112,15 +118,11 @@ def load_values(path: Path) -> dict[str, Any]:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UserError(f"{path}{line}: cannot be read as a configuration ({error.problem})") from None
     except Exception as error:  # PyYAML lets out whatever its constructors stumble over: !!bool x is a KeyError
-        raise UserError(f"{refused} ({shown(str(error).partition(chr(10))[0]) or type(error).__name__})") from None
+        raise UserError(
+            f"{refused} ({format_value(str(error).partition(chr(10))[0]) or type(error).__name__})"
+        ) from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: is not a configuration (a mapping of keys to values is expected)")
-    sections = _fields(schema.TrainConfig, values)
-    for key, value in ADDED.items():
-        name, _, rest = key.partition(".")
-        section = values.get(name)
-        if isinstance(section, dict) and rest in _fields(sections[name], section):
-            section.setdefault(rest, value)
     return values
 
 
@@ -175,13 +177,13 @@ def _explain(schema: Any, values: Any, problem: ErrorDetails, section: str = "")
         if isinstance(given, Mapping) and part not in given and part not in allowed:
             continue  # pydantic names the union's member here; the user never wrote it
         if isinstance(given, Mapping):
-            path.append(shown(part))
+            path.append(format_value(part))
             field = allowed.get(str(part))
             given = given.get(part)
             if isinstance(given, Mapping) and field is not None:
                 annotation, allowed = field, _fields(field, given)
         elif path:
-            path[-1] += f"[{shown(part)}]"
+            path[-1] += f"[{format_value(part)}]"
     return _told(".".join(path), given, problem, annotation, allowed)
 
 
@@ -195,7 +197,7 @@ def _told(key: str, given: Any, problem: ErrorDetails, annotation: Any, allowed:
         return f"{key}: missing; it needs a value"
     if kind in {"union_tag_invalid", "union_tag_not_found"}:
         tags = context.get("expected_tags", "")
-        tag = shown(given.get("kind", "")) if isinstance(given, Mapping) else ""
+        tag = format_value(given.get("kind", "")) if isinstance(given, Mapping) else ""
         choices = [str(choice).strip(" '") for choice in str(tags).split(",")] if tags else list(_members(annotation))
         return f"{key}.kind={tag}: not one of {', '.join(choices)}{nearest(tag, choices)}"
     if kind == "value_error":
@@ -205,12 +207,12 @@ def _told(key: str, given: Any, problem: ErrorDetails, annotation: Any, allowed:
     if kind == "literal_error":
         expected = str(context.get("expected", ""))
         choices = expected.replace(" or ", ", ").replace("'", "").split(", ")
-        message = f"not one of {', '.join(choices)}{nearest(shown(given), choices) or INSTEAD.get(key, '')}"
+        message = f"not one of {', '.join(choices)}{nearest(format_value(given), choices) or INSTEAD.get(key, '')}"
     elif kind in {"bool_parsing", "bool_type"}:
         message = "input should be true or false"
     elif kind in {"model_type", "model_attributes_type", "dict_type"}:
         message = f"is a section; set its values one by one: {key}.KEY=VALUE"
-    return f"{key}={shown(given)}: {message}"
+    return f"{key}={format_value(given)}: {message}"
 
 
 def _members(annotation: Any) -> dict[str, type[BaseModel]]:  # noqa: ANN401
@@ -232,5 +234,5 @@ def _fields(annotation: Any, given: Any) -> dict[str, Any]:  # noqa: ANN401
     """Field name -> annotation of the model that `given` chooses."""
     members = _members(annotation)
     kind = given.get("kind", "") if isinstance(given, Mapping) else ""
-    model = members.get(shown(kind)) or next(iter(members.values()), None)
+    model = members.get(format_value(kind)) or next(iter(members.values()), None)
     return {} if model is None else {name: field.annotation for name, field in model.model_fields.items()}

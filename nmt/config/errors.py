@@ -81,7 +81,7 @@ def _did_you_mean(words: list[str]) -> str:
     return f"; did you mean {named}?" if 0 < len(words) <= MOST else ""
 
 
-def shown(value: object, longest: int = LONGEST) -> str:
+def format_value(value: object, longest: int = LONGEST) -> str:
     """As a user would write it, in one line that a terminal can show; of a long one its two ends."""
     if value is None:
         return "null"

@@ -26,7 +26,7 @@ def counted(overlap: Overlap, name: str) -> dict[str, Found]:
     return {**found, "sources_in_train": sources, "pairs_in_train": pairs}
 
 
-def doubts(
+def corpus_warnings(
     splits: Mapping[str, Iterable[Pair]],
     seen: Mapping[str, Mapping[str, Found]],
     raw: Mapping[str, Raw],

@@ -21,7 +21,7 @@ from nmt.config.errors import UserError
 from nmt.config.paths import user_path
 from nmt.data import corpus, demo
 from nmt.data.corpus import Pair
-from nmt.data.doubts import counted, doubts
+from nmt.data.doubts import corpus_warnings, counted
 from nmt.data.overlap import Overlap
 from nmt.data.prepared import FORMAT, Prepared, write_checksums
 from nmt.data.tokenizer import Tokenizers, check_sampling, make_tokenizers
@@ -139,7 +139,7 @@ def fingerprint_of(data: schema.Data, tokenizer: schema.TokenizerConfig) -> str:
         "data": data.model_dump(exclude={"cache_dir", "train", "validation", "test", "path", "extra"}),
         "extra": len(data.extra),
         "splits": sorted(corpus.splits(data)) if data.kind != "demo" else None,
-        "tokenizer": tokenizer.model_dump(exclude={"sampling", "sampled", "source_model", "target_model"}),
+        "tokenizer": tokenizer.model_dump(exclude={"sampling", "sampling_sides", "source_model", "target_model"}),
     }
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     models = []
@@ -181,7 +181,7 @@ def _prepare(data: schema.Data, tokenizer: schema.TokenizerConfig, fingerprint: 
         "splits": {},
     }
     seen = {name: counted(overlap, name) for name in splits}
-    report["warnings"] = doubts(splits, seen, raw, {name: count["kept"] for name, count in counts.items()})
+    report["warnings"] = corpus_warnings(splits, seen, raw, {name: count["kept"] for name, count in counts.items()})
     for name, pairs in raw.items():
         limits = (data.max_length, data.max_ratio) if name == "train" else None
         encoded = _encode(working, name, pairs, tokenizers, limits, counts[name], splits[name])

@@ -177,5 +177,5 @@ def _options(config: schema.Model, network: schema.Network) -> Options:
         weight_drop=network.weight_drop,
         layer_norm=network.layer_norm,
         residual=network.residual,
-        transitions=network.transitions,
+        transition_depth=network.transition_depth,
     )

@@ -169,10 +169,10 @@ def drop_inputs(rnn: Recurrent, weights: LayerWeights, inputs: Tensor) -> Tensor
 
 def _lstm(gates: Tensor, memory: Tensor, norm: tuple[Tensor, Tensor] | None) -> State:
     """c' = f c + i g,  h' = o tanh c'   (Gers et al. 2000), or o tanh LN(c')   (Ba et al. 2016)."""
-    let_in, forget, new, let_out = gates.chunk(4, dim=-1)
-    memory = torch.sigmoid(forget) * memory + torch.sigmoid(let_in) * torch.tanh(new)
+    input_gate, forget_gate, new, output_gate = gates.chunk(4, dim=-1)
+    memory = torch.sigmoid(forget_gate) * memory + torch.sigmoid(input_gate) * torch.tanh(new)
     seen = memory if norm is None else _layer_norm(memory, *norm)
-    return torch.sigmoid(let_out) * torch.tanh(seen), memory
+    return torch.sigmoid(output_gate) * torch.tanh(seen), memory
 
 
 def _normed(rnn: Recurrent, products: Tensor, gain: Tensor, bias: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from nmt.model.cells import (
 )
 from nmt.model.lexical import LexicalModel
 from nmt.model.readout import Readout
-from nmt.model.recurrence import run
+from nmt.model.recurrence import run_rnn
 from nmt.model.regularisation import PLAIN, Options, Regularisation
 from nmt.model.state import DecoderState, Weights
 from nmt.ops.dropout import Dropout, masked
@@ -85,7 +85,7 @@ class Decoder(nn.Module):
         inputs = embedded
         if state.fixed is not None:
             inputs = torch.cat([embedded, state.fixed[:, None].expand(-1, embedded.shape[1], -1)], dim=-1)
-        hidden, _ = run(self.rnn, inputs, None, state.cell, self.regularisation, state.weights.layers)
+        hidden, _ = run_rnn(self.rnn, inputs, None, state.cell, self.regularisation, state.weights.layers)
         attended = None
         if self.attention is not None:
             attended = self.attention.sequence(hidden, *state.attention())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.model.cells import Recurrent
-from nmt.model.recurrence import run
+from nmt.model.recurrence import run_rnn
 from nmt.model.regularisation import PLAIN, Options, Regularisation
 from nmt.model.self_attention import SelfAttention
 from nmt.ops.dropout import Dropout
@@ -50,7 +50,7 @@ class Encoder(nn.Module):
 
     def forward(self, embedded: Tensor, lengths: Tensor, valid: Tensor) -> Encoded:
         """(B, S, E), int64 (B,) on the CPU, bool (B, S) -> Encoded."""
-        states, final = run(self.rnn, embedded, lengths, regularisation=self.regularisation)
+        states, final = run_rnn(self.rnn, embedded, lengths, regularisation=self.regularisation)
         for layer in self.self_attention:
             states = layer(states, valid)
         if self.summary == "mean":

@@ -25,7 +25,7 @@ from nmt.ops.rows import swap_rows
 from nmt.ops.shared import loop
 
 
-def run(
+def run_rnn(
     rnn: Recurrent,
     inputs: Tensor,
     lengths: Tensor | None = None,

@@ -22,7 +22,7 @@ class Options(NamedTuple):
     weight_drop: float = 0.0
     layer_norm: bool = False
     residual: bool = False
-    transitions: int = 0
+    transition_depth: int = 0
 
 
 PLAIN = Options()
@@ -46,7 +46,8 @@ class Regularisation(nn.Module):
         self.norm = LayerNorms(rnn, rnn) if options.layer_norm else None
         layers = range(lowest, rnn.num_layers)
         self.transitions = nn.ModuleList(
-            TransitionParameters(rnn, layers, options.layer_norm) for _ in range(options.transitions if layers else 0)
+            TransitionParameters(rnn, layers, options.layer_norm)
+            for _ in range(options.transition_depth if layers else 0)
         )
 
     def needs_loop(self, rnn: Recurrent) -> bool:

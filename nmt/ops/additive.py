@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nmt.ops.shared import share
+from nmt.ops.shared import defer_gradient
 
 
 def additive_energies(
@@ -26,8 +26,8 @@ def additive_energies(
     keeps one copy, and the few features. They are computed as tanh(x) = 2 sigmoid(2 x) - 1, which is several times
     faster on a CPU:  e = 2 v . sigmoid(2 q + 2 k + 2 P f) - sum(v).
     """
-    shared = share((keys, weight, projection), _gradients, _doubled)
-    energies: Tensor = _Energies.apply(query, features, shared.token, shared.gathered, *shared.values)  # type: ignore[no-untyped-call]
+    shared = defer_gradient((keys, weight, projection), _gradients, _doubled)
+    energies: Tensor = _Energies.apply(query, features, shared.anchor, shared.pending, *shared.values)  # type: ignore[no-untyped-call]
     return energies
 
 
@@ -45,14 +45,14 @@ class _Energies(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401
         query: Tensor,
         features: Tensor | None,
-        token: Tensor,
-        gathered: list[Any],
+        anchor: Tensor,
+        pending: list[Any],
         keys: Tensor,
         weight: Tensor,
         total: Tensor,
         projection: Tensor,
     ) -> Tensor:
-        ctx.gathered, ctx.dtypes = gathered, (query.dtype, None if features is None else features.dtype)
+        ctx.pending, ctx.dtypes = pending, (query.dtype, None if features is None else features.dtype)
         query = query.to(keys.dtype)
         features = None if features is None else features.to(keys.dtype)
         ctx.save_for_backward(query, features, keys, weight, projection)
@@ -68,21 +68,21 @@ class _Energies(torch.autograd.Function):
         of_query = torch.empty_like(query)
         of_features = None if features is None else torch.zeros_like(features)
         collects = ctx.needs_input_grad[2]
-        if collects and not ctx.gathered:
-            ctx.gathered.append(_Collected(keys, weight, projection))
+        if collects and not ctx.pending:
+            ctx.pending.append(_Collected(keys, weight, projection))
         updated = _updated(keys, features, projection)
         for t, (one, part) in enumerate(zip(query.unbind(1), grad.unbind(1), strict=True)):
             hidden = _hidden(one, updated)
             if collects:
-                ctx.gathered[0].weight += part.reshape(1, -1) @ hidden.flatten(0, 1) - part.sum() / 2
+                ctx.pending[0].weight += part.reshape(1, -1) @ hidden.flatten(0, 1) - part.sum() / 2
             slope = hidden.addcmul_(hidden, hidden, value=-1)
             of_query[:, t] = torch.bmm(part[:, None], slope)[:, 0]
             if collects:
-                ctx.gathered[0].keys.addcmul_(part[..., None], slope)
+                ctx.pending[0].keys.addcmul_(part[..., None], slope)
             if features is not None and of_features is not None:
                 if collects:
                     scaled = (part[..., None] * features).flatten(0, 1)
-                    ctx.gathered[0].projection += slope.flatten(0, 1).t() @ scaled
+                    ctx.pending[0].projection += slope.flatten(0, 1).t() @ scaled
                 of_features.addcmul_(part[..., None], slope @ (weight[:, None] * projection))
         of_query = (of_query * (2 * weight)).to(ctx.dtypes[0])
         return of_query, None if of_features is None else of_features.to(ctx.dtypes[1]), *[None] * 6
@@ -98,8 +98,8 @@ class _Collected:
         self.weight = weight.new_zeros(1, len(weight))
 
 
-def _gradients(gathered: list[_Collected]) -> tuple[Tensor, ...]:
-    (sums,) = gathered
+def _gradients(pending: list[_Collected]) -> tuple[Tensor, ...]:
+    (sums,) = pending
     return sums.keys.mul_(sums.factor), sums.weight.mul_(2), sums.projection.mul_(sums.factor[:, None])
 
 

@@ -67,22 +67,22 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 probs.sub_(smoothing / weight.shape[0])
             return probs[None]
 
-        keep(ctx, (readouts, weight, bias), through_logits(readouts[None], weight, bias, counts, criterion))
+        save_gradients(ctx, (readouts, weight, bias), through_logits(readouts[None], weight, bias, counts, criterion))
         ctx.mark_non_differentiable(found)
         return smoothed, found
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_smoothed: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        return *hand_over(ctx, grad_smoothed), None, None, None, None
+        return *take_gradients(ctx, grad_smoothed), None, None, None, None
 
 
-def keep(ctx: Any, tensors: tuple[Tensor, Tensor, Tensor], grads: Gradients | None) -> None:  # noqa: ANN401
-    """The gradients of readouts, weight and bias, for `hand_over` in the backward pass."""
+def save_gradients(ctx: Any, tensors: tuple[Tensor, Tensor, Tensor], grads: Gradients | None) -> None:  # noqa: ANN401
+    """The gradients of readouts, weight and bias, for `take_gradients` in the backward pass."""
     ctx.grads, ctx.like = grads, [(tensor.shape, tensor.dtype) for tensor in tensors]
 
 
-def hand_over(ctx: Any, factor: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN401
+def take_gradients(ctx: Any, factor: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN401
     """What was kept, times a factor. Raises RuntimeError the second time: the weight's is as large as the weight, and
     is handed over, not copied."""
     grads, ctx.grads = ctx.grads, None

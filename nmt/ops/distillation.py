@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nmt.ops.cross_entropy import hand_over, keep
+from nmt.ops.cross_entropy import save_gradients, take_gradients
 from nmt.ops.matmul import matmul
 from nmt.ops.output_layer import probabilities, through_logits
 from nmt.ops.shared import in_autocast_dtype
@@ -88,14 +88,14 @@ class _LinearDistillation(torch.autograd.Function):
                 probs.sub_((1 - share) * smoothing / weight.shape[0])
             return probs[None]
 
-        keep(ctx, (readouts, weight, bias), through_logits(readouts[None], weight, bias, counts, criterion))
+        save_gradients(ctx, (readouts, weight, bias), through_logits(readouts[None], weight, bias, counts, criterion))
         ctx.mark_non_differentiable(smoothed, nll, divergence)
         return (1 - share) * smoothed + share * divergence, smoothed, nll, divergence
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        return *hand_over(ctx, grad_total), None, None, None, None, None
+        return *take_gradients(ctx, grad_total), None, None, None, None, None
 
 
 def _mean_probabilities(teachers: Sequence[Operands], wide: torch.dtype) -> Tensor:

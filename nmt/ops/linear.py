@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from nmt.ops.matmul import input_gradient, matmul, uses_onednn, weight_gradient
-from nmt.ops.shared import in_loop, share
+from nmt.ops.shared import defer_gradient, in_loop
 
 PENDING_ELEMENTS = 2**24  # of inputs and gradients kept at most before they are made into a product
 
@@ -26,8 +26,8 @@ class Linear(nn.Linear):
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W' + b: (..., I), (O, I), (O,) -> (..., O), or for D of them (D, N, I), (D, O, I), (D, O) -> (D, N, O)."""
     if in_loop() or (torch.is_grad_enabled() and uses_onednn(inputs, weight)):
-        shared = share((weight, bias), _linear_gradients)
-        applied: Tensor = _Linear.apply(inputs, shared.token, shared.gathered, *shared.values)  # type: ignore[no-untyped-call]
+        shared = defer_gradient((weight, bias), _linear_gradients)
+        applied: Tensor = _Linear.apply(inputs, shared.anchor, shared.pending, *shared.values)  # type: ignore[no-untyped-call]
         return applied
     return matmul(inputs, weight, bias)
 
@@ -35,8 +35,8 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 def product(inputs: Tensor, operand: Tensor) -> Tensor:
     """x A: (D, N, I), (D, I, O) -> (D, N, O)."""
     if in_loop():
-        shared = share((operand,), _product_gradients)
-        applied: Tensor = _Product.apply(inputs, shared.token, shared.gathered, *shared.values)  # type: ignore[no-untyped-call]
+        shared = defer_gradient((operand,), _product_gradients)
+        applied: Tensor = _Product.apply(inputs, shared.anchor, shared.pending, *shared.values)  # type: ignore[no-untyped-call]
         return applied
     return torch.bmm(inputs, operand)
 
@@ -74,19 +74,19 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
 
 
-def _leave(gathered: list[Any], inputs: Tensor, grads: Tensor) -> None:
-    if not gathered:
-        gathered.append(_Pending())
-    gathered[0].add(inputs, grads)
+def _leave(pending: list[Any], inputs: Tensor, grads: Tensor) -> None:
+    if not pending:
+        pending.append(_Pending())
+    pending[0].add(inputs, grads)
 
 
-def _linear_gradients(gathered: list[Any]) -> tuple[Tensor, Tensor]:
-    folded: tuple[Tensor, Tensor] = gathered[0].fold()
+def _linear_gradients(pending: list[Any]) -> tuple[Tensor, Tensor]:
+    folded: tuple[Tensor, Tensor] = pending[0].fold()
     return folded
 
 
-def _product_gradients(gathered: list[Any]) -> tuple[Tensor]:
-    return (gathered[0].fold()[0].mT,)
+def _product_gradients(pending: list[Any]) -> tuple[Tensor]:
+    return (pending[0].fold()[0].mT,)
 
 
 class _Linear(torch.autograd.Function):
@@ -94,12 +94,12 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any,  # noqa: ANN401
         inputs: Tensor,
-        token: Tensor,
-        gathered: list[Any],
+        anchor: Tensor,
+        pending: list[Any],
         weight: Tensor,
         bias: Tensor | None,
     ) -> Tensor:
-        ctx.gathered, ctx.dtype = gathered, inputs.dtype
+        ctx.pending, ctx.dtype = pending, inputs.dtype
         inputs = inputs.to(weight.dtype)
         ctx.save_for_backward(inputs, weight)
         return matmul(inputs, weight, bias)
@@ -110,14 +110,14 @@ class _Linear(torch.autograd.Function):
         inputs, weight = ctx.saved_tensors
         if ctx.needs_input_grad[1]:
             rows = (inputs, grad) if weight.dim() > 2 else (inputs.flatten(0, -2), grad.flatten(0, -2))  # noqa: PLR2004
-            _leave(ctx.gathered, *rows)
+            _leave(ctx.pending, *rows)
         return input_gradient(grad, weight).to(ctx.dtype) if ctx.needs_input_grad[0] else None, None, None, None, None
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, token: Tensor, gathered: list[Any], operand: Tensor) -> Tensor:  # noqa: ANN401
-        ctx.gathered, ctx.dtype = gathered, inputs.dtype
+    def forward(ctx: Any, inputs: Tensor, anchor: Tensor, pending: list[Any], operand: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.pending, ctx.dtype = pending, inputs.dtype
         inputs = inputs.to(operand.dtype)
         ctx.save_for_backward(inputs, operand)
         return torch.bmm(inputs, operand)
@@ -127,5 +127,5 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         inputs, operand = ctx.saved_tensors
         if ctx.needs_input_grad[1]:
-            _leave(ctx.gathered, inputs, grad)
+            _leave(ctx.pending, inputs, grad)
         return (grad @ operand.mT).to(ctx.dtype) if ctx.needs_input_grad[0] else None, None, None, None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nmt.ops.cross_entropy import hand_over, keep
+from nmt.ops.cross_entropy import save_gradients, take_gradients
 from nmt.ops.output_layer import probabilities, through_logits
 
 
@@ -74,14 +74,14 @@ class _LinearRDrop(torch.autograd.Function):
             divergence.add_(((signed[0] - signed[1]) * counted).sum() / 2)
             return _gradient(probs, ratio, signed, target, share, smoothing) if differentiate else None
 
-        keep(ctx, (readouts, weight, bias), through_logits(readouts, weight, bias, counts, criterion))
+        save_gradients(ctx, (readouts, weight, bias), through_logits(readouts, weight, bias, counts, criterion))
         ctx.mark_non_differentiable(smoothed, nll, divergence)
         return smoothed + alpha / 2 * divergence, smoothed, nll, divergence
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        return *hand_over(ctx, grad_total), None, None, None, None, None
+        return *take_gradients(ctx, grad_total), None, None, None, None, None
 
 
 def _gradient(probs: Tensor, ratio: Tensor, signed: Tensor, target: Tensor, share: float, smoothing: float) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nmt.ops.shared import share
+from nmt.ops.shared import defer_gradient
 
 
 def rows(tensor: Tensor, index: Tensor) -> Tensor:
@@ -17,8 +17,8 @@ def rows(tensor: Tensor, index: Tensor) -> Tensor:
 
     Within a loop the gradients of all reads meet in one buffer.
     """
-    shared = share((tensor,), _buffer, _as_is)
-    read: Tensor = _Rows.apply(shared.token, shared.gathered, index, *shared.values)  # type: ignore[no-untyped-call]
+    shared = defer_gradient((tensor,), _buffer, _as_is)
+    read: Tensor = _Rows.apply(shared.anchor, shared.pending, index, *shared.values)  # type: ignore[no-untyped-call]
     return read
 
 
@@ -26,14 +26,14 @@ def _as_is(tensor: Tensor) -> tuple[Tensor]:
     return (tensor,)
 
 
-def _buffer(gathered: list[Any]) -> tuple[Tensor]:
-    return (gathered[0],)
+def _buffer(pending: list[Any]) -> tuple[Tensor]:
+    return (pending[0],)
 
 
 class _Rows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, token: Tensor, gathered: list[Any], index: Tensor, tensor: Tensor) -> Tensor:  # noqa: ANN401
-        ctx.gathered, ctx.shape = gathered, tensor.shape
+    def forward(ctx: Any, anchor: Tensor, pending: list[Any], index: Tensor, tensor: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.pending, ctx.shape = pending, tensor.shape
         ctx.save_for_backward(index)
         return tensor.flatten(0, 1).index_select(0, index)
 
@@ -42,9 +42,9 @@ class _Rows(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:  # noqa: ANN401
         (index,) = ctx.saved_tensors
         wide = torch.promote_types(grad.dtype, torch.float32)
-        if not ctx.gathered:
-            ctx.gathered.append(torch.zeros(ctx.shape, dtype=wide, device=grad.device))
-        ctx.gathered[0].flatten(0, 1).index_add_(0, index, grad.to(wide))
+        if not ctx.pending:
+            ctx.pending.append(torch.zeros(ctx.shape, dtype=wide, device=grad.device))
+        ctx.pending[0].flatten(0, 1).index_add_(0, index, grad.to(wide))
         return None, None, None, None
 
 

@@ -22,8 +22,8 @@ class Shared(NamedTuple):
     """Tensors without gradient in the precision of the computation, and what their uses need in its place."""
 
     values: tuple[Tensor | None, ...]
-    token: Tensor  # (1,) an input of every use, so that autograd comes to the tensors after all of them
-    gathered: list[Any]  # what the uses leave in their backward pass; made for it, empty outside of it
+    anchor: Tensor  # (1,) an input of every use, so that autograd comes to the tensors after all of them
+    pending: list[Any]  # what the uses leave in their backward pass; made for it, empty outside of it
 
 
 _loop: ContextVar[dict[Any, tuple[list[Any], Shared]] | None] = ContextVar("loop", default=None)
@@ -51,7 +51,7 @@ def _in_autocast_dtypes(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(None if tensor is None else in_autocast_dtype(tensor) for tensor in tensors)
 
 
-def share(
+def defer_gradient(
     tensors: tuple[Tensor | None, ...],
     combine: Combine,
     convert: Callable[..., tuple[Tensor | None, ...]] = _in_autocast_dtypes,
@@ -79,9 +79,9 @@ def share(
 def _share(
     tensors: tuple[Tensor | None, ...], combine: Combine, convert: Callable[..., tuple[Tensor | None, ...]]
 ) -> Shared:
-    gathered: list[Any] = []
+    pending: list[Any] = []
     values = convert(*(None if tensor is None else tensor.detach() for tensor in tensors))
-    return Shared(values, _Source.apply(combine, gathered, *tensors), gathered)  # type: ignore[no-untyped-call]
+    return Shared(values, _Source.apply(combine, pending, *tensors), pending)  # type: ignore[no-untyped-call]
 
 
 def in_autocast_dtype(tensor: Tensor) -> Tensor:
@@ -92,8 +92,8 @@ def in_autocast_dtype(tensor: Tensor) -> Tensor:
 
 class _Source(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, combine: Combine, gathered: list[Any], *tensors: Tensor | None) -> Tensor:  # noqa: ANN401
-        ctx.combine, ctx.gathered = combine, gathered
+    def forward(ctx: Any, combine: Combine, pending: list[Any], *tensors: Tensor | None) -> Tensor:  # noqa: ANN401
+        ctx.combine, ctx.pending = combine, pending
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
         first = tensors[0]
         assert first is not None
@@ -102,8 +102,8 @@ class _Source(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        gradients = ctx.combine(ctx.gathered)
-        ctx.gathered.clear()
+        gradients = ctx.combine(ctx.pending)
+        ctx.pending.clear()
         found = zip(gradients, ctx.dtypes, strict=True)
         return (
             None,

@@ -44,7 +44,7 @@ def check(state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimi
         state[name] for name in ("stopping", "spent", "window")
     )
     counts = [state[name] for name in ("step", "epoch", "position", "validated", "total_steps")]
-    counts += [*state["bad"], state["told"] + 1, tokens, more_tokens, stopping["best_step"], stopping["waited"]]
+    counts += [*state["bad"], state["logged_step"] + 1, tokens, more_tokens, stopping["best_step"], stopping["waited"]]
     if any(type(count) is not int or count < 0 for count in counts) or min(seconds, more_seconds) < 0:
         raise ValueError("a count is none")
     if not isinstance(stopping["best"], float | int | None):

@@ -27,7 +27,7 @@ from nmt.training.round_trip import report_round_trips
 from nmt.training.signals import Interrupted
 from nmt.training.start import Start, first_weights
 from nmt.training.trainer import Observer, Pruned, Trainer
-from nmt.training.validation import shown
+from nmt.training.validation import pick_samples
 from nmt.translator import Translator
 
 log = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ def _evaluate(
             result["signature"],
         )
         texts = split.source.lines(), split.target.lines()
-        save_figures(run.alignments / split.name, shown(translator, *texts, found.translations, config))
+        save_figures(run.alignments / split.name, pick_samples(translator, *texts, found.translations, config))
 
 
 def _report(prepared: Prepared) -> None:

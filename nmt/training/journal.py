@@ -28,7 +28,7 @@ class Journal:
 
     def __init__(self, run: RunDirectory, told: int, step: int, total_steps: int) -> None:
         """Continue at `step`: what a killed run told after the step `told` (-1: nothing counts) is taken back."""
-        self._metrics, self._asked = run.metrics, run.asked()
+        self._metrics, self._asked = run.metrics, run.recorded_choices()
         _keep_until(self._metrics, told)
         self._board = TensorBoard(run.tensorboard, resume_step=told if told >= 0 else None)
         self._bar = tqdm(

@@ -12,7 +12,7 @@ from nmt.training.step import DoesNotFit, Update
 log = logging.getLogger(__name__)
 
 
-class Parts:
+class MicroBatcher:
     """In how many parts a batch is processed: in as many as asked for, and in more where these do not fit.
 
     Gradients of the parts add up to that of the batch (dropout draws other masks).

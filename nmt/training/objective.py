@@ -36,7 +36,7 @@ class Objective:
         self, model: Seq2Seq, config: schema.TrainConfig, target: Tokenizer, teachers: Sequence[Seq2Seq] = ()
     ) -> None:
         self.model, self.pad, self.teachers = model, target.pad, teachers
-        self.share = config.objective.share if isinstance(config.objective, schema.Distillation) else 0.0
+        self.share = config.objective.teacher_weight if isinstance(config.objective, schema.Distillation) else 0.0
         self.risk: MinimumRisk | None = None
         self.likelihood, self.sharpness = 1.0, 1.0
         if isinstance(config.objective, schema.MinimumRisk):

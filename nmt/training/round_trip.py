@@ -14,7 +14,7 @@ LEAST = 99.0  # BLEU below which the corpus report warns
 
 def report_round_trips(prepared: Prepared, config: schema.TrainConfig, settings: ScoreSettings) -> None:
     """Add round_trip_bleu of each held-out split to the corpus report, and a warning where it is low."""
-    warnings = list(prepared.report.get("warnings", []))  # corpora of earlier versions have none
+    warnings = list(prepared.report["warnings"])
     for split in prepared:
         if split.name == "train":
             continue

@@ -19,7 +19,7 @@ from nmt.training import checkpoint
 from nmt.training.averaging import MovingAverage
 from nmt.training.best import BestCheckpoints
 from nmt.training.journal import Journal
-from nmt.training.memory import Parts
+from nmt.training.memory import MicroBatcher
 from nmt.training.objective import Objective
 from nmt.training.schedule import Schedule
 from nmt.training.signals import Interrupted, StopSignals
@@ -64,7 +64,7 @@ class Trainer:
         self.updater = Updater(
             self.model, self.objective, self.optimizer, config.training.max_grad_norm, translator.machine
         )
-        self.parts = Parts(config.training.accumulate)
+        self.parts = MicroBatcher(config.training.accumulate)
         self.average = MovingAverage(self.model, config.training.ema_decay)
         self.plan = self.train_batches.epoch(0)
         all_epochs = config.training.max_epochs * len(self.plan)
@@ -75,30 +75,30 @@ class Trainer:
         self.step, self.epoch, self.position = 0, 0, 0  # position: batches of this epoch that are done
         self.bad_steps, self.bad_in_a_row = 0, 0
         self.validated = 0  # the step of the last validation
-        self.told = -1  # the step up to which the journal is whole; a kill takes back what was told after it
+        self.logged_step = -1  # the step up to which the journal is whole; a kill takes back what was told after it
         self.seconds, self.tokens = 0.0, 0  # of updates alone, over all starts
         self.window, self.signals = Sums(), StopSignals()
         self.schedule_has_moved = False  # resumed with another end than before
 
     def fit(self) -> None:
         """Train to the end. Raises Interrupted by a signal, Pruned by the observer, UserError by bad gradients."""
-        self.journal = Journal(self.run, self.told, self.step, self.total_steps)
-        if self.told < 0:
+        self.journal = Journal(self.run, self.logged_step, self.step, self.total_steps)
+        if self.logged_step < 0:
             self.journal.config(self.config.model_dump(mode="json"))
         try:
             with self.signals:
-                if self.told < 0 and self.config.training.start_from is not None:
+                if self.logged_step < 0 and self.config.training.start_from is not None:
                     self._validate()  # what it starts from stays the best until there is a better one
-                    self.told = 0
+                    self.logged_step = 0
                     self._save()
                 if self.validated < self.step or self._finished():  # by a signal, or by an earlier end than before
-                    self._tell()
+                    self._after_update()
                 while not self._finished():
                     self._update()
                     self.journal.advance()
-                    self._heed_signal()
-                    self._tell()
-                    self._heed_signal()
+                    self._stop_if_signalled()
+                    self._after_update()
+                    self._stop_if_signalled()
             if self.stopping.exhausted:
                 log.info(
                     "stopped early: no better %s in %d validations (validation.patience); best at step %d",
@@ -166,7 +166,7 @@ class Trainer:
                 "optimizer.lr or training.max_grad_norm, or precision=fp32; checkpoints so far are untouched"
             )
 
-    def _tell(self) -> None:
+    def _after_update(self) -> None:
         """What is due after an update. The checkpoint comes last: a run that is killed before tells all of it again."""
         training = self.config.training
         if self.step % training.log_every == 0 or self._finished():
@@ -178,7 +178,7 @@ class Trainer:
             if average := self.best.average_at(self.step, self.model, self.validator):
                 self.journal.average(self.step, self._progress(), *average)
         pruned = score is not None and self.observer is not None and self.observer(self._progress(), score)
-        self.told = self.step
+        self.logged_step = self.step
         if score is not None or average or (training.checkpoint_every and self.step % training.checkpoint_every == 0):
             self._save()
         if pruned and not self._finished():
@@ -194,7 +194,7 @@ class Trainer:
             return self.step % validation.every == 0
         return self.position == len(self.plan) and (self.epoch + 1) % validation.every == 0
 
-    def _heed_signal(self) -> None:
+    def _stop_if_signalled(self) -> None:
         if self.signals.noted is None:
             return
         log.warning("%s: saving a checkpoint", signal.Signals(self.signals.noted).name)
@@ -267,7 +267,7 @@ class Trainer:
             "epoch": self.epoch,
             "position": self.position,
             "validated": self.validated,
-            "told": self.told,
+            "logged_step": self.logged_step,
             "too_many": self.parts.too_many,
             "total_steps": self.total_steps,
             "bad": [self.bad_steps, self.bad_in_a_row],
@@ -287,7 +287,11 @@ class Trainer:
         self.stopping.load_state_dict(state["stopping"])
         self.best.load_state_dict(state["best"])
         self.step, self.epoch, self.position = state["step"], state["epoch"], state["position"]
-        self.validated, self.told, self.parts.too_many = state["validated"], state["told"], float(state["too_many"])
+        self.validated, self.logged_step, self.parts.too_many = (
+            state["validated"],
+            state["logged_step"],
+            float(state["too_many"]),
+        )
         self.schedule_has_moved = state["total_steps"] != self.total_steps
         self.bad_steps, self.bad_in_a_row = state["bad"]
         self.seconds, self.tokens = state["spent"]

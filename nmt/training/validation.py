@@ -14,7 +14,7 @@ from nmt.config import schema
 from nmt.data.batching import Batches, Indices
 from nmt.data.prepared import Split
 from nmt.evaluation import align, evaluate
-from nmt.machine import halved
+from nmt.machine import retry_in_halves
 from nmt.metrics.attention_statistics import Positions, attention_statistics, chosen_positions
 from nmt.metrics.bleu import ScoreSettings
 from nmt.metrics.perplexity import perplexity
@@ -62,7 +62,7 @@ class Validator:
             if self.gold is not None:
                 aligned = align(self.translator, self.sources, self.references, self.gold)
                 scores |= {} if aligned is None else {"aer": aligned.scores["aer"]}
-        samples = shown(self.translator, self.sources, self.references, found.translations, self.config)
+        samples = pick_samples(self.translator, self.sources, self.references, found.translations, self.config)
         return Validation(scores, samples, chosen_positions(alignments) if alignments else None)
 
     @torch.no_grad()
@@ -80,14 +80,14 @@ class Validator:
         model.eval()
         nll, tokens = torch.zeros((), dtype=torch.float64), 0
         for indices in self.batches.epoch(0):
-            for part_nll, part_tokens in halved(measure, indices):
+            for part_nll, part_tokens in retry_in_halves(measure, indices):
                 nll += part_nll
                 tokens += part_tokens
         model.train()
         return float(nll), tokens
 
 
-def shown(
+def pick_samples(
     translator: Translator,
     sources: Sequence[str],
     references: Sequence[str],

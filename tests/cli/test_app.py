@@ -26,7 +26,7 @@ def call(monkeypatch: pytest.MonkeyPatch, task: object, *arguments: str, command
     os.environ["HYDRA_FULL_ERROR"] = ""
     schema = {"train": TrainConfig, "evaluate": EvaluateConfig}[command]
     with pytest.raises(SystemExit) as exit_:
-        app.run(command, schema, task)  # type: ignore[arg-type]
+        app.run_command(command, schema, task)  # type: ignore[arg-type]
     return int(exit_.value.code or 0)
 
 
@@ -91,7 +91,7 @@ def test_a_fault_of_the_program_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(sys, "argv", ["nmt-train"])
     with pytest.raises(ZeroDivisionError):
-        app.run("train", TrainConfig, task)
+        app.run_command("train", TrainConfig, task)
 
 
 def refuse(*_: object) -> None:

@@ -13,7 +13,7 @@ from nmt.config.compose import config_dir
 TRAIN = ["data=files", "attention=luong_local_p", "encoder/self_attention=attention", "optimizer=sgd", "size=small"]
 
 
-def shown(command: str, overrides: list[str]) -> tuple[str, dict[object, object]]:
+def printed_help(command: str, overrides: list[str]) -> tuple[str, dict[object, object]]:
     """What --help shows of the values, and the values."""
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
         config = compose(command, overrides, return_hydra_config=True)
@@ -28,7 +28,7 @@ def shown(command: str, overrides: list[str]) -> tuple[str, dict[object, object]
     [("train", []), ("train", TRAIN), ("evaluate", []), ("translate", ["search=beam"]), ("compare", [])],
 )
 def test_comments_change_no_value(command: str, overrides: list[str]) -> None:
-    text, values = shown(command, overrides)
+    text, values = printed_help(command, overrides)
     assert yaml.safe_load(text) == values
     assert max(map(len, text.splitlines())) <= help.WIDTH
 
@@ -45,11 +45,11 @@ def test_comments_change_no_value(command: str, overrides: list[str]) -> None:
     ],
 )
 def test_a_comment_stands_beside_its_value(line: str) -> None:
-    assert line in shown("train", ["data=hub"])[0].splitlines()
+    assert line in printed_help("train", ["data=hub"])[0].splitlines()
 
 
 def test_the_comment_is_that_of_the_choice() -> None:
-    lines = shown("train", TRAIN)[0].splitlines()
+    lines = printed_help("train", TRAIN)[0].splitlines()
     kinds = {line.partition("#")[2].strip() for line in lines if line.lstrip().startswith("kind: ")}
     assert any(kind.startswith("Stochastic gradient descent") for kind in kinds)
     assert any(kind.startswith("q . k / sqrt(d)") for kind in kinds)  # of the encoder's self-attention
@@ -58,7 +58,7 @@ def test_the_comment_is_that_of_the_choice() -> None:
 
 
 def test_a_long_value_has_its_comment_below() -> None:
-    text, _ = shown("evaluate", [])
+    text, _ = printed_help("evaluate", [])
     line = next(line for line in text.splitlines() if line.startswith("output: "))
     assert line.endswith("}")
     assert text.partition(line)[2].startswith(f"\n{'':28}# Where results go; null: into the run.")

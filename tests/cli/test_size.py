@@ -12,7 +12,7 @@ from nmt.cli import app
 from nmt.config.compose import config_dir
 from nmt.config.schema import TrainConfig
 
-BEGINS = yaml.safe_load((config_dir() / "size" / "auto.yaml").read_text(encoding="utf-8"))["begins"]
+THRESHOLDS = yaml.safe_load((config_dir() / "size" / "auto.yaml").read_text(encoding="utf-8"))["thresholds"]
 
 
 @pytest.fixture(autouse=True)
@@ -30,14 +30,14 @@ def composed(monkeypatch: pytest.MonkeyPatch, pairs: int, *given: str) -> tuple[
     monkeypatch.setattr(sys, "argv", ["nmt-train", *files, *given])
     os.environ["HYDRA_FULL_ERROR"] = ""
     with pytest.raises(SystemExit) as exit_:
-        app.run("train", TrainConfig, lambda config, _: found.append((config, app.choices()["size"])))
+        app.run_command("train", TrainConfig, lambda config, _: found.append((config, app.choices()["size"])))
     assert exit_.value.code == 0
     return found[0]
 
 
-@pytest.mark.parametrize("size", BEGINS)
+@pytest.mark.parametrize("size", THRESHOLDS)
 def test_the_corpus_chooses_the_size(monkeypatch: pytest.MonkeyPatch, size: str) -> None:
-    least = BEGINS[size]
+    least = THRESHOLDS[size]
     if least > 200_000:  # the rule is the same, the file would be long
         monkeypatch.setattr("nmt.data.corpus.splits", lambda _: {"train": range(least)})
     config, chosen = composed(monkeypatch, max(1, min(least, 200_000)))
@@ -47,23 +47,23 @@ def test_the_corpus_chooses_the_size(monkeypatch: pytest.MonkeyPatch, size: str)
 
 
 def test_one_pair_less_is_the_smaller_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    smaller, larger = sorted(BEGINS.values())[:2]
+    smaller, larger = sorted(THRESHOLDS.values())[:2]
     _, chosen = composed(monkeypatch, larger - 1)
-    assert BEGINS[chosen] == smaller
+    assert THRESHOLDS[chosen] == smaller
 
 
 def test_given_values_and_sizes_win(monkeypatch: pytest.MonkeyPatch) -> None:
     config, chosen = composed(monkeypatch, 3, "encoder.hidden=77", "attention=luong_general", "size=auto")
     assert config.encoder.hidden == 77
     assert config.attention.score.kind == "general"  # type: ignore[union-attr]
-    assert chosen == min(BEGINS, key=lambda name: BEGINS[name])
+    assert chosen == min(THRESHOLDS, key=lambda name: THRESHOLDS[name])
     _, chosen = composed(monkeypatch, 3, "size=large")
     assert chosen == "large"
 
 
 @pytest.mark.parametrize("sign", ["", "++"])
 def test_where_a_size_begins_is_a_value_like_others(monkeypatch: pytest.MonkeyPatch, sign: str) -> None:
-    config, chosen = composed(monkeypatch, 5, f"{sign}size.begins.base=5")
+    config, chosen = composed(monkeypatch, 5, f"{sign}size.thresholds.base=5")
     assert chosen == "base"
     assert config == composed(monkeypatch, 5, "size=base")[0]
 
@@ -71,11 +71,11 @@ def test_where_a_size_begins_is_a_value_like_others(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("word", "told"),
     [
-        ("size.begins.base=x", "size.begins.base=x: input should be a valid integer"),
-        ("size.begins.base=null", "size.begins.base=null: input should be a valid integer"),
-        ("size.begins=3", "size.begins=3: is a section; set its values one by one: size.begins.KEY=VALUE"),
-        ("~size.begins.base", "size.begins.base: missing; it needs a value"),
-        ("size.begins.small=9", "size.begins: no size begins at or below 5 training pairs; set one to 0"),
+        ("size.thresholds.base=x", "size.thresholds.base=x: input should be a valid integer"),
+        ("size.thresholds.base=null", "size.thresholds.base=null: input should be a valid integer"),
+        ("size.thresholds=3", "size.thresholds=3: is a section; set its values one by one: size.thresholds.KEY=VALUE"),
+        ("~size.thresholds.base", "size.thresholds.base: missing; it needs a value"),
+        ("size.thresholds.small=9", "size.thresholds: no size begins at or below 5 training pairs; set one to 0"),
     ],
 )
 def test_wrong_beginnings_are_told(
@@ -88,7 +88,9 @@ def test_wrong_beginnings_are_told(
 
 
 def test_sizes_differ_and_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [composed(monkeypatch, 1, f"size={size}")[0] for size in sorted(BEGINS, key=lambda name: BEGINS[name])]
+    found = [
+        composed(monkeypatch, 1, f"size={size}")[0] for size in sorted(THRESHOLDS, key=lambda name: THRESHOLDS[name])
+    ]
     for before, after in itertools.pairwise(found):
         assert before.tokenizer.vocab_size < after.tokenizer.vocab_size  # type: ignore[union-attr]
         assert before.decoder.hidden <= after.decoder.hidden

@@ -26,7 +26,7 @@ def taken(monkeypatch: pytest.MonkeyPatch, *given: str, command: str = "train") 
     monkeypatch.setattr(sys, "argv", [f"nmt-{command}", *given])
     os.environ["HYDRA_FULL_ERROR"] = ""
     with pytest.raises(SystemExit) as exit_:
-        app.run(command, SCHEMAS[command], lambda config, _: found.append(config))  # type: ignore[arg-type, type-var]
+        app.run_command(command, SCHEMAS[command], lambda config, _: found.append(config))  # type: ignore[arg-type, type-var]
     assert exit_.value.code in {0, 2}
     return found[0] if exit_.value.code == 0 else None
 

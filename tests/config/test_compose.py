@@ -1,6 +1,5 @@
 """Errors of a configuration: one line that names the key, the value, what is allowed and the nearest valid one."""
 
-import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from conftest import TINY, values_of
 
 from nmt.cli.explain import SETTLED, known_keys
 from nmt.config import schema
-from nmt.config.compose import ADDED, flatten, load_config, load_values, save_values, typed, typed_union, with_values
+from nmt.config.compose import flatten, load_config, load_values, save_values, typed, typed_union, with_values
 from nmt.config.errors import OTHER_NAMES, UserError, nearest, nearest_key
 from nmt.config.overrides import given_values
 from nmt.config.paths import user_path
@@ -43,7 +42,7 @@ def error(values: dict[str, Any]) -> str:
         ("schedule.cycle_growth", 0.5, ["schedule.cycle_growth=0.5", "greater than or equal to 1"]),
         ("embedding.word_dropout", 1.0, ["embedding.word_dropout=1.0", "less than 1"]),
         ("encoder.zoneout", -0.1, ["encoder.zoneout=-0.1", "greater than or equal to 0"]),
-        ("decoder.transitions", 101, ["decoder.transitions=101", "less than or equal to 100"]),
+        ("decoder.transition_depth", 101, ["decoder.transition_depth=101", "less than or equal to 100"]),
         ("decoder.recurrent_dropout", 1.0, ["decoder.recurrent_dropout=1.0", "less than 1"]),
         ("variational_dropout", 0.1, ["variational_dropout=0.1", "true or false"]),
         ("optimizer.lr", float("nan"), ["optimizer.lr=nan", "finite"]),
@@ -114,18 +113,6 @@ def test_saved_values_come_back_equal(values: dict[str, Any], tmp_path: Path) ->
     save_values(path, config.model_dump(mode="json"))
     assert load_config(path) == config
     assert [entry.name for entry in tmp_path.iterdir()] == ["config.yaml"]
-
-
-def test_a_run_of_the_first_version_can_be_used(values: dict[str, Any], tmp_path: Path) -> None:
-    """A key that fails here is new: ADDED says what runs did before it."""
-    assert load_config(Path(__file__).with_name("first_version.yaml")).seed == 1
-    assert ADDED.items() <= dict(flatten(values)).items()  # what is new is off
-    older = copy.deepcopy(values)
-    for key in ADDED:
-        section, name = key.split(".")
-        del older[section][name]
-    save_values(tmp_path / "config.yaml", older)
-    assert load_config(tmp_path / "config.yaml") == typed(schema.TrainConfig, values)
 
 
 @pytest.mark.parametrize("search", ["greedy", "sampling"])

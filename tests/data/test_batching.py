@@ -115,7 +115,7 @@ def test_one_side_alone_is_sampled(prepared: Prepared) -> None:
     from conftest import TINY, values_of
 
     for sides, of_source, of_target in (("source", True, False), ("target", False, True), ("both", True, True)):
-        given = [*TINY, "tokenizer.sampling=0.3", f"tokenizer.sampled={sides}"]
+        given = [*TINY, "tokenizer.sampling=0.3", f"tokenizer.sampling_sides={sides}"]
         sampling = typed(TrainConfig, values_of("train", given)).tokenizer.sampling_by_side
         found = batches(prepared, sampling=sampling)
         (drawn,), (plain,) = (each.load(found.epoch(0)[0], 0) for each in (found, batches(prepared)))

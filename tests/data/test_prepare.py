@@ -93,7 +93,13 @@ def test_a_second_start_does_nothing_but_open(corpus: Path, monkeypatch: pytest.
 def test_sampling_is_refused_also_where_the_corpus_is_prepared(corpus: Path) -> None:
     characters = make(corpus, "tokenizer=char")
     path = str(characters.directory / "tokenizer.model")
-    existing = {"kind": "file", "source_model": path, "target_model": None, "lowercase": False, "sampled": "both"}
+    existing = {
+        "kind": "file",
+        "source_model": path,
+        "target_model": None,
+        "lowercase": False,
+        "sampling_sides": "both",
+    }
     off, on = (FileTokenizer.model_validate({**existing, "sampling": sampling}) for sampling in (0.0, 0.1))
     data = config(corpus).data
     first = prepare(data, off)

@@ -189,7 +189,7 @@ def trained(kind: str) -> TrainedTokenizer:
         split_punctuation=True,
         lowercase=False,
         sampling=0.1,
-        sampled="both",
+        sampling_sides="both",
     )
 
 

@@ -34,7 +34,7 @@ VALUES: dict[str, Any] = {
     "split_punctuation": True,
     "lowercase": False,
     "sampling": 0.0,
-    "sampled": "both",
+    "sampling_sides": "both",
 }
 
 
@@ -309,7 +309,7 @@ def foreign(tmp_path: Path) -> Callable[..., Path]:
 def test_an_existing_model_brings_its_own_ids(foreign: Callable[..., Path]) -> None:
     path = str(foreign())
     config = schema.FileTokenizer(
-        kind="file", source_model=path, target_model=None, lowercase=False, sampling=0.0, sampled="both"
+        kind="file", source_model=path, target_model=None, lowercase=False, sampling=0.0, sampling_sides="both"
     )
     tokenizer = make_tokenizers(config, lambda: iter(()), lambda: iter(())).source
     assert (tokenizer.unk, tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.vocab_size) == (0, 1, 2, 200, 201)
@@ -321,7 +321,7 @@ def test_sampling_needs_a_model_that_can(foreign: Callable[..., Path]) -> None:
     for kind, possible in (("char", False), ("unigram", True)):
         path = str(foreign(model_type=kind, hard_vocab_limit=False))
         config = schema.FileTokenizer(
-            kind="file", source_model=path, target_model=None, lowercase=False, sampling=0.1, sampled="both"
+            kind="file", source_model=path, target_model=None, lowercase=False, sampling=0.1, sampling_sides="both"
         )
         if possible:
             assert make_tokenizers(config, lambda: iter(()), lambda: iter(())).source.samples()
@@ -339,7 +339,7 @@ def test_only_the_sides_that_are_sampled_need_a_model_that_can(foreign: Callable
             target_model=str(characters),
             lowercase=False,
             sampling=0.1,
-            sampled=sampled,  # type: ignore[arg-type]
+            sampling_sides=sampled,  # type: ignore[arg-type]
         )
         if possible:
             make_tokenizers(config, lambda: iter(()), lambda: iter(()))

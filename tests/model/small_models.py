@@ -48,7 +48,7 @@ PLAIN = {
     "weight_drop": 0.0,
     "layer_norm": False,
     "residual": False,
-    "transitions": 0,
+    "transition_depth": 0,
 }
 
 
@@ -101,7 +101,7 @@ def regularised(cell: str = "gru", layers: int = 2, p: float = 0.2, **changes: A
         "weight_drop": p,
         "layer_norm": True,
         "residual": layers > 1,
-        "transitions": 1,
+        "transition_depth": 1,
     }
     both = {f"{side}__{name}": value for side in ("encoder", "decoder") for name, value in network.items()}
     return {"variational_dropout": True, "embedding__dropout": p, "embedding__word_dropout": p, **both, **changes}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nmt.model import recurrence
 from nmt.model.cells import CellState, Recurrent, layer_weights, step_layer, zone_out
-from nmt.model.recurrence import _loop, run
+from nmt.model.recurrence import _loop, run_rnn
 from nmt.model.regularisation import Options, Regularisation
 
 Array = NDArray[np.float64]
@@ -103,7 +103,7 @@ def test_a_gate_that_carries_all_carries_the_whole_state(inputs: Tensor) -> None
                 rnn.bias_ih_l0[:H] = -1e3  # and nothing is let in
         start = torch.randn(B, H, dtype=torch.float64)
         state = CellState((start,), (start,) if kind is nn.LSTM else ())
-        outputs, final = run(rnn, inputs, None, state, made(rnn, recurrent_dropout=0.9))
+        outputs, final = run_rnn(rnn, inputs, None, state, made(rnn, recurrent_dropout=0.9))
         assert torch.equal(final.memory[0] if kind is nn.LSTM else outputs[:, -1], start)
 
 
@@ -191,7 +191,7 @@ def test_with_zoneout_of_one_nothing_ever_happens(kind: type[Recurrent], trainin
     rnn = network(kind).train(training)
     start = torch.randn(B, H, dtype=torch.float64)
     state = CellState((start,), (start,) if kind is nn.LSTM else ())
-    outputs, final = run(rnn, inputs, None, state, made(rnn, zoneout=1.0))
+    outputs, final = run_rnn(rnn, inputs, None, state, made(rnn, zoneout=1.0))
     assert torch.equal(outputs, start[:, None].expand(-1, T, -1))
     assert all(torch.equal(part, start) for part in (*final.hidden, *final.memory))
 
@@ -203,8 +203,8 @@ def test_transitions_are_further_cells_without_input(
 ) -> None:
     """Of torch's own cell, whose input is zero; the next position goes on from the last of them."""
     rnn = network(kind, bidirectional=bidirectional)
-    regularisation = made(rnn, transitions=2)
-    outputs, _ = run(rnn, inputs, torch.full((B,), T), regularisation=regularisation)
+    regularisation = made(rnn, transition_depth=2)
+    outputs, _ = run_rnn(rnn, inputs, torch.full((B,), T), regularisation=regularisation)
     cell = CELLS[kind](SIZE, H).double()
     for direction in range(1 + bidirectional):
         suffix = "_l0" + "_reverse" * direction
@@ -228,17 +228,17 @@ def test_zoneout_keeps_what_was_before_all_transitions(kind: type[Recurrent], in
     rnn = network(kind).eval()
     start = torch.randn(B, H, dtype=torch.float64)
     state = CellState((start,), (start,) if kind is nn.LSTM else ())
-    regularisation = made(rnn, transitions=2)
-    whole, _ = run(rnn, inputs[:, :1], None, state, regularisation)
+    regularisation = made(rnn, transition_depth=2)
+    whole, _ = run_rnn(rnn, inputs[:, :1], None, state, regularisation)
     regularisation.options = regularisation.options._replace(zoneout=0.25)
-    kept, _ = run(rnn, inputs[:, :1], None, state, regularisation)
+    kept, _ = run_rnn(rnn, inputs[:, :1], None, state, regularisation)
     torch.testing.assert_close(kept[:, 0], 0.25 * start + 0.75 * whole[:, 0])
 
 
 @KIND
 def test_what_regularises_steps_regularises_transitions(kind: type[Recurrent]) -> None:
     rnn = network(kind)
-    (weights,) = made(rnn, transitions=2, recurrent_dropout=0.5, weight_drop=0.4, layer_norm=True).prepare(rnn, B)
+    (weights,) = made(rnn, transition_depth=2, recurrent_dropout=0.5, weight_drop=0.4, layer_norm=True).prepare(rnn, B)
     assert len(weights.transitions) == 2
     masks = [weights.hidden_mask, *(each.hidden_mask for each in weights.transitions)]
     assert differ(torch.stack([each for each in masks if each is not None]))
@@ -270,10 +270,10 @@ def paper_step(p: dict[str, Array], place: str, x: Array, hidden: Array, memory:
         reset, update = both[:H], both[H:]
         candidate = np.tanh(normed(wx[new], g[new], b[new]) + reset * normed(uh[new], k[new], d[new]))
         return (1 - update) * candidate + update * hidden, memory
-    let_in, forget, new, let_out = (normed(wx, g, b) + normed(uh, k, d)).reshape(4, H)
-    memory = sigmoid(forget) * memory + sigmoid(let_in) * np.tanh(new)
+    input_gate, forget, new, output_gate = (normed(wx, g, b) + normed(uh, k, d)).reshape(4, H)
+    memory = sigmoid(forget) * memory + sigmoid(input_gate) * np.tanh(new)
     shown = normed(memory, p[f"gain_memory{place}"], p[f"bias_memory{place}"])
-    return sigmoid(let_out) * np.tanh(shown), memory
+    return sigmoid(output_gate) * np.tanh(shown), memory
 
 
 @BOTH
@@ -282,7 +282,7 @@ def test_layer_normalisation_equals_the_paper(kind: type[Recurrent], bidirection
     rnn = network(kind, 2, bidirectional=bidirectional)
     regularisation = made(rnn, layer_norm=True)
     assert regularisation.norm is not None
-    outputs, final = run(rnn, inputs, LENGTHS, regularisation=regularisation)
+    outputs, final = run_rnn(rnn, inputs, LENGTHS, regularisation=regularisation)
     named = itertools.chain(rnn.named_parameters(), regularisation.norm.named_parameters())
     p = {name: parameter.detach().numpy() for name, parameter in named}
     for b, length in enumerate(LENGTHS.tolist()):
@@ -317,7 +317,7 @@ def test_layer_normalisation_knows_no_scale_of_a_matrix(
             with torch.no_grad():
                 for name, parameter in rnn.named_parameters():
                     parameter.mul_({"weight_ih": scale, "weight_hh": scale + 4}.get(name[:9], 1.0))
-            ways[-1].append(run(rnn, inputs, LENGTHS, regularisation=regularisation)[0])
+            ways[-1].append(run_rnn(rnn, inputs, LENGTHS, regularisation=regularisation)[0])
         rnn.reset_parameters()
     torch.testing.assert_close(*ways[0], rtol=1e-4, atol=1e-4)
     assert not torch.allclose(*ways[1], rtol=0.1, atol=0.1)
@@ -332,7 +332,7 @@ def test_gradients(kind: type[Recurrent], bidirectional: bool, options: dict[str
     inputs = torch.randn(2, 3, SIZE, dtype=torch.float64, requires_grad=True)
 
     def everything(given: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
-        outputs, final = run(rnn, given, torch.tensor([3, 2]), regularisation=regularisation)
+        outputs, final = run_rnn(rnn, given, torch.tensor([3, 2]), regularisation=regularisation)
         return outputs, *final.hidden, *final.memory
 
     parameters = [*rnn.parameters(), *regularisation.parameters()]
@@ -347,7 +347,7 @@ ALONE: list[tuple[dict[str, Any], str]] = [
     ({"zoneout": 0.1}, "always"),
     ({"layer_norm": True}, "always"),
     ({"residual": True}, "always"),
-    ({"transitions": 1}, "always"),
+    ({"transition_depth": 1}, "always"),
 ]
 
 
@@ -363,7 +363,9 @@ def test_torchs_own_call_is_made_where_it_knows_all(
     monkeypatch.setattr(recurrence, "_library", lambda *_: called.append("library"))
     for training, expected in ((True, when == "never"), (False, when != "always")):
         called.clear()
-        found = run(rnn.train(training), torch.randn(B, T, SIZE, device="meta"), LENGTHS, regularisation=regularisation)
+        found = run_rnn(
+            rnn.train(training), torch.randn(B, T, SIZE, device="meta"), LENGTHS, regularisation=regularisation
+        )
         assert (called == ["library"]) == expected
         if found is not None:
             assert found[0].shape == (B, T, 2 * H)
@@ -375,7 +377,7 @@ def test_the_loop_of_an_lstm_with_everything_keeps_to_its_device(monkeypatch: py
     rnn = nn.LSTM(SIZE, H, 3, batch_first=True, dropout=0.1).to("meta")
     regularisation = Regularisation(rnn, Options(True, 0.1, 0.1, 0.1, True, True, 2)).to("meta")
     for training in (True, False):
-        outputs, final = run(
+        outputs, final = run_rnn(
             rnn.train(training), torch.randn(B, T, SIZE, device="meta"), LENGTHS, regularisation=regularisation
         )
         assert {part.device.type for part in (outputs, *final.hidden, *final.memory)} == {"meta"}
@@ -383,7 +385,7 @@ def test_the_loop_of_an_lstm_with_everything_keeps_to_its_device(monkeypatch: py
 
 def test_rows_of_a_batch_keep_their_masks() -> None:
     rnn = network(nn.GRU, 2, dropout=0.5)
-    weights = made(rnn, variational=True, recurrent_dropout=0.5, transitions=1).prepare(rnn, B)[1]
+    weights = made(rnn, variational=True, recurrent_dropout=0.5, transition_depth=1).prepare(rnn, B)[1]
     chosen = weights.select(torch.tensor([2, 0, 2]))
     (transition,), (of_chosen,) = weights.transitions, chosen.transitions
     assert transition.hidden_mask is not None
@@ -400,9 +402,9 @@ def test_bf16_stays_near_fp32(bidirectional: bool) -> None:
         rnn = kind(32, 16, 2, batch_first=True, bidirectional=bidirectional).eval()
         regularisation = Regularisation(rnn, Options(layer_norm=True, zoneout=0.2))
         inputs = torch.randn(B, T, 32)
-        exact, _ = run(rnn, inputs, LENGTHS, regularisation=regularisation)
+        exact, _ = run_rnn(rnn, inputs, LENGTHS, regularisation=regularisation)
         with torch.autocast("cpu", torch.bfloat16):
-            rough, _ = run(rnn, inputs, LENGTHS, regularisation=regularisation)
+            rough, _ = run_rnn(rnn, inputs, LENGTHS, regularisation=regularisation)
         torch.testing.assert_close(rough.float(), exact, rtol=0, atol=0.1)
         rough.float().sum().backward()
         assert all(each.grad.dtype == torch.float32 for each in [*rnn.parameters(), *regularisation.parameters()])

@@ -83,9 +83,9 @@ def recurrent(p: Parameters, layer: int, x: Array, before: Cell) -> Cell:
         r, z = sigmoid(i[:H] + h[:H]), sigmoid(i[H : 2 * H] + h[H : 2 * H])
         new = np.tanh(i[2 * H :] + r * h[2 * H :])
         return (1 - z) * new + z * hidden, None
-    let_in, forget, new, let_out = (part for part in (i + h).reshape(4, H))
-    memory = sigmoid(forget) * memory + sigmoid(let_in) * np.tanh(new)
-    return sigmoid(let_out) * np.tanh(memory), memory
+    input_gate, forget, new, output_gate = (part for part in (i + h).reshape(4, H))
+    memory = sigmoid(forget) * memory + sigmoid(input_gate) * np.tanh(new)
+    return sigmoid(output_gate) * np.tanh(memory), memory
 
 
 def additive(p: Parameters, query: Array, states: Array) -> tuple[Array, Array]:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmt.ops.shared import _loop, loop, share
+from nmt.ops.shared import _loop, defer_gradient, loop
 
 
 def nothing(gathered: list[Any]) -> tuple[Tensor | None, ...]:
@@ -15,18 +15,18 @@ def nothing(gathered: list[Any]) -> tuple[Tensor | None, ...]:
 def test_a_loop_knows_the_same_tensors_again() -> None:
     one, other = torch.zeros(2), torch.zeros(2)
     with loop():
-        first = share((one, other), nothing)
-        assert share((one, other), nothing) is first
-        assert share((one, None), nothing) is not first
-        assert share((other, one), nothing) is not first
-    assert share((one, other), nothing) is not first
+        first = defer_gradient((one, other), nothing)
+        assert defer_gradient((one, other), nothing) is first
+        assert defer_gradient((one, None), nothing) is not first
+        assert defer_gradient((other, one), nothing) is not first
+    assert defer_gradient((one, other), nothing) is not first
 
 
 def test_what_is_gone_is_forgotten() -> None:
     """Its id may be another's, and what was made of it takes room."""
     with loop():
         tensor = torch.zeros(2)
-        share((tensor,), nothing)
+        defer_gradient((tensor,), nothing)
         known = _loop.get()
         assert known is not None
         assert len(known) == 1

@@ -123,7 +123,7 @@ def ignored(config: Mapping[str, Any] | None, words: list[str]) -> str | None:
             override.is_delete()
             or override.is_sweep_override()
             or group
-            or key.startswith(("hydra", "run", "size.begins"))
+            or key.startswith(("hydra", "run", "size.thresholds"))
         ):
             last[key] = override
     for key, override in last.items():

@@ -330,7 +330,7 @@ def test_held_out_text_in_train_is_told(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("held_out", "told"),
+    ("held_out", "message"),
     [
         ([(t, s) for s, t in NEW], "validation: its sides look swapped"),
         ([(t, t) for _, t in NEW], "validation: most of its sources read like train's targets"),
@@ -340,11 +340,11 @@ def test_held_out_text_in_train_is_told(home: Path) -> None:
         ([("\u4ed6\u6628\u5929", "\u5317\u4eac")] * 20, None),  # of no side
     ],
 )
-def test_swapped_sides_are_told(held_out: list[tuple[str, str]], told: str | None, home: Path) -> None:
+def test_swapped_sides_are_told(held_out: list[tuple[str, str]], message: str | None, home: Path) -> None:
     warnings = doubtful(home, PAIRS, held_out).report["warnings"]
     found = [warning for warning in warnings if "read like" in warning]
-    assert len(found) == (told is not None)
-    assert told is None or found[0].startswith(told)
+    assert len(found) == (message is not None)
+    assert message is None or found[0].startswith(message)
 
 
 def test_sides_that_are_alike_are_never_swapped(home: Path) -> None:

@@ -173,7 +173,7 @@ def test_one_does_not_learn_from_a_hostile_checkpoint(run: Path) -> None:
     best = run / "checkpoints" / "best.pt"
     ATTACKS["pickle in an archive"](best, state_of(best))
     values = load_values(run / "config.yaml")
-    values["objective"] = {"kind": "distillation", "teachers": [str(run)], "share": 0.5}
+    values["objective"] = {"kind": "distillation", "teachers": [str(run)], "teacher_weight": 0.5}
     config = typed(schema.TrainConfig, values)
     refused(lambda: train(config, run / "new", []), run.parent)
 

@@ -56,7 +56,7 @@ def setup(config: TrainConfig) -> tuple[Objective, Batch]:
 
 
 def test_the_mean_of_all_teachers_is_learned_without_their_dropout(teachers: list[Path], train_config: Config) -> None:
-    objective, batch = setup(train_config(*STILL, *from_(teachers, "objective.share=0.75")))
+    objective, batch = setup(train_config(*STILL, *from_(teachers, "objective.teacher_weight=0.75")))
     kept: list[bool] = []
     hooks = [
         teacher.register_forward_hook(lambda *_: kept.append(torch.is_grad_enabled())) for teacher in objective.teachers
@@ -94,7 +94,7 @@ def test_the_references_are_smoothed_the_teachers_are_not(teachers: list[Path], 
 
 
 def test_what_teachers_predict_is_learned(teachers: list[Path], train_config: Config) -> None:
-    objective, batch = setup(train_config(*STILL, *from_(teachers, "objective.share=1")))
+    objective, batch = setup(train_config(*STILL, *from_(teachers, "objective.teacher_weight=1")))
     optimizer = torch.optim.Adam(objective.model.parameters(), 0.01)
     found = []
     for step in range(30):
@@ -174,7 +174,7 @@ def test_the_saved_paths_are_absolute(train_config: Config) -> None:
         (["objective.teachers=nowhere"], "objective.teachers=nowhere: no such directory"),
         (["training.r_drop=1"], "training.r_drop=1.0 is for objective=likelihood; with objective.kind=distillation"),
         (["attention=hard"], "kind=hard is rewarded for what teachers predict; use objective=likelihood"),
-        (["objective.share=0"], "objective.share=0: input should be greater than 0"),
+        (["objective.teacher_weight=0"], "objective.teacher_weight=0: input should be greater than 0"),
     ],
 )
 def test_what_cannot_be_learned_from_is_refused(

@@ -449,15 +449,15 @@ def test_tensorboard_knows_what_was_chosen_and_what_came_of_it(train_config: Con
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("training.scheduled_sampling=0.5", "training.scheduled_sampling_steps=10000: the run ends before"),
         ("attention=coverage", "attention.coverage.loss_start=1000: the run ends before"),
     ],
 )
 def test_what_a_run_does_not_reach_is_told(
-    override: str, told: str, train_config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    override: str, message: str, train_config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert train(train_config("training.max_steps=2", override), tmp_path / "run", []) == 0
-    assert told in caplog.text
+    assert message in caplog.text
     assert caplog.text.count("the run ends before") == 1

@@ -14,7 +14,7 @@ from nmt.data.batching import Batch
 from nmt.model.seq2seq import Seq2Seq
 from nmt.training import objective as objective_module
 from nmt.training.job import train
-from nmt.training.memory import Parts
+from nmt.training.memory import MicroBatcher
 from nmt.training.objective import Objective, Value
 from nmt.training.step import DoesNotFit, Update
 from nmt.training.trainer import Trainer
@@ -102,7 +102,7 @@ def test_parts_double_until_they_fit_and_large_batches_begin_there() -> None:
             raise DoesNotFit
         return UPDATE
 
-    parts = Parts(1)
+    parts = MicroBatcher(1)
     assert parts(attempt, 8, 64, "step 1") is UPDATE
     assert tried == [1, 2, 4]
     tried.clear()
@@ -121,7 +121,7 @@ def test_a_pair_that_does_not_fit_alone_ends_the_run_in_words() -> None:
         raise DoesNotFit
 
     with pytest.raises(UserError, match="step 7: memory does not suffice for one pair at a time"):
-        Parts(1)(attempt, 5, 50, "step 7")
+        MicroBatcher(1)(attempt, 5, 50, "step 7")
 
 
 def test_other_errors_are_not_taken_for_it() -> None:
@@ -129,7 +129,7 @@ def test_other_errors_are_not_taken_for_it() -> None:
         raise RuntimeError("shapes cannot be multiplied")
 
     with pytest.raises(RuntimeError, match="shapes"):
-        Parts(1)(attempt, 5, 50, "step 1")
+        MicroBatcher(1)(attempt, 5, 50, "step 1")
 
 
 def test_validation_translates_and_measures_by_halves(

@@ -222,7 +222,10 @@ def test_under_autocast_draws_leave_no_copies_of_weights(train_config: Config) -
         (["training.r_drop=5"], r"training\.r_drop=5\.0 is for objective=likelihood; .* set it to 0"),
         (["objective.samples=1", "objective.reference=false"], r"objective: samples=1 leaves one candidate"),
         (["tokenizer.sampling=0.1"], r"tokenizer\.sampling=0\.1 draws other pieces for the references"),
-        (["tokenizer.sampling=0.1", "tokenizer.sampled=target"], r"use tokenizer\.sampled=source, or set it to 0"),
+        (
+            ["tokenizer.sampling=0.1", "tokenizer.sampling_sides=target"],
+            r"use tokenizer\.sampling_sides=source, or set it to 0",
+        ),
     ],
 )
 def test_what_it_cannot_be_joined_with_is_refused(overrides: list[str], message: str, train_config: Config) -> None:
@@ -231,4 +234,4 @@ def test_what_it_cannot_be_joined_with_is_refused(overrides: list[str], message:
 
 
 def test_of_the_source_other_pieces_may_be_drawn(train_config: Config) -> None:
-    assert train_config(*RISK, "tokenizer.sampling=0.1", "tokenizer.sampled=source").tokenizer.sampling == 0.1
+    assert train_config(*RISK, "tokenizer.sampling=0.1", "tokenizer.sampling_sides=source").tokenizer.sampling == 0.1

@@ -30,7 +30,7 @@ EVERYTHING = [
             "zoneout=0.1",
             "recurrent_dropout=0.1",
             "weight_drop=0.1",
-            "transitions=1",
+            "transition_depth=1",
         )
     ),
     "training.max_steps=10",

@@ -97,7 +97,9 @@ def test_what_it_starts_from_stays_the_best_until_there_is_a_better_one(
     monkeypatch.setattr(Updater, "__call__", killed)
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "run", [])
-    assert checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")["told"] == 0  # which it need not tell again
+    assert (
+        checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")["logged_step"] == 0
+    )  # which it need not tell again
     assert train(config, tmp_path / "run", []) == 0
     best, started = weights(tmp_path / "run", "best"), weights(first, "best")
     assert all(torch.equal(best[name], started[name]) for name in best | started)

@@ -58,7 +58,7 @@ from nmt.config.schema.data import (
     TokenizerConfig,
     TrainedTokenizer,
 )
-from nmt.config.schema.model import Begins, Cell, Decoder, Embedding, Encoder, Model, Network, Size
+from nmt.config.schema.model import Cell, Decoder, Embedding, Encoder, Model, Network, Size, SizeThresholds
 from nmt.config.schema.record import Manifest, Report
 from nmt.config.schema.search import Beam, Evaluation, Greedy, Sampling, Search, SearchLimits
 from nmt.config.schema.training import (
@@ -87,7 +87,6 @@ __all__ = [
     "AdditiveScore",
     "Attention",
     "Beam",
-    "Begins",
     "Cell",
     "CompareConfig",
     "ConcatScore",
@@ -152,6 +151,7 @@ __all__ = [
     "SearchLimits",
     "SelfAttention",
     "Size",
+    "SizeThresholds",
     "SoftNormalizer",
     "Softmax",
     "Sparsemax",

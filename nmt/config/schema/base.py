@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from nmt.config.errors import CONTROL, shown
+from nmt.config.errors import CONTROL, format_value
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -31,7 +31,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 def _readable(text: str) -> str:
     """No control characters, which no file system, language or tokenizer has in its names."""
     if CONTROL.search(text):
-        raise ValueError(f"{shown(text)} holds control characters or bytes that are not UTF-8")
+        raise ValueError(f"{format_value(text)} holds control characters or bytes that are not UTF-8")
     return text
 
 

@@ -112,7 +112,7 @@ class TrainConfig(Model, Machine):
         if kind == "minimum_risk" and self.tokenizer.sampling_by_side[1]:
             raise ValueError(
                 f"tokenizer.sampling={self.tokenizer.sampling} draws other pieces for the references, to which "
-                "objective.kind=minimum_risk compares translations; use tokenizer.sampled=source, or set it to 0"
+                "objective.kind=minimum_risk compares translations; use tokenizer.sampling_sides=source, or set it to 0"
             )
         return self
 

@@ -74,12 +74,14 @@ class Sampler(Section):
     """Segmentations drawn in training."""
 
     sampling: Fraction
-    sampled: Literal["both", "source", "target"]
+    sampling_sides: Literal["both", "source", "target"]
 
     @property
     def sampling_by_side(self) -> tuple[float, float]:
         """Of source and target."""
-        source, target = (self.sampling if self.sampled in {"both", side} else 0.0 for side in ("source", "target"))
+        source, target = (
+            self.sampling if self.sampling_sides in {"both", side} else 0.0 for side in ("source", "target")
+        )
         return source, target
 
 

@@ -18,7 +18,7 @@ class Size(Section):
     lr: Positive
 
 
-class Begins(Section):
+class SizeThresholds(Section):
     """From how many training pairs on size=auto takes each size."""
 
     small: CountOrZero
@@ -46,7 +46,7 @@ class Network(Section):
     weight_drop: Probability
     layer_norm: bool
     residual: bool
-    transitions: LayersOrZero
+    transition_depth: LayersOrZero
 
     @validator(mode="after")
     def _residual_has_layers(self) -> Self:

@@ -44,7 +44,7 @@ class MinimumRisk(Section):
 class Distillation(Section):
     kind: Literal["distillation"]
     teachers: Places
-    share: Annotated[float, Field(gt=0.0, le=1.0)]
+    teacher_weight: Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 Objective = Annotated[Likelihood | MinimumRisk | Distillation, Field(discriminator="kind")]
