@@ -36,12 +36,14 @@ from nmt.data.prepared import Prepared
 from nmt.data.tokenizer import Tokenizers
 from nmt.machine import DTYPES, Machine, tune_memory
 from nmt.model.build import build_model
+from nmt.model.decoder import Decoded
 from nmt.model.load import new_model
 from nmt.model.seq2seq import Seq2Seq
+from nmt.objectives.objective import Objective
 from nmt.ops.matmul import matmul
 from nmt.report.table import Column, decimals, markdown
-from nmt.training.objective import Objective
-from nmt.training.step import Updater, make_optimizer
+from nmt.training.optimizer import make_optimizer
+from nmt.training.step import Updater
 from nmt.translator import Translator
 
 SIDE = 2048  # of the matrices whose product the figures are held against
@@ -143,8 +145,8 @@ class Bench:
                 readouts = self.model.decoder(embedded, state).readouts
                 times.append(self.clock())
                 cut = readouts.detach().requires_grad_()
-                loss = self.model.loss(cut, batch.target_out, self.objective.pad, self.objective.smoothing)
-                (loss.smoothed / batch.target_tokens).backward()
+                loss = self.objective.loss.of_decoded(batch, Decoded(cut), batch.target_out)
+                (loss.total / batch.target_tokens).backward()
             times.append(self.clock())
             readouts.backward(cut.grad)
             times.append(self.clock())
@@ -165,7 +167,7 @@ class Bench:
         with FlopCounterMode(display=False) as counter:
             decoded = model(batch.source[few], batch.lengths[few], target)
             model.output(decoded.readouts)
-        return 3 * counter.get_total_flops() / int((batch.target_out[few] != self.objective.pad).sum())
+        return 3 * counter.get_total_flops() / int((batch.target_out[few] != self.objective.loss.pad).sum())
 
     def peak_memory(self) -> int:
         """Bytes, of the process or on the GPU."""

@@ -28,7 +28,7 @@ from nmt.data.prepare import fingerprint_of, prepare
 from nmt.files import to_json, write_atomically
 from nmt.model.load import new_model
 from nmt.run import read_json
-from nmt.training.start import differing
+from nmt.training.start import model_differences
 
 
 def main() -> int:
@@ -68,7 +68,7 @@ def distill(options: argparse.Namespace) -> int:
 
 def refuse_unfit(teacher: TrainConfig, student: TrainConfig) -> None:
     """Raises UserError for what the students' runs would refuse when the teachers have been trained."""
-    if student.training.start_from is not None and (others := differing(teacher, student)):
+    if student.training.start_from is not None and (others := model_differences(teacher, student)):
         tokenizers = prepare(teacher.data, teacher.tokenizer).tokenizers
         models = [new_model(config, tokenizers).state_dict() for config in (teacher, student)]
         theirs, its = ({name: weights.shape for name, weights in model.items()} for model in models)

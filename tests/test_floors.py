@@ -9,6 +9,7 @@ FLOORS = [  # from the top down
     "cli",
     "comparison",
     "training",
+    "objectives",
     "evaluation",
     "saliency",
     "translator",

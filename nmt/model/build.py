@@ -11,12 +11,9 @@ from nmt.attention.build import build_attention, build_policy
 from nmt.config import schema
 from nmt.model.cells import Recurrent
 from nmt.model.decoder import Decoder
-from nmt.model.encoder import Encoder
-from nmt.model.lexical import LexicalModel
-from nmt.model.output import Output
-from nmt.model.readout import Readout
+from nmt.model.encoder import Encoder, SelfAttention
+from nmt.model.readout import LexicalModel, Output, Readout
 from nmt.model.regularisation import Options
-from nmt.model.self_attention import SelfAttention
 from nmt.model.seq2seq import Bridge, EmbeddingDropout, Seq2Seq
 from nmt.ops.dropout import Dropout
 

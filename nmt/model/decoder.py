@@ -21,8 +21,7 @@ from nmt.model.cells import (
     step_layer,
     zone_out,
 )
-from nmt.model.lexical import LexicalModel
-from nmt.model.readout import Readout
+from nmt.model.readout import LexicalModel, Readout
 from nmt.model.recurrence import run_rnn
 from nmt.model.regularisation import PLAIN, Options, Regularisation
 from nmt.model.state import DecoderState, Weights

@@ -1,4 +1,4 @@
-"""The recurrent encoder.
+"""The recurrent encoder, and self-attention over its states.
 
 Shapes: B batch, S source positions, E embedding, H hidden, M = directions x H memory.
 """
@@ -9,18 +9,34 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from nmt.attention.attention import Attention
+from nmt.attention.heads import MultiHeadAttention
 from nmt.model.cells import Recurrent
 from nmt.model.recurrence import run_rnn
 from nmt.model.regularisation import PLAIN, Options, Regularisation
-from nmt.model.self_attention import SelfAttention
 from nmt.ops.dropout import Dropout
 
 
-class Encoded(NamedTuple):
-    """What the encoder makes of a batch of sentences."""
+class SelfAttention(nn.Module):
+    """h'_s = LayerNorm(h_s + attention(h_s, h))   (Vaswani et al. 2017, 3.1, without the feed-forward layer, as the
+    states are recurrent)."""
 
+    def __init__(self, attention: Attention | MultiHeadAttention, dim: int, dropout: Dropout) -> None:
+        """dropout: of the attention's contexts, before they are added."""
+        super().__init__()
+        self.attention, self.norm, self.dropout = attention, nn.LayerNorm(dim), dropout
+
+    def forward(self, states: Tensor, valid: Tensor) -> Tensor:
+        """(B, S, M), bool (B, S) -> (B, S, M), zeros on padding."""
+        memory, past = self.attention.remember(states, valid), self.attention.start(valid)
+        context = self.attention.sequence(states, memory, past).context
+        attended: Tensor = self.norm(states + self.dropout(context))
+        return attended * valid[:, :, None]
+
+
+class Encoded(NamedTuple):
     states: Tensor  # (B, S, M), zeros on padding
-    summary: Tensor  # (B, summary_dim) the whole sentence in one vector
+    summary: Tensor  # (B, summary_dim), the whole sentence in one vector
 
 
 class Encoder(nn.Module):

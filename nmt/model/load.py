@@ -16,6 +16,7 @@ from nmt.model.seq2seq import Seq2Seq
 from nmt.model.stored import read_checkpoint
 from nmt.run import RunDirectory
 
+BEST, LAST = "best.pt", "last.pt"  # names of checkpoints: of the best validation, and to resume from
 ANOTHER = "is corrupt, or the checkpoint of another model"
 
 

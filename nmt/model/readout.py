@@ -1,26 +1,34 @@
-"""The readout: from decoder state, context and previous word to the vector that the output layer sees.
+"""From decoder state, context and previous token to logits: readout, lexical model, output layer.
 
-Shapes: B batch, T target positions, H hidden, M memory, E embedding, R readout.
+Shapes: B batch, S source positions, T target positions, H hidden, M memory, E embedding, R readout, V vocabulary.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
-from nmt.ops.linear import Linear
+from nmt.ops.linear import Linear, linear
 
-Kind = Literal["attentional", "deep", "maxout"]
+MIN_NORM = 0.01  # a shorter row of the output table is not normalised to length 1
 
 
 class Readout(nn.Module):
     """attentional: tanh(W [s; c]) (Luong et al. 2015, eq. 5); deep: tanh(W [s; c; y]) (Pascanu et al. 2014);
     maxout: max over pairs of W [s; c; y] (Goodfellow et al. 2013; Bahdanau et al. 2015, A.2.2).
 
-    context_dim = 0: there is no context.
+    context_dim = 0: no context.
     """
 
-    def __init__(self, kind: Kind, state_dim: int, context_dim: int, word_dim: int, readout_dim: int) -> None:
+    def __init__(
+        self,
+        kind: Literal["attentional", "deep", "maxout"],
+        state_dim: int,
+        context_dim: int,
+        word_dim: int,
+        readout_dim: int,
+    ) -> None:
         super().__init__()
         self.kind, self.dim = kind, readout_dim
         word_dim = 0 if kind == "attentional" else word_dim
@@ -38,3 +46,52 @@ class Readout(nn.Module):
         if self.kind == "maxout":
             return projected.reshape(*projected.shape[:-1], -1, 2).amax(-1)
         return torch.tanh(projected)
+
+
+class LexicalModel(nn.Module):
+    """tanh(W f + b) + f with f = tanh(sum over s of a_s e_s), where e_s are the source tokens' embeddings and a_s their
+    attention weights (Nguyen and Chiang 2018, 4): rare words are translated as themselves, not as their neighbours.
+
+    The result is added to the readout. The paper gives it an output layer of its own; here both share one.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.proj = Linear(dim, dim)
+
+    def forward(self, weights: Tensor, words: Tensor) -> Tensor:
+        """(B, T, S), (B, S, E) -> (B, T, E)."""
+        attended = torch.tanh(torch.bmm(weights.to(words.dtype), words))
+        projected: Tensor = self.proj(attended)
+        return torch.tanh(projected) + attended
+
+
+class Operands(NamedTuple):
+    """The logits are readouts @ table.T + bias."""
+
+    readouts: Tensor  # (..., R)
+    table: Tensor  # (V, R)
+    bias: Tensor  # (V,)
+
+
+class Output(Linear):
+    """The output layer: W r + b, or with fixnorm g cos(w_v, r) + b_v, so that frequent words gain nothing by long
+    vectors (Nguyen and Chiang 2018, 3; g is learned and starts at sqrt(R), as in Nguyen and Salazar 2019)."""
+
+    def __init__(self, readout_dim: int, vocabulary: int, fixnorm: bool = False) -> None:
+        super().__init__(readout_dim, vocabulary)
+        self.scale = nn.Parameter(torch.tensor(readout_dim**0.5)) if fixnorm else None
+
+    def forward(self, readouts: Tensor) -> Tensor:
+        """(..., R) -> logits (..., V)."""
+        return linear(*self.operands(readouts))
+
+    def operands(self, readouts: Tensor, table: Tensor | None = None) -> Operands:
+        """(..., R) -> the operands of the logits. `table`: the result of an earlier call of `table()`."""
+        if self.scale is not None:
+            readouts = self.scale * normalize(readouts, dim=-1)
+        return Operands(readouts, self.table() if table is None else table, self.bias)
+
+    def table(self) -> Tensor:
+        """(V, R), one row for each token. (A tied table starts with zeros for padding: `eps` bounds its gradient.)"""
+        return self.weight if self.scale is None else normalize(self.weight, dim=-1, eps=MIN_NORM)

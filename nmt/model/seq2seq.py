@@ -13,11 +13,11 @@ from nmt.attention.policy import Policy
 from nmt.model.cells import CellState
 from nmt.model.decoder import Decoded, Decoder
 from nmt.model.encoder import Encoder
-from nmt.model.output import Output
+from nmt.model.readout import Output
 from nmt.model.state import DecoderState
-from nmt.ops.cross_entropy import Loss, linear_cross_entropy
 from nmt.ops.dropout import Dropout, dropout, masked
 from nmt.ops.linear import Linear, linear
+from nmt.ops.output_loss import Criterion, OutputLoss, cross_entropy, output_loss
 from nmt.ops.shared import in_autocast_dtype
 from nmt.search.hypothesis import StepOutput
 
@@ -133,17 +133,28 @@ class Seq2Seq(nn.Module):
         decoded: Decoded = self.decoder(masked(embedded, state.weights.word_mask), state)
         return decoded
 
-    def loss(self, readouts: Tensor, targets: Tensor, pad: int, smoothing: float = 0.0) -> Loss:
-        """(B, T, R), int64 (B, T) = y_1 ... y_T -> sums over all target tokens; padding costs nothing,
-        and its log-probabilities (B, T) are 0."""
-        found = linear_cross_entropy(*self.output.operands(readouts.flatten(0, 1)), targets.flatten(), smoothing, pad)
-        return found._replace(log_probs=found.log_probs.view(targets.shape))
+    def loss(
+        self, readouts: Tensor, targets: Tensor, pad: int, criterion: Criterion, *by_position: Tensor
+    ) -> OutputLoss:
+        """(C * B, T, R) of C copies of a batch, int64 (B, T) = y_1 ... y_T, any number of (B * T, ...) -> the
+        criterion's total over all target tokens and its terms (B, T), 0 on padding. The criterion gets targets and
+        `by_position`."""
+        copies = len(readouts) // len(targets)
+        operands = self.output.operands(readouts.reshape(copies, targets.numel(), -1))
+        counted = (targets != pad).flatten()
+        total, terms = output_loss(*operands, counted, criterion, targets.flatten(), *by_position)
+        return OutputLoss(total, {name: term.view(targets.shape) for name, term in terms.items()})
+
+    @torch.no_grad()
+    def log_probs(self, readouts: Tensor, targets: Tensor, pad: int) -> Tensor:
+        """(B, T, R), int64 (B, T) = y_1 ... y_T -> log p(y_t | y_1 ... y_{t-1}, x) (B, T), 0 on padding."""
+        return -self.loss(readouts, targets, pad, _negative_log_likelihood).terms["nll"]
 
     def force(self, source: Tensor, lengths: Tensor, target_in: Tensor, target_out: Tensor, pad: int) -> Forced:
         """Forced decoding: int64 (B, S), (B,), (B, T) = <s> y_1 ... y_{T-1}, (B, T) = y_1 ... y_T -> what the model
         thinks of the targets, whose padding is `pad`."""
         decoded: Decoded = self(source, lengths, target_in)
-        return Forced(self.loss(decoded.readouts, target_out, pad).log_probs, decoded.weights)
+        return Forced(self.log_probs(decoded.readouts, target_out, pad), decoded.weights)
 
     def step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
         """int64 (B,) previous tokens -> logits of the next, the attention that led to them, the next state."""
@@ -164,3 +175,9 @@ class Seq2Seq(nn.Module):
         embedded = self.target_embedding(tokens)
         dropped: Tensor = self.dropout.drop_words(embedded) if self.dropout.variational else self.dropout(embedded)
         return dropped
+
+
+def _negative_log_likelihood(logits: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """(1, n, V), int64 (n,) -> (n,)."""
+    _, nll = cross_entropy(logits[0], targets)
+    return nll, {"nll": nll}

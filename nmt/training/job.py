@@ -17,15 +17,15 @@ from nmt.evaluation import evaluate_run, score_settings
 from nmt.machine import Machine, tune_memory
 from nmt.metrics.bleu import ScoreSettings
 from nmt.model.load import load_weights, new_model
+from nmt.objectives.auxiliary import CoverageLoss
+from nmt.objectives.objective import Objective
 from nmt.report.tensorboard import TensorBoard
 from nmt.run import FINISHED, PRUNED, RunDirectory, read_json
 from nmt.training import checkpoint
-from nmt.training.distillation import Teachers, load_teachers
+from nmt.training.corpus_report import log_corpus_report, report_round_trips
 from nmt.training.journal import save_figures
-from nmt.training.objective import Objective
-from nmt.training.round_trip import report_round_trips
 from nmt.training.signals import Interrupted
-from nmt.training.start import Start, first_weights
+from nmt.training.start import Start, Teachers, load_start, load_teachers
 from nmt.training.trainer import Observer, Pruned, Trainer
 from nmt.training.validation import pick_samples
 from nmt.translator import Translator
@@ -55,13 +55,13 @@ def train(
         prepared = prepare(config.data, config.tokenizer)
         report_round_trips(prepared, config, scoring)
         goes_on = (run.checkpoints / "last.pt").exists()
-        start = None if goes_on else first_weights(config, prepared)
+        start = None if goes_on else load_start(config, prepared)
         teachers = load_teachers(config, prepared, machine, run.first_start().get("teachers", []) if goes_on else [])
         asked = {"overrides": overrides, "choices": choices or {}, "machine": machine.describe()}
         others = {"start_from": start and start.record, "teachers": teachers.records}
         run.begin(values, prepared, {**asked, **{name: record for name, record in others.items() if record}})
         with _log_to(run.log):
-            _report(prepared)
+            log_corpus_report(prepared)
             return _train(config, run, prepared, machine, scoring, observer, start, teachers)
     finally:
         run.release()
@@ -99,11 +99,7 @@ def _train(
         log.info("resumed at step %d of %d", trainer.step, trainer.total_steps)
         if trainer.schedule_has_moved and config.schedule.kind == "cosine" and trainer.step < trainer.total_steps:
             log.warning("the run now ends elsewhere, and its cosine schedule with it: the learning rate jumps")
-    if objective.coverage and objective.coverage_start >= trainer.total_steps:
-        log.warning("attention.coverage.loss_start=%d: the run ends before", objective.coverage_start)
-    slow = config.training.scheduled_sampling_steps
-    if config.training.scheduled_sampling and slow > trainer.total_steps:
-        log.warning("training.scheduled_sampling_steps=%d: the run ends before, at step %d", slow, trainer.total_steps)
+    _warn_of_unreached(config, objective, trainer.total_steps)
     ended: dict[str, str] = {}
     try:
         with logging_redirect_tqdm([logging.getLogger("nmt")]):
@@ -123,6 +119,16 @@ def _train(
         board.outcome(trainer.step + 1, _results(run, prepared.splits.keys() - {"train"}))
     run.update_json(run.manifest, {"status": FINISHED})
     return 0
+
+
+def _warn_of_unreached(config: schema.TrainConfig, objective: Objective, total_steps: int) -> None:
+    """Warn of values that take effect only after the end of the run."""
+    for loss in objective.auxiliary:
+        if isinstance(loss, CoverageLoss) and loss.start >= total_steps:
+            log.warning("attention.coverage.loss_start=%d: the run ends before", loss.start)
+    steps = config.training.scheduled_sampling_steps
+    if config.training.scheduled_sampling and steps > total_steps:
+        log.warning("training.scheduled_sampling_steps=%d: the run ends before, at step %d", steps, total_steps)
 
 
 def _results(run: RunDirectory, splits: Iterable[str]) -> dict[str, float]:
@@ -173,30 +179,6 @@ def _evaluate(
         )
         texts = split.source.lines(), split.target.lines()
         save_figures(run.alignments / split.name, pick_samples(translator, *texts, found.translations, config))
-
-
-def _report(prepared: Prepared) -> None:
-    """The corpus report, in words."""
-    report = prepared.report
-    log.info("corpus: %s to %s, vocabulary %s", *report["languages"], " and ".join(map(str, report["vocabulary"])))
-    for name, split in report["splits"].items():
-        dropped = ", ".join(f"{count} {reason}" for reason, count in split["dropped"].items()) or "none"
-        log.info(
-            "  %-10s %8d pairs, dropped: %s; %s + %s tokens, longest %s, unknown %s%s%s",
-            name,
-            split["kept"],
-            dropped,
-            *(f"{tokens:,}" for tokens in split["tokens"]),
-            "/".join(map(str, split["longest"])),
-            "/".join(f"{100 * rate:.2f} %" for rate in split["unknown_rate"]),
-            f"; {split['sources_in_train']} sources also in train" if "sources_in_train" in split else "",
-            f"; round trip BLEU {split['round_trip_bleu']:.2f}" if "round_trip_bleu" in split else "",
-        )
-    train = report["splits"]["train"]
-    if train["kept"] < 0.9 * train["read"]:
-        log.warning("corpus: only %d of %d training pairs are used", train["kept"], train["read"])
-    for doubt in report.get("warnings", []):  # corpora prepared long ago have none
-        log.warning("corpus: %s", doubt)
 
 
 class _LogFile(logging.FileHandler):

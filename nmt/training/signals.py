@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop, heeded where a checkpoint can be written."""
+"""Signals that stop a run after the current update, once a checkpoint is saved."""
 
 import signal
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any, Self
 
 
 class Interrupted(Exception):  # noqa: N818
-    """A signal asked the run to stop; the last checkpoint holds everything."""
+    """A signal stopped the run; the last checkpoint has everything."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
@@ -15,23 +15,23 @@ class Interrupted(Exception):  # noqa: N818
 
 
 class StopSignals:
-    """Notes SIGINT, SIGTERM and SIGHUP (the terminal was closed), unless the process ignores them, as nohup asks.
+    """Records SIGINT, SIGTERM and SIGHUP (closed terminal), unless the process ignores them, as under nohup.
 
-    A cluster's launcher has handlers of its own (submitit: SIGUSR2 to save and queue the job again, and one that
-    ignores SIGTERM). Its SIGTERM and SIGHUP stay with it; SIGUSR2 is passed on once the checkpoint is written.
+    A cluster's launcher installs its own handlers (submitit: SIGUSR2 saves and requeues the job, SIGTERM is ignored).
+    Its SIGTERM and SIGHUP handlers stay; its SIGUSR2 handler is called once the checkpoint is saved.
     """
 
     def __init__(self) -> None:
-        self.noted: int | None = None
+        self.received: int | None = None
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        ours = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+        recorded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-            ours.append(signal.SIGINT)
+            recorded.append(signal.SIGINT)
         if callable(signal.getsignal(signal.SIGUSR2)):
-            ours.append(signal.SIGUSR2)
-        self._previous = {number: signal.signal(number, self._note) for number in ours}
+            recorded.append(signal.SIGUSR2)
+        self._previous = {number: signal.signal(number, self._record) for number in recorded}
         return self
 
     def __exit__(
@@ -40,15 +40,15 @@ class StopSignals:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def hand_on(self) -> None:
-        """Let the launcher do what it does at the signal that was noted: it may end the process."""
-        if self.noted == signal.SIGUSR2:
-            handler: Callable[[int, FrameType | None], object] = self._previous[self.noted]
-            handler(self.noted, None)
+    def call_launcher(self) -> None:
+        """Call the launcher's handler of the received signal; it may end the process."""
+        if self.received == signal.SIGUSR2:
+            handler: Callable[[int, FrameType | None], object] = self._previous[self.received]
+            handler(self.received, None)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.noted is None:
-            self.noted = number
+    def _record(self, number: int, frame: FrameType | None) -> None:
+        if self.received is None:
+            self.received = number
         elif number == signal.SIGINT:
-            raise KeyboardInterrupt  # a second Ctrl-C: stop at once, without a checkpoint
-        # Others repeat on their own: a closed terminal sends SIGHUP from the shell and from the kernel.
+            raise KeyboardInterrupt  # a second Ctrl-C stops at once, without a checkpoint
+        # Other signals may repeat: when a terminal closes, both shell and kernel send SIGHUP.

@@ -1,6 +1,6 @@
-"""A start from the weights of another run: fine-tuning."""
+"""Other runs that a run starts from or learns from: the weights for fine-tuning, the teachers of a distillation."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -11,71 +11,118 @@ from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell
 from nmt.data.prepared import Prepared
 from nmt.files import read_bytes
-from nmt.model.load import load_model
+from nmt.machine import Machine
+from nmt.model.load import BEST, load_model
+from nmt.model.seq2seq import Seq2Seq
 from nmt.run import RunDirectory
 
 
 class Start(NamedTuple):
-    """What a run starts from."""
+    """The weights of another run's best checkpoint."""
 
     weights: dict[str, Tensor]
-    record: dict[str, Any]  # of the other run, for the manifest
+    record: dict[str, Any]  # of that run, for the manifest
 
 
-def first_weights(config: schema.TrainConfig, prepared: Prepared) -> Start | None:
-    """The weights of the best checkpoint of training.start_from; None if there is none given.
+class Teachers(NamedTuple):
+    """The models that a distillation learns from."""
 
-    Raises UserError if they do not fit the model, or its tokenizers these.
+    models: list[Seq2Seq]
+    records: list[dict[str, Any]]  # of their runs, for the manifest
+
+
+def load_start(config: schema.TrainConfig, prepared: Prepared) -> Start | None:
+    """The best checkpoint of training.start_from, or None without one.
+
+    Raises UserError if its weights do not fit the model, or if its tokenizers differ.
     """
     if config.training.start_from is None:
         return None
     run = RunDirectory.existing(config.training.start_from, "training.start_from")
     saved = load_config(run.config)
     refuse_other_tokenizers("training.start_from", run, saved.tokenizer.lowercase, config, prepared)
-    path = run.checkpoints / "best.pt"
+    path = run.checkpoints / BEST
     try:
         model, checkpoint = load_model(config, prepared.tokenizers, path)
     except UserError:
-        if path.is_file() and (others := differing(saved, config)):
+        if path.is_file() and (differences := model_differences(saved, config)):
             raise UserError(
-                f"training.start_from={run.path}: its weights do not fit this model ({'; '.join(others)})"
+                f"training.start_from={run.path}: its weights do not fit this model ({'; '.join(differences)})"
             ) from None
         raise
     return Start(model.state_dict(), record_of(run, checkpoint))
 
 
+def load_teachers(
+    config: schema.TrainConfig, prepared: Prepared, machine: Machine, recorded: Sequence[Mapping[str, Any]] = ()
+) -> Teachers:
+    """The best checkpoints of objective.teachers; none if the objective is another.
+
+    `recorded`: the records of a run that is resumed. Raises UserError if a teacher is missing, has other tokenizers, or
+    has another best checkpoint than recorded.
+    """
+    teachers = Teachers([], [])
+    for path in config.objective.teachers if isinstance(config.objective, schema.Distillation) else []:
+        run = RunDirectory.existing(path, "objective.teachers")
+        saved = load_config(run.config)
+        try:
+            refuse_other_tokenizers("objective.teachers", run, saved.tokenizer.lowercase, config, prepared)
+        except UserError as error:
+            if teachers.records:  # the remedy would name a different tokenizer for each teacher
+                first = teachers.records[0]["run"]
+                raise UserError(f"objective.teachers: {first} and {run.path} have different tokenizers") from error
+            raise
+        model, checkpoint = load_model(saved, prepared.tokenizers, run.checkpoints / BEST)
+        teachers.models.append(model.eval().to(machine.device))
+        teachers.records.append(record_of(run, checkpoint))
+    if recorded:
+        _refuse_other_teachers(teachers.records, recorded)
+    return teachers
+
+
+def _refuse_other_teachers(records: Sequence[Mapping[str, Any]], recorded: Sequence[Mapping[str, Any]]) -> None:
+    """Raises UserError unless these are the same checkpoints in the same order; their runs may have moved."""
+    if len(records) != len(recorded):
+        raise UserError(f"objective.teachers: this run began with {len(recorded)}, not {len(records)}")
+    for now, before in zip(records, recorded, strict=True):
+        if any(now[key] != before.get(key) for key in ("step", "scores")):
+            raise UserError(
+                f"objective.teachers: the best checkpoint of {now['run']} (step {now['step']}) is not the one this run "
+                f"began with (step {before.get('step')} of {before.get('run')}); name that one, or start a new run"
+            )
+
+
 def record_of(run: RunDirectory, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """What a manifest keeps of another run: which one it is, the step and scores of its best checkpoint, its system."""
-    kept = {"step": checkpoint["step"], "scores": checkpoint.get("scores", {})}
-    return {"run": str(run.path), **kept, "system": run.system()}
+    """For the manifest: which run it is, the step and scores of its best checkpoint, its system."""
+    best = {"step": checkpoint["step"], "scores": checkpoint.get("scores", {})}
+    return {"run": str(run.path), **best, "system": run.system()}
 
 
 def refuse_other_tokenizers(
     key: str, run: RunDirectory, lowercase: bool, config: schema.TrainConfig, prepared: Prepared
 ) -> None:
-    """Raises UserError, naming the configuration's `key`, unless the run's tokenizers are those of the corpus."""
+    """Raises UserError, naming the configuration's `key`, unless the run has the corpus's tokenizers."""
     names = ["tokenizer.model"] if (run.path / "tokenizer.model").is_file() else ["source.model", "target.model"]
-    theirs = [run.path / names[0], run.path / names[-1]]
+    paths = [run.path / names[0], run.path / names[-1]]
     same = [
-        path.is_file() and read_bytes(path) == mine.model
-        for path, mine in zip(theirs, prepared.tokenizers, strict=True)
+        path.is_file() and read_bytes(path) == own.model for path, own in zip(paths, prepared.tokenizers, strict=True)
     ]
     if all(same) and lowercase == config.tokenizer.lowercase:
         return
-    models = zip(("source_model", "target_model"), dict.fromkeys(theirs), strict=False)
+    models = zip(("source_model", "target_model"), dict.fromkeys(paths), strict=False)
     remedy = ["tokenizer=file", *(for_shell(f"tokenizer.{name}", path) for name, path in models)]
     if lowercase:
         remedy.append("tokenizer.lowercase=true")
     raise UserError(
-        f"{key}={run.path}: its weights know another tokenizer's pieces than this run's; give it the "
-        f"same: {' '.join(remedy)}"
+        f"{key}={run.path}: was trained with another tokenizer than this run; use the same one: {' '.join(remedy)}"
     )
 
 
-def differing(saved: schema.TrainConfig, config: schema.TrainConfig) -> list[str]:
-    """Values of the model that are others there, in words."""
+def model_differences(saved: schema.TrainConfig, config: schema.TrainConfig) -> list[str]:
+    """The values that give the two models other weights, in words."""
     here, there = (
-        dict(flatten(each.model_dump(mode="json", include=set(schema.Model.model_fields)))) for each in (config, saved)
+        dict(flatten(values.model_dump(mode="json", include=set(schema.Model.model_fields))))
+        for values in (config, saved)
     )
     return [
         f"{key} is {there.get(key)} there, {here.get(key)} here"

@@ -1,32 +1,37 @@
-"""One update of the weights."""
+"""One update of the weights, from a batch in one part or, where memory asks for it, in several."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from nmt.config import schema
+from nmt.config.errors import UserError
 from nmt.data.batching import Batch
-from nmt.machine import Machine, is_out_of_memory
+from nmt.machine import Machine, is_out_of_memory, release_memory
 from nmt.model.seq2seq import Seq2Seq
-from nmt.training.objective import Objective
+from nmt.objectives.objective import Objective
+from nmt.training import checkpoint
+
+log = logging.getLogger(__name__)
 
 
 class Update(NamedTuple):
-    """What an update saw."""
+    """The outcome of an update."""
 
     terms: dict[str, Tensor]  # () each, of the objective: sums over target tokens, in nats
-    tokens: int
+    tokens: int  # target tokens
     gradient_norm: Tensor  # () before clipping
-    applied: bool  # False: a non-finite loss or gradient, nothing was changed
+    applied: bool  # False: the loss or gradient was not finite, and nothing was changed
 
 
 class Sums:
     """Sums since the last line of the log, kept on the device until they are read."""
 
     def __init__(self) -> None:
-        self.updates: list[dict[str, torch.Tensor]] = []  # of each: the objective's terms and the gradient norm
+        self.updates: list[dict[str, Tensor]] = []  # of each: the objective's terms and the gradient norm
         self.tokens = 0
         self.seconds = 0.0
 
@@ -35,7 +40,7 @@ class Sums:
         self.tokens += update.tokens
 
     def means(self) -> dict[str, float]:
-        """Of at least one update: terms by target token, the gradient norm by update."""
+        """Of at least one update: terms per target token, the gradient norm per update."""
         names = list(self.updates[0])
         columns = [torch.stack([update[name].float() for update in self.updates]) for name in names]
         totals = torch.stack(columns).cpu().double().sum(1).tolist()
@@ -43,8 +48,8 @@ class Sums:
         return {name: total / count for name, total, count in zip(names, totals, counts, strict=True)}
 
 
-class DoesNotFit(Exception):  # noqa: N818
-    """Memory does not suffice for a part of a batch."""
+class OutOfMemory(Exception):  # noqa: N818
+    """There is not enough memory for a part of a batch."""
 
 
 class Updater:
@@ -60,16 +65,17 @@ class Updater:
     ) -> None:
         self.objective, self.optimizer, self.machine = objective, optimizer, machine
         self.max_grad_norm = torch.inf if max_grad_norm is None else max_grad_norm
-        # A policy's baseline learns on its own: its gradient must not use up the limit of the others.
-        self.apart = [] if model.policy is None else list(model.policy.parameters())
-        self.parameters = [p for p in model.parameters() if not any(p is other for other in self.apart)]
+        # A policy's baseline has a loss of its own: its gradient must not use up the limit of the others.
+        self.policy_parameters = [] if model.policy is None else list(model.policy.parameters())
+        policy = set(map(id, self.policy_parameters))
+        self.parameters = [parameter for parameter in model.parameters() if id(parameter) not in policy]
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
 
     def __call__(self, batches: Sequence[Batch], learning_rate: float, step: int) -> Update:
-        """One update from the parts of one batch: each part's gradient is divided by the tokens of all of them.
+        """One update from the parts of one batch: each part's gradient is divided by the tokens of all parts.
 
-        Raises DoesNotFit if memory does not suffice for a part; nothing has been changed then but the moving mean of
-        rewards that a policy may have as its baseline.
+        Raises OutOfMemory if a part does not fit. Then nothing has changed but the mean reward of a policy with a
+        moving baseline.
         """
         tokens = sum(batch.target_tokens for batch in batches)
         sentences = sum(len(batch.indices) for batch in batches)
@@ -84,48 +90,62 @@ class Updater:
                 torch.autograd.backward(self.scaler.scale(part.total / tokens))
             except (RuntimeError, MemoryError) as error:
                 if is_out_of_memory(error):
-                    raise DoesNotFit from None
+                    raise OutOfMemory from None
                 raise
             total += part.total.detach()
             terms = {name: terms[name] + term if terms else term for name, term in part.terms.items()}
-        self.scaler.unscale_(self.optimizer)  # before clipping, so that the norm is the gradient's own
+        self.scaler.unscale_(self.optimizer)  # before clipping, so that the norm is that of the true gradient
         norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
-        nn.utils.clip_grad_norm_(self.apart, self.max_grad_norm)
-        applied = bool((norm + total).isfinite())  # one question to the device for both
+        nn.utils.clip_grad_norm_(self.policy_parameters, self.max_grad_norm)
+        applied = bool((norm + total).isfinite())  # the only value an update waits for the device for
         if applied:
             self.scaler.step(self.optimizer)
         self.scaler.update()
         return Update(terms, tokens, norm.detach(), applied)
 
     def set_rate(self, learning_rate: float) -> None:
-        """Of the next update, applied or not."""
+        """Set the learning rate of the next update."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
 
 
-def make_optimizer(config: schema.Optimizer, model: Seq2Seq) -> torch.optim.Optimizer:
-    """The configured optimizer over all parameters.
+class MicroBatcher:
+    """Splits a batch into parts if it does not fit in memory as a whole, and remembers what size did not fit.
 
-    Weight decay is for matrices alone: gains, biases and single numbers say how large something is to be, and are too
-    few to overfit.
+    The gradients of the parts add up to that of the batch; only dropout draws other masks.
     """
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-    others = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
-    parameters: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
-    match config:
-        case schema.Adam():
-            kind = torch.optim.AdamW if config.kind == "adamw" else torch.optim.Adam
-            return kind(
-                parameters,
-                lr=config.lr,
-                betas=config.betas,
-                eps=config.eps,
-                weight_decay=config.weight_decay,
-                fused=True,
-            )
-        case schema.SGD():
-            return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
-        case schema.Adadelta():
-            return torch.optim.Adadelta(
-                parameters, lr=config.lr, rho=config.rho, eps=config.eps, weight_decay=config.weight_decay
+
+    def __init__(self, parts: int) -> None:
+        """parts: of every batch, at least (training.accumulate)."""
+        self.parts = parts
+        self.too_many = math.inf  # padded tokens of the smallest part that did not fit
+
+    def __call__(self, attempt: Callable[[int], Update], sentences: int, tokens: int, name: str) -> Update:
+        """The update of a batch with this number of sentences and padded tokens; `attempt` makes it from n parts.
+
+        Raises UserError if a single sentence pair does not fit.
+        """
+        parts = self.parts
+        while tokens / parts >= self.too_many and parts < sentences:
+            parts *= 2
+        random_state = checkpoint.random_state()
+        while True:
+            try:
+                return attempt(parts)
+            except OutOfMemory:
+                checkpoint.restore_random_state(random_state)
+            release_memory()  # outside of the except block, whose traceback holds tensors
+            self.too_many = min(self.too_many, tokens / parts)
+            if parts >= sentences:
+                raise UserError(
+                    f"{name}: out of memory even with one sentence pair per batch; take a smaller model, a smaller "
+                    "data.max_length or tokenizer.vocab_size, or precision=bf16; the checkpoints are intact"
+                )
+            parts *= 2
+            log.warning(
+                "%s: out of memory with %d sentence pairs: from now on, batches of %d or more tokens are processed in "
+                "parts (as with training.accumulate)",
+                name,
+                -(-2 * sentences // parts),
+                tokens * 2 // parts,
             )

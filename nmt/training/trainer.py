@@ -14,17 +14,15 @@ from nmt.data.batching import Batches
 from nmt.data.prepared import Prepared
 from nmt.metrics.bleu import ScoreSettings
 from nmt.metrics.perplexity import perplexity
+from nmt.model.load import LAST
+from nmt.objectives.objective import Objective
 from nmt.run import RunDirectory
 from nmt.training import checkpoint
-from nmt.training.averaging import MovingAverage
-from nmt.training.best import BestCheckpoints
+from nmt.training.best import BestCheckpoints, EarlyStopping, MovingAverage
 from nmt.training.journal import Journal
-from nmt.training.memory import MicroBatcher
-from nmt.training.objective import Objective
-from nmt.training.schedule import Schedule
+from nmt.training.optimizer import Schedule, make_optimizer
 from nmt.training.signals import Interrupted, StopSignals
-from nmt.training.step import Sums, Update, Updater, make_optimizer
-from nmt.training.stopping import Stopping
+from nmt.training.step import MicroBatcher, Sums, Update, Updater
 from nmt.training.validation import Validator
 from nmt.translator import Translator
 
@@ -32,14 +30,15 @@ log = logging.getLogger(__name__)
 
 
 class Pruned(Exception):  # noqa: N818
-    """A sweep has seen enough of this run; the last checkpoint holds everything."""
+    """A sweep's search ended this run early; the last checkpoint has everything."""
 
 
-Observer = Callable[[float, float], bool]  # told each validation's epoch and monitored score; True: the run may end
+Observer = Callable[[float, float], bool]
+"""Called after each validation with the epochs done and the monitored score; True prunes the run."""
 
 
 class Trainer:
-    """Updates, validations and checkpoints, from the first step or from where a checkpoint stands."""
+    """Updates, validations and checkpoints, from the first step or from a checkpoint."""
 
     def __init__(
         self,
@@ -56,7 +55,7 @@ class Trainer:
         self.model = translator.single
         guided = config.training.guided_alignment > 0
         if guided and prepared.splits["train"].alignments is None:
-            raise UserError("training.guided_alignment: data.alignments finds none of the training corpus")
+            raise UserError("training.guided_alignment: the training corpus has no word alignments (data.alignments)")
         self.train_batches = self._batches("train", config.tokenizer.sampling_by_side, guided)
         split, batches = prepared.splits["validation"], self._batches("validation", (0.0, 0.0), False)
         self.validator = Validator(split, batches, translator, scoring, config.validation)
@@ -64,34 +63,37 @@ class Trainer:
         self.updater = Updater(
             self.model, self.objective, self.optimizer, config.training.max_grad_norm, translator.machine
         )
-        self.parts = MicroBatcher(config.training.accumulate)
+        self.micro_batcher = MicroBatcher(config.training.accumulate)
         self.average = MovingAverage(self.model, config.training.ema_decay)
         self.plan = self.train_batches.epoch(0)
         all_epochs = config.training.max_epochs * len(self.plan)
         self.total_steps = min(config.training.max_steps or all_epochs, all_epochs)
         self.schedule = Schedule(config.schedule, self.total_steps)
-        self.stopping = Stopping(config.validation.monitor, config.validation.patience)
+        self.stopping = EarlyStopping(config.validation.monitor, config.validation.patience)
         self.best = BestCheckpoints(run.checkpoints, config.validation.monitor, config.training.average_best)
-        self.step, self.epoch, self.position = 0, 0, 0  # position: batches of this epoch that are done
+        self.step, self.epoch, self.position = 0, 0, 0  # position: batches of this epoch processed
         self.bad_steps, self.bad_in_a_row = 0, 0
         self.validated = 0  # the step of the last validation
-        self.logged_step = -1  # the step up to which the journal is whole; a kill takes back what was told after it
-        self.seconds, self.tokens = 0.0, 0  # of updates alone, over all starts
+        self.logged_step = -1  # the journal is complete up to this step; later lines of a killed run are removed
+        self.seconds, self.tokens = 0.0, 0  # of updates, over all starts of the run
         self.window, self.signals = Sums(), StopSignals()
-        self.schedule_has_moved = False  # resumed with another end than before
+        self.schedule_has_moved = False  # resumed with another number of updates than before
 
     def fit(self) -> None:
-        """Train to the end. Raises Interrupted by a signal, Pruned by the observer, UserError by bad gradients."""
+        """Train to the end.
+
+        Raises Interrupted at a signal, Pruned if the observer says so, UserError after too many bad gradients.
+        """
         self.journal = Journal(self.run, self.logged_step, self.step, self.total_steps)
         if self.logged_step < 0:
             self.journal.config(self.config.model_dump(mode="json"))
         try:
             with self.signals:
                 if self.logged_step < 0 and self.config.training.start_from is not None:
-                    self._validate()  # what it starts from stays the best until there is a better one
+                    self._validate()  # the start is the best checkpoint until a better one is found
                     self.logged_step = 0
                     self._save()
-                if self.validated < self.step or self._finished():  # by a signal, or by an earlier end than before
+                if self.validated < self.step or self._finished():  # stopped before a validation, or the end has moved
                     self._after_update()
                 while not self._finished():
                     self._update()
@@ -101,7 +103,7 @@ class Trainer:
                     self._stop_if_signalled()
             if self.stopping.exhausted:
                 log.info(
-                    "stopped early: no better %s in %d validations (validation.patience); best at step %d",
+                    "stopped early: %s has not improved in %d validations (validation.patience); best at step %d",
                     self.stopping.monitor,
                     self.stopping.waited,
                     self.stopping.best_step,
@@ -110,24 +112,24 @@ class Trainer:
             self.journal.close()
 
     def resume(self) -> bool:
-        """Continue from checkpoints/last.pt, if there is one."""
-        path = self.run.checkpoints / "last.pt"
+        """Continue from the last checkpoint, if there is one. Raises UserError if it does not fit the run."""
+        path = self.run.checkpoints / LAST
         if not path.exists():
             return False
         state = checkpoint.load(path)
         try:
             self._load_state(state)
-        except Exception as error:  # a broken file can raise nearly anything
-            why = next(iter(str(error).splitlines()), type(error).__name__)
-            raise UserError(f"{path}: does not fit this run ({why})") from None
-        self.best.tidy()  # a kill may have come between the checkpoint and this
+        except Exception as error:  # a damaged file can raise nearly anything
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise UserError(f"{path}: does not fit this run ({reason})") from None
+        self.best.remove_superseded()  # the run may have been killed before it did
         return True
 
     def _finished(self) -> bool:
         return self.step >= self.total_steps or self.stopping.exhausted
 
     def _update(self) -> None:
-        began = time.perf_counter()
+        start = time.perf_counter()
         if self.position == len(self.plan):
             self.epoch, self.position = self.epoch + 1, 0
             self.plan = self.train_batches.epoch(self.epoch)
@@ -138,14 +140,14 @@ class Trainer:
         def attempt(parts: int) -> Update:
             return self.updater(self.train_batches.load(indices, self.epoch, parts), self._rate(self.step), self.step)
 
-        update = self.parts(attempt, len(indices), self.train_batches.padded_size(indices), f"step {self.step}")
+        update = self.micro_batcher(attempt, len(indices), self.train_batches.padded_size(indices), f"step {self.step}")
         if update.applied:
             self.bad_in_a_row = 0
             self.average.update(self.step)
             self.window.add(update)
         else:
             self._count_bad(indices)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start
         self.window.seconds += seconds
         self.seconds += seconds
         self.tokens += update.tokens
@@ -155,26 +157,29 @@ class Trainer:
 
     def _count_bad(self, indices: np.ndarray[Any, Any]) -> None:
         if self.updater.scaler.is_enabled() and self.updater.scaler.get_scale() > 1:
-            return  # fp16 finding its scale, not a fault
+            return  # the gradient scaler of fp16 is still looking for its scale
         self.bad_steps += 1
         self.bad_in_a_row += 1
-        shown = ", ".join(map(str, sorted(indices.tolist())))
-        log.warning("step %d: non-finite loss or gradient, skipped (training pairs %s)", self.step, shown)
+        pairs = ", ".join(map(str, sorted(indices.tolist())))
+        log.warning("step %d: non-finite loss or gradient, skipped (training pairs %s)", self.step, pairs)
         if self.bad_in_a_row >= self.config.training.max_bad_steps:
             raise UserError(
                 f"{self.bad_in_a_row} non-finite losses or gradients in a row (training.max_bad_steps): try a smaller "
-                "optimizer.lr or training.max_grad_norm, or precision=fp32; checkpoints so far are untouched"
+                "optimizer.lr or training.max_grad_norm, or precision=fp32; the checkpoints are intact"
             )
 
     def _after_update(self) -> None:
-        """What is due after an update. The checkpoint comes last: a run that is killed before tells all of it again."""
+        """Log, validate and save after an update, as configured.
+
+        The checkpoint comes last: a run that is killed before it repeats all of this.
+        """
         training = self.config.training
         if self.step % training.log_every == 0 or self._finished():
             self._log()
         score = self._validate() if self._validation_due() else None
         average = None
         if self._finished():
-            self._log()  # which patience may have cut short
+            self._log()  # the rest, if patience has just ended the run
             if average := self.best.average_at(self.step, self.model, self.validator):
                 self.journal.average(self.step, self._progress(), *average)
         pruned = score is not None and self.observer is not None and self.observer(self._progress(), score)
@@ -195,12 +200,12 @@ class Trainer:
         return self.position == len(self.plan) and (self.epoch + 1) % validation.every == 0
 
     def _stop_if_signalled(self) -> None:
-        if self.signals.noted is None:
+        if self.signals.received is None:
             return
-        log.warning("%s: saving a checkpoint", signal.Signals(self.signals.noted).name)
+        log.warning("%s: saving a checkpoint", signal.Signals(self.signals.received).name)
         self._save()
-        self.signals.hand_on()
-        raise Interrupted(self.signals.noted)
+        self.signals.call_launcher()
+        raise Interrupted(self.signals.received)
 
     def _log(self) -> None:
         window, self.window = self.window, Sums()
@@ -225,7 +230,7 @@ class Trainer:
         return self.epoch + self.position / len(self.plan)
 
     def _validate(self) -> float:
-        """Returns the monitored score."""
+        """Validate, keep the checkpoint if it is among the best, and return the monitored score."""
         with self.average.in_model():
             scores, samples, positions = self.validator()
             best = self.stopping.update(scores, self.step)
@@ -250,9 +255,9 @@ class Trainer:
         )
 
     def _save(self) -> None:
-        self.journal.flush()  # what the checkpoint takes for told must not be lost with the process
-        checkpoint.save(self.run.checkpoints / "last.pt", self._state())
-        self.best.tidy()
+        self.journal.flush()  # lines up to logged_step must be on disk before the checkpoint that says so
+        checkpoint.save(self.run.checkpoints / LAST, self._state())
+        self.best.remove_superseded()
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -268,7 +273,7 @@ class Trainer:
             "position": self.position,
             "validated": self.validated,
             "logged_step": self.logged_step,
-            "too_many": self.parts.too_many,
+            "too_many": self.micro_batcher.too_many,
             "total_steps": self.total_steps,
             "bad": [self.bad_steps, self.bad_in_a_row],
             "spent": [self.seconds, self.tokens],
@@ -278,16 +283,16 @@ class Trainer:
     def _load_state(self, state: dict[str, Any]) -> None:
         checkpoint.check(state, self.model, self.optimizer)
         self.average.load_state_dict(state)
-        options = self.optimizer.state_dict()["param_groups"]  # the configuration's, not the file's
+        options = self.optimizer.state_dict()["param_groups"]  # of the configuration, not of the file
         self.optimizer.load_state_dict({**state["optimizer"], "param_groups": options})
-        if state["scaler"]:  # none of a run that was in another precision so far
+        if state["scaler"]:  # empty if the run had another precision so far
             self.updater.scaler.load_state_dict(state["scaler"])
         self.schedule.load_state_dict(state["schedule"])
         self.updater.set_rate(self._rate(state["step"]))
         self.stopping.load_state_dict(state["stopping"])
         self.best.load_state_dict(state["best"])
         self.step, self.epoch, self.position = state["step"], state["epoch"], state["position"]
-        self.validated, self.logged_step, self.parts.too_many = (
+        self.validated, self.logged_step, self.micro_batcher.too_many = (
             state["validated"],
             state["logged_step"],
             float(state["too_many"]),

@@ -75,7 +75,8 @@ class Validator:
             batch = batch.to(machine.device)
             with machine.autocast():
                 decoded = model(batch.source, batch.lengths, batch.target_in)
-                return model.loss(decoded.readouts, batch.target_out, pad).nll.cpu(), batch.target_tokens
+                log_probs = model.log_probs(decoded.readouts, batch.target_out, pad)
+                return -log_probs.sum().cpu(), batch.target_tokens
 
         model.eval()
         nll, tokens = torch.zeros((), dtype=torch.float64), 0

@@ -26,11 +26,12 @@ from nmt.model.build import build_model
 from nmt.model.ensemble import Ensemble
 from nmt.model.readout import Readout
 from nmt.model.seq2seq import Seq2Seq
+from nmt.objectives.objective import Objective
 from nmt.search.beam import beam_search
 from nmt.search.greedy import greedy_search
 from nmt.search.hypothesis import LengthPenalty, Limits, Symbols
-from nmt.training.objective import Objective
-from nmt.training.step import Updater, make_optimizer
+from nmt.training.optimizer import make_optimizer
+from nmt.training.step import Updater
 
 PAD, BOS, EOS, V = 0, 2, 3, 50
 PENALTY = LengthPenalty("average", 1.0)

@@ -1,5 +1,6 @@
 """Models of a few units in float64, and a batch of three sentences for them."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -7,7 +8,9 @@ import torch
 from nmt.config.schema import Model
 from nmt.model.build import build_model
 from nmt.model.seq2seq import Seq2Seq
+from nmt.objectives.token_losses import likelihood
 
+LIKELIHOOD = partial(likelihood, smoothing=0.1)
 V, PAD, BOS, EOS = 13, 0, 2, 3
 NONE = {"kind": "none", "context": "first_state"}
 CHO = {"kind": "none", "context": "every_step"}

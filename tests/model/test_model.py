@@ -11,6 +11,7 @@ from small_models import (
     CHO,
     EOS,
     LENGTHS,
+    LIKELIHOOD,
     NONE,
     PAD,
     SELF_ATTENTION,
@@ -25,7 +26,7 @@ from small_models import (
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nmt.model.output import Output
+from nmt.model.readout import Output
 from nmt.model.seq2seq import Seq2Seq
 from nmt.search.beam import beam_search
 from nmt.search.greedy import greedy_search
@@ -157,7 +158,7 @@ def test_every_parameter_takes_part(model: Seq2Seq) -> None:
     """No part of the model is built and then not used."""
     model.train()
     decoded = model(SOURCE, LENGTHS, TARGET)
-    model.loss(decoded.readouts, TARGET, PAD, 0.1).smoothed.backward()
+    model.loss(decoded.readouts, TARGET, PAD, LIKELIHOOD).total.backward()
     idle = [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()]
     assert idle == []
 
@@ -404,9 +405,10 @@ def test_loss_counts_real_tokens_alone() -> None:
     model = model_of()
     padded = torch.cat([TARGET, torch.full((3, 2), PAD)], dim=1)
     readouts = model(SOURCE, LENGTHS, torch.cat([TARGET, torch.full((3, 2), 5)], dim=1)).readouts
-    whole, real = model.loss(readouts, padded, PAD, 0.1), model.loss(readouts[:, :4], TARGET, PAD, 0.1)
-    torch.testing.assert_close(whole.smoothed, real.smoothed)
-    torch.testing.assert_close(whole.nll, real.nll)
+    whole, real = model.loss(readouts, padded, PAD, LIKELIHOOD), model.loss(readouts[:, :4], TARGET, PAD, LIKELIHOOD)
+    torch.testing.assert_close(whole.total, real.total)
+    torch.testing.assert_close(whole.terms["loss"].sum(), real.terms["loss"].sum())
+    torch.testing.assert_close(-model.log_probs(readouts, padded, PAD), whole.terms["loss"])
 
 
 def test_self_attention_is_a_normed_residual_of_the_states() -> None:

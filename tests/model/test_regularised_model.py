@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import LENGTHS, PAD, SELF_ATTENTION, SOURCE, TARGET, V, attention, model_of, regularised
+from small_models import LENGTHS, LIKELIHOOD, PAD, SELF_ATTENTION, SOURCE, TARGET, V, attention, model_of, regularised
 from torch import Tensor, nn
 
 from nmt.model.seq2seq import Seq2Seq
@@ -78,7 +78,7 @@ def test_rows_of_a_state_go_on_as_they_would_have(training: bool) -> None:
 
 def test_a_conditional_decoder_has_its_lowest_transitions_after_the_context() -> None:
     model = model_of(
-        decoder__attend="between", decoder__layers=2, decoder__transitions=1, attention=attention("additive")
+        decoder__attend="between", decoder__layers=2, decoder__transition_depth=1, attention=attention("additive")
     )
     embedded, state = model.target_embedding(TARGET[:, :1]), model.encode(SOURCE, LENGTHS)
     assert [len(layer.transitions) for layer in state.weights.layers] == [0, 1]
@@ -190,7 +190,7 @@ def test_each_option_changes_the_loss_of_training(
     other.load_state_dict(one.state_dict(), strict=False)
     for training, expected in ((True, True), (False, in_evaluation)):
         losses = [
-            model.loss(model.train(training)(SOURCE, LENGTHS, TARGET).readouts, TARGET, PAD).nll
+            -model.log_probs(model.train(training)(SOURCE, LENGTHS, TARGET).readouts, TARGET, PAD).sum()
             for model in (one, other)
         ]
         assert (not torch.equal(*losses)) == expected
@@ -248,7 +248,7 @@ def test_equal_seeds_drop_the_same() -> None:
     model, losses = timed("gru", 2, "between", True).train(), []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        losses.append(model.loss(model(SOURCE, LENGTHS, TARGET).readouts, TARGET, PAD).nll)
+        losses.append(-model.log_probs(model(SOURCE, LENGTHS, TARGET).readouts, TARGET, PAD).sum())
     assert torch.equal(losses[0], losses[1])
     assert not torch.equal(losses[0], losses[2])
 
@@ -271,7 +271,7 @@ def test_deep_and_with_everything_it_learns_a_batch_by_heart(
     target = torch.cat([TARGET[:, 1:], torch.full((3, 1), 3)], dim=1)
     for _ in range(60):
         optimizer.zero_grad()
-        model.loss(model(SOURCE, LENGTHS, TARGET).readouts, target, PAD).smoothed.backward()
+        model.loss(model(SOURCE, LENGTHS, TARGET).readouts, target, PAD, LIKELIHOOD).total.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     model.eval()

@@ -21,7 +21,7 @@ from nmt.config import schema
 from nmt.config.compose import load_config, merge_search, save_values, typed
 from nmt.model.build import build_model
 from nmt.run import RunDirectory
-from nmt.training.schedule import Schedule
+from nmt.training.optimizer import Schedule
 from nmt.translator import Translator
 
 MAINS = {"train": train, "evaluate": evaluate, "translate": translate, "compare": compare}

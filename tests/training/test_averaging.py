@@ -14,11 +14,11 @@ from torch import nn
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch
 from nmt.evaluation import evaluate, score_settings
+from nmt.objectives.objective import Objective, Value
 from nmt.run import RunDirectory
 from nmt.training import checkpoint
-from nmt.training.averaging import MovingAverage, holding, mean
+from nmt.training.best import MovingAverage, mean_weights, swapped_weights
 from nmt.training.job import train
-from nmt.training.objective import Objective, Value
 from nmt.training.step import Update, Updater
 from nmt.translator import Translator
 
@@ -130,25 +130,25 @@ def test_a_model_gets_its_weights_back_whatever_happens() -> None:
     own = copied(model)
 
     def interrupted() -> None:
-        with holding(model, Tied().state_dict()):
+        with swapped_weights(model, Tied().state_dict()):
             assert not same(copied(model), own)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    with pytest.raises(RuntimeError), holding(model, {"embedding.weight": torch.zeros(5, 3)}):
+    with pytest.raises(RuntimeError), swapped_weights(model, {"embedding.weight": torch.zeros(5, 3)}):
         pass
     assert same(copied(model), own)
 
 
 def test_the_mean_of_models_is_numpys() -> None:
     models = [Tied().state_dict() for _ in range(3)]
-    found = mean(iter(models))
+    found = mean_weights(iter(models))
     for name in models[0]:
         expected = np.mean([model[name].double().numpy() for model in models], axis=0)
         np.testing.assert_allclose(found[name].numpy(), expected, rtol=1e-6)
         assert found[name].dtype == torch.float32
-    assert same(mean([models[0]]), models[0])
+    assert same(mean_weights([models[0]]), models[0])
 
 
 @pytest.mark.system

@@ -35,7 +35,7 @@ def follow(best: BestCheckpoints, scores: dict[int, float]) -> None:
         earlier = [each for at, each in scores.items() if at < step]
         better = min if best.monitor == "loss" else max
         best.add(validated(step, score, best.monitor), not earlier or better(score, *earlier) not in earlier)
-        best.tidy()
+        best.remove_superseded()
 
 
 def names(directory: Path) -> set[str]:
@@ -146,7 +146,7 @@ def test_a_checkpoint_is_removed_only_after_last(tmp_path: Path) -> None:
     follow(best, {1: 5.0, 2: 6.0})
     best.add(validated(3, 7.0), True)
     assert {"step-1.pt", "step-2.pt", "step-3.pt"} <= names(tmp_path)
-    best.tidy()
+    best.remove_superseded()
     assert names(tmp_path) == {"best.pt", "step-2.pt", "step-3.pt"}
 
 
@@ -190,7 +190,7 @@ def killed(run: Path, event: int) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint, "save", counted(checkpoint.save))
-        patch.setattr(BestCheckpoints, "tidy", counted(BestCheckpoints.tidy))
+        patch.setattr(BestCheckpoints, "remove_superseded", counted(BestCheckpoints.remove_superseded))
         patch.setattr(Journal, "_record", counted(Journal._record))
         with pytest.raises(Killed):
             finish(run)

@@ -285,7 +285,7 @@ def test_patience_ends_a_run_early(train_config: Config, tmp_path: Path) -> None
     config = train_config("training.max_epochs=50", "validation.patience=2", "optimizer.lr=1e-9", "schedule=constant")
     assert train(config, tmp_path / "run", []) == 0
     assert state(tmp_path / "run")["epoch"] == 2
-    assert "stopped early: no better bleu in 2 validations" in (tmp_path / "run" / "train.log").read_text()
+    assert "stopped early: bleu has not improved in 2 validations" in (tmp_path / "run" / "train.log").read_text()
 
 
 def test_the_last_updates_are_told_where_patience_ends_a_run(train_config: Config, tmp_path: Path) -> None:

@@ -12,11 +12,10 @@ from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch
 from nmt.model.seq2seq import Seq2Seq
-from nmt.training import objective as objective_module
+from nmt.objectives import objective as objective_module
+from nmt.objectives.objective import Objective, Value
 from nmt.training.job import train
-from nmt.training.memory import MicroBatcher
-from nmt.training.objective import Objective, Value
-from nmt.training.step import DoesNotFit, Update
+from nmt.training.step import MicroBatcher, OutOfMemory, Update
 from nmt.training.trainer import Trainer
 
 Config = Callable[..., TrainConfig]
@@ -64,7 +63,7 @@ def test_a_batch_that_does_not_fit_gives_the_update_of_its_parts(
     with caplog.at_level(logging.WARNING):
         assert train(config, tmp_path / "split", []) == 0
     assert refused
-    assert any("no memory for" in record.getMessage() for record in caplog.records)
+    assert any("out of memory with" in record.getMessage() for record in caplog.records)
     for name, value in weights(tmp_path / "accumulated").items():
         torch.testing.assert_close(weights(tmp_path / "split")[name], value)
 
@@ -99,7 +98,7 @@ def test_parts_double_until_they_fit_and_large_batches_begin_there() -> None:
     def attempt(parts: int) -> Update:
         tried.append(parts)
         if 64 / parts > 20:
-            raise DoesNotFit
+            raise OutOfMemory
         return UPDATE
 
     parts = MicroBatcher(1)
@@ -118,9 +117,9 @@ def test_parts_double_until_they_fit_and_large_batches_begin_there() -> None:
 
 def test_a_pair_that_does_not_fit_alone_ends_the_run_in_words() -> None:
     def attempt(parts: int) -> Update:
-        raise DoesNotFit
+        raise OutOfMemory
 
-    with pytest.raises(UserError, match="step 7: memory does not suffice for one pair at a time"):
+    with pytest.raises(UserError, match="step 7: out of memory even with one sentence pair"):
         MicroBatcher(1)(attempt, 5, 50, "step 7")
 
 

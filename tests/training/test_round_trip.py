@@ -12,8 +12,8 @@ from nmt.config.schema import TrainConfig
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.metrics.bleu import ScoreSettings
-from nmt.training import round_trip
-from nmt.training.round_trip import report_round_trips, round_trip_bleu
+from nmt.training import corpus_report
+from nmt.training.corpus_report import report_round_trips, round_trip_bleu
 
 CHINESE = ["\u4f60\u597d\uff0c\u4e16\u754c\uff01", "\u4eca\u5929\uff08\u5468\u4e00\uff09\u4e0d\u6765\uff1f"]
 PERSIAN = [
@@ -82,6 +82,6 @@ def test_a_large_split_costs_no_more_than_a_part_of_it(prepared: Make, monkeypat
     decoded = []
     tokenizer = made.tokenizers.target
     monkeypatch.setattr(tokenizer, "decode", lambda ids: decoded.append(ids) or "a b c d e f")
-    monkeypatch.setattr(round_trip, "SENTENCES", 10)
+    monkeypatch.setattr(corpus_report, "SENTENCES", 10)
     assert round_trip_bleu(made.splits["validation"], tokenizer, ScoreSettings("13a", lowercase=False)) == 100
     assert 5 < len(decoded) <= 10

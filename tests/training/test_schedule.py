@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.training.schedule import Schedule
+from nmt.training.optimizer import Schedule
 
 
 def schedule(total: int = 100, **values: Any) -> Schedule:  # noqa: ANN401

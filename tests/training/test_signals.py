@@ -16,8 +16,8 @@ def test_the_first_is_noted_and_ctrl_c_after_it_stops_at_once(number: signal.Sig
     handler = signal.getsignal(number)
     with StopSignals() as signals:
         os.kill(os.getpid(), number)
-        assert signals.noted == number
-        signals.hand_on()  # to nobody
+        assert signals.received == number
+        signals.call_launcher()  # to nobody
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(number) == handler
@@ -28,7 +28,7 @@ def test_what_repeats_does_not_disturb_the_checkpoint(number: signal.Signals) ->
     with StopSignals() as signals:
         for each in (number, number, signal.SIGTERM):
             os.kill(os.getpid(), each)
-        assert signals.noted == number
+        assert signals.received == number
 
 
 @pytest.mark.parametrize("number", STOPPING)
@@ -36,7 +36,7 @@ def test_what_the_process_ignores_stays_ignored(number: signal.Signals) -> None:
     signal.signal(number, signal.SIG_IGN)  # as nohup does with SIGHUP, a script's & with SIGINT
     with StopSignals() as signals:
         os.kill(os.getpid(), number)
-        assert signals.noted is None
+        assert signals.received is None
     assert signal.getsignal(number) == signal.SIG_IGN
 
 
@@ -45,8 +45,8 @@ def test_a_launcher_hears_of_its_signal_after_the_checkpoint() -> None:
     signal.signal(signal.SIGUSR2, lambda number, _: heard.append(number))
     with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGUSR2)
-        assert (signals.noted, heard) == (signal.SIGUSR2, [])
-        signals.hand_on()
+        assert (signals.received, heard) == (signal.SIGUSR2, [])
+        signals.call_launcher()
     assert heard == [signal.SIGUSR2]
 
 
@@ -55,7 +55,7 @@ def test_what_a_launcher_ignores_is_left_to_it() -> None:
     signal.signal(signal.SIGTERM, lambda number, _: ignored.append(number))
     with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.noted is None
+        assert signals.received is None
     assert ignored == [signal.SIGTERM]
     with StopSignals():
         assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL  # nobody has asked for it

@@ -119,7 +119,7 @@ def test_the_saved_path_is_absolute(train_config: Config) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["tokenizer.vocab_size=390"], "the same: tokenizer=file tokenizer.source_model={run}/tokenizer.model$"),
+        (["tokenizer.vocab_size=390"], "the same one: tokenizer=file tokenizer.source_model={run}/tokenizer.model$"),
         (["tokenizer.lowercase=true"], "tokenizer=file tokenizer.source_model={run}/tokenizer.model$"),
         (["encoder.hidden=8"], r"do not fit this model \(encoder.hidden is 16 there, 8 here\)"),
         (
@@ -151,9 +151,9 @@ def test_a_lowercased_and_divided_tokenizer_is_told_as_it_is(train_config: Confi
     apart = ["tokenizer.joint=false", "embedding.tie_source_target=false", "tokenizer.vocab_size=200"]
     run = tmp_path / "apart"
     assert train(train_config(*SHORT, *apart, "tokenizer.lowercase=true", "training.max_steps=1"), run, []) == 0
-    with pytest.raises(UserError, match="know another tokenizer's") as error:
+    with pytest.raises(UserError, match="was trained with another tokenizer") as error:
         train(train_config(*SHORT, *apart, OTHER_DATA, f"training.start_from={run}"), tmp_path / "run", [])
-    remedy = str(error.value).partition("the same: ")[2].split()
+    remedy = str(error.value).partition("the same one: ")[2].split()
     tiny = [override for override in TINY if not override.startswith("tokenizer.")]
     overrides = [*tiny, *SHORT, OTHER_DATA, apart[1], *remedy, f"training.start_from={run}"]
     assert train(typed(TrainConfig, values_of("train", overrides)), tmp_path / "run", []) == 0

@@ -13,8 +13,9 @@ from nmt.data.prepared import Prepared
 from nmt.machine import Machine
 from nmt.model.load import new_model
 from nmt.model.seq2seq import Seq2Seq
-from nmt.training.objective import Objective, Value
-from nmt.training.step import Updater, make_optimizer
+from nmt.objectives.objective import Objective, Value
+from nmt.training.optimizer import make_optimizer
+from nmt.training.step import Updater
 
 Config = Callable[..., TrainConfig]
 CPU = Machine(torch.device("cpu"), "fp32")

@@ -6,9 +6,9 @@ import pytest
 import torch
 from combinations import Case, attend
 
-from nmt.attention.losses import coverage_loss, guided_alignment_loss
 from nmt.attention.memory import Past
 from nmt.attention.normalizers import MonotonicNormalizer, SoftmaxNormalizer
+from nmt.objectives.auxiliary import coverage_loss, guided_alignment_loss
 
 B, T, S = 2, 4, 5
 

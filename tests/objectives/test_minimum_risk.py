@@ -17,8 +17,8 @@ from nmt.data.batching import Batch, collate
 from nmt.machine import Machine
 from nmt.model.build import build_model
 from nmt.model.seq2seq import Seq2Seq
-from nmt.training.minimum_risk import Candidates, expected_risk
-from nmt.training.objective import Objective, Value
+from nmt.objectives.minimum_risk import Candidates, expected_risk
+from nmt.objectives.objective import Objective, Value
 from nmt.training.step import Updater
 
 Config = Callable[..., TrainConfig]
@@ -116,7 +116,7 @@ def test_candidates_are_the_different_draws_of_a_sentence_behind_its_reference(
     assert objective.risk is not None
     a, b, c = [4, EOS], [5, 5, EOS], [EOS]
     drawn = [[b, a, b, a], [c, b, b, c], [b, b, b, b]]
-    monkeypatch.setattr(objective.risk, "_draw", lambda *_: drawn)
+    monkeypatch.setattr(objective.risk, "_sample", lambda *_: drawn)
     found = objective.risk.candidates(batch)
     assert found.tokens == [a, b, REFERENCES[1], c, b, REFERENCES[2], b]
     assert found.sentences.tolist() == [0, 0, 1, 1, 1, 2, 2]

@@ -1,6 +1,7 @@
 """Scheduled sampling: what the decoder goes on from."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ from nmt.data.batching import Batch, Batches
 from nmt.data.prepare import prepare
 from nmt.model.load import new_model
 from nmt.model.seq2seq import Seq2Seq
-from nmt.ops import output_layer
-from nmt.training.objective import Objective
-from nmt.training.scheduled_sampling import ScheduledSampling
+from nmt.objectives.objective import Objective
+from nmt.objectives.scheduled_sampling import ScheduledSampling
+from nmt.objectives.token_losses import likelihood
+from nmt.ops import output_loss
 
 Config = Callable[..., TrainConfig]
 STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0"]
@@ -51,7 +53,7 @@ def best(model: Seq2Seq, batch: Batch) -> Tensor:
 def test_at_its_height_every_word_but_the_first_is_the_models_own(
     attention: str, train_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output_layer, "CHUNK_NUMBERS", 20_000)
+    monkeypatch.setattr(output_loss, "CHUNK_NUMBERS", 20_000)
     model, _, scheduled, batch = setup(train_config(*ALWAYS, *f"attention={attention}".split(), "encoder.dropout=0.5"))
     mixed = scheduled(batch, 1)
     assert model.training
@@ -82,11 +84,11 @@ def test_the_loss_is_that_of_the_given_words_after_the_mixed_ones(overrides: lis
     value = objective(batch, 1)
     mixed = scheduled(batch, 1)
     decoded = model(batch.source, batch.lengths, mixed.target_in)
-    expected = model.loss(decoded.readouts, batch.target_out, PAD, 0.1)
-    torch.testing.assert_close(value.terms["loss"], expected.nll)
-    torch.testing.assert_close(value.terms["smoothed_loss"], expected.smoothed.detach())
+    expected = model.loss(decoded.readouts, batch.target_out, PAD, partial(likelihood, smoothing=0.1))
+    torch.testing.assert_close(value.terms["loss"], expected.terms["loss"].sum())
+    torch.testing.assert_close(value.terms["smoothed_loss"], expected.total.detach())
     objective.scheduled = None
-    assert objective(batch, 1).terms["loss"] != pytest.approx(expected.nll.item(), rel=1e-4)
+    assert objective(batch, 1).terms["loss"] != pytest.approx(expected.terms["loss"].sum().item(), rel=1e-4)
 
 
 def test_under_autocast_its_pass_leaves_no_copies_of_weights(train_config: Config) -> None:

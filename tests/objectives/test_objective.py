@@ -1,6 +1,7 @@
 """What the attention adds to the likelihood."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -14,8 +15,10 @@ from nmt.data.prepare import prepare
 from nmt.machine import Machine
 from nmt.model.load import new_model
 from nmt.model.seq2seq import Seq2Seq
-from nmt.training.objective import Objective
-from nmt.training.step import Updater, make_optimizer
+from nmt.objectives.objective import Objective
+from nmt.objectives.token_losses import r_drop
+from nmt.training.optimizer import make_optimizer
+from nmt.training.step import Updater
 
 Config = Callable[..., TrainConfig]
 MOVING = "attention.normalizer.baseline=moving"
@@ -63,7 +66,7 @@ def test_plain_attention_adds_nothing(train_config: Config) -> None:
     value = objective(batch, 1)
     assert set(value.terms) == {"loss", "smoothed_loss"}
     assert batch.alignment is None
-    assert torch.equal(value.total.detach(), value.terms["loss"])
+    torch.testing.assert_close(value.total.detach(), value.terms["loss"])
 
 
 def test_a_coverage_loss_of_weight_zero_is_left_out(train_config: Config) -> None:
@@ -108,7 +111,7 @@ def test_r_drop_pulls_two_predictions_together(train_config: Config) -> None:
     left = []
     for alpha in (0.01, 20.0):
         model.load_state_dict(setup(config)[0].state_dict())
-        objective.r_drop = alpha
+        objective.loss.criterion = partial(r_drop, alpha=alpha, smoothing=0.1)
         torch.manual_seed(1)
         for _ in range(25):
             value = objective(batch, 1)
@@ -131,8 +134,8 @@ def test_r_drop_pulls_two_predictions_together(train_config: Config) -> None:
 def test_without_dropout_r_drop_changes_nothing(overrides: list[str], train_config: Config) -> None:
     """Both predictions are one, and tokens and what the attention adds are counted once."""
     found = []
-    for r_drop in (0, 5):
-        model, objective, batch = setup(train_config(*STILL, *overrides, f"training.r_drop={r_drop}"))
+    for alpha in (0, 5):
+        model, objective, batch = setup(train_config(*STILL, *overrides, f"training.r_drop={alpha}"))
         value = objective(batch, 1)
         found.append((value.total, value.terms, gradient(model, value.total)))
     (total, terms, plain), (total_both, terms_both, both) = found
@@ -198,7 +201,7 @@ def test_a_baseline_neither_uses_up_the_gradients_limit_nor_depends_on_the_polic
     assert model.policy is not None
     assert model.policy.learned is not None
     apart = {id(parameter) for parameter in model.policy.parameters()}
-    assert {id(parameter) for parameter in updater.apart} == apart
+    assert {id(parameter) for parameter in updater.policy_parameters} == apart
     assert not apart & {id(parameter) for parameter in updater.parameters}
     with torch.no_grad():
         model.policy.learned.bias.fill_(1000.0)
@@ -210,7 +213,11 @@ def test_a_baseline_neither_uses_up_the_gradients_limit_nor_depends_on_the_polic
     near = updater([batch], 0.0, 1).gradient_norm
     assert huge < 100 * near  # the advantage grows with it, its square does not count
     assert (
-        float(torch.stack([parameter.grad.norm() for parameter in updater.apart if parameter.grad is not None]).norm())
+        float(
+            torch.stack(
+                [parameter.grad.norm() for parameter in updater.policy_parameters if parameter.grad is not None]
+            ).norm()
+        )
         <= 1.001
     )
 

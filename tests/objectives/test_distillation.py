@@ -6,7 +6,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,9 +20,10 @@ from nmt.data.batching import Batch, Batches
 from nmt.data.prepare import prepare
 from nmt.machine import Machine
 from nmt.model.load import new_model
-from nmt.training.distillation import load_teachers
+from nmt.objectives.objective import Objective
+from nmt.objectives.token_losses import Distillation
 from nmt.training.job import train
-from nmt.training.objective import Objective
+from nmt.training.start import load_teachers
 from nmt.training.step import Update, Updater
 
 Config = Callable[..., TrainConfig]
@@ -58,16 +59,15 @@ def setup(config: TrainConfig) -> tuple[Objective, Batch]:
 def test_the_mean_of_all_teachers_is_learned_without_their_dropout(teachers: list[Path], train_config: Config) -> None:
     objective, batch = setup(train_config(*STILL, *from_(teachers, "objective.teacher_weight=0.75")))
     kept: list[bool] = []
-    hooks = [
-        teacher.register_forward_hook(lambda *_: kept.append(torch.is_grad_enabled())) for teacher in objective.teachers
-    ]
+    models = cast(Distillation, objective.loss).teachers
+    hooks = [model.register_forward_hook(lambda *_: kept.append(torch.is_grad_enabled())) for model in models]
     value = objective(batch, 1)
     for hook in hooks:
         hook.remove()
     assert kept == [False, False]  # what a teacher computes is not kept for a gradient
-    real = batch.target_out != objective.pad
+    real = batch.target_out != objective.loss.pad
     taught = torch.zeros(())
-    for teacher in objective.teachers:
+    for teacher in models:
         assert not teacher.training
         decoded = teacher(batch.source, batch.lengths, batch.target_in)
         taught = taught + teacher.output(decoded.readouts)[real].softmax(-1) / len(teachers)
@@ -79,7 +79,7 @@ def test_the_mean_of_all_teachers_is_learned_without_their_dropout(teachers: lis
     torch.testing.assert_close(value.terms["loss"], loss.detach())
     torch.testing.assert_close(value.total, 0.25 * loss + 0.75 * divergence)
     value.total.backward()
-    assert all(parameter.grad is None for teacher in objective.teachers for parameter in teacher.parameters())
+    assert all(parameter.grad is None for teacher in models for parameter in teacher.parameters())
     assert all(parameter.grad is not None for parameter in objective.model.parameters())
 
 
@@ -138,7 +138,9 @@ def test_a_run_goes_on_in_the_same_bits_where_its_teachers_have_moved(
     stopped = torch.load(tmp_path / "stopped" / "checkpoints" / "last.pt", weights_only=True)
     assert stopped["step"] == 2
     moved = [shutil.copytree(run, tmp_path / "moved" / run.name) for run in teachers]
-    with pytest.raises(UserError, match=r"another best checkpoint \(of step 3\) than what .*step 3 of .*/1\)"):
+    with pytest.raises(
+        UserError, match=r"the best checkpoint of .* \(step 3\) is not the one this run began with \(step 3 of .*/1\)"
+    ):
         train(train_config(*SHORT, *from_(moved[::-1])), tmp_path / "stopped", [])
     with pytest.raises(UserError, match=r"objective.teachers: this run began with 2, not 1$"):
         train(train_config(*SHORT, *from_(moved[:1])), tmp_path / "stopped", [])
@@ -170,7 +172,10 @@ def test_the_saved_paths_are_absolute(train_config: Config) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["tokenizer.vocab_size=390"], "know another tokenizer's .*: tokenizer=file tokenizer.source_model={run}"),
+        (
+            ["tokenizer.vocab_size=390"],
+            "was trained with another tokenizer .*: tokenizer=file tokenizer.source_model={run}",
+        ),
         (["objective.teachers=nowhere"], "objective.teachers=nowhere: no such directory"),
         (["training.r_drop=1"], "training.r_drop=1.0 is for objective=likelihood; with objective.kind=distillation"),
         (["attention=hard"], "kind=hard is rewarded for what teachers predict; use objective=likelihood"),

@@ -1,0 +1,148 @@
+"""Minimum risk training: the model samples translations and learns to prefer those near the reference (Shen et al.
+2016).
+
+Shapes: B sentences, N candidates of all of them, C candidates of the sentence that has most, S source positions, T
+target positions, M target tokens of all candidates, R readout.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nmt.config import schema
+from nmt.data.batching import Batch
+from nmt.data.prepared import padded
+from nmt.data.tokenizer import Tokenizer
+from nmt.metrics.token_bleu import TokenBLEU
+from nmt.model.decoder import Decoded
+from nmt.model.state import DecoderState
+from nmt.objectives.token_losses import Prediction, Terms, TokenLoss
+from nmt.ops.output_loss import output_loss
+from nmt.search.hypothesis import LengthPenalty, Limits, StepOutput, Symbols
+from nmt.search.sampling import SamplingOptions, sample
+
+NO_PENALTY = LengthPenalty("none", 0.0)
+
+
+class Candidates(NamedTuple):
+    """Different translations of the same sentences, grouped by sentence with the reference first."""
+
+    tokens: list[list[int]]  # of each of the N, </s> last
+    sentences: Tensor  # int64 (N,) on the CPU, from 0 to B - 1
+    counted: Tensor  # bool (N,) on the CPU, False: a reference that is only here for its likelihood
+    risks: Tensor  # float32 (N,) on the CPU, 1 - BLEU
+
+
+class MinimumRisk:
+    """sum_y Q(y) risk(y) over a sentence's candidates y, with Q(y) = p(y)^sharpness / sum (Shen et al. 2016, eq. 8 and
+    9), and risk(y) = 1 - BLEU over tokens.
+
+    Candidates are sampled without dropout and weighted with dropout. The encoder runs once for all candidates of a
+    sentence, the decoder once for all candidates.
+    """
+
+    def __init__(self, likelihood: TokenLoss, config: schema.MinimumRisk, target: Tokenizer) -> None:
+        self.likelihood, self.model, self.config, self.pad = likelihood, likelihood.model, config, target.pad
+        self.symbols = Symbols(target.bos, target.eos, banned=(target.pad, target.bos))
+
+    def __call__(self, batch: Batch) -> tuple[Prediction, Tensor]:
+        """The likelihood of the references, and the expected risk () summed over sentences."""
+        candidates, device = self.candidates(batch), batch.source.device
+        on_host = torch.from_numpy(padded(candidates.tokens, self.pad))
+        real = (on_host != self.pad).flatten().nonzero()[:, 0].to(device, non_blocking=True)
+        targets = on_host.to(device, non_blocking=True)
+        inputs = torch.cat([targets.new_full((len(targets), 1), self.symbols.bos), targets[:, :-1]], dim=1)
+        sentences = candidates.sentences.to(device, non_blocking=True)
+        decoded: Decoded = self.model(batch.source, batch.lengths, inputs, sentences)
+        risk = self._expected_risk(decoded.readouts, targets, real, candidates)
+        references = candidates.sentences.diff(prepend=torch.tensor([-1])).nonzero()[:, 0]
+        references = references.to(device, non_blocking=True)
+        T = batch.target_out.shape[1]
+        weights, log_weights = (
+            None if part is None else part[references, :T] for part in (decoded.weights, decoded.log_weights)
+        )
+        of_references = Decoded(decoded.readouts[references, :T], weights, log_weights)
+        return self.likelihood.of_decoded(batch, of_references, batch.target_out), risk
+
+    def candidates(self, batch: Batch) -> Candidates:
+        """Samples from the model, with torch's global generator."""
+        tokens: list[list[int]] = []
+        sentences: list[int] = []
+        counted: list[bool] = []
+        risks: list[float] = []
+        references = [row[row != self.pad].tolist() for row in batch.target_out.cpu()]
+        for sentence, (reference, samples) in enumerate(zip(references, self._sample(batch, references), strict=True)):
+            different = list(dict.fromkeys([tuple(reference), *map(tuple, samples)]))
+            bleu = TokenBLEU(reference[:-1])
+            tokens += map(list, different)
+            sentences += [sentence] * len(different)
+            counted += [self.config.reference or reference in samples, *[True] * (len(different) - 1)]
+            risks += [1 - bleu(candidate[:-1]) for candidate in different]
+        return Candidates(tokens, torch.tensor(sentences), torch.tensor(counted), torch.tensor(risks))
+
+    @torch.no_grad()
+    def _sample(self, batch: Batch, references: list[list[int]]) -> list[list[list[int]]]:
+        longest = [math.ceil(self.config.max_ratio * len(reference)) for reference in references]
+        self.model.eval()
+        hypotheses = sample(
+            self._step,
+            self.model.encode(batch.source, batch.lengths),
+            self.symbols,
+            Limits(0, longest),
+            options=SamplingOptions(temperature=1.0, top_k=0, top_p=1.0, n_samples=self.config.samples),
+            generator=None,
+            penalty=NO_PENALTY,
+            device=batch.source.device,
+        )
+        self.model.train()
+        torch.clear_autocast_cache()  # before 2.10, torch would reuse these casts, which have no gradient, in training
+        return [[hypothesis.tokens for hypothesis in group] for group in hypotheses]
+
+    def _step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
+        return self.model.step(tokens, state)._replace(weights=None)  # no one reads the samples' attention
+
+    def _expected_risk(self, readouts: Tensor, targets: Tensor, real: Tensor, candidates: Candidates) -> Tensor:
+        """(N, T, R), int64 (N, T), int64 (M,) indices of the N * T tokens that are no padding -> (), differentiable.
+
+        The risk depends on all log-probabilities at once, so logits are computed twice: first for the risk's gradient
+        with respect to each log-probability, then for the loss whose gradient that is.
+        """
+        operands = self.model.output.operands(readouts.flatten(0, 1).index_select(0, real))
+        tokens, counted = targets.flatten()[real], torch.ones_like(real, dtype=torch.bool)
+        with torch.no_grad():
+            log_probs = output_loss(operands.readouts[None], *operands[1:], counted, log_likelihood, tokens).terms[
+                "log_likelihood"
+            ]
+        log_probs.requires_grad_()
+        with torch.enable_grad():
+            of_candidates = log_probs.new_zeros(len(targets)).index_add(0, real // targets.shape[1], log_probs)
+            risk = expected_risk(of_candidates, candidates, self.config.sharpness)
+        if not torch.is_grad_enabled():
+            return risk.detach()
+        (slopes,) = torch.autograd.grad(risk, log_probs)
+        linear = output_loss(operands.readouts[None], *operands[1:], counted, log_likelihood, tokens, slopes).total
+        return risk.detach() + (linear - linear.detach())
+
+
+def log_likelihood(logits: Tensor, targets: Tensor, factors: Tensor | None = None) -> tuple[Tensor, Terms]:
+    """A criterion: (1, n, V), int64 (n,) -> log-probabilities of the targets (n,), times a factor (n,) each."""
+    log_probs = logits[0].log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+    return log_probs if factors is None else factors * log_probs, {"log_likelihood": log_probs}
+
+
+def expected_risk(log_probs: Tensor, candidates: Candidates, sharpness: float) -> Tensor:
+    """Log-probabilities of candidates (N,) on any device -> (), summed over sentences. What does not depend on the
+    model is computed on the host."""
+    sentences = candidates.sentences
+    counts = torch.bincount(sentences)
+    columns = torch.arange(len(sentences)) - (counts.cumsum(0) - counts)[sentences]
+    shape = len(counts), int(counts.max())  # (B, C)
+    sentences, columns, counted, risks = (
+        part.to(log_probs.device, non_blocking=True)
+        for part in (sentences, columns, candidates.counted, candidates.risks)
+    )
+    sharpened = (sharpness * log_probs).masked_fill(~counted, -torch.inf)
+    probs = log_probs.new_full(shape, -torch.inf).index_put((sentences, columns), sharpened).softmax(-1)
+    return (probs[sentences, columns] * risks.to(probs.dtype)).sum()

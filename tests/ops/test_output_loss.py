@@ -1,0 +1,233 @@
+"""The chunked loss of the output layer against torch's own operations on all logits, value and gradient."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nmt.objectives.minimum_risk import log_likelihood
+from nmt.objectives.token_losses import distillation, likelihood, r_drop
+from nmt.ops import output_loss as module
+from nmt.ops.output_loss import Criterion, OutputLoss, most_probable, output_loss
+
+N, R, V, PAD = 23, 7, 11, 2
+CHUNKS = [(1, 1), (10 * V, 4 * V), (10**6, 6 * V), (10**6, 10**6)]  # logits at a time, logits a criterion gets
+Tensors = list[Tensor]
+
+
+def tensors(copies: int = 1, width: int = R, dtype: torch.dtype = torch.float64) -> Tensors:
+    """Readouts (C, N, R), output table and bias."""
+    shapes = ((copies, N, width), (V, width), (V,))
+    return [torch.randn(*shape, dtype=dtype).requires_grad_() for shape in shapes]
+
+
+def targets() -> Tensor:
+    drawn = torch.randint(V, (N,))
+    drawn[::5] = PAD
+    return drawn
+
+
+def cross_entropy_of(logits: Tensor, right: Tensor, smoothing: float) -> Tensor:
+    return F.cross_entropy(logits, right, reduction="sum", label_smoothing=smoothing)
+
+
+def plain_likelihood(operands: Tensors, right: Tensor, smoothing: float = 0.1) -> Tensor:
+    return cross_entropy_of(F.linear(*operands)[0, right != PAD], right[right != PAD], smoothing)
+
+
+def plain_r_drop(operands: Tensors, right: Tensor, smoothing: float = 0.1, alpha: float = 5.0) -> Tensor:
+    """Half of the paper's loss."""
+    real = right != PAD
+    first, second = F.linear(*operands)[:, real]
+    p, q = first.log_softmax(-1), second.log_softmax(-1)
+    divergence = F.kl_div(q, p, log_target=True, reduction="sum") + F.kl_div(p, q, log_target=True, reduction="sum")
+    sides = cross_entropy_of(first, right[real], smoothing) + cross_entropy_of(second, right[real], smoothing)
+    return (sides + alpha * divergence / 2) / 2
+
+
+def plain_distillation(
+    operands: Tensors, right: Tensor, teachers: list[Tensors], weight: float = 0.3, smoothing: float = 0.1
+) -> Tensor:
+    real = right != PAD
+    logits = F.linear(*operands)[0, real]
+    q = torch.stack([F.linear(*teacher)[0, real].softmax(-1) for teacher in teachers]).mean(0).detach()
+    divergence = F.kl_div(logits.log_softmax(-1), q, reduction="sum")
+    return (1 - weight) * cross_entropy_of(logits, right[real], smoothing) + weight * divergence
+
+
+def distil(
+    operands: Tensors, right: Tensor, teachers: list[Tensors], weight: float = 0.3, smoothing: float = 0.1
+) -> OutputLoss:
+    layers = [(table, bias) for _, table, bias in teachers]
+    criterion = partial(distillation, output_layers=layers, teacher_weight=weight, smoothing=smoothing)
+    return output_loss(*operands, right != PAD, criterion, right, *(readouts[0] for readouts, *_ in teachers))
+
+
+def assert_same(loss: OutputLoss, expected: Tensor, operands: Tensors) -> None:
+    torch.testing.assert_close(loss.total, expected, rtol=1e-12, atol=1e-12)
+    gradients, wanted = (torch.autograd.grad(value * 3, operands) for value in (loss.total, expected))
+    for gradient, want in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(gradient, want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
+@pytest.mark.parametrize(("chunk", "part"), CHUNKS)
+def test_equals_torchs_functions(chunk: int, part: int, smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK_NUMBERS", chunk)
+    monkeypatch.setattr(module, "CPU_NUMBERS", part)
+    right, one, two = targets(), tensors(), tensors(copies=2)
+    loss = output_loss(*one, right != PAD, partial(likelihood, smoothing=smoothing), right)
+    assert_same(loss, plain_likelihood(one, right, smoothing), one)
+    torch.testing.assert_close(loss.terms["loss"].sum(), plain_likelihood(one, right, 0.0).detach())
+    torch.testing.assert_close(loss.terms["smoothed_loss"].sum(), loss.total.detach())
+    for alpha in (0.0, 5.0):
+        loss = output_loss(*two, right != PAD, partial(r_drop, alpha=alpha, smoothing=smoothing), right)
+        assert_same(loss, plain_r_drop(two, right, smoothing, alpha), two)
+        torch.testing.assert_close(loss.terms["loss"].sum(), plain_r_drop(two, right, 0.0, 0.0).detach())
+        divergence = (plain_r_drop(two, right, 0.0, 2.0) - plain_r_drop(two, right, 0.0, 0.0)).detach()
+        torch.testing.assert_close(loss.terms["r_drop_loss"].sum(), divergence)
+    for weight, teachers in ((0.3, [tensors()]), (1.0, [tensors(width=3), tensors(width=9)])):
+        loss = distil(one, right, teachers, weight, smoothing)
+        assert_same(loss, plain_distillation(one, right, teachers, weight, smoothing), one)
+        divergence = plain_distillation(one, right, teachers, 1.0).detach()
+        torch.testing.assert_close(loss.terms["distillation_loss"].sum(), divergence)
+
+
+@pytest.mark.parametrize(("chunk", "part"), CHUNKS)
+def test_terms_are_by_position_and_zero_on_padding(chunk: int, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK_NUMBERS", chunk)
+    monkeypatch.setattr(module, "CPU_NUMBERS", part)
+    operands, right = tensors(), targets()
+    terms = output_loss(*operands, right != PAD, partial(likelihood, smoothing=0.1), right).terms
+    expected = F.cross_entropy(F.linear(*operands)[0], right, reduction="none", ignore_index=PAD)
+    torch.testing.assert_close(terms["loss"], expected.detach(), rtol=1e-12, atol=1e-12)
+    assert not terms["smoothed_loss"][right == PAD].any()
+    assert not any(term.requires_grad for term in terms.values())
+
+
+@pytest.mark.parametrize(("chunk", "part"), CHUNKS)
+def test_log_likelihood_and_its_factors(chunk: int, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK_NUMBERS", chunk)
+    monkeypatch.setattr(module, "CPU_NUMBERS", part)
+    operands, right, factors = tensors(), targets(), torch.randn(N, dtype=torch.float64)
+    everywhere = torch.ones(N, dtype=torch.bool)
+    log_probs = F.linear(*operands)[0].log_softmax(-1).gather(1, right[:, None])[:, 0]
+    loss = output_loss(*operands, everywhere, log_likelihood, right, factors)
+    assert_same(loss, factors @ log_probs, operands)
+    torch.testing.assert_close(loss.terms["log_likelihood"], log_probs.detach(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("criterion", "copies"),
+    [(partial(likelihood, smoothing=0.1), 1), (partial(r_drop, alpha=5.0, smoothing=0.1), 2)],
+)
+def test_goes_backward_once_and_not_at_all_in_evaluation(criterion: Criterion, copies: int) -> None:
+    operands, right = tensors(copies), targets()
+    with torch.no_grad():
+        assert not output_loss(*operands, right != PAD, criterion, right).total.requires_grad
+    loss = output_loss(*operands, right != PAD, criterion, right).total
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="only once"):
+        loss.backward()
+
+
+def test_evaluation_computes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module._Gradients, "add", lambda *_: pytest.fail("a gradient"))
+    right = targets()
+    with torch.no_grad():
+        output_loss(*tensors(), right != PAD, partial(likelihood, smoothing=0.1), right)
+
+
+def test_only_the_student_learns() -> None:
+    student, teacher, right = tensors(), tensors(), targets()
+    loss = distil(student, right, [teacher])
+    assert torch.autograd.grad(loss.total, teacher, allow_unused=True) == (None, None, None)
+
+
+def test_a_hopeless_target_has_a_finite_loss() -> None:
+    """Its probability underflows, its logarithm does not."""
+    weight, one = torch.tensor([[500.0], [-500.0]]), torch.ones(1, dtype=torch.bool)
+    criterion = partial(likelihood, smoothing=0.0)
+    loss = output_loss(torch.ones(1, 1, 1), weight, torch.zeros(2), one, criterion, torch.tensor([1]))
+    assert float(loss.total) == 1000
+
+
+def test_predictions_far_apart_have_a_finite_divergence() -> None:
+    """Probabilities underflow, the difference of their logarithms does not."""
+    readouts = torch.tensor([[[1.0]], [[-1.0]]]).requires_grad_()
+    weight, one = torch.tensor([[300.0], [-300.0]]), torch.ones(1, dtype=torch.bool)
+    criterion = partial(r_drop, alpha=2.0, smoothing=0.0)
+    loss = output_loss(readouts, weight, torch.zeros(2), one, criterion, torch.tensor([1]))
+    assert float(loss.terms["r_drop_loss"]) == 600
+    assert float(loss.terms["loss"]) == 300
+    (gradient,) = torch.autograd.grad(loss.total, readouts)
+    assert gradient.isfinite().all()
+
+
+def test_two_equal_predictions_cost_what_one_costs() -> None:
+    (readouts, weight, bias), right = tensors(), targets()
+    both = output_loss(
+        readouts.expand(2, -1, -1), weight, bias, right != PAD, partial(r_drop, alpha=5.0, smoothing=0.1), right
+    )
+    alone = output_loss(readouts, weight, bias, right != PAD, partial(likelihood, smoothing=0.1), right)
+    assert both.terms["r_drop_loss"].abs().max() < 1e-12
+    torch.testing.assert_close(both.total, alone.total)
+    gradients = (torch.autograd.grad(loss.total, [readouts, weight, bias]) for loss in (both, alone))
+    for got, want in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_a_teacher_that_predicts_the_same_teaches_nothing() -> None:
+    student, right = tensors(), targets()
+    loss = distil(student, right, [student, student], weight=1.0)
+    assert loss.total.abs() < 1e-12
+    assert all(gradient.abs().max() < 1e-12 for gradient in torch.autograd.grad(loss.total, student))
+
+
+def test_a_certain_teacher_is_a_reference() -> None:
+    """Its distribution has zeros, whose logarithms are not finite."""
+    student, right = tensors(), targets()
+    one_hot = 1e4 * F.one_hot(right, V).double().t()
+    certain = [torch.eye(N, dtype=torch.float64)[None], one_hot, torch.zeros(V).double()]
+    assert_same(distil(student, right, [certain], weight=1.0), plain_likelihood(student, right, 0.0), student)
+
+
+def test_weights_tied_to_embeddings_collect_both_gradients() -> None:
+    table, bias, right = torch.randn(V, R, dtype=torch.float64, requires_grad=True), torch.zeros(V).double(), targets()
+    loss = output_loss(table[right][None], table, bias, right != PAD, partial(likelihood, smoothing=0.0), right)
+    expected = plain_likelihood([table[right][None], table, bias], right, 0.0)
+    torch.testing.assert_close(*(torch.autograd.grad(value, table)[0] for value in (loss.total, expected)))
+
+
+@pytest.mark.parametrize(
+    ("criterion", "copies"),
+    [(partial(likelihood, smoothing=0.1), 1), (partial(r_drop, alpha=5.0, smoothing=0.1), 2)],
+)
+def test_under_autocast_gradients_stay_near_those_in_float32(criterion: Criterion, copies: int) -> None:
+    operands, right = tensors(copies, dtype=torch.float32), targets()
+    exact = torch.autograd.grad(output_loss(*operands, right != PAD, criterion, right).total, operands)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = output_loss(*operands, right != PAD, criterion, right)
+    assert loss.total.dtype == loss.terms["loss"].dtype == torch.float32
+    for got, want in zip(torch.autograd.grad(loss.total, operands), exact, strict=True):
+        assert got.dtype == torch.float32
+        assert (got - want).norm() < 0.02 * want.norm()
+
+
+def test_a_teachers_precision_is_that_of_autocast() -> None:
+    student, teacher, right = tensors(dtype=torch.float32), tensors(dtype=torch.float32), targets()
+    exact = distil(student, right, [teacher]).total
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = distil(student, right, [[tensor.bfloat16() for tensor in teacher]]).total
+    torch.testing.assert_close(rough, exact, rtol=0.02, atol=0)
+
+
+def test_the_most_probable_token_is_never_a_banned_one() -> None:
+    operands = tensors()
+    logits = F.linear(*operands)[0].detach()
+    banned = torch.tensor([PAD, 4])
+    expected = logits.index_fill(1, banned, -torch.inf).argmax(-1)
+    assert most_probable(operands[0][0], *operands[1:], banned).equal(expected)
+    assert not logits.argmax(-1).equal(expected)
