@@ -14,8 +14,7 @@ from nmt.files import locked
 from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
 from nmt.metrics.bleu import Scores, ScoreSettings, score, score_by_length, tokenizer_for
 from nmt.run import EVALUATION, RunDirectory, read_json
-from nmt.translation import Translation
-from nmt.translator import Progress, Translator
+from nmt.translator import Progress, Translation, Translator
 
 log = logging.getLogger(__name__)
 

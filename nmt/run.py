@@ -1,10 +1,13 @@
-"""The run directory: its paths, its lock, and the record of what it ran with."""
+"""The run directory: its paths, its lock and the record of what it ran with."""
 
 import fcntl
 import hashlib
+import importlib.metadata
 import json
 import os
+import platform
 import shlex
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +21,6 @@ from nmt.config.overrides import for_shell, given_values
 from nmt.config.paths import user_path
 from nmt.data.prepared import Prepared
 from nmt.files import read_bytes, read_lines, refuse_strays, remove_leftovers, to_json, write_atomically, write_lines
-from nmt.surroundings import surroundings
 
 # May differ when a run is resumed, and changes only rounding in what comes of it: what it computes with, what it tells.
 UNSEEN = {"run", "device", "threads", "data.cache_dir", "training.log_every", "training.checkpoint_every"}
@@ -298,3 +300,36 @@ def read_json(path: Path) -> dict[str, Any]:
 def digest(values: Mapping[str, Any]) -> str:
     """A name for values, the same for the same ones."""
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+
+
+PACKAGES = ("nmt", "torch", "numpy", "sentencepiece", "sacrebleu", "datasets", "hydra-core")
+
+
+def surroundings() -> dict[str, Any]:
+    """For the record of a run."""
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "git": _git_commit(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """The commit of the checkout that the code runs from, "+" if it has changes; None for an installed package."""
+    here = Path(__file__).resolve().parent.parent
+    if not (here / ".git").exists():
+        return None
+    try:
+        command = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

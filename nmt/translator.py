@@ -6,30 +6,57 @@ Shapes: B batch, S source positions, T target positions.
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from nmt.config import schema
 from nmt.config.compose import load_config, merge_search
 from nmt.config.errors import UserError
 from nmt.data.batching import collate
 from nmt.data.prepared import padded
-from nmt.data.tokenizer import Tokenizer, Tokenizers
-from nmt.data.unknown import copy_unknown
+from nmt.data.tokenizer import Tokenizer, Tokenizers, copy_unknown
 from nmt.machine import Machine, retry_in_halves
+from nmt.metrics.alignment import attention_to_links, format_pharaoh, merge_to_words, words
 from nmt.model.ensemble import Ensemble
 from nmt.model.load import load_runs
 from nmt.model.seq2seq import Seq2Seq
 from nmt.run import RunDirectory
 from nmt.search.beam import beam_search
-from nmt.search.greedy import greedy_search
 from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits, Step, Symbols
-from nmt.search.sampling import SamplingOptions, sample
-from nmt.translation import Translation
+from nmt.search.rollout import SamplingOptions, greedy_search, sample
+
+
+@dataclass(frozen=True)
+class Translation:
+    """One translation of one line."""
+
+    text: str
+    score: float  # what translations are ranked by: the log-probability over its length penalty
+    log_prob: float  # natural logarithm
+    source_tokens: list[str]  # pieces, </s> last
+    tokens: list[str]  # pieces, </s> last
+    alignment: NDArray[np.float32] | None  # (T, S) attention, a row for each of `tokens`; None without attention
+
+    def word_alignment(self) -> str:
+        """Source-target pairs of words, which spaces separate, from each target word's strongest link (Pharaoh)."""
+        if self.alignment is None:
+            return ""
+        return format_pharaoh(attention_to_links(self.alignment, self.tokens, self.source_tokens))
+
+    def word_weights(self) -> dict[str, Any] | None:
+        """Source words, target words ("</s>" last) and the attention between them: whole percents, a row for each
+        target word. None without attention."""
+        if self.alignment is None:
+            return None
+        weights = merge_to_words(self.alignment, self.tokens, self.source_tokens)
+        percents = np.rint(100 * weights).astype(int).tolist()
+        return {"source": words(self.source_tokens), "target": words(self.tokens), "weights": percents}
+
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from nmt.search.history import Ending, History
-from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits, StateT, Step, Symbols
-from nmt.search.log_probs import LogProbs
-from nmt.search.topk import pack_top, unpack
+from nmt.search.hypothesis import Ending, History, Hypothesis, LengthPenalty, Limits, StateT, Step, Symbols
+from nmt.search.log_probs import LogProbs, pack_top, unpack
 
 CACHED_NUMBERS = 2**20  # log-probabilities made at a time on a CPU: 4 MiB, which stay in its cache
 

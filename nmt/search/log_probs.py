@@ -1,4 +1,4 @@
-"""From the logits of a step to the log-probabilities of the tokens that may come next."""
+"""Log-probabilities of the next tokens, and the k best of them."""
 
 import math
 
@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from nmt.search.hypothesis import Symbols
-from nmt.search.topk import BLOCK
 
 
 class LogProbs:
@@ -47,3 +46,38 @@ class LogProbs:
             forced = torch.tensor(at_max).to(log_probs.device, non_blocking=True)
             log_probs.masked_fill_(forced[:, None], -math.inf)
             end.copy_(torch.where(forced, forced_end, end))
+
+
+BLOCK = 64
+_POSITION_BITS = 32
+
+
+def pack_top(log_probs: Tensor, k: int) -> Tensor:
+    """(A, M) float32, none positive -> (A, k) int64: the k best, best first; of equals, the lower position first.
+
+    M must be a multiple of BLOCK. One integer holds both a value and its position; see `unpack`.
+    """
+    rows, columns = log_probs.shape
+    blocks = log_probs.view(rows, columns // BLOCK, BLOCK)
+    # The k best stand in the k blocks with the best maxima: each block ranked before an element's own block
+    # holds an element ranked before it. So one cheap pass leaves k * BLOCK of the M columns to rank.
+    first = torch.arange(0, columns, BLOCK, device=log_probs.device)
+    starts = _best(blocks.amax(-1), first, min(k, len(first)))[1]
+    within = torch.arange(BLOCK, device=log_probs.device)
+    positions = (starts[:, :, None] + within).flatten(1)
+    return _pack(log_probs.gather(1, positions), positions).topk(k, largest=False).values
+
+
+def unpack(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """int64 of any shape -> the log-probabilities (float32) and their positions (int64)."""
+    values = -(packed >> _POSITION_BITS).int().view(torch.float32)
+    return values, packed & ((1 << _POSITION_BITS) - 1)
+
+
+def _pack(log_probs: Tensor, positions: Tensor) -> Tensor:
+    # The bits of floats that are not negative, read as an integer, keep their order: least is best.
+    return (log_probs.abs().view(torch.int32).long() << _POSITION_BITS) + positions
+
+
+def _best(log_probs: Tensor, positions: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    return unpack(_pack(log_probs, positions).topk(k, largest=False, sorted=False).values)

@@ -12,7 +12,7 @@ import pytest
 from conftest import TINY
 from forks import call
 
-from nmt.data import demo
+from nmt.data.demo import corpus as demo
 
 pytestmark = pytest.mark.system
 BIN = Path(sys.executable).parent

@@ -6,8 +6,7 @@ noun whose plural looks like its singular ("fish"); no word takes "a" or "an" ag
 
 import functools
 
-from nmt.data.demo_inflection import Adjective, Determiner, Noun, Verb, VerbGroup
-from nmt.data.demo_phrase import Phrase, phrase
+from nmt.data.demo.phrases import Adjective, Determiner, Noun, Phrase, Verb, VerbGroup, phrase
 
 
 def _rows(table: str) -> list[list[str]]:

@@ -14,9 +14,8 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-from nmt.data import demo_lexicon as lexicon
-from nmt.data.demo_inflection import Adjective, Determiner, Verb, VerbGroup, inflect
-from nmt.data.demo_phrase import Phrase, join, phrase, spell
+from nmt.data.demo import lexicon
+from nmt.data.demo.phrases import Adjective, Determiner, Phrase, Verb, VerbGroup, inflect, join, phrase, spell
 
 VERSION = 1  # raise it when the text generated for a seed changes: it is part of the cache fingerprint
 MIN_WORDS, MAX_WORDS = 4, 45  # of an English sentence, the full stop included
