@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.data.tokenizer import Tokenizers
-from nmt.files import checksum, read_bytes, refuse_scarcity, refuse_strays, write_atomically
+from nmt.files import check_contained, checksum, raise_system_error, read_bytes, write_atomically
 from nmt.metrics.alignment import parse_pharaoh
 
 FORMAT = 3  # of the directory; another number is prepared anew
@@ -38,7 +38,7 @@ class Side:
             self.tokens: Array = _mapped(directory / f"{name}.ids", IDS)
             self._text: Array = _mapped(directory / f"{name}.txt", np.dtype("u1"))
         except (OSError, ValueError) as error:
-            refuse_scarcity(error)
+            raise_system_error(error)
             raise UserError(f"{directory}: the prepared corpus is incomplete ({error}); delete the folder") from None
         sound = _ends(self.offsets, len(self.tokens), 1) and _ends(self.line_ends, len(self._text), 0)
         if not sound or len(self.offsets) != len(self.line_ends):
@@ -138,7 +138,7 @@ class Prepared:
         """Raises UserError if the directory is not a complete prepared corpus of this format."""
         self.directory = directory
         try:
-            refuse_strays(directory)
+            check_contained(directory)
             self.report: dict[str, Any] = json.loads(read_bytes(directory / "report.json"))
             if not {"train", "validation"} <= schema.Report.model_validate(self.report).splits.keys():
                 raise ValueError("nothing to train on")
@@ -146,7 +146,7 @@ class Prepared:
             where = ".".join(map(str, error.errors()[0]["loc"]))
             raise UserError(f"{directory}: is not a prepared corpus (report.json: {where})") from None
         except (OSError, ValueError, RecursionError) as error:
-            refuse_scarcity(error)
+            raise_system_error(error)
             raise UserError(f"{directory}: is not a prepared corpus ({error})") from None
         self.fingerprint: str = self.report["fingerprint"]
         self.tokenizers = Tokenizers.load(directory, self.report["lowercase"])
@@ -172,7 +172,7 @@ def _check_sums(directory: Path) -> None:
         sums = json.loads(read_bytes(directory / CHECKSUMS))
         changed = [name for name, value in sums.items() if checksum(directory / name) != value]
     except (OSError, ValueError, AttributeError, RecursionError) as error:
-        refuse_scarcity(error)
+        raise_system_error(error)
         raise UserError(f"{directory}: is not a prepared corpus ({error})") from None
     if changed:
         raise UserError(f"{directory}: {changed[0]} is damaged (its checksum differs); delete the folder")
