@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nmt.translation import Translation
-    from nmt.translator import Translator
+    from nmt.translator import Translation, Translator
 
 __all__ = ["Translation", "Translator"]
 

@@ -1,4 +1,4 @@
-"""The one scoring path, of training's validation and nmt-evaluate; nmt-compare reads from runs how they were scored."""
+"""Translating and scoring a test set: the same path for validation during training and for nmt-evaluate."""
 
 import logging
 import time
@@ -10,22 +10,21 @@ from typing import Any, NamedTuple, Self
 from nmt.config import schema
 from nmt.config.compose import flatten, load_values
 from nmt.config.errors import UserError
-from nmt.files import locked
+from nmt.files import locked, to_json, write_lines
 from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
-from nmt.metrics.bleu import Scores, ScoreSettings, score, score_by_length, tokenizer_for
+from nmt.metrics.bleu import METRICS, Scores, ScoreSettings, score, score_by_length, tokenizer_for
 from nmt.run import EVALUATION, RunDirectory, read_json
-from nmt.translation import Translation
-from nmt.translator import Progress, Translator
+from nmt.translator import Progress, Translation, Translator
 
 log = logging.getLogger(__name__)
 
 
 class Evaluation(NamedTuple):
-    """A split, translated and scored."""
+    """Translations of a test set and their scores."""
 
     translations: list[Translation]
     scores: Scores
-    sentences_per_second: float  # of translating, without scoring
+    sentences_per_second: float  # translation only
 
     @property
     def hypotheses(self) -> list[str]:
@@ -34,7 +33,7 @@ class Evaluation(NamedTuple):
 
 
 def score_settings(config: schema.Evaluation, target_lang: str) -> ScoreSettings:
-    """Resolve tokenize=auto, and try it, so that a missing tokenizer is told now. Raises UserError."""
+    """Resolve tokenize=auto. Raises UserError now, before training, if the tokenizer is not available."""
     tokenize = tokenizer_for(target_lang) if config.tokenize == "auto" else config.tokenize
     settings = ScoreSettings(tokenize, config.lowercase)
     try:
@@ -49,50 +48,46 @@ def evaluate(
     sources: Sequence[str],
     references: Sequence[str],
     settings: ScoreSettings,
-    metrics: Collection[str] = ("bleu", "chrf", "ter"),
+    metrics: Collection[str] = METRICS,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Translate and score."""
     translator.reseed()
-    began = time.perf_counter()
+    start = time.perf_counter()
     translations = [nbest[0] for nbest in translator.translate_nbest(sources, 1, progress)]
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start
     scores = score([translation.text for translation in translations], references, settings, metrics)
     return Evaluation(translations, scores, len(sources) / seconds)
 
 
-class Aligned(NamedTuple):
-    """References, aligned by forced decoding with a model that has attention."""
+class ReferenceAlignment(NamedTuple):
+    """References aligned to their sources by forced decoding."""
 
     pharaoh: list[str]  # word links of each pair
-    scores: dict[str, float]  # aer, alignment_precision, alignment_recall against gold alignments; {} without any
+    scores: dict[str, float]  # aer, alignment_precision, alignment_recall; {} without gold alignments
 
 
 def align(
     translator: Translator, sources: Sequence[str], references: Sequence[str], gold: Sequence[str] | None
-) -> Aligned | None:
-    """What the attention aligns in given translations, and AER, precision and recall (Och and Ney 2003).
-
-    None for a model without attention.
-    """
+) -> ReferenceAlignment | None:
+    """Word alignments that the attention gives to the references, with AER, precision and recall (Och and Ney 2003)
+    against gold alignments. None for a model without attention."""
     if not translator.model.attends:
         return None
-    pharaoh = [each.word_alignment() for each in translator.score(sources, references)]
+    pharaoh = [translation.word_alignment() for translation in translator.score(sources, references)]
     if gold is None:
-        return Aligned(pharaoh, {})
+        return ReferenceAlignment(pharaoh, {})
     links = [parse_pharaoh(line)[0] for line in pharaoh]
-    scores = alignment_error_rate(links, [parse_pharaoh(line) for line in gold])
-    return Aligned(
-        pharaoh, {"aer": scores.aer, "alignment_precision": scores.precision, "alignment_recall": scores.recall}
-    )
+    aer, precision, recall = alignment_error_rate(links, [parse_pharaoh(line) for line in gold])
+    return ReferenceAlignment(pharaoh, {"aer": aer, "alignment_precision": precision, "alignment_recall": recall})
 
 
 @dataclass(frozen=True)
-class EnsembleEvaluation:
-    """A folder for an evaluation that does not go into a run: of an ensemble, which is none of its runs."""
+class EvaluationFolder:
+    """A folder for an evaluation that is not written to a run, such as that of an ensemble."""
 
     folder: RunDirectory
-    about: Mapping[str, Any]  # what was evaluated, and how; the same for all splits in the folder
+    description: Mapping[str, Any]  # runs and settings, the same for all splits in the folder
 
     @classmethod
     def at(
@@ -103,46 +98,46 @@ class EnsembleEvaluation:
         settings: ScoreSettings,
         checkpoint: str,
     ) -> Self:
-        """Changes nothing yet. Raises UserError if the folder holds an evaluation of something else."""
-        about = {
+        """Writes nothing yet. Raises UserError if the folder holds an evaluation of other runs or settings."""
+        description = {
             "members": [str(run.path.resolve()) for run in runs],
             "checkpoint": checkpoint,
             "search": translator.search.model_dump(),
             "seed": translator.seed,
             "evaluation": asdict(settings),
             "parameters": sum(parameter.numel() for parameter in translator.model.parameters()),
-            "asked": _asked(runs, translator.search),
+            "asked": _choices(runs, translator.search),
         }
-        there, here = dict(flatten(read_json(folder / EVALUATION))), dict(flatten(about))
-        if there and (other := next((key for key in here if there.get(key) != here[key]), None)):
+        saved, new = dict(flatten(read_json(folder / EVALUATION))), dict(flatten(description))
+        if saved and (key := next((key for key in new if saved.get(key) != new[key]), None)):
             raise UserError(
-                f"output={folder}: holds another evaluation ({other} is {there.get(other)} there, {here[other]} here); "
-                "name another folder"
+                f"output={folder}: holds another evaluation ({key} is {saved.get(key)} there, {new[key]} here); name "
+                "another folder"
             )
-        return cls(RunDirectory(folder), about)
+        return cls(RunDirectory(folder), description)
 
-    def write_about(self) -> None:
-        """What makes the folder one that nmt-compare reads."""
-        self.folder.update_json(self.folder.path / EVALUATION, self.about)
+    def write_description(self) -> None:
+        """Write evaluation.json, by which nmt-compare recognises the folder."""
+        self.folder.update_json(self.folder.path / EVALUATION, self.description)
 
 
-def _asked(runs: Sequence[RunDirectory], search: schema.Search) -> dict[str, Any]:
-    """What the runs were started with, by key, joined by "+" where they differ; of the search what is searched with."""
-    first, *others = [run.recorded_choices() for run in runs]
-    joined: dict[str, Any] = {"ensemble": len(runs)} if others else {}
-    for key in dict.fromkeys(key for each in (first, *others) for key in each):
-        values = list(dict.fromkeys(each.get(key, "default") for each in (first, *others)))
+def _choices(runs: Sequence[RunDirectory], search: schema.Search) -> dict[str, Any]:
+    """The runs' recorded choices, joined by "+" where they differ, with the search settings of this evaluation."""
+    recorded = [run.recorded_choices() for run in runs]
+    joined: dict[str, Any] = {"ensemble": len(runs)} if len(runs) > 1 else {}
+    for key in dict.fromkeys(key for choices in recorded for key in choices):
+        values = list(dict.fromkeys(choices.get(key, "default") for choices in recorded))
         if not key.startswith("search"):
             joined[key] = values[0] if len(values) == 1 else "+".join(map(str, values))
-        elif key in first:
-            joined[key] = first[key]
-    trained = load_values(runs[0].config)["search"]
-    given = {key: value for key, value in search.model_dump().items() if trained.get(key) != value}
-    return joined | {f"search.{key}": value for key, value in given.items()}
+        elif key in recorded[0]:
+            joined[key] = recorded[0][key]
+    own = load_values(runs[0].config)["search"]
+    changed = {f"search.{key}": value for key, value in search.model_dump().items() if own.get(key) != value}
+    return joined | changed
 
 
-def warn_of_other_texts(runs: Sequence[RunDirectory], split: str) -> None:
-    """Tell of runs whose split is not the first's: they may have been trained on what is scored."""
+def warn_if_texts_differ(runs: Sequence[RunDirectory], split: str) -> None:
+    """Warn of runs with another test set than the first run: they may have been trained on its sentences."""
 
     def text(run: RunDirectory) -> list[bytes | None]:
         files = [run.data / f"{split}.{side}" for side in ("source", "target")]
@@ -161,43 +156,44 @@ def evaluate_run(
     checkpoint: str,
     progress: Progress | None = None,
     variant: str = "",
-    apart: EnsembleEvaluation | None = None,
-    scored: Callable[[dict[str, Any]], object] | None = None,
+    output: EvaluationFolder | None = None,
+    on_result: Callable[[dict[str, Any]], object] | None = None,
 ) -> tuple[dict[str, Any], Evaluation]:
-    """Evaluate a split of a run's corpus; writes hypotheses/<split>.txt, word alignments of translations and
-    references to alignments/, and the split's entry of results.json.
+    """Evaluate a split of a run's corpus. Returns the entry of results.json and the translations.
 
-    `variant` tells settings that are not the run's own: it is added to both names, so that the run's own scores stay.
-    All goes into the folder `apart`, if there is one, together with the text. `scored` gets the split's entry before
-    anything is written, which may fail.
+    Writes hypotheses/<split>.txt, word alignments of translations and references to alignments/, and the entry, to the
+    run or to `output`. `variant` names settings that differ from the run's own; it is appended to <split>, so that the
+    run's own results stay. `on_result` receives the entry before anything is written, which may fail.
     """
     sources, references, gold = run.held_out(split)
-    found = evaluate(translator, sources, references, settings, progress=progress)
+    evaluation = evaluate(translator, sources, references, settings, progress=progress)
     result: dict[str, Any] = {
-        **found.scores.as_dict(),
-        "bleu_by_length": score_by_length(found.hypotheses, references, sources, settings),
+        **evaluation.scores.as_dict(),
+        "bleu_by_length": score_by_length(evaluation.hypotheses, references, sources, settings),
         "sentences": len(sources),
-        "sentences_per_second": round(found.sentences_per_second, 2),
+        "sentences_per_second": round(evaluation.sentences_per_second, 2),
         "checkpoint": checkpoint,
         "search": translator.search.model_dump(),
     }
     aligned = align(translator, sources, references, gold)
     if aligned is not None:
         result |= {key: round(value, 4) for key, value in aligned.scores.items()}
-    if apart is not None:
-        result["members"] = apart.about["members"]
-    if scored is not None:
-        scored(result)
-    if apart is not None:
-        run = apart.folder
-        apart.write_about()
+    if output is not None:
+        result["members"] = output.description["members"]
+    if on_result is not None:
+        on_result(result)
+    if output is not None:
+        run = output.folder
+        output.write_description()
         run.write_held_out(split, sources, references, gold)
     name = f"{split}.{variant}" if variant else split
     if aligned is not None:
-        run.write_alignments(f"{name}.translations", [each.word_alignment() for each in found.translations])
-        run.write_word_weights(name, [each.word_weights() for each in found.translations])
-        run.write_alignments(f"{name}.references", aligned.pharaoh)
-    run.write_hypotheses(name, found.hypotheses)
+        links = [translation.word_alignment() for translation in evaluation.translations]
+        weights = [to_json(translation.word_weights() or {}) for translation in evaluation.translations]
+        write_lines(run.alignments / f"{name}.translations.pharaoh", links)
+        write_lines(run.alignments / f"{name}.words.jsonl", weights)
+        write_lines(run.alignments / f"{name}.references.pharaoh", aligned.pharaoh)
+    write_lines(run.hypotheses / f"{name}.txt", evaluation.hypotheses)
     with locked(run.path):
         run.update_json(run.results, {name: result})
-    return result, found
+    return result, evaluation

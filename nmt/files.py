@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all; files and folders that may come from anyone."""
+"""Atomic writes, bounded reads, and checks of files and folders from untrusted sources."""
 
 import errno
 import fcntl
@@ -12,34 +12,44 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-RECORD = 2**26  # bytes that a configuration, a report or a tokenizer may have
-TEXT = 2**31  # ... that lines of text may have
-CHUNK = 2**22  # ... read at a time
+MAX_RECORD = 2**26  # bytes of a configuration, a report or a tokenizer
+MAX_TEXT = 2**31  # bytes of a text file
+CHUNK = 2**22  # bytes read at a time
+# Errors of the system or of permissions, which say nothing about the content of a file.
+SYSTEM_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EIO}
 
 
-SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EIO}
-
-
-def refuse_scarcity(error: Exception) -> None:
-    """Raises the error if it is of the system or of permissions: what was to be read is not to blame."""
-    if isinstance(error, OSError) and error.errno in SCARCE:
+def raise_system_error(error: Exception) -> None:
+    """Raises the error if it is one of the system or of permissions, rather than of the file's content."""
+    if isinstance(error, OSError) and error.errno in SYSTEM_ERRORS:
         raise error
 
 
-def read_bytes(path: Path, most: int = RECORD) -> bytes:
-    """A whole file. Raises OSError for more than `most` bytes, before memory is taken, and for what is no file: a pipe
-    would keep its reader waiting."""
+def read_bytes(path: Path, limit: int = MAX_RECORD) -> bytes:
+    """A whole file. Raises OSError, before it allocates memory, if the file has more than `limit` bytes or is not a
+    regular file: reading a pipe might block forever."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode):
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "is not a file", str(path))
-        if about.st_size > most:
-            raise OSError(errno.EFBIG, f"has {about.st_size:,} bytes, {most:,} are the most", str(path))
-        return file.read(most)
+        if status.st_size > limit:
+            raise OSError(errno.EFBIG, f"has {status.st_size:,} bytes, more than the limit of {limit:,}", str(path))
+        return file.read(limit)
+
+
+def decode_lines(content: bytes) -> list[str]:
+    """UTF-8 text -> lines, split at newlines only."""
+    text = content.decode("utf-8")
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a UTF-8 file, split at newlines only."""
+    return decode_lines(read_bytes(path, MAX_TEXT))
 
 
 def checksum(path: Path) -> int:
-    """CRC-32 of a file, which notices bits that have flipped; about a second for a gigabyte."""
+    """CRC-32 of a file, to detect flipped bits; about a second per gigabyte."""
     crc = 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
@@ -49,7 +59,7 @@ def checksum(path: Path) -> int:
 
 @contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Errors of the system that name no file, such as those of writing to a full disk, name `path`."""
+    """Add `path` to system errors that name no file, such as those of writing to a full disk."""
     try:
         yield
     except OSError as error:
@@ -58,50 +68,36 @@ def named_errors(path: Path) -> Iterator[None]:
         raise
 
 
-def lines_of(content: bytes) -> list[str]:
-    """Lines that end at newlines alone, from UTF-8."""
-    text = content.decode("utf-8")
-    return text.removesuffix("\n").split("\n") if text else []
-
-
-def read_lines(path: Path) -> list[str]:
-    """Lines that end at newlines alone."""
-    return lines_of(read_bytes(path, TEXT))
-
-
-def refuse_strays(folder: Path) -> None:
-    """Raises OSError that names the first link in a folder that leads out of it, or what is neither file nor folder.
-
-    Whoever reads and writes by name within such a folder stays within it.
-    """
-    inside = os.path.realpath(folder)
-    for place, folders, files in os.walk(folder):
-        for path in (Path(place, name) for name in sorted((*folders, *files))):
+def check_contained(folder: Path) -> None:
+    """Raises OSError if a link in the folder leads outside it, or if the folder holds a pipe or a device."""
+    root = os.path.realpath(folder)
+    for parent, folders, files in os.walk(folder):
+        for path in (Path(parent, name) for name in sorted((*folders, *files))):
             try:
                 mode = path.lstat().st_mode
             except FileNotFoundError:
-                continue  # of a run that goes on
+                continue  # removed meanwhile by a run in progress
             if stat.S_ISLNK(mode):
-                if os.path.commonpath([inside, os.path.realpath(path)]) != inside:
+                if os.path.commonpath([root, os.path.realpath(path)]) != root:
                     raise OSError(errno.EINVAL, f"is a link that leads out of {folder}", str(path))
             elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise OSError(errno.EINVAL, "is neither a file nor a folder", str(path))
 
 
-def write_atomically(path: Path, write: Callable[[BinaryIO], object] | bytes) -> None:
-    """Write beside the path, force it to the disk, then rename: a kill leaves the old file or the new one.
+def write_atomically(path: Path, content: Callable[[BinaryIO], object] | bytes) -> None:
+    """Write a temporary file, flush it to disk and rename it: after a kill, `path` has its old or its new content.
 
-    `write` is the content or a function that writes it. `remove_leftovers` finds what a kill leaves half-written.
-    Raises OSError naming the path, such as for a full disk, whatever a library makes of it.
+    `content` may be a function that writes to the file. `remove_leftovers` deletes the temporary files of killed
+    writers. Raises OSError that names `path`, for a full disk even if a library raised another error.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with temporary.open("wb") as file:
-            if isinstance(write, bytes):
-                file.write(write)
+            if isinstance(content, bytes):
+                file.write(content)
             else:
-                write(file)
+                content(file)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -114,43 +110,46 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object] | bytes) ->
         temporary.unlink(missing_ok=True)
     directory = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(directory)  # the renaming itself
+        os.fsync(directory)  # makes the rename durable
     finally:
         os.close(directory)
 
 
+def _system_error(error: BaseException | None) -> OSError | None:
+    """The first OSError in a chain of exceptions."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write lines atomically, each with a newline."""
+    write_atomically(path, "".join(f"{line}\n" for line in lines).encode("utf-8"))
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Delete the temporary files that killed writers left in a directory and its subdirectories.
+
+    Call it only while no other process writes there.
+    """
+    for leftover in directory.rglob(".*.part"):
+        leftover.unlink(missing_ok=True)
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Wait until no other process is within this block for the folder; a process that ends gives it free."""
+    """Hold an exclusive lock on the folder. The system releases it when the process ends."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # some network file systems lock no folders
+        with suppress(OSError):  # some network file systems cannot lock folders
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
 
 
-def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Each with a newline, atomically."""
-    write_atomically(path, "".join(f"{line}\n" for line in lines).encode("utf-8"))
-
-
-def _system_error(error: BaseException | None) -> OSError | None:
-    """The system's error behind another one."""
-    while error is not None and not isinstance(error, OSError):
-        error = error.__cause__ or error.__context__
-    return error
-
-
-def remove_leftovers(directory: Path) -> None:
-    """Delete what killed writers left half-written in a directory and below. Only where no other process writes."""
-    for leftover in directory.rglob(".*.part"):
-        leftover.unlink(missing_ok=True)
-
-
 def to_json(values: Mapping[str, Any], indent: int | None = None) -> str:
-    """JSON text; numbers that JSON does not have (infinity, not a number) become null."""
+    """JSON text; infinite numbers and NaN, which JSON does not have, become null."""
     return json.dumps(_finite(values), indent=indent, ensure_ascii=False, allow_nan=False)
 
 

@@ -1,10 +1,13 @@
-"""The run directory: its paths, its lock, and the record of what it ran with."""
+"""The run directory: its paths, its lock, and the record of how the run was started."""
 
 import fcntl
 import hashlib
+import importlib.metadata
 import json
 import os
+import platform
 import shlex
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,23 +20,22 @@ from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell, given_values
 from nmt.config.paths import user_path
 from nmt.data.prepared import Prepared
-from nmt.files import read_bytes, read_lines, refuse_strays, remove_leftovers, to_json, write_atomically, write_lines
-from nmt.surroundings import surroundings
+from nmt.files import check_contained, read_bytes, read_lines, remove_leftovers, to_json, write_atomically, write_lines
 
-# May differ when a run is resumed, and changes only rounding in what comes of it: what it computes with, what it tells.
-UNSEEN = {"run", "device", "threads", "data.cache_dir", "training.log_every", "training.checkpoint_every"}
-# A cosine schedule ends where the run does, so that a later end bends the rest of the curve.
-WHERE_IT_STOPS = {"training.max_epochs", "training.max_steps", "validation.patience"}
-# May differ as well: where it finds its data, what it shows, where it stops.
-FREE = UNSEEN | PLACES | WHERE_IT_STOPS | {"validation.samples", "validation.saliency"}
+# Keys that change nothing but rounding in a run's results.
+NO_EFFECT = {"run", "device", "threads", "data.cache_dir", "training.log_every", "training.checkpoint_every"}
+STOPPING = {"training.max_epochs", "training.max_steps", "validation.patience"}  # bend a cosine schedule too
+# Keys that may change when a run is resumed.
+CHANGEABLE = NO_EFFECT | PLACES | STOPPING | {"validation.samples", "validation.saliency"}
 LOCK = ".lock"
 ERROR = "error.txt"  # why a job of a sweep failed
-EVALUATION = "evaluation.json"  # of what is evaluated in a folder that is not a run
-FINISHED, PRUNED = "finished", "pruned"  # the manifest's "status"; none: not at its end yet
+EVALUATION = "evaluation.json"  # describes an evaluation in a folder that is not a run
+FINISHED, PRUNED = "finished", "pruned"  # "status" in the manifest; absent until the run ends
+PACKAGES = ("nmt", "torch", "numpy", "sentencepiece", "sacrebleu", "datasets", "hydra-core")
 
 
 class RunDirectory:
-    """Paths of one run, from whomever: nothing in it leads out of it. What trains goes through `claim`."""
+    """Paths and files of one run. Training calls `claim` before it writes anything."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -43,45 +45,45 @@ class RunDirectory:
         self.metrics = self.path / "metrics.jsonl"
         self.results = self.path / "results.json"
         self.tensorboard = self.path / "tensorboard"
-        self.checkpoints = self.path / "checkpoints"
-        self.hypotheses = self.path / "hypotheses"
-        self.data = self.path / "data"
-        self.alignments = self.path / "alignments"
+        self.checkpoints = self.path / "checkpoints"  # {last,best}.pt
+        self.hypotheses = self.path / "hypotheses"  # <split>.txt
+        self.data = self.path / "data"  # <split>.{source,target,alignments}
+        self.alignments = self.path / "alignments"  # <split>.{translations,references}.pharaoh, <split>.words.jsonl
         self._lock: int | None = None
 
     @classmethod
     def existing(cls, path: str | Path, key: str = "run") -> "RunDirectory":
-        """Raises UserError, naming the configuration's `key`, if there is no run."""
+        """Open a run for reading. Raises UserError that names the configuration's `key` if there is none."""
         run = cls(user_path(path))
         if not run.path.is_dir():
             raise UserError(f"{key}={path}: no such directory")
         if not run.config.is_file():
             raise UserError(f"{key}={path}: is not a run directory (it has no config.yaml)")
-        run.refuse_strays()
+        run.check_contained()
         return run
 
-    def refuse_strays(self) -> None:
+    def check_contained(self) -> None:
         """Raises UserError if a link leads out of the directory, or if it holds a pipe or a device."""
         try:
-            refuse_strays(self.path)
+            check_contained(self.path)
         except OSError as error:
-            raise UserError(f"{error.filename}: {error.strerror}; a run is read and written within itself") from None
+            raise UserError(f"{error.filename}: {error.strerror}; a run's files must lie within its folder") from None
 
     def claim(self, values: Mapping[str, Any]) -> None:
-        """Take the directory for the run with these values: a new one, or this very run to be resumed.
+        """Lock the directory for a run with this configuration, new or to be resumed, and remove partial files.
 
-        Changes nothing yet. What failed before its first checkpoint is not in the way. Raises UserError if another
-        process trains there, or if the directory holds anything else, of which nothing is touched.
+        Raises UserError, and changes nothing, if another process trains there or if the directory holds anything but
+        this run or one that failed before its first checkpoint.
         """
-        self._refuse_foreign()
-        self.refuse_strays()
+        self._check_only_run_files()
+        self.check_contained()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written to ({error.strerror})") from None
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released by the system when its owner ends
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system releases it when the process ends
         except OSError:
             owner = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
             os.close(self._lock)
@@ -89,136 +91,16 @@ class RunDirectory:
             raise UserError(f"{self.path}: process {owner or '?'} is training there; wait for it or stop it") from None
         os.truncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
-        if self.config.exists() and self._came_to_something():
+        if self.config.exists() and self._has_results():
             try:
-                self._same(load_values(self.config), values)
+                self._check_same_config(values)
             except UserError:
                 self.release()
                 raise
         remove_leftovers(self.path)
 
-    def wait_until_free(self, seconds: float) -> None:
-        """Wait for a process that still trains there, such as a job of a sweep that was killed just now."""
-        self.refuse_strays()
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:  # after that claiming it tells who is there
-            try:
-                with (self.path / LOCK).open("rb") as lock:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except FileNotFoundError:
-                return
-            except OSError:
-                time.sleep(0.1)
-            else:
-                return
-
-    def begin(self, values: Mapping[str, Any], prepared: Prepared, start: Mapping[str, Any]) -> None:
-        """Write down what the claimed run runs with; every start adds a line.
-
-        Raises UserError if the corpus or the tokenizers are not those that the run began with.
-        """
-        if not self._came_to_something():
-            self.manifest.unlink(missing_ok=True)  # of a start with other values perhaps, that failed
-        manifest = self.read_manifest()
-        if manifest.get("data", prepared.report).get("content") != prepared.report["content"]:
-            raise UserError(
-                f"{self.path}: the corpus or its tokenizer has changed since this run began; start a new run"
-            )
-        if "status" in manifest:  # the end it had come to is not that of what begins now
-            manifest = self.update_json(self.manifest, {"status": None})
-        save_values(self.config, values)  # first: from now on this is a run, which a kill leaves resumable
-        prepared.tokenizers.save(self.path)
-        self._keep_held_out(prepared)
-        self.update_json(
-            self.manifest,
-            {
-                "seed": values["seed"],
-                "data": prepared.report,
-                "starts": [*manifest.get("starts", []), {**surroundings(), **start}],
-            },
-        )
-
-    def given(self) -> dict[str, Any]:
-        """The overrides that the run was started with, by key."""
-        return given_values(self.first_start().get("overrides", []))
-
-    def recorded_choices(self) -> dict[str, Any]:
-        """What the run was started with: the choice from each group, and single values, by key.
-
-        Without what comes along with a choice, as attention/score does with attention=bahdanau.
-        """
-        choices = {group: it for group, it in self.first_start().get("choices", {}).items() if "/" not in group}
-        given = {**choices, **self.given()}
-        return {key: value for key, value in given.items() if key not in UNSEEN and key != "seed"}
-
-    def system(self) -> str:
-        """Equal for runs that differ in their seed alone, and in that of runs that they began with or learn from."""
-        free = FREE - WHERE_IT_STOPS | {"seed"}
-        same = {key: value for key, value in flatten(load_values(self.config)) if key not in free}
-        same["corpus"] = self.read_manifest().get("data", {}).get("content")
-        start = self.first_start()
-        same["training.start_from"] = start.get("start_from", {}).get("system", same.get("training.start_from"))
-        if teachers := start.get("teachers"):
-            same["objective.teachers"] = [teacher.get("system", teacher.get("run")) for teacher in teachers]
-        return digest(same)
-
-    def first_start(self) -> dict[str, Any]:
-        """What the run was started with: overrides, choices, and what else is known of how it began."""
-        starts = self.read_manifest().get("starts")
-        if starts:
-            return dict(starts[0])
-        with suppress(OSError, ValueError, IndexError):  # no such file, or one that a kill cut short
-            return {"overrides": shlex.split(read_lines(self.path / ERROR)[1])}  # it failed before it began
-        return {}
-
-    def read_manifest(self) -> dict[str, Any]:
-        """What is known of the run, {} of a new one. Raises UserError if the file is broken."""
-        manifest = read_json(self.manifest)
-        try:
-            schema.Manifest.model_validate(manifest)
-        except ValueError:
-            raise UserError(f"{self.path}: a file of this run is damaged (manifest.json)") from None
-        return manifest
-
-    def _refuse_foreign(self) -> None:
-        """Raises UserError if the directory holds anything but a run or a kill's leftover of a run's first file."""
-        if self.config.exists() or not self.path.is_dir():
-            return
-        ours = (LOCK, ERROR, f".{self.config.name}.*.part")
-        others = sorted(path.name for path in self.path.iterdir() if not any(path.match(name) for name in ours))
-        if others:
-            raise UserError(
-                f"{self.path}: is not empty and not a run (it holds {others[0]}); choose another hydra.run.dir"
-            )
-
-    def status(self) -> str | None:
-        """FINISHED, PRUNED, or None: not at its end yet, or not a run. Raises UserError if the file is broken."""
-        return self.read_manifest().get("status") if self.config.exists() else None
-
-    def has_finished(self, values: Mapping[str, Any], fingerprint: str) -> bool:
-        """Is here the end of a run with these values on the corpus with this fingerprint, so that running it again
-        would change nothing?"""
-        if not self.status() or self.read_manifest().get("data", {}).get("fingerprint") != fingerprint:
-            return False
-        return not _changed(load_values(self.config), values, UNSEEN)
-
-    def _same(self, saved: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        before, now = dict(flatten(saved)), dict(flatten(values))
-        changed = _changed(saved, values, FREE)
-        if changed:
-            key = changed[0]
-            more = f" and {len(changed) - 1} more differ" if len(changed) > 1 else ""
-            raise UserError(
-                f"{self.path}: holds a run of another configuration ({key} is {before.get(key)} there, "
-                f"{now.get(key)} here{more}); choose another hydra.run.dir, or resume it with "
-                f"{for_shell('run', self.path)}"
-            )
-
-    def _came_to_something(self) -> bool:
-        return self.results.exists() or any(self.checkpoints.glob("*.pt"))
-
     def release(self) -> None:
-        """Give the directory free (ending the process does so too), and take the lock out of one that is not a run."""
+        """Unlock the directory. Removes the lock file if no run was started."""
         if self._lock is None:
             return
         if not self.config.exists():
@@ -226,54 +108,143 @@ class RunDirectory:
         os.close(self._lock)
         self._lock = None
 
-    def update_json(self, path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Merge values into a JSON file, atomically. Returns all that it then holds."""
-        merged = {**read_json(path), **values}
-        write_atomically(path, f"{to_json(merged, indent=2)}\n".encode())
-        return merged
+    def wait_until_free(self, seconds: float) -> None:
+        """Wait until no process trains there, at most this long. A killed job may take a moment to end."""
+        self.check_contained()
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            try:
+                with (self.path / LOCK).open("rb") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except FileNotFoundError:
+                return
+            except OSError:
+                time.sleep(0.1)
 
-    def _keep_held_out(self, prepared: Prepared) -> None:
-        """Copy what is translated and scored into the run, so that it needs nothing else."""
+    def begin(self, values: Mapping[str, Any], prepared: Prepared, start: Mapping[str, Any]) -> None:
+        """Write configuration, tokenizers, held-out text, and an entry in the manifest's "starts".
+
+        Raises UserError if the corpus or a tokenizer has changed since the first start.
+        """
+        if not self._has_results():
+            self.manifest.unlink(missing_ok=True)  # left by a start that failed
+        manifest = self.read_manifest()
+        if manifest.get("data", prepared.report).get("content") != prepared.report["content"]:
+            raise UserError(
+                f"{self.path}: the corpus or its tokenizer has changed since this run began; start a new run"
+            )
+        if "status" in manifest:  # a finished run is trained further
+            manifest = self.update_json(self.manifest, {"status": None})
+        save_values(self.config, values)  # first: a directory with a config can be resumed after a kill
+        prepared.tokenizers.save(self.path)
         for split in prepared:
-            if split.name == "train":
-                continue
-            self.write_held_out(split.name, split.source.lines(), split.target.lines(), split.alignments)
+            if split.name != "train":
+                self.write_held_out(split.name, split.source.lines(), split.target.lines(), split.alignments)
+        starts = [*manifest.get("starts", []), {**environment(), **start}]
+        self.update_json(self.manifest, {"seed": values["seed"], "data": prepared.report, "starts": starts})
+
+    def first_start(self) -> dict[str, Any]:
+        """How the run was first started: command-line overrides, group choices, environment; {} if unknown."""
+        starts = self.read_manifest().get("starts")
+        if starts:
+            return dict(starts[0])
+        with suppress(OSError, ValueError, IndexError):  # missing, or cut short by a kill
+            return {"overrides": shlex.split(read_lines(self.path / ERROR)[1])}  # the job failed before it began
+        return {}
+
+    def overrides(self) -> dict[str, Any]:
+        """The command-line overrides of the first start, by key."""
+        return given_values(self.first_start().get("overrides", []))
+
+    def recorded_choices(self) -> dict[str, Any]:
+        """Group choices and overrides of the first start that affect results, without the seed, by key.
+
+        Choices that another choice implies, such as attention/score by attention=bahdanau, are left out.
+        """
+        groups = self.first_start().get("choices", {})
+        choices = {group: choice for group, choice in groups.items() if "/" not in group} | self.overrides()
+        return {key: value for key, value in choices.items() if key not in NO_EFFECT and key != "seed"}
+
+    def system(self) -> str:
+        """A digest equal for runs that differ only in seed, also in the seeds of their teachers or initial weights."""
+        ignored = CHANGEABLE - STOPPING | {"seed"}
+        values = {key: value for key, value in flatten(load_values(self.config)) if key not in ignored}
+        values["corpus"] = self.read_manifest().get("data", {}).get("content")
+        start = self.first_start()
+        values["training.start_from"] = start.get("start_from", {}).get("system", values.get("training.start_from"))
+        if teachers := start.get("teachers"):
+            values["objective.teachers"] = [teacher.get("system", teacher.get("run")) for teacher in teachers]
+        return digest(values)
+
+    def read_manifest(self) -> dict[str, Any]:
+        """The manifest, {} for a new run. Raises UserError if the file is damaged."""
+        manifest = read_json(self.manifest)
+        try:
+            schema.Manifest.model_validate(manifest)
+        except ValueError:
+            raise UserError(f"{self.path}: a file of this run is damaged (manifest.json)") from None
+        return manifest
+
+    def status(self) -> str | None:
+        """FINISHED, PRUNED, or None for a run that has not ended. Raises UserError if the manifest is damaged."""
+        return self.read_manifest().get("status") if self.config.exists() else None
+
+    def has_finished(self, values: Mapping[str, Any], fingerprint: str) -> bool:
+        """Did a run with this configuration and corpus fingerprint end here, so that running it again is pointless?"""
+        if not self.status() or self.read_manifest().get("data", {}).get("fingerprint") != fingerprint:
+            return False
+        return not _differences(load_values(self.config), values, NO_EFFECT)
 
     def held_out(self, split: str) -> tuple[list[str], list[str], list[str] | None]:
         """Sources, references and gold alignments (or None) of a split. Raises UserError if the run has none."""
-        source = self.data / f"{split}.source"
+        source, target, gold = (self.data / f"{split}.{name}" for name in ("source", "target", "alignments"))
         if not source.is_file():
             known = sorted({path.stem for path in self.data.glob("*.source")})
             raise UserError(f"split={split}: the run's corpus has none (there is: {', '.join(known) or 'nothing'})")
-        gold = self.data / f"{split}.alignments"
-        return (
-            read_lines(source),
-            read_lines(self.data / f"{split}.target"),
-            read_lines(gold) if gold.is_file() else None,
-        )
+        return read_lines(source), read_lines(target), read_lines(gold) if gold.is_file() else None
 
     def write_held_out(self, split: str, sources: list[str], references: list[str], gold: Sequence[str] | None) -> None:
-        """data/<split>.source, .target, and .alignments where there is gold."""
+        """Write what `held_out` reads."""
         for name, lines in (("source", sources), ("target", references), ("alignments", gold)):
             if lines is not None:
                 write_lines(self.data / f"{split}.{name}", lines)
 
-    def write_hypotheses(self, split: str, lines: list[str]) -> None:
-        """hypotheses/<split>.txt."""
-        write_lines(self.hypotheses / f"{split}.txt", lines)
+    def update_json(self, path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Merge values into a JSON file, atomically. Returns the file's new content."""
+        merged = {**read_json(path), **values}
+        write_atomically(path, f"{to_json(merged, indent=2)}\n".encode())
+        return merged
 
-    def write_alignments(self, name: str, lines: list[str]) -> None:
-        """alignments/<name>.pharaoh."""
-        write_lines(self.alignments / f"{name}.pharaoh", lines)
+    def _has_results(self) -> bool:
+        return self.results.exists() or any(self.checkpoints.glob("*.pt"))
 
-    def write_word_weights(self, name: str, weights: list[dict[str, Any] | None]) -> None:
-        """alignments/<name>.words.jsonl: the attention between the words of each translation and its source."""
-        write_lines(self.alignments / f"{name}.words.jsonl", [to_json(each or {}) for each in weights])
+    def _check_only_run_files(self) -> None:
+        """Raises UserError if the directory has no config but files that no start of a run leaves behind."""
+        if self.config.exists() or not self.path.is_dir():
+            return
+        leftovers = (LOCK, ERROR, f".{self.config.name}.*.part")
+        others = sorted(path.name for path in self.path.iterdir() if not any(map(path.match, leftovers)))
+        if others:
+            raise UserError(
+                f"{self.path}: is not empty and not a run (it holds {others[0]}); choose another hydra.run.dir"
+            )
+
+    def _check_same_config(self, values: Mapping[str, Any]) -> None:
+        if differences := _differences(load_values(self.config), values, CHANGEABLE):
+            key, (saved, new) = next(iter(differences.items()))
+            more = f" and {len(differences) - 1} more differ" if len(differences) > 1 else ""
+            raise UserError(
+                f"{self.path}: holds a run of another configuration ({key} is {saved} there, {new} here{more}); "
+                f"choose another hydra.run.dir, or resume the run with {for_shell('run', self.path)}"
+            )
 
 
-def _changed(saved: Mapping[str, Any], values: Mapping[str, Any], free: set[str]) -> list[str]:
-    before, now = dict(flatten(saved)), dict(flatten(values))
-    return [key for key in sorted(before.keys() | now.keys()) if key not in free and before.get(key) != now.get(key)]
+def _differences(saved: Mapping[str, Any], new: Mapping[str, Any], ignored: set[str]) -> dict[str, tuple[Any, Any]]:
+    """Saved and new value of each key whose values differ."""
+    before, after = dict(flatten(saved)), dict(flatten(new))
+    values = {key: (before.get(key), after.get(key)) for key in sorted({*before, *after} - ignored)}
+    return {key: (old, new) for key, (old, new) in values.items() if old != new}
 
 
 def runs_below(folder: Path) -> list[Path]:
@@ -282,10 +253,10 @@ def runs_below(folder: Path) -> list[Path]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, {} if there is no such file. Raises UserError if it is broken."""
+    """A JSON object, {} if there is no such file. Raises UserError if it cannot be read."""
     try:
         values = json.loads(read_bytes(path))
-        json.dumps(values, ensure_ascii=False).encode()  # an escape can name a lone surrogate, which no file can hold
+        json.dumps(values, ensure_ascii=False).encode()  # an escaped lone surrogate could not be written again
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
@@ -296,5 +267,32 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def digest(values: Mapping[str, Any]) -> str:
-    """A name for values, the same for the same ones."""
+    """SHA-256 of values, independent of the order of keys."""
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def environment() -> dict[str, Any]:
+    """Time, Python, platform, package versions and the code's commit, for the manifest."""
+    versions: dict[str, str | None] = dict.fromkeys(PACKAGES)
+    for package in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": versions,
+        "git": _git_commit(),
+    }
+
+
+def _git_commit() -> str | None:
+    """The commit of the checkout that the code runs from, "+" if it has changes; None for an installed package."""
+    checkout = Path(__file__).resolve().parent.parent
+    if not (checkout / ".git").exists():
+        return None
+    try:
+        command = ["git", "-C", str(checkout), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

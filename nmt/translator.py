@@ -1,53 +1,76 @@
-"""The Python API: Translator.load(run).translate(["..."]), of several runs Translator.load([run, run]).
+"""The Python API: Translator.load(run).translate(["..."]); Translator.load([run, run]) loads an ensemble.
 
-Shapes: B batch, S source positions, T target positions.
+Shapes: S source positions, T target positions.
 """
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import nn
 
 from nmt.config import schema
 from nmt.config.compose import load_config, merge_search
 from nmt.config.errors import UserError
 from nmt.data.batching import collate
 from nmt.data.prepared import padded
-from nmt.data.tokenizer import Tokenizer, Tokenizers
-from nmt.data.unknown import copy_unknown
+from nmt.data.tokenizer import Tokenizer, Tokenizers, copy_unknown
 from nmt.machine import Machine, retry_in_halves
+from nmt.metrics.alignment import attention_to_links, format_pharaoh, merge_to_words, words
 from nmt.model.ensemble import Ensemble
 from nmt.model.load import load_runs
 from nmt.model.seq2seq import Seq2Seq
 from nmt.run import RunDirectory
 from nmt.search.beam import beam_search
-from nmt.search.greedy import greedy_search
-from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits, Step, Symbols
-from nmt.search.sampling import SamplingOptions, sample
-from nmt.translation import Translation
+from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits, Symbols
+from nmt.search.rollout import SamplingOptions, greedy_search, sample
 
 log = logging.getLogger(__name__)
 
-LEAST_TOKENS = 1024  # of a batch, times the beam, that is worth a thread
+MIN_THREAD_TOKENS = 1024  # tokens x beam in a batch that is worth a thread of its own
 
 Progress = Callable[[int], object]  # called with the number of sentences just finished
 
 
+@dataclass(frozen=True)
+class Translation:
+    """One translation of one line."""
+
+    text: str
+    score: float  # log-probability divided by the length penalty; n-best lists are sorted by it
+    log_prob: float  # natural logarithm
+    source_tokens: list[str]  # pieces, </s> last
+    tokens: list[str]  # pieces, </s> last
+    alignment: NDArray[np.float32] | None  # (T, S) attention, a row for each of `tokens`; None without attention
+
+    def word_alignment(self) -> str:
+        """Pharaoh links between space-separated words: each target word to the source word it attends to most."""
+        if self.alignment is None:
+            return ""
+        return format_pharaoh(attention_to_links(self.alignment, self.tokens, self.source_tokens))
+
+    def word_weights(self) -> dict[str, Any] | None:
+        """Source words, target words ("</s>" last) and the attention between them in whole percent, a row for each
+        target word. None without attention."""
+        if self.alignment is None:
+            return None
+        weights = merge_to_words(self.alignment, self.tokens, self.source_tokens)
+        percents = np.rint(100 * weights).astype(int).tolist()
+        return {"source": words(self.source_tokens), "target": words(self.tokens), "weights": percents}
+
+
 class Translator:
-    """A trained model, or an ensemble, with its tokenizers and search."""
+    """A trained model or an ensemble, with its tokenizers and search settings."""
 
     def __init__(
-        self,
-        model: Seq2Seq | Ensemble,
-        tokenizers: Tokenizers,
-        search: schema.Search,
-        machine: Machine,
-        seed: int = 1,
+        self, model: Seq2Seq | Ensemble, tokenizers: Tokenizers, search: schema.Search, machine: Machine, seed: int = 1
     ) -> None:
         self.model, self.tokenizers, self.search = model, tokenizers, search
         self.machine, self.seed = machine, seed
@@ -65,12 +88,12 @@ class Translator:
         threads: int | None = None,
         seed: int | None = None,
     ) -> Self:
-        """A run's model, or the ensemble of several; None means: as the (first) run was trained. Raises UserError if
-        there is none, or if the runs have not the same tokenizers.
+        """Load a run's model, or the ensemble of several runs. None stands for the (first) run's own setting.
 
-        `search` holds values that replace the run's own, e.g. {"beam_size": 10} or a whole {"kind": "greedy"}.
+        `search` holds values that replace the run's own, such as {"beam_size": 10} or {"kind": "greedy"}. Raises
+        UserError if a run cannot be loaded or if the runs do not share their tokenizers.
         """
-        directories = [RunDirectory.existing(each) for each in ([run] if isinstance(run, str | Path) else run)]
+        directories = [RunDirectory.existing(path) for path in ([run] if isinstance(run, str | Path) else run)]
         if not directories:
             raise UserError("run=[]: needs one run or several")
         configs = [load_config(directory.config) for directory in directories]
@@ -85,7 +108,7 @@ class Translator:
 
     @property
     def single(self) -> Seq2Seq:
-        """The model, for what takes one alone. Raises UserError for an ensemble."""
+        """The one model. Raises UserError for an ensemble."""
         if isinstance(self.model, Ensemble):
             raise UserError(
                 f"gradients are those of one model, not of an ensemble of {len(self.model.members)}; load one run"
@@ -93,7 +116,7 @@ class Translator:
         return self.model
 
     def reseed(self) -> None:
-        """Let sampling draw again what it drew first."""
+        """Restart the random generator of sampling from the seed."""
         self._generator = torch.Generator(self.machine.device).manual_seed(self.seed)
 
     def translate(self, lines: Sequence[str]) -> list[Translation]:
@@ -104,88 +127,74 @@ class Translator:
     def translate_nbest(
         self, lines: Sequence[str], n: int, progress: Progress | None = None, first_line: int = 1
     ) -> list[list[Translation]]:
-        """The n best translations of each line, best first. An empty translation is that of an empty line, and of one
-        where nothing has a finite probability.
+        """The n best translations of each line, best first; `first_line` is its number in warnings.
 
-        `first_line` is the number of the first line, for warnings.
+        The translation is empty for an empty line, or if no hypothesis has a finite probability. Raises UserError if
+        the search cannot return n translations.
         """
         self.check_nbest(n)
-        sources, surfaces = self.encode(lines, first_line)
-        results: list[list[Translation]] = [[_nothing()] for _ in lines]
-        was_training = self.model.training
-        self.model.eval()
-        for batch, found in self._searched(sources, n):
-            for index, hypotheses in zip(batch, found, strict=True):
-                results[index] = [self._translation(surfaces[index], h) for h in hypotheses] or results[index]
-            if progress is not None:
-                progress(len(batch))
-        self.model.train(was_training)
+        sources, pieces = self.encode(lines, first_line)
+        results = [[Translation("", 0.0, 0.0, ["</s>"], ["</s>"], None)] for _ in lines]
+        with evaluation_mode(self.model):
+            for batch, nbests in self._search_batches(sources, n):
+                for index, hypotheses in zip(batch, nbests, strict=True):
+                    results[index] = [self._translation(pieces[index], h) for h in hypotheses] or results[index]
+                if progress is not None:
+                    progress(len(batch))
         return results
 
     @torch.no_grad()
     def score(self, sources: Sequence[str], targets: Sequence[str], first_line: int = 1) -> list[Translation]:
-        """Forced decoding: what the model thinks of given translations, and how it aligns them.
+        """Forced decoding: log-probability and attention of existing translations.
 
-        Both sides are cut to the longest source allowed. `first_line` is the number of the first line, for warnings.
+        Both sides are truncated to search.max_source_length. `first_line` is the first line's number in warnings.
         """
         if len(sources) != len(targets):
             raise ValueError(f"{len(sources)} sources, but {len(targets)} targets")
-        encoded, surfaces = self.encode(sources, first_line)
-        wanted, written = self._cut(self.tokenizers.target, targets, first_line, "translation")
-        longer = [max(pair, key=len) for pair in zip(encoded, wanted, strict=True)]
+        source_ids, source_pieces = self.encode(sources, first_line)
+        target_ids, target_pieces = self._encode(self.tokenizers.target, targets, first_line, "translation")
         results: dict[int, Translation] = {}
-        was_training = self.model.training
-        self.model.eval()
 
         def force(indices: list[int]) -> None:
-            batch = collate(
-                [encoded[i] for i in indices],
-                [wanted[i] for i in indices],
-                self.tokenizers,
-                np.asarray(indices),
-            ).to(self.machine.device)
+            pairs = [source_ids[i] for i in indices], [target_ids[i] for i in indices]
+            batch = collate(*pairs, self.tokenizers, np.asarray(indices)).to(self.machine.device)
+            pad = self.tokenizers.target.pad
             with self.machine.autocast():
-                forced = self.model.force(
-                    batch.source, batch.lengths, batch.target_in, batch.target_out, self.tokenizers.target.pad
-                )
+                forced = self.model.force(batch.source, batch.lengths, batch.target_in, batch.target_out, pad)
             log_probs = forced.log_probs.cpu()
-            for row, index in enumerate(indices):
-                target, length = wanted[index], len(wanted[index])
-                weights = None
+            for row, i in enumerate(indices):
+                length, weights = len(target_ids[i]), None
                 if forced.weights is not None:
-                    weights = forced.weights[row, :length, : len(encoded[index])].float().cpu()
+                    weights = forced.weights[row, :length, : len(source_ids[i])].float().cpu()
                 total = float(log_probs[row, :length].sum())
-                found = Hypothesis(list(target), total / self._penalty()(length), total, weights)
-                # As they are written, not <unk>: of several unknown words each counts in the word alignment.
-                results[index] = replace(
-                    self._translation(surfaces[index], found), text=targets[index], tokens=written[index]
-                )
+                hypothesis = Hypothesis(target_ids[i], total / self._penalty()(length), total, weights)
+                translation = self._translation(source_pieces[i], hypothesis)
+                # Original text and pieces, not <unk>: the word alignment counts each of several unknown words.
+                results[i] = replace(translation, text=targets[i], tokens=target_pieces[i])
 
-        for indices in self._batches(longer, with_empty=True):
-            retry_in_halves(force, indices)
-        self.model.train(was_training)
-        return [results[i] for i in range(len(encoded))]
+        longer = [max(pair, key=len) for pair in zip(source_ids, target_ids, strict=True)]
+        with evaluation_mode(self.model):
+            for indices in self._batches(longer, with_empty=True):
+                retry_in_halves(force, indices)
+        return [results[i] for i in range(len(sources))]
 
     def check_nbest(self, n: int) -> None:
-        """Raises UserError if this search does not find so many translations."""
+        """Raises UserError if this search cannot return n translations."""
         if isinstance(self.search, schema.Beam) and n > self.search.beam_size:
-            raise UserError(f"nbest={n}: a beam of {self.search.beam_size} finds no more; set search.beam_size={n}")
+            raise UserError(f"nbest={n}: more than the beam of {self.search.beam_size}; set search.beam_size={n}")
         if isinstance(self.search, schema.Greedy) and n > 1:
-            raise UserError(f"nbest={n}: greedy search finds one; use search=beam search.beam_size={n}")
+            raise UserError(f"nbest={n}: greedy search returns one; use search=beam search.beam_size={n}")
 
     def encode(self, lines: Sequence[str], first_line: int = 1) -> tuple[list[list[int]], list[list[str]]]:
-        """Lines -> ids and pieces of each, cut to the longest source allowed."""
+        """Source lines -> token ids and pieces, truncated to search.max_source_length."""
         if isinstance(lines, str):
             raise TypeError("a list of lines is expected, not one string")
-        return self._cut(self.tokenizers.source, lines, first_line, "line")
+        return self._encode(self.tokenizers.source, lines, first_line, "line")
 
-    def _cut(
+    def _encode(
         self, tokenizer: Tokenizer, lines: Sequence[str], first_line: int, name: str
     ) -> tuple[list[list[int]], list[list[str]]]:
-        """Ids and pieces of lines, cut to the longest source allowed.
-
-        One line after another, so that memory holds the tokens of one endless line, not of many.
-        """
+        """Encodes line by line, so that memory holds all tokens of one overlong line, not of many."""
         encoded: list[list[int]] = []
         surfaces: list[list[str]] = []
         limit = self.search.max_source_length
@@ -193,108 +202,96 @@ class Translator:
             (ids,), (pieces,) = tokenizer.encode([line]), tokenizer.surfaces([line])
             if len(ids) > limit:
                 log.warning("%s %d has %d tokens: cut to search.max_source_length=%d", name, number, len(ids), limit)
-                del ids[limit - 1 : -1], pieces[limit - 1 : -1]  # keeps </s>
+                del ids[limit - 1 : -1], pieces[limit - 1 : -1]  # all but </s>
             encoded.append(ids)
             surfaces.append(pieces)
         return encoded, surfaces
 
-    def _searched(self, sources: list[list[int]], n: int) -> Iterator[tuple[list[int], list[list[Hypothesis]]]]:
-        """Batches of indices with what was found for them.
+    def _search_batches(self, sources: list[list[int]], n: int) -> Iterator[tuple[list[int], list[list[Hypothesis]]]]:
+        """Batches of indices, each with the n best hypotheses of its sentences.
 
-        On a CPU its threads take a batch each: that also spreads what is too small to be worth two threads. Sampling
-        stays in order, as its batches draw from one generator.
+        On a CPU each thread searches a batch of its own, which is faster than sharing small products. Sampling runs
+        in order, because its batches draw from one generator.
         """
-        threads = torch.get_num_threads()
-        parts = 1
+        threads, workers = torch.get_num_threads(), 1
         if self.machine.device.type == "cpu" and not isinstance(self.search, schema.Sampling):
-            parts = max(1, min(threads, self.search.batch_tokens // LEAST_TOKENS))
-        batches = list(self._batches(sources, parts=parts))
-        if parts == 1 or len(batches) == 1:
-            for batch in batches:
-                yield batch, self._found([sources[i] for i in batch], n)
+            workers = max(1, min(threads, self.search.batch_tokens // MIN_THREAD_TOKENS))
+        batches = list(self._batches(sources, workers=workers))
+
+        def search(batch: list[int]) -> list[list[Hypothesis]]:
+            parts = retry_in_halves(lambda part: self._search(part, n), [sources[i] for i in batch])
+            return [nbest for part in parts for nbest in part]
+
+        if workers == 1 or len(batches) == 1:
+            yield from ((batch, search(batch)) for batch in batches)
             return
-        pool = ThreadPoolExecutor(parts, initializer=torch.set_num_threads, initargs=(threads // parts,))
+        pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,))
         try:
-            found = pool.map(lambda batch: self._found([sources[i] for i in batch], n), batches)
-            yield from zip(batches, found, strict=True)
+            yield from zip(batches, pool.map(search, batches), strict=True)
         finally:
             pool.shutdown(cancel_futures=True)
-            torch.set_num_threads(threads)  # some libraries know but one number for all threads
+            torch.set_num_threads(threads)  # some libraries share one setting among all threads
 
-    def _batches(self, sources: list[list[int]], with_empty: bool = False, parts: int = 1) -> Iterator[list[int]]:
-        """Indices by descending length, so that a batch has little padding; lines without any token left out.
+    def _batches(self, sources: list[list[int]], with_empty: bool = False, workers: int = 1) -> Iterator[list[int]]:
+        """Batches of indices, longest first for little padding; `workers` batches share search.batch_tokens.
 
-        So many `parts` are translated at the same time.
+        Sentences without tokens are left out unless `with_empty`.
         """
         order = [i for i in range(len(sources)) if with_empty or len(sources[i]) > 1]
         order.sort(key=lambda i: -len(sources[i]))
-        width = self.search.beam_size if isinstance(self.search, schema.Beam) else 1
-        budget = self.search.batch_tokens // (width * parts)
+        beam = self.search.beam_size if isinstance(self.search, schema.Beam) else 1
+        budget = self.search.batch_tokens // (beam * workers)
         start = 0
         while start < len(order):
             size = max(1, budget // len(sources[order[start]]))
             yield order[start : start + size]
             start += size
 
-    def _found(self, sources: list[list[int]], n: int) -> list[list[Hypothesis]]:
-        """As `_search`, by halves where memory does not suffice for all at once."""
-        return [found for part in retry_in_halves(lambda some: self._search(some, n), sources) for found in part]
-
     @torch.no_grad()
     def _search(self, sources: list[list[int]], n: int) -> list[list[Hypothesis]]:
-        """Token ids, longest first -> the n best hypotheses of each."""
+        """Token ids, longest first -> the n best hypotheses of each sentence."""
         config, device, target = self.search, self.machine.device, self.tokenizers.target
         source = torch.from_numpy(padded(sources, self.tokenizers.source.pad)).to(device)
         lengths = torch.tensor([len(ids) for ids in sources])
         symbols = Symbols(target.bos, target.eos, banned=(target.pad, target.bos))
-        longest = [min(config.max_length, int(config.max_ratio * len(ids)) + 10) for ids in sources]
-        limits = Limits(max(0, config.min_length - 1), longest)
+        max_lengths = [min(config.max_length, int(config.max_ratio * len(ids)) + 10) for ids in sources]
+        limits = Limits(max(0, config.min_length - 1), max_lengths)
         penalty = self._penalty()
         with self.machine.autocast():
             state: Any = self.model.encode(source, lengths)
-            step: Step[Any] = self.model.step
+            inputs = self.model.step, state, symbols, limits
             match config:
                 case schema.Greedy():
-                    found = greedy_search(step, state, symbols, limits, penalty=penalty, device=device)
+                    return greedy_search(*inputs, penalty=penalty, device=device)
                 case schema.Beam():
-                    found = beam_search(
-                        step,
-                        state,
-                        symbols,
-                        limits,
-                        beam_size=config.beam_size,
-                        n_best=n,
-                        penalty=penalty,
-                        stop=config.stop,
-                        device=device,
+                    return beam_search(
+                        *inputs, beam_size=config.beam_size, n_best=n, stop=config.stop, penalty=penalty, device=device
                     )
                 case schema.Sampling():
                     options = SamplingOptions(config.temperature, config.top_k, config.top_p, n)
-                    found = sample(
-                        step,
-                        state,
-                        symbols,
-                        limits,
-                        options=options,
-                        generator=self._generator,
-                        penalty=penalty,
-                        device=device,
-                    )
-        return found
+                    return sample(*inputs, options=options, generator=self._generator, penalty=penalty, device=device)
 
     def _penalty(self) -> LengthPenalty:
         if isinstance(self.search, schema.Beam):
             return LengthPenalty(self.search.length_penalty, self.search.alpha)
         return LengthPenalty("none", 0.0)
 
-    def _translation(self, source: list[str], found: Hypothesis) -> Translation:
-        target = self.tokenizers.target
-        pieces, text = target.pieces(found.tokens), target.decode(found.tokens)
-        alignment = None if found.attention is None else found.attention[:, : len(source)].numpy()
-        if self.search.replace_unknown and alignment is not None and target.unk in found.tokens:
-            text = copy_unknown(pieces, alignment, source)
-        return Translation(text, found.score, found.log_prob, source, pieces, alignment)
+    def _translation(self, source_pieces: list[str], hypothesis: Hypothesis) -> Translation:
+        target, tokens = self.tokenizers.target, hypothesis.tokens
+        pieces, text, alignment = target.pieces(tokens), target.decode(tokens), None
+        if hypothesis.attention is not None:
+            alignment = hypothesis.attention[:, : len(source_pieces)].numpy()
+            if self.search.replace_unknown and target.unk in tokens:
+                text = copy_unknown(pieces, alignment, source_pieces)
+        return Translation(text, hypothesis.score, hypothesis.log_prob, source_pieces, pieces, alignment)
 
 
-def _nothing() -> Translation:
-    return Translation("", 0.0, 0.0, ["</s>"], ["</s>"], None)
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Switch dropout off inside the block."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

@@ -28,7 +28,7 @@ from nmt.config.compose import merge_search
 from nmt.config.errors import UserError
 from nmt.config.overrides import quoted
 from nmt.data.corpus import splits
-from nmt.files import lines_of, to_json, write_atomically
+from nmt.files import decode_lines, to_json, write_atomically
 from nmt.run import RunDirectory, read_json
 
 Pairs = list[tuple[str, str]]
@@ -163,7 +163,7 @@ def translated(run: Path, text: list[str], search: list[str], bar: Any) -> list[
         write_atomically(path, b"".join(piece.read_bytes() for piece in pieces))
     for piece in pieces:
         piece.unlink(missing_ok=True)
-    return lines_of(path.read_bytes())
+    return decode_lines(path.read_bytes())
 
 
 def translations(run: Path) -> Path:

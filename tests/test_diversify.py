@@ -18,7 +18,7 @@ from forks import call_text
 from nmt.config import schema
 from nmt.config.compose import typed
 from nmt.config.errors import UserError
-from nmt.data import demo
+from nmt.data.demo import corpus as demo
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "diversify.py"
 SHORT = [value for value in TINY if not value.startswith("data.")]

@@ -15,7 +15,7 @@ from nmt.comparison.report import gather
 from nmt.comparison.system import group
 from nmt.config.errors import UserError
 from nmt.config.schema import Evaluation, TrainConfig
-from nmt.evaluation import EnsembleEvaluation, evaluate_run, score_settings, warn_of_other_texts
+from nmt.evaluation import EvaluationFolder, evaluate_run, score_settings, warn_if_texts_differ
 from nmt.files import read_lines
 from nmt.model.seq2seq import Seq2Seq
 from nmt.run import EVALUATION, RunDirectory
@@ -126,8 +126,8 @@ def test_what_is_no_ensemble_is_refused(runs: dict[str, Path], tmp_path: Path) -
 def evaluated(runs: list[Path], folder: Path, split: str = "test", **search: int) -> dict[str, object]:
     directories = [RunDirectory(run) for run in runs]
     translator = Translator.load(runs, search=search)
-    apart = EnsembleEvaluation.at(folder, directories, translator, SETTINGS, "best")
-    return evaluate_run(directories[0], translator, split, SETTINGS, "best", apart=apart)[0]
+    apart = EvaluationFolder.at(folder, directories, translator, SETTINGS, "best")
+    return evaluate_run(directories[0], translator, split, SETTINGS, "best", output=apart)[0]
 
 
 def test_an_ensembles_results_stay_out_of_its_runs(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -200,8 +200,8 @@ def test_a_member_with_another_test_set_is_told(
     moved = tmp_path / "moved"
     shutil.copytree(runs["luong"], moved)
     directories = [RunDirectory(runs["bahdanau"]), RunDirectory(runs["none"]), RunDirectory(moved)]
-    warn_of_other_texts(directories, "test")
+    warn_if_texts_differ(directories, "test")
     assert caplog.text == ""
     (moved / "data" / "test.source").write_text("something else\n")
-    warn_of_other_texts(directories, "test")
+    warn_if_texts_differ(directories, "test")
     assert f"{moved}: has another test set than {runs['bahdanau']}" in caplog.text

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import pytest
 
-from nmt.files import refuse_strays, remove_leftovers, to_json, write_atomically
+from nmt.files import check_contained, remove_leftovers, to_json, write_atomically
 
 
 def test_content_or_a_writer(tmp_path: Path) -> None:
@@ -56,10 +56,10 @@ def test_a_file_that_goes_while_a_folder_is_looked_at_is_no_stray(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "walk", lambda folder: [(folder, [], [".last.pt.1.part"])])
-    refuse_strays(tmp_path)
+    check_contained(tmp_path)
     (tmp_path / ".last.pt.1.part").symlink_to("/etc")
     with pytest.raises(OSError, match="leads out of"):
-        refuse_strays(tmp_path)
+        check_contained(tmp_path)
 
 
 def test_json_has_no_infinity() -> None:

@@ -11,7 +11,7 @@ import pytest
 from conftest import TINY
 from forks import call
 
-from nmt.data import demo
+from nmt.data.demo import corpus as demo
 
 pytestmark = pytest.mark.system
 ROOT = Path(__file__).resolve().parent.parent

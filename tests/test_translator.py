@@ -80,7 +80,7 @@ def test_threads_share_batches_and_change_nothing(
     found = []
     for threads in (1, 2):
         translator = Translator.load(run, search={**search, **settings, "batch_tokens": 40}, threads=threads)
-        monkeypatch.setattr(module, "LEAST_TOKENS", 1)
+        monkeypatch.setattr(module, "MIN_THREAD_TOKENS", 1)
         try:
             ran_in: set[int] = set()
             search_batch = translator._search
@@ -101,7 +101,7 @@ def test_threads_share_batches_and_change_nothing(
 
 
 def test_an_error_in_a_thread_is_the_callers(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAST_TOKENS", 1)
+    monkeypatch.setattr(module, "MIN_THREAD_TOKENS", 1)
     translator = Translator.load(run, search={"batch_tokens": 8}, threads=2)
 
     def fail(*_: object) -> None:

@@ -27,7 +27,7 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
         from tqdm import tqdm
 
         from nmt.config.compose import load_config
-        from nmt.evaluation import EnsembleEvaluation, evaluate_run, score_settings, warn_of_other_texts
+        from nmt.evaluation import EvaluationFolder, evaluate_run, score_settings, warn_if_texts_differ
         from nmt.machine import tune_memory
         from nmt.run import EVALUATION, RunDirectory
         from nmt.translator import Translator
@@ -45,13 +45,13 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
     if config.output is None:
         _refuse_unwritable(runs[0])
     translator = Translator.load(config.run, **config.loading)
-    warn_of_other_texts(runs, config.split)
+    warn_if_texts_differ(runs, config.split)
     machine = (runs[0].read_manifest().get("starts") or [{}])[-1].get("machine", {})
     apart, variant, place = None, _variant(config, trained, machine.get("precision")), {}
     with ExitStack() as stack:
         if config.output is not None:
             folder = stack.enter_context(output_folder(config.output, EVALUATION, "an evaluation"))
-            apart = EnsembleEvaluation.at(folder, runs, translator, settings, config.checkpoint)
+            apart = EvaluationFolder.at(folder, runs, translator, settings, config.checkpoint)
             variant, place = "", {"output": config.output}
         bar = stack.enter_context(
             tqdm(total=len(sources), desc=f"translate {config.split}", unit=" sent", disable=None)
@@ -66,8 +66,8 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
                 config.checkpoint,
                 progress=bar.update,
                 variant=variant,
-                apart=apart,
-                scored=result.update,
+                output=apart,
+                on_result=result.update,
             )
         except OSError as error:
             if not result:

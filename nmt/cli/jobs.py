@@ -21,7 +21,7 @@ def jobs(sweep: Path) -> list[dict[str, Any]]:
     """What became of each job: status, scores, seconds of training, directory, and the error of one that failed."""
     begun = {path.parent for name in (ERROR, LOCK) for path in sweep.rglob(name)}
     paths = sorted({*runs_below(sweep), *begun}, key=_natural)
-    given = [RunDirectory(path).given() for path in paths]
+    given = [RunDirectory(path).overrides() for path in paths]
     varied = sorted({key for each in given for key in each if len({str(other.get(key)) for other in given}) > 1})
     return [
         {**_job(sweep, path), "values": " ".join(f"{key}={short(each[key])}" for key in varied if key in each)}

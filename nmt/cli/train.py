@@ -47,7 +47,7 @@ def _train(config: TrainConfig, overrides: list[str], places: list[str]) -> int:
         directory, config = _resumed(config, overrides, places)
     config = config.settled()
     found = RunDirectory(directory)
-    found.refuse_strays()
+    found.check_contained()
     # What a sweep has pruned goes on by hand. Of a run that is not at its end the corpus is not read for this.
     at_its_end = found.status() in ({FINISHED, PRUNED} if sweep.sweeping() else {FINISHED})
     if at_its_end and found.has_finished(config.model_dump(mode="json"), fingerprint_of(config.data, config.tokenizer)):
@@ -70,19 +70,19 @@ def _train(config: TrainConfig, overrides: list[str], places: list[str]) -> int:
 
 def _resumed(config: TrainConfig, overrides: list[str], places: list[str]) -> tuple[Path, TrainConfig]:
     """The directory of the run to resume, and its saved configuration with the overrides that may change it."""
-    from nmt.run import FREE, RunDirectory
+    from nmt.run import CHANGEABLE, RunDirectory
 
     run = RunDirectory.existing(str(config.run))
     given = [override for override in overrides if not override.startswith("run=")]
     for override in given:
-        if override.partition("=")[0] not in FREE:
+        if override.partition("=")[0] not in CHANGEABLE:
             raise UserError(
                 f"{override}: run={config.run} goes on with the configuration saved there; only these may change: "
-                f"{', '.join(sorted(FREE - {'run'}))}"
+                f"{', '.join(sorted(CHANGEABLE - {'run'}))}"
             )
     now = dict(flatten(config.model_dump(mode="json")))
     changed = {key: now[key] for key in (override.partition("=")[0] for override in given)}
-    if "NMT_CACHE" in os.environ and "data.cache_dir" not in run.given():
+    if "NMT_CACHE" in os.environ and "data.cache_dir" not in run.overrides():
         changed["data.cache_dir"] = now["data.cache_dir"]
     for moved in words.check(places, "train"):
         if moved.is_sweep_override():

@@ -14,7 +14,7 @@ from nmt.comparison.system import System
 from nmt.config.errors import UserError
 from nmt.files import read_lines
 from nmt.metrics.bleu import METRICS, score_by_length, sentence_bleu, signatures
-from nmt.metrics.significance import Significance, Tested
+from nmt.metrics.significance import MetricResult, Significance
 
 LEAST_OF_A_BUCKET = 50  # sentences: BLEU of fewer says little
 MOST_BUCKETS = 8
@@ -64,9 +64,11 @@ def _best(systems: Sequence[System], significance: Significance) -> System:
     return max(systems, key=lambda system: _mean(significance.bleu(entry.hypotheses) for entry in system.entries))
 
 
-def _test(systems: Sequence[System], baseline: System, significance: Significance) -> dict[str, dict[str, Tested]]:
+def _test(
+    systems: Sequence[System], baseline: System, significance: Significance
+) -> dict[str, dict[str, MetricResult]]:
     """By entry and metric."""
-    tested: dict[str, dict[str, Tested]] = {}
+    tested: dict[str, dict[str, MetricResult]] = {}
     for entry in tqdm(
         [e for system in systems for e in system.entries], "score", unit=" runs", disable=None, leave=False
     ):
@@ -79,7 +81,7 @@ def _test(systems: Sequence[System], baseline: System, significance: Significanc
 
 
 def _system(
-    system: System, tested: dict[str, dict[str, Tested]], held_out: HeldOut, buckets: int, is_baseline: bool
+    system: System, tested: dict[str, dict[str, MetricResult]], held_out: HeldOut, buckets: int, is_baseline: bool
 ) -> Comparison:
     """A line of the ranked table, with the lines of its charts. Means are over the seeds."""
     entries = system.entries
@@ -113,7 +115,7 @@ def _system(
     return row
 
 
-def _run(system: System, entry: Entry, baseline: System, tested: dict[str, Tested]) -> Comparison:
+def _run(system: System, entry: Entry, baseline: System, tested: dict[str, MetricResult]) -> Comparison:
     row: Comparison = {"system": system.name, "seed": entry.seed, "run": entry.name}
     for metric, found in tested.items():
         row |= {metric: _rounded(found.score), f"{metric}_ci": _rounded(found.interval)}

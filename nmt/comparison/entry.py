@@ -18,7 +18,7 @@ from nmt.config.errors import UserError, printable
 from nmt.config.overrides import for_shell
 from nmt.config.paths import user_path
 from nmt.evaluation import score_settings
-from nmt.files import lines_of, read_bytes, read_lines
+from nmt.files import decode_lines, read_bytes, read_lines
 from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
 from nmt.metrics.bleu import ScoreSettings
 from nmt.run import ERROR, EVALUATION, RunDirectory, digest, read_json, runs_below
@@ -81,7 +81,7 @@ def find_runs(given: Sequence[str]) -> dict[Path, bool]:
         runs = [path for each in places for path in _runs_at(each)]
         for failed in (path for each in places for path in each.rglob(ERROR)):
             if not (failed.parent / "config.yaml").is_file():
-                RunDirectory(failed.parent).refuse_strays()
+                RunDirectory(failed.parent).check_contained()
                 error = read_bytes(failed).decode(errors="replace").partition("\n")[0]
                 log.warning("left out: %s: failed (%s)", failed.parent, error)
         if not runs:
@@ -112,7 +112,7 @@ def read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
 
 def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
     run = RunDirectory(path)
-    run.refuse_strays()
+    run.check_contained()
     sources, references, gold = run.held_out(split)
     known, settings, again = _of_evaluation(run) if (path / EVALUATION).is_file() else _of_run(run)
     results = read_json(run.results).get(split)
@@ -219,7 +219,7 @@ def read_systems(given: Sequence[str], held_out: HeldOut) -> list[Entry]:
         path = user_path(place)
         try:
             content = path.read_bytes()  # once: it may be a pipe
-            lines = [line.removesuffix("\r") for line in lines_of(content.removeprefix(BOM_UTF8))]
+            lines = [line.removesuffix("\r") for line in decode_lines(content.removeprefix(BOM_UTF8))]
         except OSError as error:
             raise UserError(f"systems={system}: {path} cannot be read ({error.strerror})") from None
         except UnicodeDecodeError as error:

@@ -10,9 +10,17 @@ from typing import Any, NamedTuple, cast
 from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.config.paths import user_path
-from nmt.data import demo
-from nmt.data.lines import first_line, read_lines, read_some_lines
-from nmt.data.tables import Row, hub_answers, hugging_face_datasets, read_table, table_format
+from nmt.data.demo import corpus as demo
+from nmt.data.reading import (
+    Row,
+    first_line,
+    hub_answers,
+    hugging_face_datasets,
+    read_lines,
+    read_some_lines,
+    read_table,
+    table_format,
+)
 from nmt.metrics.alignment import parse_pharaoh, words_of_line
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # as an escape in JSON can spell it

@@ -19,13 +19,13 @@ from tqdm import tqdm
 from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.config.paths import user_path
-from nmt.data import corpus, demo
+from nmt.data import corpus
 from nmt.data.corpus import Pair
-from nmt.data.doubts import corpus_warnings, counted
-from nmt.data.overlap import Overlap
-from nmt.data.prepared import FORMAT, Prepared, write_checksums
-from nmt.data.tokenizer import Tokenizers, check_sampling, make_tokenizers
-from nmt.data.writing import AlignmentWriter, Raw, Row, SideWriter
+from nmt.data.corpus_warnings import Overlap, corpus_warnings, counted
+from nmt.data.demo import corpus as demo
+from nmt.data.prepared import FORMAT, AlignmentWriter, Prepared, Raw, Row, SideWriter, write_checksums
+from nmt.data.tokenizer import Tokenizers
+from nmt.data.tokenizer_training import check_sampling, make_tokenizers
 from nmt.files import named_errors, write_atomically
 
 log = logging.getLogger(__name__)

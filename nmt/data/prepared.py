@@ -1,9 +1,12 @@
-"""A prepared corpus, read back: token ids and raw lines as memory-mapped arrays. Needs NumPy only."""
+"""A prepared corpus on disk: written part by part, read as memory-mapped arrays."""
 
+import array
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, overload
 
 import numpy as np
@@ -13,7 +16,7 @@ from pydantic import ValidationError
 from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.data.tokenizer import Tokenizers
-from nmt.files import checksum, read_bytes, refuse_scarcity, refuse_strays, write_atomically
+from nmt.files import check_contained, checksum, raise_system_error, read_bytes, write_atomically
 from nmt.metrics.alignment import parse_pharaoh
 
 FORMAT = 3  # of the directory; another number is prepared anew
@@ -35,7 +38,7 @@ class Side:
             self.tokens: Array = _mapped(directory / f"{name}.ids", IDS)
             self._text: Array = _mapped(directory / f"{name}.txt", np.dtype("u1"))
         except (OSError, ValueError) as error:
-            refuse_scarcity(error)
+            raise_system_error(error)
             raise UserError(f"{directory}: the prepared corpus is incomplete ({error}); delete the folder") from None
         sound = _ends(self.offsets, len(self.tokens), 1) and _ends(self.line_ends, len(self._text), 0)
         if not sound or len(self.offsets) != len(self.line_ends):
@@ -135,7 +138,7 @@ class Prepared:
         """Raises UserError if the directory is not a complete prepared corpus of this format."""
         self.directory = directory
         try:
-            refuse_strays(directory)
+            check_contained(directory)
             self.report: dict[str, Any] = json.loads(read_bytes(directory / "report.json"))
             if not {"train", "validation"} <= schema.Report.model_validate(self.report).splits.keys():
                 raise ValueError("nothing to train on")
@@ -143,7 +146,7 @@ class Prepared:
             where = ".".join(map(str, error.errors()[0]["loc"]))
             raise UserError(f"{directory}: is not a prepared corpus (report.json: {where})") from None
         except (OSError, ValueError, RecursionError) as error:
-            refuse_scarcity(error)
+            raise_system_error(error)
             raise UserError(f"{directory}: is not a prepared corpus ({error})") from None
         self.fingerprint: str = self.report["fingerprint"]
         self.tokenizers = Tokenizers.load(directory, self.report["lowercase"])
@@ -169,7 +172,7 @@ def _check_sums(directory: Path) -> None:
         sums = json.loads(read_bytes(directory / CHECKSUMS))
         changed = [name for name, value in sums.items() if checksum(directory / name) != value]
     except (OSError, ValueError, AttributeError, RecursionError) as error:
-        refuse_scarcity(error)
+        raise_system_error(error)
         raise UserError(f"{directory}: is not a prepared corpus ({error})") from None
     if changed:
         raise UserError(f"{directory}: {changed[0]} is damaged (its checksum differs); delete the folder")
@@ -198,3 +201,81 @@ def _mapped(path: Path, dtype: "np.dtype[Any]") -> Array:
     if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.zeros(0, dtype)
     return np.memmap(path, dtype, mode="r")
+
+
+Row = tuple[str, str, str]  # source, target and word alignment of a usable pair, as they are kept until encoded
+
+
+class Raw:
+    """The usable pairs of a split, on disk."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self.path = directory / f"{name}.raw"
+
+    def write(self, rows: Iterable[Row]) -> None:
+        with self.path.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(f"{source}\n{target}\n{alignment}\n" for source, target, alignment in rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        with self.path.open(encoding="utf-8", newline="\n") as file:
+            lines = (line[:-1] for line in file)
+            yield from zip(lines, lines, lines, strict=True)
+
+    def chunks(self, pairs: int, characters: int) -> Iterator[list[Row]]:
+        """Some pairs at a time, fewer where they are long."""
+        chunk: list[Row] = []
+        size = 0
+        for row in self:
+            chunk.append(row)
+            size += len(row[0]) + len(row[1])
+            if len(chunk) == pairs or size > characters:
+                yield chunk
+                chunk, size = [], 0
+        if chunk:
+            yield chunk
+
+    def delete(self) -> None:
+        self.path.unlink()
+
+
+class SideWriter:
+    """One side of a split being written."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self.directory, self.name = directory, name
+        self.offsets, self._line_ends = array.array("q", [0]), array.array("q", [0])
+
+    def add(self, ids: Sequence[Sequence[int]], lines: Sequence[str]) -> None:
+        with (
+            (self.directory / f"{self.name}.ids").open("ab") as id_file,
+            (self.directory / f"{self.name}.txt").open("ab") as text_file,
+        ):
+            id_file.write(np.fromiter(itertools.chain.from_iterable(ids), dtype=IDS).tobytes())
+            for sentence, line in zip(ids, lines, strict=True):
+                text = line.encode("utf-8")
+                text_file.write(text)
+                self.offsets.append(self.offsets[-1] + len(sentence))
+                self._line_ends.append(self._line_ends[-1] + len(text))
+
+    def close(self) -> None:
+        for name, values in (("offsets", self.offsets), ("lines", self._line_ends)):
+            with (self.directory / f"{self.name}.{name}.npy").open("wb") as file:
+                # Given a file, NumPy writes with C's functions, whose errors say nothing of a full disk.
+                write = SimpleNamespace(write=file.write)
+                np.lib.format.write_array(write, np.asarray(values))
+
+
+class AlignmentWriter:
+    """The word alignments of a split; leaves no file where there is not one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._any = path, False
+
+    def add(self, lines: Sequence[str]) -> None:
+        self._any = self._any or any(lines)
+        with self.path.open("a", encoding="utf-8", newline="\n") as file:
+            file.writelines(f"{line}\n" for line in lines)
+
+    def close(self) -> None:
+        if not self._any:
+            self.path.unlink(missing_ok=True)

@@ -1,29 +1,20 @@
-"""SentencePiece tokenizers: training, loading, and the only place that knows the ids of special symbols."""
+"""SentencePiece tokenizers: text to ids and back, and the only place that knows the ids of special symbols."""
 
-import io
-import random
 import re
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 import sentencepiece
+from numpy.typing import NDArray
 
-from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.config.paths import user_path
-from nmt.data.normalization import nfc_rule
-from nmt.data.sampling import Sampler, sampler
+from nmt.data.subword_sampling import Sampler, sampler
 from nmt.files import read_bytes, write_atomically
-from nmt.metrics.alignment import WORD_START
+from nmt.metrics.alignment import END, UNKNOWN, WORD_START
 
-TRAINING_LINES = 2_000_000  # that train a tokenizer: a sample of that many suffices, in bounded memory
-LONGEST_LINE = 2**16  # bytes of a line that takes part in training a tokenizer
-PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of the models trained here; an existing model may have others
-NO_RULE_FILE = b"\x1a\x02\x32\x00"  # appended to a model, it overrides normalizer_spec.normalization_rule_tsv with ""
 LONE_SURROGATES = re.compile("[\ud800-\udfff]")  # which Python's strings can hold and Unicode text cannot
 
 
@@ -127,12 +118,12 @@ class Tokenizer:
         return re.sub(f"(\n?){WORD_START}", spaces, "\n".join(pieces)).split("\n")
 
     def _prepare(self, lines: Sequence[str]) -> list[str]:
-        return [_readable(line.lower() if self.lowercase else line) for line in lines]
+        return [clean(line, self.lowercase) for line in lines]
 
 
-def _readable(line: str) -> str:
+def clean(line: str, lowercase: bool) -> str:
     """The line as SentencePiece is to see it, in training and after."""
-    line = _with_spaces(line)
+    line = _with_spaces(line.lower() if lowercase else line)
     return line if line.isascii() else LONE_SURROGATES.sub("\ufffd", line)
 
 
@@ -173,99 +164,13 @@ class Tokenizers(NamedTuple):
         )
 
 
-Lines = Callable[[], Iterator[str]]
+def copy_unknown(pieces: Sequence[str], weights: NDArray[np.float32], source: Sequence[str]) -> str:
+    """Text in which each "<unk>" is the source piece it attends to most (Luong et al. 2015, 4).
 
-
-def make_tokenizers(config: schema.TokenizerConfig, source: Lines, target: Lines) -> Tokenizers:
-    """Train on the training lines, or load existing models. Raises UserError for sizes the text does not allow."""
-    if isinstance(config, schema.FileTokenizer):
-        names = [name for name in (config.source_model, config.target_model) if name is not None]
-        loaded = [Tokenizer.load(user_path(name), config.lowercase) for name in names]
-        tokenizers = Tokenizers(loaded[0], loaded[-1])
-        check_sampling(config, tokenizers)
-        return tokenizers
-    if config.joint:
-        joint = _train(config, lambda: (line for side in (source, target) for line in side()))
-        return Tokenizers(joint, joint)
-    return Tokenizers(_train(config, source), _train(config, target))
-
-
-def check_sampling(config: schema.FileTokenizer, tokenizers: Tokenizers) -> None:
-    """Raises UserError if a side's segmentations are to be drawn and its model does not allow it."""
-    names = config.source_model, config.target_model or config.source_model
-    for alpha, name, tokenizer in zip(config.sampling_by_side, names, tokenizers, strict=True):
-        if alpha and not tokenizer.samples():
-            reason = "is no bpe or unigram model, or a bpe one with unused pieces"
-            raise UserError(f"tokenizer.sampling={alpha}: {name} {reason}; set it to 0")
-
-
-def _train(config: schema.TrainedTokenizer, lines: Lines) -> Tokenizer:
-    model = io.BytesIO()
-    try:
-        with _normalization(config.normalization) as rule:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=(
-                    _readable(line.lower() if config.lowercase else line) for line in _at_most(TRAINING_LINES, lines)
-                ),
-                model_writer=model,
-                model_type=config.kind,
-                vocab_size=config.vocab_size,
-                hard_vocab_limit=config.kind in {"bpe", "unigram"},
-                byte_fallback=config.byte_fallback,
-                character_coverage=config.character_coverage,
-                split_by_unicode_script=config.split_punctuation,
-                pad_id=PAD,
-                unk_id=UNK,
-                bos_id=BOS,
-                eos_id=EOS,
-                max_sentence_length=LONGEST_LINE,
-                minloglevel=2,
-                **rule,
-            )
-    except RuntimeError as error:
-        raise UserError(_explain(str(error), config)) from None
-    trained = model.getvalue()
-    if "normalization_rule_tsv" in rule:  # equal corpora are to give equal models
-        trained = sentencepiece.SentencePieceProcessor(model_proto=trained + NO_RULE_FILE).serialized_model_proto()
-    return Tokenizer(trained, config.lowercase)
-
-
-@contextmanager
-def _normalization(name: str) -> Iterator[dict[str, Any]]:
-    """SentencePiece's options for one of its own rules, or for "nfc" from a file."""
-    if name != "nfc":
-        yield {"normalization_rule_name": name}
-        return
-    with tempfile.NamedTemporaryFile("w", suffix=".tsv", encoding="ascii") as file:
-        file.write(nfc_rule())
-        file.flush()
-        yield {"normalization_rule_tsv": file.name}
-
-
-def _at_most(count: int, lines: Lines) -> Iterator[str]:
-    """All lines, or a sample of that many, always the same one (SentencePiece's own is another in every process)."""
-    total = sum(1 for _ in lines())
-    rng = random.Random(1)
-    wanted = min(count, total)
-    for line, left in zip(lines(), range(total, 0, -1), strict=True):
-        if rng.random() * left < wanted:  # every subset of that size is as likely (Knuth, algorithm S)
-            wanted -= 1
-            yield line
-
-
-def _explain(message: str, config: schema.TrainedTokenizer) -> str:
-    given = f"tokenizer.vocab_size={config.vocab_size}"
-    if limit := re.search(r"value <= (\d+)", message):
-        return f"{given}: the training corpus allows at most {limit[1]}; set tokenizer.vocab_size={limit[1]} or less"
-    if limit := re.search(r"required_chars\. \d+ vs (\d+)", message):
-        return (
-            f"{given}: the training corpus has more characters; set tokenizer.vocab_size={int(limit[1]) + 1} or "
-            "more, or tokenizer.character_coverage below 1.0"
-        )
-    if "(vocab_size) >= (0)" in message:
-        return f"{given}: tokenizer.byte_fallback takes 256 pieces; set tokenizer.vocab_size={256 + EOS + 2} or more"
-    if "(all_chars_count) > (0)" in message:
-        return f"tokenizer.normalization={config.normalization}: leaves nothing of the training text"
-    if "!sentences_.empty()" in message:
-        return f"data.train: every line has more than {LONGEST_LINE:,} bytes; it must be one sentence a line"
-    return f"tokenizer: SentencePiece could not be trained ({message.strip().splitlines()[-1]})"
+    pieces (T,), weights (T, S), source (S,) as it is written, "▁" before a word's first piece. "</s>" is not copied,
+    and a word that attends to nothing else stays "<unk>".
+    """
+    real = np.where([piece == END for piece in source], 0.0, weights)
+    words = [source[i] if row.any() else UNKNOWN for i, row in zip(real.argmax(1), real, strict=True)]
+    known = [word if piece == UNKNOWN else piece for piece, word in zip(pieces, words, strict=True)]
+    return "".join(piece for piece in known if piece != END).replace(WORD_START, " ").strip()

@@ -1,13 +1,12 @@
-"""Word alignments: Pharaoh notation, alignment error rate, and links from attention weights.
+"""Word alignments and attention: Pharaoh notation, alignment error rate, links from weights, statistics.
 
 A link is (source word, target word), both counted from 0. T target positions, S source positions.
 """
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +21,8 @@ UNKNOWN = "<unk>"
 _PHARAOH_TOKEN = re.compile(r"([0-9]+)([-p])([0-9]+)")
 
 
-@dataclass(frozen=True)
-class AlignmentScores:
-    """Fractions from 0 to 1; of `aer` less is better."""
+class AlignmentScores(NamedTuple):
+    """Fractions from 0 to 1; a lower `aer` is better."""
 
     aer: float
     precision: float
@@ -32,9 +30,9 @@ class AlignmentScores:
 
 
 def parse_pharaoh(line: str) -> tuple[set[Link], set[Link]]:
-    """The sure and the possible links of a line such as "0-0 1-2 3p4": "-" is sure, "p" possible only.
+    """Sure and possible links of a line such as "0-0 1-2 3p4": "-" marks a sure link, "p" one that is only possible.
 
-    Every sure link is possible too. Raises ValueError that names the first token of another form.
+    Sure links are possible too. Raises ValueError that names the first malformed token.
     """
     sure: set[Link] = set()
     possible: set[Link] = set()
@@ -50,51 +48,47 @@ def parse_pharaoh(line: str) -> tuple[set[Link], set[Link]]:
 
 
 def format_pharaoh(links: Iterable[Link]) -> str:
-    """The links in Pharaoh notation, sorted by source and then target word."""
+    """Links in Pharaoh notation, sorted by source word, then target word."""
     return " ".join(f"{source}-{target}" for source, target in sorted(links))
 
 
 def alignment_error_rate(
     hypotheses: Iterable[set[Link]], golds: Iterable[tuple[set[Link], set[Link]]]
 ) -> AlignmentScores:
-    """Och and Ney (2003), over the whole corpus: A hypothesis, S sure and P possible gold links, S within P.
+    """Corpus-level scores (Och and Ney 2003) of hypothesis links A against sure and possible gold links S and P.
 
-    AER = 1 - (|A & S| + |A & P|) / (|A| + |S|), precision = |A & P| / |A|, recall = |A & S| / |S|.
-    Without links in A nothing is wrong (precision 1), without any in S nothing is missed (recall 1), and
-    without both the AER is 0. Raises ValueError if there are not as many golds as hypotheses.
+    AER = 1 - (|A & S| + |A & P|) / (|A| + |S|), precision = |A & P| / |A|, recall = |A & S| / |S|. S is a subset of P.
+    Precision is 1 if A is empty, recall is 1 if S is empty, and AER is 0 if both are. Raises ValueError if the counts
+    of hypotheses and golds differ.
     """
     hypotheses, golds = list(hypotheses), list(golds)
     if len(hypotheses) != len(golds):
         raise ValueError(f"{len(hypotheses)} alignments against {len(golds)} gold alignments: must be equal")
-    proposed = sure_total = sure_found = possible_found = 0
+    a = s = a_and_s = a_and_p = 0
     for links, (sure, possible) in zip(hypotheses, golds, strict=True):
         assert sure <= possible
-        proposed += len(links)
-        sure_total += len(sure)
-        sure_found += len(links & sure)
-        possible_found += len(links & possible)
+        a += len(links)
+        s += len(sure)
+        a_and_s += len(links & sure)
+        a_and_p += len(links & possible)
     return AlignmentScores(
-        aer=1.0 - _ratio(sure_found + possible_found, proposed + sure_total),
-        precision=_ratio(possible_found, proposed),
-        recall=_ratio(sure_found, sure_total),
+        aer=1 - (a_and_s + a_and_p) / (a + s) if a + s else 0.0,
+        precision=a_and_p / a if a else 1.0,
+        recall=a_and_s / s if s else 1.0,
     )
 
 
-def _ratio(part: int, whole: int) -> float:
-    return part / whole if whole else 1.0
-
-
 def words_of_line(line: str) -> list[str]:
-    """The words that alignments count: separated by spaces, not by other white space such as a no-break space."""
+    """The words that alignments count: separated by spaces, not by other white space such as no-break spaces."""
     return [word for word in line.split(" ") if word]
 
 
 def words_of_pieces(pieces: Sequence[str]) -> list[int]:
     """The index of the word that each SentencePiece piece belongs to.
 
-    A word starts with the first piece, at each piece that begins with the mark, at "</s>" and after it. So does
-    "<unk>" and what follows it, since SentencePiece writes it out between spaces. A lone mark belongs to the pieces
-    that follow it. A piece with marks inside stands for several unknown words: it counts as the first of them.
+    A word starts at the first piece, at each piece that begins with "▁", at "</s>" and after it. "<unk>" is a word of
+    its own, because SentencePiece decodes it with spaces around it. A lone "▁" belongs to the pieces that follow it. A
+    piece with "▁" inside stands for several unknown words and counts as the first of them.
     """
     words = [0] * bool(pieces)
     for previous, piece in pairwise(pieces):
@@ -105,9 +99,9 @@ def words_of_pieces(pieces: Sequence[str]) -> list[int]:
 
 
 def merge_to_words(weights: Weights, target_pieces: Sequence[str], source_pieces: Sequence[str]) -> Weights:
-    """(T, S) of pieces -> (T, S) of words: the sum over a source word, the mean over a target word.
+    """(T, S) of pieces -> (T, S) of words: sums over source words, means over target words (Clark et al. 2019).
 
-    This keeps the sum of a row's weights at 1 (Clark et al. 2019).
+    Rows keep their sum.
     """
     assert weights.shape == (len(target_pieces), len(source_pieces))
     target, source = _membership(target_pieces), _membership(source_pieces)
@@ -116,7 +110,7 @@ def merge_to_words(weights: Weights, target_pieces: Sequence[str], source_pieces
 
 
 def words(pieces: Sequence[str]) -> list[str]:
-    """The words that `merge_to_words` merges to, as text."""
+    """The text of the words that `merge_to_words` returns weights of."""
     texts = [""] * (words_of_pieces(pieces)[-1] + 1 if pieces else 0)
     for word, piece in zip(words_of_pieces(pieces), pieces, strict=True):
         texts[word] += piece.replace(WORD_START, " ")
@@ -130,16 +124,18 @@ def _membership(pieces: Sequence[str]) -> NDArray[np.float64]:
 
 
 def hard_alignment(word_weights: Weights) -> set[Link]:
-    """(T, S) -> the link from each target word to its heaviest source word, the first of equals; none from a row of
-    zeros (monotonic attention past the end)."""
-    heaviest = word_weights.argmax(1)
-    return {(int(heaviest[target]), int(target)) for target in np.flatnonzero(word_weights.any(1))}
+    """(T, S) -> a link from each target word to the source word with the largest weight, the first of equals.
+
+    A row of zeros (monotonic attention past the end) has no link.
+    """
+    argmax = word_weights.argmax(1)
+    return {(int(argmax[target]), int(target)) for target in np.flatnonzero(word_weights.any(1))}
 
 
 def attention_to_links(weights: Weights, target_pieces: Sequence[str], source_pieces: Sequence[str]) -> set[Link]:
-    """(T, S) of pieces, ends included -> word links.
+    """(T, S) of pieces, "</s>" last -> links between words.
 
-    A target word that attends most to the source's "</s>" stays unaligned; the target's "</s>" has no link.
+    A target word that attends most to the source's "</s>" stays unaligned, and so does the target's "</s>".
     """
     links = hard_alignment(merge_to_words(weights, target_pieces, source_pieces))
     source_ends, target_ends = _end_words(source_pieces), _end_words(target_pieces)
@@ -148,3 +144,42 @@ def attention_to_links(weights: Weights, target_pieces: Sequence[str], source_pi
 
 def _end_words(pieces: Sequence[str]) -> set[int]:
     return {word for word, piece in zip(words_of_pieces(pieces), pieces, strict=True) if piece == END}
+
+
+class AttentionStatistics(NamedTuple):
+    """Means over the target tokens of several sentences.
+
+    Rows are normalised; rows of zeros (monotonic attention past the end) are left out.
+    """
+
+    entropy: float  # nats; 0 for one position, log S for uniform weights
+    on_end: float  # share of the weight on the source's last position, </s>
+
+
+def attention_statistics(alignments: Sequence[Weights]) -> AttentionStatistics:
+    """Statistics of the attention (T, S) of one or more sentences, of multi-head attention the mean over heads."""
+    entropies, on_end = [np.zeros(0)], [np.zeros(0)]
+    for weights in alignments:
+        rows = weights[weights.any(1)]
+        shares = rows / rows.sum(1, keepdims=True)
+        entropies.append(-(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(1))
+        on_end.append(shares[:, -1])
+    if not sum(map(len, on_end)):
+        return AttentionStatistics(0.0, 0.0)
+    return AttentionStatistics(float(np.concatenate(entropies).mean()), float(np.concatenate(on_end).mean()))
+
+
+class Positions(NamedTuple):
+    """The source positions of an attention that attends to one position per step."""
+
+    positions: NDArray[np.int64]  # from 0; steps with zero weights are left out
+    jumps: NDArray[np.int64]  # from each step to the next; negative is backwards
+
+
+def chosen_positions(alignments: Sequence[Weights]) -> Positions | None:
+    """Positions of the attention (T, S) of several sentences; None unless all weights are 0 or 1."""
+    if not all(((weights == 0) | (weights == 1)).all() for weights in alignments):
+        return None
+    paths = [weights.argmax(1)[weights.any(1)] for weights in alignments]
+    empty = np.zeros(0, np.int64)
+    return Positions(np.concatenate([empty, *paths]), np.concatenate([empty, *map(np.diff, paths)]))

@@ -1,10 +1,12 @@
-"""Corpus scores with sacreBLEU (Post 2018): BLEU, chrF and TER, each with its signature.
+"""Translation quality: BLEU, chrF and TER of a corpus with sacreBLEU (Post 2018), BLEU of sentences, perplexity.
 
-Both sides are compared in Unicode NFC: to a reader, composed and decomposed characters are the same.
+sacreBLEU scores are computed in Unicode NFC, so that composed and decomposed characters are equal.
 """
 
+import math
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -14,20 +16,18 @@ from sacrebleu.metrics.ter import TER
 
 METRICS = ("bleu", "chrf", "ter")
 
-# ISO 639-1 and 639-3 codes of the languages that sacreBLEU segments with a tokenizer of their own.
+# sacreBLEU's tokenizers for single languages, by ISO 639-1 and 639-3 codes.
 _TOKENIZER_OF_LANGUAGE = {
     **dict.fromkeys(("zh", "zho", "cmn"), "zh"),
     **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
     **dict.fromkeys(("ko", "kor"), "ko-mecab"),
 }
+_MAX_ORDER = 4  # of the n-grams of BLEU
 
 
 @dataclass(frozen=True)
 class ScoreSettings:
-    """sacreBLEU's options `--tokenize` and `--lowercase`, which both concern BLEU alone.
-
-    chrF is case-sensitive and needs no tokenizer, TER ignores case; their signatures say so.
-    """
+    """sacreBLEU's options `--tokenize` and `--lowercase` for BLEU. chrF and TER use sacreBLEU's defaults."""
 
     tokenize: str
     lowercase: bool
@@ -35,7 +35,7 @@ class ScoreSettings:
 
 @dataclass(frozen=True)
 class Scores:
-    """BLEU and chrF from 0 to 100, higher is better; TER in percent, lower is better; None: not asked for."""
+    """BLEU and chrF from 0 to 100, higher is better; TER in percent, lower is better. None: not computed."""
 
     bleu: float
     chrf: float | None
@@ -56,14 +56,11 @@ def tokenizer_for(language: str) -> str:
 
 
 def score(
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    settings: ScoreSettings,
-    metrics: Collection[str] = METRICS,
+    hypotheses: Sequence[str], references: Sequence[str], settings: ScoreSettings, metrics: Collection[str] = METRICS
 ) -> Scores:
-    """Score detokenised hypotheses against one reference each, exactly as sacreBLEU's command line does for NFC text.
+    """Score detokenised hypotheses against one reference each, as sacreBLEU's command line scores NFC text.
 
-    Raises ValueError if the counts differ or are zero, or if a setting or metric cannot be used.
+    Raises ValueError if the counts differ or are zero, or for an invalid setting or metric.
     """
     if len(hypotheses) != len(references) or not hypotheses:
         raise ValueError(
@@ -85,13 +82,13 @@ def score(
 
 
 def signatures(settings: ScoreSettings) -> dict[str, str]:
-    """What tells how each metric was taken: signature (of BLEU), chrf_signature, ter_signature."""
-    empty = score([""], ["x"], settings)
-    return {name: str(getattr(empty, name)) for name in ("signature", "chrf_signature", "ter_signature")}
+    """sacreBLEU's signatures: signature (of BLEU), chrf_signature and ter_signature."""
+    scores = score([""], ["x"], settings)
+    return {name: str(getattr(scores, name)) for name in ("signature", "chrf_signature", "ter_signature")}
 
 
 def sentence_bleu(hypotheses: Sequence[str], references: Sequence[str], settings: ScoreSettings) -> list[float]:
-    """BLEU of each sentence, from 0 to 100, with n-grams no longer than it has (sacreBLEU's effective order)."""
+    """BLEU of each sentence, from 0 to 100, with sacreBLEU's effective order: n-grams no longer than the sentence."""
     metric = bleu_metric(settings, effective_order=True)
     pairs = zip(nfc(hypotheses), nfc(references), strict=True)
     return [float(metric.sentence_score(hypothesis, [reference]).score) for hypothesis, reference in pairs]
@@ -104,28 +101,23 @@ def score_by_length(
     settings: ScoreSettings,
     count: int = 4,
 ) -> list[dict[str, float | list[int]]]:
-    """BLEU of each quarter (or `count`th) of the sentences, by their sources' number of words; the longest are last.
+    """BLEU by source length, in `count` bins of about equal size, the longest sentences last.
 
-    Sentences of one length stay together, so that there may be fewer parts. `words`: from and to; they are
-    characters where the text has no spaces, as in Chinese.
+    Sentences of equal length share a bin, so there may be fewer. "words" holds a bin's shortest and longest length; it
+    counts characters in text without spaces, such as Chinese.
     """
     lengths = np.array([len(source.split()) for source in sources])
     if np.median(lengths) <= 1:
         lengths = np.array([len(source) for source in sources])
     edges = np.unique(np.quantile(lengths, np.arange(1, count + 1) / count, method="lower"))
-    parts: list[dict[str, float | list[int]]] = []
-    for part in range(len(edges)):
-        chosen = np.flatnonzero(np.searchsorted(edges, lengths) == part)
-        texts = [[side[int(i)] for i in chosen] for side in (hypotheses, references)]
-        words = [int(lengths[chosen].min()), int(lengths[chosen].max())]
-        parts.append(
-            {
-                "words": words,
-                "sentences": len(chosen),
-                "bleu": round(score(texts[0], texts[1], settings, ("bleu",)).bleu, 4),
-            }
-        )
-    return parts
+    bins: list[dict[str, float | list[int]]] = []
+    for bin_number in range(len(edges)):
+        members = np.flatnonzero(np.searchsorted(edges, lengths) == bin_number)
+        texts = [[side[int(i)] for i in members] for side in (hypotheses, references)]
+        words = [int(lengths[members].min()), int(lengths[members].max())]
+        bleu = round(score(texts[0], texts[1], settings, ("bleu",)).bleu, 4)
+        bins.append({"words": words, "sentences": len(members), "bleu": bleu})
+    return bins
 
 
 def nfc(lines: Sequence[str]) -> list[str]:
@@ -134,17 +126,55 @@ def nfc(lines: Sequence[str]) -> list[str]:
 
 
 def bleu_metric(settings: ScoreSettings, effective_order: bool = False) -> BLEU:
-    """The BLEU metric of the settings, or a ValueError that says how to get its tokenizer."""
+    """sacreBLEU's BLEU. Raises ValueError if the tokenizer is unknown or not installed."""
     name = settings.tokenize
     if name not in BLEU.TOKENIZERS:
         raise ValueError(f"evaluation.tokenize: {name!r} is unknown; allowed: {', '.join(BLEU.TOKENIZERS)}")
     try:
-        # `force` silences the warning that the text looks tokenized: some corpora are, on purpose.
+        # `force` silences the warning that the text looks tokenized, which some corpora are on purpose.
         return BLEU(tokenize=name, lowercase=settings.lowercase, force=True, effective_order=effective_order)
-    except RuntimeError as error:  # the Japanese and Korean tokenizers lack their dictionary
+    except RuntimeError as error:  # no dictionary for the Japanese or Korean tokenizer
         extra = name.partition("-")[0]
         raise ValueError(f'evaluation.tokenize: {name!r} needs more packages: pip install "nmt[{extra}]"') from error
     except OSError as error:  # the SentencePiece tokenizers download their model once
         raise ValueError(
             f"evaluation.tokenize: {name!r} cannot download its model ({error}); try again or use another"
         ) from error
+
+
+class TokenBLEU:
+    """Sentence BLEU (Papineni et al. 2002) over tokens of any type, for many candidates with one reference.
+
+    Equal to sacreBLEU's with exponential smoothing (the k-th order without a match counts 1 / 2^k matches) and
+    effective order.
+    """
+
+    def __init__(self, reference: Sequence[Hashable]) -> None:
+        self._length = len(reference)
+        self._counts = [_ngrams(reference, n) for n in range(1, _MAX_ORDER + 1)]
+
+    def __call__(self, candidate: Sequence[Hashable]) -> float:
+        """From 0 to 1."""
+        if not candidate:
+            return 0.0
+        log_precisions, smoothed, any_match = [], 1.0, False
+        for n, reference in enumerate(self._counts[: len(candidate)], 1):
+            matches = (_ngrams(candidate, n) & reference).total()
+            any_match = any_match or matches > 0
+            if not matches:
+                smoothed /= 2
+            log_precisions.append(math.log((matches or smoothed) / (len(candidate) - n + 1)))
+        brevity = min(0.0, 1 - self._length / len(candidate))
+        return math.exp(brevity + sum(log_precisions) / len(log_precisions)) if any_match else 0.0
+
+
+def _ngrams(tokens: Sequence[Hashable], n: int) -> "Counter[tuple[Hashable, ...]]":
+    return Counter(zip(*(tokens[start:] for start in range(n)), strict=False))
+
+
+def perplexity(nll: float, tokens: int) -> float:
+    """exp(nll / tokens), of a total negative log-likelihood in nats; infinite if it overflows a float."""
+    try:
+        return math.exp(nll / max(1, tokens))
+    except OverflowError:
+        return math.inf

@@ -1,7 +1,7 @@
-"""Is a difference real? sacreBLEU's confidence intervals and paired tests.
+"""Significance of score differences: sacreBLEU's confidence intervals and paired tests.
 
 Paired bootstrap resampling (Koehn 2004) and paired approximate randomisation (Riezler and Maxwell 2005), with the
-numbers that `sacrebleu --paired-bs` and `--paired-ar` give.
+results of `sacrebleu --paired-bs` and `--paired-ar`.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,41 +14,38 @@ from sacrebleu.significance import PairedTest
 from nmt.metrics.bleu import METRICS, ScoreSettings, bleu_metric, nfc
 
 
-class Tested(NamedTuple):
-    """A system's score by one metric."""
+class MetricResult(NamedTuple):
+    """A system's score by one metric, tested against the baseline."""
 
     score: float
     interval: float  # half the width of the 95 % confidence interval
-    p_bootstrap: float | None  # of the difference from the baseline; None for the baseline itself
+    p_bootstrap: float | None  # None for the baseline itself
     p_randomisation: float | None
 
 
 class Significance:
-    """Scores and tests systems on one set of references; what a metric counts in an output is counted once."""
+    """Scores and tests systems on one set of references. Caches the statistics of each output."""
 
     def __init__(self, references: Sequence[str], settings: ScoreSettings, samples: int, trials: int) -> None:
-        """`samples`: of the bootstrap, `trials`: of the randomisation. Its seed is sacreBLEU's, $SACREBLEU_SEED."""
+        """Number of bootstrap samples and randomisation trials. $SACREBLEU_SEED sets the seed."""
         self.references, self.samples, self.trials = nfc(references), samples, trials
         metrics = (bleu_metric(settings), CHRF(), TER())
-        self.metrics = {name: _counting_once(metric) for name, metric in zip(METRICS, metrics, strict=True)}
+        self.metrics = {name: _with_cache(metric) for name, metric in zip(METRICS, metrics, strict=True)}
 
-    def __call__(self, baseline: Sequence[str], systems: Sequence[Sequence[str]]) -> list[dict[str, Tested]]:
-        """The baseline's scores, then those of each system with its tests against it, by metric: bleu, chrf, ter.
-
-        Of equal scores p is 1: sacreBLEU takes no difference for a certain one where the samples do not differ either.
-        """
-        named: list[tuple[str, Sequence[str]]]
-        named = [(str(number), nfc(output)) for number, output in enumerate([baseline, *systems])]
-        found = [
-            list(PairedTest(named, self.metrics, [self.references], kind, count)()[1].values())[1:]
+    def __call__(self, baseline: Sequence[str], systems: Sequence[Sequence[str]]) -> list[dict[str, MetricResult]]:
+        """Results of the baseline, then of each system, by metric: bleu, chrf, ter."""
+        outputs: list[tuple[str, Sequence[str]]]
+        outputs = [(str(number), nfc(output)) for number, output in enumerate([baseline, *systems])]
+        bootstrap, randomisation = (
+            list(PairedTest(outputs, self.metrics, [self.references], kind, count)()[1].values())[1:]
             for kind, count in (("bs", self.samples), ("ar", self.trials))
-        ]
+        )
         return [
             {
-                metric: _tested(boot[0], boot[row], randomised[row])
-                for metric, boot, randomised in zip(METRICS, *found, strict=True)
+                metric: _result(boot[0], boot[row], randomised[row])
+                for metric, boot, randomised in zip(METRICS, bootstrap, randomisation, strict=True)
             }
-            for row in range(len(named))
+            for row in range(len(outputs))
         ]
 
     def bleu(self, output: Sequence[str]) -> float:
@@ -58,22 +55,22 @@ class Significance:
         return float(metric._aggregate_and_compute(statistics).score)
 
 
-def _tested(base: Any, boot: Any, randomised: Any) -> Tested:  # noqa: ANN401
-    """From sacreBLEU's results of the baseline, of the bootstrap and of the randomisation."""
-    same = boot is not base and boot.score == base.score
-    p_values = (1.0, 1.0) if same else (boot.p_value, randomised.p_value)
-    return Tested(float(boot.score), float(boot.ci), *p_values)
+def _result(baseline: Any, bootstrap: Any, randomised: Any) -> MetricResult:  # noqa: ANN401
+    """From sacreBLEU's results. p is 1 for equal scores; sacreBLEU reports 0 if all samples are equal too."""
+    equal = bootstrap is not baseline and bootstrap.score == baseline.score
+    p_values = (1.0, 1.0) if equal else (bootstrap.p_value, randomised.p_value)
+    return MetricResult(float(bootstrap.score), float(bootstrap.ci), *p_values)
 
 
-def _counting_once(metric: Any) -> Any:  # noqa: ANN401
-    count: Callable[..., Any] = metric._extract_corpus_statistics
-    known: dict[tuple[str, ...], Any] = {}
+def _with_cache(metric: Any) -> Any:  # noqa: ANN401
+    extract: Callable[..., Any] = metric._extract_corpus_statistics
+    cache: dict[tuple[str, ...], Any] = {}
 
-    def counted(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Any:  # noqa: ANN401
+    def cached(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Any:  # noqa: ANN401
         key = tuple(hypotheses)
-        if key not in known:
-            known[key] = count(hypotheses, references)
-        return known[key]
+        if key not in cache:
+            cache[key] = extract(hypotheses, references)
+        return cache[key]
 
-    metric._extract_corpus_statistics = counted
+    metric._extract_corpus_statistics = cached
     return metric

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from nmt.files import refuse_scarcity
+from nmt.files import raise_system_error
 from nmt.machine import is_out_of_memory
 
 ZIP = b"PK\x03\x04"
@@ -41,7 +41,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
                 raise ValueError(f"the checksum of {damaged} differs")
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a broken file can raise nearly anything
-        refuse_scarcity(error)
+        raise_system_error(error)
         if is_out_of_memory(error):
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), str(path)) from None
         raise ValueError(f"not a checkpoint ({error})") from None

@@ -15,13 +15,13 @@ from nmt.config import schema
 from nmt.data.batching import Batch
 from nmt.data.prepared import padded
 from nmt.data.tokenizer import Tokenizer
-from nmt.metrics.token_bleu import TokenBLEU
+from nmt.metrics.bleu import TokenBLEU
 from nmt.model.decoder import Decoded
 from nmt.model.state import DecoderState
 from nmt.objectives.token_losses import Prediction, Terms, TokenLoss
 from nmt.ops.output_loss import output_loss
 from nmt.search.hypothesis import LengthPenalty, Limits, StepOutput, Symbols
-from nmt.search.sampling import SamplingOptions, sample
+from nmt.search.rollout import SamplingOptions, sample
 
 NO_PENALTY = LengthPenalty("none", 0.0)
 

@@ -1,26 +1,28 @@
-"""What every search speaks of: the step it calls, the limits it keeps and the hypotheses it returns.
+"""Types and bookkeeping that all searches share: step function, limits, length penalty, hypotheses, back-pointers.
 
-Shapes: B sentences, N hypotheses (the rows of a step), S source positions, T target positions, V vocabulary.
+Shapes: N hypotheses (the rows of a step), S source positions, T target positions, V vocabulary.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar, assert_never
 
+import torch
 from torch import Tensor
 
 
 class State(Protocol):
-    """What a model carries from step to step, one row per hypothesis."""
+    """A model's recurrent state, one row per hypothesis."""
 
     def select(self, index: Tensor) -> Self:
-        """int64 rows `(M,)`, which may repeat -> the state of these rows: reordered, shrunk or expanded."""
+        """The rows `index`, int64 (M,), which may repeat."""
         ...
 
     def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
-        """The same for rows grouped by sentence, equally many for each, which may share what is the sentence's.
+        """Like `select`, for equally many rows per sentence, grouped by sentence, so that they may share its memory.
 
-        `sentences`, int64 `(A,)`, are the sentences kept, of those before; None: all.
+        `sentences`, int64 (A,): the sentences that remain; None: all.
         """
         ...
 
@@ -29,9 +31,9 @@ StateT = TypeVar("StateT", bound=State)
 
 
 class StepOutput(NamedTuple, Generic[StateT]):
-    """logits `(N, V)`, weights `(N, S)` or None without attention, and the state after the step.
+    """Logits (N, V), the attention weights (N, S) they were computed with, and the state after the step.
 
-    The weights are those the logits were computed with. They must not be overwritten by later steps.
+    Weights are None without attention. Later steps must not overwrite them.
     """
 
     logits: Tensor
@@ -40,11 +42,11 @@ class StepOutput(NamedTuple, Generic[StateT]):
 
 
 Step = Callable[[Tensor, StateT], StepOutput[StateT]]
-"""Previous tokens `(N,)` int64 and a state of N rows -> the output for the next token."""
+"""Previous tokens, int64 (N,), and a state of N rows -> the output for the next token."""
 
 
 class Symbols(NamedTuple):
-    """The ids a search must know; `banned` ones are never generated and do not include `eos`."""
+    """Special token ids. `banned` tokens are never generated; `eos` must not be among them."""
 
     bos: int
     eos: int
@@ -53,9 +55,9 @@ class Symbols(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """Lengths in tokens: at least `min_length` before eos; at most `max_lengths[b]` for sentence b, with eos.
+    """Lengths in tokens: at least `min_length` without eos, at most `max_lengths[b]` with eos for sentence b.
 
-    Where the two disagree, the maximum wins. Raises ValueError for a negative minimum or a maximum below 1.
+    The maximum takes precedence. Raises ValueError for a negative minimum or a maximum below 1.
     """
 
     min_length: int
@@ -70,7 +72,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class LengthPenalty:
-    """The divisor of a hypothesis's log-probability; never falls with the length, which counts eos.
+    """Divisor of a hypothesis's log-probability, which never decreases with the length (eos counted).
 
     none: 1; average: length^alpha; gnmt: ((5 + length) / 6)^alpha (Wu et al. 2016, eq. 14).
     Raises ValueError for a negative alpha.
@@ -96,14 +98,69 @@ class LengthPenalty:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One translation as a search found it.
+    """One translation of a sentence."""
 
-    `tokens` lack bos and end with eos. `score`, the log-probability over its length penalty, is what
-    hypotheses are ranked by; `log_prob` is natural. `attention` `(T, S)`, float32 on the CPU, holds the row
-    of each token in `tokens`; it is None for a model without attention.
+    tokens: list[int]  # without bos, eos last
+    score: float  # log_prob / length penalty, by which hypotheses are ranked
+    log_prob: float  # natural logarithm
+    attention: Tensor | None  # (T, S) float32 on the CPU, a row for each of `tokens`; None without attention
+
+
+class Ending(NamedTuple):
+    """A finished hypothesis in a `History`: step (from 0) and row at which eos was chosen."""
+
+    step: int
+    row: int
+    log_prob: float
+    score: float
+
+
+class History:
+    """Back-pointers: token, parent row and attention of every row of every step.
+
+    Adding a step costs the same however long the prefixes are. `hypotheses` follows the pointers at the end.
     """
 
-    tokens: list[int]
-    score: float
-    log_prob: float
-    attention: Tensor | None
+    def __init__(self, eos: int) -> None:
+        self._eos = eos
+        self._tokens: list[list[int]] = []
+        self._parents: list[list[int]] = []
+        self._weights: list[Tensor] = []
+
+    def add_attention(self, weights: Tensor | None) -> None:
+        """Record the attention (N, S) of the current step."""
+        if weights is not None:
+            self._weights.append(weights)
+
+    def advance(self, parents: list[int], tokens: list[int]) -> None:
+        """Start the next step: the current row that each new row extends, and the token that extends it."""
+        self._parents.append(parents)
+        self._tokens.append(tokens)
+
+    def hypotheses(self, endings: list[list[Ending]]) -> list[list[Hypothesis]]:
+        """The hypotheses of each sentence's endings, in the same order."""
+        paths = [self._path(ending) for sentence in endings for ending in sentence]
+        results = zip(paths, self._attention(paths), strict=True)
+        return [[self._hypothesis(ending, *next(results)) for ending in sentence] for sentence in endings]
+
+    def _path(self, ending: Ending) -> list[int]:
+        """The hypothesis's row at each step, from step 0."""
+        path = [ending.row]
+        for parents in reversed(self._parents[: ending.step]):
+            path.append(parents[path[-1]])
+        return path[::-1]
+
+    def _hypothesis(self, ending: Ending, path: list[int], attention: Tensor | None) -> Hypothesis:
+        # The input of step t + 1 is the token chosen at step t.
+        tokens = [step[row] for step, row in zip(self._tokens, path[1:], strict=False)]
+        return Hypothesis([*tokens, self._eos], ending.score, ending.log_prob, attention)
+
+    def _attention(self, paths: list[list[int]]) -> list[Tensor] | list[None]:
+        """The attention (T, S) along each path, copied from the device in one transfer."""
+        if not self._weights or not paths:
+            return [None] * len(paths)
+        offsets = list(accumulate((len(weights) for weights in self._weights), initial=0))
+        index = [offset + row for path in paths for offset, row in zip(offsets, path, strict=False)]
+        weights = torch.cat(self._weights)
+        rows = weights[torch.tensor(index).to(weights.device, non_blocking=True)].float().cpu()
+        return list(torch.split(rows, [len(path) for path in paths]))

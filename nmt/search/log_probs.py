@@ -1,4 +1,4 @@
-"""From the logits of a step to the log-probabilities of the tokens that may come next."""
+"""Masked log-probabilities of the next token, and a deterministic top-k over them."""
 
 import math
 
@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 from nmt.search.hypothesis import Symbols
-from nmt.search.topk import BLOCK
+
+BLOCK = 64  # columns of a block in `pack_top`
+_POSITION_BITS = 32
 
 
 class LogProbs:
-    """Normalises and masks, step after step, in one buffer: it never writes to the model's own logits.
-
-    What it returns therefore holds until the next call, and may be overwritten until then.
-    """
+    """Log-softmax and masking in one reused buffer: a result is valid until the next call, and may be overwritten."""
 
     def __init__(self, symbols: Symbols, min_length: int, device: torch.device) -> None:
         assert symbols.eos not in symbols.banned
@@ -23,10 +22,9 @@ class LogProbs:
         self._buffer = torch.empty(0, 0, device=device)
 
     def __call__(self, logits: Tensor, length: int, at_max: list[bool]) -> Tensor:
-        """(N, V) -> (N, V') float32, -inf for what may not come; V' is V padded with -inf to whole blocks.
+        """(N, V) -> (N, V') float32, -inf for tokens that may not follow; V' is V padded with -inf to whole blocks.
 
-        `length` counts the token to be chosen; rows that are `at_max` may only end. Masking does not
-        renormalise: the values are the model's own.
+        `length` counts the token to be chosen. Rows `at_max` may only end. Masking does not renormalise.
         """
         rows, vocabulary = logits.shape
         if len(self._buffer) < rows:
@@ -34,16 +32,43 @@ class LogProbs:
             self._buffer = torch.full((rows, columns), -math.inf, device=logits.device)
         log_probs = self._buffer[:rows]
         torch.log_softmax(logits, -1, dtype=torch.float32, out=log_probs[:, :vocabulary])
-        self._mask(log_probs, length, at_max)
-        return log_probs
-
-    def _mask(self, log_probs: Tensor, length: int, at_max: list[bool]) -> None:
-        end = log_probs[:, self._eos]
-        forced_end = end.clone()
+        eos = log_probs[:, self._eos]
+        unmasked_eos = eos.clone()
         log_probs.index_fill_(1, self._banned, -math.inf)
         if length <= self._min_length:
-            end.fill_(-math.inf)
+            eos.fill_(-math.inf)
         if any(at_max):
             forced = torch.tensor(at_max).to(log_probs.device, non_blocking=True)
             log_probs.masked_fill_(forced[:, None], -math.inf)
-            end.copy_(torch.where(forced, forced_end, end))
+            eos.copy_(torch.where(forced, unmasked_eos, eos))
+        return log_probs
+
+
+def pack_top(log_probs: Tensor, k: int) -> Tensor:
+    """(A, M) float32, none positive -> (A, k) int64: the k best, best first; of equals, the lower position first.
+
+    M must be a multiple of BLOCK. `unpack` separates values and positions. torch.topk leaves the order of equals open,
+    and on some devices it depends on the shape, so that other sentences in the batch could change a translation. Equal
+    scores are common: logits in bfloat16 have 8 significant bits.
+    """
+    rows, columns = log_probs.shape
+    blocks = log_probs.view(rows, columns // BLOCK, BLOCK)
+    # The k best lie in the k blocks with the best maxima: every block ranked before an element's own block holds an
+    # element ranked before it. One pass over the maxima leaves k * BLOCK of the M columns to rank.
+    first = torch.arange(0, columns, BLOCK, device=log_probs.device)
+    top = _pack(blocks.amax(-1), first).topk(min(k, len(first)), largest=False, sorted=False).values
+    starts = unpack(top)[1]
+    positions = (starts[:, :, None] + torch.arange(BLOCK, device=log_probs.device)).flatten(1)
+    return _pack(log_probs.gather(1, positions), positions).topk(k, largest=False).values
+
+
+def unpack(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """int64 of any shape -> log-probabilities (float32) and positions (int64)."""
+    values = -(packed >> _POSITION_BITS).int().view(torch.float32)
+    return values, packed & ((1 << _POSITION_BITS) - 1)
+
+
+def _pack(log_probs: Tensor, positions: Tensor) -> Tensor:
+    """One integer per value, ordered by value and then position: the least is the best."""
+    # The bits of non-negative floats, read as integers, keep their order.
+    return (log_probs.abs().view(torch.int32).long() << _POSITION_BITS) + positions

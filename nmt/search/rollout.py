@@ -1,20 +1,90 @@
-"""One hypothesis per row, token by token, without looking back: what greedy search and sampling share.
+"""Greedy search and sampling: one token at a time, without alternatives.
 
-Shapes: N rows still growing, V vocabulary.
+Shapes: N active rows, V vocabulary, C candidates.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from nmt.search.history import Ending, History
-from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits, StateT, Step, Symbols
+from nmt.search.hypothesis import Ending, History, Hypothesis, LengthPenalty, Limits, StateT, Step, Symbols
 from nmt.search.log_probs import LogProbs
 
 
+def greedy_search(
+    step: Step[StateT],
+    state: StateT,
+    symbols: Symbols,
+    limits: Limits,
+    *,
+    penalty: LengthPenalty,
+    device: torch.device,
+) -> list[list[Hypothesis]]:
+    """The most probable token at every step: a list with one hypothesis per sentence (row of the state)."""
+    rows = _rollout(step, state, symbols, limits, choose=partial(torch.argmax, dim=-1), penalty=penalty, device=device)
+    return [[hypothesis] for hypothesis in rows]
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """Temperature, then truncation to the `top_k` most probable tokens (0: all), then to the nucleus `top_p` of these.
+
+    The nucleus (Holtzman et al. 2020) is the smallest set of most probable tokens with a total probability of at least
+    `top_p` (1: all). Raises ValueError for values out of range.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    n_samples: int
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(f"temperature is {self.temperature}, but must be above 0 (or use greedy search)")
+        if self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k}, but must be at least 0 (0 to keep all tokens)")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}, but must be above 0 and at most 1 (1 to keep all tokens)")
+        if self.n_samples < 1:
+            raise ValueError(f"n_samples is {self.n_samples}, but must be at least 1")
+
+
+def sample(
+    step: Step[StateT],
+    state: StateT,
+    symbols: Symbols,
+    limits: Limits,
+    *,
+    options: SamplingOptions,
+    generator: torch.Generator | None,
+    penalty: LengthPenalty,
+    device: torch.device,
+) -> list[list[Hypothesis]]:
+    """`options.n_samples` independent hypotheses per sentence (row of the state), best first; they may repeat.
+
+    Their log-probabilities are the model's own: at temperature 1, without truncation. The generator must be on
+    `device`; None means torch's global one.
+    """
+    n = options.n_samples
+    sentences = torch.arange(len(limits.max_lengths), device=device)
+    rows = _rollout(
+        step,
+        state.select(sentences.repeat_interleave(n)),
+        symbols,
+        Limits(limits.min_length, [length for length in limits.max_lengths for _ in range(n)]),
+        choose=partial(_draw, options=options, generator=generator),
+        penalty=penalty,
+        device=device,
+    )
+    groups = [rows[start : start + n] for start in range(0, len(rows), n)]
+    return [sorted(group, key=lambda hypothesis: -hypothesis.score) for group in groups]
+
+
 @torch.no_grad()
-def rollout(
+def _rollout(
     step: Step[StateT],
     state: StateT,
     symbols: Symbols,
@@ -24,41 +94,74 @@ def rollout(
     penalty: LengthPenalty,
     device: torch.device,
 ) -> list[Hypothesis]:
-    """One hypothesis for each row of the state; `choose`: log-probabilities `(N, V)` -> tokens `(N,)` int64.
+    """One hypothesis per row of the state; `choose` maps log-probabilities (N, V) to tokens, int64 (N,).
 
     Finished rows leave the batch.
     """
     normalise = LogProbs(symbols, limits.min_length, device)
     history = History(symbols.eos)
-    growing = list(range(len(limits.max_lengths)))
-    lasts = [(0, 0)] * len(growing)  # per row of the first step: the step at which it ended, and its row there
-    totals = torch.zeros(len(growing), device=device)
-    origin = torch.arange(len(growing), device=device)
-    tokens = torch.full((len(growing),), symbols.bos, device=device)
+    active = list(range(len(limits.max_lengths)))
+    last = [(0, 0)] * len(active)  # step and row at which each hypothesis ended
+    totals = torch.zeros(len(active), device=device)
+    origin = torch.arange(len(active), device=device)  # `active` on the device
+    tokens = torch.full((len(active),), symbols.bos, device=device)
     for now in range(max(limits.max_lengths, default=0)):
         output = step(tokens, state)
-        history.attend(output.weights)
-        at_max = [now + 1 >= limits.max_lengths[row] for row in growing]
+        history.add_attention(output.weights)
+        at_max = [now + 1 >= limits.max_lengths[row] for row in active]
         log_probs = normalise(output.logits, now + 1, at_max)
         tokens = choose(log_probs)
         totals.index_add_(0, origin, log_probs.gather(1, tokens[:, None]).squeeze(1))
-        chosen = tokens.cpu().tolist()  # the step's one synchronisation
-        going = []
+        chosen = tokens.cpu().tolist()  # the only synchronisation of a step
+        unfinished = []
         for row, token in enumerate(chosen):
             if token == symbols.eos or at_max[row]:
-                lasts[growing[row]] = (now, row)
+                last[active[row]] = (now, row)
             else:
-                going.append(row)
-        if not going:
+                unfinished.append(row)
+        if not unfinished:
             break
         state = output.state
-        if len(going) < len(growing):
-            index = torch.tensor(going).to(device, non_blocking=True)
+        if len(unfinished) < len(active):
+            index = torch.tensor(unfinished).to(device, non_blocking=True)
             state, tokens, origin = state.select(index), tokens[index], origin[index]
-        history.advance(going, [chosen[row] for row in going])
-        growing = [growing[row] for row in going]
+        history.advance(unfinished, [chosen[row] for row in unfinished])
+        active = [active[row] for row in unfinished]
     endings = [
-        Ending(last, row, log_prob, log_prob / penalty(last + 1))
-        for (last, row), log_prob in zip(lasts, totals.cpu().tolist(), strict=True)
+        Ending(now, row, log_prob, log_prob / penalty(now + 1))
+        for (now, row), log_prob in zip(last, totals.cpu().tolist(), strict=True)
     ]
     return history.hypotheses([endings])[0]
+
+
+def _draw(log_probs: Tensor, options: SamplingOptions, generator: torch.Generator | None) -> Tensor:
+    """(N, V) -> int64 (N,), one draw per row."""
+    # Sums in float32 would lose tokens of probability 1e-8. MPS has no float64.
+    device = log_probs.device
+    wide = torch.float32 if device.type == "mps" else torch.float64
+    uniform = torch.rand(len(log_probs), 1, dtype=wide, device=device, generator=generator)
+    if options.top_k == 0 and options.top_p == 1:
+        return _inverse_cdf(log_probs, options.temperature, uniform)
+    size = log_probs.shape[1]
+    candidates, tokens = log_probs.topk(min(options.top_k or size, size))
+    if options.top_p < 1:
+        # Differences from the best do not overflow, however small the temperature.
+        probs = ((candidates - candidates[:, :1]) / options.temperature).softmax(-1)
+        mass_before = probs.cumsum(-1) - probs
+        candidates = candidates.masked_fill(mass_before >= options.top_p, -torch.inf)
+    drawn = _inverse_cdf(candidates, options.temperature, uniform)
+    return tokens.gather(1, drawn[:, None]).squeeze(1)
+
+
+def _inverse_cdf(log_probs: Tensor, temperature: float, uniform: Tensor) -> Tensor:
+    """(N, C), (N, 1) in [0, 1) -> (N,): draws from softmax(log_probs / temperature) by inverse transform sampling.
+
+    Unlike torch.multinomial, this does not synchronise with the device.
+    """
+    best, argmax = log_probs.max(-1, keepdim=True)
+    # Differences from the best do not all underflow, however small the temperature.
+    cdf = (log_probs - best).div_(temperature).exp_().cumsum(-1, dtype=uniform.dtype)
+    # The first entry above u times the sum has a probability above 0, and exists because u < 1.
+    drawn = torch.searchsorted(cdf, uniform * cdf[:, -1:], right=True)
+    # No entry exists if the CDF is NaN: the model's output is not finite, or the temperature is 0 in float32.
+    return torch.where(drawn < cdf.shape[1], drawn, argmax).squeeze(1)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from nmt.files import to_json, write_atomically
-from nmt.metrics.attention_statistics import Positions
+from nmt.metrics.alignment import Positions
 from nmt.report.heatmap import draw_alignment, save, to_array
 from nmt.report.tensorboard import TensorBoard
 from nmt.run import RunDirectory

@@ -12,8 +12,7 @@ from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.data.batching import Batches
 from nmt.data.prepared import Prepared
-from nmt.metrics.bleu import ScoreSettings
-from nmt.metrics.perplexity import perplexity
+from nmt.metrics.bleu import ScoreSettings, perplexity
 from nmt.model.load import LAST
 from nmt.objectives.objective import Objective
 from nmt.run import RunDirectory

@@ -15,12 +15,10 @@ from nmt.data.batching import Batches, Indices
 from nmt.data.prepared import Split
 from nmt.evaluation import align, evaluate
 from nmt.machine import retry_in_halves
-from nmt.metrics.attention_statistics import Positions, attention_statistics, chosen_positions
-from nmt.metrics.bleu import ScoreSettings
-from nmt.metrics.perplexity import perplexity
+from nmt.metrics.alignment import Positions, attention_statistics, chosen_positions
+from nmt.metrics.bleu import ScoreSettings, perplexity
 from nmt.saliency import Saliency, saliency
-from nmt.translation import Translation
-from nmt.translator import Translator
+from nmt.translator import Translation, Translator
 
 
 class Sample(NamedTuple):

@@ -2,7 +2,7 @@
 
 import torch
 
-from nmt.data.alignments import attention_of
+from nmt.data.batching import attention_of
 
 SOURCE = [["▁the", "▁ca", "t", "</s>"], ["▁no", "</s>"]]
 TARGET = [["▁le", "▁ch", "at", "</s>"], ["▁non", "</s>"]]

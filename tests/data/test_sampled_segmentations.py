@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
 from nmt.config.schema import TrainedTokenizer
-from nmt.data import demo, pieces, sampling
-from nmt.data import tokenizer as module
+from nmt.data import subword_sampling
+from nmt.data import tokenizer_training as module
+from nmt.data.demo import corpus as demo
 from nmt.data.tokenizer import Tokenizer
 
 ENGLISH, FRENCH, _ = (list(side) for side in zip(*demo.generate(300, 1, 1, 1).train, strict=True))
@@ -71,15 +72,18 @@ def normalised(tokenizer: Tokenizer, line: str) -> str:
 @KINDS
 def test_the_model_is_read_as_sentencepiece_reads_it(kind: str, name: str) -> None:
     tokenizer = made(kind, name)
-    theirs, found = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model), pieces.read(tokenizer.model)
-    assert found.kind == {"bpe": pieces.BPE, "unigram": pieces.UNIGRAM}[kind]
+    theirs, found = (
+        sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model),
+        subword_sampling.read_model(tokenizer.model),
+    )
+    assert found.kind == {"bpe": subword_sampling.BPE, "unigram": subword_sampling.UNIGRAM}[kind]
     assert len(found.pieces) == theirs.get_piece_size()
     for i, piece in enumerate(found.pieces):
         assert (piece.text, piece.score) == (theirs.id_to_piece(i), theirs.get_score(i))
-        assert theirs.is_byte(i) == (piece.type == pieces.BYTE)
-        assert theirs.is_unknown(i) == (piece.type == pieces.UNKNOWN)
+        assert theirs.is_byte(i) == (piece.type == subword_sampling.BYTE)
+        assert theirs.is_unknown(i) == (piece.type == subword_sampling.UNKNOWN)
         user = MODELS[name].get("user_defined_symbols", [])
-        assert (piece.text in user) == (piece.type == pieces.USER_DEFINED)
+        assert (piece.text in user) == (piece.type == subword_sampling.USER_DEFINED)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -97,7 +101,7 @@ def test_the_sharpest_unigram_sampling_is_encode(name: str, line: str) -> None:
     tokenizer = made("unigram", name)
     (drawn,), (best,) = tokenizer.sample([line], 1e5, [1]), tokenizer.encode([line])
     if drawn != best:  # two that are as good
-        scores = [piece.score for piece in pieces.read(tokenizer.model).pieces]
+        scores = [piece.score for piece in subword_sampling.read_model(tokenizer.model).pieces]
         assert math.isclose(sum(scores[i] for i in drawn), sum(scores[i] for i in best), rel_tol=1e-5)
 
 
@@ -112,7 +116,7 @@ def test_of_equal_pairs_the_leftmost_is_merged_first() -> None:
 
 def unknown(tokenizer: Tokenizer) -> str:
     """A pattern of runs of characters that no piece has."""
-    known = {character for piece in pieces.read(tokenizer.model).pieces[3:] for character in piece.text}
+    known = {character for piece in subword_sampling.read_model(tokenizer.model).pieces[3:] for character in piece.text}
     return f"[^{re.escape(''.join(known))}]+"
 
 
@@ -168,7 +172,7 @@ def test_a_draw_depends_on_its_seed_alone(kind: str) -> None:
 IN_A_PROCESS = """
 import hashlib, sys
 sys.path.insert(0, sys.argv[1])
-from nmt.data import tokenizer
+from nmt.data import tokenizer_training as tokenizer
 import test_sampled_segmentations as tests
 tokenizer.TRAINING_LINES = 200  # fewer than there are
 config = tests.trained(sys.argv[2])
@@ -206,7 +210,7 @@ def test_models_and_draws_are_the_same_in_every_process(kind: str) -> None:
 def test_frequencies_are_those_of_sentencepiece(
     kind: str, longest_cached: int, alpha: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "LONGEST_CACHED", longest_cached)
+    monkeypatch.setattr(subword_sampling, "LONGEST_CACHED", longest_cached)
     tokenizer = made(kind)
     longest = sorted({word for line in ENGLISH for word in line.split()}, key=lambda word: (len(word), word))
     expect_like_frequencies(tokenizer, (longest[-1], f"{longest[-20]} ☃", "the cat"), alpha)
@@ -228,11 +232,11 @@ def expect_like_frequencies(tokenizer: Tokenizer, lines: Sequence[str], alpha: f
 def test_unused_pieces_stay_unused_or_the_model_is_refused(kind: str, possible: bool) -> None:
     model = sentencepiece_model_pb2.ModelProto.FromString(made(kind).model)
     for piece in list(model.pieces)[3::4]:
-        piece.type = pieces.UNUSED
+        piece.type = subword_sampling.UNUSED
     tokenizer = Tokenizer(model.SerializeToString())
     assert tokenizer.samples() == possible
     if possible:
-        unused = {i for i, piece in enumerate(model.pieces) if piece.type == pieces.UNUSED}
+        unused = {i for i, piece in enumerate(model.pieces) if piece.type == subword_sampling.UNUSED}
         assert tokenizer.sample(ENGLISH, 1e5, range(300)) == tokenizer.encode(ENGLISH)
         assert not unused & {i for ids in tokenizer.sample(ENGLISH, 0.1, range(300)) for i in ids}
         expect_like_frequencies(tokenizer, sorted({word for line in ENGLISH[:3] for word in line.split()})[:5], 0.1)

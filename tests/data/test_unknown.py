@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from nmt.data.unknown import copy_unknown
+from nmt.data.tokenizer import copy_unknown
 
 SOURCE = ["▁the", "▁zebra", "▁sleeps", "</s>"]
 

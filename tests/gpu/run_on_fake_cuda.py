@@ -28,8 +28,8 @@ from nmt.model.readout import Readout
 from nmt.model.seq2seq import Seq2Seq
 from nmt.objectives.objective import Objective
 from nmt.search.beam import beam_search
-from nmt.search.greedy import greedy_search
 from nmt.search.hypothesis import LengthPenalty, Limits, Symbols
+from nmt.search.rollout import greedy_search
 from nmt.training.optimizer import make_optimizer
 from nmt.training.step import Updater
 

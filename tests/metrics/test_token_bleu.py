@@ -5,7 +5,7 @@ import random
 import pytest
 from sacrebleu import sentence_bleu
 
-from nmt.metrics.token_bleu import TokenBLEU
+from nmt.metrics.bleu import TokenBLEU
 
 
 @pytest.mark.parametrize("vocabulary", [1, 3, 8, 50])

@@ -235,7 +235,7 @@ def test_more_bytes_than_a_record_may_have_are_not_read(run: Path) -> None:
     ):
         kept = (run / name).read_bytes()
         os.truncate(run / name, 2**40)  # takes no room on the disk
-        refused(lambda use=use: use(run), "has 1,099,511,627,776 bytes, [0-9,]+ are the most")
+        refused(lambda use=use: use(run), "has 1,099,511,627,776 bytes, more than the limit")
         (run / name).write_bytes(kept)
 
 

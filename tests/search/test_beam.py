@@ -21,8 +21,8 @@ from torch import Tensor
 
 from nmt.search import beam as module
 from nmt.search.beam import beam_search
-from nmt.search.greedy import greedy_search
 from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits, StepOutput
+from nmt.search.rollout import greedy_search
 
 AVERAGE = LengthPenalty("average", 1.0)
 Stop = Literal["beam", "exact"]

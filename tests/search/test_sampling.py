@@ -6,9 +6,8 @@ import pytest
 import torch
 from search_toy import BOS, CPU, EOS, PAD, PENALTIES, SYMBOLS, Toy, enumerate_all
 
-from nmt.search.greedy import greedy_search
 from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits
-from nmt.search.sampling import SamplingOptions, _inverse_cdf, sample
+from nmt.search.rollout import SamplingOptions, _inverse_cdf, greedy_search, sample
 
 
 def draw(

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.search.topk import BLOCK, pack_top, unpack
+from nmt.search.log_probs import BLOCK, pack_top, unpack
 
 
 @pytest.mark.parametrize("granularity", [0.0, 0.5, 3.0])  # the coarser, the more values are equal

@@ -1,20 +1,81 @@
-"""Segmentations drawn at random: BPE-dropout and subword regularisation, the same for a seed in every process.
-
-SentencePiece draws them too, but from a generator whose draws differ from process to process whatever its seed, so that
-no run could be repeated or resumed. Here a line's segmentation depends on the model, the line and its seed alone.
-"""
+"""Subword segmentations drawn at random: BPE-dropout and subword regularisation."""
 
 import itertools
 import math
 import re
+import struct
 from abc import ABC, abstractmethod
 from bisect import bisect
 from collections.abc import Callable, Collection, Iterator
 from functools import lru_cache
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from nmt.data import pieces
+UNIGRAM, BPE = 1, 2  # kinds of models
+NORMAL, UNKNOWN, USER_DEFINED, UNUSED, BYTE = 1, 2, 4, 5, 6  # types of pieces
+
+PIECES, TRAINER = 1, 2  # numbers of a model's fields ...
+TEXT, SCORE, TYPE = 1, 2, 3  # ... of a piece's ...
+KIND = 3  # ... and of the trainer's
+MORE = 0x80  # the bit that says that an integer goes on
+
+
+class Piece(NamedTuple):
+    """Its id is its place in the model."""
+
+    text: str
+    score: float
+    type: int
+
+
+class Model(NamedTuple):
+    """A model's kind and pieces."""
+
+    kind: int
+    pieces: list[Piece]
+
+
+def read_model(model: bytes) -> Model:
+    """The bytes must be a model that SentencePiece has loaded."""
+    fields = list(_fields(model))
+    kind = next((dict(_fields(value)).get(KIND) for number, value in fields if number == TRAINER), None)
+    return Model(kind or UNIGRAM, [_piece(value) for number, value in fields if number == PIECES])
+
+
+def _piece(message: bytes) -> Piece:
+    fields = dict(_fields(message))
+    (score,) = struct.unpack("<f", fields.get(SCORE, bytes(4)))
+    text = fields[TEXT].decode("utf-8", "surrogateescape")  # what is no UTF-8 stands in no line
+    return Piece(text, score, fields.get(TYPE, NORMAL))
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Numbers and values of a message's fields: integers as such, all else as bytes."""
+    at = 0
+    while at < len(message):
+        key, at = _integer(message, at)
+        number, form = divmod(key, 8)
+        match form:
+            case 0:
+                value, at = _integer(message, at)
+                yield number, value
+                continue
+            case 2:
+                size, at = _integer(message, at)
+            case _:
+                size = 8 if form == 1 else 4
+        yield number, message[at : at + size]
+        at += size
+
+
+def _integer(message: bytes, at: int) -> tuple[int, int]:
+    """An integer, seven bits a byte and the lowest first, and where it ends."""
+    value = shift = 0
+    while message[at] & MORE:
+        value |= (message[at] & ~MORE) << shift
+        at, shift = at + 1, shift + 7
+    return value | message[at] << shift, at + 1
+
 
 SPACE = "▁"  # what SentencePiece writes for a space
 CACHED_WORDS, LONGEST_CACHED = 2**16, 32  # words recur; longer ones are rare and take much memory
@@ -27,10 +88,10 @@ Uniform = Callable[[], float]
 def sampler(model: bytes) -> "Sampler | None":
     """None if segmentations cannot be drawn: the model is of words or characters, or of BPE with unused pieces, which
     SentencePiece takes apart again in a way that depends on the rest of the line."""
-    found = pieces.read(model)
-    if found.kind == pieces.UNIGRAM:
+    found = read_model(model)
+    if found.kind == UNIGRAM:
         return UnigramSampler(found.pieces)
-    if found.kind == pieces.BPE and not any(piece.type == pieces.UNUSED for piece in found.pieces):
+    if found.kind == BPE and not any(piece.type == UNUSED for piece in found.pieces):
         return BpeSampler(found.pieces)
     return None
 
@@ -38,14 +99,14 @@ def sampler(model: bytes) -> "Sampler | None":
 class Sampler(ABC):
     """Cuts a normalised line into words, draws each word's pieces, and joins runs of unknown characters."""
 
-    def __init__(self, all_pieces: list[pieces.Piece]) -> None:
+    def __init__(self, all_pieces: list[Piece]) -> None:
         def ids(kind: int) -> dict[str, int]:
             return {piece.text: i for i, piece in enumerate(all_pieces) if piece.type == kind}
 
-        self._ids, self._user = ids(pieces.NORMAL), ids(pieces.USER_DEFINED)
-        self._scores = {piece.text: piece.score for piece in all_pieces if piece.type == pieces.NORMAL}
-        (self._unknown,) = ids(pieces.UNKNOWN).values()
-        spelled = ids(pieces.BYTE)
+        self._ids, self._user = ids(NORMAL), ids(USER_DEFINED)
+        self._scores = {piece.text: piece.score for piece in all_pieces if piece.type == NORMAL}
+        (self._unknown,) = ids(UNKNOWN).values()
+        spelled = ids(BYTE)
         self._bytes = [spelled[f"<0x{byte:02X}>"] for byte in range(256)] if spelled else []  # all of them or none
         self._units = re.compile(self._unit_pattern(), re.DOTALL).findall
 
@@ -87,7 +148,7 @@ class BpeSampler(Sampler):
     """BPE-dropout (Provilkov et al. 2020), as in SentencePiece: the pair with the best score is merged first, the
     leftmost among equals; with probability alpha it is passed over instead, until one of its symbols changes."""
 
-    def __init__(self, all_pieces: list[pieces.Piece]) -> None:
+    def __init__(self, all_pieces: list[Piece]) -> None:
         super().__init__(all_pieces)
         self._cached = lru_cache(CACHED_WORDS)(self._merge)
 
@@ -162,7 +223,7 @@ class UnigramSampler(Sampler):
     """Subword regularisation (Kudo 2018): segmentations have probabilities like their own in the model to the power of
     alpha. Drawn from the end, piece by piece, with the sums over all ways to come there (forward filtering)."""
 
-    def __init__(self, all_pieces: list[pieces.Piece]) -> None:
+    def __init__(self, all_pieces: list[Piece]) -> None:
         super().__init__(all_pieces)
         self._longest = max(map(len, self._ids), default=0)
         self._unknown_score = min(self._scores.values(), default=0.0) - 10  # SentencePiece's

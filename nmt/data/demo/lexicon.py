@@ -1,13 +1,12 @@
-"""Words of the demo corpus: the tables from which the grammar in `demo` chooses.
+"""Word tables of the demo corpus.
 
-They are chosen so that the English decides the French: no verb whose past looks like its present ("read"), no
-noun whose plural looks like its singular ("fish"); no word takes "a" or "an" against its spelling ("hour").
+The English determines the French: no verb has equal present and past ("read"), and no noun has equal singular and
+plural ("fish"). The spelling of a word determines "a" or "an", which excludes "hour".
 """
 
 import functools
 
-from nmt.data.demo_inflection import Adjective, Determiner, Noun, Verb, VerbGroup
-from nmt.data.demo_phrase import Phrase, phrase
+from nmt.data.demo.phrases import Adjective, Determiner, Noun, Phrase, Verb, VerbGroup, phrase
 
 
 def _rows(table: str) -> list[list[str]]:
@@ -105,7 +104,7 @@ criticise criticises criticised | critique critiquent critiqué critiquer critiq
 """)
 ]
 
-# With the sorts of preposition each one takes.
+# With the groups of prepositions that each takes.
 INTRANSITIVE = [
     Verb.parse(*row)
     for row in _rows("""
@@ -162,9 +161,9 @@ COPULA_GROUPS = [
 
 ADVERBS = [("often", "souvent"), ("always", "toujours"), ("sometimes", "parfois"), ("rarely", "rarement")]
 
-# By kind: what a preposition says, and the kind of noun that follows.
+# By group: prepositions, each with the kind of noun that follows.
 PREPOSITIONS: dict[str, list[tuple[Phrase, str]]] = {}
-for _kind, _english, _french, _links, _noun_kind in _rows("""
+for _group, _english, _french, _links, _kind in _rows("""
 inside  | in          | dans       | 0-0         | place
 inside  | near        | près de    | 0-0 0-1     | place
 inside  | behind      | derrière   | 0-0         | place
@@ -180,9 +179,9 @@ event   | during      | pendant    | 0-0         | event
 at      | at          | à          | 0-0         | place
 to      | to          | à          | 0-0         | place
 """):
-    PREPOSITIONS.setdefault(_kind, []).append((phrase(_english, _french, _links), _noun_kind))
+    PREPOSITIONS.setdefault(_group, []).append((phrase(_english, _french, _links), _kind))
 
-# At the end of an English clause, at the head of a French one.
+# By tense. They end an English clause and start a French one.
 TIMES: dict[str, list[Phrase]] = {}
 for _tense, *_time in _rows("""
 present | now          | maintenant         | 0-0
@@ -233,7 +232,7 @@ CONNECTIVES = [
 
 @functools.cache
 def adjectives(kind: str, *orders: str) -> list[Adjective]:
-    """Those that suit a kind of noun."""
+    """Adjectives of these orders that may describe a kind of noun."""
     return [adjective for adjective in ADJECTIVES if kind in adjective.kinds and adjective.order in orders]
 
 

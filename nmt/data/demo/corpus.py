@@ -1,25 +1,23 @@
-"""The embedded demo corpus: English-French pairs with gold word alignments, from a synchronous grammar.
+"""The built-in demo corpus: English-French pairs with gold word alignments, from a synchronous grammar.
 
-A rule writes both sides at once and remembers which word stands for which, so the alignment is exact. Every
-choice shows in the English, so the French is a function of it and a perfect model reaches 100 BLEU. Words are
-separated by spaces, elided French words ("l'", "n'", "qu'") and punctuation stand alone, and only names and
-English nationalities carry capitals. Every word has a link:
+Each rule generates both sides and their links, so the alignment is exact. The French is a function of the English, so
+a perfect model reaches 100 BLEU. Spaces separate words, elided French words ("l'", "n'", "qu'") and punctuation; only
+names and English nationalities are capitalised. Every word has a link:
 
 - "not" and "never" to both halves of the negation; "does", "did" and "will" to the French finite verb;
-- "saw" to auxiliary and participle ("a vu"), "to" to the infinitive, "because" to both of "parce que";
-- "of" and "the" both to a contracted "du"; "many" to both of "beaucoup de"; "there" to both of "il y".
+- "saw" to auxiliary and participle ("a vu"), "to" to the infinitive, "because" to both words of "parce que";
+- "of" and "the" both to a contracted "du"; "many" to both words of "beaucoup de"; "there" to both words of "il y".
 """
 
 import random
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-from nmt.data import demo_lexicon as lexicon
-from nmt.data.demo_inflection import Adjective, Determiner, Verb, VerbGroup, inflect
-from nmt.data.demo_phrase import Phrase, join, phrase, spell
+from nmt.data.demo import lexicon
+from nmt.data.demo.phrases import Adjective, Determiner, Phrase, Verb, VerbGroup, inflect, join, phrase, spell
 
-VERSION = 1  # raise it when the text generated for a seed changes: it is part of the cache fingerprint
-MIN_WORDS, MAX_WORDS = 4, 45  # of an English sentence, the full stop included
+VERSION = 1  # part of the cache fingerprint: increase it when the text generated for a seed changes
+MIN_WORDS, MAX_WORDS = 4, 45  # of an English sentence, with the full stop
 CLAUSES, CLAUSE_WEIGHTS = (1, 2, 3, 4), (68, 15, 10, 7)
 TENSES = ("present", "past", "future")
 
@@ -27,7 +25,7 @@ Weighted = TypeVar("Weighted", Determiner, VerbGroup)
 
 
 class DemoSplits(NamedTuple):
-    """Triples (English, French, gold alignment): words separated by spaces, Pharaoh links English-French."""
+    """Triples of English, French and their gold alignment in Pharaoh format."""
 
     train: list[tuple[str, str, str]]
     validation: list[tuple[str, str, str]]
@@ -35,9 +33,9 @@ class DemoSplits(NamedTuple):
 
 
 def generate(train_size: int, validation_size: int, test_size: int, seed: int) -> DemoSplits:
-    """Sentence pairs, no English twice. A larger `train_size` only adds to the end of the training set.
+    """Generate sentence pairs without repeating an English sentence. A larger `train_size` only appends pairs.
 
-    The grammar has more sentences than any size asks for. Raises ValueError for a negative size.
+    Raises ValueError for a negative size.
     """
     sizes = {"train_size": train_size, "validation_size": validation_size, "test_size": test_size}
     for name, size in sizes.items():
@@ -62,7 +60,7 @@ def generate(train_size: int, validation_size: int, test_size: int, seed: int) -
 
 
 class Grammar:
-    """Draws sentences of both languages at once; a method is a rule and returns an aligned phrase."""
+    """Draws aligned sentences. Each method is a rule that returns an aligned phrase."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -75,12 +73,12 @@ class Grammar:
         parts = [self.clause()]
         for _ in range(count - 1):
             connective = self.rng.choice(lexicon.CONNECTIVES)
-            # "A saw B and C and D slept" would leave open who slept: no compound subject after "and".
+            # No compound subject after "and": "A saw B and C and D slept" would be ambiguous.
             parts += [connective, self.clause(compound=connective.english != ("and",))]
         return spell(join([*parts, phrase(".", ".")]))
 
     def clause(self, compound: bool = True) -> Phrase:
-        """A clause; `compound` allows a subject of two ("the queen and the cat")."""
+        """`compound` allows a compound subject such as "the queen and the cat"."""
         rules = (self.transitive, self.intransitive, self.copular, self.report)
         if self.chance(0.07):
             return self.existential()
@@ -98,7 +96,7 @@ class Grammar:
 
     def intransitive(self, compound: bool) -> Phrase:
         verb = self.rng.choice(lexicon.INTRANSITIVE)
-        # Nothing long between a subject and the participle that agrees with it.
+        # No relative clause between a subject and the participle that agrees with it.
         subject = self.subject(compound, relative=not verb.etre and self.chance(0.2))
         group, words = self.verb_group(verb, subject)
         parts = [subject, words]
@@ -107,7 +105,7 @@ class Grammar:
         return self.timed(parts, group)
 
     def timed(self, parts: list[Phrase], group: VerbGroup) -> Phrase:
-        """Perhaps with a time, which ends the English clause and heads the French one."""
+        """Join the parts, sometimes with a time, which ends the English clause and starts the French one."""
         if not self.chance(0.2):
             return join(parts)
         time = self.rng.choice(lexicon.TIMES[group.tense])
@@ -119,7 +117,7 @@ class Grammar:
         return join([subject, self.predicate(kind, subject)])
 
     def predicate(self, kind: str, subject: Phrase) -> Phrase:
-        """ "is very old", agreeing with the subject."""
+        """ "is very old"."""
         group = self.weighted(lexicon.COPULA_GROUPS)
         english, french = lexicon.COPULAS[subject.plural]
         adjective = self.rng.choice(lexicon.adjectives(kind, "quality", "origin"))
@@ -166,15 +164,15 @@ class Grammar:
         both = join([first, phrase("and", "et"), second])
         return both._replace(feminine=first.feminine and second.feminine, plural=True)
 
-    def prepositional(self, sort: str) -> Phrase:
-        preposition, kind = self.rng.choice(lexicon.PREPOSITIONS[sort])
+    def prepositional(self, group: str) -> Phrase:
+        preposition, kind = self.rng.choice(lexicon.PREPOSITIONS[group])
         return join([preposition, self.noun_phrase(kind, "p")])
 
     def noun_phrase(self, kind: str, role: str, relative: bool = False) -> Phrase:
-        """Determiner, adjectives and noun, then perhaps a relative clause or an owner; with French features.
+        """Determiner, adjectives and noun, sometimes with a relative clause or an owner.
 
-        English adjectives stand in the order size, quality, origin; French keeps size before the noun and
-        mirrors the others behind it.
+        English orders adjectives by size, quality, origin. French puts size before the noun and the others after it,
+        in reverse order.
         """
         if kind == "institution":
             return self.institution()
@@ -197,7 +195,7 @@ class Grammar:
         return words._replace(feminine=head.feminine, plural=head.plural)
 
     def action(self, subject: Phrase) -> Phrase:
-        """What a relative clause says of its subject."""
+        """The verb phrase of a relative clause with this subject."""
         if self.chance(0.7):
             verb = self.rng.choice(lexicon.TRANSITIVE)
             group, words = self.verb_group(verb, subject)
@@ -207,7 +205,7 @@ class Grammar:
         return join([words, self.prepositional(self.rng.choice(verb.takes))])
 
     def adjectives(self, kind: str, order: str, probability: float) -> list[Adjective]:
-        """One adjective of an order, or none."""
+        """At most one adjective of an order."""
         if not self.chance(probability):
             return []
         fitting = lexicon.adjectives(kind, order)
@@ -229,7 +227,7 @@ class Grammar:
         if not verbs or self.chance(0.25):
             return join([who, self.predicate(kind, head)])
         subject = self.subject(compound=False, relative=False)
-        # Not in the past, where the participle would agree with the noun before "que".
+        # Not in the past, whose participle would agree with the noun before "que".
         _, words = self.verb_group(self.rng.choice(verbs), subject, tenses=("present", "future"))
         return join([phrase("whom" if kind == "person" else "that", "que"), subject, words])
 
