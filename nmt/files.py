@@ -34,7 +34,7 @@ def read_bytes(path: Path, limit: int = MAX_RECORD) -> bytes:
             raise OSError(errno.EINVAL, "is not a file", str(path))
         if status.st_size > limit:
             raise OSError(errno.EFBIG, f"has {status.st_size:,} bytes, more than the limit of {limit:,}", str(path))
-        return file.read(limit)
+        return file.read(status.st_size)
 
 
 def decode_lines(content: bytes) -> list[str]:

@@ -45,7 +45,7 @@ class RunDirectory:
         self.metrics = self.path / "metrics.jsonl"
         self.results = self.path / "results.json"
         self.tensorboard = self.path / "tensorboard"
-        self.checkpoints = self.path / "checkpoints"  # {last,best}.pt
+        self.checkpoints = self.path / "checkpoints"  # last.pt, best.safetensors
         self.hypotheses = self.path / "hypotheses"  # <split>.txt
         self.data = self.path / "data"  # <split>.{source,target,alignments}
         self.alignments = self.path / "alignments"  # <split>.{translations,references}.pharaoh, <split>.words.jsonl
@@ -217,7 +217,7 @@ class RunDirectory:
         return merged
 
     def _has_results(self) -> bool:
-        return self.results.exists() or any(self.checkpoints.glob("*.pt"))
+        return self.results.exists() or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
 
     def _check_only_run_files(self) -> None:
         """Raises UserError if the directory has no config but files that no start of a run leaves behind."""

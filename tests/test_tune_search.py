@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from forks import call_text
 
 from nmt.config.compose import merge_search
 from nmt.config.overrides import given_values
 from nmt.config.schema import Beam, Evaluation, TrainConfig
 from nmt.evaluation import evaluate, score_settings
+from nmt.model.weights import read_checkpoint, save_checkpoint
 from nmt.run import RunDirectory
 from nmt.training.job import train
 from nmt.translator import Translator
@@ -44,10 +44,10 @@ def tune(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
 def another(run: RunDirectory, path: Path) -> Path:
     """A run with other weights."""
     shutil.copytree(run.path, path)
-    best = path / "checkpoints" / "best.pt"
-    checkpoint = torch.load(best)
+    best = path / "checkpoints" / "best.safetensors"
+    checkpoint = read_checkpoint(best)
     checkpoint["model"] = {name: 1.5 * weights for name, weights in checkpoint["model"].items()}
-    torch.save(checkpoint, best)
+    save_checkpoint(best, checkpoint)
     return path
 
 

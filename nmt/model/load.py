@@ -1,4 +1,4 @@
-"""A configuration's model for its tokenizers, its weights from a checkpoint, and the model of one run or several."""
+"""Models of runs: from configuration and tokenizers, with the weights of a checkpoint."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +13,11 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.model.build import build_model, build_unfilled
 from nmt.model.ensemble import Ensemble
 from nmt.model.seq2seq import Seq2Seq
-from nmt.model.stored import read_checkpoint
+from nmt.model.weights import BEST, LAST, read_checkpoint
 from nmt.run import RunDirectory
 
-BEST, LAST = "best.pt", "last.pt"  # names of checkpoints: of the best validation, and to resume from
-ANOTHER = "is corrupt, or the checkpoint of another model"
+FILES = {"best": BEST, "last": LAST}
+UNFIT = "is corrupt, or the checkpoint of another model"
 
 
 def new_model(config: schema.TrainConfig, tokenizers: Tokenizers) -> Seq2Seq:
@@ -33,14 +33,15 @@ def _sizes(tokenizers: Tokenizers) -> tuple[int, int, tuple[int, int]]:
 def load_weights(model: Seq2Seq, path: Path) -> None:
     """Fill a model from a checkpoint. Raises UserError if it does not fit."""
     checkpoint = _read(path)
-    _refuse_unfit(model, checkpoint, path)
+    _check_fit(model, checkpoint, path)
     model.load_state_dict(checkpoint["model"])
 
 
 def load_model(config: schema.TrainConfig, tokenizers: Tokenizers, path: Path) -> tuple[Seq2Seq, dict[str, Any]]:
-    """A model with the weights of a checkpoint, and all that this holds. Raises UserError if the two do not fit.
+    """A model with the weights of a checkpoint, and the checkpoint. Raises UserError if the two do not fit.
 
-    Memory is taken only for a model that has the checkpoint's very weights, whatever sizes a configuration asks for.
+    The shapes are compared before the model is allocated, so a configuration cannot ask for more memory than the
+    checkpoint has.
     """
     checkpoint = _read(path)
     weights = checkpoint.get("model")
@@ -48,11 +49,11 @@ def load_model(config: schema.TrainConfig, tokenizers: Tokenizers, path: Path) -
         sizes = _sizes(tokenizers)
         with torch.device("meta"):
             outline = build_unfilled(config, *sizes)
-        _refuse_unfit(outline, checkpoint, path)
+        _check_fit(outline, checkpoint, path)
         model = build_unfilled(config, *sizes)
         model.load_state_dict(weights)
         return model, checkpoint
-    raise UserError(f"{path}: {ANOTHER}")
+    raise UserError(f"{path}: {UNFIT}")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -61,52 +62,56 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return read_checkpoint(path)
     except ValueError:
-        raise UserError(f"{path}: {ANOTHER}") from None
+        raise UserError(f"{path}: {UNFIT}") from None
 
 
-def _refuse_unfit(model: Seq2Seq, checkpoint: dict[str, Any], path: Path) -> None:
-    """Raises UserError unless a checkpoint has the model's weights, all of them numbers, and tells where it is from."""
+def _check_fit(model: Seq2Seq, checkpoint: dict[str, Any], path: Path) -> None:
+    """Raises UserError unless a checkpoint has the model's weights, all finite, and its step and scores."""
     weights = checkpoint.get("model", {})
     if not same_form(weights, model.state_dict()):
-        raise UserError(f"{path}: {ANOTHER}")
+        raise UserError(f"{path}: {UNFIT}")
     if not all(bool(weight.isfinite().all()) for weight in weights.values()):
         raise UserError(f"{path}: has weights that are infinite or not a number; take another checkpoint")
     step, scores = checkpoint.get("step"), checkpoint.get("scores", {})  # last.pt has no scores
-    numbers = type(step) is int and isinstance(scores, dict)
-    if not numbers or not all(isinstance(each, float | int) for each in scores.values()):
-        raise UserError(f"{path}: {ANOTHER}")
+    if type(step) is not int or not isinstance(scores, dict):
+        raise UserError(f"{path}: {UNFIT}")
+    if not all(isinstance(score, float | int) for score in scores.values()):
+        raise UserError(f"{path}: {UNFIT}")
 
 
 def same_form(weights: Any, own: dict[str, Tensor]) -> bool:  # noqa: ANN401
-    """Are these tensors of the names, shapes and types of a model's own?"""
+    """Do these weights have the names, shapes and types of a model's own?"""
     if not isinstance(weights, dict) or weights.keys() != own.keys():
         return False
     return all(
-        isinstance(theirs, Tensor) and (theirs.shape, theirs.dtype) == (own[name].shape, own[name].dtype)
-        for name, theirs in weights.items()
+        isinstance(weight, Tensor) and (weight.shape, weight.dtype) == (own[name].shape, own[name].dtype)
+        for name, weight in weights.items()
     )
 
 
 def load_runs(
     runs: Sequence[RunDirectory], configs: Sequence[schema.TrainConfig], checkpoint: str
 ) -> tuple[Seq2Seq | Ensemble, Tokenizers]:
-    """The model of a run, or of several the ensemble. Raises UserError unless all have the same tokenizers."""
+    """The model of one run, or the ensemble of several, from their "best" or "last" checkpoints.
+
+    Raises UserError unless all runs have the same tokenizers.
+    """
     tokenizers = [
         Tokenizers.load(run.path, config.tokenizer.lowercase) for run, config in zip(runs, configs, strict=True)
     ]
     for run, others in zip(runs, tokenizers, strict=True):
-        _refuse_others(runs[0], tokenizers[0], run, others)
+        _refuse_other_tokenizers(runs[0], tokenizers[0], run, others)
     models = [
-        load_model(config, tokenizers[0], run.checkpoints / f"{checkpoint}.pt")[0]
+        load_model(config, tokenizers[0], run.checkpoints / FILES.get(checkpoint, checkpoint))[0]
         for run, config in zip(runs, configs, strict=True)
     ]
     return models[0] if len(models) == 1 else Ensemble(models), tokenizers[0]
 
 
-def _refuse_others(first: RunDirectory, own: Tokenizers, run: RunDirectory, others: Tokenizers) -> None:
-    for side, mine, its in zip(Tokenizers._fields, own, others, strict=True):
-        if (mine.model, mine.lowercase) != (its.model, its.lowercase):
+def _refuse_other_tokenizers(first: RunDirectory, own: Tokenizers, run: RunDirectory, others: Tokenizers) -> None:
+    for side, mine, other in zip(Tokenizers._fields, own, others, strict=True):
+        if (mine.model, mine.lowercase) != (other.model, other.lowercase):
             raise UserError(
                 f"run=[{first.path},{run.path}]: the runs have different {side} tokenizers; an ensemble needs runs of "
-                "one corpus and one tokenizer"
+                "the same corpus and tokenizer"
             )

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config.errors import UserError
-from nmt.model.load import BEST, same_form
+from nmt.model.load import same_form
+from nmt.model.weights import BEST
 from nmt.training import checkpoint
 from nmt.training.validation import Validation
 
@@ -140,7 +141,7 @@ class Average(NamedTuple):
 
 
 class BestCheckpoints:
-    """The best checkpoint and, if several are averaged, step-STEP.pt for each of the `count` best validations.
+    """The best checkpoint and, if several are averaged, step-STEP.safetensors for each of the `count` best validations.
 
     These stay when the run has ended, so that a run which is made longer can average the best of all its validations.
     They can be deleted to save space.

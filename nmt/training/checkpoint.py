@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, loaded as data, with the state of every random generator."""
+"""Checkpoints, and the state of every random generator in them."""
 
 import random
 from pathlib import Path
@@ -9,20 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config.errors import UserError
-from nmt.files import write_atomically
 from nmt.model.load import same_form
-from nmt.model.stored import read_checkpoint
+from nmt.model.weights import read_checkpoint, save_checkpoint
 
-MT19937 = 624  # words of state, of which the position is one
+MT19937 = 624  # words of state of NumPy's generator
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write a checkpoint: a kill leaves the old one or the new."""
-    write_atomically(path, lambda file: torch.save(state, file))
+    """Write a checkpoint atomically: .safetensors for the weights of a validation, .pt for the state of training."""
+    save_checkpoint(path, state)
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Tensors and plain values only: nothing in the file is executed. Raises UserError if it is broken."""
+    """Load a checkpoint without executing code in it. Raises UserError if it is damaged."""
     try:
         return read_checkpoint(path)
     except ValueError:
@@ -30,31 +29,32 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def check(state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raises ValueError (or nearly anything) unless what is to go on is of this model's and this optimizer's sizes, and
-    what is counted is a number."""
+    """Raises ValueError (or nearly anything) unless a state has the sizes of this model and optimizer, and numbers
+    where numbers are expected."""
     own = model.state_dict()
     if not all(same_form(state[name], own) for name in ("model", "updated") if name in state):
-        raise ValueError("the weights are another model's")
+        raise ValueError("the weights of another model")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for number, known in state["optimizer"]["state"].items():
+    for number, values in state["optimizer"]["state"].items():
         shapes = {parameters[number].shape, torch.Size([])}
-        if any(isinstance(value, Tensor) and value.shape not in shapes for value in known.values()):
-            raise ValueError("the optimizer's state is another model's")
-    stopping, (seconds, tokens), (updates, more_tokens, more_seconds) = (
+        if any(isinstance(value, Tensor) and value.shape not in shapes for value in values.values()):
+            raise ValueError("the optimizer's state is that of another model")
+    stopping, (seconds, tokens), (updates, window_tokens, window_seconds) = (
         state[name] for name in ("stopping", "spent", "window")
     )
     counts = [state[name] for name in ("step", "epoch", "position", "validated", "total_steps")]
-    counts += [*state["bad"], state["logged_step"] + 1, tokens, more_tokens, stopping["best_step"], stopping["waited"]]
-    if any(type(count) is not int or count < 0 for count in counts) or min(seconds, more_seconds) < 0:
-        raise ValueError("a count is none")
+    counts += [*state["bad"], state["logged_step"] + 1, tokens, window_tokens]
+    counts += [stopping["best_step"], stopping["waited"]]
+    if any(type(count) is not int or count < 0 for count in counts) or min(seconds, window_seconds) < 0:
+        raise ValueError("a count is not a natural number")
     if not isinstance(stopping["best"], float | int | None):
-        raise ValueError("the best score is no number")
+        raise ValueError("the best score is not a number")
     if any(term.dim() or update.keys() != updates[0].keys() for update in updates for term in update.values()):
-        raise ValueError("a sum is no number")
+        raise ValueError("a sum is not a number")
 
 
 def random_state() -> dict[str, Any]:
-    """Python's, NumPy's and torch's generators, as plain values and tensors."""
+    """The state of the generators of Python, NumPy and torch, as plain values and tensors."""
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
@@ -66,12 +66,12 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """What random_state returned."""
+    """Restore the result of random_state."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
     if keys.shape != (MT19937,) or not 0 <= position <= MT19937:
-        raise ValueError("a random generator of another size")  # NumPy would read beyond it
+        raise ValueError("a random generator of another size")  # NumPy would read out of bounds
     np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
     torch.set_rng_state(state["torch"])
     if len(state["cuda"]) == torch.cuda.device_count():
@@ -81,7 +81,7 @@ def restore_random_state(state: dict[str, Any]) -> None:
 
 
 def seed_everything(seed: int) -> None:
-    """Start every generator from one seed."""
+    """Seed the generators of Python, NumPy and torch."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)

@@ -17,6 +17,7 @@ from nmt.evaluation import evaluate_run, score_settings
 from nmt.machine import Machine, tune_memory
 from nmt.metrics.bleu import ScoreSettings
 from nmt.model.load import load_weights, new_model
+from nmt.model.weights import BEST, LAST
 from nmt.objectives.auxiliary import CoverageLoss
 from nmt.objectives.objective import Objective
 from nmt.report.tensorboard import TensorBoard
@@ -54,7 +55,7 @@ def train(
     try:
         prepared = prepare(config.data, config.tokenizer)
         report_round_trips(prepared, config, scoring)
-        goes_on = (run.checkpoints / "last.pt").exists()
+        goes_on = (run.checkpoints / LAST).exists()
         start = None if goes_on else load_start(config, prepared)
         teachers = load_teachers(config, prepared, machine, run.first_start().get("teachers", []) if goes_on else [])
         asked = {"overrides": overrides, "choices": choices or {}, "machine": machine.describe()}
@@ -161,7 +162,7 @@ def _evaluate(
     run: RunDirectory, translator: Translator, prepared: Prepared, scoring: ScoreSettings, config: schema.Validation
 ) -> None:
     """The best checkpoint on every held-out split: scores, translations, heatmaps."""
-    load_weights(translator.single, run.checkpoints / "best.pt")
+    load_weights(translator.single, run.checkpoints / BEST)
     for split in prepared:
         if split.name == "train":
             continue

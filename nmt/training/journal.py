@@ -79,7 +79,7 @@ class Journal:
         self._record(step, epoch, "average", values, told)
         log.info(
             "average of the best validations (steps %s): loss %.3f  ppl %.2f  BLEU %.2f; best single one: %s %.4g; "
-            "best.pt is %s",
+            "the best checkpoint is %s",
             ", ".join(map(str, average.steps)),
             values["loss"],
             values["perplexity"],

@@ -12,8 +12,9 @@ from nmt.config.overrides import for_shell
 from nmt.data.prepared import Prepared
 from nmt.files import read_bytes
 from nmt.machine import Machine
-from nmt.model.load import BEST, load_model
+from nmt.model.load import load_model
 from nmt.model.seq2seq import Seq2Seq
+from nmt.model.weights import BEST
 from nmt.run import RunDirectory
 
 

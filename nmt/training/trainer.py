@@ -13,7 +13,7 @@ from nmt.config.errors import UserError
 from nmt.data.batching import Batches
 from nmt.data.prepared import Prepared
 from nmt.metrics.bleu import ScoreSettings, perplexity
-from nmt.model.load import LAST
+from nmt.model.weights import LAST
 from nmt.objectives.objective import Objective
 from nmt.run import RunDirectory
 from nmt.training import checkpoint

@@ -20,6 +20,7 @@ from nmt.data.batching import Batch, Batches
 from nmt.data.prepare import prepare
 from nmt.machine import Machine
 from nmt.model.load import new_model
+from nmt.model.weights import read_checkpoint
 from nmt.objectives.objective import Objective
 from nmt.objectives.token_losses import Distillation
 from nmt.training.job import train
@@ -111,7 +112,7 @@ def test_a_run_writes_down_whom_it_learned_from(teachers: list[Path], train_conf
     assert train(config, tmp_path / "run", []) == 0
     (start,) = json.loads((tmp_path / "run" / "manifest.json").read_text())["starts"]
     assert [its["run"] for its in start["teachers"]] == list(map(str, teachers))
-    best = [torch.load(run / "checkpoints" / "best.pt", weights_only=True) for run in teachers]
+    best = [read_checkpoint(run / "checkpoints" / "best.safetensors") for run in teachers]
     assert [(its["step"], its["scores"]) for its in start["teachers"]] == [(its["step"], its["scores"]) for its in best]
     assert "start_from" not in start
     logged = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from nmt.model.weights import save_checkpoint
+
 MARK = "executed"  # a folder that code in a file would make
 State = dict[str, Any]
 
@@ -100,7 +102,10 @@ ATTACKS: dict[str, Callable[[Path, State], object]] = {
     "a script": lambda path, state: _script(path),
     "two pickles": lambda path, state: _twice(path),
     "nothing": lambda path, state: path.write_bytes(b""),
-    "safetensors": lambda path, state: path.write_bytes(struct.pack("<Q", 2**60) + json.dumps({"a": 1}).encode()),
+    "safetensors": lambda path, state: (
+        save_checkpoint(path.with_suffix(".safetensors"), {"model": state["model"]})
+        or path.with_suffix(".safetensors").replace(path)
+    ),
     "half a file": lambda path, state: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "a count beyond the record": lambda path, state: archive(path, one(Claimed(Storage(10**12), (10**12,), (1,)))),
     "a shape beyond the storage": lambda path, state: archive(path, one(Claimed(Storage(16), (10**12,), (1,)))),
@@ -135,4 +140,60 @@ ATTACKS: dict[str, Callable[[Path, State], object]] = {
     "a word for a step": lambda path, state: torch.save(state | {"step": "../../x"}, path),
     "words for scores": lambda path, state: torch.save(state | {"scores": {"bleu": "%s" * 9}}, path),
     "a dictionary for a score": lambda path, state: torch.save(state | {"scores": {"bleu": {}}}, path),
+}
+
+
+def _with_header(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Changes the header of a safetensors file."""
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
+
+
+def _first(header: dict[str, Any]) -> dict[str, Any]:
+    """The entry of the first tensor."""
+    entry: dict[str, Any] = next(value for name, value in header.items() if name != "__metadata__")
+    return entry
+
+
+def _values(header: dict[str, Any], **changes: object) -> None:
+    metadata = header["__metadata__"]
+    metadata["nmt"] = json.dumps(json.loads(metadata["nmt"]) | changes)
+
+
+# The same for the weights of a validation.
+WEIGHT_ATTACKS: dict[str, Callable[[Path, State], object]] = {
+    "pickle": ATTACKS["pickle"],
+    "pickle saved by torch": ATTACKS["pickle saved by torch"],
+    "torch's format": lambda path, state: torch.save(state, path),
+    "nothing": ATTACKS["nothing"],
+    "half a file": ATTACKS["half a file"],
+    "a header beyond the file": lambda path, state: path.write_bytes(struct.pack("<Q", 2**60) + b'{"a": 1}'),
+    "no header": lambda path, state: path.write_bytes(struct.pack("<Q", 2) + b"{}"),
+    "a header of words": lambda path, state: path.write_bytes(struct.pack("<Q", 5) + b"words"),
+    "deep nesting": lambda path, state: path.write_bytes(struct.pack("<Q", 10**5) + b"[" * 10**5),
+    "no metadata": lambda path, state: _with_header(path, lambda header: header.pop("__metadata__")),
+    "a shape beyond the file": lambda path, state: _with_header(
+        path, lambda header: _first(header).update(shape=[10**12])
+    ),
+    "offsets beyond the file": lambda path, state: _with_header(
+        path, lambda header: _first(header).update(data_offsets=[0, 10**12])
+    ),
+    "another type": lambda path, state: _with_header(path, lambda header: _first(header).update(dtype="I32")),
+    "another digest": lambda path, state: _with_header(path, lambda header: header["__metadata__"].update(digest="0")),
+    "another step": lambda path, state: _with_header(path, lambda header: _values(header, step=7)),
+    "thousands of keys": lambda path, state: save_checkpoint(
+        path, state | {"model": state["model"] | {str(number): torch.zeros(1) for number in range(5000)}}
+    ),
+    "whole numbers": lambda path, state: save_checkpoint(path, _weights(state, lambda weight: weight.long())),
+    "double precision": lambda path, state: save_checkpoint(path, _weights(state, lambda weight: weight.double())),
+    "other shapes": lambda path, state: save_checkpoint(path, _weights(state, lambda weight: weight.unsqueeze(0))),
+    "not a number": lambda path, state: save_checkpoint(path, _weights(state, lambda weight: weight * torch.nan)),
+    "no weights": lambda path, state: save_checkpoint(path, state | {"model": {}}),
+    "a word for a step": lambda path, state: save_checkpoint(path, state | {"step": "../../x"}),
+    "words for scores": lambda path, state: save_checkpoint(path, state | {"scores": {"bleu": "%s" * 9}}),
+    "a dictionary for a score": lambda path, state: save_checkpoint(path, state | {"scores": {"bleu": {}}}),
 }

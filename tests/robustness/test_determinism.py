@@ -10,6 +10,8 @@ import pytest
 import torch
 from conftest import TINY
 
+from nmt.model.weights import read_checkpoint
+
 pytestmark = pytest.mark.system
 TIMES = ("time", "tokens_per_second", "seconds")
 SMALL = [
@@ -49,7 +51,7 @@ def outcome(home: Path, name: str, threads: int) -> dict[str, object]:
     texts = [path for folder in ("hypotheses", "alignments", "data") for path in (home / folder).glob("*.*")]
     return {
         "state": state,
-        "best": torch.load(home / "checkpoints" / "best.pt", weights_only=True),
+        "best": read_checkpoint(home / "checkpoints" / "best.safetensors"),
         "metrics": [{key: line[key] for key in line if not key.endswith(TIMES)} for line in lines],
         "texts": {path.name: path.read_bytes() for path in texts},
         "tokenizer": (home / "tokenizer.model").read_bytes(),

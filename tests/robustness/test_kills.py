@@ -92,7 +92,7 @@ def killed_at_change_and_again(folder: Path, changes: list[int]) -> Scene:
 
 def test_the_run_that_is_killed_does_all_that_a_run_can(whole: Whole) -> None:
     names = set(whole.outcome)
-    assert {"last.pt", "best.pt", "metrics", "results", "status"} <= names
+    assert {"last.pt", "best.safetensors", "metrics", "results", "status"} <= names
     assert sum(name.startswith("step-") for name in names) == 2
     assert any("average/bleu" in line for line in whole.outcome["metrics"])  # type: ignore[attr-defined]
     assert whole.changes > 100

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from hostile import ATTACKS, MARK, State
+from hostile import ATTACKS, MARK, WEIGHT_ATTACKS, State
 
 from nmt import Translator
 from nmt.config import schema
 from nmt.config.compose import load_config, load_values, typed
 from nmt.config.errors import UserError
+from nmt.model.weights import read_checkpoint
 from nmt.training.job import train
 
 HERE = Path(__file__).parent
@@ -45,8 +46,7 @@ def run(honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def state_of(path: Path) -> State:
-    state: State = torch.load(path, weights_only=True)
-    return state
+    return read_checkpoint(path)
 
 
 def refused(call: Callable[[], object], folder: Path, match: str = UNFIT) -> str:
@@ -67,10 +67,10 @@ def resume(run: Path, max_steps: int = 5) -> int:
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch: how the hostile files are made
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", WEIGHT_ATTACKS)
 def test_a_hostile_checkpoint_is_not_translated_with(attack: str, run: Path) -> None:
-    best = run / "checkpoints" / "best.pt"
-    ATTACKS[attack](best, state_of(best))
+    best = run / "checkpoints" / "best.safetensors"
+    WEIGHT_ATTACKS[attack](best, state_of(best))
     refused(lambda: Translator.load(run), run.parent)
 
 
@@ -146,14 +146,14 @@ def test_the_optimizer_has_the_options_of_the_configuration(honest: Path, run: P
 
 
 def test_a_hostile_checkpoint_of_a_kept_step_is_not_averaged(run: Path) -> None:
-    kept = run / "checkpoints" / "step-4.pt"
-    ATTACKS["thousands of keys"](kept, state_of(kept))
+    kept = run / "checkpoints" / "step-4.safetensors"
+    WEIGHT_ATTACKS["thousands of keys"](kept, state_of(kept))
     refused(lambda: resume(run, max_steps=9), run.parent, "is the checkpoint of another model; delete it")
 
 
 def test_one_does_not_start_from_a_hostile_checkpoint(run: Path) -> None:
-    best = run / "checkpoints" / "best.pt"
-    ATTACKS["pickle in an archive"](best, state_of(best))
+    best = run / "checkpoints" / "best.safetensors"
+    WEIGHT_ATTACKS["pickle saved by torch"](best, state_of(best))
     values = load_values(run / "config.yaml")
     values["training"]["start_from"] = str(run)
     config = typed(schema.TrainConfig, values)
@@ -170,8 +170,8 @@ def test_one_does_not_start_from_a_run_of_strange_values(run: Path) -> None:
 
 
 def test_one_does_not_learn_from_a_hostile_checkpoint(run: Path) -> None:
-    best = run / "checkpoints" / "best.pt"
-    ATTACKS["pickle in an archive"](best, state_of(best))
+    best = run / "checkpoints" / "best.safetensors"
+    WEIGHT_ATTACKS["pickle saved by torch"](best, state_of(best))
     values = load_values(run / "config.yaml")
     values["objective"] = {"kind": "distillation", "teachers": [str(run)], "teacher_weight": 0.5}
     config = typed(schema.TrainConfig, values)
@@ -179,8 +179,8 @@ def test_one_does_not_learn_from_a_hostile_checkpoint(run: Path) -> None:
 
 
 def test_an_ensemble_takes_no_hostile_member(honest: Path, run: Path) -> None:
-    best = run / "checkpoints" / "best.pt"
-    ATTACKS["pickle in an archive"](best, state_of(best))
+    best = run / "checkpoints" / "best.safetensors"
+    WEIGHT_ATTACKS["pickle saved by torch"](best, state_of(best))
     refused(lambda: Translator.load([honest, run]), run.parent)
 
 
@@ -211,13 +211,13 @@ import torch
 from nmt import Translator
 from nmt.config.errors import UserError
 run = Path(sys.argv[1])
-Translator.load(run)
+Translator.load(run, checkpoint="last")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 refusals = []
 for path in sorted(run.glob("attack-*.pt")):
-    path.replace(run / "checkpoints" / "best.pt")
+    path.replace(run / "checkpoints" / "last.pt")
     try:
-        Translator.load(run)
+        Translator.load(run, checkpoint="last")
     except UserError as error:
         refusals.append(str(error))
 print(json.dumps([before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, len(refusals)]))

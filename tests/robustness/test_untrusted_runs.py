@@ -72,7 +72,7 @@ RESAMPLING = {"bootstrap_samples": 10, "randomisation_trials": 10}
 USES: dict[str, Callable[[Path], object]] = {"translate": Translator.load, "resume": resume, "compare": compare}
 FILES = (
     *(
-        "checkpoints/best.pt",
+        "checkpoints/best.safetensors",
         "checkpoints/last.pt",
         "hypotheses/test.txt",
         "results.json",

@@ -14,6 +14,7 @@ from torch import nn
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch
 from nmt.evaluation import evaluate, score_settings
+from nmt.model.load import FILES
 from nmt.objectives.objective import Objective, Value
 from nmt.run import RunDirectory
 from nmt.training import checkpoint
@@ -194,7 +195,7 @@ def test_a_run_validates_and_saves_the_average_and_trains_the_weights(
     for name in ("last", "best"):  # what a validation measured is what the checkpoint brings
         sources, references, _ = RunDirectory(run).held_out("validation")
         found = evaluate(Translator.load(run, checkpoint=name), sources, references, scoring, ("bleu",))
-        step = checkpoint.load(run / "checkpoints" / f"{name}.pt")["step"]
+        step = checkpoint.load(run / "checkpoints" / FILES[name])["step"]
         assert found.scores.bleu == pytest.approx(logged[step], abs=1e-4)
     results = json.loads((run / "results.json").read_text())
     assert results["validation"]["bleu"] == pytest.approx(max(logged.values()), abs=1e-4)

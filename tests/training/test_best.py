@@ -57,7 +57,7 @@ def steps_at(best: BestCheckpoints, step: int, score: float) -> tuple[Average | 
 
 
 def best_step(directory: Path) -> float:
-    return float(checkpoint.load(directory / "best.pt")["model"]["weight"])
+    return float(checkpoint.load(directory / "best.safetensors")["model"]["weight"])
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def best_step(directory: Path) -> float:
     [
         ("bleu", {1: 5.0, 2: 9.0, 3: 1.0, 4: 7.0, 5: 8.0, 6: 2.0}, [2, 4, 5]),
         ("loss", {1: 5.0, 2: 9.0, 3: 1.0, 4: 7.0, 5: 8.0, 6: 2.0}, [1, 3, 6]),
-        ("bleu", {1: 0.0, 2: 0.0, 3: 0.0, 4: 0.0}, [1, 2, 3]),  # of equal ones the earlier, as best.pt is
+        ("bleu", {1: 0.0, 2: 0.0, 3: 0.0, 4: 0.0}, [1, 2, 3]),  # of equal ones the earlier, as best.safetensors is
         ("loss", {1: float("nan"), 2: 3.0, 3: 2.0}, [2, 3]),
     ],
 )
@@ -74,13 +74,13 @@ def test_the_best_are_kept_and_averaged(
 ) -> None:
     best = BestCheckpoints(tmp_path, monitor, 3)
     follow(best, scores)
-    assert names(tmp_path) == {"best.pt", *(f"step-{step}.pt" for step in kept)}
+    assert names(tmp_path) == {"best.safetensors", *(f"step-{step}.safetensors" for step in kept)}
     single = (max if monitor == "bleu" else min)(scores[step] for step in kept)
     average, weight = steps_at(best, 6, single)
     assert average == Average(6, kept, monitor, single, single, True)
     assert weight == pytest.approx(np.mean(kept))
     assert best_step(tmp_path) == weight
-    assert checkpoint.load(tmp_path / "best.pt")["averaged"] == kept
+    assert checkpoint.load(tmp_path / "best.safetensors")["averaged"] == kept
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,9 @@ def test_the_average_is_best_if_it_is_at_least_as_good(monitor: str, score: floa
 
 def test_a_single_best_leaves_no_other_files(tmp_path: Path) -> None:
     best = BestCheckpoints(tmp_path, "bleu", 1)
-    (tmp_path / "step-99.pt").write_text("somebody's own")
+    (tmp_path / "step-99.safetensors").write_text("somebody's own")
     follow(best, {1: 5.0, 2: 9.0, 3: 6.0})
-    assert names(tmp_path) == {"best.pt", "step-99.pt"}
+    assert names(tmp_path) == {"best.safetensors", "step-99.safetensors"}
     assert steps_at(best, 3, 100.0) == (None, None)
     assert best_step(tmp_path) == 2
 
@@ -123,7 +123,7 @@ def test_an_end_is_averaged_once_and_a_longer_run_again(tmp_path: Path) -> None:
     assert longer.average == best.average
     assert steps_at(longer, 2, 9.5) == (None, None)
     longer.add(validated(3, 7.0), False)
-    assert longer.average == best.average  # still what best.pt is
+    assert longer.average == best.average  # still what best.safetensors is
     average, weight = steps_at(longer, 3, 8.0)
     assert average == Average(3, [2, 3], "bleu", 8.0, 9.0, False)
     assert (weight, best_step(tmp_path)) == (2.5, 2)  # not the average of the end before
@@ -135,7 +135,7 @@ def test_an_end_is_averaged_once_and_a_longer_run_again(tmp_path: Path) -> None:
 def test_what_was_deleted_is_not_averaged_and_best_stays(tmp_path: Path) -> None:
     best = BestCheckpoints(tmp_path, "bleu", 3)
     follow(best, {1: 5.0, 2: 9.0, 3: 6.0})
-    (tmp_path / "step-2.pt").unlink()
+    (tmp_path / "step-2.safetensors").unlink()
     average, weight = steps_at(best, 3, 8.0)
     assert average == Average(3, [1, 3], "bleu", 8.0, 9.0, False)
     assert (weight, best_step(tmp_path)) == (2.0, 2)
@@ -145,9 +145,9 @@ def test_a_checkpoint_is_removed_only_after_last(tmp_path: Path) -> None:
     best = BestCheckpoints(tmp_path, "bleu", 2)
     follow(best, {1: 5.0, 2: 6.0})
     best.add(validated(3, 7.0), True)
-    assert {"step-1.pt", "step-2.pt", "step-3.pt"} <= names(tmp_path)
+    assert {"step-1.safetensors", "step-2.safetensors", "step-3.safetensors"} <= names(tmp_path)
     best.remove_superseded()
-    assert names(tmp_path) == {"best.pt", "step-2.pt", "step-3.pt"}
+    assert names(tmp_path) == {"best.safetensors", "step-2.safetensors", "step-3.safetensors"}
 
 
 # Whole runs.
@@ -264,7 +264,11 @@ def test_the_end_of_a_run_is_the_average_or_the_best_and_says_so(whole: Path) ->
     bleu = line["average/bleu" if average["taken"] else "validation/bleu"]
     assert results["validation"]["bleu"] == pytest.approx(bleu, abs=1e-4)
     assert "average of the best validations" in (whole / "train.log").read_text()
-    assert names(whole / "checkpoints") == {"best.pt", "last.pt", *(f"step-{step}.pt" for step in average["steps"])}
+    assert names(whole / "checkpoints") == {
+        "best.safetensors",
+        "last.pt",
+        *(f"step-{step}.safetensors" for step in average["steps"]),
+    }
 
 
 @pytest.mark.system
@@ -285,7 +289,7 @@ def test_an_end_that_is_moved_back_to_where_the_run_is_is_averaged_too(tmp_path:
     run = tmp_path / "run"
 
     def stopped(epochs: float, score: float) -> bool:
-        return (run / "checkpoints" / "step-3.pt").exists() and len(names(run / "checkpoints")) > 3
+        return (run / "checkpoints" / "step-3.safetensors").exists() and len(names(run / "checkpoints")) > 3
 
     config = typed(TrainConfig, values_of("train", [*RUN, *AVERAGED, "optimizer.lr=1e-9"]))
     assert train(config, run, [], None, stopped) == 0
@@ -304,7 +308,7 @@ def test_an_end_that_is_moved_back_to_where_the_run_is_is_averaged_too(tmp_path:
 @pytest.mark.system
 @pytest.mark.usefixtures("_unevaluated")
 @pytest.mark.parametrize(
-    ("event", "gain"),  # best.pt is not yet written, is; the line is in metrics.jsonl; last.pt is written
+    ("event", "gain"),  # best.safetensors is not yet written, is; the line is in metrics.jsonl; last.pt is written
     [(1, 1.0), (2, 1.0), (2, -1.0), (4, 1.0), (6, 1.0), (6, -1.0)],
 )
 def test_killed_while_it_averages_a_run_ends_in_the_same_bits(
@@ -332,13 +336,14 @@ def test_killed_while_it_averages_a_run_ends_in_the_same_bits(
 @pytest.mark.usefixtures("_unevaluated")
 def test_killed_again_and_again_a_run_ends_in_the_same_bits(whole: Path, tmp_path: Path) -> None:
     run, reached = tmp_path / "run", []
-    # Of each start, after saving: step-3.pt; last.pt; step-6.pt; last.pt; last.pt when step-3.pt is not removed yet.
+    # Of each start, after saving: step-3.safetensors; last.pt; step-6.safetensors; last.pt; last.pt when
+    # step-3.safetensors is not removed yet.
     for event in (6, 10, 10, 14, 18):
         killed(run, event)
         last = run / "checkpoints" / "last.pt"
         reached.append(checkpoint.load(last)["step"] if last.exists() else 0)
     assert reached == [0, 3, 3, 6, 9]
-    assert "step-3.pt" in names(run / "checkpoints")
+    assert "step-3.safetensors" in names(run / "checkpoints")
     assert_same(finish(run), whole)
 
 
@@ -355,9 +360,9 @@ def test_the_monitored_score_decides(
         lambda _: Validation({"loss": 1.0, "perplexity": 1.0, "bleu": next(told)}, [], None),
     )
     assert train(train_config(*RUN, "training.average_best=2"), tmp_path / "run", []) == 0
-    best = checkpoint.load(tmp_path / "run" / "checkpoints" / "best.pt")
+    best = checkpoint.load(tmp_path / "run" / "checkpoints" / "best.safetensors")
     assert (best["step"], best.get("averaged")) == ((9, [6, 9]) if gain > 0 else (6, None))
     assert in_manifest(tmp_path / "run")["best_bleu"] == max(7.0, 7.0 + gain)
-    kept = [checkpoint.load(tmp_path / "run" / "checkpoints" / f"step-{step}.pt")["model"] for step in (6, 9)]
+    kept = [checkpoint.load(tmp_path / "run" / "checkpoints" / f"step-{step}.safetensors")["model"] for step in (6, 9)]
     for name, tensor in best["model"].items() if gain > 0 else ():
         torch.testing.assert_close(tensor, (kept[0][name] + kept[1][name]) / 2)

@@ -70,10 +70,10 @@ def test_a_hostile_object_inside_a_torch_file_is_not_run(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("place", [0.1, 0.5, 0.9])
 def test_a_flipped_bit_is_noticed(place: float, tmp_path: Path) -> None:
-    path = tmp_path / "best.pt"
+    path = tmp_path / "best.safetensors"
     checkpoint.save(path, {"model": {"weight": torch.randn(100, 100)}})
     content = bytearray(path.read_bytes())
     content[int(place * len(content))] ^= 1
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"best\.pt: is corrupt"):
+    with pytest.raises(UserError, match=r"best\.safetensors: is corrupt"):
         checkpoint.load(path)

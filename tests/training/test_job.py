@@ -21,6 +21,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from nmt.config.compose import typed
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
+from nmt.model.load import FILES
+from nmt.model.weights import read_checkpoint
 from nmt.run import RunDirectory
 from nmt.training import trainer as trainer_module
 from nmt.training.job import train
@@ -31,7 +33,7 @@ STEPS = ["training.max_epochs=2", "training.log_every=3", "validation.unit=steps
 
 
 def state(run: Path, name: str = "last") -> dict[str, Any]:
-    loaded: dict[str, Any] = torch.load(run / "checkpoints" / f"{name}.pt", weights_only=True)
+    loaded: dict[str, Any] = read_checkpoint(run / "checkpoints" / FILES[name])
     return loaded
 
 

@@ -15,6 +15,8 @@ from conftest import TINY, values_of
 from nmt.config.compose import typed
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
+from nmt.model.load import FILES
+from nmt.model.weights import read_checkpoint
 from nmt.run import RunDirectory
 from nmt.training import checkpoint
 from nmt.training.job import train
@@ -27,7 +29,7 @@ OTHER_DATA = "data.seed=7"
 
 
 def weights(run: Path, name: str) -> dict[str, torch.Tensor]:
-    loaded: dict[str, torch.Tensor] = torch.load(run / "checkpoints" / f"{name}.pt", weights_only=True)["model"]
+    loaded: dict[str, torch.Tensor] = read_checkpoint(run / "checkpoints" / FILES[name])["model"]
     return loaded
 
 
@@ -54,7 +56,7 @@ def test_its_first_weights_are_the_best_of_the_other_run(first: Path, train_conf
     (start,) = json.loads((tmp_path / "tuned" / "manifest.json").read_text())["starts"]
     assert start["start_from"]["run"] == str(first)
     assert start["start_from"]["system"] == RunDirectory(first).system()
-    assert start["start_from"]["step"] == torch.load(first / "checkpoints" / "best.pt", weights_only=True)["step"]
+    assert start["start_from"]["step"] == read_checkpoint(first / "checkpoints" / "best.safetensors")["step"]
 
 
 def test_once_it_has_a_checkpoint_it_needs_the_other_run_no_more(
@@ -141,7 +143,9 @@ def test_what_does_not_fit_is_refused_before_the_run_begins(
 def test_a_run_without_weights_or_no_run_is_refused(first: Path, train_config: Config, tmp_path: Path) -> None:
     young = shutil.copytree(first, tmp_path / "young")
     shutil.rmtree(young / "checkpoints")
-    with pytest.raises(UserError, match=r"best\.pt: no such checkpoint; has the run reached its first validation"):
+    with pytest.raises(
+        UserError, match=r"best\.safetensors: no such checkpoint; has the run reached its first validation"
+    ):
         train(train_config(f"training.start_from={young}"), tmp_path / "run", [])
     with pytest.raises(UserError, match=r"training\.start_from=nowhere: no such directory"):
         train(train_config("training.start_from=nowhere"), tmp_path / "run", [])
