@@ -90,12 +90,12 @@ class Tokenizer:
     def surfaces(self, lines: Sequence[str]) -> list[list[str]]:
         """Lines -> pieces as `encode` cuts them, unknown ones as they are written instead of <unk>; </s> last.
 
-        "▁" stands for spaces of the line: see `with_spaces_of`.
+        "▁" stands for spaces of the line: see `restore_spaces`.
         """
         cut: list[list[str]] = self._processor.encode(self._prepare(lines), out_type=str, add_eos=True)
-        return [self.with_spaces_of(line, pieces) for line, pieces in zip(lines, cut, strict=True)]
+        return [self.restore_spaces(line, pieces) for line, pieces in zip(lines, cut, strict=True)]
 
-    def with_spaces_of(self, line: str, pieces: list[str]) -> list[str]:
+    def restore_spaces(self, line: str, pieces: list[str]) -> list[str]:
         """The pieces of a line, with "▁" only for spaces of the line: their words are those that spaces separate.
 
         Other white space that normalization makes a space, such as a no-break space, stands as in the line.

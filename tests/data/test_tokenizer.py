@@ -376,7 +376,7 @@ def test_pieces_belong_to_the_words_that_spaces_separate(
     found = [tokenizer.surfaces([line])[0]]
     if tokenizer.samples():
         (ids,) = tokenizer.sample([line], 0.5, [1])
-        found.append(tokenizer.with_spaces_of(line, tokenizer.pieces(ids)))
+        found.append(tokenizer.restore_spaces(line, tokenizer.pieces(ids)))
     for pieces in found:
         texts = [""] * len(expected)
         for word, piece in zip(words_of_pieces(pieces)[:-1], pieces, strict=False):
