@@ -120,7 +120,10 @@ def test_a_folder_without_a_dataset_is_refused_unread(corpus: Path, monkeypatch:
             {"alignments": "c/train.al"},
             r"^data\.alignments=c/train\.al: is a path; give .* such as data\.alignments=al$",
         ),
-        ({"source_lang": "a/b"}, r"^data\.source_lang=a/b: is a path; give what follows '.*corpus\.' in the file's name"),
+        (
+            {"source_lang": "a/b"},
+            r"^data\.source_lang=a/b: is a path; give what follows '.*corpus\.' in the file's name",
+        ),
         ({"target_lang": "x/train.fr"}, r"^data\.target_lang=x/train\.fr: is a path; .* such as data\.target_lang=fr$"),
         ({"source_lang": "en/"}, r"such as data\.source_lang=en$"),
     ],
