@@ -9,17 +9,8 @@ from typing import Any, NamedTuple, cast
 from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.config.paths import user_path
+from nmt.data import reading
 from nmt.data.demo import corpus as demo
-from nmt.data.reading import (
-    Row,
-    first_line,
-    hub_answers,
-    import_datasets,
-    read_lines,
-    read_table,
-    read_valid_lines,
-    table_format,
-)
 from nmt.data.tokenizer import LONE_SURROGATES
 from nmt.metrics.alignment import parse_pharaoh, words_of_line
 
@@ -74,7 +65,7 @@ def _file_split(name: str, config: schema.Data, key: str) -> "TextFiles | Table"
             f"{key}={name}: is a folder, but not a saved dataset; for plain text give the prefix of its files, such as "
             f"{key}={text.with_suffix('')}"
         )
-    if path.is_dir() or (path.is_file() and table_format(path)):
+    if path.is_dir() or (path.is_file() and reading.table_format(path)):
         if not isinstance(config, schema.FilesData):
             return Table(path, (config.source_lang, config.target_lang))
         columns = [config.source_column or config.source_lang, config.target_column or config.target_lang]
@@ -133,7 +124,7 @@ class TextFiles:
             yield from self._pairs()
             return
         missing = object()
-        rows = itertools.zip_longest(self._pairs(), read_lines(self.alignments), fillvalue=missing)
+        rows = itertools.zip_longest(self._pairs(), reading.read_lines(self.alignments), fillvalue=missing)
         for number, (pair, links) in enumerate(rows, 1):
             if pair is missing or links is missing:
                 raise UserError(
@@ -145,7 +136,7 @@ class TextFiles:
     def _pairs(self) -> Iterator[Pair]:
         source, target, *_ = self.paths
         missing = object()
-        sides = read_valid_lines(source, self.drop_invalid), read_valid_lines(target, self.drop_invalid)
+        sides = reading.read_valid_lines(source, self.drop_invalid), reading.read_valid_lines(target, self.drop_invalid)
         pairs = itertools.zip_longest(*sides, fillvalue=missing)
         for count, (left, right) in enumerate(pairs):
             if left is missing or right is missing:
@@ -179,7 +170,7 @@ class Table:
         self.paths = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
 
     def __iter__(self) -> Iterator[Pair]:
-        return _pairs(read_table(self.path), self.columns)
+        return _pairs(reading.read_table(self.path), self.columns)
 
 
 class HubSplit:
@@ -193,20 +184,20 @@ class HubSplit:
     def __iter__(self) -> Iterator[Pair]:
         return _pairs(self._rows(), (self.config.source_column, self.config.target_column))
 
-    def _rows(self) -> Iterator[Row]:
-        datasets = import_datasets()
+    def _rows(self) -> Iterator[reading.Row]:
+        datasets = reading.import_datasets()
         config = self.config
-        if not hub_answers(config.id):
+        if not reading.hub_answers(config.id):
             datasets.config.HF_HUB_OFFLINE = True  # reads what was downloaded before
         try:
             rows = datasets.load_dataset(config.id, config.name, split=self.split, revision=config.revision)
         except Exception as error:  # the hub's client raises many types
             raise UserError(
-                f"data.id={config.id}: split '{self.split}' cannot be loaded from the hub ({first_line(error)}); "
-                "check the name and the network, or give a local copy with data.path=FOLDER"
+                f"data.id={config.id}: split '{self.split}' cannot be loaded from the hub "
+                f"({reading.first_line(error)}); check the name and the network, or give a local copy with "
+                "data.path=FOLDER"
             ) from None
-        for number, row in enumerate(cast(Iterable[dict[str, Any]], rows), 1):
-            yield f"{self.name}, row {number}", row
+        yield from ((f"{self.name}, row {number}", row) for number, row in enumerate(rows, 1))
 
 
 class Concatenation:
@@ -229,7 +220,7 @@ class Concatenation:
             start += count
 
 
-def _pairs(rows: Iterable[Row], columns: tuple[str, ...]) -> Iterator[Pair]:
+def _pairs(rows: Iterable[reading.Row], columns: tuple[str, ...]) -> Iterator[Pair]:
     """Table rows -> pairs."""
     for location, row in rows:
         source, target, *links = (_cell(row, column, location) for column in columns)

@@ -41,8 +41,7 @@ class PairStatistics:
     def __init__(self) -> None:
         self._train = array.array("q")  # hash of each pair, or its number for a pair that is dropped
         self._held_out: dict[str, tuple[array.array[int], array.array[int]]] = {}  # hashes of sources and of pairs
-        self._copies: dict[str, Matches] = {}
-        self._quoted: dict[str, Matches] = {}
+        self._matches: dict[str, dict[str, Matches]] = {}
         self._in_train: set[int] = set()  # hashes of held-out sources and pairs that train contains too
 
     def watch(self, name: str, pairs: Iterable[Pair]) -> Iterator[Pair]:
@@ -67,15 +66,15 @@ class PairStatistics:
             if not train:
                 source_hashes.append(source_hash)
             yield pair
-        self._copies[name], self._quoted[name] = copies, quoted
+        self._matches[name] = {"copies": copies, "quoted": quoted}
         if not train:
             self._held_out[name] = source_hashes, pair_hashes
 
     def of(self, name: str) -> dict[str, Matches]:
         """Matches in a split, by the keys of WARNINGS. Call it after all splits were read."""
-        matches = {"copies": self._copies[name], "quoted": self._quoted[name]}
         if name == "train":
-            return {"duplicates": self._duplicates(), **matches}
+            return {"duplicates": self._duplicates(), **self._matches[name]}
+        matches = dict(self._matches[name])
         for kind, hashes in zip(("sources_in_train", "pairs_in_train"), self._held_out[name], strict=True):
             numbers = [number for number, value in enumerate(hashes, 1) if value in self._in_train]
             matches[kind] = Matches(len(numbers), tuple(numbers[:MAX_EXAMPLES]))

@@ -24,7 +24,7 @@ from nmt.data import corpus
 from nmt.data.corpus import Pair
 from nmt.data.corpus_warnings import PairStatistics, corpus_warnings
 from nmt.data.demo import corpus as demo
-from nmt.data.prepared import FORMAT, AlignmentWriter, Prepared, RawPairs, Row, SideWriter, write_checksums
+from nmt.data.prepared import FORMAT, Prepared, RawPairs, Row, SideWriter, write_checksums
 from nmt.data.tokenizer import Tokenizers
 from nmt.data.tokenizer_training import check_sampling, make_tokenizers
 from nmt.files import named_errors, write_atomically
@@ -189,8 +189,8 @@ class _Split:
     def encode(self, directory: Path, tokenizers: Tokenizers, data: schema.Data) -> Report:
         """Write the split's files. Returns its part of the report."""
         writers = [SideWriter(directory, f"{self.name}.{side}") for side in ("source", "target")]
-        alignments = AlignmentWriter(directory / f"{self.name}.alignments")
-        unknown = [0, 0]
+        alignments = directory / f"{self.name}.alignments"
+        unknown, any_links = [0, 0], False
         bar = tqdm(total=self.counts.pop("kept"), desc=f"encode {self.name}", unit=" pairs", disable=None, leave=False)
         for chunk in self.usable.chunks(CHUNK, CHARACTERS):
             bar.update(len(chunk))
@@ -207,12 +207,16 @@ class _Split:
                 sentences = [ids[side][i] for i in kept]
                 unknown[side] += sum(sentence.count(tokenizers[side].unk) for sentence in sentences)
                 writer.add(sentences, [lines[side][i] for i in kept])
-            alignments.add([chunk[i][2] for i in kept])
+            links = [chunk[i][2] for i in kept]
+            any_links = any_links or any(links)
+            with alignments.open("a", encoding="utf-8", newline="\n") as file:
+                file.writelines(f"{line}\n" for line in links)
             self.counts["kept"] += len(kept)
         bar.close()
-        alignments.close()
         for writer in writers:
             writer.close()
+        if not any_links:
+            alignments.unlink(missing_ok=True)
         self.usable.delete()
         tokens = [writer.offsets[-1] for writer in writers]
         return {

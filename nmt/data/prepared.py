@@ -219,22 +219,6 @@ class SideWriter:
                 np.lib.format.write_array(SimpleNamespace(write=file.write), np.asarray(values))
 
 
-class AlignmentWriter:
-    """Writes the word alignments of a split, no file if all are empty."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self._any = path, False
-
-    def add(self, lines: Sequence[str]) -> None:
-        self._any = self._any or any(lines)
-        with self.path.open("a", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{line}\n" for line in lines)
-
-    def close(self) -> None:
-        if not self._any:
-            self.path.unlink(missing_ok=True)
-
-
 def write_checksums(directory: Path) -> None:
     """Write checksums.json, of all other files in the directory."""
     sums = {path.name: checksum(path) for path in sorted(directory.iterdir()) if path.name != CHECKSUMS}

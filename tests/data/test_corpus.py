@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.data import corpus as corpus_module
+from nmt.data import reading
 from nmt.data.corpus import Pair, files, locate, splits
 
 PAIRS = [
@@ -187,7 +187,7 @@ def test_a_hub_corpus_is_loaded_by_its_splits_and_columns(monkeypatch: pytest.Mo
         return [{"translation": {"de": "a", "en": "b"}}]
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(corpus_module, "hub_answers", lambda _: True)
+    monkeypatch.setattr(reading, "hub_answers", lambda _: True)
     overrides = [
         "data=hub",
         "data.id=o/n",
