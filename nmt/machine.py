@@ -1,4 +1,4 @@
-"""What a run computes with: device, precision, threads."""
+"""The hardware a process computes with: device, precision, threads, memory."""
 
 import ctypes
 import os
@@ -13,35 +13,35 @@ import torch
 from nmt.config.errors import UserError
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
-KERNELS = 256  # the number that oneDNN keeps
 _VENDORS = ("AuthenticAMD", "GenuineIntel")
+KERNELS = 256  # compiled kernels that oneDNN caches
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Sliced(Protocol):
-    """A list, an array."""
+class Sliceable(Protocol):
+    """A list or an array."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, part: slice, /) -> Any: ...  # noqa: ANN401
 
 
-S = TypeVar("S", bound=Sliced)
+S = TypeVar("S", bound=Sliceable)
 R = TypeVar("R")
 
 
 class Machine(NamedTuple):
-    """A device and the precision of matrix products on it; parameters stay in float32."""
+    """A device and the precision of matrix products on it. Parameters are always float32."""
 
     device: torch.device
     precision: str  # fp32 | bf16 | fp16
 
     @classmethod
     def choose(cls, device: str, precision: str, threads: int | None) -> Self:
-        """Resolve "auto" and set the number of threads. Raises UserError for what this machine does not have."""
+        """Resolve "auto" and set the number of threads. Raises UserError for an unavailable device or precision."""
         if threads is not None:
             torch.set_num_threads(threads)
         available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-        kind = next(name for name, there in available.items() if there) if device == "auto" else device
+        kind = next(name for name in available if available[name]) if device == "auto" else device
         if not available[kind]:
             raise UserError(f"device={device}: this machine or this build of torch has none; use device=auto")
         if precision == "auto":
@@ -51,13 +51,13 @@ class Machine(NamedTuple):
         return cls(torch.device(kind), precision)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Matrix products in this precision."""
+        """Context in which matrix products use this precision."""
         reduced = self.precision != "fp32"
         dtype = DTYPES[self.precision] if reduced else None
         return torch.autocast(self.device.type, dtype=dtype, enabled=reduced)
 
     def describe(self) -> dict[str, str | int]:
-        """For the record of a run."""
+        """Device, precision and threads for the run's manifest."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else _cpu_name()
         return {
             "device": str(self.device),
@@ -69,7 +69,7 @@ class Machine(NamedTuple):
 
 
 def _gains_from_bf16(kind: str) -> bool:
-    """Does the hardware have bf16 matrix instructions (emulated ones are slower than float32)?"""
+    """Does the hardware have bf16 matrix instructions? Emulated ones are slower than float32."""
     if kind == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if kind != "cpu":
@@ -79,54 +79,54 @@ def _gains_from_bf16(kind: str) -> bool:
 
 
 def tune_memory() -> None:
-    """Keep the memory that tensors free, and few of the kernels that oneDNN compiles.
+    """Let glibc keep freed memory, and let oneDNN cache fewer kernels. Call it before the first matrix product.
 
-    This affects the whole process, so only commands call it, before the first product. Pages that glibc hands back
-    fault again at the next update, which costs up to a tenth of its time. oneDNN compiles a kernel for each new shape
-    of a product (in bf16; on AMD in float32 too). Its default of 1,024 kernels takes half a gigabyte, and every epoch
-    replaces some of them: scattered over the heap, they leave no gaps for large tensors, so the heap keeps growing.
+    It affects the whole process, so only commands call it. Pages returned to the system fault again at the next update,
+    which costs up to a tenth of its time. oneDNN compiles a kernel for each new shape of a product (in bf16; on AMD in
+    float32 too). Its default of 1,024 kernels takes half a gigabyte, and because every epoch replaces some of them,
+    they fragment the heap, which then keeps growing.
     """
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # of oneDNN, of torch's layer over it
         os.environ.setdefault(name, str(KERNELS))
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)  # no request gets pages of its own
-        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)  # bytes free at the top before any are handed back
+        mallopt(_M_MMAP_MAX, 0)  # allocate large blocks on the heap too
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)  # free bytes at its end before any are returned
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Does the error, of torch, NumPy or Python itself, say that memory does not suffice?"""
-    told = ("out of memory", "can't allocate memory", "not enough memory")
+    """Is this an out-of-memory error of torch, NumPy or Python?"""
+    messages = ("out of memory", "can't allocate memory", "not enough memory")
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and any(sign in str(error) for sign in told)
+        isinstance(error, RuntimeError) and any(message in str(error) for message in messages)
     )
 
 
 def release_memory() -> None:
-    """Hand back what torch keeps of a GPU's memory in pieces that are too small now."""
+    """Return torch's cached GPU memory, which may be too fragmented to use."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def retry_in_halves(work: Callable[[S], R], items: S) -> list[R]:
-    """[work(items)]; where memory does not suffice, of both halves, or of halves of these.
+    """[work(items)], or if that runs out of memory the results for both halves, recursively.
 
-    Raises UserError if it does not suffice for one item.
+    Raises UserError if memory does not suffice for one item.
     """
     try:
         return [work(items)]
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-    release_memory()  # here, where no traceback holds tensors any more
+    release_memory()  # outside `except`, whose traceback holds tensors
     if len(items) == 1:
-        raise UserError("memory does not suffice for one sentence at a time; take a smaller beam or model")
+        raise UserError("out of memory with one sentence per batch; use a smaller beam or model")
     middle = len(items) // 2
     return retry_in_halves(work, items[:middle]) + retry_in_halves(work, items[middle:])
 
 
 def cpu_vendor() -> str:
-    """As the processor names it: GenuineIntel, AuthenticAMD, ...; empty if it does not."""
+    """The CPU's vendor id, such as GenuineIntel or AuthenticAMD; empty if unknown."""
     return _cpu_info("vendor_id") or next((name for name in _VENDORS if name in platform.processor()), "")
 
 

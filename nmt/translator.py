@@ -19,8 +19,7 @@ from torch import nn
 from nmt.config import schema
 from nmt.config.compose import load_config, merge_search
 from nmt.config.errors import UserError
-from nmt.data.batching import collate
-from nmt.data.prepared import padded
+from nmt.data.batching import collate, padded
 from nmt.data.tokenizer import Tokenizer, Tokenizers, copy_unknown
 from nmt.machine import Machine, retry_in_halves
 from nmt.metrics.alignment import attention_to_links, format_pharaoh, merge_to_words, words

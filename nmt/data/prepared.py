@@ -1,4 +1,4 @@
-"""A prepared corpus on disk: written part by part, read as memory-mapped arrays."""
+"""The files of a prepared corpus: written part by part, read as memory-mapped arrays. Needs NumPy only."""
 
 import array
 import itertools
@@ -19,44 +19,98 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.files import check_contained, checksum, raise_system_error, read_bytes, write_atomically
 from nmt.metrics.alignment import parse_pharaoh
 
-FORMAT = 3  # of the directory; another number is prepared anew
+FORMAT = 3  # part of the fingerprint: increase it when the files change
 IDS = np.dtype("<i4")
 CHECKSUMS = "checksums.json"
 CHUNK = 2**22  # numbers checked at a time
 
 Array = NDArray[Any]
+Row = tuple[str, str, str]  # source, target and word alignment of a pair
+
+
+class Prepared:
+    """A prepared corpus: its splits, tokenizers and report."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises UserError if the directory is not a complete, undamaged corpus of this format."""
+        self.directory = directory
+        try:
+            check_contained(directory)
+            self.report: dict[str, Any] = json.loads(read_bytes(directory / "report.json"))
+            if not {"train", "validation"} <= schema.Report.model_validate(self.report).splits.keys():
+                raise ValueError("it lacks train or validation")
+        except ValidationError as error:
+            key = ".".join(map(str, error.errors()[0]["loc"]))
+            raise UserError(f"{directory}: is not a prepared corpus (report.json: {key})") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise_system_error(error)
+            raise UserError(f"{directory}: is not a prepared corpus ({error})") from None
+        self.fingerprint: str = self.report["fingerprint"]
+        self.tokenizers = Tokenizers.load(directory, self.report["lowercase"])
+        self.splits = {name: Split(directory, name) for name in self.report["splits"]}
+        for split in self:
+            split.source.check(self.tokenizers.source.vocab_size)
+            split.target.check(self.tokenizers.target.vocab_size)
+        _check_sums(directory)
+
+    def __iter__(self) -> Iterator["Split"]:
+        return iter(self.splits.values())
+
+
+class Split:
+    """Both sides of a split and its gold word alignments, if any."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self.name = name
+        self.source, self.target = Side(directory, f"{name}.source"), Side(directory, f"{name}.target")
+        self._alignments = directory / f"{name}.alignments"
+        if len(self.source) != len(self.target):
+            raise _damaged(directory, f"{name} has sides of different length")
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @cached_property
+    def alignments(self) -> Sequence[str] | None:
+        """Gold alignments, a Pharaoh line for each pair, or None."""
+        if not self._alignments.exists():
+            return None
+        alignments = Alignments(self._alignments)
+        if len(alignments) != len(self):
+            raise _damaged(self._alignments, f"has {len(alignments)} lines for {len(self)} pairs")
+        return alignments
 
 
 class Side:
-    """One language of one split: N sentences, by index."""
+    """The N sentences of one language of a split, by index."""
 
     def __init__(self, directory: Path, name: str) -> None:
         try:
             self.offsets, self.line_ends = (
-                np.lib.format.open_memmap(directory / f"{name}.{what}.npy", mode="r") for what in ("offsets", "lines")
+                np.lib.format.open_memmap(directory / f"{name}.{kind}.npy", mode="r") for kind in ("offsets", "lines")
             )
             self.tokens: Array = _mapped(directory / f"{name}.ids", IDS)
             self._text: Array = _mapped(directory / f"{name}.txt", np.dtype("u1"))
         except (OSError, ValueError) as error:
             raise_system_error(error)
-            raise UserError(f"{directory}: the prepared corpus is incomplete ({error}); delete the folder") from None
-        sound = _ends(self.offsets, len(self.tokens), 1) and _ends(self.line_ends, len(self._text), 0)
-        if not sound or len(self.offsets) != len(self.line_ends):
-            raise UserError(f"{directory}: {name} does not match its offsets; delete the folder to prepare it anew")
-        self._place = f"{directory}: {name}"
+            raise _damaged(directory, f"the prepared corpus is incomplete ({error})") from None
+        valid = _are_offsets(self.offsets, len(self.tokens), 1) and _are_offsets(self.line_ends, len(self._text), 0)
+        if not valid or len(self.offsets) != len(self.line_ends):
+            raise _damaged(directory, f"{name} does not match its offsets")
+        self._name = f"{directory}: {name}"
 
     def check(self, vocabulary: int) -> None:
-        """Raises UserError if a token is none of the vocabulary."""
+        """Raises UserError if a token id is not in the vocabulary."""
         chunks = (self.tokens[start : start + CHUNK] for start in range(0, len(self.tokens), CHUNK))
         if any(bool(chunk.min() < 0) or bool(chunk.max() >= vocabulary) for chunk in chunks):
-            raise UserError(f"{self._place} has tokens that its tokenizer does not know; delete the folder")
+            raise _damaged(self._name, "has token ids that are not in the tokenizer's vocabulary")
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     @property
     def lengths(self) -> Array:
-        """int64 (N,), tokens of each sentence, </s> counted."""
+        """int64 (N,), tokens of each sentence, with </s>."""
         return np.diff(self.offsets)
 
     def ids(self, index: int) -> Array:
@@ -69,7 +123,7 @@ class Side:
         try:
             (line,) = raw.decode("utf-8").split("\n")
         except ValueError:
-            raise UserError(f"{self._place}: {index + 1} is no line of valid UTF-8; delete the folder") from None
+            raise _damaged(self._name, f"sentence {index + 1} is not one line of valid UTF-8") from None
         return line
 
     def lines(self) -> list[str]:
@@ -78,7 +132,7 @@ class Side:
 
 
 class Alignments(Sequence[str]):
-    """Gold word alignments of one split, in Pharaoh format: a line for each of N pairs, by index."""
+    """The gold word alignments of a split: a Pharaoh line for each pair."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._text = path, _mapped(path, np.dtype("u1"))
@@ -103,111 +157,12 @@ class Alignments(Sequence[str]):
             line = bytes(self._text[start : self._ends[index]]).decode("utf-8")
             parse_pharaoh(line)
         except ValueError as error:
-            raise UserError(f"{self._path}, line {index + 1}: cannot be used ({error}); delete the folder") from None
+            raise _damaged(f"{self._path}, line {index + 1}", f"is invalid ({error})") from None
         return line
 
 
-class Split:
-    """Both sides of one split, and gold word alignments where there are some."""
-
-    def __init__(self, directory: Path, name: str) -> None:
-        self.name = name
-        self.source, self.target = Side(directory, f"{name}.source"), Side(directory, f"{name}.target")
-        self._alignments = directory / f"{name}.alignments"
-        if len(self.source) != len(self.target):
-            raise UserError(f"{directory}: {name} has sides of different length; delete the folder")
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    @cached_property
-    def alignments(self) -> Sequence[str] | None:
-        """Gold alignments, a line for each pair, or None."""
-        if not self._alignments.exists():
-            return None
-        found = Alignments(self._alignments)
-        if len(found) != len(self):
-            raise UserError(f"{self._alignments}: has {len(found)} lines for {len(self)} pairs; delete the folder")
-        return found
-
-
-class Prepared:
-    """A prepared corpus: its splits, tokenizers and report."""
-
-    def __init__(self, directory: Path) -> None:
-        """Raises UserError if the directory is not a complete prepared corpus of this format."""
-        self.directory = directory
-        try:
-            check_contained(directory)
-            self.report: dict[str, Any] = json.loads(read_bytes(directory / "report.json"))
-            if not {"train", "validation"} <= schema.Report.model_validate(self.report).splits.keys():
-                raise ValueError("nothing to train on")
-        except ValidationError as error:
-            where = ".".join(map(str, error.errors()[0]["loc"]))
-            raise UserError(f"{directory}: is not a prepared corpus (report.json: {where})") from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise_system_error(error)
-            raise UserError(f"{directory}: is not a prepared corpus ({error})") from None
-        self.fingerprint: str = self.report["fingerprint"]
-        self.tokenizers = Tokenizers.load(directory, self.report["lowercase"])
-        self.splits = {name: Split(directory, name) for name in self.report["splits"]}
-        for split in self:
-            split.source.check(self.tokenizers.source.vocab_size)
-            split.target.check(self.tokenizers.target.vocab_size)
-        _check_sums(directory)
-
-    def __iter__(self) -> Iterator[Split]:
-        return iter(self.splits.values())
-
-
-def write_checksums(directory: Path) -> None:
-    """checksums.json, of all other files of a prepared corpus."""
-    sums = {path.name: checksum(path) for path in sorted(directory.iterdir()) if path.name != CHECKSUMS}
-    write_atomically(directory / CHECKSUMS, json.dumps(sums, indent=2).encode())
-
-
-def _check_sums(directory: Path) -> None:
-    """Raises UserError for a file that has changed since it was written."""
-    try:
-        sums = json.loads(read_bytes(directory / CHECKSUMS))
-        changed = [name for name, value in sums.items() if checksum(directory / name) != value]
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise_system_error(error)
-        raise UserError(f"{directory}: is not a prepared corpus ({error})") from None
-    if changed:
-        raise UserError(f"{directory}: {changed[0]} is damaged (its checksum differs); delete the folder")
-
-
-def padded(sentences: Sequence[Array | Sequence[int]], pad: int) -> Array:
-    """Sentences of different length -> int64 (N, longest), filled with `pad`."""
-    lengths = np.fromiter(map(len, sentences), dtype=np.int64, count=len(sentences))
-    filled = np.full((len(sentences), int(lengths.max(initial=0))), pad, dtype=np.int64)
-    filled[np.arange(filled.shape[1]) < lengths[:, None]] = np.concatenate(sentences) if lengths.sum() else []
-    return filled
-
-
-def _ends(ends: Array, last: int, least: int) -> bool:
-    """Are these a 0 and the ends of parts, each of `least` or more, that fill what is `last` long?"""
-    if ends.dtype != np.int64 or ends.ndim != 1 or not len(ends[1:]) or ends[0] != 0 or ends[-1] != last:
-        return False
-    # Chunks overlap by one number, which the differences on both sides of it need.
-    return all(
-        bool((part >= 0).all() and (part <= last).all() and (np.diff(part) >= least).all())
-        for part in (ends[start : start + CHUNK + 1] for start in range(0, len(ends), CHUNK))
-    )
-
-
-def _mapped(path: Path, dtype: "np.dtype[Any]") -> Array:
-    if path.stat().st_size == 0:  # an empty file cannot be mapped
-        return np.zeros(0, dtype)
-    return np.memmap(path, dtype, mode="r")
-
-
-Row = tuple[str, str, str]  # source, target and word alignment of a usable pair, as they are kept until encoded
-
-
-class Raw:
-    """The usable pairs of a split, on disk."""
+class RawPairs:
+    """The usable pairs of a split in a temporary file, from reading to encoding."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self.path = directory / f"{name}.raw"
@@ -221,14 +176,14 @@ class Raw:
             lines = (line[:-1] for line in file)
             yield from zip(lines, lines, lines, strict=True)
 
-    def chunks(self, pairs: int, characters: int) -> Iterator[list[Row]]:
-        """Some pairs at a time, fewer where they are long."""
+    def chunks(self, max_pairs: int, max_characters: int) -> Iterator[list[Row]]:
+        """Lists of `max_pairs` pairs, fewer where they are long."""
         chunk: list[Row] = []
         size = 0
         for row in self:
             chunk.append(row)
             size += len(row[0]) + len(row[1])
-            if len(chunk) == pairs or size > characters:
+            if len(chunk) == max_pairs or size > max_characters:
                 yield chunk
                 chunk, size = [], 0
         if chunk:
@@ -239,7 +194,7 @@ class Raw:
 
 
 class SideWriter:
-    """One side of a split being written."""
+    """Writes the files of a `Side`. Memory holds 16 bytes per sentence."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self.directory, self.name = directory, name
@@ -260,22 +215,46 @@ class SideWriter:
     def close(self) -> None:
         for name, values in (("offsets", self.offsets), ("lines", self._line_ends)):
             with (self.directory / f"{self.name}.{name}.npy").open("wb") as file:
-                # Given a file, NumPy writes with C's functions, whose errors say nothing of a full disk.
-                write = SimpleNamespace(write=file.write)
-                np.lib.format.write_array(write, np.asarray(values))
+                # Not `file` itself: NumPy would write with C functions, whose errors do not mention a full disk.
+                np.lib.format.write_array(SimpleNamespace(write=file.write), np.asarray(values))
 
 
-class AlignmentWriter:
-    """The word alignments of a split; leaves no file where there is not one."""
+def write_checksums(directory: Path) -> None:
+    """Write checksums.json, of all other files in the directory."""
+    sums = {path.name: checksum(path) for path in sorted(directory.iterdir()) if path.name != CHECKSUMS}
+    write_atomically(directory / CHECKSUMS, json.dumps(sums, indent=2).encode())
 
-    def __init__(self, path: Path) -> None:
-        self.path, self._any = path, False
 
-    def add(self, lines: Sequence[str]) -> None:
-        self._any = self._any or any(lines)
-        with self.path.open("a", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{line}\n" for line in lines)
+def _check_sums(directory: Path) -> None:
+    """Raises UserError for a file that has changed since it was written."""
+    try:
+        sums = json.loads(read_bytes(directory / CHECKSUMS))
+        changed = [name for name, value in sums.items() if checksum(directory / name) != value]
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise_system_error(error)
+        raise UserError(f"{directory}: is not a prepared corpus ({error})") from None
+    if changed:
+        raise _damaged(directory, f"{changed[0]} is damaged (its checksum differs)")
 
-    def close(self) -> None:
-        if not self._any:
-            self.path.unlink(missing_ok=True)
+
+def _damaged(path: Path | str, reason: str) -> UserError:
+    return UserError(f"{path}: {reason}; delete the folder to prepare the corpus again")
+
+
+def _are_offsets(offsets: Array, end: int, min_length: int) -> bool:
+    """Do these divide `end` elements into parts, each of at least `min_length`?"""
+    if offsets.dtype != np.int64 or offsets.ndim != 1 or not len(offsets[1:]):
+        return False
+    if offsets[0] != 0 or offsets[-1] != end:
+        return False
+    # Chunks overlap by one number, for the differences between them.
+    return all(
+        bool((part >= 0).all() and (part <= end).all() and (np.diff(part) >= min_length).all())
+        for part in (offsets[start : start + CHUNK + 1] for start in range(0, len(offsets), CHUNK))
+    )
+
+
+def _mapped(path: Path, dtype: "np.dtype[Any]") -> Array:
+    if path.stat().st_size == 0:  # an empty file cannot be mapped
+        return np.zeros(0, dtype)
+    return np.memmap(path, dtype, mode="r")

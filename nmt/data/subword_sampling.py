@@ -1,4 +1,8 @@
-"""Subword segmentations drawn at random: BPE-dropout and subword regularisation."""
+"""Random segmentations, reproducible from a seed: BPE-dropout and subword regularisation.
+
+SentencePiece can sample too, but its results differ between processes even with a fixed seed, so that a run could be
+neither repeated nor resumed. Here a segmentation depends only on the model, the line and its seed.
+"""
 
 import itertools
 import math
@@ -11,17 +15,25 @@ from functools import lru_cache
 from random import Random
 from typing import Any, NamedTuple
 
+# Of sentencepiece_model.proto (protobuf), which is parsed here: SentencePiece's Python API does not tell a model's kind
+# or whether a piece is user-defined, and some versions of protobuf cannot load SentencePiece's own classes.
 UNIGRAM, BPE = 1, 2  # kinds of models
 NORMAL, UNKNOWN, USER_DEFINED, UNUSED, BYTE = 1, 2, 4, 5, 6  # types of pieces
+PIECES, TRAINER_SPEC = 1, 2  # fields of a model
+TEXT, SCORE, TYPE = 1, 2, 3  # fields of a piece
+MODEL_TYPE = 3  # field of the trainer spec
+CONTINUES = 0x80  # bit of a varint's byte that is not the last one
 
-PIECES, TRAINER = 1, 2  # numbers of a model's fields ...
-TEXT, SCORE, TYPE = 1, 2, 3  # ... of a piece's ...
-KIND = 3  # ... and of the trainer's
-MORE = 0x80  # the bit that says that an integer goes on
+SPACE = "▁"  # SentencePiece's mark of a space
+CACHED_WORDS, LONGEST_CACHED = 2**16, 32  # longer words are rare and take much memory
+NEVER = -math.inf  # score of a pair that is not merged
+
+Ids = tuple[int, ...]
+Uniform = Callable[[], float]  # draws from [0, 1)
 
 
 class Piece(NamedTuple):
-    """Its id is its place in the model."""
+    """A piece, whose id is its position in the model."""
 
     text: str
     score: float
@@ -29,108 +41,98 @@ class Piece(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A model's kind and pieces."""
+    """A SentencePiece model's kind and pieces."""
 
     kind: int
     pieces: list[Piece]
 
 
 def read_model(model: bytes) -> Model:
-    """The bytes must be a model that SentencePiece has loaded."""
+    """Parse a valid SentencePiece model."""
     fields = list(_fields(model))
-    kind = next((dict(_fields(value)).get(KIND) for number, value in fields if number == TRAINER), None)
+    kind = next((dict(_fields(value)).get(MODEL_TYPE) for number, value in fields if number == TRAINER_SPEC), None)
     return Model(kind or UNIGRAM, [_piece(value) for number, value in fields if number == PIECES])
 
 
 def _piece(message: bytes) -> Piece:
     fields = dict(_fields(message))
     (score,) = struct.unpack("<f", fields.get(SCORE, bytes(4)))
-    text = fields[TEXT].decode("utf-8", "surrogateescape")  # what is no UTF-8 stands in no line
+    text = fields[TEXT].decode("utf-8", "surrogateescape")  # invalid UTF-8 never matches a line
     return Piece(text, score, fields.get(TYPE, NORMAL))
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Numbers and values of a message's fields: integers as such, all else as bytes."""
-    at = 0
-    while at < len(message):
-        key, at = _integer(message, at)
-        number, form = divmod(key, 8)
-        match form:
-            case 0:
-                value, at = _integer(message, at)
-                yield number, value
-                continue
-            case 2:
-                size, at = _integer(message, at)
-            case _:
-                size = 8 if form == 1 else 4
-        yield number, message[at : at + size]
-        at += size
+    """Numbers and values of a protobuf message's fields: varints as integers, other types as bytes."""
+    position = 0
+    while position < len(message):
+        key, position = _varint(message, position)
+        number, wire_type = divmod(key, 8)
+        if wire_type == 0:
+            value, position = _varint(message, position)
+            yield number, value
+            continue
+        size = 8 if wire_type == 1 else 4
+        if wire_type == 2:  # noqa: PLR2004
+            size, position = _varint(message, position)
+        yield number, message[position : position + size]
+        position += size
 
 
-def _integer(message: bytes, at: int) -> tuple[int, int]:
-    """An integer, seven bits a byte and the lowest first, and where it ends."""
+def _varint(message: bytes, position: int) -> tuple[int, int]:
+    """An integer, and the position after it."""
     value = shift = 0
-    while message[at] & MORE:
-        value |= (message[at] & ~MORE) << shift
-        at, shift = at + 1, shift + 7
-    return value | message[at] << shift, at + 1
+    while message[position] & CONTINUES:
+        value |= (message[position] & ~CONTINUES) << shift
+        position, shift = position + 1, shift + 7
+    return value | message[position] << shift, position + 1
 
 
-SPACE = "▁"  # what SentencePiece writes for a space
-CACHED_WORDS, LONGEST_CACHED = 2**16, 32  # words recur; longer ones are rare and take much memory
-NEVER = -math.inf  # score of a pair that is not merged
-
-Ids = tuple[int, ...]
-Uniform = Callable[[], float]
-
-
-def sampler(model: bytes) -> "Sampler | None":
-    """None if segmentations cannot be drawn: the model is of words or characters, or of BPE with unused pieces, which
-    SentencePiece takes apart again in a way that depends on the rest of the line."""
-    found = read_model(model)
-    if found.kind == UNIGRAM:
-        return UnigramSampler(found.pieces)
-    if found.kind == BPE and not any(piece.type == UNUSED for piece in found.pieces):
-        return BpeSampler(found.pieces)
+def make_sampler(model: bytes) -> "Sampler | None":
+    """None for models of words or characters, and for BPE models with unused pieces, which SentencePiece segments again
+    in a way that depends on the rest of the line."""
+    kind, pieces = read_model(model)
+    if kind == UNIGRAM:
+        return UnigramSampler(pieces)
+    if kind == BPE and not any(piece.type == UNUSED for piece in pieces):
+        return BpeSampler(pieces)
     return None
 
 
 class Sampler(ABC):
-    """Cuts a normalised line into words, draws each word's pieces, and joins runs of unknown characters."""
+    """Splits a normalised line into words, samples a segmentation of each, and merges runs of unknown characters."""
 
-    def __init__(self, all_pieces: list[Piece]) -> None:
+    def __init__(self, pieces: list[Piece]) -> None:
         def ids(kind: int) -> dict[str, int]:
-            return {piece.text: i for i, piece in enumerate(all_pieces) if piece.type == kind}
+            return {piece.text: i for i, piece in enumerate(pieces) if piece.type == kind}
 
         self._ids, self._user = ids(NORMAL), ids(USER_DEFINED)
-        self._scores = {piece.text: piece.score for piece in all_pieces if piece.type == NORMAL}
+        self._scores = {piece.text: piece.score for piece in pieces if piece.type == NORMAL}
         (self._unknown,) = ids(UNKNOWN).values()
-        spelled = ids(BYTE)
-        self._bytes = [spelled[f"<0x{byte:02X}>"] for byte in range(256)] if spelled else []  # all of them or none
+        byte_ids = ids(BYTE)  # all 256 or none
+        self._bytes = [byte_ids[f"<0x{byte:02X}>"] for byte in range(256)] if byte_ids else []
         self._units = re.compile(self._unit_pattern(), re.DOTALL).findall
 
     def _unit_pattern(self) -> str:
-        """User-defined symbols, which stay whole, and words (a line is one if pieces go on after a space)."""
+        """Matches words and user-defined symbols. The whole line is one word if pieces may contain spaces."""
         within = "." if any(SPACE in piece[1:] for piece in self._ids) else f"[^{SPACE}]"
         if not self._user:
             return f"{SPACE}?{within}+|{SPACE}"
-        user = "|".join(map(re.escape, sorted(self._user, key=len, reverse=True)))  # the longest that fits
+        user = "|".join(map(re.escape, sorted(self._user, key=len, reverse=True)))  # prefers the longest
         return f"{user}|{SPACE}?(?:(?!{user}){within})+|{SPACE}"
 
     def draw(self, text: str, alpha: float, seed: int) -> list[int]:
-        """A line in SentencePiece's normalised form -> ids, without </s>."""
+        """A line normalised by SentencePiece -> ids without </s>."""
         ids = self._draw(self._units(text), alpha, Random(seed).random)
         if self._unknown not in ids:
             return ids
-        return [i for i, before in zip(ids, [-1, *ids], strict=False) if not i == before == self._unknown]
+        return [i for i, previous in zip(ids, [-1, *ids], strict=False) if not i == previous == self._unknown]
 
     @abstractmethod
     def _draw(self, units: list[str], alpha: float, uniform: Uniform) -> list[int]:
-        """User-defined symbols and words -> ids; `uniform` draws from [0, 1)."""
+        """Words and user-defined symbols -> ids."""
 
     def _symbol(self, text: str) -> Ids:
-        """A piece's id; those of its bytes, or the unknown one, where it is none."""
+        """The id of a piece; of other text the ids of its bytes, or the unknown id."""
         known = self._ids.get(text, self._user.get(text))
         if known is not None:
             return (known,)
@@ -138,50 +140,52 @@ class Sampler(ABC):
 
 
 class _Merged(NamedTuple):
-    """What becomes of a word."""
+    """A segmented word."""
 
     ids: Ids
-    attempts: int  # merges made and skipped
+    attempts: int  # at merging a pair, successful or skipped
 
 
 class BpeSampler(Sampler):
-    """BPE-dropout (Provilkov et al. 2020), as in SentencePiece: the pair with the best score is merged first, the
-    leftmost among equals; with probability alpha it is passed over instead, until one of its symbols changes."""
+    """BPE-dropout (Provilkov et al. 2020) as in SentencePiece: merges the pair with the best score, the leftmost among
+    equals. With probability alpha it skips the pair instead, until one of its symbols changes."""
 
-    def __init__(self, all_pieces: list[Piece]) -> None:
-        super().__init__(all_pieces)
+    def __init__(self, pieces: list[Piece]) -> None:
+        super().__init__(pieces)
         self._cached = lru_cache(CACHED_WORDS)(self._merge)
 
     def _draw(self, units: list[str], alpha: float, uniform: Uniform) -> list[int]:
         ids: list[int] = []
         gaps = _gaps(alpha, uniform)
-        skipped = next(gaps)  # the attempt that is skipped next, counted from where a word begins
+        next_skip = next(gaps)  # the next attempt to be skipped, counted from the start of the word
         for unit in units:
             if len(unit) > LONGEST_CACHED:
-                word, skipped = self._draw_once(unit, skipped, gaps)
+                word, next_skip = self._draw_long(unit, next_skip, gaps)
             else:
                 skips: tuple[float, ...] = ()
                 word = self._cached(unit, skips)
-                while skipped < word.attempts:
-                    skips += (skipped,)
-                    skipped += 1 + next(gaps)
+                while next_skip < word.attempts:
+                    skips += (next_skip,)
+                    next_skip += 1 + next(gaps)
                     word = self._cached(unit, skips)
-            skipped -= word.attempts
+            next_skip -= word.attempts
             ids += word.ids
         return ids
 
-    def _draw_once(self, unit: str, skipped: float, gaps: Iterator[float]) -> tuple[_Merged, float]:
-        """A long word and the next attempt to be skipped. All that it may skip is drawn first: of n symbols there are
-        n - 1 pairs at first and two new ones after a merge, so less than 3 n attempts."""
-        skips = {skipped}
-        while skipped < 3 * len(unit):
-            skipped += 1 + next(gaps)
-            skips.add(skipped)
+    def _draw_long(self, unit: str, next_skip: float, gaps: Iterator[float]) -> tuple[_Merged, float]:
+        """A long word, segmented once: all possible skips are drawn first.
+
+        There are fewer than 3 n attempts for n symbols: n - 1 pairs, and at most two new ones after each merge.
+        """
+        skips = {next_skip}
+        while next_skip < 3 * len(unit):
+            next_skip += 1 + next(gaps)
+            skips.add(next_skip)
         word = self._merge(unit, skips)
         return word, min(attempt for attempt in skips if attempt >= word.attempts)
 
     def _merge(self, unit: str, skips: Collection[float]) -> _Merged:
-        """A word whose merges are made but for those attempts."""
+        """Segment a word, skipping these attempts."""
         symbols = [unit] if unit in self._user else list(unit)
         score_of = self._scores.get
         scores = [score_of(left + right, NEVER) for left, right in itertools.pairwise(symbols)]
@@ -202,64 +206,68 @@ class BpeSampler(Sampler):
 
 
 def _gaps(alpha: float, uniform: Uniform) -> Iterator[float]:
-    """How many attempts succeed before one is skipped with probability alpha, again and again: a draw for each gap is
-    as good as one for each attempt, and most words then need none."""
+    """Numbers of successful attempts between two skipped ones (geometric distribution).
+
+    Drawing gaps is equivalent to drawing each attempt, and most words need no draw.
+    """
     if not alpha:
         yield math.inf
-    log_kept = math.log1p(-alpha) if alpha < 1 else -math.inf
+    log_success = math.log1p(-alpha) if alpha < 1 else -math.inf
     while True:
-        yield math.log(1 - uniform()) // log_kept
+        yield math.log(1 - uniform()) // log_success
 
 
 class _Ending(NamedTuple):
-    """The pieces that end at a position of a word."""
+    """The pieces that may end at a position of a word."""
 
-    cumulative: list[float]  # probability of the first, of the first two and so on; without the last, which is 1
+    cumulative: list[float]  # probabilities, without the last, which is 1
     starts: list[int]
     ids: list[Ids]
 
 
 class UnigramSampler(Sampler):
-    """Subword regularisation (Kudo 2018): segmentations have probabilities like their own in the model to the power of
-    alpha. Drawn from the end, piece by piece, with the sums over all ways to come there (forward filtering)."""
+    """Subword regularisation (Kudo 2018) by forward filtering and backward sampling.
 
-    def __init__(self, all_pieces: list[Piece]) -> None:
-        super().__init__(all_pieces)
+    The probability of a segmentation is proportional to its probability in the model to the power of alpha.
+    """
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        super().__init__(pieces)
         self._longest = max(map(len, self._ids), default=0)
-        self._unknown_score = min(self._scores.values(), default=0.0) - 10  # SentencePiece's
-        self._cached = lru_cache(CACHED_WORDS)(self._word)
+        self._unknown_score = min(self._scores.values(), default=0.0) - 10  # as in SentencePiece
+        self._cached = lru_cache(CACHED_WORDS)(self._endings)
 
     def _draw(self, units: list[str], alpha: float, uniform: Uniform) -> list[int]:
         ids: list[int] = []
         for unit in reversed(units):
-            word = self._cached(unit, alpha) if len(unit) <= LONGEST_CACHED else self._word(unit, alpha)
-            position = len(word)
+            endings = self._cached(unit, alpha) if len(unit) <= LONGEST_CACHED else self._endings(unit, alpha)
+            position = len(endings)
             while position:
-                ending = word[position - 1]
+                ending = endings[position - 1]
                 choice = bisect(ending.cumulative, uniform()) if ending.cumulative else 0
                 ids += ending.ids[choice]
                 position = ending.starts[choice]
         ids.reverse()
         return ids
 
-    def _word(self, unit: str, alpha: float) -> list[_Ending]:
-        """What can end after each of the symbols; ids are backwards, as they are drawn."""
+    def _endings(self, unit: str, alpha: float) -> list[_Ending]:
+        """The pieces that may end after each character, with reversed ids, since they are drawn backwards."""
         if unit in self._user:
             return [_Ending([], [0], [(self._user[unit],)])]
-        sums = [0.0]  # log of the sum over all ways to come to a position
+        log_sums = [0.0]  # over all segmentations up to a position
         endings = []
         for end in range(1, len(unit) + 1):
             starts = [i for i in range(max(0, end - self._longest), end - 1) if unit[i:end] in self._scores]
             starts.append(end - 1)
             texts = [unit[start:end] for start in starts]
             logs = [
-                sums[start] + alpha * self._scores.get(text, self._unknown_score)
+                log_sums[start] + alpha * self._scores.get(text, self._unknown_score)
                 for start, text in zip(starts, texts, strict=True)
             ]
-            most = max(logs)
-            weights = [math.exp(log - most) for log in logs]
+            largest = max(logs)
+            weights = [math.exp(log - largest) for log in logs]
             total = math.fsum(weights)
             cumulative = list(itertools.accumulate(weight / total for weight in weights[:-1]))
-            sums.append(most + math.log(total))
+            log_sums.append(largest + math.log(total))
             endings.append(_Ending(cumulative, starts, [self._symbol(text)[::-1] for text in texts]))
         return endings

@@ -1,4 +1,7 @@
-"""SentencePiece tokenizers: text to ids and back, and the only place that knows the ids of special symbols."""
+"""SentencePiece tokenizers: text to token ids and back.
+
+Shapes: S source positions, T target positions.
+"""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -11,43 +14,37 @@ import sentencepiece
 from numpy.typing import NDArray
 
 from nmt.config.errors import UserError
-from nmt.data.subword_sampling import Sampler, sampler
+from nmt.data.subword_sampling import Sampler, make_sampler
 from nmt.files import read_bytes, write_atomically
 from nmt.metrics.alignment import END, UNKNOWN, WORD_START
 
-LONE_SURROGATES = re.compile("[\ud800-\udfff]")  # which Python's strings can hold and Unicode text cannot
+LONE_SURROGATES = re.compile("[\ud800-\udfff]")  # possible in Python strings, but not in UTF-8
 
 
 class Tokenizer:
-    """One language's text <-> token ids. Adds no <s>, always adds </s>.
+    """Converts one language's text to token ids, without <s> and with </s>, and back.
 
-    decode(encode(line)) is the line after normalization, with one space for each run of spaces and none at its ends;
-    unless a piece is unknown, which byte_fallback rules out. Special symbols written in a line are text like any other,
-    and a lone surrogate is read as U+FFFD.
+    decode(encode(line)) is the normalised line without leading, trailing or repeated spaces, except for unknown pieces,
+    which byte_fallback avoids. Special symbols in a line are ordinary text. A lone surrogate becomes U+FFFD.
     """
 
     def __init__(self, model: bytes, lowercase: bool = False, name: str = "tokenizer") -> None:
-        """Raises UserError if the bytes are no SentencePiece model or one without <s> or </s>."""
+        """Raises UserError if the bytes are not a SentencePiece model with <s> and </s>."""
         self.model, self.lowercase = model, lowercase
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except (RuntimeError, OSError):
             raise UserError(f"{name}: is not a SentencePiece model") from None
-        self.unk, self.bos, self.eos = (
-            self._processor.unk_id(),
-            self._processor.bos_id(),
-            self._processor.eos_id(),
-        )
+        processor = self._processor
+        self.unk, self.bos, self.eos = processor.unk_id(), processor.bos_id(), processor.eos_id()
         if min(self.bos, self.eos) < 0:
             raise UserError(f"{name}: the SentencePiece model lacks <s> or </s>; train it with bos_id and eos_id")
-        size = self._processor.get_piece_size()
-        has_pad = self._processor.pad_id() >= 0
-        self.pad = self._processor.pad_id() if has_pad else size  # a model without padding gets one id more
-        self.vocab_size = size if has_pad else size + 1
+        size, pad = processor.get_piece_size(), processor.pad_id()
+        self.pad, self.vocab_size = (pad, size) if pad >= 0 else (size, size + 1)  # a model may lack padding
 
     @classmethod
     def load(cls, path: Path, lowercase: bool = False) -> "Tokenizer":
-        """Raises UserError if the file is missing or no SentencePiece model."""
+        """Raises UserError if the file cannot be read or is not a SentencePiece model."""
         try:
             return cls(read_bytes(path), lowercase, str(path))
         except OSError as error:
@@ -55,96 +52,91 @@ class Tokenizer:
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Lines -> ids, each ending in </s>."""
-        encoded: list[list[int]] = self._processor.encode(self._prepare(lines), add_eos=True)
+        encoded: list[list[int]] = self._processor.encode(self._clean(lines), add_eos=True)
         return encoded
 
     def sample(self, lines: Sequence[str], alpha: float, seeds: Sequence[int]) -> list[list[int]]:
-        """Like encode, with segmentations drawn anew (BPE-dropout, or subword regularisation for unigram models),
-        the same for a seed in every process.
+        """Like `encode`, with random segmentations: BPE-dropout, or subword regularisation for unigram models.
 
-        Each line has its own seed, of 32 bits: what is drawn for it does not depend on the lines beside it.
+        The segmentation of a line depends only on the line and its 32-bit seed.
         """
         assert self._sampler is not None
-        normalised = self._processor.normalize(self._prepare(lines))
+        normalised = self._processor.normalize(self._clean(lines))
         return [
             [*self._sampler.draw(line, alpha, seed), self.eos] for line, seed in zip(normalised, seeds, strict=True)
         ]
 
-    def samples(self) -> bool:
-        """Can this model draw segmentations? (Those of BPE, if they use all their pieces, and of unigrams.)"""
+    def can_sample(self) -> bool:
+        """True for unigram models, and for BPE models without unused pieces."""
         return self._sampler is not None
 
     @cached_property
     def _sampler(self) -> Sampler | None:
-        return sampler(self.model)
+        return make_sampler(self.model)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids -> text in one line, without special symbols."""
+        """Ids -> one line of text without special symbols."""
         text: str = self._processor.decode([i for i in ids if i not in {self.pad, self.bos, self.eos}])
-        return _with_spaces(text.removeprefix(WORD_START))  # bytes can spell ends of lines and the mark of a space
+        return _with_spaces(text.removeprefix(WORD_START))  # byte pieces can spell line ends and "▁"
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Ids -> pieces, "▁" before a word's first, and </s> where it is."""
+        """Ids -> pieces, with "▁" at the start of a word; </s> is included."""
         return ["<pad>" if i == self.pad else self._processor.id_to_piece(int(i)) for i in ids]
 
     def surfaces(self, lines: Sequence[str]) -> list[list[str]]:
-        """Lines -> pieces as `encode` cuts them, unknown ones as they are written instead of <unk>; </s> last.
+        """Lines -> the pieces of `encode`, unknown ones as in the text instead of <unk>; </s> last.
 
-        "▁" stands for spaces of the line: see `with_spaces_of`.
+        "▁" stands only for spaces of the line: see `restore_spaces`.
         """
-        cut: list[list[str]] = self._processor.encode(self._prepare(lines), out_type=str, add_eos=True)
-        return [self.with_spaces_of(line, pieces) for line, pieces in zip(lines, cut, strict=True)]
+        segmented: list[list[str]] = self._processor.encode(self._clean(lines), out_type=str, add_eos=True)
+        return [self.restore_spaces(line, pieces) for line, pieces in zip(lines, segmented, strict=True)]
 
-    def with_spaces_of(self, line: str, pieces: list[str]) -> list[str]:
-        """The pieces of a line, with "▁" only for spaces of the line: their words are those that spaces separate.
+    def restore_spaces(self, line: str, pieces: list[str]) -> list[str]:
+        """A line's pieces, with "▁" only for spaces of the line, so that their words are those that spaces separate.
 
-        Other white space that normalization makes a space, such as a no-break space, stands as in the line.
+        Other white space that normalisation turns into a space, such as a no-break space, is restored.
         """
         if line.isascii() and line.isprintable():
             return pieces
-        (prepared,) = self._prepare([line])
-        written = line.lower() if self.lowercase else line  # has as many characters
-        text, origins = self._processor.normalize(prepared, with_offsets=True)
+        (cleaned,) = self._clean([line])
+        original = line.lower() if self.lowercase else line  # has the same length
+        text, origins = self._processor.normalize(cleaned, with_offsets=True)
         marks = iter([i for i, char in enumerate(text) if char == WORD_START])
 
-        def spaces(match: re.Match[str]) -> str:
+        def restore(match: re.Match[str]) -> str:
             i = next(marks)
-            span = _with_no_break(written[origins[i] if i else 0 : origins[i + 1]])
+            # No-break spaces for the characters that `_with_spaces` replaces: they do not separate words.
+            span = re.sub(f"[{WORD_START}\r\n]", "\xa0", original[origins[i] if i else 0 : origins[i + 1]])
             before, space, after = re.sub(" +", WORD_START, span).rpartition(WORD_START)
             if i == 0 and not span:
-                space = WORD_START  # SentencePiece writes one before a line
+                space = WORD_START  # SentencePiece's own, at the start of the line
             return f"{before}{match[1]}{space}{after}"
 
-        return re.sub(f"(\n?){WORD_START}", spaces, "\n".join(pieces)).split("\n")
+        return re.sub(f"(\n?){WORD_START}", restore, "\n".join(pieces)).split("\n")
 
-    def _prepare(self, lines: Sequence[str]) -> list[str]:
+    def _clean(self, lines: Sequence[str]) -> list[str]:
         return [clean(line, self.lowercase) for line in lines]
 
 
 def clean(line: str, lowercase: bool) -> str:
-    """The line as SentencePiece is to see it, in training and after."""
+    """The line as SentencePiece reads it, in training and afterwards."""
     line = _with_spaces(line.lower() if lowercase else line)
     return line if line.isascii() else LONE_SURROGATES.sub("\ufffd", line)
 
 
 def _with_spaces(text: str) -> str:
-    """Spaces for SentencePiece's own mark of one, and for ends of lines."""
+    """Spaces instead of "▁", which SentencePiece uses internally, and of line ends."""
     return text.replace(WORD_START, " ").replace("\n", " ").replace("\r", " ")
 
 
-def _with_no_break(text: str) -> str:
-    """No-break spaces for what `_with_spaces` replaces: none of it separates words."""
-    return re.sub(f"[{WORD_START}\r\n]", "\xa0", text)
-
-
 class Tokenizers(NamedTuple):
-    """Both languages' tokenizers; one and the same object where the vocabulary is joint."""
+    """Both languages' tokenizers, the same object for a joint vocabulary."""
 
     source: Tokenizer
     target: Tokenizer
 
     def save(self, directory: Path) -> None:
-        """tokenizer.model, or source.model and target.model."""
+        """Write tokenizer.model, or source.model and target.model."""
         if self.source is self.target:
             write_atomically(directory / "tokenizer.model", self.source.model)
         else:
@@ -153,24 +145,22 @@ class Tokenizers(NamedTuple):
 
     @classmethod
     def load(cls, directory: Path, lowercase: bool) -> "Tokenizers":
-        """What `save` wrote. Raises UserError."""
+        """Read what `save` wrote. Raises UserError."""
         joint = directory / "tokenizer.model"
         if joint.exists():
             tokenizer = Tokenizer.load(joint, lowercase)
             return cls(tokenizer, tokenizer)
-        return cls(
-            Tokenizer.load(directory / "source.model", lowercase),
-            Tokenizer.load(directory / "target.model", lowercase),
-        )
+        source, target = (Tokenizer.load(directory / f"{name}.model", lowercase) for name in ("source", "target"))
+        return cls(source, target)
 
 
 def copy_unknown(pieces: Sequence[str], weights: NDArray[np.float32], source: Sequence[str]) -> str:
-    """Text in which each "<unk>" is the source piece it attends to most (Luong et al. 2015, 4).
+    """Text in which each "<unk>" is replaced by the source piece it attends to most (Luong et al. 2015, 4).
 
-    pieces (T,), weights (T, S), source (S,) as it is written, "▁" before a word's first piece. "</s>" is not copied,
-    and a word that attends to nothing else stays "<unk>".
+    pieces (T,), weights (T, S), source (S,) from `Tokenizer.surfaces`. "</s>" is never copied; a piece that attends to
+    nothing else stays "<unk>".
     """
-    real = np.where([piece == END for piece in source], 0.0, weights)
-    words = [source[i] if row.any() else UNKNOWN for i, row in zip(real.argmax(1), real, strict=True)]
-    known = [word if piece == UNKNOWN else piece for piece, word in zip(pieces, words, strict=True)]
-    return "".join(piece for piece in known if piece != END).replace(WORD_START, " ").strip()
+    weights = np.where([piece == END for piece in source], 0.0, weights)
+    copies = [source[row.argmax()] if row.any() else UNKNOWN for row in weights]
+    replaced = [copy if piece == UNKNOWN else piece for piece, copy in zip(pieces, copies, strict=True)]
+    return "".join(piece for piece in replaced if piece != END).replace(WORD_START, " ").strip()

@@ -1,4 +1,8 @@
-"""Training SentencePiece tokenizers."""
+"""Training SentencePiece tokenizers, with Unicode NFC as a normalisation rule.
+
+SentencePiece's own rules fold compatibility characters (NFKC): full-width punctuation becomes half-width, and a
+zero-width non-joiner becomes a space. Translations should keep these.
+"""
 
 import io
 import random
@@ -19,21 +23,22 @@ from nmt.config.errors import UserError
 from nmt.config.paths import user_path
 from nmt.data.tokenizer import Tokenizer, Tokenizers, clean
 
-TRAINING_LINES = 2_000_000  # that train a tokenizer: a sample of that many suffices, in bounded memory
-LONGEST_LINE = 2**16  # bytes of a line that takes part in training a tokenizer
-PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of the models trained here; an existing model may have others
-NO_RULE_FILE = b"\x1a\x02\x32\x00"  # appended to a model, it overrides normalizer_spec.normalization_rule_tsv with ""
-
+TRAINING_LINES = 2_000_000  # sampled from the corpus to train a tokenizer
+LONGEST_LINE = 2**16  # bytes; longer lines are left out
+PAD, UNK, BOS, EOS = 0, 1, 2, 3  # in models trained here
+NO_RULE_FILE = b"\x1a\x02\x32\x00"  # appended to a model, it clears normalizer_spec.normalization_rule_tsv
+CHARACTERS = [chr(code) for code in range(0x30000)]  # later ones have no canonical decomposition
+BYTE_ORDER_MARK = "\ufeff"
 
 Lines = Callable[[], Iterator[str]]
 
 
 def make_tokenizers(config: schema.TokenizerConfig, source: Lines, target: Lines) -> Tokenizers:
-    """Train on the training lines, or load existing models. Raises UserError for sizes the text does not allow."""
+    """Train on these lines, or load existing models. Raises UserError, for example for an impossible vocab_size."""
     if isinstance(config, schema.FileTokenizer):
         names = [name for name in (config.source_model, config.target_model) if name is not None]
-        loaded = [Tokenizer.load(user_path(name), config.lowercase) for name in names]
-        tokenizers = Tokenizers(loaded[0], loaded[-1])
+        models = [Tokenizer.load(user_path(name), config.lowercase) for name in names]
+        tokenizers = Tokenizers(models[0], models[-1])
         check_sampling(config, tokenizers)
         return tokenizers
     if config.joint:
@@ -43,10 +48,10 @@ def make_tokenizers(config: schema.TokenizerConfig, source: Lines, target: Lines
 
 
 def check_sampling(config: schema.FileTokenizer, tokenizers: Tokenizers) -> None:
-    """Raises UserError if a side's segmentations are to be drawn and its model does not allow it."""
+    """Raises UserError if segmentations are to be sampled with a model that does not support it."""
     names = config.source_model, config.target_model or config.source_model
     for alpha, name, tokenizer in zip(config.sampling_by_side, names, tokenizers, strict=True):
-        if alpha and not tokenizer.samples():
+        if alpha and not tokenizer.can_sample():
             reason = "is no bpe or unigram model, or a bpe one with unused pieces"
             raise UserError(f"tokenizer.sampling={alpha}: {name} {reason}; set it to 0")
 
@@ -54,9 +59,9 @@ def check_sampling(config: schema.FileTokenizer, tokenizers: Tokenizers) -> None
 def _train(config: schema.TrainedTokenizer, lines: Lines) -> Tokenizer:
     model = io.BytesIO()
     try:
-        with _normalization(config.normalization) as rule:
+        with _normalization_options(config.normalization) as normalization:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=(clean(line, config.lowercase) for line in _at_most(TRAINING_LINES, lines)),
+                sentence_iterator=(clean(line, config.lowercase) for line in _sample(TRAINING_LINES, lines)),
                 model_writer=model,
                 model_type=config.kind,
                 vocab_size=config.vocab_size,
@@ -70,19 +75,52 @@ def _train(config: schema.TrainedTokenizer, lines: Lines) -> Tokenizer:
                 eos_id=EOS,
                 max_sentence_length=LONGEST_LINE,
                 minloglevel=2,
-                **rule,
+                **normalization,
             )
     except RuntimeError as error:
-        raise UserError(_explain(str(error), config)) from None
+        raise UserError(_explanation(str(error), config)) from None
     trained = model.getvalue()
-    if "normalization_rule_tsv" in rule:  # equal corpora are to give equal models
+    if config.normalization == "nfc":  # the name of a temporary file would make equal models differ
         trained = sentencepiece.SentencePieceProcessor(model_proto=trained + NO_RULE_FILE).serialized_model_proto()
     return Tokenizer(trained, config.lowercase)
 
 
+def _sample(count: int, lines: Lines) -> Iterator[str]:
+    """At most `count` lines, drawn uniformly with a fixed seed (Knuth, algorithm S) and in their order.
+
+    SentencePiece's own sample differs between processes.
+    """
+    total = sum(1 for _ in lines())
+    rng = random.Random(1)
+    needed = min(count, total)
+    for line, left in zip(lines(), range(total, 0, -1), strict=True):
+        if rng.random() * left < needed:
+            needed -= 1
+            yield line
+
+
+def _explanation(message: str, config: schema.TrainedTokenizer) -> str:
+    """SentencePiece's error message as advice to the user."""
+    setting = f"tokenizer.vocab_size={config.vocab_size}"
+    if limit := re.search(r"value <= (\d+)", message):
+        return f"{setting}: the training corpus allows at most {limit[1]}; set tokenizer.vocab_size={limit[1]} or less"
+    if limit := re.search(r"required_chars\. \d+ vs (\d+)", message):
+        return (
+            f"{setting}: the training corpus has more characters; set tokenizer.vocab_size={int(limit[1]) + 1} or "
+            "more, or tokenizer.character_coverage below 1.0"
+        )
+    if "(vocab_size) >= (0)" in message:
+        return f"{setting}: tokenizer.byte_fallback takes 256 pieces; set tokenizer.vocab_size={256 + EOS + 2} or more"
+    if "(all_chars_count) > (0)" in message:
+        return f"tokenizer.normalization={config.normalization}: leaves nothing of the training text"
+    if "!sentences_.empty()" in message:
+        return f"data.train: every line has more than {LONGEST_LINE:,} bytes; it must be one sentence a line"
+    return f"tokenizer: SentencePiece could not be trained ({message.strip().splitlines()[-1]})"
+
+
 @contextmanager
-def _normalization(name: str) -> Iterator[dict[str, Any]]:
-    """SentencePiece's options for one of its own rules, or for "nfc" from a file."""
+def _normalization_options(name: str) -> Iterator[dict[str, Any]]:
+    """SentencePiece's training options for a rule of its own, or for "nfc" in a temporary file."""
     if name != "nfc":
         yield {"normalization_rule_name": name}
         return
@@ -92,45 +130,12 @@ def _normalization(name: str) -> Iterator[dict[str, Any]]:
         yield {"normalization_rule_tsv": file.name}
 
 
-def _at_most(count: int, lines: Lines) -> Iterator[str]:
-    """All lines, or a sample of that many, always the same one (SentencePiece's own is another in every process)."""
-    total = sum(1 for _ in lines())
-    rng = random.Random(1)
-    wanted = min(count, total)
-    for line, left in zip(lines(), range(total, 0, -1), strict=True):
-        if rng.random() * left < wanted:  # every subset of that size is as likely (Knuth, algorithm S)
-            wanted -= 1
-            yield line
-
-
-def _explain(message: str, config: schema.TrainedTokenizer) -> str:
-    given = f"tokenizer.vocab_size={config.vocab_size}"
-    if limit := re.search(r"value <= (\d+)", message):
-        return f"{given}: the training corpus allows at most {limit[1]}; set tokenizer.vocab_size={limit[1]} or less"
-    if limit := re.search(r"required_chars\. \d+ vs (\d+)", message):
-        return (
-            f"{given}: the training corpus has more characters; set tokenizer.vocab_size={int(limit[1]) + 1} or "
-            "more, or tokenizer.character_coverage below 1.0"
-        )
-    if "(vocab_size) >= (0)" in message:
-        return f"{given}: tokenizer.byte_fallback takes 256 pieces; set tokenizer.vocab_size={256 + EOS + 2} or more"
-    if "(all_chars_count) > (0)" in message:
-        return f"tokenizer.normalization={config.normalization}: leaves nothing of the training text"
-    if "!sentences_.empty()" in message:
-        return f"data.train: every line has more than {LONGEST_LINE:,} bytes; it must be one sentence a line"
-    return f"tokenizer: SentencePiece could not be trained ({message.strip().splitlines()[-1]})"
-
-
-CHARACTERS = [chr(code) for code in range(0x30000)]  # no later character has a canonical decomposition
-BYTE_ORDER_MARK = "\ufeff"
-
-
 @cache
 def nfc_rule() -> str:
-    """The rule as a table for SentencePiece: what is replaced, a tab, its replacement; characters in hexadecimal.
+    """Unicode NFC as SentencePiece's rule table: text, tab, replacement, as hexadecimal code points.
 
-    Every canonical spelling of a composed character becomes its NFC form. White space becomes a space. Control
-    characters and byte order marks are dropped.
+    Every canonically equivalent spelling of a composed character becomes its NFC form, white space becomes a space, and
+    control characters and byte order marks are removed.
     """
     replacements: dict[str, str] = {}
     for decomposed, characters in _composed().items():
@@ -146,7 +151,7 @@ def nfc_rule() -> str:
 
 @cache
 def _composed() -> dict[str, list[str]]:
-    """Canonical decompositions, each with the characters that have it."""
+    """Canonical decompositions, each with the characters that decompose to it."""
     composed = defaultdict(list)
     for char in CHARACTERS:
         if (decomposed := normalize("NFD", char)) != char:
@@ -155,7 +160,7 @@ def _composed() -> dict[str, list[str]]:
 
 
 def _spellings(decomposed: str) -> Iterator[str]:
-    """What is canonically equivalent: marks in other orders, the first of them composed with the base or not."""
+    """Canonically equivalent spellings: the marks in other orders, and with the first ones composed or not."""
     for order in map("".join, permutations(decomposed)):
         if normalize("NFD", order) == decomposed:
             for end in range(1, len(order) + 1):

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from nmt.config import schema
-from nmt.data.batching import Batch
-from nmt.data.prepared import padded
+from nmt.data.batching import Batch, padded
 from nmt.data.tokenizer import Tokenizer
 from nmt.metrics.bleu import TokenBLEU
 from nmt.model.decoder import Decoded

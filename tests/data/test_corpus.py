@@ -14,8 +14,8 @@ from pydantic import TypeAdapter
 
 from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.data import corpus as corpus_module
-from nmt.data.corpus import Pair, files, place, splits
+from nmt.data import reading
+from nmt.data.corpus import Pair, files, locate, splits
 
 PAIRS = [
     ("a cat", "une chatte"),
@@ -120,7 +120,10 @@ def test_a_folder_without_a_dataset_is_refused_unread(corpus: Path, monkeypatch:
             {"alignments": "c/train.al"},
             r"^data\.alignments=c/train\.al: is a path; give .* such as data\.alignments=al$",
         ),
-        ({"source_lang": "a/b"}, r"^data\.source_lang=a/b: is a path; give what follows '.*corpus\.' in the name"),
+        (
+            {"source_lang": "a/b"},
+            r"^data\.source_lang=a/b: is a path; give what follows '.*corpus\.' in the file's name",
+        ),
         ({"target_lang": "x/train.fr"}, r"^data\.target_lang=x/train\.fr: is a path; .* such as data\.target_lang=fr$"),
         ({"source_lang": "en/"}, r"such as data\.source_lang=en$"),
     ],
@@ -184,7 +187,7 @@ def test_a_hub_corpus_is_loaded_by_its_splits_and_columns(monkeypatch: pytest.Mo
         return [{"translation": {"de": "a", "en": "b"}}]
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(corpus_module, "hub_answers", lambda _: True)
+    monkeypatch.setattr(reading, "hub_answers", lambda _: True)
     overrides = [
         "data=hub",
         "data.id=o/n",
@@ -384,7 +387,7 @@ def test_more_pairs_for_training_come_after_the_others(corpus: Path, tmp_path: P
     assert list(found["validation"]) == list(found["test"]) == plain
     assert {tmp_path / "more.en", tmp_path / "more.fr", table} < set(files(config))
     count = len(PAIRS)
-    assert place(found["train"], [2, count + 1, count + 2, count + 3]) == (
+    assert locate(found["train"], [2, count + 1, count + 2, count + 3]) == (
         f"{corpus}.en, line 2; {prefix}.en, lines 1, 2; {table}, row 1"
     )
 

@@ -21,8 +21,9 @@ from nmt.config.compose import typed
 from nmt.config.errors import UserError
 from nmt.config.schema import FileTokenizer, TrainConfig
 from nmt.data import prepare as module
+from nmt.data.batching import padded
 from nmt.data.prepare import prepare
-from nmt.data.prepared import Prepared, padded
+from nmt.data.prepared import Prepared
 
 PAIRS = [(f"the number {n} and word{n % 7} here", f"le nombre {n} et mot{n % 7} ici") for n in range(60)]
 
@@ -258,7 +259,7 @@ def test_a_damaged_cache_is_prepared_again(
     damage(directory)
     assert make(corpus).directory == directory
     assert {path.name: path.read_bytes() for path in directory.iterdir()} == whole
-    warned = [record.message for record in caplog.records if "it is prepared again" in record.message]
+    warned = [record.message for record in caplog.records if "preparing it again" in record.message]
     assert len(warned) == (damage is not drop_the_report)
 
 

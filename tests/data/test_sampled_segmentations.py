@@ -234,7 +234,7 @@ def test_unused_pieces_stay_unused_or_the_model_is_refused(kind: str, possible: 
     for piece in list(model.pieces)[3::4]:
         piece.type = subword_sampling.UNUSED
     tokenizer = Tokenizer(model.SerializeToString())
-    assert tokenizer.samples() == possible
+    assert tokenizer.can_sample() == possible
     if possible:
         unused = {i for i, piece in enumerate(model.pieces) if piece.type == subword_sampling.UNUSED}
         assert tokenizer.sample(ENGLISH, 1e5, range(300)) == tokenizer.encode(ENGLISH)
@@ -244,8 +244,8 @@ def test_unused_pieces_stay_unused_or_the_model_is_refused(kind: str, possible: 
 
 def test_lines_for_training_are_a_fair_sample_in_their_order() -> None:
     lines = [str(i) for i in range(100)]
-    assert list(module._at_most(100, lambda: iter(lines))) == list(module._at_most(101, lambda: iter(lines))) == lines
-    drawn = list(module._at_most(30, lambda: iter(lines)))
+    assert list(module._sample(100, lambda: iter(lines))) == list(module._sample(101, lambda: iter(lines))) == lines
+    drawn = list(module._sample(30, lambda: iter(lines)))
     assert len(drawn) == 30
-    assert drawn == sorted({*drawn}, key=int) == list(module._at_most(30, lambda: iter(lines)))
+    assert drawn == sorted({*drawn}, key=int) == list(module._sample(30, lambda: iter(lines)))
     assert 5 <= sum(int(line) < 50 for line in drawn) <= 25

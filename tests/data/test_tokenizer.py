@@ -325,7 +325,7 @@ def test_sampling_needs_a_model_that_can(foreign: Callable[..., Path]) -> None:
             kind="file", source_model=path, target_model=None, lowercase=False, sampling=0.1, sampling_sides="both"
         )
         if possible:
-            assert make_tokenizers(config, lambda: iter(()), lambda: iter(())).source.samples()
+            assert make_tokenizers(config, lambda: iter(()), lambda: iter(())).source.can_sample()
         else:
             with pytest.raises(UserError, match=r"tokenizer\.sampling=0\.1: .* is no bpe or unigram model"):
                 make_tokenizers(config, lambda: iter(()), lambda: iter(()))
@@ -374,9 +374,9 @@ def test_pieces_belong_to_the_words_that_spaces_separate(
 ) -> None:
     tokenizer = _lowercasing(kind, rule)
     found = [tokenizer.surfaces([line])[0]]
-    if tokenizer.samples():
+    if tokenizer.can_sample():
         (ids,) = tokenizer.sample([line], 0.5, [1])
-        found.append(tokenizer.with_spaces_of(line, tokenizer.pieces(ids)))
+        found.append(tokenizer.restore_spaces(line, tokenizer.pieces(ids)))
     for pieces in found:
         texts = [""] * len(expected)
         for word, piece in zip(words_of_pieces(pieces)[:-1], pieces, strict=False):

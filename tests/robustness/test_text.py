@@ -177,8 +177,8 @@ CASES = [
     tsv("named .gz.gz", gzip.compress(gzip.compress(TSV)), "neither a table (.tsv .csv .jsonl", "t.tsv.gz.gz"),
     tsv("spreadsheet", b"PK\x03\x04", "neither a table (.tsv .csv .jsonl .parquet) nor a prefix", "t.xlsx"),
     tsv("spreadsheet named .csv", b"PK\x03\x04", "t.csv, line 1: looks like zip, not like UTF-8 text", "t.csv"),
-    Case("folder for a table", None, "t.tsv: is a folder, and not a saved dataset; for plain text give", "t.tsv"),
-    Case("folder for a side", None, "train.en: is a folder, not a file of text", "train.en"),
+    Case("folder for a table", None, "t.tsv: is a folder, but not a saved dataset; for plain text give", "t.tsv"),
+    Case("folder for a side", None, "train.en: is a folder, not a text file", "train.en"),
 ]
 
 
@@ -324,8 +324,8 @@ def test_held_out_text_in_train_is_told(home: Path) -> None:
     report = prepared.report["splits"]["validation"]
     assert (report["sources_in_train"], report["pairs_in_train"]) == (3, 1)
     assert prepared.report["warnings"] == [
-        f"validation: 3 of 24 pairs have a source that train has too, such as {home}/valid.en, lines 21, 22, 23",
-        f"validation: 1 of 24 pairs are in train too, such as {home}/valid.en, line 21",
+        f"validation: 3 of 24 pairs have a source that is also in train, such as {home}/valid.en, lines 21, 22, 23",
+        f"validation: 1 of 24 pairs are also in train, such as {home}/valid.en, line 21",
     ]
 
 
@@ -363,7 +363,7 @@ def test_an_endless_held_out_sentence_is_refused(options: tuple[str, ...], home:
     (home / "train.en").write_bytes(ENGLISH)
     (home / "train.fr").write_bytes(FRENCH)
     with pytest.raises(
-        UserError, match=rf"valid\.en, line {61 + len(options)}: has \d+ tokens, but what is translated"
+        UserError, match=rf"valid\.en, line {61 + len(options)}: has \d+ tokens, more than the 5000 allowed"
     ):
         made(home, f"data.train={home}/train", *options)
 

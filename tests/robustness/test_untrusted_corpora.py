@@ -103,7 +103,7 @@ def test_a_poisoned_corpus_is_refused_before_it_is_used(name: str, corpus: Path)
 def test_poisoned_alignments_are_told(text: str, corpus: Path) -> None:
     (corpus / "test.alignments").write_bytes(text.encode(errors="surrogateescape"))
     write_checksums(corpus)
-    with pytest.raises(UserError, match=r"test\.alignments(: has \d lines for 20 pairs|, line 1: cannot be used)"):
+    with pytest.raises(UserError, match=r"test\.alignments(: has \d lines for 20 pairs|, line 1: is invalid)"):
         _ = [*(Prepared(corpus).splits["test"].alignments or [])]
 
 
@@ -112,7 +112,7 @@ def test_poisoned_text_is_told(byte: bytes, corpus: Path) -> None:
     path = corpus / "test.source.txt"
     path.write_bytes(byte + path.read_bytes()[1:])
     write_checksums(corpus)
-    with pytest.raises(UserError, match=r"test\.source: 1 is no line of valid UTF-8"):
+    with pytest.raises(UserError, match=r"test\.source: sentence 1 is not one line of valid UTF-8"):
         Prepared(corpus).splits["test"].source.lines()
 
 

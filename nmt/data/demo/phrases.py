@@ -177,8 +177,7 @@ def inflect(verb: Verb, feminine: bool, plural: bool) -> tuple[dict[str, str], d
     singular, plural_form, participle, infinitive, future = verb.french
     if verb.etre:
         participle = agree(participle, participle + "e", feminine, plural)
-    english = {"base": base, "past": past}
-    french = {"infinitive": infinitive, "participle": participle}
+    english, french = {"base": base, "past": past}, {"infinitive": infinitive, "participle": participle}
     if plural:
         english |= {"present": base, "do": "do", "want": "want"}
         french |= {"present": plural_form, "future": future[:-1] + "ont", "auxiliary": "sont" if verb.etre else "ont"}
