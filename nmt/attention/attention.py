@@ -28,18 +28,18 @@ class Attention(nn.Module):
         coverage: Coverage | None = None,
         dropout: float = 0.0,
     ) -> None:
-        """dropout: on the weights, as the context sees them."""
+        """dropout: on the weights, in the context only."""
         super().__init__()
         self.score, self.window, self.normalizer, self.coverage = score, window, normalizer, coverage
         self.dropout = dropout
         self.reads_past = score.reads_past or normalizer.reads_past or coverage is not None
 
     def remember(self, states: Tensor, valid: Tensor, values: Tensor | None = None) -> Memory:
-        """(B, S, M), bool (B, S) -> Memory: computes the keys from the states, once per sentence.
+        """(B, S, M), bool (B, S) -> Memory, with keys computed once per sentence.
 
-        The context is a sum of `values`; None: of the states.
+        The context is a weighted sum of `values`; None: of the states.
         """
-        values = in_autocast_dtype(states if values is None else values)  # here once, not at every step
+        values = in_autocast_dtype(states if values is None else values)  # cast once, not at every step
         keys, projections = self.score.keys(states), [self.score.key_projection()]
         if self.coverage is not None:
             keys = self.coverage.keys(keys)
@@ -60,7 +60,7 @@ class Attention(nn.Module):
     def step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
         """Queries (B, K, Q) of K hypotheses of each sentence, all at one step -> Attended, with K for T.
 
-        K = 1 where the attention reads the past, of which each hypothesis has its own.
+        If the attention reads the past, K = 1, as each hypothesis has its own past.
         """
         assert query.shape[1] == 1 or not self.reads_past
         attended = self._attend(query, memory, past, range(past.step, past.step + 1))
@@ -71,13 +71,13 @@ class Attention(nn.Module):
     def _step_by_step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
         steps: list[Attended] = []
         with loop():
-            for one in query.unbind(1):
-                steps.append(self.step(one[:, None], memory, past))
+            for query_t in query.unbind(1):
+                steps.append(self.step(query_t[:, None], memory, past))
                 past = steps[-1].past
         return join_steps(steps)
 
     def _attend(self, query: Tensor, memory: Memory, past: Past, steps: range) -> Attended:
-        """(B, T, Q), the T steps or the one step of all queries -> Attended, with the past unchanged."""
+        """(B, T, Q), their T steps or one step for all -> Attended, with the past unchanged."""
         centre = None
         if self.window.reach is not None:
             centre = self.window.centre(query, memory.valid, steps)
@@ -95,7 +95,7 @@ class Attention(nn.Module):
         return KeyUpdate(features, memory.projection)
 
     def _attend_all(self, query: Tensor, memory: Memory, past: Past, centre: Tensor | None) -> Attended:
-        """All positions, a window being a mask over them."""
+        """Attends over all positions; a window is a mask over them."""
         keep, falloff = memory.valid[:, None], None
         if centre is not None:
             offsets = torch.arange(keep.shape[-1], device=keep.device) - centre[:, :, None]
@@ -106,7 +106,7 @@ class Attention(nn.Module):
         return Attended(context, normalized.weights, past, normalized.log_weights, _choice(normalized, query))
 
     def _attend_window(self, query: Tensor, memory: Memory, past: Past, centre: Tensor) -> Attended:
-        """The same for a window much narrower than the sentence: reads only the positions in it."""
+        """The same for a window much narrower than the sentence: reads only the window's positions."""
         B, T, Q = query.shape
         S = memory.valid.shape[1]
         positions = self._positions(centre, S)  # (B, T, W)
@@ -138,7 +138,7 @@ class Attention(nn.Module):
         return dropout(weights, self.dropout, self.training).to(memory.values.dtype)
 
     def _width(self) -> int:
-        """W: positions read around a centre that lies anywhere between two of them."""
+        """W: the positions read, which cover the window around any centre, also one between two positions."""
         assert self.window.reach is not None
         return 2 * self.window.reach + 2
 
@@ -147,7 +147,7 @@ class Attention(nn.Module):
         return self.window.reach is not None and 2 * self._width() <= length
 
     def _positions(self, centre: Tensor, length: int) -> Tensor:
-        """(B, T) -> int64 (B, T, W), in the sentence, with all those within reach of the centre among them."""
+        """(B, T) -> int64 (B, T, W): positions in the sentence, among them all within reach of the centre."""
         assert self.window.reach is not None
         first = (centre.detach().floor().long() - self.window.reach).clamp(0, length - self._width())
         return first[:, :, None] + torch.arange(self._width(), device=centre.device)

@@ -43,7 +43,7 @@ def build_attention(
 
 
 def build_policy(config: schema.Attention, query_dim: int) -> Policy | None:
-    """What trains a hard attention; None for any other."""
+    """The policy that trains a hard attention; None for any other."""
     if not isinstance(config, schema.ScoredAttention) or not isinstance(config.normalizer, schema.Hard):
         return None
     hard = config.normalizer

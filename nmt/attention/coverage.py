@@ -1,4 +1,4 @@
-"""Coverage: what earlier steps have attended to changes the keys.
+"""Coverage: the keys depend on what earlier steps attended to.
 
 Shapes: B batch, S source positions, A attention.
 """

@@ -1,4 +1,4 @@
-"""Multi-head attention: any attention, several times over projections of query, key and value.
+"""Multi-head attention: any attention, applied to several projections of query, key and value.
 
 Shapes: B batch, S source positions, T target positions, Q query, M memory, N heads, d size of a head.
 """
@@ -16,7 +16,7 @@ from nmt.ops.linear import Linear
 class MultiHeadAttention(nn.Module):
     """W_o [head_1; ...; head_N], head_n = attention(W_q^n q, W_k^n h, W_v^n h)   (Vaswani et al. 2017, 3.2.2).
 
-    The attention's own parameters are shared by the heads; they differ by their projections. One head is the general
+    The heads share the inner attention's parameters and differ in their projections. One head is general
     query-key-value attention.
     """
 
@@ -32,7 +32,7 @@ class MultiHeadAttention(nn.Module):
 
     @property
     def reads_past(self) -> bool:
-        """Does a step depend on what earlier ones attended to?"""
+        """Does a step depend on what earlier steps attended to?"""
         return self.inner.reads_past
 
     def remember(self, states: Tensor, valid: Tensor) -> Memory:

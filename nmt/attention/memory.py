@@ -1,4 +1,4 @@
-"""What attention reads, and what earlier steps leave behind.
+"""The encoded source that attention reads, and its state between steps.
 
 Shapes: B batch, S source positions, T target positions, N heads, M memory, A attention.
 """
@@ -11,17 +11,17 @@ from torch import Tensor
 
 
 class Memory(NamedTuple):
-    """The encoded source sentences. With N heads those of a sentence stand side by side: B is N times as large."""
+    """The encoded source sentences. With N heads, each sentence has N consecutive rows: B is N times as large."""
 
     values: Tensor  # (B, S, M) encoder states
-    keys: Tensor  # (B, S, A) their projection for the score, made once per sentence
+    keys: Tensor  # (B, S, A) their projection for the score, computed once per sentence
     valid: Tensor  # (B, S) bool, True = may be attended to
-    projection: Tensor | None = None  # (A, F) of what steps add to the keys: see KeyUpdate
+    projection: Tensor | None = None  # (A, F) of a KeyUpdate
     heads: int = 1
 
     @property
     def sentences(self) -> int:
-        """How many there are."""
+        """The number of sentences."""
         return len(self.valid) // self.heads
 
     def select(self, index: Tensor) -> Self:
@@ -36,7 +36,7 @@ class Memory(NamedTuple):
 
 
 class Past(NamedTuple):
-    """What earlier steps have attended to. An attention that does not read it only counts its steps."""
+    """What earlier steps attended to. An attention that does not read this only counts steps."""
 
     weights: Tensor  # (B, S), or (B, N, S) with heads: of the previous step, zeros before the first
     total: Tensor  # the same shape: the running sum of the weights, coverage
@@ -66,10 +66,10 @@ class Past(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What training by REINFORCE needs to know of the positions that hard attention drew."""
+    """The positions that hard attention sampled, as REINFORCE needs them."""
 
-    log_prob: Tensor  # (B, T) of the position drawn (with heads: their sum); 0 where none was drawn
-    entropy: Tensor  # (B, T) in nats, of the distribution it was drawn from
+    log_prob: Tensor  # (B, T) of the sampled position (with heads: their sum); 0 where none was sampled
+    entropy: Tensor  # (B, T) in nats, of the distribution it was sampled from
     query: Tensor  # (B, T, Q)
 
 

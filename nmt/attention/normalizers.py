@@ -13,12 +13,12 @@ from nmt.ops.monotonic import monotonic_log_weights
 
 
 class SoftmaxNormalizer(Normalizer):
-    """w = exp(e / temperature) / sum, over the positions that are kept."""
+    """w = exp(e / temperature) / sum, over the positions in `keep`."""
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
         self.temperature = temperature
-        self.with_log_weights = False  # what guided alignment needs and nothing else
+        self.with_log_weights = False  # needed by guided alignment only
 
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
         """(B, T, W), bool (B, 1 or T, W) -> weights (B, T, W)."""
@@ -51,10 +51,10 @@ class EntmaxNormalizer(Normalizer):
 
 
 class HardNormalizer(Normalizer):
-    """One position: drawn from the softmax in training, the most probable one otherwise   (Xu et al. 2015, 4.1).
+    """One position: sampled from the softmax in training, the most probable one otherwise   (Xu et al. 2015, 4.1).
 
-    Nothing is differentiated through the draw; nmt.attention.policy trains it by REINFORCE. With probability
-    `expected` a step takes the softmax itself instead of a draw, which lessens the variance (ibid.).
+    Sampling is not differentiable; nmt.attention.policy trains it by REINFORCE. With probability `expected`, a step
+    uses the softmax weights instead of a sample, which reduces the variance (ibid.).
     """
 
     def __init__(self, expected: float) -> None:
@@ -67,19 +67,19 @@ class HardNormalizer(Normalizer):
         log_probs = _masked(energies, drop).log_softmax(-1)
         if not self.training:
             return Normalized(_one_hot(log_probs, drop))
-        drawn = _one_hot(log_probs + _gumbel_noise(log_probs), drop)
-        kept = log_probs.masked_fill(drop, 0.0)
+        sample = _one_hot(log_probs + _gumbel_noise(log_probs), drop)
+        finite = log_probs.masked_fill(drop, 0.0)
         probs = log_probs.exp().masked_fill(drop, 0.0)
-        log_prob, entropy = (drawn * kept).sum(-1), -(probs * kept).sum(-1)
+        log_prob, entropy = (sample * finite).sum(-1), -(probs * finite).sum(-1)
         if self.expected:
             soft = torch.rand_like(log_prob) < self.expected
-            drawn = torch.where(soft[..., None], probs, drawn)
+            sample = torch.where(soft[..., None], probs, sample)
             log_prob = log_prob.masked_fill(soft, 0.0)
-        return Normalized(drawn, log_prob=log_prob, entropy=entropy)
+        return Normalized(sample, log_prob=log_prob, entropy=entropy)
 
 
 class GumbelNormalizer(Normalizer):
-    """One position: drawn by the Gumbel-max trick in training, with the gradient of softmax((log p + noise) /
+    """One position: sampled by the Gumbel-max trick in training, with the gradient of softmax((log p + noise) /
     temperature) passed straight through; the most probable one otherwise   (Jang et al. 2017, 2.2)."""
 
     def __init__(self, temperature: float) -> None:
@@ -98,18 +98,19 @@ class GumbelNormalizer(Normalizer):
 
 
 class MonotonicNormalizer(Normalizer):
-    """Reading on from where the step before stopped, each position is taken with probability p_s = sigmoid(e_s + r).
+    """Starting from the previous step's position, each position is selected with probability p_s = sigmoid(e_s + r).
 
-    In training the expected weights w_s = p_s sum_{k<=s} w'_k prod_{k<=l<s} (1 - p_l) over those of the step before,
-    w' (Raffel et al. 2017, eq. 9), with noise on the energies that drives p to 0 or 1; otherwise the first position
-    with p > 1/2. A row sums to less than 1 by the probability that the end is passed without any position taken:
-    there the context is zero, as it is in the paper, and from then on.
+    In training: the expected weights w_s = p_s sum_{k<=s} w'_k prod_{k<=l<s} (1 - p_l), given those of the previous
+    step w' (Raffel et al. 2017, eq. 9), with noise on the energies that drives p to 0 or 1. Otherwise: the first
+    position with p > 1/2. The end is passed without a selected position with probability 1 - sum_s w_s; then the
+    context is zero for this and all further steps, as in the paper.
     """
 
     reads_past = True
 
     def __init__(self, noise: float, initial_offset: float) -> None:
-        """noise: its standard deviation; initial_offset: r at first, below 0 so that early reading does not stop."""
+        """noise: its standard deviation; initial_offset: the initial r, negative so that reading does not stop at
+        once."""
         super().__init__()
         self.noise = noise
         self.offset = nn.Parameter(torch.tensor(initial_offset))
@@ -130,14 +131,14 @@ class MonotonicNormalizer(Normalizer):
 
 
 def _first_position(like: Tensor) -> Tensor:
-    """Where reading starts: all weight on position 0."""
+    """The weights before the first step: position 0."""
     first = torch.zeros_like(like)
     first[:, 0] = 1.0
     return first
 
 
 def _next_position(energies: Tensor, keep: Tensor, before: Tensor) -> Tensor:
-    """(B, W) -> one-hot (B, W): the first position, from the one before on, with energy above 0; zeros if none."""
+    """(B, W) -> one-hot (B, W): the first position from the previous one on with energy above 0; zeros if none."""
     positions = torch.arange(energies.shape[1], device=energies.device)
     stopped_at = before.argmax(-1, keepdim=True)
     eligible = (energies > 0) & keep & (positions >= stopped_at) & (before.sum(-1, keepdim=True) > 0)
@@ -149,17 +150,17 @@ def _wide(energies: Tensor) -> Tensor:
 
 
 def _masked(energies: Tensor, drop: Tensor) -> Tensor:
-    """In float32 or wider; the lowest finite number instead of -inf keeps NaN out of rows without any position."""
+    """In float32 or wider. The lowest finite number instead of -inf avoids NaN in rows without any position."""
     energies = _wide(energies)
     return energies.masked_fill(drop, torch.finfo(energies.dtype).min)
 
 
 def _one_hot(energies: Tensor, drop: Tensor) -> Tensor:
-    """1 at each row's greatest energy, unless that is dropped."""
+    """1 at the greatest energy of each row, unless `drop` excludes it."""
     best = energies.argmax(-1, keepdim=True)
     return torch.zeros_like(energies).scatter_(-1, best, 1.0).masked_fill(drop, 0.0)
 
 
 def _gumbel_noise(like: Tensor) -> Tensor:
-    """-log of an exponential variate, which is drawn above 0."""
+    """-log of an exponential variate that is greater than 0."""
     return -torch.empty_like(like).exponential_().clamp_(min=torch.finfo(like.dtype).tiny).log_()

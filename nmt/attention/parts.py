@@ -11,8 +11,8 @@ from nmt.attention.memory import Past
 
 
 class KeyUpdate(NamedTuple):
-    """What a step adds to the keys because of earlier steps: k'_s = k_s + P f_s. Kept as two factors: no step holds
-    keys (B, S, A) of its own."""
+    """What a step adds to the keys: k'_s = k_s + P f_s. Stored as two factors, so that no step needs keys (B, S, A) of
+    its own."""
 
     features: Tensor  # (B, S, F)
     projection: Tensor  # (A, F), the same at every step
@@ -21,10 +21,10 @@ class KeyUpdate(NamedTuple):
 class Score(nn.Module):
     """How well a query fits each key. A score knows no mask."""
 
-    reads_past = False  # has it key features?
+    reads_past = False  # does it have key features?
 
     def within_reach(self, valid: Tensor) -> Tensor:
-        """bool (B, S) -> bool (B, S): of the valid positions those that the score has an energy for."""
+        """bool (B, S) -> bool (B, S): the valid positions for which the score is defined."""
         return valid
 
     def keys(self, memory: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class Score(nn.Module):
 
 
 class Coverage(nn.Module):
-    """Lets the keys of any score know what earlier steps have attended to."""
+    """Makes the keys of any score depend on what earlier steps attended to."""
 
     def keys(self, keys: Tensor) -> Tensor:
         """(B, S, A) -> (B, S, A), once per source sentence."""
@@ -66,8 +66,8 @@ class Window(nn.Module):
     reach: int | None = None  # D; None: all
 
     def centre(self, query: Tensor, valid: Tensor, steps: range) -> Tensor:
-        """(B, T, Q), bool (B, S), the T steps from 0 (or the one step of all queries) -> (B, T), positions from 0, not
-        always whole."""
+        """(B, T, Q), bool (B, S), their T steps from 0 (or one step for all) -> centres (B, T), positions from 0, not
+        necessarily integers."""
         raise NotImplementedError
 
     def holds(self, offsets: Tensor) -> Tensor:
@@ -81,10 +81,10 @@ class Window(nn.Module):
 
 
 class Normalized(NamedTuple):
-    """Weights, and for hard attention in training how the position was drawn."""
+    """Attention weights; for hard attention in training also how the position was sampled."""
 
     weights: Tensor  # (B, T, W), zero where not kept
-    log_weights: Tensor | None = None  # (B, T, W), -inf where not kept; exact where a weight underflows
+    log_weights: Tensor | None = None  # (B, T, W), -inf where not kept; exact even where the weight underflows
     log_prob: Tensor | None = None  # (B, T)
     entropy: Tensor | None = None  # (B, T), nats
 
@@ -96,5 +96,5 @@ class Normalizer(nn.Module):
 
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
         """(B, T, W), bool (B, 1 or T, W) -> weights, float32 or wider, zero where not kept; a row sums to 1, or to 0
-        if nothing is kept (and to less than 1 where monotonic reading may pass the end)."""
+        if `keep` has no position (to less than 1 if monotonic attention may pass the end)."""
         raise NotImplementedError

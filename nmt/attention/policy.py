@@ -1,4 +1,4 @@
-"""Training hard attention by REINFORCE: a position that led to likely words is drawn more often.
+"""REINFORCE for hard attention: positions that made the target tokens likely are sampled more often.
 
 Shapes: B batch, T target positions, Q query.
 """
@@ -17,17 +17,17 @@ class PolicyLoss(NamedTuple):
     """Sums over target tokens."""
 
     loss: Tensor  # () differentiable
-    regression: Tensor  # () squared error of a learned baseline, which alone it trains; differentiable
+    regression: Tensor  # () squared error of a learned baseline, trains only that; differentiable
     entropy: Tensor  # () in nats
 
 
 class Policy(nn.Module):
     """grad = E[sum_t (R_t - b_t) grad log p(s_t)], R_t = sum_{t' >= t} discount^(t' - t) log p(y_t' | ...)
-    (Williams 1992; Xu et al. 2015, eq. 11 and 12; of the reward only what comes after the draw, whose mean is the
-    same).
+    (Williams 1992; Xu et al. 2015, eq. 11 and 12; here only rewards after the sample, which has the same
+    expectation).
 
-    The baseline b_t is either learned, a linear function of the query, or moving, the mean reward of a token so far
-    times the (discounted) number of tokens to come.
+    The baseline b_t is either learned, a linear function of the query, or moving, the running mean of a token's reward
+    times the (discounted) number of remaining tokens.
     """
 
     mean_reward: Tensor
@@ -47,9 +47,9 @@ class Policy(nn.Module):
             self.register_buffer("mean_reward", torch.zeros(()))
 
     def forward(self, choice: Choice, log_probs: Tensor, real: Tensor) -> PolicyLoss:
-        """log_probs (B, T) of the right tokens, bool (B, T) which of them are no padding -> PolicyLoss.
+        """log_probs (B, T) of the target tokens, bool (B, T) False on padding -> PolicyLoss.
 
-        In training the moving baseline learns from these rewards, after it was used.
+        In training, the moving baseline is updated with these rewards after use.
         """
         rewards = log_probs.detach().float().masked_fill(~real, 0.0)
         returns, ahead = self._to_go(rewards), self._to_go(real.float())
@@ -64,12 +64,12 @@ class Policy(nn.Module):
         if self.learned is not None:
             regression = ((returns - baseline).square() * real).sum()
         elif self.training:
-            self._learn(rewards.sum() / real.sum().clamp(min=1))
+            self._update_mean(rewards.sum() / real.sum().clamp(min=1))
         return PolicyLoss(loss, regression, entropy.detach())
 
     @torch.no_grad()
-    def _learn(self, reward: Tensor) -> None:
-        """A non-finite reward, whose update is skipped, leaves the mean as it is."""
+    def _update_mean(self, reward: Tensor) -> None:
+        """A non-finite reward, whose update will be skipped, does not change the mean."""
         moved = self.mean_reward.lerp(reward.to(self.mean_reward.dtype), 1 - MOMENTUM)
         self.mean_reward.copy_(torch.where(moved.isfinite(), moved, self.mean_reward))
 

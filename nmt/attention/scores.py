@@ -77,7 +77,7 @@ class NormedAdditiveScore(AdditiveScore):
         self.bias = nn.Parameter(torch.zeros(attention_dim))
 
     def keys(self, memory: Tensor) -> Tensor:
-        """(B, S, M) -> (B, S, A), once per source sentence; the bias is in them."""
+        """(B, S, M) -> (B, S, A), once per source sentence, including the bias."""
         return linear(memory, self.key_proj.weight, self.bias)
 
     def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
@@ -90,7 +90,7 @@ class ConcatScore(AdditiveScore):
     """e_ts = MLP([q_t; k_s]): v . tanh(W [q_t; k_s]) (Luong et al. 2015, eq. 7, concat), with `layers` > 1 further
     hidden layers tanh(W' h + b') before v.
 
-    W is kept in two parts, so that the keys' share is made once per sentence.
+    W is stored as two matrices, so that the part of the keys is computed once per sentence.
     """
 
     def __init__(self, query_dim: int, memory_dim: int, attention_dim: int, layers: int) -> None:
@@ -113,7 +113,7 @@ class ConcatScore(AdditiveScore):
 class CosineScore(Score):
     """e_ts = beta_t cos(W q_t, k_s), beta_t = softplus(w . q_t + b) > 0   (Graves et al. 2014, eq. 5 and 6).
 
-    As in a neural Turing machine the decoder emits a key (W q_t) and its strength (beta_t).
+    As in a neural Turing machine, the decoder emits a key (W q_t) and its strength (beta_t).
     """
 
     def __init__(self, query_dim: int, memory_dim: int, initial_strength: float) -> None:
@@ -138,8 +138,7 @@ class CosineScore(Score):
 class LocationScore(Score):
     """e_ts = (W q_t)_s, from the query alone   (Luong et al. 2015, eq. 8).
 
-    The keys are the positions themselves. Those from `max_positions` on are left out, as Luong et al. do with the end
-    of long sentences.
+    The keys are the positions themselves. Positions from `max_positions` on cannot be attended to, as in Luong et al.
     """
 
     def __init__(self, query_dim: int, max_positions: int) -> None:
@@ -170,13 +169,13 @@ class LocationAwareScore(AdditiveScore):
     reads_past = True
 
     def __init__(self, query_dim: int, memory_dim: int, attention_dim: int, filters: int, width: int) -> None:
-        """`width` positions, an odd number, are seen by each of the `filters`."""
+        """Each of the `filters` covers `width` positions, an odd number."""
         super().__init__(query_dim, memory_dim, attention_dim)
         self.filters = nn.Conv1d(1, filters, width, padding=width // 2, bias=False)
         self.filter_proj = Linear(filters, attention_dim)  # U and b
 
     def keys(self, memory: Tensor) -> Tensor:
-        """(B, S, M) -> (B, S, A), once per source sentence; the bias is in them."""
+        """(B, S, M) -> (B, S, A), once per source sentence, including the bias."""
         return linear(memory, self.key_proj.weight, self.filter_proj.bias)
 
     def key_projection(self) -> Tensor:

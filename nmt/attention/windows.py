@@ -17,7 +17,7 @@ class GlobalWindow(Window):
 class LocalMonotonicWindow(Window):
     """[p_t - D, p_t + D] with p_t = t   (Luong et al. 2015, 3.2, local-m).
 
-    Past the end of the source the window stays at its last position.
+    Beyond the end of the source, the window stays at the last position.
     """
 
     def __init__(self, reach: int) -> None:
@@ -35,7 +35,7 @@ class LocalPredictiveWindow(Window):
     """[p_t - D, p_t + D] with p_t = S sigmoid(v . tanh(W q_t)), the weights falling off as a Gaussian around p_t with
     sigma = D/2   (Luong et al. 2015, eq. 9 and 10, local-p).
 
-    S is the sentence's length and positions count from 0. Through the Gaussian p_t is learned.
+    S is the length of the sentence; positions count from 0. The gradient reaches p_t through the Gaussian.
     """
 
     def __init__(self, reach: int, query_dim: int, attention_dim: int) -> None:
@@ -46,9 +46,9 @@ class LocalPredictiveWindow(Window):
 
     def centre(self, query: Tensor, valid: Tensor, steps: range) -> Tensor:
         """(B, T, Q), bool (B, S) -> (B, T)."""
-        where = self.position(torch.tanh(self.position_proj(query))).squeeze(-1)
-        wide = torch.promote_types(where.dtype, torch.float32)
-        return valid.sum(1, keepdim=True) * torch.sigmoid(where.to(wide))
+        position = self.position(torch.tanh(self.position_proj(query))).squeeze(-1)
+        wide = torch.promote_types(position.dtype, torch.float32)
+        return valid.sum(1, keepdim=True) * torch.sigmoid(position.to(wide))
 
     def falloff(self, offsets: Tensor) -> Tensor:
         """(B, T, W) -> exp(-offset^2 / (2 sigma^2))."""

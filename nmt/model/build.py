@@ -28,14 +28,14 @@ def build_model(config: schema.Model, source_vocab: int, target_vocab: int, pad:
 
 
 def build_unfilled(config: schema.Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
-    """The same model, its weights whatever memory holds, for those of a checkpoint. It draws no random numbers, which
-    on the device "meta" would need torch's compiler: a second to import it."""
+    """The same model with uninitialised weights, to be filled from a checkpoint. Skipping torch.nn.init avoids
+    importing torch's compiler on the device "meta", which takes a second."""
     with _Unfilled():
         return _modules(config, source_vocab, target_vocab, pad)
 
 
 class _Unfilled(TorchFunctionMode):
-    """Leaves out what torch.nn.init does."""
+    """Turns the functions of torch.nn.init into no-ops."""
 
     def __torch_function__(
         self,
@@ -44,10 +44,10 @@ class _Unfilled(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> object:
-        given = kwargs or {}
+        options = kwargs or {}
         if getattr(function, "__module__", "") == nn.init.__name__:
-            return args[0] if args else given["tensor"]
-        return function(*args, **given)
+            return args[0] if args else options["tensor"]
+        return function(*args, **options)
 
 
 def _modules(config: schema.Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
@@ -80,9 +80,9 @@ def _modules(config: schema.Model, source_vocab: int, target_vocab: int, pad: tu
 
 @torch.no_grad()
 def initialize(model: Seq2Seq) -> None:
-    """Glorot-uniform matrices, orthogonal recurrent ones (Saxe et al. 2014), zero biases (an LSTM's forget gate
-    open: Jozefowicz et al. 2015), embeddings of about unit length, padding zero. Single numbers and layer norms stay
-    as they were made."""
+    """Glorot-uniform matrices, orthogonal recurrent ones (Saxe et al. 2014), zero biases (1 for an LSTM's
+    forget gate: Jozefowicz et al. 2015), embeddings of about unit length, zero for padding. Scalars and layer norms
+    keep their own initial values."""
     embeddings = {model.source_embedding, model.target_embedding}
     tables = [embedding.weight for embedding in embeddings]
     for name, parameter in model.named_parameters():
@@ -108,7 +108,7 @@ def initialize(model: Seq2Seq) -> None:
 
 
 def _gates(model: Seq2Seq, name: str) -> int:
-    rnn = model.encoder.rnn if name.startswith("encoder") else model.decoder.rnn  # `conditional` is of its kind
+    rnn = model.encoder.rnn if name.startswith("encoder") else model.decoder.rnn  # `conditional` has the decoder's cell
     return {nn.RNN: 1, nn.GRU: 3, nn.LSTM: 4}[type(rnn)]
 
 
@@ -139,9 +139,9 @@ def _decoder(config: schema.Model, encoder: Encoder, context_dim: int) -> Decode
     attention = None
     if config.attention.kind == "attention":
         attention = build_attention(config.attention, decoder.hidden, encoder.output_dim)
-    # The recurrent step sees the word, then a fixed vector or the context of attending before it, then the feed.
-    enters = attention is None or decoder.attend == "before"
-    input_dim = word_dim + (context_dim if enters else 0) + (decoder.readout_dim if decoder.input_feeding else 0)
+    # The input is [word; fixed vector, or context if the decoder attends before the step; previous readout if fed].
+    has_context = attention is None or decoder.attend == "before"
+    input_dim = word_dim + (context_dim if has_context else 0) + (decoder.readout_dim if decoder.input_feeding else 0)
     rnn = CELLS[decoder.cell](
         input_dim,
         decoder.hidden,

@@ -1,8 +1,7 @@
 """One step of the recurrent cells, on the parameters of torch's own nn.RNN, nn.GRU and nn.LSTM.
 
-The parts of a step that need only the input are given ready (`gates`), so that a caller can make them for all
-steps in one product. Shapes: B batch, I input, H hidden, G gates x H; of a layer's D directions side by side, all
-have D in front.
+The caller passes the part of the gates that depends on the input only, so that it can compute this for all steps in one
+product. Shapes: B batch, I input, H hidden, G gates x H; for D directions computed together, all have D in front.
 """
 
 from typing import NamedTuple, Self
@@ -40,8 +39,7 @@ class CellState(NamedTuple):
 
 
 class Norms(NamedTuple):
-    """Layer normalisation of one layer (Ba et al. 2016); the layer's own biases are added after it. All are in float32,
-    in which layers are normalised."""
+    """Layer normalisation of one layer (Ba et al. 2016), before the layer's own biases are added. Always in float32."""
 
     input: Tensor | None  # (G,) gain of W_ih x, where there is an input
     hidden: Tensor  # (G,) gain of W_hh h
@@ -49,7 +47,7 @@ class Norms(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """A further step at each position, which sees the state alone."""
+    """A further step at each position, without input."""
 
     weight_hh: Tensor  # (G, H)
     bias_ih: Tensor  # (G,)
@@ -63,14 +61,14 @@ class Transition(NamedTuple):
 
 
 class LayerWeights(NamedTuple):
-    """One layer's parameters, in the precision of the computation, and what regularises them in one batch."""
+    """One layer's parameters in the precision of the computation, and its regularisation for one batch."""
 
     weight_ih: Tensor  # (G, I)
     weight_hh: Tensor  # (G, H)
     bias_ih: Tensor  # (G,)
     bias_hh: Tensor  # (G,)
     norms: Norms | None = None
-    input_mask: Tensor | None = None  # (B, I), without D, of dropout that is the same at all steps
+    input_mask: Tensor | None = None  # (B, I), without D, of dropout, shared by all steps
     hidden_mask: Tensor | None = None  # (B, H), on the state where it enters weight_hh
     zoneout: float = 0.0
     residual: bool = False  # is the input added to the output?
@@ -86,7 +84,7 @@ class LayerWeights(NamedTuple):
 
 
 def layer_weights(rnn: Recurrent, layer: int) -> LayerWeights:
-    """The parameters of one layer; under autocast converted here, once, not at every step."""
+    """The parameters of one layer, under autocast converted once rather than at every step."""
     names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     weight_ih, weight_hh, bias_ih, bias_hh = layer_parameters(rnn, names, rnn, layer)
     return LayerWeights(weight_ih, weight_hh, bias_ih, bias_hh)
@@ -95,8 +93,9 @@ def layer_weights(rnn: Recurrent, layer: int) -> LayerWeights:
 def layer_parameters(
     module: nn.Module, names: tuple[str, ...], rnn: Recurrent, layer: int, cast: bool = True
 ) -> list[Tensor]:
-    """A module's parameters named as torch names those of the network, two directions stacked; `cast`: to the
-    precision of matrix products."""
+    """Parameters of a module that uses torch's names for recurrent layers, with both directions stacked.
+
+    `cast`: convert them to the precision of matrix products."""
     parameters = []
     for name in names:
         ways = [getattr(module, f"{name}_l{layer}{way}") for way in ("", "_reverse")[: 1 + rnn.bidirectional]]
@@ -107,14 +106,14 @@ def layer_parameters(
 
 
 def input_gates(rnn: Recurrent, weights: LayerWeights, inputs: Tensor) -> Tensor:
-    """(..., I) -> (..., G): W_ih x + b_ih, normalised where there are norms."""
+    """(..., I) -> (..., G): W_ih x + b_ih, normalised if the layer has norms."""
     if weights.norms is None:
         return linear(inputs, weights.weight_ih, weights.bias_ih)
     return norm_gates(rnn, weights, linear(inputs, weights.weight_ih))
 
 
 def norm_gates(rnn: Recurrent, weights: LayerWeights, gates: Tensor) -> Tensor:
-    """W_ih x (..., G) -> gain LN(W_ih x) + b_ih; without norms they are as they should be."""
+    """W_ih x (..., G) -> gain LN(W_ih x) + b_ih; unchanged without norms."""
     if weights.norms is None:
         return gates
     assert weights.norms.input is not None
@@ -122,9 +121,9 @@ def norm_gates(rnn: Recurrent, weights: LayerWeights, gates: Tensor) -> Tensor:
 
 
 def step_layer(rnn: Recurrent, weights: LayerWeights, gates: Tensor, hidden: Tensor, memory: Tensor | None) -> State:
-    """gates (B, G) of `input_gates`, the state before -> the state after, as yet without zoneout.
+    """gates (B, G) from `input_gates`, previous state -> next state, before zoneout.
 
-    Transitions follow   (Pascanu et al. 2014; Miceli Barone et al. 2017): h_k = cell_k(0, h_{k-1}).
+    With transitions h_k = cell_k(0, h_{k-1})   (Pascanu et al. 2014; Miceli Barone et al. 2017).
     """
     state = _step(rnn, weights, gates, hidden, memory)
     for transition in weights.transitions:
@@ -149,7 +148,8 @@ def _step(
 
 
 def zone_out(rnn: Recurrent, weights: LayerWeights, new: State, before: State) -> State:
-    """The state after a step, of which some units keep what they were before it, hidden state and memory apart."""
+    """The state after a step in which some units keep their previous value, drawn separately for hidden state and
+    memory."""
     if not weights.zoneout:
         return new
     hidden, memory = (
@@ -161,7 +161,7 @@ def zone_out(rnn: Recurrent, weights: LayerWeights, new: State, before: State) -
 
 
 def drop_inputs(rnn: Recurrent, weights: LayerWeights, inputs: Tensor) -> Tensor:
-    """Dropout between layers: what enters a layer above the first, (B, T, I) or (B, I)."""
+    """Dropout between layers, on the inputs (B, T, I) or (B, I) of a layer above the first."""
     if weights.input_mask is None:
         return dropout(inputs, rnn.dropout, rnn.training)
     return masked(inputs, weights.input_mask)
@@ -185,7 +185,7 @@ def _normed(rnn: Recurrent, products: Tensor, gain: Tensor, bias: Tensor) -> Ten
 
 
 def _layer_norm(inputs: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
-    """Directions one by one, as each has its own gain."""
+    """One direction after the other, as each has its own gain."""
     if gain.dim() > 1:
         return torch.stack([_layer_norm(*each) for each in zip(inputs, gain, bias, strict=True)])
     return F.layer_norm(inputs, gain.shape, gain, bias)

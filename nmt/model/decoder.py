@@ -33,7 +33,7 @@ from nmt.ops.shared import loop
 class Decoded(NamedTuple):
     readouts: Tensor  # (B, T, R)
     weights: Tensor | None = None  # (B, T, S), row t used to produce token t
-    log_weights: Tensor | None = None  # (B, T, S), where the attention gives them
+    log_weights: Tensor | None = None  # (B, T, S), if the attention returns them
     choice: Choice | None = None  # of hard attention in training
 
 
@@ -43,8 +43,8 @@ class Decoder(nn.Module):
     attend "before": the query is the previous state, and the context enters the recurrent step (Bahdanau et al.
     2015, A.2.2); "after": the query is the current state (Luong et al. 2015, 3); "between": the step is two, the
     query is the state after the first, over the word, and the context enters the second, `conditional` (Sennrich et
-    al. 2017, the conditional GRU of Nematus); its transitions and further layers follow it. Zoneout keeps what was
-    before the whole of it.
+    al. 2017, the conditional GRU of Nematus); its transitions and further layers follow. Zoneout keeps the state
+    from before both steps.
     """
 
     def __init__(
@@ -60,27 +60,27 @@ class Decoder(nn.Module):
         dropout: float,
         options: Options = PLAIN,
     ) -> None:
-        """conditional: one layer over the context, for "between" alone; lexical: what it says is added to the readout,
-        but not fed back."""
+        """conditional: one layer over the context, for "between" only; lexical: its result is added to the readout, but
+        not fed back."""
         super().__init__()
         assert (attend == "between") == (conditional is not None)
         self.rnn, self.attention, self.readout, self.conditional = rnn, attention, readout, conditional
         self.lexical = lexical
         self.attend, self.input_feeding = attend, input_feeding
-        # The lowest layer of a conditional decoder has its transitions after the context has entered.
+        # In a conditional decoder, the lowest layer's transitions come after the second step.
         self.regularisation = Regularisation(rnn, options, lowest=0 if conditional is None else 1)
         self.conditional_regularisation = None if conditional is None else Regularisation(conditional, options)
         self.dropout = Dropout(dropout, options.variational)
-        # Does anything that a step computes from its attention or readout enter the next step?
+        # Does the attention or readout of a step enter the next step?
         self.stepped = input_feeding or (attention is not None and attend != "after")
 
     def forward(self, embedded: Tensor, state: DecoderState) -> Decoded:
-        """Teacher forcing: (B, T, E) embeddings of <s> y_1 ... y_{T-1} -> readouts and weights of all T steps."""
+        """Teacher forcing: (B, T, E) embeddings of <s> y_1 ... y_{T-1} -> Decoded with all T steps."""
         decoded = self.forward_stepped(embedded, state) if self.stepped else self.forward_fused(embedded, state)
         return decoded._replace(readouts=self._with_words(decoded.readouts, decoded.weights, state))
 
     def forward_fused(self, embedded: Tensor, state: DecoderState) -> Decoded:
-        """The whole target through one call of the recurrent network, attention for all steps in one product."""
+        """One call of the recurrent network for the whole target, one product for the attention of all steps."""
         inputs = embedded
         if state.fixed is not None:
             inputs = torch.cat([embedded, state.fixed[:, None].expand(-1, embedded.shape[1], -1)], dim=-1)
@@ -91,15 +91,15 @@ class Decoder(nn.Module):
         return self._decoded(hidden, attended, embedded, state)
 
     def forward_stepped(self, embedded: Tensor, state: DecoderState) -> Decoded:
-        """Step by step, with all that does not depend on the previous step done before or after the loop."""
+        """Step by step; everything that does not depend on the previous step is computed before or after the loop."""
         gates = self._word_gates(embedded, state)
         steps: list[_Step] = []
         with loop():
             for gates_t, word in zip(gates.unbind(1), embedded.unbind(1), strict=True):
                 steps.append(self._step(gates_t, word, state))
                 state = steps[-1].state
-        each = [step.attended for step in steps if step.attended is not None]
-        attended = join_steps(each) if each else None
+        attended_steps = [step.attended for step in steps if step.attended is not None]
+        attended = join_steps(attended_steps) if attended_steps else None
         fed_back = [step.readout for step in steps if step.readout is not None]
         if fed_back:
             return _with_weights(torch.stack(fed_back, dim=1), attended)
@@ -116,7 +116,7 @@ class Decoder(nn.Module):
         return self._with_words(readout, weights, state), weights, step.state
 
     def weights(self, rows: int, word_dim: int, fixed_dim: int) -> Weights:
-        """Those of so many sentences, made once for all steps; fixed_dim = M with a fixed vector, else 0."""
+        """The weights for a batch of `rows` sentences, for all steps; fixed_dim = M with a fixed vector, else 0."""
         layers = self.regularisation.prepare(self.rnn, rows)
         widths = [word_dim, fixed_dim, self.rnn.input_size - word_dim - fixed_dim]
         word, fixed, fed = (part.contiguous() for part in torch.split(layers[0].weight_ih, widths, dim=1))
@@ -127,8 +127,8 @@ class Decoder(nn.Module):
         return Weights(layers, word, fixed, fed, conditional, readout_mask=readout_mask)
 
     def _word_gates(self, embedded: Tensor, state: DecoderState) -> Tensor:
-        """(B, T, E) or (B, E) -> (B, T, G) or (B, G): the share of words and fixed vector in the first layer, with its
-        bias unless that comes after a normalisation."""
+        """(B, T, E) or (B, E) -> (B, T, G) or (B, G): the part of the first layer's gates that comes from words and
+        fixed vector, with its bias unless that is added after a normalisation."""
         first = state.weights.layers[0]
         gates = linear(embedded, state.weights.word, first.bias_ih if first.norms is None else None)
         if state.fixed is not None:
@@ -168,7 +168,7 @@ class Decoder(nn.Module):
         return step_layer(self.conditional, weights.conditional, gates, *first)
 
     def _upper_layers(self, first: State, state: CellState, weights: Weights) -> CellState:
-        """The recurrent step of the layers above the first, whose new hidden state and memory are given."""
+        """The step of the layers above the first, given the first layer's new state."""
         steps, output = [first], first[0]
         for layer, upper in enumerate(weights.layers[1:], 1):
             gates = input_gates(self.rnn, upper, drop_inputs(self.rnn, upper, output))
@@ -180,7 +180,7 @@ class Decoder(nn.Module):
         )
 
     def _output(self, cell: CellState) -> Tensor:
-        """(B, H) of the top layer: its state, with residual connections the sum of all layers' states."""
+        """The top layer's output (B, H): its state, or with residual connections the sum of all layers' states."""
         return sum(cell.hidden[1:], cell.hidden[0]) if self.regularisation.options.residual else cell.hidden[-1]
 
     def _decoded(self, outputs: Tensor, attended: Attended | None, embedded: Tensor, state: DecoderState) -> Decoded:
@@ -195,14 +195,16 @@ class Decoder(nn.Module):
         return self._drop(self.readout(output, context, word), state)
 
     def _with_words(self, readouts: Tensor, weights: Tensor | None, state: DecoderState) -> Tensor:
-        """(B, T, R), (B, T, S) or None, or without T -> (B, T, R) or (B, R), with what the lexical model adds."""
+        """(B, T, R), (B, T, S) or None, or without T -> (B, T, R) or (B, R), plus the lexical model's result."""
         if self.lexical is None:
             return readouts
         assert weights is not None
         assert state.words is not None
-        by_sentence = weights.view(len(state.words), -1, weights.shape[-1])  # hypotheses of one sentence as steps
-        said: Tensor = self.lexical(by_sentence, state.words)
-        return readouts + self._drop(said.view(readouts.shape), state)
+        by_sentence = weights.view(
+            len(state.words), -1, weights.shape[-1]
+        )  # hypotheses of one sentence take the place of steps
+        added: Tensor = self.lexical(by_sentence, state.words)
+        return readouts + self._drop(added.view(readouts.shape), state)
 
     def _drop(self, readout: Tensor, state: DecoderState) -> Tensor:
         mask = state.weights.readout_mask
@@ -210,12 +212,11 @@ class Decoder(nn.Module):
         return dropped
 
     def _attend(self, query: Tensor, state: DecoderState) -> Attended | None:
-        """(N, 1, H) of this step, hypotheses of one sentence side by side -> Attended (N, 1, ...), if there is an
-        attention."""
+        """Queries (N, 1, H) of one step, grouped by sentence -> Attended (N, 1, ...), or None without attention."""
         if self.attention is None:
             return None
         memory, past = state.attention()
-        hypotheses = len(query) // memory.sentences  # of a sentence: more than one where they share its memory
+        hypotheses = len(query) // memory.sentences  # per sentence; more than one if they share its memory
         attended = self.attention.step(query.view(memory.sentences, hypotheses, -1), memory, past)
         if hypotheses == 1:
             return attended
@@ -226,7 +227,7 @@ class Decoder(nn.Module):
 class _Step(NamedTuple):
     attended: Attended | None  # T = 1
     context: Tensor | None  # (B, M) of the attention, or the fixed vector
-    readout: Tensor | None  # (B, R), only where it is fed back; else made for all steps at once
+    readout: Tensor | None  # (B, R), if it is fed back; else computed for all steps at once
     state: DecoderState  # the next one
 
 

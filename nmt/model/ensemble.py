@@ -1,4 +1,4 @@
-"""Several models that translate as one.
+"""Ensembles: several models that translate together.
 
 Shapes: B batch, S source positions, T target positions, V vocabulary, K models.
 """
@@ -16,7 +16,7 @@ from nmt.search.hypothesis import StepOutput
 
 
 class EnsembleState(NamedTuple):
-    """What each model carries from step to step."""
+    """The state of each model's decoder."""
 
     members: tuple[DecoderState, ...]
 
@@ -25,14 +25,15 @@ class EnsembleState(NamedTuple):
         return self._replace(members=tuple(member.select(index) for member in self.members))
 
     def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
-        """The same for rows grouped by sentence; see nmt.search.hypothesis.State."""
+        """Reorder hypotheses; see nmt.search.hypothesis.State."""
         return self._replace(members=tuple(member.branch(index, sentences) for member in self.members))
 
 
 class Ensemble(nn.Module):
     """p(y_t | y_<t, x) = 1/K sum_k p_k(y_t | y_<t, x)   (ensembles: Sutskever et al. 2014, 3.6).
 
-    The models may differ in everything but their vocabularies. The attention is the mean over those that have one.
+    The models may differ in everything but their vocabularies. Attention weights are averaged over the models that have
+    an attention.
     """
 
     def __init__(self, members: Sequence[Seq2Seq]) -> None:
@@ -42,7 +43,7 @@ class Ensemble(nn.Module):
 
     @property
     def attends(self) -> bool:
-        """Is there any attention?"""
+        """Does any model have an attention?"""
         return any(member.attends for member in self.members)
 
     def encode(self, source: Tensor, lengths: Tensor) -> EnsembleState:
@@ -52,23 +53,23 @@ class Ensemble(nn.Module):
     def step(self, tokens: Tensor, state: EnsembleState) -> StepOutput[EnsembleState]:
         """int64 (B,) previous tokens -> the logarithm of the next one's mean probabilities (B, V), float32; the mean
         attention (B, S); the next state."""
-        steps = [member.step(tokens, its) for member, its in zip(self.members, state.members, strict=True)]
+        steps = [member.step(tokens, own) for member, own in zip(self.members, state.members, strict=True)]
         log_probs = log_mean([step.logits.log_softmax(-1, dtype=torch.float32) for step in steps])
         return StepOutput(log_probs, _mean([s.weights for s in steps]), EnsembleState(tuple(s.state for s in steps)))
 
     def force(self, source: Tensor, lengths: Tensor, target_in: Tensor, target_out: Tensor, pad: int) -> Forced:
         """As Seq2Seq.force: the logarithm of each token's mean probability, the mean attention."""
         forced = [member.force(source, lengths, target_in, target_out, pad) for member in self.members]
-        return Forced(log_mean([each.log_probs for each in forced]), _mean([each.weights for each in forced]))
+        return Forced(log_mean([member.log_probs for member in forced]), _mean([member.weights for member in forced]))
 
 
 def log_mean(log_probs: Sequence[Tensor]) -> Tensor:
-    """K x (...) log-probabilities -> log(1/K sum_k exp(...)), which is exact where all are equal."""
-    most = reduce(torch.maximum, log_probs)
-    total = torch.zeros_like(most)
-    for each in log_probs:
-        total += (each - most).exp_()
-    return total.div_(len(log_probs)).log_().add_(most)
+    """K x (...) log-probabilities -> log(1/K sum_k exp(...)), exact if all are equal."""
+    highest = reduce(torch.maximum, log_probs)
+    total = torch.zeros_like(highest)
+    for member in log_probs:
+        total += (member - highest).exp_()
+    return total.div_(len(log_probs)).log_().add_(highest)
 
 
 def _mean(weights: Sequence[Tensor | None]) -> Tensor | None:

@@ -33,13 +33,13 @@ def run_rnn(
     regularisation: Regularisation | None = None,
     layers: Sequence[LayerWeights] | None = None,
 ) -> tuple[Tensor, CellState]:
-    """(B, T, I) -> outputs (B, T, D H) and the top layer's last states, D x (B, H); with residual connections the
-    last outputs in place of its hidden states.
+    """(B, T, I) -> outputs (B, T, D H) and the top layer's last states, D x (B, H); with residual connections,
+    its last outputs instead of its hidden states.
 
-    `lengths`, int64 (B,) on the CPU, say where sentences end: outputs behind are zero, and the second direction starts
-    there; None: all are whole. `start`: the first state of every layer of one direction; None: zeros. `layers`: as
-    `regularisation` has prepared them for this batch; None: prepared here. On a CPU, and wherever torch's own call
-    lacks what regularises, this is a loop whose weight gradients are made after it, elsewhere torch's own.
+    lengths: int64 (B,) on the CPU, the sentences' lengths: outputs beyond them are zero, and the backward direction
+    starts there; None: all have T positions. start: initial states of one direction; None: zeros. layers: the result of
+    `regularisation.prepare`; None: prepared here. On a CPU, and where torch's own call does not support the
+    regularisation, this is a loop with deferred weight gradients; elsewhere torch's own call.
     """
     if inputs.device.type != "cpu" and not (regularisation and regularisation.needs_loop(rnn)):
         return _library(rnn, inputs, lengths, start)
@@ -69,7 +69,7 @@ def _loop(
 
 
 class _Order:
-    """Where sentences end, and positions from their ends."""
+    """Where sentences end, and the order of positions counted from their ends."""
 
     def __init__(self, lengths: Tensor, inputs: Tensor) -> None:
         B, T, device = *inputs.shape[:2], inputs.device
@@ -93,8 +93,8 @@ def _run_layer(
     gates = input_gates(rnn, weights, by_step)
     steps = gates.view(*gates.shape[:-2], T, B, -1).unbind(-3)
     if start is None:
-        nothing = gates.new_zeros(*gates.shape[:-2], B, rnn.hidden_size)
-        start = nothing, nothing if isinstance(rnn, nn.LSTM) else None
+        zeros = gates.new_zeros(*gates.shape[:-2], B, rnn.hidden_size)
+        start = zeros, zeros if isinstance(rnn, nn.LSTM) else None
     state, states = start, []
     with loop():
         for step in steps:
@@ -126,11 +126,11 @@ def _library(
     packed = (
         inputs if lengths is None else pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
     )
-    given = None
+    initial = None
     if start is not None:
         hidden, *memory = (torch.stack(part).to(inputs.dtype) for part in start if part)
-        given = (hidden, *memory) if memory else hidden
-    outputs, final = rnn(packed, given)
+        initial = (hidden, *memory) if memory else hidden
+    outputs, final = rnn(packed, initial)
     if lengths is not None:
         outputs, _ = pad_packed_sequence(outputs, batch_first=True, total_length=inputs.shape[1])
     D = 2 if rnn.bidirectional else 1

@@ -1,4 +1,4 @@
-"""What a recurrent network has beyond torch's own, to learn much from little: prepared once a batch, for all steps.
+"""Regularisation and extensions of recurrent networks, prepared once per batch for all steps.
 
 Shapes: B batch, H hidden, D directions.
 """
@@ -14,9 +14,9 @@ from nmt.ops.dropout import dropout, mask
 
 
 class Options(NamedTuple):
-    """Of a recurrent network and of the dropout around it. By default none."""
+    """Of a recurrent network and the dropout around it. All are off by default."""
 
-    variational: bool = False  # every dropout draws one mask a sentence, for all its positions
+    variational: bool = False  # every dropout draws one mask per sentence, for all its positions
     recurrent_dropout: float = 0.0
     zoneout: float = 0.0
     weight_drop: float = 0.0
@@ -29,14 +29,14 @@ PLAIN = Options()
 
 
 class Regularisation(nn.Module):
-    """Of the steps of one network, in all layers and directions.
+    """Applies to all layers and directions of one network.
 
-    Recurrent dropout: of h_{t-1} where it enters W_hh, one mask a sentence (Gal and Ghahramani 2016); what a gate
-    carries on of the state is whole. Weight drop: of the elements of W_hh, one mask a batch (Merity et al. 2018, 2).
+    Recurrent dropout: on h_{t-1} where it enters W_hh, one mask per sentence (Gal and Ghahramani 2016); the state that
+    gates carry over is not dropped. Weight drop: on the elements of W_hh, one mask per batch (Merity et al. 2018, 2).
     Zoneout: each unit of state and memory keeps its value with this probability (Krueger et al. 2017). Layer norm: of
-    W x and U h, and of an LSTM's memory (Ba et al. 2016, supplement). Residual: from the second layer on a layer's
-    output is added to its input (Wu et al. 2016, 3.1). Transitions: further steps at each position, which see the state
-    alone (Pascanu et al. 2014; Miceli Barone et al. 2017); all of the above but residual connections holds for them.
+    W x and U h, and of an LSTM's memory (Ba et al. 2016, supplement). Residual: from the second layer on, a layer's
+    output is added to its input (Wu et al. 2016, 3.1). Transitions: further steps at each position, without input
+    (Pascanu et al. 2014; Miceli Barone et al. 2017), with all of the above but residual connections.
     """
 
     def __init__(self, rnn: Recurrent, options: Options, lowest: int = 0) -> None:
@@ -51,14 +51,14 @@ class Regularisation(nn.Module):
         )
 
     def needs_loop(self, rnn: Recurrent) -> bool:
-        """Is there anything that torch's own call does not know?"""
+        """Is there an option that torch's own call does not support?"""
         options = self.options
         drops = options.recurrent_dropout or options.weight_drop or (options.variational and rnn.dropout)
         always = options.layer_norm or options.residual or options.zoneout > 0 or len(self.transitions) > 0
         return always or bool(rnn.training and drops)
 
     def prepare(self, rnn: Recurrent, rows: int) -> list[LayerWeights]:
-        """The layers as a batch of so many sentences sees them: what it drops at all steps alike is drawn here."""
+        """The layers for a batch with this number of sentences, with masks drawn for all its steps."""
         return [self._layer(rnn, layer, rows) for layer in range(rnn.num_layers)]
 
     def _layer(self, rnn: Recurrent, layer: int, rows: int) -> LayerWeights:
@@ -78,21 +78,21 @@ class Regularisation(nn.Module):
         )
 
     def _transitions(self, rnn: Recurrent, layer: int, rows: int) -> tuple[Transition, ...]:
-        found = []
+        transitions = []
         for step in self.transitions:
             norms = step.norm.of(rnn, layer) if isinstance(step.norm, LayerNorms) else None
             (weight,) = layer_parameters(step, ("weight_hh",), rnn, layer)
             bias_ih, bias_hh = layer_parameters(step, ("bias_ih", "bias_hh"), rnn, layer, cast=norms is None)
             dropped = dropout(weight, self.options.weight_drop, rnn.training)
-            found.append(Transition(dropped, bias_ih, bias_hh, norms, self._hidden_mask(rnn, weight, rows)))
-        return tuple(found)
+            transitions.append(Transition(dropped, bias_ih, bias_hh, norms, self._hidden_mask(rnn, weight, rows)))
+        return tuple(transitions)
 
     def _hidden_mask(self, rnn: Recurrent, weight: Tensor, rows: int) -> Tensor | None:
         return mask(weight, (*weight.shape[:-2], rows, rnn.hidden_size), self.options.recurrent_dropout, rnn.training)
 
 
 class TransitionParameters(nn.Module):
-    """One more step in each of some layers, without input: named and made as torch does those of the network itself."""
+    """Parameters of one more step in some layers, with torch's names and initialisation for recurrent layers."""
 
     def __init__(self, rnn: Recurrent, layers: Iterable[int], layer_norm: bool) -> None:
         super().__init__()
@@ -106,18 +106,18 @@ class TransitionParameters(nn.Module):
 
 
 class LayerNorms(nn.Module):
-    """Parameters of layer normalisation, named as torch names the matrices whose products they normalise."""
+    """Parameters of layer normalisation, named after the matrices whose products they normalise."""
 
     def __init__(self, matrices: nn.Module, rnn: Recurrent) -> None:
-        """Of these matrices of the network or of its transitions."""
+        """`matrices`: the network itself, or its transitions."""
         super().__init__()
         for name, matrix in matrices.named_parameters():
             if name.startswith("weight"):
                 self.register_parameter(name.replace("weight", "gain"), nn.Parameter(torch.ones(len(matrix))))
             if name.startswith("weight_hh") and isinstance(rnn, nn.LSTM):
-                place = name.removeprefix("weight_hh")
-                self.register_parameter(f"gain_memory{place}", nn.Parameter(torch.ones(rnn.hidden_size)))
-                self.register_parameter(f"bias_memory{place}", nn.Parameter(torch.zeros(rnn.hidden_size)))
+                suffix = name.removeprefix("weight_hh")
+                self.register_parameter(f"gain_memory{suffix}", nn.Parameter(torch.ones(rnn.hidden_size)))
+                self.register_parameter(f"bias_memory{suffix}", nn.Parameter(torch.zeros(rnn.hidden_size)))
 
     def of(self, rnn: Recurrent, layer: int) -> Norms:
         """The parameters of one layer."""

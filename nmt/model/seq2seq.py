@@ -23,8 +23,8 @@ from nmt.search.hypothesis import StepOutput
 
 
 class Bridge(nn.Module):
-    """The decoder's first state: tanh(W summary), for every layer (Bahdanau et al. 2015, A.2.2, of the summary of both
-    directions)."""
+    """The decoder's initial state: tanh(W summary) for every layer (Bahdanau et al. 2015, A.2.2; here of a summary of
+    both directions)."""
 
     def __init__(self, summary_dim: int, layers: int, hidden: int, with_memory: bool) -> None:
         super().__init__()
@@ -39,8 +39,8 @@ class Bridge(nn.Module):
 
 
 class EmbeddingDropout(Dropout):
-    """Of embedded tokens: first whole ones, each on its own, with probability `words` (Sennrich et al. 2016, the
-    Edinburgh systems), then elements. What is left is divided by the probability of being left, as in Nematus."""
+    """Drops whole embedded tokens with probability `words` (Sennrich et al. 2016, the Edinburgh systems), then elements
+    with probability p. The rest is divided by the probability of being kept, as in Nematus."""
 
     def __init__(self, p: float, words: float = 0.0, variational: bool = False) -> None:
         super().__init__(p, variational)
@@ -51,19 +51,19 @@ class EmbeddingDropout(Dropout):
         return super().forward(self.drop_words(inputs))
 
     def drop_words(self, inputs: Tensor) -> Tensor:
-        """(..., E) -> (..., E), elements being left as they are."""
+        """(..., E) -> (..., E), whole tokens only."""
         return dropout(inputs, self.words, self.training, along=-1)
 
 
 class Forced(NamedTuple):
-    """What a model makes of given targets."""
+    """Result of forced decoding."""
 
     log_probs: Tensor  # (B, T) of their tokens, 0 on padding
     weights: Tensor | None  # (B, T, S), row t used to produce token t
 
 
 class Seq2Seq(nn.Module):
-    """p(y | x), token by token. Padded positions are told by `pad` in the token ids."""
+    """p(y | x), token by token. The token id `pad` marks padding."""
 
     def __init__(
         self,
@@ -81,28 +81,28 @@ class Seq2Seq(nn.Module):
         super().__init__()
         self.source_embedding, self.target_embedding = source_embedding, target_embedding
         self.encoder, self.bridge, self.decoder, self.output = encoder, bridge, decoder, output
-        self.policy = policy  # what trains a hard attention
+        self.policy = policy  # trains a hard attention
         self.dropout = embedding_dropout
-        self.fixed_context = fixed_context  # without attention: does the decoder see the summary at every step?
+        self.fixed_context = fixed_context  # without attention: is the summary an input of every step?
 
     @property
     def attends(self) -> bool:
-        """Is there an attention?"""
+        """Does the model have an attention?"""
         return self.decoder.attention is not None
 
     def record_log_weights(self) -> None:
-        """Let the attention return log-weights beside its weights from now on, for guided alignment."""
+        """Make the attention return log-weights, for guided alignment."""
         if self.decoder.attention is not None:
             for module in self.decoder.attention.modules():
                 if isinstance(module, SoftmaxNormalizer):
                     module.with_log_weights = True
 
     def encode(self, source: Tensor, lengths: Tensor) -> DecoderState:
-        """int64 (B, S), int64 (B,) on the CPU -> the decoder's state before its first step."""
+        """int64 (B, S), int64 (B,) on the CPU -> the decoder's initial state."""
         return self.encode_embedded(self.source_embedding(source), lengths)
 
     def encode_embedded(self, embedded: Tensor, lengths: Tensor) -> DecoderState:
-        """(B, S, E), int64 (B,) on the CPU -> the decoder's state before its first step."""
+        """(B, S, E), int64 (B,) on the CPU -> the decoder's initial state."""
         positions = torch.arange(embedded.shape[1], device=embedded.device)
         valid = positions < lengths.to(embedded.device, non_blocking=True)[:, None]
         dropped = self.dropout(embedded)
@@ -117,15 +117,14 @@ class Seq2Seq(nn.Module):
         B, E = embedded.shape[0], self.target_embedding.embedding_dim
         weights = self.decoder.weights(B, E, 0 if fixed is None else fixed.shape[1])
         weights = weights._replace(word_mask=self.dropout.sentence_mask(embedded, B, E))
-        share = attention is not None and not attention.reads_past
+        beams_share_memory = attention is not None and not attention.reads_past
         words = None if self.decoder.lexical is None else dropped
-        return DecoderState(self.bridge(encoded.summary), feed, past, memory, words, fixed, weights, share)
+        return DecoderState(self.bridge(encoded.summary), feed, past, memory, words, fixed, weights, beams_share_memory)
 
     def forward(self, source: Tensor, lengths: Tensor, target: Tensor, sentences: Tensor | None = None) -> Decoded:
         """int64 (B, S), (B,), (B, T) = <s> y_1 ... y_{T-1} -> readouts (B, T, R), weights (B, T, S) or None.
 
-        Several targets of one source, or none, are told by the source of each: `target` (N, T) and `sentences`, int64
-        (N,), give (N, T, R) and (N, T, S).
+        With `sentences`, int64 (N,), target n of (N, T) belongs to source sentences[n] -> (N, T, R), (N, T, S).
         """
         embedded, state = self._embed_target(target), self.encode(source, lengths)
         if sentences is not None:
@@ -151,13 +150,13 @@ class Seq2Seq(nn.Module):
         return -self.loss(readouts, targets, pad, _negative_log_likelihood).terms["nll"]
 
     def force(self, source: Tensor, lengths: Tensor, target_in: Tensor, target_out: Tensor, pad: int) -> Forced:
-        """Forced decoding: int64 (B, S), (B,), (B, T) = <s> y_1 ... y_{T-1}, (B, T) = y_1 ... y_T -> what the model
-        thinks of the targets, whose padding is `pad`."""
+        """Forced decoding: int64 (B, S), (B,), (B, T) = <s> y_1 ... y_{T-1}, (B, T) = y_1 ... y_T ->
+        log-probabilities and attention weights. The targets are padded with `pad`."""
         decoded: Decoded = self(source, lengths, target_in)
         return Forced(self.log_probs(decoded.readouts, target_out, pad), decoded.weights)
 
     def step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
-        """int64 (B,) previous tokens -> logits of the next, the attention that led to them, the next state."""
+        """int64 (B,) previous tokens -> logits of the next token, attention weights, next state."""
         if state.weights.table is None:
             state = self._before_steps(state)
         embedded = masked(self._embed_target(tokens), state.weights.word_mask)
@@ -165,13 +164,13 @@ class Seq2Seq(nn.Module):
         return StepOutput(linear(*self.output.operands(readout, state.weights.table)), weights, state)
 
     def _before_steps(self, state: DecoderState) -> DecoderState:
-        """The state with what all steps read in the precision of their products, so that none of them casts it."""
+        """The state with tensors that every step reads cast to the precision of its products, once."""
         words = None if state.words is None else in_autocast_dtype(state.words)
         weights = state.weights._replace(table=in_autocast_dtype(self.output.table()))
         return state._replace(words=words, weights=weights)
 
     def _embed_target(self, tokens: Tensor) -> Tensor:
-        """int64 (...) -> (..., E), after all dropout but that whose mask comes with the decoder's state."""
+        """int64 (...) -> (..., E), after dropout, except the variational one, whose mask is in the decoder's state."""
         embedded = self.target_embedding(tokens)
         dropped: Tensor = self.dropout.drop_words(embedded) if self.dropout.variational else self.dropout(embedded)
         return dropped

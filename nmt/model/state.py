@@ -1,4 +1,4 @@
-"""What the decoder's steps hand on, and what they share.
+"""The state of the decoder between its steps.
 
 Shapes: B batch, S source positions, E embedding, M memory, R readout, G gates x H.
 """
@@ -12,12 +12,12 @@ from nmt.model.cells import CellState, LayerWeights
 
 
 class Weights(NamedTuple):
-    """Recurrent parameters in the precision of the computation, and what all steps of a sentence drop alike."""
+    """Parameters in the precision of the computation and dropout masks, prepared once per batch for all steps."""
 
     layers: list[LayerWeights]
-    word: Tensor  # (G, E), the columns of the first layer's weight_ih for the word,
-    fixed: Tensor  # (G, M or 0), for a fixed vector,
-    fed: Tensor  # (G, ...), and for what a step computes: context, previous readout
+    word: Tensor  # (G, E), columns of the first layer's weight_ih: for the word,
+    fixed: Tensor  # (G, M or 0), for the fixed vector,
+    fed: Tensor  # (G, ...), for what the step itself computes: context, previous readout
     conditional: LayerWeights | None
     word_mask: Tensor | None = None  # (B, E)
     readout_mask: Tensor | None = None  # (B, R)
@@ -34,16 +34,16 @@ class Weights(NamedTuple):
 
 
 class DecoderState(NamedTuple):
-    """All that one step hands to the next, and what all steps of a sentence share."""
+    """What one step passes to the next, and what all steps of a sentence share."""
 
     cell: CellState
     feed: Tensor | None  # (B, R) the previous readout, with input feeding
     past: Past | None  # of the attention, if there is one
-    memory: Memory | None  # what the attention reads, if there is one
-    words: Tensor | None  # (B, S, E) the embedded source, where a lexical model reads it
-    fixed: Tensor | None  # (B, M) the context of a decoder without attention that sees it at every step
+    memory: Memory | None  # of the attention, if there is one
+    words: Tensor | None  # (B, S, E) the embedded source, for the lexical model
+    fixed: Tensor | None  # (B, M) without attention: the fixed context of every step
     weights: Weights  # of all steps
-    beams_share_memory: bool  # may hypotheses of one sentence share its row of past, memory and words?
+    beams_share_memory: bool  # do hypotheses of one sentence share its row of past, memory and words?
 
     def attention(self) -> tuple[Memory, Past]:
         """Memory and past of a decoder that attends."""
@@ -56,9 +56,9 @@ class DecoderState(NamedTuple):
         return self._own_rows(index)._shared_rows(index)
 
     def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
-        """Reorder hypotheses, in rows grouped by sentence, equally many for each.
+        """Reorder hypotheses. Rows are grouped by sentence, with equally many for each.
 
-        `sentences` are those kept (None: all); what they share is stored once where the attention allows it.
+        `sentences`: those to keep (None: all). What their hypotheses share is stored once if the attention allows it.
         """
         state = self._own_rows(index)
         if not self.beams_share_memory:

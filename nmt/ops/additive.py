@@ -22,9 +22,9 @@ def additive_energies(
     """e_ts = v . tanh(q_t + k_s + P f_s): (B, T, A), (B, S, A), v (1, A), f (B, S, F), P (A, F) -> (B, T, S), float32
     or wider.
 
-    The hidden units (B, T, S, A) are not kept: the backward pass computes them again from the keys, of which a loop
-    keeps one copy, and the few features. They are computed as tanh(x) = 2 sigmoid(2 x) - 1, which is several times
-    faster on a CPU:  e = 2 v . sigmoid(2 q + 2 k + 2 P f) - sum(v).
+    The hidden units (B, T, S, A) are not stored: the backward pass recomputes them from the features and the keys, of
+    which a loop stores one copy. They are computed as tanh(x) = 2 sigmoid(2 x) - 1, which is several times faster on a
+    CPU:  e = 2 v . sigmoid(2 q + 2 k + 2 P f) - sum(v).
     """
     shared = defer_gradient((keys, weight, projection), _gradients, _doubled)
     energies: Tensor = _Energies.apply(query, features, shared.anchor, shared.pending, *shared.values)  # type: ignore[no-untyped-call]
@@ -56,7 +56,7 @@ class _Energies(torch.autograd.Function):
         query = query.to(keys.dtype)
         features = None if features is None else features.to(keys.dtype)
         ctx.save_for_backward(query, features, keys, weight, projection)
-        with torch.autocast(keys.device.type, enabled=False):  # which would round them
+        with torch.autocast(keys.device.type, enabled=False):  # energies stay in float32
             keys = _updated(keys, features, projection)
             energies = [(_hidden(one, keys) @ weight).sub_(total) for one in query.unbind(1)]
         return energies[0][:, None] if len(energies) == 1 else torch.stack(energies, dim=1)
@@ -65,32 +65,31 @@ class _Energies(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         query, features, keys, weight, projection = ctx.saved_tensors
-        of_query = torch.empty_like(query)
-        of_features = None if features is None else torch.zeros_like(features)
-        collects = ctx.needs_input_grad[2]
-        if collects and not ctx.pending:
-            ctx.pending.append(_Collected(keys, weight, projection))
+        query_grad = torch.empty_like(query)
+        features_grad = None if features is None else torch.zeros_like(features)
+        needs_sums = ctx.needs_input_grad[2]
+        if needs_sums and not ctx.pending:
+            ctx.pending.append(_Sums(keys, weight, projection))
         updated = _updated(keys, features, projection)
         for t, (one, part) in enumerate(zip(query.unbind(1), grad.unbind(1), strict=True)):
             hidden = _hidden(one, updated)
-            if collects:
+            if needs_sums:
                 ctx.pending[0].weight += part.reshape(1, -1) @ hidden.flatten(0, 1) - part.sum() / 2
             slope = hidden.addcmul_(hidden, hidden, value=-1)
-            of_query[:, t] = torch.bmm(part[:, None], slope)[:, 0]
-            if collects:
+            query_grad[:, t] = torch.bmm(part[:, None], slope)[:, 0]
+            if needs_sums:
                 ctx.pending[0].keys.addcmul_(part[..., None], slope)
-            if features is not None and of_features is not None:
-                if collects:
+            if features is not None and features_grad is not None:
+                if needs_sums:
                     scaled = (part[..., None] * features).flatten(0, 1)
                     ctx.pending[0].projection += slope.flatten(0, 1).t() @ scaled
-                of_features.addcmul_(part[..., None], slope @ (weight[:, None] * projection))
-        of_query = (of_query * (2 * weight)).to(ctx.dtypes[0])
-        return of_query, None if of_features is None else of_features.to(ctx.dtypes[1]), *[None] * 6
+                features_grad.addcmul_(part[..., None], slope @ (weight[:, None] * projection))
+        query_grad = (query_grad * (2 * weight)).to(ctx.dtypes[0])
+        return query_grad, None if features_grad is None else features_grad.to(ctx.dtypes[1]), *[None] * 6
 
 
-class _Collected:
-    """Sums over all queries: of grad s (1 - s), which is the keys' gradient but for a factor, of half the weight's
-    gradient, and of the projection's but for a factor."""
+class _Sums:
+    """Sums over all queries: the gradients of the keys and the projection without the factor 2 v, and half of v's."""
 
     def __init__(self, keys: Tensor, weight: Tensor, projection: Tensor) -> None:
         self.factor = 2 * weight
@@ -98,7 +97,7 @@ class _Collected:
         self.weight = weight.new_zeros(1, len(weight))
 
 
-def _gradients(pending: list[_Collected]) -> tuple[Tensor, ...]:
+def _gradients(pending: list[_Sums]) -> tuple[Tensor, ...]:
     (sums,) = pending
     return sums.keys.mul_(sums.factor), sums.weight.mul_(2), sums.projection.mul_(sums.factor[:, None])
 

@@ -1,4 +1,4 @@
-"""The pointwise part of a GRU's step, with its gradient by hand, in fewer operations than autograd's.
+"""The pointwise part of a GRU step, differentiated by hand in fewer operations than autograd needs.
 
 Shapes: ... batch, H hidden.
 """
@@ -38,8 +38,8 @@ class _GRU(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ANN401
         reset_update, inner, new, previous = ctx.saved_tensors
         reset, update = reset_update.chunk(2, dim=-1)
-        kept = grad * update
-        of_new = _tanh_backward(grad - kept, new)
-        both = _sigmoid_backward(torch.cat([of_new * inner, grad * (previous - new)], dim=-1), reset_update)
-        gates, recurrent = (torch.cat([both, part], dim=-1) for part in (of_new, of_new * reset))
-        return gates.to(ctx.dtypes[0]), recurrent.to(ctx.dtypes[1]), kept.to(ctx.dtypes[2])
+        previous_grad = grad * update
+        new_grad = _tanh_backward(grad - previous_grad, new)
+        both = _sigmoid_backward(torch.cat([new_grad * inner, grad * (previous - new)], dim=-1), reset_update)
+        gates, recurrent = (torch.cat([both, part], dim=-1) for part in (new_grad, new_grad * reset))
+        return gates.to(ctx.dtypes[0]), recurrent.to(ctx.dtypes[1]), previous_grad.to(ctx.dtypes[2])

@@ -1,6 +1,6 @@
-"""Products with an operand that a loop uses at every step: one product makes its gradient after the loop.
+"""Products with a weight that a loop uses at every step; its gradient is one product after the loop.
 
-Shapes: D operands side by side, or none, N rows, I inputs, O outputs.
+Shapes: D operands, if several are multiplied side by side, N rows, I inputs, O outputs.
 """
 
 from typing import Any
@@ -12,11 +12,11 @@ from torch.autograd.function import once_differentiable
 from nmt.ops.matmul import input_gradient, matmul, uses_onednn, weight_gradient
 from nmt.ops.shared import defer_gradient, in_loop
 
-PENDING_ELEMENTS = 2**24  # of inputs and gradients kept at most before they are made into a product
+PENDING_ELEMENTS = 2**24  # of stored inputs and gradients, above which they are reduced to a product
 
 
 class Linear(nn.Linear):
-    """nn.Linear, fast inside of loops, and on processors where torch's own products are slow."""
+    """nn.Linear, faster inside loops, and on processors where torch's own products are slow."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(..., I) -> (..., O)."""
@@ -24,7 +24,7 @@ class Linear(nn.Linear):
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W' + b: (..., I), (O, I), (O,) -> (..., O), or for D of them (D, N, I), (D, O, I), (D, O) -> (D, N, O)."""
+    """x W' + b: (..., I), (O, I), (O,) -> (..., O), or with D operands (D, N, I), (D, O, I), (D, O) -> (D, N, O)."""
     if in_loop() or (torch.is_grad_enabled() and uses_onednn(inputs, weight)):
         shared = defer_gradient((weight, bias), _linear_gradients)
         applied: Tensor = _Linear.apply(inputs, shared.anchor, shared.pending, *shared.values)  # type: ignore[no-untyped-call]
@@ -42,13 +42,14 @@ def product(inputs: Tensor, operand: Tensor) -> Tensor:
 
 
 class _Pending:
-    """What steps have left of their inputs (..., N, I) and gradients (..., N, O), and the sum of what was folded."""
+    """Inputs (..., N, I) and gradients (..., N, O) of the backward steps so far, and the sum of those already
+    reduced."""
 
     def __init__(self) -> None:
         self.inputs: list[Tensor] = []
         self.grads: list[Tensor] = []
         self.elements = 0
-        self.total: tuple[Tensor, Tensor] | None = None  # gradient of the operand, sum of the gradients
+        self.total: tuple[Tensor, Tensor] | None = None  # gradient of the weight, of the bias
 
     def add(self, inputs: Tensor, grads: Tensor) -> None:
         self.inputs.append(inputs)
@@ -58,14 +59,14 @@ class _Pending:
             self.fold()
 
     def fold(self) -> tuple[Tensor, Tensor]:
-        """Make one product of what is pending."""
+        """Reduce all stored steps by one product. Returns the gradients so far."""
         if self.inputs:
             inputs, grads = (_joined(each) for each in (self.inputs, self.grads))
             wide = torch.promote_types(grads.dtype, torch.float32)
-            found = weight_gradient(inputs, grads), grads.sum(-2, dtype=wide)
+            total = weight_gradient(inputs, grads), grads.sum(-2, dtype=wide)
             if self.total is not None:
-                found = self.total[0].to(wide) + found[0], self.total[1] + found[1]
-            self.inputs, self.grads, self.elements, self.total = [], [], 0, found
+                total = self.total[0].to(wide) + total[0], self.total[1] + total[1]
+            self.inputs, self.grads, self.elements, self.total = [], [], 0, total
         assert self.total is not None
         return self.total
 
@@ -74,7 +75,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
 
 
-def _leave(pending: list[Any], inputs: Tensor, grads: Tensor) -> None:
+def _store(pending: list[Any], inputs: Tensor, grads: Tensor) -> None:
     if not pending:
         pending.append(_Pending())
     pending[0].add(inputs, grads)
@@ -110,7 +111,7 @@ class _Linear(torch.autograd.Function):
         inputs, weight = ctx.saved_tensors
         if ctx.needs_input_grad[1]:
             rows = (inputs, grad) if weight.dim() > 2 else (inputs.flatten(0, -2), grad.flatten(0, -2))  # noqa: PLR2004
-            _leave(ctx.pending, *rows)
+            _store(ctx.pending, *rows)
         return input_gradient(grad, weight).to(ctx.dtype) if ctx.needs_input_grad[0] else None, None, None, None, None
 
 
@@ -127,5 +128,5 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         inputs, operand = ctx.saved_tensors
         if ctx.needs_input_grad[1]:
-            _leave(ctx.pending, inputs, grad)
+            _store(ctx.pending, inputs, grad)
         return (grad @ operand.mT).to(ctx.dtype) if ctx.needs_input_grad[0] else None, None, None, None

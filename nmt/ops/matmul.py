@@ -1,7 +1,8 @@
-"""Matrix products, in float32 too by the library that is fast on the processor at hand.
+"""Matrix products by the faster library for the processor.
 
-On a CPU torch leaves float32 products to MKL, which takes half the vector width on processors that are not Intel's, and
-those in bfloat16 to oneDNN, which knows no such thing. Shapes: D operands side by side, N rows, I inputs, O outputs.
+On a CPU, torch computes float32 products with MKL, which uses only half the vector width on AMD processors, and
+bfloat16 products with oneDNN, which has no such limit. Here oneDNN computes both on AMD. Shapes: D operands side by
+side, N rows, I inputs, O outputs.
 """
 
 import torch
@@ -10,14 +11,14 @@ from torch.nn import functional as F
 
 from nmt.machine import cpu_vendor
 
-MAX_SEPARATE = 4  # so many operands side by side are multiplied one by one
+MAX_SEPARATE = 4  # up to this number of operands, products are computed one by one
 _onednn = None
 if cpu_vendor() == "AuthenticAMD" and torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
     _onednn = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
 def uses_onednn(inputs: Tensor, weight: Tensor) -> bool:
-    """Is the product made by oneDNN itself, of which autograd knows nothing?"""
+    """Is the product computed by oneDNN's own function, which autograd cannot differentiate?"""
     return (
         _onednn is not None
         and inputs.dtype == weight.dtype == torch.float32
@@ -31,7 +32,7 @@ def uses_onednn(inputs: Tensor, weight: Tensor) -> bool:
 def matmul(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W' + b: (..., I), (O, I), (O,) -> (..., O), or (D, N, I), (D, O, I), (D, O) -> (D, N, O).
 
-    For use where no gradient is recorded, unless `uses_onednn` is false.
+    If `uses_onednn`, it must be called without gradients.
     """
     if uses_onednn(inputs, weight):
         assert not (torch.is_grad_enabled() and (inputs.requires_grad or weight.requires_grad))
@@ -51,7 +52,7 @@ def input_gradient(grads: Tensor, weight: Tensor) -> Tensor:
 
 def weight_gradient(inputs: Tensor, grads: Tensor) -> Tensor:
     """dL/dW of x W': (..., N, I), (..., N, O) -> (..., O, I)."""
-    if uses_onednn(inputs, grads):  # oneDNN would copy its first operand, here the smaller one
+    if uses_onednn(inputs, grads):  # oneDNN copies its first operand: make that the smaller one
         return matmul(inputs.mT, grads.mT).mT.contiguous()
     return grads.mT @ inputs
 
@@ -63,5 +64,5 @@ def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _dense(matrix: Tensor) -> Tensor:
-    """Part of a matrix would be taken by a method a thousand times as slow."""
+    """oneDNN is a thousand times slower on a slice of a matrix: copy it."""
     return matrix if matrix.is_contiguous() or matrix.mT.is_contiguous() else matrix.contiguous()

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 def monotonic_log_weights(energies: Tensor, keep: Tensor, previous: Tensor) -> Tensor:
     """log w_s with w_s = p_s q_s, q_s = sum_{k<=s} w'_k prod_{k<=l<s} (1 - p_l), p = sigmoid(e)
-    (Raffel et al. 2017, eq. 9): (B, S), bool (B, S), log w' (B, S) of the step before -> (B, S).
+    (Raffel et al. 2017, eq. 9): (B, S), bool (B, S), log w' (B, S) of the previous step -> (B, S).
 
-    Positions that are not kept are never taken and always passed; their log-weight is -inf. In log space no weight
-    underflows, so every position has a gradient, however improbable it is.
+    Positions outside `keep` are always passed; their log-weight is -inf. In log space no weight underflows, so even
+    very improbable positions have a gradient.
     """
     log_weights: Tensor = _MonotonicLogWeights.apply(energies, keep, previous)  # type: ignore[no-untyped-call]
     return log_weights
@@ -39,12 +39,12 @@ class _MonotonicLogWeights(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         energies, drop, started, offsets, unreached = ctx.saved_tensors
         grad = grad.masked_fill(drop | unreached, 0.0)
-        # dL/dlog w'_k = sum_{s>=k} grad_s share_sk, where share_sk <= 1 is the part of q_s that started at k. Summed
-        # in log space too, positive and negative terms apart.
+        # dL/dlog w'_k = sum_{s>=k} grad_s share_sk, where share_sk <= 1 is the part of q_s that comes from k. Also
+        # summed in log space, separately for positive and negative terms.
         signed = torch.stack([grad, -grad]).clamp_(min=0.0).log_().add_(offsets)
         positive, negative = signed.flip(-1).logcumsumexp(-1).flip(-1).add_(started).exp_()
         of_previous = positive - negative
-        # log (1 - p_l) has the gradient of all that passes l: that ends after it, but did not start after it.
+        # The gradient of log (1 - p_l) is that of all paths which pass l: they end after l, but do not start after it.
         passing = (grad - of_previous).flip(-1).cumsum(-1).flip(-1)
         passing = F.pad(passing[:, 1:], (0, 1)).masked_fill_(drop, 0.0)
         return grad - (grad + passing).mul_(torch.sigmoid(energies)), None, of_previous

@@ -1,4 +1,4 @@
-"""Rows of a tensor: a few, read many times at a cost that does not depend on the tensor's size; or all, reordered.
+"""Gathering a few rows many times, at a cost that does not depend on the tensor's size; and reordering all rows.
 
 Shapes: B batch, S source positions, D features, N rows.
 """
@@ -15,7 +15,7 @@ from nmt.ops.shared import defer_gradient
 def rows(tensor: Tensor, index: Tensor) -> Tensor:
     """(B, S, D), int64 (N,) into the B * S rows -> (N, D).
 
-    Within a loop the gradients of all reads meet in one buffer.
+    Within a loop, all calls add their gradients to one buffer.
     """
     shared = defer_gradient((tensor,), _buffer, _as_is)
     read: Tensor = _Rows.apply(shared.anchor, shared.pending, index, *shared.values)  # type: ignore[no-untyped-call]
@@ -49,7 +49,8 @@ class _Rows(torch.autograd.Function):
 
 
 def swap_rows(tensor: Tensor, index: Tensor) -> Tensor:
-    """(N, D), int64 (N,) -> (N, D), the rows in another order; index[index[n]] = n, so the gradient is swapped back."""
+    """(N, D), int64 (N,) -> (N, D), the rows in another order. index[index[n]] = n, so the same index reorders the
+    gradient."""
     swapped: Tensor = _Swap.apply(tensor, index)  # type: ignore[no-untyped-call]
     return swapped
 

@@ -1,7 +1,9 @@
-"""Tensors that many operations read, and whose gradient is made once, after all of them.
+"""Deferred gradients: a tensor that a loop reads at every step gets its gradient once, after all steps.
 
-Autograd makes and adds a gradient of the tensor's size for every use: in a recurrent loop of T steps, T small products
-and T sums for every weight. Here the uses leave what the gradient needs, and it is made in one go at the end.
+Autograd would compute and add a gradient of the tensor's size for every use: in a recurrent loop of T steps, T small
+products and T sums for every weight. Here each use stores what the gradient needs (`Shared.pending`), and one function
+(`Combine`) computes the gradient from all of that. It runs last, because every use has the `anchor` as an input, whose
+backward pass autograd can only reach after all uses.
 """
 
 import weakref
@@ -15,15 +17,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 Combine = Callable[[list[Any]], tuple[Tensor | None, ...]]
-"""What the uses have left, in the order of the backward pass -> the gradient of each shared tensor."""
+"""What the uses stored, in the order of the backward pass -> the gradient of each shared tensor."""
 
 
 class Shared(NamedTuple):
-    """Tensors without gradient in the precision of the computation, and what their uses need in its place."""
+    """Detached tensors in the precision of the computation, and what the uses need to defer the gradient."""
 
     values: tuple[Tensor | None, ...]
-    anchor: Tensor  # (1,) an input of every use, so that autograd comes to the tensors after all of them
-    pending: list[Any]  # what the uses leave in their backward pass; made for it, empty outside of it
+    anchor: Tensor  # (1,) an input of every use, so that autograd reaches the tensors after all uses
+    pending: list[Any]  # what the uses store during the backward pass; empty outside it
 
 
 _loop: ContextVar[dict[Any, tuple[list[Any], Shared]] | None] = ContextVar("loop", default=None)
@@ -31,7 +33,7 @@ _loop: ContextVar[dict[Any, tuple[list[Any], Shared]] | None] = ContextVar("loop
 
 @contextmanager
 def loop() -> Iterator[None]:
-    """While it is entered, `share` knows a tensor again. Loops within the loop belong to it."""
+    """Within this context, `defer_gradient` recognises a tensor it has seen. Nested loops belong to the outer one."""
     if _loop.get() is not None:
         yield
         return
@@ -43,7 +45,7 @@ def loop() -> Iterator[None]:
 
 
 def in_loop() -> bool:
-    """Is there anything to be gained from sharing?"""
+    """Is a gradient to be deferred?"""
     return _loop.get() is not None and torch.is_grad_enabled()
 
 
@@ -56,9 +58,9 @@ def defer_gradient(
     combine: Combine,
     convert: Callable[..., tuple[Tensor | None, ...]] = _in_autocast_dtypes,
 ) -> Shared:
-    """The same for the same tensors and `combine` within a loop, otherwise new.
+    """The Shared of these tensors: within a loop always the same one for the same tensors and `combine`.
 
-    `convert` makes the values of the tensors, once.
+    `convert` computes the values that the uses read from the tensors, once.
     """
     known = _loop.get()
     if known is None:
@@ -66,11 +68,11 @@ def defer_gradient(
     key = (*map(id, tensors), combine)
     if key not in known:
 
-        def forget(_: Any) -> None:  # noqa: ANN401
-            known.pop(key, None)  # with a tensor goes its id, which another may get
+        def remove(_: Any) -> None:  # noqa: ANN401
+            known.pop(key, None)  # a new tensor may get the id of a deleted one
 
         known[key] = (
-            [weakref.ref(each, forget) for each in tensors if each is not None],
+            [weakref.ref(each, remove) for each in tensors if each is not None],
             _share(tensors, combine, convert),
         )
     return known[key][1]
@@ -104,9 +106,9 @@ class _Source(torch.autograd.Function):
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         gradients = ctx.combine(ctx.pending)
         ctx.pending.clear()
-        found = zip(gradients, ctx.dtypes, strict=True)
+        typed = zip(gradients, ctx.dtypes, strict=True)
         return (
             None,
             None,
-            *(None if dtype is None or gradient is None else gradient.to(dtype) for gradient, dtype in found),
+            *(None if dtype is None or gradient is None else gradient.to(dtype) for gradient, dtype in typed),
         )

@@ -41,10 +41,10 @@ def train(
     choices: Mapping[str, str] | None = None,
     observer: Observer | None = None,
 ) -> int:
-    """Train in `directory`, or resume the run there. Returns the exit status: 0, or 128 + signal if stopped by one.
+    """Train in `directory`, or resume the run there. Returns the exit status: 0, or 128 + the signal that stopped it.
 
-    `overrides` and `choices` (of each group) are how the configuration was asked for; they are written down. An
-    `observer` may end the run early; it is then not evaluated.
+    The manifest records `overrides` and `choices` (of each group), which led to the configuration. A run that the
+    `observer` prunes is not evaluated.
     """
     tune_memory()
     machine = Machine.choose(config.device, config.precision, config.threads)
@@ -55,12 +55,15 @@ def train(
     try:
         prepared = prepare(config.data, config.tokenizer)
         report_round_trips(prepared, config, scoring)
-        goes_on = (run.checkpoints / LAST).exists()
-        start = None if goes_on else load_start(config, prepared)
-        teachers = load_teachers(config, prepared, machine, run.first_start().get("teachers", []) if goes_on else [])
-        asked = {"overrides": overrides, "choices": choices or {}, "machine": machine.describe()}
-        others = {"start_from": start and start.record, "teachers": teachers.records}
-        run.begin(values, prepared, {**asked, **{name: record for name, record in others.items() if record}})
+        resumed = (run.checkpoints / LAST).exists()
+        start = None if resumed else load_start(config, prepared)
+        teachers = load_teachers(config, prepared, machine, run.first_start().get("teachers", []) if resumed else [])
+        record: dict[str, Any] = {"overrides": overrides, "choices": choices or {}, "machine": machine.describe()}
+        if start is not None:
+            record["start_from"] = start.record
+        if teachers.records:
+            record["teachers"] = teachers.records
+        run.begin(values, prepared, record)
         with _log_to(run.log):
             log_corpus_report(prepared)
             return _train(config, run, prepared, machine, scoring, observer, start, teachers)
@@ -82,7 +85,7 @@ def _train(
     model = new_model(config, prepared.tokenizers)
     if start is not None:
         model.load_state_dict(start.weights)
-        log.info("weights: those of step %d of %s", start.record["step"], start.record["run"])
+        log.info("initial weights: step %d of %s", start.record["step"], start.record["run"])
     model = model.to(machine.device)
     translator = Translator(model, prepared.tokenizers, config.search, machine, config.seed)
     objective = Objective(model, config, prepared.tokenizers.target, teachers.models)
@@ -99,23 +102,23 @@ def _train(
     if resumed:
         log.info("resumed at step %d of %d", trainer.step, trainer.total_steps)
         if trainer.schedule_has_moved and config.schedule.kind == "cosine" and trainer.step < trainer.total_steps:
-            log.warning("the run now ends elsewhere, and its cosine schedule with it: the learning rate jumps")
+            log.warning("the number of updates has changed, and the cosine schedule with it: the learning rate jumps")
     _warn_of_unreached(config, objective, trainer.total_steps)
-    ended: dict[str, str] = {}
+    status: dict[str, str] = {}
     try:
         with logging_redirect_tqdm([logging.getLogger("nmt")]):
             trainer.fit()
     except Interrupted as stop:
-        log.info("stopped by %s at step %d; go on with: nmt-train %s", stop, trainer.step, for_shell("run", run.path))
+        log.info("stopped by %s at step %d; resume with: nmt-train %s", stop, trainer.step, for_shell("run", run.path))
         return 128 + stop.signum
     except Pruned:
-        log.info("pruned at step %d: other runs of the sweep promise more", trainer.step)
-        ended = {"status": PRUNED}
+        log.info("pruned at step %d: other runs of the sweep are more promising", trainer.step)
+        status = {"status": PRUNED}
         return 0
     finally:
-        run.update_json(run.manifest, {"parameters": parameters, "training": _spent(trainer), **ended})
+        run.update_json(run.manifest, {"parameters": parameters, "training": _summary(trainer), **status})
     _evaluate(run, translator, prepared, scoring, config.validation)
-    # One step later than all else, so that a run that is started again takes its old results back.
+    # At a step after all others, so that a run that is made longer removes its old results.
     with TensorBoard(run.tensorboard, resume_step=trainer.step) as board:
         board.outcome(trainer.step + 1, _results(run, prepared.splits.keys() - {"train"}))
     run.update_json(run.manifest, {"status": FINISHED})
@@ -133,7 +136,7 @@ def _warn_of_unreached(config: schema.TrainConfig, objective: Objective, total_s
 
 
 def _results(run: RunDirectory, splits: Iterable[str]) -> dict[str, float]:
-    """Each split's scores with the best checkpoint, by names such as "best/test_bleu"."""
+    """The scores of each split with the best checkpoint, under names such as "best/test_bleu"."""
     results = read_json(run.results)
     return {
         f"best/{split}_{key}": results[split][key]
@@ -143,7 +146,7 @@ def _results(run: RunDirectory, splits: Iterable[str]) -> dict[str, float]:
     }
 
 
-def _spent(trainer: Trainer) -> dict[str, Any]:
+def _summary(trainer: Trainer) -> dict[str, Any]:
     average = trainer.best.average
     return {
         "steps": trainer.step,
@@ -161,13 +164,13 @@ def _spent(trainer: Trainer) -> dict[str, Any]:
 def _evaluate(
     run: RunDirectory, translator: Translator, prepared: Prepared, scoring: ScoreSettings, config: schema.Validation
 ) -> None:
-    """The best checkpoint on every held-out split: scores, translations, heatmaps."""
+    """Evaluate the best checkpoint on every held-out split: scores, translations, heatmaps."""
     load_weights(translator.single, run.checkpoints / BEST)
     for split in prepared:
         if split.name == "train":
             continue
         with tqdm(total=len(split), desc=f"translate {split.name}", unit=" sent", disable=None, leave=False) as bar:
-            result, found = evaluate_run(run, translator, split.name, scoring, "best", bar.update)
+            result, evaluation = evaluate_run(run, translator, split.name, scoring, "best", bar.update)
         aer = f"  AER {100 * result['aer']:.1f} %" if "aer" in result else ""
         log.info(
             "%s: BLEU %.2f  chrF %.2f  TER %.2f%s  (%s)",
@@ -179,18 +182,18 @@ def _evaluate(
             result["signature"],
         )
         texts = split.source.lines(), split.target.lines()
-        save_figures(run.alignments / split.name, pick_samples(translator, *texts, found.translations, config))
+        save_figures(run.alignments / split.name, pick_samples(translator, *texts, evaluation.translations, config))
 
 
 class _LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """A full disk ends the run, as it does with every other file, instead of a traceback for each line."""
+        """Let a full disk end the run, as for every other file, instead of printing a traceback for each line."""
         raise  # noqa: PLE0704
 
 
 @contextmanager
 def _log_to(path: Path) -> Iterator[None]:
-    """All that is told goes to the run's train.log too, with the time."""
+    """Copy all log messages to the run's train.log, with the time."""
     handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("nmt")

@@ -1,4 +1,4 @@
-"""What training tells: metrics.jsonl, TensorBoard, the log, the progress bar."""
+"""Progress of training: metrics.jsonl, TensorBoard, the log, the progress bar."""
 
 import json
 import logging
@@ -24,28 +24,28 @@ log = logging.getLogger(__name__)
 
 
 class Journal:
-    """Writes each number to metrics.jsonl and TensorBoard, and the gist to the log and the bar."""
+    """Writes every number to metrics.jsonl and TensorBoard, and the most important ones to the log and the bar."""
 
-    def __init__(self, run: RunDirectory, told: int, step: int, total_steps: int) -> None:
-        """Continue at `step`: what a killed run told after the step `told` (-1: nothing counts) is taken back."""
-        self._metrics, self._asked = run.metrics, run.recorded_choices()
-        _keep_until(self._metrics, told)
-        self._board = TensorBoard(run.tensorboard, resume_step=told if told >= 0 else None)
+    def __init__(self, run: RunDirectory, logged_step: int, step: int, total_steps: int) -> None:
+        """Continue at `step`. Lines that a killed run wrote after `logged_step` (-1: all lines) are removed."""
+        self._metrics, self._choices = run.metrics, run.recorded_choices()
+        _truncate_after(self._metrics, logged_step)
+        self._board = TensorBoard(run.tensorboard, resume_step=logged_step if logged_step >= 0 else None)
         self._bar = tqdm(
             total=total_steps, initial=step, unit=" steps", disable=None, dynamic_ncols=True, smoothing=0.05
         )
 
     def advance(self) -> None:
-        """One update more."""
+        """Count one update."""
         self._bar.update()
 
     def training(self, step: int, epoch: float, values: Mapping[str, float]) -> None:
-        """loss as in validation, the smoothed one that is minimised, perplexity, learning rate and so on."""
+        """Record means since the last call: loss, smoothed_loss, perplexity, learning_rate, tokens_per_second, ..."""
         self._record(step, epoch, "train", values)
         self._bar.set_postfix_str(
             f"loss {values['loss']:.3f}, ppl {values['perplexity']:.2f}, {values['tokens_per_second']:,.0f} tok/s"
         )
-        # With a bar on the terminal the line goes to the log file only.
+        # With a progress bar on the terminal, the line goes to the log file only.
         log.log(
             logging.INFO if self._bar.disable else logging.DEBUG,
             "step %d/%s  epoch %.2f  loss %.3f  ppl %.2f  lr %.2e  %s target tokens/s  ETA %s",
@@ -60,7 +60,7 @@ class Journal:
         )
 
     def validation(self, step: int, epoch: float, values: Mapping[str, float], best: bool) -> None:
-        """loss, perplexity, bleu, and what there is to say of the attention."""
+        """Record loss, perplexity, bleu, and statistics of the attention."""
         self._record(step, epoch, "validation", values)
         log.info(
             "validation at step %d (epoch %.2f): loss %.3f  ppl %.2f  BLEU %.2f%s%s",
@@ -74,9 +74,9 @@ class Journal:
         )
 
     def average(self, step: int, epoch: float, values: Mapping[str, float], average: Average) -> None:
-        """The validation of the best checkpoints' average, and what came of it."""
-        told = {"average/steps": average.steps, "average/taken": average.taken}
-        self._record(step, epoch, "average", values, told)
+        """Record the validation of the best checkpoints' average, and the outcome."""
+        outcome = {"average/steps": average.steps, "average/taken": average.taken}
+        self._record(step, epoch, "average", values, outcome)
         log.info(
             "average of the best validations (steps %s): loss %.3f  ppl %.2f  BLEU %.2f; best single one: %s %.4g; "
             "the best checkpoint is %s",
@@ -90,7 +90,7 @@ class Journal:
         )
 
     def samples(self, step: int, rows: Sequence[Sample]) -> None:
-        """Source, reference and translation as text, and what led to the translation as pictures."""
+        """Record source, reference and translation as text, attention and saliency as pictures."""
         table = [(row.source, row.reference, row.translation.text) for row in rows]
         if table:
             self._board.samples("validation/samples", table, step)
@@ -99,42 +99,42 @@ class Journal:
                 self._board.image(f"{kind}/{number}", to_array(figure), step)
 
     def positions(self, step: int, positions: Positions | None) -> None:
-        """Where an attention stood that takes one position at a time, and how it moved."""
+        """Record histograms of the positions that a hard attention selected, and of their steps."""
         if positions is not None:
             self._board.histogram("attention/positions", positions.positions, step)
             self._board.histogram("attention/jumps", positions.jumps, step)
 
     def config(self, values: Mapping[str, Any]) -> None:
-        """The resolved configuration as text, and what was chosen of it."""
-        self._board.choices({"seed": values["seed"], **self._asked})
+        """Record the resolved configuration as text, and the overrides as hyperparameters."""
+        self._board.choices({"seed": values["seed"], **self._choices})
         text = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
         self._board.text("config", "\n".join(f"    {line}" for line in text.splitlines()), 0)
 
     def flush(self) -> None:
-        """Bring all that was told to the disk."""
+        """Write everything to disk."""
         self._board.flush()
         if self._metrics.exists():
             with self._metrics.open("rb") as file:
                 os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Flush and close all."""
+        """Flush and close everything."""
         self._bar.close()
         self._board.close()
 
     def _record(
-        self, step: int, epoch: float, kind: str, values: Mapping[str, float], told: Mapping[str, Any] | None = None
+        self, step: int, epoch: float, kind: str, values: Mapping[str, float], extra: Mapping[str, Any] | None = None
     ) -> None:
-        """`told`: for metrics.jsonl alone, by whole names."""
+        """`extra`: values for metrics.jsonl only, with their full names."""
         named = {f"{kind}/{name}": value for name, value in values.items() if name != "seconds_left"}
         self._board.scalars(step, named)
-        line = {"step": step, "epoch": round(epoch, 4), "time": round(time.time(), 3), **named, **(told or {})}
+        line = {"step": step, "epoch": round(epoch, 4), "time": round(time.time(), 3), **named, **(extra or {})}
         with self._metrics.open("a", encoding="utf-8") as file:
             file.write(to_json(line) + "\n")
 
 
 def sample_figures(sample: Sample, title: str = "") -> dict[str, Figure]:
-    """alignment: the heatmap of the attention, if there is one; saliency: of the gradients, if they were asked for."""
+    """Heatmaps "alignment", if the model has an attention, and "saliency", if it was computed."""
     figures, (translation, saliency) = {}, sample[2:]
     if translation.alignment is not None:
         figures["alignment"] = draw_alignment(
@@ -148,22 +148,22 @@ def sample_figures(sample: Sample, title: str = "") -> dict[str, Figure]:
 
 
 def save_figures(directory: Path, samples: Sequence[Sample]) -> None:
-    """1.png, 2.png, ... and beside them 1.saliency.png, ..."""
+    """Write 1.png, 2.png, ... and 1.saliency.png, ..."""
     directory.mkdir(parents=True, exist_ok=True)
     for number, sample in enumerate(samples, 1):
         for kind, figure in sample_figures(sample).items():
             save(figure, directory / (f"{number}.png" if kind == "alignment" else f"{number}.{kind}.png"))
 
 
-def _keep_until(path: Path, step: int) -> None:
-    """Drop the lines after a step, and a last line that a kill cut short."""
+def _truncate_after(path: Path, step: int) -> None:
+    """Remove the lines after a step, and an incomplete last line of a killed run."""
     if not path.exists():
         return
-    kept = []
+    lines = []
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
             if json.loads(line)["step"] <= step:
-                kept.append(line)
+                lines.append(line)
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
-    write_atomically(path, "".join(f"{line}\n" for line in kept).encode("utf-8"))
+    write_atomically(path, "".join(f"{line}\n" for line in lines).encode("utf-8"))

@@ -101,12 +101,8 @@ class Trainer:
                     self._after_update()
                     self._stop_if_signalled()
             if self.stopping.exhausted:
-                log.info(
-                    "stopped early: %s has not improved in %d validations (validation.patience); best at step %d",
-                    self.stopping.monitor,
-                    self.stopping.waited,
-                    self.stopping.best_step,
-                )
+                waited = f"{self.stopping.monitor} has not improved in {self.stopping.waited} validations"
+                log.info("stopped early: %s (validation.patience); best at step %d", waited, self.stopping.best_step)
         finally:
             self.journal.close()
 
@@ -242,12 +238,10 @@ class Trainer:
         return scores[self.stopping.monitor]
 
     def _batches(self, split: str, sampling: tuple[float, float], guided: bool) -> Batches:
-        training = self.config.training
         return Batches(
             self.prepared.splits[split],
             self.prepared.tokenizers,
-            batch_tokens=training.batch_tokens,
-            batch_sentences=training.batch_sentences,
+            **self.config.training.model_dump(include={"batch_tokens", "batch_sentences"}),
             seed=self.config.seed,
             sampling=sampling,
             guided=guided,
@@ -291,11 +285,8 @@ class Trainer:
         self.stopping.load_state_dict(state["stopping"])
         self.best.load_state_dict(state["best"])
         self.step, self.epoch, self.position = state["step"], state["epoch"], state["position"]
-        self.validated, self.logged_step, self.micro_batcher.too_many = (
-            state["validated"],
-            state["logged_step"],
-            float(state["too_many"]),
-        )
+        self.validated, self.logged_step = state["validated"], state["logged_step"]
+        self.micro_batcher.too_many = float(state["too_many"])
         self.schedule_has_moved = state["total_steps"] != self.total_steps
         self.bad_steps, self.bad_in_a_row = state["bad"]
         self.seconds, self.tokens = state["spent"]

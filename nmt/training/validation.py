@@ -1,4 +1,4 @@
-"""What a validation measures.
+"""Validation: loss, scores and samples of the validation split.
 
 Shapes: as in nmt.model.seq2seq.
 """
@@ -22,7 +22,7 @@ from nmt.translator import Translation, Translator
 
 
 class Sample(NamedTuple):
-    """What is shown of a validation."""
+    """A sentence that a validation shows."""
 
     source: str
     reference: str
@@ -31,15 +31,15 @@ class Sample(NamedTuple):
 
 
 class Validation(NamedTuple):
-    """Scores, and what is shown of the translations."""
+    """Scores and samples."""
 
     scores: dict[str, float]  # loss (nats a token), perplexity, bleu; with attention aer, entropy and share of </s>
     samples: list[Sample]
-    positions: Positions | None  # of an attention that takes one at a time
+    positions: Positions | None  # of a hard attention
 
 
 class Validator:
-    """Translates and scores the validation split, always in the same way."""
+    """Translates and scores the validation split."""
 
     def __init__(
         self, split: Split, batches: Batches, translator: Translator, scoring: ScoreSettings, config: schema.Validation
@@ -49,18 +49,18 @@ class Validator:
         self.batches = batches
 
     def __call__(self) -> Validation:
-        """Measure the model as it is now. Leaves it in training mode."""
+        """Validate the model's current weights. Leaves it in training mode."""
         nll, tokens = self._loss()
-        found = evaluate(self.translator, self.sources, self.references, self.scoring, ("bleu",))
-        scores = {"loss": nll / tokens, "perplexity": perplexity(nll, tokens), "bleu": found.scores.bleu}
-        alignments = [each.alignment for each in found.translations if each.alignment is not None]
+        evaluation = evaluate(self.translator, self.sources, self.references, self.scoring, ("bleu",))
+        scores = {"loss": nll / tokens, "perplexity": perplexity(nll, tokens), "bleu": evaluation.scores.bleu}
+        alignments = [result.alignment for result in evaluation.translations if result.alignment is not None]
         if alignments:
             statistics = attention_statistics(alignments)
             scores |= {"attention_entropy": statistics.entropy, "attention_on_end": statistics.on_end}
             if self.gold is not None:
                 aligned = align(self.translator, self.sources, self.references, self.gold)
                 scores |= {} if aligned is None else {"aer": aligned.scores["aer"]}
-        samples = pick_samples(self.translator, self.sources, self.references, found.translations, self.config)
+        samples = pick_samples(self.translator, self.sources, self.references, evaluation.translations, self.config)
         return Validation(scores, samples, chosen_positions(alignments) if alignments else None)
 
     @torch.no_grad()
@@ -93,7 +93,7 @@ def pick_samples(
     translations: Sequence[Translation],
     config: schema.Validation,
 ) -> list[Sample]:
-    """`config.samples` of the sentences, spread evenly over all."""
+    """`config.samples` sentences, spread evenly over all."""
     indices = sorted({int(i) for i in np.linspace(0, len(sources) - 1, min(config.samples, len(sources)))})
     saliencies: list[Saliency | None] = [None] * len(indices)
     if config.saliency:
