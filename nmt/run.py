@@ -14,11 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nmt.config import schema
+from nmt.config.arguments import for_shell, parse_overrides, user_path
 from nmt.config.compose import PLACES, flatten, load_values, save_values
 from nmt.config.errors import UserError
-from nmt.config.overrides import for_shell, given_values
-from nmt.config.paths import user_path
+from nmt.config.schema.record import Manifest
 from nmt.data.prepared import Prepared
 from nmt.files import check_contained, read_bytes, read_lines, remove_leftovers, to_json, write_atomically, write_lines
 
@@ -155,7 +154,7 @@ class RunDirectory:
 
     def overrides(self) -> dict[str, Any]:
         """The command-line overrides of the first start, by key."""
-        return given_values(self.first_start().get("overrides", []))
+        return parse_overrides(self.first_start().get("overrides", []))
 
     def recorded_choices(self) -> dict[str, Any]:
         """Group choices and overrides of the first start that affect results, without the seed, by key.
@@ -181,7 +180,7 @@ class RunDirectory:
         """The manifest, {} for a new run. Raises UserError if the file is damaged."""
         manifest = read_json(self.manifest)
         try:
-            schema.Manifest.model_validate(manifest)
+            Manifest.model_validate(manifest)
         except ValueError:
             raise UserError(f"{self.path}: a file of this run is damaged (manifest.json)") from None
         return manifest

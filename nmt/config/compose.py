@@ -12,8 +12,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from nmt.config import schema
+from nmt.config.arguments import parse_overrides
 from nmt.config.errors import UserError, format_value, nearest
-from nmt.config.overrides import given_values
 from nmt.files import read_bytes, write_atomically
 
 T = TypeVar("T", bound=BaseModel)
@@ -50,7 +50,7 @@ def typed(schema: type[T], values: Mapping[str, Any], source: Path | None = None
 def for_choices(schema: type[T], values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Values without what YAML files say of choices that the command line changed, such as an experiment's
     search.beam_size where search=greedy is asked for; it is told."""
-    given = given_values(overrides)
+    given = parse_overrides(overrides)
     kept = dict(values)
     for name, field in _fields(schema, values).items():
         members, section = _members(field), values.get(name)

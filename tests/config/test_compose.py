@@ -9,10 +9,9 @@ from conftest import TINY, values_of
 
 from nmt.cli.explain import SETTLED, known_keys
 from nmt.config import schema
+from nmt.config.arguments import parse_overrides, user_path
 from nmt.config.compose import flatten, load_config, load_values, save_values, typed, typed_union, with_values
 from nmt.config.errors import OTHER_NAMES, UserError, nearest, nearest_key
-from nmt.config.overrides import given_values
-from nmt.config.paths import user_path
 
 
 @pytest.fixture
@@ -194,7 +193,7 @@ def test_other_names_are_those_of_keys_that_exist() -> None:
 
 def test_overrides_are_read_as_plain_values() -> None:
     given = ["attention=none", "optimizer.lr=1e-05", "+seed=3", "data.path=/a b", "x=true", "y=null", "z=[1,2]", "w="]
-    assert given_values(given) == {
+    assert parse_overrides(given) == {
         "attention": "none",
         "optimizer.lr": 1e-05,
         "seed": 3,

@@ -1,168 +1,229 @@
-"""Types and limits of every configuration value. Defaults and their reasons stand in configs/**.yaml only."""
+"""The whole configuration of each command."""
 
-from nmt.config.schema.attention import (
-    AdditiveScore,
-    Attention,
-    ConcatScore,
-    CosineScore,
-    Coverage,
-    DotScore,
-    EncoderSelfAttention,
-    Entmax15,
-    GeneralScore,
-    GlobalWindow,
-    Gumbel,
-    Hard,
-    Heads,
-    LinearCoverage,
-    LocalMonotonicWindow,
-    LocalPredictiveWindow,
-    LocationAwareScore,
-    LocationScore,
-    Monotonic,
-    NoAttention,
-    NoCoverage,
-    NoHeads,
-    Normalizer,
-    NormedAdditiveScore,
-    NoSelfAttention,
-    Projection,
-    ScaledDotScore,
-    Score,
-    ScoredAttention,
-    SelfAttention,
-    Softmax,
-    SoftNormalizer,
-    Sparsemax,
-    StatelessScore,
-    Window,
-)
-from nmt.config.schema.commands import (
-    CompareConfig,
-    Device,
-    EvaluateConfig,
-    Machine,
-    Precision,
-    SavedRunCommand,
-    TrainConfig,
-    TranslateConfig,
-)
-from nmt.config.schema.data import (
-    Corpus,
-    Data,
-    DemoData,
-    FilesData,
-    FileTokenizer,
-    HubData,
-    Splits,
-    TokenizerConfig,
-    TrainedTokenizer,
-)
-from nmt.config.schema.model import Cell, Decoder, Embedding, Encoder, Model, Network, Size, SizeThresholds
-from nmt.config.schema.record import Manifest, Report
-from nmt.config.schema.search import Beam, Evaluation, Greedy, Sampling, Search, SearchLimits
-from nmt.config.schema.training import (
-    SGD,
-    Adadelta,
-    Adam,
-    ConstantSchedule,
-    CosineSchedule,
-    Distillation,
-    InverseSqrtSchedule,
-    Likelihood,
-    MinimumRisk,
-    Objective,
-    Optimizer,
-    PlateauSchedule,
-    Schedule,
-    StepSchedule,
-    Training,
-    Validation,
-)
+import os
+from typing import Annotated, Any, Literal, Self
 
-__all__ = [
-    "SGD",
-    "Adadelta",
-    "Adam",
-    "AdditiveScore",
-    "Attention",
-    "Beam",
-    "Cell",
-    "CompareConfig",
-    "ConcatScore",
-    "ConstantSchedule",
-    "Corpus",
-    "CosineSchedule",
-    "CosineScore",
-    "Coverage",
-    "Data",
-    "Decoder",
-    "DemoData",
-    "Device",
-    "Distillation",
-    "DotScore",
-    "Embedding",
-    "Encoder",
-    "EncoderSelfAttention",
-    "Entmax15",
-    "EvaluateConfig",
-    "Evaluation",
-    "FileTokenizer",
-    "FilesData",
-    "GeneralScore",
-    "GlobalWindow",
-    "Greedy",
-    "Gumbel",
-    "Hard",
-    "Heads",
-    "HubData",
-    "InverseSqrtSchedule",
-    "Likelihood",
-    "LinearCoverage",
-    "LocalMonotonicWindow",
-    "LocalPredictiveWindow",
-    "LocationAwareScore",
-    "LocationScore",
-    "Machine",
-    "Manifest",
-    "MinimumRisk",
-    "Model",
-    "Monotonic",
-    "Network",
-    "NoAttention",
-    "NoCoverage",
-    "NoHeads",
-    "NoSelfAttention",
-    "Normalizer",
-    "NormedAdditiveScore",
-    "Objective",
-    "Optimizer",
-    "PlateauSchedule",
-    "Precision",
-    "Projection",
-    "Report",
-    "Sampling",
-    "SavedRunCommand",
-    "ScaledDotScore",
-    "Schedule",
-    "Score",
-    "ScoredAttention",
-    "Search",
-    "SearchLimits",
-    "SelfAttention",
-    "Size",
-    "SizeThresholds",
-    "SoftNormalizer",
-    "Softmax",
-    "Sparsemax",
-    "Splits",
-    "StatelessScore",
-    "StepSchedule",
-    "TokenizerConfig",
-    "TrainConfig",
-    "TrainedTokenizer",
-    "Training",
-    "TranslateConfig",
-    "Validation",
-    "Window",
-]
+from pydantic import BeforeValidator, Field
+from pydantic import model_validator as validator
+
+from nmt.config.arguments import user_path
+from nmt.config.schema.base import Count, CountOrZero, Name, Place, Places, Positive, Section, Seed, Threads
+from nmt.config.schema.data import Data, TokenizerConfig
+from nmt.config.schema.model import Model, Size
+from nmt.config.schema.training import Objective, Optimizer, Schedule, Training, Validation
+
+Device = Literal["auto", "cpu", "cuda", "mps"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Values = dict[str, str | int | float | bool | None]
+
+
+class Machine(Section):
+    device: Device
+    precision: Precision
+    threads: Threads | None
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(user_path(path))
+
+
+MOST_HYPOTHESES = 10_000  # of a sentence at once: each has decoder states of its own
+
+
+class SearchLimits(Section):
+    """What every search has. Lengths in tokens, `</s>` counted."""
+
+    min_length: CountOrZero
+    max_length: Count
+    max_ratio: Positive
+    max_source_length: Count
+    batch_tokens: Count
+    replace_unknown: bool
+
+
+class Greedy(SearchLimits):
+    kind: Literal["greedy"]
+
+
+class Beam(SearchLimits):
+    kind: Literal["beam"]
+    beam_size: Annotated[int, Field(gt=0, le=MOST_HYPOTHESES)]
+    length_penalty: Literal["none", "average", "gnmt"]
+    alpha: Annotated[float, Field(ge=0.0, le=100.0)]
+    stop: Literal["beam", "exact"]
+
+
+class Sampling(SearchLimits):
+    kind: Literal["sampling"]
+    temperature: Positive
+    top_k: CountOrZero
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+Search = Annotated[Greedy | Beam | Sampling, Field(discriminator="kind")]
+
+
+class Evaluation(Section):
+    tokenize: Name
+    lowercase: bool
+
+
+class TrainConfig(Model, Machine):
+    """nmt-train."""
+
+    run: Place | None
+    seed: Seed
+    size: Size
+    data: Data
+    tokenizer: TokenizerConfig
+    objective: Objective
+    optimizer: Optimizer
+    schedule: Schedule
+    training: Training
+    validation: Validation
+    search: Search
+    evaluation: Evaluation
+
+    def settled(self) -> Self:
+        """The same with absolute paths, so that a saved run finds its data from anywhere."""
+        places = {"path", "train", "validation", "test", "cache_dir", "source_model", "target_model", "start_from"}
+        lists, sections = {"extra", "teachers"}, {}
+        for name in ("data", "tokenizer", "objective", "training"):
+            section = getattr(self, name)
+            absolute: dict[str, object] = {}
+            for key, value in section:
+                if key in places and isinstance(value, str):
+                    absolute[key] = _absolute(value)
+                elif key in lists:
+                    absolute[key] = [_absolute(each) for each in value]
+            sections[name] = section.model_copy(update=absolute)
+        return self.model_copy(update={**sections, "run": None})
+
+    @validator(mode="after")
+    def _vocabularies_fit(self) -> Self:
+        tokenizer = self.tokenizer
+        shared = tokenizer.joint if tokenizer.kind != "file" else tokenizer.target_model is None
+        if self.embedding.tie_source_target and not shared:
+            raise ValueError(
+                "embedding.tie_source_target=true needs one vocabulary for both languages; "
+                "set tokenizer.joint=true (or one tokenizer model), or embedding.tie_source_target=false"
+            )
+        return self
+
+    @validator(mode="after")
+    def _guided_attention(self) -> Self:
+        if not self.training.guided_alignment:
+            return self
+        if self.attention.kind == "none":
+            raise ValueError("training.guided_alignment guides an attention, but attention.kind=none; set it to 0")
+        if self.attention.normalizer.kind not in {"softmax", "monotonic"}:
+            raise ValueError(
+                "training.guided_alignment cannot raise weights that are exactly 0, as they may be with "
+                f"attention.normalizer.kind={self.attention.normalizer.kind}; set it to 0, or use "
+                "attention/normalizer=softmax"
+            )
+        if self.data.kind == "hub" or (self.data.kind == "files" and self.data.alignments is None):
+            raise ValueError(
+                "training.guided_alignment needs the training corpus's word alignments: data=files with data.alignments"
+            )
+        return self
+
+    @validator(mode="after")
+    def _objective_fits(self) -> Self:
+        hard = self.attention.kind == "attention" and self.attention.normalizer.kind == "hard"
+        if self.training.r_drop and hard:
+            raise ValueError(
+                f"training.r_drop={self.training.r_drop} draws two predictions together, which no draw of "
+                "attention.normalizer.kind=hard is rewarded for; set it to 0, or use attention/normalizer=gumbel"
+            )
+        kind = self.objective.kind
+        if kind != "likelihood" and hard:
+            raise ValueError(
+                f"objective.kind={kind}: no draw of attention.normalizer.kind=hard is rewarded for "
+                f"{'a low risk' if kind == 'minimum_risk' else 'what teachers predict'}; use objective=likelihood, or "
+                "attention/normalizer=gumbel"
+            )
+        unfit = {"minimum_risk": ("r_drop", "scheduled_sampling"), "distillation": ("r_drop",), "likelihood": ()}
+        for key in unfit[kind]:
+            if value := getattr(self.training, key):
+                raise ValueError(
+                    f"training.{key}={value} is for objective=likelihood; with objective.kind={kind} set it to 0"
+                )
+        if kind == "minimum_risk" and self.tokenizer.sampling_by_side[1]:
+            raise ValueError(
+                f"tokenizer.sampling={self.tokenizer.sampling} draws other pieces for the references, to which "
+                "objective.kind=minimum_risk compares translations; use tokenizer.sampling_sides=source, or set it to 0"
+            )
+        return self
+
+
+class SavedRunCommand(Section):
+    """What the commands on a trained run share, or on an ensemble of several; null means: as the (first) run was
+    trained."""
+
+    run: Places
+    checkpoint: Literal["best", "last"]
+    device: Device | None
+    precision: Precision | None
+    threads: Threads | None
+    seed: Seed | None
+    search: Values
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """What Translator.load takes beside the run."""
+        return {name: getattr(self, name) for name in SavedRunCommand.model_fields if name != "run"}
+
+
+class EvaluateConfig(SavedRunCommand):
+    """nmt-evaluate."""
+
+    split: Literal["validation", "test"]
+    tokenize: Name | None
+    lowercase: bool | None
+    output: Place | None
+
+    @validator(mode="after")
+    def _an_ensemble_has_no_run(self) -> Self:
+        if self.output is None and len(self.run) > 1:
+            raise ValueError(
+                "output=null: results go into the run, but those of an ensemble are none of its runs'; name a folder"
+            )
+        return self
+
+
+class TranslateConfig(SavedRunCommand):
+    """nmt-translate."""
+
+    alignments: Place | None
+    references: Place | None
+    nbest: Annotated[int, Field(gt=0, le=MOST_HYPOTHESES)]
+    interactive: bool
+    buffer_lines: Count
+
+    @validator(mode="after")
+    def _references_are_given(self) -> Self:
+        if self.references is not None and self.nbest > 1:
+            raise ValueError(f"references={self.references} are scored, not searched for; leave out nbest={self.nbest}")
+        return self
+
+
+def _named(given: Any) -> Any:  # noqa: ANN401
+    """systems=NAME=FILE or [NAME=FILE,...]."""
+    return [given] if isinstance(given, str) else given
+
+
+class CompareConfig(Section):
+    """nmt-compare."""
+
+    runs: Places
+    systems: Annotated[list[Name], BeforeValidator(_named)]
+    split: Literal["validation", "test"]
+    baseline: Place | None
+    apart: bool
+    examples: CountOrZero
+    sentences: Annotated[list[Count], BeforeValidator(lambda v: [v] if isinstance(v, int) else v)]
+    bootstrap_samples: Annotated[int, Field(ge=100, le=1_000_000)]
+    randomisation_trials: Annotated[int, Field(ge=100, le=1_000_000)]
+    output: Place
+    markdown: bool

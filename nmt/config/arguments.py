@@ -1,15 +1,18 @@
-"""Overrides such as "optimizer.lr=0.1": what they set, and how they are written for a shell."""
+"""Command-line arguments: overrides such as "optimizer.lr=0.1", and paths with ~."""
 
 import re
 import shlex
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
+
+from nmt.config.errors import UserError
 
 _WORDS: dict[str, bool | None] = {"": None, "null": None, "true": True, "false": False}
 
 
-def given_values(overrides: Iterable[str]) -> dict[str, Any]:
+def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
     """What overrides set, as plain values by key; lists and the like as they are written."""
     values = {}
     for override in overrides:
@@ -42,3 +45,14 @@ def for_shell(key: str, value: object) -> str:
     word = f"{key}={text}"
     readable = "'" in word and not set(word) & set('"$`\\!')
     return f'"{word}"' if readable else shlex.quote(word)
+
+
+def user_path(path: Path | str) -> Path:
+    """The path with the home directory for a leading ~. Raises UserError where there is no home directory."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(
+            f"{path}: no home directory is known for ~ (HOME is not set); give the whole path, for prepared corpora in "
+            "NMT_CACHE"
+        ) from None
