@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.config.arguments import for_shell, parse_overrides, user_path
-from nmt.config.compose import PLACES, flatten, load_values, save_values
+from nmt.config.compose import PATH_KEYS, flatten, load_values, save_values
 from nmt.config.errors import UserError
 from nmt.config.schema.record import Manifest
 from nmt.data.prepared import Prepared
@@ -25,7 +25,7 @@ from nmt.files import check_contained, read_bytes, read_lines, remove_leftovers,
 NO_EFFECT = {"run", "device", "threads", "data.cache_dir", "training.log_every", "training.checkpoint_every"}
 STOPPING = {"training.max_epochs", "training.max_steps", "validation.patience"}  # bend a cosine schedule too
 # Keys that may change when a run is resumed.
-CHANGEABLE = NO_EFFECT | PLACES | STOPPING | {"validation.samples", "validation.saliency"}
+CHANGEABLE = NO_EFFECT | PATH_KEYS | STOPPING | {"validation.samples", "validation.saliency"}
 LOCK = ".lock"
 ERROR = "error.txt"  # why a job of a sweep failed
 EVALUATION = "evaluation.json"  # describes an evaluation in a folder that is not a run

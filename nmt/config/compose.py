@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 LARGEST = 1_000_000  # bytes of a saved configuration, which has a few thousand ...
 DEEPEST = 50  # ... and sections in sections, four deep
 # Where what a run reads lies, which may be elsewhere when it goes on.
-PLACES = {f"data.{name}" for name in ("path", "train", "validation", "test", "extra")}
-PLACES |= {"tokenizer.source_model", "tokenizer.target_model", "objective.teachers"}
+PATH_KEYS = {f"data.{name}" for name in ("path", "train", "validation", "test", "extra")}
+PATH_KEYS |= {"tokenizer.source_model", "tokenizer.target_model", "objective.teachers"}
 # What else may be meant by a value that is none of a key's.
 INSTEAD = {"search.length_penalty": "; its exponent is search.alpha"}
 # In YAML, of attention.kind: is there an attention? For values that only make sense with one.
@@ -47,7 +47,7 @@ def typed(schema: type[T], values: Mapping[str, Any], source: Path | None = None
         raise UserError("\n".join(dict.fromkeys(lines))) from None
 
 
-def for_choices(schema: type[T], values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def drop_unused_values(schema: type[T], values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Values without what YAML files say of choices that the command line changed, such as an experiment's
     search.beam_size where search=greedy is asked for; it is told."""
     given = parse_overrides(overrides)
@@ -70,7 +70,7 @@ def for_choices(schema: type[T], values: Mapping[str, Any], overrides: Sequence[
     return kept
 
 
-def typed_union(union: Any, values: Mapping[str, Any], section: str) -> Any:  # noqa: ANN401
+def typed_section(union: Any, values: Mapping[str, Any], section: str) -> Any:  # noqa: ANN401
     """The same for one section whose type is a union on `kind`, e.g. (Search, {...}, "search")."""
     try:
         return TypeAdapter(union).validate_python(values)
@@ -154,7 +154,7 @@ def merge_search(trained: schema.Search, given: Mapping[str, Any]) -> schema.Sea
     if given.get("kind", trained.kind) != trained.kind:  # what all kinds have stays
         own = {key: value for key, value in own.items() if key in schema.SearchLimits.model_fields}
     values = {**own, **given}
-    search: schema.Search = typed_union(schema.Search, values, "search")
+    search: schema.Search = typed_section(schema.Search, values, "search")
     return search
 
 

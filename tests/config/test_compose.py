@@ -10,7 +10,7 @@ from conftest import TINY, values_of
 from nmt.cli.explain import SETTLED, known_keys
 from nmt.config import schema
 from nmt.config.arguments import parse_overrides, user_path
-from nmt.config.compose import flatten, load_config, load_values, save_values, typed, typed_union, with_values
+from nmt.config.compose import flatten, load_config, load_values, save_values, typed, typed_section, with_values
 from nmt.config.errors import OTHER_NAMES, UserError, nearest, nearest_key
 
 
@@ -103,7 +103,7 @@ def test_one_text_on_both_sides_is_refused() -> None:
 
 def test_a_section_alone_is_checked_the_same_way() -> None:
     with pytest.raises(UserError, match=r"search\.beam_sise: unknown key; did you mean 'beam_size'"):
-        typed_union(schema.Search, {**values_of("train", [])["search"], "beam_sise": 3}, "search")
+        typed_section(schema.Search, {**values_of("train", [])["search"], "beam_sise": 3}, "search")
 
 
 def test_saved_values_come_back_equal(values: dict[str, Any], tmp_path: Path) -> None:
@@ -217,4 +217,4 @@ def test_without_a_home_directory_a_path_in_it_is_refused(monkeypatch: pytest.Mo
     assert user_path("corpus/~") == Path("corpus/~")
     values = values_of("train", ["training.start_from='~/run'"])
     with pytest.raises(UserError, match="no home directory"):
-        typed(schema.TrainConfig, values).settled()
+        typed(schema.TrainConfig, values).with_absolute_paths()

@@ -1,4 +1,4 @@
-"""The whole configuration of each command."""
+"""The complete configuration of each command. Its sections are defined in the modules of this package."""
 
 import os
 from typing import Annotated, Any, Literal, Self
@@ -7,14 +7,29 @@ from pydantic import BeforeValidator, Field
 from pydantic import model_validator as validator
 
 from nmt.config.arguments import user_path
-from nmt.config.schema.base import Count, CountOrZero, Name, Place, Places, Positive, Section, Seed, Threads
+from nmt.config.schema.base import (
+    Count,
+    CountOrZero,
+    Name,
+    Names,
+    PathText,
+    PathTexts,
+    Positive,
+    Section,
+    Seed,
+    Threads,
+    as_list,
+)
 from nmt.config.schema.data import Data, TokenizerConfig
 from nmt.config.schema.model import Model, Size
 from nmt.config.schema.training import Objective, Optimizer, Schedule, Training, Validation
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
-Values = dict[str, str | int | float | bool | None]
+MAX_HYPOTHESES = 10_000  # per sentence; each has its own decoder state
+# Fields of data, tokenizer, objective and training that hold a path or a list of paths.
+PATH_FIELDS = {"path", "train", "validation", "test", "extra", "cache_dir", "source_model", "target_model"}
+PATH_FIELDS |= {"teachers", "start_from"}
 
 
 class Machine(Section):
@@ -23,15 +38,8 @@ class Machine(Section):
     threads: Threads | None
 
 
-def _absolute(path: str) -> str:
-    return os.path.abspath(user_path(path))
-
-
-MOST_HYPOTHESES = 10_000  # of a sentence at once: each has decoder states of its own
-
-
 class SearchLimits(Section):
-    """What every search has. Lengths in tokens, `</s>` counted."""
+    """Limits of every kind of search; lengths are in tokens and include `</s>`."""
 
     min_length: CountOrZero
     max_length: Count
@@ -47,7 +55,7 @@ class Greedy(SearchLimits):
 
 class Beam(SearchLimits):
     kind: Literal["beam"]
-    beam_size: Annotated[int, Field(gt=0, le=MOST_HYPOTHESES)]
+    beam_size: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
     length_penalty: Literal["none", "average", "gnmt"]
     alpha: Annotated[float, Field(ge=0.0, le=100.0)]
     stop: Literal["beam", "exact"]
@@ -71,7 +79,7 @@ class Evaluation(Section):
 class TrainConfig(Model, Machine):
     """nmt-train."""
 
-    run: Place | None
+    run: PathText | None
     seed: Seed
     size: Size
     data: Data
@@ -84,23 +92,17 @@ class TrainConfig(Model, Machine):
     search: Search
     evaluation: Evaluation
 
-    def settled(self) -> Self:
-        """The same with absolute paths, so that a saved run finds its data from anywhere."""
-        places = {"path", "train", "validation", "test", "cache_dir", "source_model", "target_model", "start_from"}
-        lists, sections = {"extra", "teachers"}, {}
+    def with_absolute_paths(self) -> Self:
+        """A copy with absolute paths, so that a saved run finds its data from any working directory."""
+        sections = {}
         for name in ("data", "tokenizer", "objective", "training"):
             section = getattr(self, name)
-            absolute: dict[str, object] = {}
-            for key, value in section:
-                if key in places and isinstance(value, str):
-                    absolute[key] = _absolute(value)
-                elif key in lists:
-                    absolute[key] = [_absolute(each) for each in value]
-            sections[name] = section.model_copy(update=absolute)
+            paths = {key: _absolute(value) for key, value in section if key in PATH_FIELDS}
+            sections[name] = section.model_copy(update=paths)
         return self.model_copy(update={**sections, "run": None})
 
     @validator(mode="after")
-    def _vocabularies_fit(self) -> Self:
+    def _check_vocabularies(self) -> Self:
         tokenizer = self.tokenizer
         shared = tokenizer.joint if tokenizer.kind != "file" else tokenizer.target_model is None
         if self.embedding.tie_source_target and not shared:
@@ -111,15 +113,15 @@ class TrainConfig(Model, Machine):
         return self
 
     @validator(mode="after")
-    def _guided_attention(self) -> Self:
+    def _check_guided_alignment(self) -> Self:
         if not self.training.guided_alignment:
             return self
         if self.attention.kind == "none":
             raise ValueError("training.guided_alignment guides an attention, but attention.kind=none; set it to 0")
         if self.attention.normalizer.kind not in {"softmax", "monotonic"}:
             raise ValueError(
-                "training.guided_alignment cannot raise weights that are exactly 0, as they may be with "
-                f"attention.normalizer.kind={self.attention.normalizer.kind}; set it to 0, or use "
+                "training.guided_alignment has no gradient through weights of exactly 0, which "
+                f"attention.normalizer.kind={self.attention.normalizer.kind} may give; set it to 0, or use "
                 "attention/normalizer=softmax"
             )
         if self.data.kind == "hub" or (self.data.kind == "files" and self.data.alignments is None):
@@ -129,49 +131,55 @@ class TrainConfig(Model, Machine):
         return self
 
     @validator(mode="after")
-    def _objective_fits(self) -> Self:
-        hard = self.attention.kind == "attention" and self.attention.normalizer.kind == "hard"
-        if self.training.r_drop and hard:
-            raise ValueError(
-                f"training.r_drop={self.training.r_drop} draws two predictions together, which no draw of "
-                "attention.normalizer.kind=hard is rewarded for; set it to 0, or use attention/normalizer=gumbel"
-            )
+    def _check_objective(self) -> Self:
         kind = self.objective.kind
-        if kind != "likelihood" and hard:
-            raise ValueError(
-                f"objective.kind={kind}: no draw of attention.normalizer.kind=hard is rewarded for "
-                f"{'a low risk' if kind == 'minimum_risk' else 'what teachers predict'}; use objective=likelihood, or "
-                "attention/normalizer=gumbel"
-            )
-        unfit = {"minimum_risk": ("r_drop", "scheduled_sampling"), "distillation": ("r_drop",), "likelihood": ()}
-        for key in unfit[kind]:
+        if self.attention.kind == "attention" and self.attention.normalizer.kind == "hard":
+            if self.training.r_drop:
+                raise ValueError(
+                    f"training.r_drop={self.training.r_drop} does not train attention.normalizer.kind=hard, which is "
+                    "rewarded by the likelihood alone; set it to 0, or use attention/normalizer=gumbel"
+                )
+            if kind != "likelihood":
+                raise ValueError(
+                    f"objective.kind={kind} does not train attention.normalizer.kind=hard, which is rewarded by the "
+                    "likelihood alone; use objective=likelihood, or attention/normalizer=gumbel"
+                )
+        incompatible = {"minimum_risk": ("r_drop", "scheduled_sampling"), "distillation": ("r_drop",), "likelihood": ()}
+        for key in incompatible[kind]:
             if value := getattr(self.training, key):
                 raise ValueError(
                     f"training.{key}={value} is for objective=likelihood; with objective.kind={kind} set it to 0"
                 )
         if kind == "minimum_risk" and self.tokenizer.sampling_by_side[1]:
             raise ValueError(
-                f"tokenizer.sampling={self.tokenizer.sampling} draws other pieces for the references, to which "
-                "objective.kind=minimum_risk compares translations; use tokenizer.sampling_sides=source, or set it to 0"
+                f"tokenizer.sampling={self.tokenizer.sampling} draws new segmentations of the references, but "
+                "objective.kind=minimum_risk compares translations with fixed ones; use "
+                "tokenizer.sampling_sides=source, or set it to 0"
             )
         return self
 
 
-class SavedRunCommand(Section):
-    """What the commands on a trained run share, or on an ensemble of several; null means: as the (first) run was
-    trained."""
+def _absolute(value: Any) -> Any:  # noqa: ANN401
+    """The absolute form of a path or a list of paths; None stays None."""
+    if isinstance(value, list):
+        return [_absolute(path) for path in value]
+    return None if value is None else os.path.abspath(user_path(value))
 
-    run: Places
+
+class SavedRunCommand(Section):
+    """Keys of all commands that load a trained run, or several as an ensemble; null: as the (first) run was trained."""
+
+    run: PathTexts
     checkpoint: Literal["best", "last"]
     device: Device | None
     precision: Precision | None
     threads: Threads | None
     seed: Seed | None
-    search: Values
+    search: dict[str, str | int | float | bool | None]
 
     @property
     def loading(self) -> dict[str, Any]:
-        """What Translator.load takes beside the run."""
+        """Keyword arguments of Translator.load."""
         return {name: getattr(self, name) for name in SavedRunCommand.model_fields if name != "run"}
 
 
@@ -181,13 +189,14 @@ class EvaluateConfig(SavedRunCommand):
     split: Literal["validation", "test"]
     tokenize: Name | None
     lowercase: bool | None
-    output: Place | None
+    output: PathText | None
 
     @validator(mode="after")
-    def _an_ensemble_has_no_run(self) -> Self:
+    def _check_output(self) -> Self:
         if self.output is None and len(self.run) > 1:
             raise ValueError(
-                "output=null: results go into the run, but those of an ensemble are none of its runs'; name a folder"
+                "output=null writes into the run, but an ensemble's results belong to none of its runs; give "
+                "output=FOLDER"
             )
         return self
 
@@ -195,35 +204,30 @@ class EvaluateConfig(SavedRunCommand):
 class TranslateConfig(SavedRunCommand):
     """nmt-translate."""
 
-    alignments: Place | None
-    references: Place | None
-    nbest: Annotated[int, Field(gt=0, le=MOST_HYPOTHESES)]
+    alignments: PathText | None
+    references: PathText | None
+    nbest: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
     interactive: bool
     buffer_lines: Count
 
     @validator(mode="after")
-    def _references_are_given(self) -> Self:
+    def _check_references(self) -> Self:
         if self.references is not None and self.nbest > 1:
             raise ValueError(f"references={self.references} are scored, not searched for; leave out nbest={self.nbest}")
         return self
 
 
-def _named(given: Any) -> Any:  # noqa: ANN401
-    """systems=NAME=FILE or [NAME=FILE,...]."""
-    return [given] if isinstance(given, str) else given
-
-
 class CompareConfig(Section):
     """nmt-compare."""
 
-    runs: Places
-    systems: Annotated[list[Name], BeforeValidator(_named)]
+    runs: PathTexts
+    systems: Names
     split: Literal["validation", "test"]
-    baseline: Place | None
-    apart: bool
+    baseline: PathText | None
+    separate_incomparable: bool
     examples: CountOrZero
-    sentences: Annotated[list[Count], BeforeValidator(lambda v: [v] if isinstance(v, int) else v)]
+    sentences: Annotated[list[Count], BeforeValidator(as_list)]
     bootstrap_samples: Annotated[int, Field(ge=100, le=1_000_000)]
     randomisation_trials: Annotated[int, Field(ge=100, le=1_000_000)]
-    output: Place
+    output: PathText
     markdown: bool

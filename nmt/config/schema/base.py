@@ -1,10 +1,10 @@
-"""What every section of the configuration has.
+"""Types that all sections of the configuration share.
 
-Numbers have an upper limit too, far beyond what any system has used: what passes it is a slip of the keyboard, better
-told at once than by a machine that is out of memory, or by sums that overflow in float32.
+Numbers have upper limits far beyond any known system's values: a typing error is reported at once, not later as
+exhausted memory or a float32 overflow.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -14,36 +14,39 @@ Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0, le=1e6)]
 NonNegative = Annotated[float, Field(ge=0.0, le=1e6)]
-Factor = Annotated[float, Field(ge=1.0, le=1e6)]  # a ratio of two lengths, the longer one's first
-Temperature = Annotated[float, Field(ge=1e-4, le=1e4)]  # energies divided by less overflow
-Epsilon = Annotated[float, Field(ge=1e-30, le=1.0)]  # less is 0 in float32, and a division by 0
+Factor = Annotated[float, Field(ge=1.0, le=1e6)]  # ratio of the longer to the shorter length
+Temperature = Annotated[float, Field(ge=1e-4, le=1e4)]  # energies divided by less would overflow
+Epsilon = Annotated[float, Field(ge=1e-30, le=1.0)]  # less rounds to 0 in float32 and causes a division by zero
 
-Count = Annotated[int, Field(gt=0, le=2**31 - 1)]  # of steps, tokens, sentences: what an int32 holds
+Count = Annotated[int, Field(gt=0, le=2**31 - 1)]  # steps, tokens or sentences; fits an int32
 CountOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Units = Annotated[int, Field(gt=0, le=2**14)]  # a layer's width: 16384 units have gigabytes of recurrent weights
+Units = Annotated[int, Field(gt=0, le=2**14)]  # width of a layer; 16384 units already need gigabytes of weights
 Layers = Annotated[int, Field(gt=0, le=100)]
 LayersOrZero = Annotated[int, Field(ge=0, le=100)]
-Positions = Annotated[int, Field(gt=0, le=100_000)]  # of a sentence
-Threads = Annotated[int, Field(gt=0, le=1024)]  # of a hundred thousand, torch crashes
+Positions = Annotated[int, Field(gt=0, le=100_000)]  # in a sentence
+Threads = Annotated[int, Field(gt=0, le=1024)]  # torch crashes with 100,000
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
-def _readable(text: str) -> str:
-    """No control characters, which no file system, language or tokenizer has in its names."""
+def _refuse_control_characters(text: str) -> str:
     if CONTROL.search(text):
         raise ValueError(f"{format_value(text)} holds control characters or bytes that are not UTF-8")
     return text
 
 
-Name = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_readable)]  # as long as a path may be
-Names = Annotated[list[Name], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
-Place = Annotated[Name, BeforeValidator(lambda given: str(given) if type(given) is int else given)]  # a folder named 0
-Places = Annotated[  # one or a list of them
-    list[Place], Field(min_length=1), BeforeValidator(lambda given: [given] if isinstance(given, str | int) else given)
-]
+def as_list(value: Any) -> Any:  # noqa: ANN401
+    """Wrap a single string or number in a list, so that KEY=A means KEY=[A]."""
+    return [value] if isinstance(value, str | int) else value
+
+
+Name = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_refuse_control_characters)]
+Names = Annotated[list[Name], BeforeValidator(as_list)]
+# A folder may be named 0, which YAML reads as an integer.
+PathText = Annotated[Name, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
+PathTexts = Annotated[list[PathText], Field(min_length=1), BeforeValidator(as_list)]
 
 
 class Section(BaseModel):
-    """A group of values: immutable, no unknown keys, no silent conversion between types."""
+    """A group of values: immutable, without unknown keys or implicit type conversion."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
