@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from nmt.config.arguments import for_shell, parse_overrides, user_path
-from nmt.config.compose import PATH_KEYS, flatten, load_values, save_values
 from nmt.config.errors import UserError
 from nmt.config.schema.record import Manifest
+from nmt.config.values import PATH_KEYS, flatten, load_values, save_values
 from nmt.data.prepared import Prepared
 from nmt.files import check_contained, read_bytes, read_lines, remove_leftovers, to_json, write_atomically, write_lines
 

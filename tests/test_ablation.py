@@ -7,8 +7,8 @@ import pytest
 from conftest import TINY, script, values_of
 from forks import call_text
 
-from nmt.config.compose import typed
 from nmt.config.schema import TrainConfig
+from nmt.config.values import typed
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "ablation.py"
 

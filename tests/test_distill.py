@@ -12,9 +12,9 @@ import yaml
 from conftest import TINY, script, values_of
 from forks import call_text
 
-from nmt.config.compose import typed
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
+from nmt.config.values import typed
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "distill.py"
 pytestmark = pytest.mark.system

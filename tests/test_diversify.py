@@ -16,8 +16,8 @@ from conftest import TINY, script, values_of
 from forks import call_text
 
 from nmt.config import schema
-from nmt.config.compose import typed
 from nmt.config.errors import UserError
+from nmt.config.values import typed
 from nmt.data.demo import corpus as demo
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "diversify.py"

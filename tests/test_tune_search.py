@@ -12,8 +12,8 @@ import pytest
 from forks import call_text
 
 from nmt.config.arguments import parse_overrides
-from nmt.config.compose import merge_search
 from nmt.config.schema import Beam, Evaluation, TrainConfig
+from nmt.config.values import merge_search
 from nmt.evaluation import evaluate, score_settings
 from nmt.model.weights import read_checkpoint, save_checkpoint
 from nmt.run import RunDirectory
@@ -27,7 +27,7 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "tune_search.py"
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     from conftest import TINY, values_of
 
-    from nmt.config.compose import typed
+    from nmt.config.values import typed
 
     directory = tmp_path_factory.mktemp("tune") / "run"
     config = typed(TrainConfig, values_of("train", [*TINY, "data.train_size=400", "search.max_length=12"]))

@@ -9,10 +9,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from nmt.cli import words
-from nmt.config.compose import typed_section
 from nmt.config.errors import UserError
 from nmt.config.schema.data import Data
 from nmt.config.schema.model import SizeThresholds
+from nmt.config.values import typed_section
 
 log = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from nmt.cli.app import STOPPED, log_to, output_dir
 from nmt.cli.explain import explain, record_failure
 from nmt.cli.jobs import tell
 from nmt.config.arguments import for_shell, parse_overrides
-from nmt.config.compose import config_dir
 from nmt.config.errors import UserError
+from nmt.config.values import config_dir
 from nmt.run import ERROR, LOCK, RunDirectory, read_json
 
 MARK = ".nmt-sweep"  # an empty file: the directory is ours to write to

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from nmt.config import schema
 from nmt.config.arguments import for_shell
-from nmt.config.compose import flatten, load_config
 from nmt.config.errors import UserError
 from nmt.config.schema.model import Model
 from nmt.config.schema.training import Distillation
+from nmt.config.values import flatten, load_config
 from nmt.data.prepared import Prepared
 from nmt.files import read_bytes
 from nmt.machine import Machine

@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from nmt.cli import help
-from nmt.config.compose import config_dir
+from nmt.config.values import config_dir
 
 TRAIN = ["data=files", "attention=luong_local_p", "encoder/self_attention=attention", "optimizer=sgd", "size=small"]
 

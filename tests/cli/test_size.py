@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from nmt.cli import app
-from nmt.config.compose import config_dir
 from nmt.config.schema import TrainConfig
+from nmt.config.values import config_dir
 
 THRESHOLDS = yaml.safe_load((config_dir() / "size" / "auto.yaml").read_text(encoding="utf-8"))["thresholds"]
 

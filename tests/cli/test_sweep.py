@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from nmt.cli import train
 from nmt.cli.sweep import MARK, _is_foreign, job_name
-from nmt.config.compose import config_dir
+from nmt.config.values import config_dir
 from nmt.files import read_lines
 
 NMT_TRAIN = Path(sys.executable).parent / "nmt-train"

@@ -9,7 +9,7 @@ from conftest import values_of
 from pydantic import BaseModel
 
 from nmt.config import schema
-from nmt.config.compose import _fields, _members, config_dir, flatten, typed
+from nmt.config.values import _fields, _members, config_dir, flatten, typed
 
 pytestmark = pytest.mark.no_cover  # hundreds of compositions, slowed twofold, cover nothing that no other test does
 

@@ -19,8 +19,8 @@ from fake_cuda import CUDA, FakeCUDA, on_cuda, replace_libraries
 from torch import Tensor
 
 from nmt.config import schema
-from nmt.config.compose import typed
 from nmt.config.schema.training import SGD
+from nmt.config.values import typed
 from nmt.data.batching import Batch, collate
 from nmt.machine import Machine
 from nmt.model.build import build_model

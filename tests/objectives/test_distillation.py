@@ -13,9 +13,9 @@ import torch
 from conftest import TINY, values_of
 from torch.nn import functional as F
 
-from nmt.config.compose import typed
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
+from nmt.config.values import typed
 from nmt.data.batching import Batch, Batches
 from nmt.data.prepare import prepare
 from nmt.machine import Machine

@@ -15,8 +15,8 @@ from conftest import TINY, values_of
 from forks import Work, ended, forked, killed_after
 from kills import counting, curves, differing, killed_at, outcome
 
-from nmt.config.compose import typed
 from nmt.config.schema import TrainConfig
+from nmt.config.values import typed
 
 # Validations, checkpoints between them, an average in the end, a schedule with memory, dropout, drawn segmentations.
 RECIPE = [

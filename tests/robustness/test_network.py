@@ -35,7 +35,7 @@ import datasets
 from conftest import TINY, values_of
 from nmt import Translator
 from nmt.comparison.report import write_comparison
-from nmt.config.compose import typed
+from nmt.config.values import typed
 from nmt.config.schema import TrainConfig
 from nmt.data.prepare import prepare
 from nmt.evaluation import evaluate_run, score_settings

@@ -11,8 +11,8 @@ from conftest import values_of
 from drawn_overrides import VALUES
 
 from nmt.config import schema
-from nmt.config.compose import LARGEST, flatten, load_config, load_values, typed, with_values
 from nmt.config.errors import UserError
+from nmt.config.values import MAX_BYTES, flatten, load_config, load_values, typed, with_values
 
 WRONG: list[Any] = [
     *(None, True, False, 0, -1, 1, 1.0, 0.5, float("nan"), float("inf"), 1e308, 5e-324, 2**31, 2**63, 2**70, 10**400),
@@ -64,7 +64,7 @@ HOSTILE = {
     "no time": "a: !!timestamp x",
     "an endless integer": f"a: {'9' * 5000}",
     "a merge": "<<: 3\nseed: 1",
-    "too much": "a: " + "x" * LARGEST,
+    "too much": "a: " + "x" * MAX_BYTES,
 }
 
 
@@ -99,7 +99,7 @@ def test_a_hostile_file_is_refused_in_one_line(name: str, tmp_path: Path, monkey
 def test_the_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("run: null\nseed: 1\nseed: 2\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"config\.yaml, line 3: .*seed is there twice"):
+    with pytest.raises(UserError, match=r"config\.yaml, line 3: .*duplicate key seed"):
         load_values(path)
 
 

@@ -16,9 +16,9 @@ import pandas
 import pytest
 from conftest import values_of
 
-from nmt.config.compose import typed
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
+from nmt.config.values import typed
 from nmt.data import prepare as module
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared

@@ -13,8 +13,8 @@ import torch
 from conftest import TINY, values_of
 from torch import nn
 
-from nmt.config.compose import typed
 from nmt.config.schema import TrainConfig
+from nmt.config.values import typed
 from nmt.training import checkpoint
 from nmt.training.best import Average, BestCheckpoints
 from nmt.training.job import train

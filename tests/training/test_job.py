@@ -18,9 +18,9 @@ import torch
 from conftest import TINY, values_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from nmt.config.compose import typed
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
+from nmt.config.values import typed
 from nmt.model.load import FILES
 from nmt.model.weights import read_checkpoint
 from nmt.run import RunDirectory

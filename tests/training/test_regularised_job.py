@@ -10,8 +10,8 @@ import pytest
 import torch
 from conftest import TINY, values_of
 
-from nmt.config.compose import typed
 from nmt.config.schema import TrainConfig
+from nmt.config.values import typed
 from nmt.training.job import train
 
 EVERYTHING = [

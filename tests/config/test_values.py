@@ -10,8 +10,8 @@ from conftest import TINY, values_of
 from nmt.cli.explain import SETTLED, known_keys
 from nmt.config import schema
 from nmt.config.arguments import parse_overrides, user_path
-from nmt.config.compose import flatten, load_config, load_values, save_values, typed, typed_section, with_values
 from nmt.config.errors import OTHER_NAMES, UserError, nearest, nearest_key
+from nmt.config.values import flatten, load_config, load_values, save_values, typed, typed_section, with_values
 
 
 @pytest.fixture

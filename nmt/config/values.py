@@ -1,0 +1,237 @@
+"""Configuration values: read from and written to YAML, merged, and validated against the schema."""
+
+import logging
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+import yaml
+from omegaconf import OmegaConf
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from nmt.config import schema
+from nmt.config.arguments import parse_overrides
+from nmt.config.errors import UserError, format_value, nearest
+from nmt.files import read_bytes, write_atomically
+
+T = TypeVar("T", bound=BaseModel)
+log = logging.getLogger(__name__)
+MAX_BYTES = 1_000_000  # of a saved configuration, which usually has a few thousand
+MAX_DEPTH = 50  # of nested sections; ours have four
+# Input paths of a run, which may differ when it is resumed.
+PATH_KEYS = {f"data.{name}" for name in ("path", "train", "validation", "test", "extra")}
+PATH_KEYS |= {"tokenizer.source_model", "tokenizer.target_model", "objective.teachers"}
+# Added to an error message where a value may have been meant for another key.
+HINTS = {"search.length_penalty": "; its exponent is search.alpha"}
+# For YAML: ${attends:${attention.kind}} is true if the model has an attention.
+OmegaConf.register_new_resolver("attends", lambda kind: kind != "none", replace=True)
+
+
+def config_dir() -> Path:
+    """The directory of the YAML files: inside an installed package, beside it in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"
+
+
+def typed(schema: type[T], values: Mapping[str, Any], source: Path | None = None) -> T:
+    """Validate values against a schema.
+
+    Raises UserError with a line for each problem: the key, its value and what is allowed, preceded by `source`, the
+    file they come from.
+    """
+    try:
+        return schema.model_validate(values)
+    except ValidationError as error:
+        prefix = f"{source}: " if source else ""
+        lines = [prefix + _explain(schema, values, problem) for problem in error.errors()]
+        raise UserError("\n".join(dict.fromkeys(lines))) from None
+
+
+def typed_section(union: Any, values: Mapping[str, Any], section: str) -> Any:  # noqa: ANN401
+    """Validate a section whose type is a union discriminated by `kind`, e.g. (Search, {...}, "search")."""
+    try:
+        return TypeAdapter(union).validate_python(values)
+    except ValidationError as error:
+        lines = [_explain(union, values, problem, section) for problem in error.errors()]
+        raise UserError("\n".join(dict.fromkeys(lines))) from None
+
+
+def drop_unused_values(schema: type[T], values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Drop values in YAML files that do not apply to the choices of the command line, and log them.
+
+    For example, an experiment sets search.beam_size and the command line chooses search=greedy.
+    """
+    overridden = parse_overrides(overrides)
+    result = dict(values)
+    for name, annotation in _fields(schema, values).items():
+        members, section = _members(annotation), values.get(name)
+        if name not in overridden or not isinstance(section, Mapping):
+            continue
+        if format_value(section.get("kind", "")) not in members:
+            continue
+        unused = {key for member in members.values() for key in member.model_fields} - _fields(
+            annotation, section
+        ).keys()
+        explicit = {key.split(".")[1] for key in overridden if key.startswith(f"{name}.")}
+        result[name] = {key: value for key, value in section.items() if key not in unused - explicit}
+        for key in section.keys() - result[name].keys():
+            value, choice = format_value(section[key]), f"{name}={overridden[name]}"
+            log.info("%s.%s=%s: left out, not a value of %s", name, key, value, choice)
+    return result
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without aliases, which can expand a few lines to gigabytes, and without duplicate keys."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem="aliases are not allowed", problem_mark=mark)
+        if self.depth > MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem="nested too deeply")
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = set()
+        for key, _ in node.value:
+            if (key.tag, str(key.value)) in keys:
+                problem = f"duplicate key {format_value(key.value)}"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            keys.add((key.tag, str(key.value)))
+        return super().construct_mapping(node, deep)
+
+
+def load_values(path: Path) -> dict[str, Any]:
+    """Read a saved configuration as plain data, without importing or calling anything it names. Raises UserError."""
+    line = ""
+    try:
+        values = yaml.load(read_bytes(path, MAX_BYTES).decode("utf-8"), _Loader)
+    except Exception as error:  # PyYAML's constructors raise errors of any kind: !!bool x is a KeyError
+        if isinstance(error, OSError):
+            reason = error.strerror
+        elif isinstance(error, yaml.MarkedYAMLError):
+            reason = error.problem
+            line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        else:
+            reason = format_value(str(error).partition("\n")[0]) or type(error).__name__
+        raise UserError(f"{path}{line}: cannot be read as a configuration ({reason})") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: is not a configuration (a mapping of keys to values is expected)")
+    return values
+
+
+def load_config(path: Path) -> schema.TrainConfig:
+    """Read and validate a run's saved configuration. Raises UserError."""
+    return typed(schema.TrainConfig, load_values(path), path)
+
+
+def save_values(path: Path, values: Mapping[str, Any]) -> None:
+    """Write values as YAML, in their order."""
+    write_atomically(path, yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True).encode("utf-8"))
+
+
+def with_values(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of nested values with changes by dotted key, such as "training.max_steps"; not validated."""
+    result = dict(values)
+    for key, value in changes.items():
+        name, _, rest = key.partition(".")
+        section = result.get(name)
+        result[name] = with_values(section if isinstance(section, Mapping) else {}, {rest: value}) if rest else value
+    return result
+
+
+def merge_search(trained: schema.Search, changes: Mapping[str, Any]) -> schema.Search:
+    """A run's search with changes; None means unchanged. Raises UserError."""
+    changes = {key: value for key, value in changes.items() if value is not None}
+    values = trained.model_dump()
+    if changes.get("kind", trained.kind) != trained.kind:  # keep what all kinds share
+        values = {key: value for key, value in values.items() if key in schema.SearchLimits.model_fields}
+    search: schema.Search = typed_section(schema.Search, {**values, **changes}, "search")
+    return search
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """{"a": {"b": 1}} -> ("a.b", 1)."""
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def _explain(schema: Any, values: Any, problem: ErrorDetails, section: str = "") -> str:  # noqa: ANN401
+    """One line for one problem: the key as the user writes it, its value and what is allowed."""
+    path: list[str] = [section] if section else []
+    value = values
+    annotation, allowed = schema, _fields(schema, values)
+    for part in problem["loc"]:
+        if isinstance(value, Mapping) and part not in value and part not in allowed:
+            continue  # pydantic inserts the union's member, which is no key
+        if isinstance(value, Mapping):
+            path.append(format_value(part))
+            field = allowed.get(str(part))
+            value = value.get(part)
+            if isinstance(value, Mapping) and field is not None:
+                annotation, allowed = field, _fields(field, value)
+        elif path:
+            path[-1] += f"[{format_value(part)}]"
+    return _message(".".join(path), value, problem, annotation, allowed)
+
+
+def _message(key: str, value: Any, problem: ErrorDetails, annotation: Any, allowed: Mapping[str, Any]) -> str:  # noqa: ANN401
+    """What is wrong with the value of a key, and what would be right; `allowed` are the keys beside it."""
+    kind, context = problem["type"], problem.get("ctx", {})
+    message = f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
+    match kind:
+        case "extra_forbidden":
+            name = key.rpartition(".")[2]
+            return f"{key}: unknown key{nearest(name, allowed)} (here: {', '.join(allowed)})"
+        case "missing":
+            return f"{key}: missing; it needs a value"
+        case "union_tag_invalid" | "union_tag_not_found":
+            tags = str(context.get("expected_tags", ""))
+            tag = format_value(value.get("kind", "")) if isinstance(value, Mapping) else ""
+            choices = [choice.strip(" '") for choice in tags.split(",")] if tags else list(_members(annotation))
+            return f"{key}.kind={tag}: not one of {', '.join(choices)}{nearest(tag, choices)}"
+        case "value_error":
+            message = problem["msg"].removeprefix("Value error, ")
+            return f"{key}: {message}" if key else message
+        case "literal_error":
+            choices = str(context.get("expected", "")).replace(" or ", ", ").replace("'", "").split(", ")
+            hint = nearest(format_value(value), choices) or HINTS.get(key, "")
+            message = f"not one of {', '.join(choices)}{hint}"
+        case "bool_parsing" | "bool_type":
+            message = "input should be true or false"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            message = f"is a section; set its values one by one: {key}.KEY=VALUE"
+    return f"{key}={format_value(value)}: {message}"
+
+
+def _members(annotation: Any) -> dict[str, type[BaseModel]]:  # noqa: ANN401
+    """The models of a union by their `kind`; a single model counts as a union of one."""
+    if get_origin(annotation) is Annotated:
+        return _members(get_args(annotation)[0])
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        kind = annotation.model_fields.get("kind")
+        return {str(tag): annotation for tag in (get_args(kind.annotation) if kind else ("",))}
+    members: dict[str, type[BaseModel]] = {}
+    for member in get_args(annotation) if get_origin(annotation) in {Union, types.UnionType} else ():
+        members |= _members(member)
+    return members
+
+
+def _fields(annotation: Any, values: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Field name -> annotation, for the model that `values` choose by their `kind`."""
+    members = _members(annotation)
+    kind = values.get("kind", "") if isinstance(values, Mapping) else ""
+    model = members.get(format_value(kind)) or next(iter(members.values()), None)
+    return {} if model is None else {name: field.annotation for name, field in model.model_fields.items()}
