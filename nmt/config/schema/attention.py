@@ -1,4 +1,4 @@
-"""Attention: its parts, and which of them go together."""
+"""Attention: its parts and their valid combinations."""
 
 from typing import Annotated, Literal, Self
 
@@ -64,9 +64,9 @@ class LocationAwareScore(Section):
     width: Units
 
     @validator(mode="after")
-    def _centred(self) -> Self:
+    def _check_width(self) -> Self:
         if self.width % 2 == 0:
-            raise ValueError(f"width={self.width}: must be odd, as many positions before as behind; {self.width + 1}?")
+            raise ValueError(f"width={self.width}: must be odd, to be centred on a position; {self.width + 1}?")
         return self
 
 
@@ -161,19 +161,20 @@ class Heads(Section):
     dim: Units
 
     @validator(mode="after")
-    def _divisible(self) -> Self:
+    def _check_heads(self) -> Self:
         if self.dim % self.heads:
             raise ValueError(
-                f"dim={self.dim} cannot be shared by heads={self.heads}; dim={self.heads * -(-self.dim // self.heads)}?"
+                f"dim={self.dim} is not divisible by heads={self.heads}; dim={self.heads * -(-self.dim // self.heads)}?"
             )
         return self
 
 
 Projection = Annotated[NoHeads | Heads, Field(discriminator="kind")]
 
-NO_KEYS_TO_ADJUST = {
-    "cosine": "compares directions and has no linear term for it",
-    "location": "reads no keys",
+# Scores without a linear term in the keys, to which coverage is added.
+SCORES_WITHOUT_COVERAGE = {
+    "cosine": "compares only the directions of the keys",
+    "location": "does not read the keys",
 }
 
 
@@ -191,28 +192,28 @@ class ScoredAttention(Section):
         score, window, normalizer = self.score.kind, self.window.kind, self.normalizer.kind
         if window != "global" and normalizer == "monotonic":
             raise ValueError(
-                f"normalizer.kind=monotonic reads on from where it stopped, which a window of kind={window} may not "
-                "hold; use attention/window=global, or attention/normalizer=softmax"
+                "normalizer.kind=monotonic continues from the position of the previous step, which may lie outside "
+                f"window.kind={window}; use attention/window=global, or attention/normalizer=softmax"
             )
         if window == "local_p" and normalizer in {"hard", "gumbel"}:
             raise ValueError(
-                f"window.kind=local_p scales the weights, but those of normalizer.kind={normalizer} are 0 or 1; use "
+                f"window.kind=local_p scales the weights, but normalizer.kind={normalizer} gives 0 or 1 only; use "
                 "attention/window=local_m, or attention/normalizer=softmax"
             )
         if self.dropout and normalizer in {"hard", "gumbel"}:
             raise ValueError(
-                f"dropout={self.dropout} would drop the one position that normalizer.kind={normalizer} takes; set "
+                f"dropout={self.dropout} would drop the single position that normalizer.kind={normalizer} selects; set "
                 "attention.dropout=0, or use attention/normalizer=softmax"
             )
         _refuse_unused_projection(score, self.projection)
-        if self.coverage.kind != "none" and score in NO_KEYS_TO_ADJUST:
+        if self.coverage.kind != "none" and score in SCORES_WITHOUT_COVERAGE:
             raise ValueError(
                 f"coverage.kind={self.coverage.kind} adjusts the keys, but score.kind={score} "
-                f"{NO_KEYS_TO_ADJUST[score]}; use attention/score=additive, or attention/coverage=none"
+                f"{SCORES_WITHOUT_COVERAGE[score]}; use attention/score=additive, or attention/coverage=none"
             )
         if isinstance(self.coverage, LinearCoverage) and self.coverage.loss_weight and normalizer == "hard":
             raise ValueError(
-                "coverage.loss_weight needs a gradient through the weights, which normalizer.kind=hard has not; set "
+                "coverage.loss_weight needs a gradient through the weights, which normalizer.kind=hard lacks; set "
                 "attention.coverage.loss_weight=0, or attention/normalizer=gumbel"
             )
         return self
@@ -249,13 +250,13 @@ SelfAttention = Annotated[NoSelfAttention | EncoderSelfAttention, Field(discrimi
 
 
 def unequal_sizes(score: str, projection: Projection, query: int, memory: int) -> bool:
-    """Does this score compare vectors of unequal size?"""
+    """Whether the score needs vectors of equal size, and query and memory differ in size."""
     return score in {"dot", "scaled_dot"} and projection.kind == "none" and query != memory
 
 
 def _refuse_unused_projection(score: str, projection: Projection) -> None:
     if projection.kind != "none" and score == "location":
         raise ValueError(
-            "projection.kind=heads projects keys, but score.kind=location reads none; use projection=none, or "
-            "another score such as scaled_dot"
+            "projection.kind=heads projects the keys, but score.kind=location does not read them; use projection=none, "
+            "or another score such as scaled_dot"
         )

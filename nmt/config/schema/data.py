@@ -7,12 +7,12 @@ from pydantic import model_validator as validator
 
 from nmt.config.schema.base import Count, Factor, Fraction, Name, Names, Section, Seed
 
-DemoSize = Annotated[int, Field(gt=0, le=10_000_000)]  # sentences, which are made in memory
-VocabularySize = Annotated[int, Field(ge=6, le=1_000_000)]  # four symbols, a space and a character; each has a vector
+DemoSize = Annotated[int, Field(gt=0, le=10_000_000)]  # sentence pairs, generated in memory
+VocabularySize = Annotated[int, Field(ge=6, le=1_000_000)]  # at least: 4 special symbols, a space, a character
 
 
 class Corpus(Section):
-    """What every kind of corpus has."""
+    """Keys of every kind of corpus."""
 
     source_lang: Name
     target_lang: Name
@@ -43,7 +43,7 @@ class FilesData(Corpus):
     alignments: Name | None
 
     @validator(mode="after")
-    def _two_sides(self) -> Self:
+    def _check_sides(self) -> Self:
         if self.source_lang == self.target_lang and self.source_column == self.target_column:
             raise ValueError(f"source_lang and target_lang are both '{self.source_lang}': the same text on both sides")
         return self
@@ -70,39 +70,37 @@ class HubData(Corpus):
 Data = Annotated[DemoData | FilesData | HubData, Field(discriminator="kind")]
 
 
-class Sampler(Section):
-    """Segmentations drawn in training."""
+class SegmentationSampling(Section):
+    """Random segmentation of the training data (BPE-dropout, subword regularisation)."""
 
     sampling: Fraction
     sampling_sides: Literal["both", "source", "target"]
 
     @property
     def sampling_by_side(self) -> tuple[float, float]:
-        """Of source and target."""
-        source, target = (
-            self.sampling if self.sampling_sides in {"both", side} else 0.0 for side in ("source", "target")
-        )
-        return source, target
+        """The sampling of source and target; 0 is none."""
+        sides = self.sampling_sides
+        return self.sampling if sides != "target" else 0.0, self.sampling if sides != "source" else 0.0
 
 
-class TrainedTokenizer(Sampler):
+class TrainedTokenizer(SegmentationSampling):
     kind: Literal["bpe", "unigram", "char", "word"]
     vocab_size: VocabularySize
     joint: bool
     byte_fallback: bool
     normalization: Literal["nfc", "nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"]
-    character_coverage: Annotated[float, Field(ge=0.98, le=1.0)]  # SentencePiece's limits
+    character_coverage: Annotated[float, Field(ge=0.98, le=1.0)]  # limits of SentencePiece
     split_punctuation: bool
     lowercase: bool
 
     @validator(mode="after")
-    def _sampling_needs_subwords(self) -> Self:
+    def _check_sampling(self) -> Self:
         if self.sampling and self.kind in {"char", "word"}:
             raise ValueError(f"sampling={self.sampling} needs kind=bpe or unigram, not {self.kind}")
         return self
 
 
-class FileTokenizer(Sampler):
+class FileTokenizer(SegmentationSampling):
     kind: Literal["file"]
     source_model: Name
     target_model: Name | None

@@ -1,4 +1,4 @@
-"""Embeddings, encoder, decoder, and which of them fit the attention."""
+"""Embeddings, encoder, decoder, and their valid combinations with the attention."""
 
 from typing import Literal, Self
 
@@ -12,14 +12,14 @@ Cell = Literal["rnn", "gru", "lstm"]
 
 
 class Size(Section):
-    """What other groups take where nothing else is asked for."""
+    """Defaults of other groups, for a size of corpus."""
 
     vocab_size: VocabularySize
     lr: Positive
 
 
 class SizeThresholds(Section):
-    """From how many training pairs on size=auto takes each size."""
+    """The smallest number of training pairs for which size=auto chooses each size."""
 
     small: CountOrZero
     base: CountOrZero
@@ -35,7 +35,7 @@ class Embedding(Section):
 
 
 class Network(Section):
-    """What encoder and decoder have as recurrent networks."""
+    """Keys that encoder and decoder share."""
 
     cell: Cell
     hidden: Units
@@ -49,7 +49,7 @@ class Network(Section):
     transition_depth: LayersOrZero
 
     @validator(mode="after")
-    def _residual_has_layers(self) -> Self:
+    def _check_residual(self) -> Self:
         if self.residual and self.layers == 1:
             raise ValueError(
                 "residual=true adds a layer's output to its input from the second layer on, but layers=1; set layers=2 "
@@ -64,7 +64,7 @@ class Encoder(Network):
 
     @property
     def output_dim(self) -> int:
-        """M: the size of one encoder state, both directions side by side."""
+        """M, the size of an encoder state: both directions concatenated."""
         return self.hidden * (2 if self.bidirectional else 1)
 
 
@@ -79,7 +79,7 @@ class Decoder(Network):
 
 
 class Model(Section):
-    """All that shapes the network."""
+    """All keys of the network."""
 
     variational_dropout: bool
     embedding: Embedding
@@ -88,12 +88,12 @@ class Model(Section):
     attention: Attention
 
     @validator(mode="after")
-    def _sizes_fit(self) -> Self:
+    def _check_sizes(self) -> Self:
         memory, query = self.encoder.output_dim, self.decoder.hidden
         attention = self.attention
         if attention.kind == "none" and self.decoder.attend != "after":
             raise ValueError(
-                f"decoder.attend={self.decoder.attend} is for an attention, but attention.kind=none; set it to after"
+                f"decoder.attend={self.decoder.attend} needs an attention, but attention.kind=none; set it to after"
             )
         if attention.kind == "none" and self.encoder.self_attention.kind != "none" and self.decoder.bridge == "final":
             raise ValueError(
@@ -115,12 +115,12 @@ class Model(Section):
         return self
 
     @validator(mode="after")
-    def _lexical_model_has_words(self) -> Self:
+    def _check_lexical(self) -> Self:
         if self.decoder.lexical and self.attention.kind == "none":
-            raise ValueError("decoder.lexical=true reads the attended words, but attention.kind=none; set it to false")
+            raise ValueError("decoder.lexical=true needs an attention, but attention.kind=none; set it to false")
         if self.decoder.lexical and self.decoder.readout_dim != self.embedding.dim:
             raise ValueError(
-                f"decoder.lexical=true adds to a readout of decoder.readout_dim={self.decoder.readout_dim} a vector of "
-                f"embedding.dim={self.embedding.dim}; set them equal, or decoder.lexical=false"
+                f"decoder.lexical=true adds a vector of embedding.dim={self.embedding.dim} to a readout of "
+                f"decoder.readout_dim={self.decoder.readout_dim}; set them equal, or decoder.lexical=false"
             )
         return self

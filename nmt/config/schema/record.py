@@ -1,4 +1,4 @@
-"""What is read back of the records that a run and a prepared corpus keep; all else in them is left as it is."""
+"""JSON records of runs and prepared corpora: only the fields that are read back; others stay unchecked."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,13 +6,13 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 
 
 class Record(BaseModel):
-    """JSON that was written here, or by anyone."""
+    """A JSON object from any source: known fields are checked, others are kept."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
 
 class Start(Record):
-    """How a run was started, or resumed."""
+    """How a run was started or resumed."""
 
     overrides: list[str] = []
     choices: dict[str, str] = {}
@@ -22,7 +22,7 @@ class Start(Record):
 
 
 class Manifest(Record):
-    """manifest.json."""
+    """manifest.json of a run."""
 
     status: str | None = None
     starts: list[Start] = []
@@ -30,11 +30,11 @@ class Manifest(Record):
     training: dict[str, Any] = {}
 
 
-Pair = Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]  # of source and target
+Pair = Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]  # source, target
 
 
 class SplitReport(Record):
-    """What became of the pairs of a split."""
+    """Counts of a split's sentence pairs and tokens."""
 
     read: NonNegativeInt
     kept: NonNegativeInt

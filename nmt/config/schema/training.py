@@ -1,4 +1,4 @@
-"""Objective, optimizer, schedule, training, validation."""
+"""Objective, optimizer, learning rate schedule, training and validation."""
 
 from typing import Annotated, Literal, Self
 
@@ -26,17 +26,17 @@ class Likelihood(Section):
 
 class MinimumRisk(Section):
     kind: Literal["minimum_risk"]
-    samples: Annotated[int, Field(gt=0, le=10_000)]  # each is a batch of its own
+    samples: Annotated[int, Field(gt=0, le=10_000)]  # each is as large as a batch
     reference: bool
     sharpness: Positive
     likelihood_weight: NonNegative
     max_ratio: Factor
 
     @validator(mode="after")
-    def _something_to_choose_from(self) -> Self:
+    def _check_candidates(self) -> Self:
         if self.samples == 1 and not self.reference:
             raise ValueError(
-                "samples=1 leaves one candidate, with nothing to be better than; set samples=2, or reference=true"
+                "samples=1 leaves one candidate, with no other to compare it to; set samples=2, or reference=true"
             )
         return self
 
@@ -130,7 +130,7 @@ class Training(Section):
     guided_alignment: NonNegative
     max_grad_norm: Positive | None
     max_bad_steps: Count
-    log_every: Annotated[int, Field(gt=0, le=10_000)]  # checkpoints hold the sums since the last line
+    log_every: Annotated[int, Field(gt=0, le=10_000)]  # checkpoints store the sums since the last log line
     checkpoint_every: Count | None
     ema_decay: Probability
     average_best: Count
