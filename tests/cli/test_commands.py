@@ -366,7 +366,7 @@ MISTAKES: list[tuple[list[str], str]] = [
         "attention: normalizer.kind=monotonic continues from the position",
     ),
     (["nmt-train", "attention=hard", "attention/window=local_p"], "attention: window.kind=local_p scales the weights"),
-    (["nmt-train", "attention=ntm_cosine", "attention/coverage=linear"], "but score.kind=cosine compares directions"),
+    (["nmt-train", "attention=ntm_cosine", "attention/coverage=linear"], "but score.kind=cosine compares only the directions"),
     (["nmt-train", "attention=hard", "attention/coverage=linear"], "set attention.coverage.loss_weight=0"),
     (["nmt-train", "attention=multihead", "attention.projection.heads=3"], "is not divisible by heads=3"),
     (["nmt-train", "attention=chorowski", "attention.score.width=4"], "width=4: must be odd"),
@@ -381,7 +381,7 @@ MISTAKES: list[tuple[list[str], str]] = [
         ["nmt-train", "attention=none", "encoder/self_attention=attention"],
         "set decoder.bridge=mean",
     ),
-    (["nmt-train", "attention=luong_location", "attention/projection=heads"], "score.kind=location reads none"),
+    (["nmt-train", "attention=luong_location", "attention/projection=heads"], "score.kind=location does not read them"),
     (["nmt-train", "attention=hard", "training.r_drop=5"], "r_drop=5.0 does not train attention.normalizer.kind=hard"),
     (["nmt-train", "objective=minimum_risk", "training.r_drop=5"], "training.r_drop=5.0 is for objective=likelihood"),
     (
