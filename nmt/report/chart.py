@@ -140,7 +140,7 @@ def _scales(series: Sequence[Series], right: float = RIGHT, log_x: bool = False)
 
 
 def _axes(title: str, x: Scale, y: Scale, x_ticks: Mapping[float, str], x_label: str, y_label: str) -> Element:
-    """A chart with axes and no data. Tick labels under the plot take up to two rows; those that fit none are omitted."""
+    """A chart without data. Labels of the x axis take up to two rows; those without room are omitted."""
     chart = Element("svg", {"class": "chart", "viewBox": f"0 0 {WIDTH} {HEIGHT}", "role": "img", "aria-label": title})
     _text(chart, y_label, 0, 12, "start", "axis")
     for value, label in y.ticks().items():
