@@ -38,7 +38,7 @@ def test_comments_change_no_value(command: str, overrides: list[str]) -> None:
     [
         "  patience: 10              # stop after this many validations without a new best; null: never",
         "  joint: true               # one vocabulary for both languages",
-        "                            # change full-width characters to half-width, ligatures to letters and so on, also in translations),",
+        "                            # translations), nmt_nfkc_cf | nfkc_cf (also lowercase), identity (no change)",
         "  cell: gru                 # rnn | gru | lstm; choose it with encoder=rnn, gru or lstm",
         "  splits:                   # the dataset's names for the three splits",
         "  kind: adam                # Adam (Kingma and Ba 2015).",

@@ -1,10 +1,10 @@
 """The complete configuration of each command. Its sections are defined in the modules of this package."""
 
 import os
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field
-from pydantic import model_validator as validator
 
 from nmt.config.arguments import user_path
 from nmt.config.schema.base import (
@@ -101,62 +101,54 @@ class TrainConfig(Model, Machine):
             sections[name] = section.model_copy(update=paths)
         return self.model_copy(update={**sections, "run": None})
 
-    @validator(mode="after")
-    def _check_vocabularies(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
+        yield from super().conflicts()
         tokenizer = self.tokenizer
         shared = tokenizer.joint if tokenizer.kind != "file" else tokenizer.target_model is None
         if self.embedding.tie_source_target and not shared:
-            raise ValueError(
+            yield (
                 "embedding.tie_source_target=true needs one vocabulary for both languages; "
                 "set tokenizer.joint=true (or one tokenizer model), or embedding.tie_source_target=false"
             )
-        return self
+        if self.training.guided_alignment:
+            yield from self._conflicts_of_guided_alignment()
+        yield from self._conflicts_of_objective()
 
-    @validator(mode="after")
-    def _check_guided_alignment(self) -> Self:
-        if not self.training.guided_alignment:
-            return self
+    def _conflicts_of_guided_alignment(self) -> Iterator[str]:
         if self.attention.kind == "none":
-            raise ValueError("training.guided_alignment guides an attention, but attention.kind=none; set it to 0")
-        if self.attention.normalizer.kind not in {"softmax", "monotonic"}:
-            raise ValueError(
-                "training.guided_alignment has no gradient through weights of exactly 0, which "
-                f"attention.normalizer.kind={self.attention.normalizer.kind} may give; set it to 0, or use "
+            yield "training.guided_alignment guides an attention, but attention.kind=none; set it to 0"
+        elif self.attention.normalizer.kind not in {"softmax", "monotonic"}:
+            yield (
+                "training.guided_alignment has no gradient through the exact zeros of "
+                f"attention.normalizer.kind={self.attention.normalizer.kind}; set it to 0, or use "
                 "attention/normalizer=softmax"
             )
         if self.data.kind == "hub" or (self.data.kind == "files" and self.data.alignments is None):
-            raise ValueError(
-                "training.guided_alignment needs the training corpus's word alignments: data=files with data.alignments"
-            )
-        return self
+            yield "training.guided_alignment needs word alignments of the training corpus: data=files with data.alignments"
 
-    @validator(mode="after")
-    def _check_objective(self) -> Self:
-        kind = self.objective.kind
-        if self.attention.kind == "attention" and self.attention.normalizer.kind == "hard":
-            if self.training.r_drop:
-                raise ValueError(
-                    f"training.r_drop={self.training.r_drop} does not train attention.normalizer.kind=hard, which is "
-                    "rewarded by the likelihood alone; set it to 0, or use attention/normalizer=gumbel"
-                )
-            if kind != "likelihood":
-                raise ValueError(
-                    f"objective.kind={kind} does not train attention.normalizer.kind=hard, which is rewarded by the "
-                    "likelihood alone; use objective=likelihood, or attention/normalizer=gumbel"
-                )
+    def _conflicts_of_objective(self) -> Iterator[str]:
+        kind, training, tokenizer = self.objective.kind, self.training, self.tokenizer
+        hard = self.attention.kind == "attention" and self.attention.normalizer.kind == "hard"
+        if hard and training.r_drop:
+            yield (
+                f"training.r_drop={training.r_drop} does not train attention.normalizer.kind=hard, which is rewarded "
+                "by the likelihood alone; set it to 0, or use attention/normalizer=gumbel"
+            )
+        if hard and kind != "likelihood":
+            yield (
+                f"objective.kind={kind} does not train attention.normalizer.kind=hard, which is rewarded by the "
+                "likelihood alone; use objective=likelihood, or attention/normalizer=gumbel"
+            )
         incompatible = {"minimum_risk": ("r_drop", "scheduled_sampling"), "distillation": ("r_drop",), "likelihood": ()}
         for key in incompatible[kind]:
-            if value := getattr(self.training, key):
-                raise ValueError(
-                    f"training.{key}={value} is for objective=likelihood; with objective.kind={kind} set it to 0"
-                )
-        if kind == "minimum_risk" and self.tokenizer.sampling_by_side[1]:
-            raise ValueError(
-                f"tokenizer.sampling={self.tokenizer.sampling} draws new segmentations of the references, but "
+            if value := getattr(training, key):
+                yield f"training.{key}={value} is for objective=likelihood; with objective.kind={kind} set it to 0"
+        if kind == "minimum_risk" and tokenizer.sampling_by_side[1]:
+            yield (
+                f"tokenizer.sampling={tokenizer.sampling} draws new segmentations of the references, but "
                 "objective.kind=minimum_risk compares translations with fixed ones; use "
                 "tokenizer.sampling_sides=source, or set it to 0"
             )
-        return self
 
 
 def _absolute(value: Any) -> Any:  # noqa: ANN401
@@ -191,14 +183,12 @@ class EvaluateConfig(SavedRunCommand):
     lowercase: bool | None
     output: PathText | None
 
-    @validator(mode="after")
-    def _check_output(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.output is None and len(self.run) > 1:
-            raise ValueError(
+            yield (
                 "output=null writes into the run, but an ensemble's results belong to none of its runs; give "
                 "output=FOLDER"
             )
-        return self
 
 
 class TranslateConfig(SavedRunCommand):
@@ -210,11 +200,9 @@ class TranslateConfig(SavedRunCommand):
     interactive: bool
     buffer_lines: Count
 
-    @validator(mode="after")
-    def _check_references(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.references is not None and self.nbest > 1:
-            raise ValueError(f"references={self.references} are scored, not searched for; leave out nbest={self.nbest}")
-        return self
+            yield f"references={self.references} are scored, not searched for; leave out nbest={self.nbest}"
 
 
 class CompareConfig(Section):

@@ -1,9 +1,9 @@
 """Attention: its parts and their valid combinations."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
 from pydantic import Field
-from pydantic import model_validator as validator
 
 from nmt.config.schema.base import (
     CountOrZero,
@@ -63,11 +63,9 @@ class LocationAwareScore(Section):
     filters: Units
     width: Units
 
-    @validator(mode="after")
-    def _check_width(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.width % 2 == 0:
-            raise ValueError(f"width={self.width}: must be odd, to be centred on a position; {self.width + 1}?")
-        return self
+            yield f"width={self.width}: must be odd, to be centred on a position; {self.width + 1}?"
 
 
 StatelessScore = (
@@ -160,13 +158,10 @@ class Heads(Section):
     heads: Units
     dim: Units
 
-    @validator(mode="after")
-    def _check_heads(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.dim % self.heads:
-            raise ValueError(
-                f"dim={self.dim} is not divisible by heads={self.heads}; dim={self.heads * -(-self.dim // self.heads)}?"
-            )
-        return self
+            next_multiple = self.heads * -(-self.dim // self.heads)
+            yield f"dim={self.dim} is not divisible by heads={self.heads}; dim={next_multiple}?"
 
 
 Projection = Annotated[NoHeads | Heads, Field(discriminator="kind")]
@@ -187,36 +182,34 @@ class ScoredAttention(Section):
     projection: Projection
     dropout: Probability
 
-    @validator(mode="after")
-    def _parts_fit(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         score, window, normalizer = self.score.kind, self.window.kind, self.normalizer.kind
         if window != "global" and normalizer == "monotonic":
-            raise ValueError(
+            yield (
                 "normalizer.kind=monotonic continues from the position of the previous step, which may lie outside "
                 f"window.kind={window}; use attention/window=global, or attention/normalizer=softmax"
             )
         if window == "local_p" and normalizer in {"hard", "gumbel"}:
-            raise ValueError(
+            yield (
                 f"window.kind=local_p scales the weights, but normalizer.kind={normalizer} gives 0 or 1 only; use "
                 "attention/window=local_m, or attention/normalizer=softmax"
             )
         if self.dropout and normalizer in {"hard", "gumbel"}:
-            raise ValueError(
+            yield (
                 f"dropout={self.dropout} would drop the single position that normalizer.kind={normalizer} selects; set "
                 "attention.dropout=0, or use attention/normalizer=softmax"
             )
-        _refuse_unused_projection(score, self.projection)
+        yield from _unused_projection(score, self.projection)
         if self.coverage.kind != "none" and score in SCORES_WITHOUT_COVERAGE:
-            raise ValueError(
+            yield (
                 f"coverage.kind={self.coverage.kind} adjusts the keys, but score.kind={score} "
                 f"{SCORES_WITHOUT_COVERAGE[score]}; use attention/score=additive, or attention/coverage=none"
             )
         if isinstance(self.coverage, LinearCoverage) and self.coverage.loss_weight and normalizer == "hard":
-            raise ValueError(
+            yield (
                 "coverage.loss_weight needs a gradient through the weights, which normalizer.kind=hard lacks; set "
                 "attention.coverage.loss_weight=0, or attention/normalizer=gumbel"
             )
-        return self
 
 
 class NoAttention(Section):
@@ -240,10 +233,8 @@ class EncoderSelfAttention(Section):
     projection: Projection
     dropout: Probability
 
-    @validator(mode="after")
-    def _parts_fit(self) -> Self:
-        _refuse_unused_projection(self.score.kind, self.projection)
-        return self
+    def conflicts(self) -> Iterator[str]:
+        yield from _unused_projection(self.score.kind, self.projection)
 
 
 SelfAttention = Annotated[NoSelfAttention | EncoderSelfAttention, Field(discriminator="kind")]
@@ -254,9 +245,9 @@ def unequal_sizes(score: str, projection: Projection, query: int, memory: int) -
     return score in {"dot", "scaled_dot"} and projection.kind == "none" and query != memory
 
 
-def _refuse_unused_projection(score: str, projection: Projection) -> None:
+def _unused_projection(score: str, projection: Projection) -> Iterator[str]:
     if projection.kind != "none" and score == "location":
-        raise ValueError(
+        yield (
             "projection.kind=heads projects the keys, but score.kind=location does not read them; use projection=none, "
             "or another score such as scaled_dot"
         )

@@ -4,9 +4,10 @@ Numbers have upper limits far beyond any known system's values: a typing error i
 exhausted memory or a float32 overflow.
 """
 
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from nmt.config.errors import CONTROL, format_value
 
@@ -50,3 +51,13 @@ class Section(BaseModel):
     """A group of values: immutable, without unknown keys or implicit type conversion."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    def conflicts(self) -> Iterator[str]:
+        """Yield a message for each invalid combination of values; the first one is reported."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _refuse_conflicts(self) -> Self:
+        for message in self.conflicts():
+            raise ValueError(message)
+        return self

@@ -1,9 +1,9 @@
 """Corpus and tokenizer."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
 from pydantic import Field
-from pydantic import model_validator as validator
 
 from nmt.config.schema.base import Count, Factor, Fraction, Name, Names, Section, Seed
 
@@ -42,11 +42,9 @@ class FilesData(Corpus):
     target_column: Name | None
     alignments: Name | None
 
-    @validator(mode="after")
-    def _check_sides(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.source_lang == self.target_lang and self.source_column == self.target_column:
-            raise ValueError(f"source_lang and target_lang are both '{self.source_lang}': the same text on both sides")
-        return self
+            yield f"source_lang and target_lang are both '{self.source_lang}': the same text on both sides"
 
 
 class Splits(Section):
@@ -93,11 +91,9 @@ class TrainedTokenizer(SegmentationSampling):
     split_punctuation: bool
     lowercase: bool
 
-    @validator(mode="after")
-    def _check_sampling(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.sampling and self.kind in {"char", "word"}:
-            raise ValueError(f"sampling={self.sampling} needs kind=bpe or unigram, not {self.kind}")
-        return self
+            yield f"sampling={self.sampling} needs kind=bpe or unigram, not {self.kind}"
 
 
 class FileTokenizer(SegmentationSampling):

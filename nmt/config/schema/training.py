@@ -1,9 +1,9 @@
 """Objective, optimizer, learning rate schedule, training and validation."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
 from pydantic import Field
-from pydantic import model_validator as validator
 
 from nmt.config.schema.base import (
     Count,
@@ -32,13 +32,9 @@ class MinimumRisk(Section):
     likelihood_weight: NonNegative
     max_ratio: Factor
 
-    @validator(mode="after")
-    def _check_candidates(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.samples == 1 and not self.reference:
-            raise ValueError(
-                "samples=1 leaves one candidate, with no other to compare it to; set samples=2, or reference=true"
-            )
-        return self
+            yield "samples=1 leaves one candidate, with no other to compare it to; set samples=2, or reference=true"
 
 
 class Distillation(Section):
