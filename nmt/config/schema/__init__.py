@@ -124,7 +124,7 @@ class TrainConfig(Model, Machine):
                 "attention/normalizer=softmax"
             )
         if self.data.kind == "hub" or (self.data.kind == "files" and self.data.alignments is None):
-            yield "training.guided_alignment needs word alignments of the training corpus: data=files with data.alignments"
+            yield "training.guided_alignment needs word alignments for training: data=files with data.alignments"
 
     def _conflicts_of_objective(self) -> Iterator[str]:
         kind, training, tokenizer = self.objective.kind, self.training, self.tokenizer
