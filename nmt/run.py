@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from nmt.config import schema
-from nmt.config.compose import PLACES, flatten, load_values, save_values
+from nmt.config.compose import PATH_KEYS, flatten, load_values, save_values
 from nmt.config.errors import UserError
-from nmt.config.overrides import for_shell, given_values
-from nmt.config.paths import user_path
+from nmt.config.overrides import for_shell, override_values, user_path
 from nmt.data.prepared import Prepared
 from nmt.files import check_contained, read_bytes, read_lines, remove_leftovers, to_json, write_atomically, write_lines
 
@@ -26,7 +25,7 @@ from nmt.files import check_contained, read_bytes, read_lines, remove_leftovers,
 NO_EFFECT = {"run", "device", "threads", "data.cache_dir", "training.log_every", "training.checkpoint_every"}
 STOPPING = {"training.max_epochs", "training.max_steps", "validation.patience"}  # bend a cosine schedule too
 # Keys that may change when a run is resumed.
-CHANGEABLE = NO_EFFECT | PLACES | STOPPING | {"validation.samples", "validation.saliency"}
+CHANGEABLE = NO_EFFECT | PATH_KEYS | STOPPING | {"validation.samples", "validation.saliency"}
 LOCK = ".lock"
 ERROR = "error.txt"  # why a job of a sweep failed
 EVALUATION = "evaluation.json"  # describes an evaluation in a folder that is not a run
@@ -155,7 +154,7 @@ class RunDirectory:
 
     def overrides(self) -> dict[str, Any]:
         """The command-line overrides of the first start, by key."""
-        return given_values(self.first_start().get("overrides", []))
+        return override_values(self.first_start().get("overrides", []))
 
     def recorded_choices(self) -> dict[str, Any]:
         """Group choices and overrides of the first start that affect results, without the seed, by key.

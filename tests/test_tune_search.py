@@ -12,7 +12,7 @@ import pytest
 from forks import call_text
 
 from nmt.config.compose import merge_search
-from nmt.config.overrides import given_values
+from nmt.config.overrides import override_values
 from nmt.config.schema import Beam, Evaluation, TrainConfig
 from nmt.evaluation import evaluate, score_settings
 from nmt.model.weights import read_checkpoint, save_checkpoint
@@ -101,7 +101,7 @@ def test_a_run_of_another_search_is_told_to_use_a_beam(run: RunDirectory, tmp_pa
     assert found["best"] == (
         "search.kind=beam search.alpha=0.0 search.stop=beam search.beam_size=2 search.length_penalty=none"
     )
-    taken = merge_search(trained.search, given_values(found["best"].replace("search.", "").split()))
+    taken = merge_search(trained.search, override_values(found["best"].replace("search.", "").split()))
     assert isinstance(taken, Beam)
     assert (taken.beam_size, taken.length_penalty) == (2, "none")
 

@@ -22,9 +22,9 @@ from pydantic import BaseModel
 from nmt.cli import help, size, words
 from nmt.cli.explain import explain
 from nmt.cli.output import write
-from nmt.config.compose import config_dir, for_choices, typed
+from nmt.config.compose import config_dir, drop_unused_values, typed
 from nmt.config.errors import UserError, format_value, printable
-from nmt.config.paths import user_path
+from nmt.config.overrides import user_path
 
 T = TypeVar("T", bound=BaseModel)
 LONGEST = 500  # characters of a message
@@ -126,7 +126,7 @@ def _call(schema: type[T], task: Callable[[T, list[str]], int | None], config: D
     given = words.given(HydraConfig.get())
     values = OmegaConf.to_container(size.settle(config, command), resolve=True, throw_on_missing=True)
     assert isinstance(values, dict)
-    return task(typed(schema, for_choices(schema, cast(dict[str, Any], values), given)), given) or 0
+    return task(typed(schema, drop_unused_values(schema, cast(dict[str, Any], values), given)), given) or 0
 
 
 def _attempt(work: Callable[[], int], debug: bool, new: list[Path] | None = None) -> int | Exception:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO, AnyStr
 
 from nmt.config.errors import UserError
-from nmt.config.paths import user_path
+from nmt.config.overrides import user_path
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 import nmt.cli.app  # noqa: F401 - the functions that its YAML may call
 from nmt.cli import size, words
 from nmt.cli.explain import explain
-from nmt.config.compose import config_dir, for_choices, typed
+from nmt.config.compose import config_dir, drop_unused_values, typed
 from nmt.config.errors import UserError
 
 T = TypeVar("T", bound=BaseModel)
@@ -34,4 +34,4 @@ def preview(command: str, schema: type[T], overrides: Sequence[str]) -> T:
         values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(explain(error, command)) from None
-    return typed(schema, for_choices(schema, cast(dict[str, Any], values), overrides))
+    return typed(schema, drop_unused_values(schema, cast(dict[str, Any], values), overrides))

@@ -11,12 +11,12 @@ from pathlib import Path
 from nmt.cli import sweep, words
 from nmt.cli.app import choices, output_dir, run_command
 from nmt.cli.entry import exit_at_ctrl_c
-from nmt.config.compose import PLACES, flatten, load_values, typed, with_values
+from nmt.config.compose import PATH_KEYS, flatten, load_values, typed, with_values
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 
 log = logging.getLogger(__name__)
-CHOOSING = {"data", "tokenizer", "objective", "experiment"}  # groups that say what PLACES there are
+CHOOSING = {"data", "tokenizer", "objective", "experiment"}  # groups that say what PATH_KEYS there are
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     given = {word.partition("=")[0]: word for word in sys.argv[1:]}
     resumed = "run" in given and os.path.isfile(os.path.expanduser(f"{words.value_of(given['run'])}/config.yaml"))
     if resumed and not given.keys() & CHOOSING:
-        places = [word for word in sys.argv[1:] if word.partition("=")[0] in PLACES]
+        places = [word for word in sys.argv[1:] if word.partition("=")[0] in PATH_KEYS]
         sys.argv[1:] = [word for word in sys.argv[1:] if word not in places]
     run_command("train", TrainConfig, partial(_train, places=places), sweep)
 
@@ -45,7 +45,7 @@ def _train(config: TrainConfig, overrides: list[str], places: list[str]) -> int:
     if config.run is not None:
         places = [words.with_home(word) for word in places]
         directory, config = _resumed(config, overrides, places)
-    config = config.settled()
+    config = config.with_absolute_paths()
     found = RunDirectory(directory)
     found.check_contained()
     # What a sweep has pruned goes on by hand. Of a run that is not at its end the corpus is not read for this.

@@ -21,8 +21,7 @@ from omegaconf import OmegaConf
 from nmt.cli.explain import choices_of
 from nmt.config.compose import config_dir
 from nmt.config.errors import CONTROL, UserError, format_value, nearest
-from nmt.config.overrides import quoted
-from nmt.config.paths import user_path
+from nmt.config.overrides import quoted, user_path
 
 LONGEST = 20_000  # characters of a word: Hydra's parser takes seconds for as many
 DEEPEST = 30  # brackets in brackets

@@ -15,8 +15,7 @@ from typing import Any
 from nmt.config import schema
 from nmt.config.compose import load_values, typed
 from nmt.config.errors import UserError, printable
-from nmt.config.overrides import for_shell
-from nmt.config.paths import user_path
+from nmt.config.overrides import for_shell, user_path
 from nmt.evaluation import score_settings
 from nmt.files import decode_lines, read_bytes, read_lines
 from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh

@@ -19,8 +19,11 @@ from nmt.report.table import Column, decimals
 log = logging.getLogger(__name__)
 
 
-def gather(runs: Sequence[str], systems: Sequence[str], split: str, apart: bool) -> list[tuple[list[Entry], HeldOut]]:
-    """What is to be compared, with its test set: one group, or several if runs that do not compare are to be `apart`.
+def gather(
+    runs: Sequence[str], systems: Sequence[str], split: str, separate_incomparable: bool
+) -> list[tuple[list[Entry], HeldOut]]:
+    """What is to be compared, with its test set: one group, or several if runs that do not compare are to be
+    `separate_incomparable`.
 
     A run without results is left out with a warning if a folder or a pattern led to it. Raises UserError for one that
     was named, and for what does not compare.
@@ -38,9 +41,11 @@ def gather(runs: Sequence[str], systems: Sequence[str], split: str, apart: bool)
         same = next((group for group, difference in differences if difference is None), None)
         if same is not None:
             same[0].append(entry)
-        elif groups and not apart:
+        elif groups and not separate_incomparable:
             first, why = groups[0][0][0].name, differences[0][1]
-            raise UserError(f"{entry.name} and {first} do not compare: {why}; apart=true shows them apart")
+            raise UserError(
+                f"{entry.name} and {first} do not compare: {why}; separate_incomparable=true separates them"
+            )
         else:
             groups.append(([entry], held_out))
     if not groups:
@@ -63,7 +68,7 @@ def write_comparison(
     systems: Sequence[str] = (),
     split: str = "test",
     baseline: str | None = None,
-    apart: bool = False,
+    separate_incomparable: bool = False,
     markdown: bool = False,
     **settings: Any,  # noqa: ANN401
 ) -> str:
@@ -71,7 +76,7 @@ def write_comparison(
 
     `baseline` names a system or a run. Raises UserError for an unknown one, and what `gather` and `compare` raise.
     """
-    groups = [(group(entries), held_out) for entries, held_out in gather(runs, systems, split, apart)]
+    groups = [(group(entries), held_out) for entries, held_out in gather(runs, systems, split, separate_incomparable)]
     bases = [None if baseline is None else find(baseline, members) for members, _ in groups]
     if baseline is not None and not any(bases):
         names = [system.name for members, _ in groups for system in members]

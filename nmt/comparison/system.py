@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nmt.comparison.entry import Entry
-from nmt.config.compose import PLACES
+from nmt.config.compose import PATH_KEYS
 from nmt.config.errors import printable
-from nmt.config.paths import user_path
+from nmt.config.overrides import user_path
 from nmt.report.table import short
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def group(entries: Sequence[Entry]) -> list[System]:
     keys = sorted({key for each in asked for key in each})
     varied = [key for key in keys if len({str(each.get(key)) for each in asked}) > 1]
     # Places that the runs of a system have different ones of, such as what each seed began with, name none of them.
-    places = PLACES | {"training.start_from"}
+    places = PATH_KEYS | {"training.start_from"}
     own = {key for group in systems for key in places if len({str(entry.asked.get(key)) for entry in group}) > 1}
     varied = [key for key in varied if key not in own]
     names = [_name(group[0], [key for key in varied if key != "experiment"]) for group in systems]

@@ -1,4 +1,4 @@
-"""From composed YAML values to one typed object, with errors a user can act on."""
+"""From composed YAML values to one typed object, with errors that a user can act on."""
 
 import logging
 import types
@@ -13,65 +13,67 @@ from pydantic_core import ErrorDetails
 
 from nmt.config import schema
 from nmt.config.errors import UserError, format_value, nearest
-from nmt.config.overrides import given_values
+from nmt.config.overrides import override_values
 from nmt.files import read_bytes, write_atomically
 
 T = TypeVar("T", bound=BaseModel)
 log = logging.getLogger(__name__)
-LARGEST = 1_000_000  # bytes of a saved configuration, which has a few thousand ...
-DEEPEST = 50  # ... and sections in sections, four deep
-# Where what a run reads lies, which may be elsewhere when it goes on.
-PLACES = {f"data.{name}" for name in ("path", "train", "validation", "test", "extra")}
-PLACES |= {"tokenizer.source_model", "tokenizer.target_model", "objective.teachers"}
-# What else may be meant by a value that is none of a key's.
-INSTEAD = {"search.length_penalty": "; its exponent is search.alpha"}
-# In YAML, of attention.kind: is there an attention? For values that only make sense with one.
+MAX_BYTES = 1_000_000  # of a saved configuration, which has a few thousand
+MAX_DEPTH = 50  # of nested sections; a saved configuration has four
+# Keys of paths that may change when a run is resumed, because files have moved.
+PATH_KEYS = {f"data.{name}" for name in ("path", "train", "validation", "test", "extra")}
+PATH_KEYS |= {"tokenizer.source_model", "tokenizer.target_model", "objective.teachers"}
+# Hints for values that belong to another key.
+HINTS = {"search.length_penalty": "; its exponent is search.alpha"}
+# For YAML values that only make sense with an attention: ${attends:${attention.kind}}.
 OmegaConf.register_new_resolver("attends", lambda kind: kind != "none", replace=True)
 
 
 def config_dir() -> Path:
-    """Where the YAML files are: inside an installed package, beside it in a checkout."""
+    """The folder of the YAML files: inside the installed package, or beside it in a checkout."""
     package = Path(__file__).resolve().parent.parent
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"
 
 
 def typed(schema: type[T], values: Mapping[str, Any], source: Path | None = None) -> T:
-    """Check plain values, those of a file where one is named, against the schema. Raises UserError naming key, value,
-    what is allowed."""
+    """Check plain values, perhaps from a `source` file, against the schema.
+
+    Raises UserError that names the key, the value and what is allowed.
+    """
     try:
         return schema.model_validate(values)
     except ValidationError as error:
-        before = f"{source}: " if source else ""
-        lines = [before + _explain(schema, values, problem) for problem in error.errors()]
+        prefix = f"{source}: " if source else ""
+        lines = [prefix + _explain(schema, values, problem) for problem in error.errors()]
         raise UserError("\n".join(dict.fromkeys(lines))) from None
 
 
-def for_choices(schema: type[T], values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Values without what YAML files say of choices that the command line changed, such as an experiment's
-    search.beam_size where search=greedy is asked for; it is told."""
-    given = given_values(overrides)
-    kept = dict(values)
+def drop_unused_values(schema: type[T], values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Values without those that YAML files set for a choice which the command line replaced, such as an experiment's
+    search.beam_size with search=greedy. Logs what is dropped."""
+    chosen = override_values(overrides)
+    result = dict(values)
     for name, field in _fields(schema, values).items():
         members, section = _members(field), values.get(name)
-        if (
-            name not in given
-            or not isinstance(section, Mapping)
-            or format_value(section.get("kind", "")) not in members
-        ):
+        if name not in chosen or not isinstance(section, Mapping):
             continue
-        others = {key for member in members.values() for key in member.model_fields} - _fields(field, section).keys()
-        asked = {key.split(".")[1] for key in given if key.startswith(f"{name}.")}
-        kept[name] = {key: value for key, value in section.items() if key not in others - asked}
-        for key in section.keys() - kept[name].keys():
+        if format_value(section.get("kind", "")) not in members:
+            continue
+        other_keys = {key for member in members.values() for key in member.model_fields} - _fields(
+            field, section
+        ).keys()
+        overridden = {key.split(".")[1] for key in chosen if key.startswith(f"{name}.")}
+        result[name] = {key: value for key, value in section.items() if key not in other_keys - overridden}
+        for key in section.keys() - result[name].keys():
             log.info(
-                "%s.%s=%s: left out, not a value of %s=%s", name, key, format_value(section[key]), name, given[name]
+                "%s.%s=%s: ignored, not a value of %s=%s", name, key, format_value(section[key]), name, chosen[name]
             )
-    return kept
+    return result
 
 
 def typed_union(union: Any, values: Mapping[str, Any], section: str) -> Any:  # noqa: ANN401
-    """The same for one section whose type is a union on `kind`, e.g. (Search, {...}, "search")."""
+    """`typed` for one section whose type is a union on `kind`, for example (Search, {...}, "search")."""
     try:
         return TypeAdapter(union).validate_python(values)
     except ValidationError as error:
@@ -80,17 +82,17 @@ def typed_union(union: Any, values: Mapping[str, Any], section: str) -> Any:  # 
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which every value stands once, where it is read: aliases can make gigabytes of a few lines, and of two
-    values of one key the first would be dropped."""
+    """YAML without aliases, which can expand a few lines to gigabytes, and without repeated keys, of which PyYAML
+    silently drops the first."""
 
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.MarkedYAMLError(problem="aliases are not read", problem_mark=mark)
-        if self.depth > DEEPEST:
-            raise yaml.MarkedYAMLError(problem="it nests too deep")
+            raise yaml.MarkedYAMLError(problem="aliases are not supported", problem_mark=mark)
+        if self.depth > MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem="too many nested sections")
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
@@ -101,33 +103,33 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if (key.tag, str(key.value)) in keys:
                 raise yaml.MarkedYAMLError(
-                    problem=f"{format_value(key.value)} is there twice", problem_mark=key.start_mark
+                    problem=f"{format_value(key.value)} is repeated", problem_mark=key.start_mark
                 )
             keys.add((key.tag, str(key.value)))
         return super().construct_mapping(node, deep)
 
 
 def load_values(path: Path) -> dict[str, Any]:
-    """A saved config, as data: nothing that the file names is imported or called."""
-    refused = f"{path}: cannot be read as a configuration"
+    """Read a saved configuration without importing or calling anything that it names. Raises UserError."""
+    message = f"{path}: cannot be read as a configuration"
     try:
-        values = yaml.load(read_bytes(path, LARGEST).decode("utf-8"), _Loader)
+        values = yaml.load(read_bytes(path, MAX_BYTES).decode("utf-8"), _Loader)
     except OSError as error:
-        raise UserError(f"{refused} ({error.strerror})") from None
+        raise UserError(f"{message} ({error.strerror})") from None
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UserError(f"{path}{line}: cannot be read as a configuration ({error.problem})") from None
-    except Exception as error:  # PyYAML lets out whatever its constructors stumble over: !!bool x is a KeyError
+    except Exception as error:  # PyYAML raises anything, for example KeyError for !!bool x
         raise UserError(
-            f"{refused} ({format_value(str(error).partition(chr(10))[0]) or type(error).__name__})"
+            f"{message} ({format_value(str(error).partition(chr(10))[0]) or type(error).__name__})"
         ) from None
     if not isinstance(values, dict):
-        raise UserError(f"{path}: is not a configuration (a mapping of keys to values is expected)")
+        raise UserError(f"{path}: is not a configuration (expected keys with values)")
     return values
 
 
 def load_config(path: Path) -> schema.TrainConfig:
-    """A run's saved config, checked. Raises UserError."""
+    """Read and check a run's saved configuration. Raises UserError."""
     return typed(schema.TrainConfig, load_values(path), path)
 
 
@@ -136,25 +138,23 @@ def save_values(path: Path, values: Mapping[str, Any]) -> None:
     write_atomically(path, yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True).encode("utf-8"))
 
 
-def with_values(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Saved values with others in their place, by keys such as "training.max_steps"; both are checked where they are
-    typed."""
+def with_values(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Saved values with changes by keys such as "training.max_steps". Nothing is checked."""
     changed = dict(values)
-    for key, value in given.items():
+    for key, value in changes.items():
         name, _, rest = key.partition(".")
         section = changed.get(name)
         changed[name] = with_values(section if isinstance(section, Mapping) else {}, {rest: value}) if rest else value
     return changed
 
 
-def merge_search(trained: schema.Search, given: Mapping[str, Any]) -> schema.Search:
-    """A run's search with the values that are given (not None) in place of its own. Raises UserError."""
-    given = {key: value for key, value in given.items() if value is not None}
+def merge_search(trained: schema.Search, changes: Mapping[str, Any]) -> schema.Search:
+    """A run's search settings with those changes that are not None. Raises UserError."""
+    changes = {key: value for key, value in changes.items() if value is not None}
     own = trained.model_dump()
-    if given.get("kind", trained.kind) != trained.kind:  # what all kinds have stays
+    if changes.get("kind", trained.kind) != trained.kind:  # keep only the values that all kinds have
         own = {key: value for key, value in own.items() if key in schema.SearchLimits.model_fields}
-    values = {**own, **given}
-    search: schema.Search = typed_union(schema.Search, values, "search")
+    search: schema.Search = typed_union(schema.Search, {**own, **changes}, "search")
     return search
 
 
@@ -169,26 +169,26 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _explain(schema: Any, values: Any, problem: ErrorDetails, section: str = "") -> str:  # noqa: ANN401
-    """One line for one problem: the key as the user writes it, what was given, what is allowed."""
+    """One line for one problem: the key as the user writes it, its value, what is allowed."""
     path: list[str] = [section] if section else []
-    given = values
+    value = values
     annotation, allowed = schema, _fields(schema, values)
     for part in problem["loc"]:
-        if isinstance(given, Mapping) and part not in given and part not in allowed:
-            continue  # pydantic names the union's member here; the user never wrote it
-        if isinstance(given, Mapping):
+        if isinstance(value, Mapping) and part not in value and part not in allowed:
+            continue  # pydantic names the member of a union here, which is no key
+        if isinstance(value, Mapping):
             path.append(format_value(part))
             field = allowed.get(str(part))
-            given = given.get(part)
-            if isinstance(given, Mapping) and field is not None:
-                annotation, allowed = field, _fields(field, given)
+            value = value.get(part)
+            if isinstance(value, Mapping) and field is not None:
+                annotation, allowed = field, _fields(field, value)
         elif path:
             path[-1] += f"[{format_value(part)}]"
-    return _told(".".join(path), given, problem, annotation, allowed)
+    return _message(".".join(path), value, problem, annotation, allowed)
 
 
-def _told(key: str, given: Any, problem: ErrorDetails, annotation: Any, allowed: Mapping[str, Any]) -> str:  # noqa: ANN401
-    """What is wrong with the value of this key, and what would be right."""
+def _message(key: str, value: Any, problem: ErrorDetails, annotation: Any, allowed: Mapping[str, Any]) -> str:  # noqa: ANN401
+    """What is wrong with the value of a key, and what would be right."""
     kind, context = problem["type"], problem.get("ctx", {})
     if kind == "extra_forbidden":
         name = key.rpartition(".")[2]
@@ -197,7 +197,7 @@ def _told(key: str, given: Any, problem: ErrorDetails, annotation: Any, allowed:
         return f"{key}: missing; it needs a value"
     if kind in {"union_tag_invalid", "union_tag_not_found"}:
         tags = context.get("expected_tags", "")
-        tag = format_value(given.get("kind", "")) if isinstance(given, Mapping) else ""
+        tag = format_value(value.get("kind", "")) if isinstance(value, Mapping) else ""
         choices = [str(choice).strip(" '") for choice in str(tags).split(",")] if tags else list(_members(annotation))
         return f"{key}.kind={tag}: not one of {', '.join(choices)}{nearest(tag, choices)}"
     if kind == "value_error":
@@ -207,12 +207,12 @@ def _told(key: str, given: Any, problem: ErrorDetails, annotation: Any, allowed:
     if kind == "literal_error":
         expected = str(context.get("expected", ""))
         choices = expected.replace(" or ", ", ").replace("'", "").split(", ")
-        message = f"not one of {', '.join(choices)}{nearest(format_value(given), choices) or INSTEAD.get(key, '')}"
+        message = f"not one of {', '.join(choices)}{nearest(format_value(value), choices) or HINTS.get(key, '')}"
     elif kind in {"bool_parsing", "bool_type"}:
         message = "input should be true or false"
     elif kind in {"model_type", "model_attributes_type", "dict_type"}:
         message = f"is a section; set its values one by one: {key}.KEY=VALUE"
-    return f"{key}={format_value(given)}: {message}"
+    return f"{key}={format_value(value)}: {message}"
 
 
 def _members(annotation: Any) -> dict[str, type[BaseModel]]:  # noqa: ANN401
@@ -230,9 +230,9 @@ def _members(annotation: Any) -> dict[str, type[BaseModel]]:  # noqa: ANN401
     return members
 
 
-def _fields(annotation: Any, given: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Field name -> annotation of the model that `given` chooses."""
+def _fields(annotation: Any, values: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Field name -> annotation of the member of a union that `values` chooses by their kind."""
     members = _members(annotation)
-    kind = given.get("kind", "") if isinstance(given, Mapping) else ""
+    kind = values.get("kind", "") if isinstance(values, Mapping) else ""
     model = members.get(format_value(kind)) or next(iter(members.values()), None)
     return {} if model is None else {name: field.annotation for name, field in model.model_fields.items()}

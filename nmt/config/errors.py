@@ -1,11 +1,12 @@
-"""What a user can cause, told in one line."""
+"""Errors that a user can cause, and how they are worded: one line with a suggestion."""
 
 import difflib
 import re
 from collections.abc import Iterable
 
-LONGEST = 100  # characters of a value in a message
-# Names that other toolkits give to keys of ours, by their last part, ...
+MAX_VALUE = 100  # characters of a value in a message
+MAX_SUGGESTIONS = 4
+# Names of keys in other toolkits, and abbreviations.
 OTHER_NAMES = {
     "data.source_lang": "source src src_lang",
     "data.target_lang": "target tgt tgt_lang",
@@ -33,61 +34,61 @@ OTHER_NAMES = {
     "training.max_steps": "num_steps steps train_steps",
     "training.scheduled_sampling": "teacher_forcing",
 }
-# ... and to values.
+# The same for values.
 OTHER_VALUES = {"gpu": "cuda", "float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
-MOST = 4  # keys that are suggested together
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # with bytes that are not UTF-8, as Python holds them
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # surrogates stand for bytes that are not UTF-8
 
 
 class UserError(ValueError):
-    """A mistake in the input or the configuration: shown as one line, exit status 2, no traceback."""
+    """A mistake in the input or the configuration: printed as one line without a traceback; exit status 2."""
 
 
-def nearest(given: str, allowed: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the allowed word that means the same or is closest, or an empty string."""
-    words = [word for word in allowed if word != given]
-    meant = {OTHER_VALUES.get(given), *map(_end, _meant_by(given))}
-    same = [word for word in words if word in meant]
-    return _did_you_mean(same or difflib.get_close_matches(given[:LONGEST], words, n=1, cutoff=0.6))
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """`; did you mean 'x'?` with the allowed word that means the same or is closest, or an empty string."""
+    candidates = [candidate for candidate in allowed if candidate != word]
+    synonyms = {OTHER_VALUES.get(word), *map(_last_part, _keys_named(word))}
+    same = [candidate for candidate in candidates if candidate in synonyms]
+    return _did_you_mean(same or difflib.get_close_matches(word[:MAX_VALUE], candidates, n=1, cutoff=0.6))
 
 
-def nearest_key(given: str, known: Iterable[str]) -> str:
-    """The same for a key: those that end alike or mean the same, whatever section is given; else the closest one, else
-    those whose last parts are closest."""
-    keys = [key for key in known if key != given]
-    wanted, end = given[:LONGEST].lower(), _end(given[:LONGEST].lower())
-    meant = _meant_by(end)
-    same = [key for key in keys if key in meant or _end(key) == end]
-    close = difflib.get_close_matches(wanted, same if same or meant else keys, n=1, cutoff=0.6)
-    if same and ("." not in wanted or not close):
+def nearest_key(key: str, known: Iterable[str]) -> str:
+    """The same for a key: those with the same last part or meaning, in any section; else the closest key, else those
+    with the closest last part."""
+    candidates = [candidate for candidate in known if candidate != key]
+    key = key[:MAX_VALUE].lower()
+    synonyms = _keys_named(_last_part(key))
+    same = [candidate for candidate in candidates if candidate in synonyms or _last_part(candidate) == _last_part(key)]
+    close = difflib.get_close_matches(key, same if same or synonyms else candidates, n=1, cutoff=0.6)
+    if same and ("." not in key or not close):
         close = same
-    elif not close and not meant:
-        ends = difflib.get_close_matches(end, {*map(_end, keys)}, n=1, cutoff=0.7)
-        close = [key for key in keys if _end(key) in ends]
-    shallow = min((key.count(".") for key in close), default=0)
-    return _did_you_mean([key for key in close if key.count(".") == shallow])
+    elif not close and not synonyms:
+        ends = difflib.get_close_matches(_last_part(key), {*map(_last_part, candidates)}, n=1, cutoff=0.7)
+        close = [candidate for candidate in candidates if _last_part(candidate) in ends]
+    depth = min((candidate.count(".") for candidate in close), default=0)
+    return _did_you_mean([candidate for candidate in close if candidate.count(".") == depth])
 
 
-def _meant_by(name: str) -> list[str]:
+def _keys_named(name: str) -> list[str]:
+    """The keys that other toolkits give this name."""
     return [key for key, names in OTHER_NAMES.items() if name in names.split()]
 
 
-def _end(key: str) -> str:
+def _last_part(key: str) -> str:
     return key.rpartition(".")[2]
 
 
 def _did_you_mean(words: list[str]) -> str:
     named = " or ".join(f"'{word}'" for word in words)
-    return f"; did you mean {named}?" if 0 < len(words) <= MOST else ""
+    return f"; did you mean {named}?" if 0 < len(words) <= MAX_SUGGESTIONS else ""
 
 
-def format_value(value: object, longest: int = LONGEST) -> str:
-    """As a user would write it, in one line that a terminal can show; of a long one its two ends."""
+def format_value(value: object, longest: int = MAX_VALUE) -> str:
+    """The value as a user would write it, in one printable line; a long one is cut in the middle."""
     if value is None:
         return "null"
     try:
         text = str(value).lower() if isinstance(value, bool) else str(value)
-    except ValueError:  # Python writes no integer of more than 4300 digits
+    except ValueError:  # Python does not format integers of more than 4300 digits
         return "an integer of thousands of digits"
     if len(text) > longest:
         half = longest // 2 - 2
@@ -96,5 +97,5 @@ def format_value(value: object, longest: int = LONGEST) -> str:
 
 
 def printable(text: str) -> str:
-    """Control characters, which a terminal would obey, and lone surrogates, which UTF-8 lacks, as escapes."""
-    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    """Escape control characters, which a terminal would interpret, and lone surrogates, which UTF-8 cannot encode."""
+    return CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)

@@ -1,16 +1,19 @@
-"""Overrides such as "optimizer.lr=0.1": what they set, and how they are written for a shell."""
+"""Overrides such as "optimizer.lr=0.1": their values, how they are quoted for a shell, and paths in them."""
 
 import re
 import shlex
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
+
+from nmt.config.errors import UserError
 
 _WORDS: dict[str, bool | None] = {"": None, "null": None, "true": True, "false": False}
 
 
-def given_values(overrides: Iterable[str]) -> dict[str, Any]:
-    """What overrides set, as plain values by key; lists and the like as they are written."""
+def override_values(overrides: Iterable[str]) -> dict[str, Any]:
+    """Overrides -> plain values by key; lists and dictionaries remain text."""
     values = {}
     for override in overrides:
         key, _, text = override.lstrip("+").partition("=")
@@ -19,7 +22,7 @@ def given_values(overrides: Iterable[str]) -> dict[str, Any]:
 
 
 def _plain(text: str) -> str | int | float | bool | None:
-    """As Hydra reads it, which does not share YAML 1.1's ideas of `yes`, 0x10 or 1e-05."""
+    """The value as Hydra parses it, which differs from YAML 1.1 in `yes`, 0x10 and 1e-05."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     for number in (int, float):
@@ -29,16 +32,27 @@ def _plain(text: str) -> str | int | float | bool | None:
 
 
 def quoted(value: object) -> str:
-    """A string, such as a path, as Hydra reads it back, whatever signs are in it."""
+    """A string, such as a path, quoted for Hydra's grammar if it needs quotes."""
     text = str(value)
     if re.fullmatch(r"[a-zA-Z_/][\w./-]*", text, re.ASCII) and isinstance(_plain(text), str):
         return text
-    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text) + "'"
+    return "'" + re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text) + "'"
 
 
 def for_shell(key: str, value: object) -> str:
-    """KEY=VALUE, of a string or a list of strings, as a user can give it to a command."""
+    """KEY=VALUE for a string or a list of strings, quoted so that a user can paste it into a shell."""
     text = f"[{','.join(map(quoted, value))}]" if isinstance(value, list) else quoted(value)
     word = f"{key}={text}"
     readable = "'" in word and not set(word) & set('"$`\\!')
     return f'"{word}"' if readable else shlex.quote(word)
+
+
+def user_path(path: Path | str) -> Path:
+    """The path with a leading ~ expanded. Raises UserError if there is no home directory."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(
+            f"{path}: ~ has no meaning without a home directory (HOME is not set); give an absolute path, for prepared "
+            "corpora in NMT_CACHE"
+        ) from None

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 
 from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.config.paths import user_path
+from nmt.config.overrides import user_path
 from nmt.data import reading
 from nmt.data.demo import corpus as demo
 from nmt.data.tokenizer import LONE_SURROGATES

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.config.paths import user_path
+from nmt.config.overrides import user_path
 from nmt.data import corpus
 from nmt.data.corpus import Pair
 from nmt.data.corpus_warnings import PairStatistics, corpus_warnings

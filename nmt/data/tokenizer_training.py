@@ -20,7 +20,7 @@ import sentencepiece
 
 from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.config.paths import user_path
+from nmt.config.overrides import user_path
 from nmt.data.tokenizer import Tokenizer, Tokenizers, clean
 
 TRAINING_LINES = 2_000_000  # sampled from the corpus to train a tokenizer

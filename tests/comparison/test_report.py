@@ -119,7 +119,9 @@ def test_what_does_not_compare_is_refused_or_shown_apart() -> None:
         make_run(Path(name), REFERENCES, f"seed={len(name)}")
     make_run(Path("c"), REFERENCES, "evaluation.lowercase=true")
     write(make_run(Path("d"), REFERENCES) / "data" / "test.target", [f"{line} !" for line in REFERENCES])
-    with pytest.raises(UserError, match=r"c and a do not compare: BLEU is taken in two ways.*apart=true"):
+    with pytest.raises(
+        UserError, match=r"c and a do not compare: BLEU is taken in two ways.*separate_incomparable=true"
+    ):
         gather(["a", "c"], [], "test", False)
     with pytest.raises(UserError, match="d and a do not compare: the test sets differ: line 1 of the references"):
         gather(["a", "d"], [], "test", False)
@@ -179,7 +181,7 @@ def test_a_column_that_nothing_fills_is_left_out() -> None:
 def test_those_apart_have_a_table_each() -> None:
     make_run(Path("a"), worsened(8))
     make_run(Path("c"), worsened(8), "evaluation.tokenize=char")
-    printed = write_comparison(["a", "c"], Path("out"), apart=True, **QUICK)
+    printed = write_comparison(["a", "c"], Path("out"), separate_incomparable=True, **QUICK)
     assert "tok:13a" in printed
     assert "tok:char" in printed
     assert len(json.loads(Path("out/comparison.json").read_text())["comparisons"]) == 2
@@ -191,7 +193,7 @@ def test_a_baseline_is_named_by_system_or_by_run() -> None:
     make_run(Path("c"), worsened(3), "evaluation.lowercase=true")
 
     def baselines(baseline: str, *runs: str) -> list[str]:
-        write_comparison(runs, Path("out"), baseline=baseline, apart=True, **QUICK)
+        write_comparison(runs, Path("out"), baseline=baseline, separate_incomparable=True, **QUICK)
         return [each["baseline"] for each in json.loads(Path("out/comparison.json").read_text())["comparisons"]]
 
     for name in ("bahdanau", "b", "b/", "./b", str(Path("b").resolve())):

@@ -165,7 +165,7 @@ def test_teachers_share_their_tokenizer(teachers: list[Path], train_config: Conf
 
 
 def test_the_saved_paths_are_absolute(train_config: Config) -> None:
-    config = train_config("objective=distillation", "objective.teachers=[a,/b]").settled()
+    config = train_config("objective=distillation", "objective.teachers=[a,/b]").with_absolute_paths()
     assert config.objective.teachers == [str(Path.cwd() / "a"), "/b"]
     assert train_config("objective=distillation", "objective.teachers=a").objective.teachers == ["a"]
 

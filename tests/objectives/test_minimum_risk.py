@@ -221,7 +221,7 @@ def test_under_autocast_draws_leave_no_copies_of_weights(train_config: Config) -
         (["attention=hard"], r"normalizer\.kind=hard is rewarded for a low risk; use objective=likelihood"),
         (["training.r_drop=5"], r"training\.r_drop=5\.0 is for objective=likelihood; .* set it to 0"),
         (["objective.samples=1", "objective.reference=false"], r"objective: samples=1 leaves one candidate"),
-        (["tokenizer.sampling=0.1"], r"tokenizer\.sampling=0\.1 draws other pieces for the references"),
+        (["tokenizer.sampling=0.1"], r"tokenizer\.sampling=0\.1 samples segmentations of references"),
         (
             ["tokenizer.sampling=0.1", "tokenizer.sampling_sides=target"],
             r"use tokenizer\.sampling_sides=source, or set it to 0",

@@ -44,7 +44,9 @@ class Scene(NamedTuple):
 
 def scene(folder: Path) -> Scene:
     folder.mkdir()
-    config = typed(TrainConfig, values_of("train", [*RECIPE, f"data.cache_dir={folder / 'cache'}"])).settled()
+    config = typed(
+        TrainConfig, values_of("train", [*RECIPE, f"data.cache_dir={folder / 'cache'}"])
+    ).with_absolute_paths()
 
     def work() -> int:
         from nmt.training.job import train

@@ -32,7 +32,7 @@ Seen = list[Mapping[str, Any]]
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run directory, as far as its configuration."""
-    config = typed(schema.TrainConfig, values_of("train", [])).settled()
+    config = typed(schema.TrainConfig, values_of("train", [])).with_absolute_paths()
     (tmp_path / "run").mkdir()
     save_values(tmp_path / "run" / "config.yaml", config.model_dump(mode="json"))
     return tmp_path / "run"

@@ -99,7 +99,7 @@ def test_a_hostile_file_is_refused_in_one_line(name: str, tmp_path: Path, monkey
 def test_the_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("run: null\nseed: 1\nseed: 2\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"config\.yaml, line 3: .*seed is there twice"):
+    with pytest.raises(UserError, match=r"config\.yaml, line 3: .*seed is repeated"):
         load_values(path)
 
 

@@ -112,10 +112,10 @@ def test_what_it_starts_from_stays_the_best_until_there_is_a_better_one(
 
 
 def test_the_saved_path_is_absolute(train_config: Config) -> None:
-    settled = train_config("training.start_from=here/it/is").settled()
+    settled = train_config("training.start_from=here/it/is").with_absolute_paths()
     assert settled.training.start_from == str(Path.cwd() / "here" / "it" / "is")
-    assert train_config("data.extra=[a,/b]").settled().data.extra == [str(Path.cwd() / "a"), "/b"]
-    assert train_config().settled().training.start_from is None
+    assert train_config("data.extra=[a,/b]").with_absolute_paths().data.extra == [str(Path.cwd() / "a"), "/b"]
+    assert train_config().with_absolute_paths().training.start_from is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Attention: its parts, and which of them go together."""
+"""Attention: its parts, and the combinations that make sense."""
 
 from typing import Annotated, Literal, Self
 
@@ -66,7 +66,9 @@ class LocationAwareScore(Section):
     @validator(mode="after")
     def _centred(self) -> Self:
         if self.width % 2 == 0:
-            raise ValueError(f"width={self.width}: must be odd, as many positions before as behind; {self.width + 1}?")
+            raise ValueError(
+                f"width={self.width}: must be odd, with as many positions before as after; {self.width + 1}?"
+            )
         return self
 
 
@@ -164,7 +166,7 @@ class Heads(Section):
     def _divisible(self) -> Self:
         if self.dim % self.heads:
             raise ValueError(
-                f"dim={self.dim} cannot be shared by heads={self.heads}; dim={self.heads * -(-self.dim // self.heads)}?"
+                f"dim={self.dim} is not divisible by heads={self.heads}; dim={self.heads * -(-self.dim // self.heads)}?"
             )
         return self
 
@@ -191,8 +193,8 @@ class ScoredAttention(Section):
         score, window, normalizer = self.score.kind, self.window.kind, self.normalizer.kind
         if window != "global" and normalizer == "monotonic":
             raise ValueError(
-                f"normalizer.kind=monotonic reads on from where it stopped, which a window of kind={window} may not "
-                "hold; use attention/window=global, or attention/normalizer=softmax"
+                f"normalizer.kind=monotonic starts from its last position, which may be outside window.kind={window}; "
+                "use attention/window=global, or attention/normalizer=softmax"
             )
         if window == "local_p" and normalizer in {"hard", "gumbel"}:
             raise ValueError(
@@ -201,7 +203,7 @@ class ScoredAttention(Section):
             )
         if self.dropout and normalizer in {"hard", "gumbel"}:
             raise ValueError(
-                f"dropout={self.dropout} would drop the one position that normalizer.kind={normalizer} takes; set "
+                f"dropout={self.dropout} would drop the only position that normalizer.kind={normalizer} selects; set "
                 "attention.dropout=0, or use attention/normalizer=softmax"
             )
         _refuse_unused_projection(score, self.projection)
@@ -212,8 +214,8 @@ class ScoredAttention(Section):
             )
         if isinstance(self.coverage, LinearCoverage) and self.coverage.loss_weight and normalizer == "hard":
             raise ValueError(
-                "coverage.loss_weight needs a gradient through the weights, which normalizer.kind=hard has not; set "
-                "attention.coverage.loss_weight=0, or attention/normalizer=gumbel"
+                "coverage.loss_weight needs a gradient through the weights, which normalizer.kind=hard does not have; "
+                "set attention.coverage.loss_weight=0, or attention/normalizer=gumbel"
             )
         return self
 

@@ -1,7 +1,7 @@
-"""What every section of the configuration has.
+"""Types of values that several sections of the configuration use.
 
-Numbers have an upper limit too, far beyond what any system has used: what passes it is a slip of the keyboard, better
-told at once than by a machine that is out of memory, or by sums that overflow in float32.
+Numbers have an upper limit far beyond any published system, so that a slip of the keyboard is reported at once, not by
+a machine that runs out of memory or by an overflow in float32.
 """
 
 from typing import Annotated
@@ -14,36 +14,36 @@ Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0, le=1e6)]
 NonNegative = Annotated[float, Field(ge=0.0, le=1e6)]
-Factor = Annotated[float, Field(ge=1.0, le=1e6)]  # a ratio of two lengths, the longer one's first
-Temperature = Annotated[float, Field(ge=1e-4, le=1e4)]  # energies divided by less overflow
-Epsilon = Annotated[float, Field(ge=1e-30, le=1.0)]  # less is 0 in float32, and a division by 0
+Factor = Annotated[float, Field(ge=1.0, le=1e6)]  # ratio of a longer length to a shorter one
+Temperature = Annotated[float, Field(ge=1e-4, le=1e4)]  # smaller ones overflow the energies
+Epsilon = Annotated[float, Field(ge=1e-30, le=1.0)]  # smaller ones are 0 in float32, and lead to a division by 0
 
-Count = Annotated[int, Field(gt=0, le=2**31 - 1)]  # of steps, tokens, sentences: what an int32 holds
+Count = Annotated[int, Field(gt=0, le=2**31 - 1)]  # of steps, tokens, sentences: an int32
 CountOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Units = Annotated[int, Field(gt=0, le=2**14)]  # a layer's width: 16384 units have gigabytes of recurrent weights
+Units = Annotated[int, Field(gt=0, le=2**14)]  # width of a layer; 16384 units need gigabytes of recurrent weights
 Layers = Annotated[int, Field(gt=0, le=100)]
 LayersOrZero = Annotated[int, Field(ge=0, le=100)]
 Positions = Annotated[int, Field(gt=0, le=100_000)]  # of a sentence
-Threads = Annotated[int, Field(gt=0, le=1024)]  # of a hundred thousand, torch crashes
+Threads = Annotated[int, Field(gt=0, le=1024)]  # torch crashes with a hundred thousand
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 def _readable(text: str) -> str:
-    """No control characters, which no file system, language or tokenizer has in its names."""
+    """Refuse control characters and bytes that are not UTF-8."""
     if CONTROL.search(text):
         raise ValueError(f"{format_value(text)} holds control characters or bytes that are not UTF-8")
     return text
 
 
-Name = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_readable)]  # as long as a path may be
-Names = Annotated[list[Name], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
-Place = Annotated[Name, BeforeValidator(lambda given: str(given) if type(given) is int else given)]  # a folder named 0
-Places = Annotated[  # one or a list of them
-    list[Place], Field(min_length=1), BeforeValidator(lambda given: [given] if isinstance(given, str | int) else given)
-]
+Name = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_readable)]  # the longest path
+Names = Annotated[list[Name], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+# A folder may be named 0, which Hydra reads as a number. Paths: one, or a list.
+PathName = Annotated[Name, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
+_as_list = BeforeValidator(lambda value: [value] if isinstance(value, str | int) else value)
+Paths = Annotated[list[PathName], Field(min_length=1), _as_list]
 
 
 class Section(BaseModel):
-    """A group of values: immutable, no unknown keys, no silent conversion between types."""
+    """A group of values: immutable, without unknown keys or silent conversion between types."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

@@ -1,4 +1,4 @@
-"""The whole configuration of each command."""
+"""The configuration of each command."""
 
 import os
 from typing import Annotated, Any, Literal, Self
@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field
 from pydantic import model_validator as validator
 
-from nmt.config.paths import user_path
-from nmt.config.schema.base import Count, CountOrZero, Name, Place, Places, Section, Seed, Threads
+from nmt.config.overrides import user_path
+from nmt.config.schema.base import Count, CountOrZero, Name, Names, PathName, Paths, Section, Seed, Threads
 from nmt.config.schema.data import Data, TokenizerConfig
 from nmt.config.schema.model import Model, Size
-from nmt.config.schema.search import MOST_HYPOTHESES, Evaluation, Search
+from nmt.config.schema.search import MAX_HYPOTHESES, Evaluation, Search
 from nmt.config.schema.training import Objective, Optimizer, Schedule, Training, Validation
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
@@ -31,7 +31,7 @@ def _absolute(path: str) -> str:
 class TrainConfig(Model, Machine):
     """nmt-train."""
 
-    run: Place | None
+    run: PathName | None
     seed: Seed
     size: Size
     data: Data
@@ -44,18 +44,18 @@ class TrainConfig(Model, Machine):
     search: Search
     evaluation: Evaluation
 
-    def settled(self) -> Self:
-        """The same with absolute paths, so that a saved run finds its data from anywhere."""
-        places = {"path", "train", "validation", "test", "cache_dir", "source_model", "target_model", "start_from"}
+    def with_absolute_paths(self) -> Self:
+        """The same with absolute paths, so that a run can be resumed from any directory."""
+        paths = {"path", "train", "validation", "test", "cache_dir", "source_model", "target_model", "start_from"}
         lists, sections = {"extra", "teachers"}, {}
         for name in ("data", "tokenizer", "objective", "training"):
             section = getattr(self, name)
             absolute: dict[str, object] = {}
             for key, value in section:
-                if key in places and isinstance(value, str):
+                if key in paths and isinstance(value, str):
                     absolute[key] = _absolute(value)
                 elif key in lists:
-                    absolute[key] = [_absolute(each) for each in value]
+                    absolute[key] = [_absolute(path) for path in value]
             sections[name] = section.model_copy(update=absolute)
         return self.model_copy(update={**sections, "run": None})
 
@@ -93,15 +93,14 @@ class TrainConfig(Model, Machine):
         hard = self.attention.kind == "attention" and self.attention.normalizer.kind == "hard"
         if self.training.r_drop and hard:
             raise ValueError(
-                f"training.r_drop={self.training.r_drop} draws two predictions together, which no draw of "
-                "attention.normalizer.kind=hard is rewarded for; set it to 0, or use attention/normalizer=gumbel"
+                f"training.r_drop={self.training.r_drop} gives no reward to the positions that "
+                "attention.normalizer.kind=hard samples; set it to 0, or use attention/normalizer=gumbel"
             )
         kind = self.objective.kind
         if kind != "likelihood" and hard:
             raise ValueError(
-                f"objective.kind={kind}: no draw of attention.normalizer.kind=hard is rewarded for "
-                f"{'a low risk' if kind == 'minimum_risk' else 'what teachers predict'}; use objective=likelihood, or "
-                "attention/normalizer=gumbel"
+                f"objective.kind={kind} gives no reward to the positions that attention.normalizer.kind=hard samples; "
+                "use objective=likelihood, or attention/normalizer=gumbel"
             )
         unfit = {"minimum_risk": ("r_drop", "scheduled_sampling"), "distillation": ("r_drop",), "likelihood": ()}
         for key in unfit[kind]:
@@ -111,17 +110,17 @@ class TrainConfig(Model, Machine):
                 )
         if kind == "minimum_risk" and self.tokenizer.sampling_by_side[1]:
             raise ValueError(
-                f"tokenizer.sampling={self.tokenizer.sampling} draws other pieces for the references, to which "
-                "objective.kind=minimum_risk compares translations; use tokenizer.sampling_sides=source, or set it to 0"
+                f"tokenizer.sampling={self.tokenizer.sampling} samples segmentations of references, but "
+                "objective.kind=minimum_risk compares translations with a fixed one; use "
+                "tokenizer.sampling_sides=source, or set it to 0"
             )
         return self
 
 
 class SavedRunCommand(Section):
-    """What the commands on a trained run share, or on an ensemble of several; null means: as the (first) run was
-    trained."""
+    """Common values of the commands that load a run, or several as an ensemble. None: the (first) run's own value."""
 
-    run: Places
+    run: Paths
     checkpoint: Literal["best", "last"]
     device: Device | None
     precision: Precision | None
@@ -131,7 +130,7 @@ class SavedRunCommand(Section):
 
     @property
     def loading(self) -> dict[str, Any]:
-        """What Translator.load takes beside the run."""
+        """The arguments of Translator.load besides the run."""
         return {name: getattr(self, name) for name in SavedRunCommand.model_fields if name != "run"}
 
 
@@ -141,49 +140,42 @@ class EvaluateConfig(SavedRunCommand):
     split: Literal["validation", "test"]
     tokenize: Name | None
     lowercase: bool | None
-    output: Place | None
+    output: PathName | None
 
     @validator(mode="after")
     def _an_ensemble_has_no_run(self) -> Self:
         if self.output is None and len(self.run) > 1:
-            raise ValueError(
-                "output=null: results go into the run, but those of an ensemble are none of its runs'; name a folder"
-            )
+            raise ValueError("an ensemble's results belong to none of its runs: give output=FOLDER")
         return self
 
 
 class TranslateConfig(SavedRunCommand):
     """nmt-translate."""
 
-    alignments: Place | None
-    references: Place | None
-    nbest: Annotated[int, Field(gt=0, le=MOST_HYPOTHESES)]
+    alignments: PathName | None
+    references: PathName | None
+    nbest: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
     interactive: bool
     buffer_lines: Count
 
     @validator(mode="after")
     def _references_are_given(self) -> Self:
         if self.references is not None and self.nbest > 1:
-            raise ValueError(f"references={self.references} are scored, not searched for; leave out nbest={self.nbest}")
+            raise ValueError(f"references={self.references} are scored without search; leave out nbest={self.nbest}")
         return self
-
-
-def _named(given: Any) -> Any:  # noqa: ANN401
-    """systems=NAME=FILE or [NAME=FILE,...]."""
-    return [given] if isinstance(given, str) else given
 
 
 class CompareConfig(Section):
     """nmt-compare."""
 
-    runs: Places
-    systems: Annotated[list[Name], BeforeValidator(_named)]
+    runs: Paths
+    systems: Names
     split: Literal["validation", "test"]
-    baseline: Place | None
-    apart: bool
+    baseline: PathName | None
+    separate_incomparable: bool
     examples: CountOrZero
-    sentences: Annotated[list[Count], BeforeValidator(lambda v: [v] if isinstance(v, int) else v)]
+    sentences: Annotated[list[Count], BeforeValidator(lambda value: [value] if isinstance(value, int) else value)]
     bootstrap_samples: Annotated[int, Field(ge=100, le=1_000_000)]
     randomisation_trials: Annotated[int, Field(ge=100, le=1_000_000)]
-    output: Place
+    output: PathName
     markdown: bool

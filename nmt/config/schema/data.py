@@ -7,12 +7,12 @@ from pydantic import model_validator as validator
 
 from nmt.config.schema.base import Count, Factor, Fraction, Name, Names, Section, Seed
 
-DemoSize = Annotated[int, Field(gt=0, le=10_000_000)]  # sentences, which are made in memory
-VocabularySize = Annotated[int, Field(ge=6, le=1_000_000)]  # four symbols, a space and a character; each has a vector
+DemoSize = Annotated[int, Field(gt=0, le=10_000_000)]  # sentences, generated in memory
+VocabularySize = Annotated[int, Field(ge=6, le=1_000_000)]  # at least four special symbols, a space and a character
 
 
 class Corpus(Section):
-    """What every kind of corpus has."""
+    """Common values of all corpora."""
 
     source_lang: Name
     target_lang: Name
@@ -71,14 +71,14 @@ Data = Annotated[DemoData | FilesData | HubData, Field(discriminator="kind")]
 
 
 class Sampler(Section):
-    """Segmentations drawn in training."""
+    """Sampling of segmentations in training."""
 
     sampling: Fraction
     sampling_sides: Literal["both", "source", "target"]
 
     @property
     def sampling_by_side(self) -> tuple[float, float]:
-        """Of source and target."""
+        """The sampling strength of source and target."""
         source, target = (
             self.sampling if self.sampling_sides in {"both", side} else 0.0 for side in ("source", "target")
         )

@@ -1,4 +1,4 @@
-"""Embeddings, encoder, decoder, and which of them fit the attention."""
+"""Embeddings, encoder, decoder, and their fit to the attention."""
 
 from typing import Literal, Self
 
@@ -12,14 +12,14 @@ Cell = Literal["rnn", "gru", "lstm"]
 
 
 class Size(Section):
-    """What other groups take where nothing else is asked for."""
+    """Defaults of other groups that depend on the size."""
 
     vocab_size: VocabularySize
     lr: Positive
 
 
 class SizeThresholds(Section):
-    """From how many training pairs on size=auto takes each size."""
+    """The number of training pairs from which size=auto chooses each size."""
 
     small: CountOrZero
     base: CountOrZero
@@ -35,7 +35,7 @@ class Embedding(Section):
 
 
 class Network(Section):
-    """What encoder and decoder have as recurrent networks."""
+    """Common values of the recurrent networks of encoder and decoder."""
 
     cell: Cell
     hidden: Units
@@ -64,7 +64,7 @@ class Encoder(Network):
 
     @property
     def output_dim(self) -> int:
-        """M: the size of one encoder state, both directions side by side."""
+        """M: the size of one encoder state, both directions together."""
         return self.hidden * (2 if self.bidirectional else 1)
 
 
@@ -79,7 +79,7 @@ class Decoder(Network):
 
 
 class Model(Section):
-    """All that shapes the network."""
+    """The values that determine the network's parameters and dropout."""
 
     variational_dropout: bool
     embedding: Embedding

@@ -1,4 +1,4 @@
-"""What is read back of the records that a run and a prepared corpus keep; all else in them is left as it is."""
+"""The parts of the JSON records of runs and prepared corpora that are read back; other entries are ignored."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,13 +6,13 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 
 
 class Record(BaseModel):
-    """JSON that was written here, or by anyone."""
+    """JSON that may come from anyone."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
 
 class Start(Record):
-    """How a run was started, or resumed."""
+    """One start of a run, or a resumption."""
 
     overrides: list[str] = []
     choices: dict[str, str] = {}
@@ -34,7 +34,7 @@ Pair = Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]  # of 
 
 
 class SplitReport(Record):
-    """What became of the pairs of a split."""
+    """Counts of a split's pairs and tokens."""
 
     read: NonNegativeInt
     kept: NonNegativeInt

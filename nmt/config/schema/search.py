@@ -6,11 +6,11 @@ from pydantic import Field
 
 from nmt.config.schema.base import Count, CountOrZero, Name, Positive, Section
 
-MOST_HYPOTHESES = 10_000  # of a sentence at once: each has decoder states of its own
+MAX_HYPOTHESES = 10_000  # of a sentence at once; each has its own decoder state
 
 
 class SearchLimits(Section):
-    """What every search has. Lengths in tokens, `</s>` counted."""
+    """Common values of all searches. Lengths are in tokens, including `</s>`."""
 
     min_length: CountOrZero
     max_length: Count
@@ -26,7 +26,7 @@ class Greedy(SearchLimits):
 
 class Beam(SearchLimits):
     kind: Literal["beam"]
-    beam_size: Annotated[int, Field(gt=0, le=MOST_HYPOTHESES)]
+    beam_size: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
     length_penalty: Literal["none", "average", "gnmt"]
     alpha: Annotated[float, Field(ge=0.0, le=100.0)]
     stop: Literal["beam", "exact"]

@@ -12,8 +12,8 @@ from nmt.config.schema.base import (
     Factor,
     Fraction,
     NonNegative,
-    Place,
-    Places,
+    PathName,
+    Paths,
     Positive,
     Probability,
     Section,
@@ -43,7 +43,7 @@ class MinimumRisk(Section):
 
 class Distillation(Section):
     kind: Literal["distillation"]
-    teachers: Places
+    teachers: Paths
     teacher_weight: Annotated[float, Field(gt=0.0, le=1.0)]
 
 
@@ -117,7 +117,7 @@ Schedule = Annotated[
 
 
 class Training(Section):
-    start_from: Place | None
+    start_from: PathName | None
     max_epochs: Count
     max_steps: Count | None
     batch_tokens: Count
