@@ -15,6 +15,7 @@ import tomllib
 import urllib.request
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
@@ -55,29 +56,25 @@ def hashes(index: str, name: str, version: str) -> list[str]:
     return found
 
 
-def needed(requirements: Iterable[str], seen: set[str] | None = None) -> set[str]:
+def needed(requirements: Iterable[str]) -> set[str]:
     """The names of what requirements need here, directly or through others."""
-    seen = set() if seen is None else seen
-    for text in requirements:
-        requirement = Requirement(text)
-        extras = requirement.extras or {""}
+    names: set[str] = set()
+    queue = [Requirement(each) for each in requirements]
+    while queue:
+        requirement = queue.pop()
         name = canonicalize_name(requirement.name)
-        if name in seen:
+        if name in names:
             continue
-        seen.add(name)
-        try:
+        names.add(name)
+        with suppress(PackageNotFoundError):
             further = [Requirement(each) for each in requires(name) or []]
-        except PackageNotFoundError:
-            continue
-        wanted = [
-            each
-            for each in further
-            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in extras)
-        ]
-        for each in wanted:
-            each.marker = None
-        needed(map(str, wanted), seen)
-    return seen
+            extras = requirement.extras or {""}
+            queue += [
+                each
+                for each in further
+                if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in extras)
+            ]
+    return names
 
 
 def docs_only() -> set[str]:

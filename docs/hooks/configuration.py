@@ -197,7 +197,8 @@ def table(keys: list[Key], types: Types, meanings: dict[str, str], kind: str | N
     """Markdown, a row for each key. Keys without a type (of Hydra's own parts) have an empty cell."""
     rows = ["| Key | Default | Values | Meaning |", "|---|---|---|---|"]
     for key in keys:
-        default = "required" if key.default == "???" else _code(" ".join(key.default.split()))
+        plain = {"???": "required", "by preset": "by preset"}
+        default = plain.get(key.default) or _code(" ".join(key.default.split()))
         values = types.describe(key.name, kind)
         rows.append(f"| `{key.name}` | {default} | {values} | {_escaped(key.comment or meanings.get(key.name, ''))} |")
     return "\n".join(rows)
@@ -221,13 +222,15 @@ def all_types() -> dict[str, Types]:
 
 def group_section(group: str, configs: Path, types: Types, meanings: dict[str, str]) -> str:
     """Markdown: each choice of a group with its values."""
-    parts = [f"## `{group}=`\n"]
+    parts, preset_keys = [f"## `{group}=`\n"], dict[str, Key]()
     for path in sorted((configs / group).glob("*.yaml")):
         file = read(path, configs)
         title = f"Common values of `{group}`" if path.stem.startswith("_") else f"`{group}={path.stem}`"
         parts.append(f"### {title}\n" if group == "experiment" else f"### {title}\n\n{_escaped(file.comment)}\n")
         if group == "attention":
-            parts.append(f"[The page of this preset](../attention/{path.stem}.md) shows the parts it is made of.\n")
+            parts.append(f"[The page of this preset](../attention/{path.stem}.md) shows its values.\n")
+            preset_keys |= {key.name: key for key in file.keys}
+            continue
         bases = [
             f"the common values of `{group}`" if each.startswith("_") else f"the values of `{each}`"
             for each in file.base
@@ -238,6 +241,9 @@ def group_section(group: str, configs: Path, types: Types, meanings: dict[str, s
             parts.append(f"```yaml\n{path.read_text(encoding='utf-8').strip()}\n```\n")
         elif file.keys:
             parts.append(table(file.keys, types, meanings, file.kind) + "\n")
+    if preset_keys:  # presets differ in the same few keys
+        keys = [key._replace(default="by preset") for key in preset_keys.values()]
+        parts.append(f"### Values that presets set\n\n{table(keys, types, meanings)}\n")
     return "\n".join(parts)
 
 
