@@ -6,7 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -16,12 +16,14 @@ from forks import call
 
 from nmt.config.compose import typed
 from nmt.config.schema import CompareConfig, TrainConfig
-from nmt.data import demo
 
 pytestmark = pytest.mark.system
 FASTER = ["data.validation_size=10", "data.test_size=10", "validation.samples=0"]
 SMALL = [value for value in TINY if value.partition("=")[0] not in {each.partition("=")[0] for each in FASTER}] + FASTER
 NOT_RUN = {"ls", "make", "source", "tensorboard"}  # what starts a server, changes the shell or takes long
+NOUNS = [("the dog", "der Hund"), ("the cat", "die Katze"), ("the horse", "das Pferd"), ("the bird", "der Vogel")]
+NOUNS += [("the mouse", "die Maus"), ("the old man", "der alte Mann"), ("the queen", "die Königin"), ("she", "sie")]
+VERBS = [("sees", "sieht"), ("hears", "hört"), ("finds", "findet"), ("likes", "mag"), ("knows", "kennt")]
 SWEEPS = ("-m", "experiment=attention_study")
 
 
@@ -30,9 +32,11 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files that the pages assume: a corpus, texts to translate, and a trained run named DIR."""
     folder = tmp_path_factory.mktemp("docs")
     (folder / "corpus").mkdir()
-    for name, pairs in zip(("train", "valid", "test"), demo.generate(300, 10, 10, 5), strict=True):
+    pairs = list(product(NOUNS, VERBS, NOUNS))
+    for split, some in (("test", pairs[::25]), ("valid", pairs[1::25]), ("train", pairs[2::2])):
         for lang, side in (("en", 0), ("de", 1)):
-            (folder / "corpus" / f"{name}.{lang}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
+            text = "".join(f"{' '.join(word[side] for word in words)} .\n" for words in some)
+            (folder / "corpus" / f"{split}.{lang}").write_text(text)
     for name in ("input", "input.en", "other.en", "other.de"):
         (folder / name).write_text("the cat sleeps .\n")
     shell(f"nmt-train {' '.join(SMALL)} training.max_steps=2 hydra.run.dir=DIR", folder)
@@ -72,6 +76,10 @@ def shortened(command: str) -> str:
     small = [value for value in SMALL if not ("data=files" in arguments and value.startswith("data."))]
     own = {argument.partition("=")[0] for argument in arguments}
     values = [value for value in small if value.partition("=")[0] not in own]
+    if "data=files" in arguments:
+        values = [value for value in values if not value.startswith("tokenizer.vocab_size")] + [
+            "tokenizer.vocab_size=90"
+        ]
     if "tokenizer=unigram" in arguments:
         values.append("tokenizer.vocab_size=400")  # so little text has no more pieces
     if "experiment=attention_study" in arguments:
