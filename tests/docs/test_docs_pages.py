@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from documents import GENERATED, PRESETS, README, ROOT, blocks, links, name_of, pages, slugs
+from test_floors import FLOORS
 
 sys.path.append(str(ROOT / "docs" / "hooks"))
 import configuration
@@ -58,6 +59,17 @@ def test_every_key_exists(page: Path) -> None:
             assert match[1] in keys, word
         elif re.fullmatch(rf"({'|'.join(SECTIONS)})(\.\w+)+", word):
             assert word in keys | {"tokenizer.model"}, word  # a file
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_every_file_of_the_project_exists(page: Path) -> None:
+    named = re.findall(r"`((?:nmt|configs|scripts|tests|docs)/[\w./-]*)`", page.read_text(encoding="utf-8"))
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_floors_are_those_of_the_code() -> None:
+    section = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("## Floors")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `nmt/(\w+)(?:/|\.py)` \|", section, re.M) == FLOORS
 
 
 @pytest.mark.parametrize("name", PRESETS)
