@@ -27,11 +27,13 @@ def on_page_content(content: str, page: Any, **_: Any) -> str:  # noqa: ANN401
     """Called by MkDocs with the HTML of each page."""
 
     def mathml(formula: re.Match[str]) -> str:
-        display = "inline" if formula[2] == "(" else "block"
+        tex = html.unescape(formula[3])
         try:
-            converted = to_mathml(html.unescape(formula[3]), display)
+            if formula[2] == "(":
+                return to_mathml(tex, "inline")
+            parts = [to_mathml(part, "block") for part in tex.split(r"\qquad")]  # narrow screens break between them
         except ValueError as error:
             raise PluginError(f"{page.file.src_uri}: {error}") from None
-        return converted if display == "inline" else f'<div class="formula">{converted}</div>'
+        return f'<div class="formula">{"".join(parts)}</div>'
 
     return FORMULA.sub(mathml, content)
