@@ -40,3 +40,12 @@ def test_no_page_loads_anything_from_a_network(site: Path) -> None:
 def test_fields_are_described_by_their_comments(site: Path) -> None:
     text = (site / "api" / "translator.html").read_text(encoding="utf-8")
     assert "log-probability over its length penalty" in text
+
+
+def test_an_unknown_command_of_latex_is_an_error() -> None:
+    sys.path.append(str(ROOT / "docs" / "hooks"))
+    import mathematics
+
+    assert mathematics.to_mathml(r"\operatorname{softmax}(e_t)", "inline").count("<mi>softmax</mi>") == 1
+    with pytest.raises(ValueError, match=r"unknown LaTeX command \\nosuchthing"):
+        mathematics.to_mathml(r"x + \nosuchthing", "inline")
