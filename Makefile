@@ -2,11 +2,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs-ready
 OVERRIDES ?=
 
 .DEFAULT_GOAL := help
 
-.PHONY: help train study bench test test-slow lint build tensorboard clean
+.PHONY: help train study bench test test-slow lint docs build tensorboard clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -38,6 +39,14 @@ test-slow: $(READY)  ## run the long tests of robustness, which `make test` leav
 
 lint: $(READY)  ## ruff and mypy
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+$(DOCS_READY): $(READY) docs/constraints.txt
+	$(BIN)/pip install --quiet --require-hashes --no-deps -r docs/constraints.txt
+	@touch $@
+
+docs: $(DOCS_READY)  ## build the documentation into build/site; a broken link fails
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 build: $(READY)  ## build the wheel and the source archive into dist/
 	@$(BIN)/python -m build --no-isolation
