@@ -24,6 +24,7 @@ def distill(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return call_text(SCRIPT, *words, cwd=folder)
 
 
+@pytest.mark.slow
 def test_each_student_goes_on_from_one_teacher_and_learns_from_all(tmp_path: Path) -> None:
     words = ["out", *TINY, "training.max_steps=3", "search.max_length=8", "--student", "training.max_steps=2"]
     done = distill(tmp_path, *words, "--models", "2", "--jobs", "2")

@@ -33,6 +33,7 @@ def lines(path: Path) -> list[str]:
     return path.read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_a_student_learns_what_both_directions_made(tmp_path: Path) -> None:
     for name, pairs in zip(("train", "valid"), demo.generate(150, 10, 1, 5), strict=False):
         for side, lang in enumerate(("en", "fr")):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import TINY, values_of
@@ -111,7 +112,15 @@ def compose(command: str) -> None:
         typed(TrainConfig, values_of("train", [*(w for w in single if w.partition("=")[0] not in own), *overrides]))
 
 
-@pytest.mark.parametrize("page", [page for page in pages() if any(b.lines for b in blocks(page))], ids=name_of)
+def quick_first(chosen: list[Path]) -> list[Any]:
+    """README and the quickstart with every change, the other pages with the slow tests."""
+    quick = {"README", "quickstart"}
+    return [
+        pytest.param(page, marks=[] if page.stem in quick else [pytest.mark.slow], id=name_of(page)) for page in chosen
+    ]
+
+
+@pytest.mark.parametrize("page", quick_first([page for page in pages() if any(b.lines for b in blocks(page))]))
 def test_every_command_runs(page: Path, prepared: Path, tmp_path: Path) -> None:
     """In the page's order and in one folder, since later commands use what earlier ones left."""
     shells = [block for block in blocks(page) if block.kind == "bash"]

@@ -92,7 +92,8 @@ def watched(home: Path, *command: str | Path, stdin: bytes = b"") -> tuple[subpr
     return done, log.read_text() if log.exists() else ""
 
 
-@pytest.mark.parametrize("work", [TABLES, pytest.param(TABLES + LIBRARY, marks=pytest.mark.slow)], ids=["read", "all"])
+@pytest.mark.slow
+@pytest.mark.parametrize("work", [TABLES, TABLES + LIBRARY], ids=["read", "all"])
 def test_no_part_connects_anywhere(work: str, tmp_path: Path) -> None:
     done, attempts = watched(tmp_path, sys.executable, "-c", work, ROOT / "tests")
     assert done.returncode == 0, done.stderr.decode()

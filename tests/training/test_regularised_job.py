@@ -54,6 +54,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_killed_and_resumed_it_ends_in_the_same_bits(tmp_path: Path) -> None:
     config = typed(TrainConfig, values_of("train", [*TINY, *EVERYTHING]))
