@@ -69,7 +69,7 @@ def test_each_student_goes_on_from_one_teacher_and_learns_from_all(tmp_path: Pat
             ["out", "seed=1", "--student", "tokenizer.vocab_size=900"],
             "error: --student: of another corpus comes another",
         ),
-        (["out", "attention=hard", "--student", ""], "rewarded for what teachers predict"),
+        (["out", "attention=hard", "--student", ""], "objective.kind=distillation gives no reward"),
         (["out", "seed=1", "--student", "", "--models", "0"], "--models and --jobs must be at least 1"),
     ],
 )

@@ -384,7 +384,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-train", "attention=luong_location", "attention/projection=heads"], "score.kind=location reads none"),
     (["nmt-train", "attention=hard", "training.r_drop=5"], "training.r_drop=5.0 gives no reward"),
     (["nmt-train", "objective=minimum_risk", "training.r_drop=5"], "training.r_drop=5.0 is for objective=likelihood"),
-    (["nmt-train", "attention=hard", "objective=minimum_risk"], "kind=hard is rewarded for a low risk; use objective="),
+    (["nmt-train", "attention=hard", "objective=minimum_risk"], "objective.kind=minimum_risk gives no reward"),
     (["nmt-train", "training.scheduled_sampling=2"], "training.scheduled_sampling=2: input should be less than"),
     (["nmt-train", "objective.samples=4"], "objective.samples: is no value of the objective that is chosen here"),
     (["nmt-train", "attention=hard", "attention.dropout=0.1"], "dropout=0.1 would drop the only position"),

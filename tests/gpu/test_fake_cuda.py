@@ -42,7 +42,7 @@ EVERYTHING = (
 for side in ("encoder", "decoder"):
     EVERYTHING += f" {side}=lstm {side}.layers=2 {side}.residual=true {side}.zoneout=0.1 {side}.weight_drop=0.1"
     EVERYTHING += f" {side}.recurrent_dropout=0.1 {side}.layer_norm=true {side}.transition_depth=1"
-DRAWS = {"objectives/minimum_risk.py, candidates", "search/rollout.py, rollout"}
+DRAWS = {"objectives/minimum_risk.py, candidates", "search/rollout.py, _rollout"}
 OBJECTIVES = {
     "objective=minimum_risk training.start_from=run": DRAWS,
     "objective=distillation objective.teachers=[run]": set(),
@@ -51,7 +51,7 @@ OBJECTIVES = {
     EVERYTHING + " attention=multihead attention/score=additive attention/coverage=linear": set(),
 }
 WAITS = {  # of a step
-    "greedy": {"search/rollout.py, rollout: copy to the host": 1},
+    "greedy": {"search/rollout.py, _rollout: copy to the host": 1},
     "beam": {"search/beam.py, _rank: copy to the host": 1},
     "ensemble": {"search/beam.py, _rank: copy to the host": 1},  # its models read the same tokens
 }

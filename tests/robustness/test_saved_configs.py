@@ -11,7 +11,7 @@ from conftest import values_of
 from drawn_overrides import VALUES
 
 from nmt.config import schema
-from nmt.config.compose import LARGEST, flatten, load_config, load_values, typed, with_values
+from nmt.config.compose import MAX_BYTES, flatten, load_config, load_values, typed, with_values
 from nmt.config.errors import UserError
 
 WRONG: list[Any] = [
@@ -64,7 +64,7 @@ HOSTILE = {
     "no time": "a: !!timestamp x",
     "an endless integer": f"a: {'9' * 5000}",
     "a merge": "<<: 3\nseed: 1",
-    "too much": "a: " + "x" * LARGEST,
+    "too much": "a: " + "x" * MAX_BYTES,
 }
 
 
