@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from mkdocs.exceptions import PluginError
 
 PARTS = {
     "score": "Score",
@@ -50,6 +49,8 @@ def figures(root: Path, name: str) -> str:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:  # noqa: ANN401
     """Called by MkDocs with the Markdown of each page."""
+    from mkdocs.exceptions import PluginError  # tests use this module without MkDocs
+
     folder, _slash, file = page.file.src_uri.rpartition("/")
     if folder != "attention":
         return markdown
