@@ -97,13 +97,13 @@ class TrainConfig(Model, Machine):
                 "attention.normalizer.kind=hard samples; set it to 0, or use attention/normalizer=gumbel"
             )
         kind = self.objective.kind
-        if kind != "likelihood" and hard:
+        if kind in {"minimum_risk", "distillation"} and hard:
             raise ValueError(
                 f"objective.kind={kind} gives no reward to the positions that attention.normalizer.kind=hard samples; "
                 "use objective=likelihood, or attention/normalizer=gumbel"
             )
-        unfit = {"minimum_risk": ("r_drop", "scheduled_sampling"), "distillation": ("r_drop",), "likelihood": ()}
-        for key in unfit[kind]:
+        unfit = {"minimum_risk": ("r_drop", "scheduled_sampling"), "likelihood": ()}
+        for key in unfit.get(kind, ("r_drop",)):
             if value := getattr(self.training, key):
                 raise ValueError(
                     f"training.{key}={value} is for objective=likelihood; with objective.kind={kind} set it to 0"
