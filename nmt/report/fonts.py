@@ -1,7 +1,7 @@
 """Fonts for labels in any script: the base font, then installed fonts for the characters that it lacks.
 
-matplotlib shapes text, orders it from right to left where needed, and takes each character from the first font
-of a list that has it. What it does not do is to find those fonts.
+matplotlib shapes text, orders it from right to left where needed, and takes each character from the first font of a
+list that has it. It does not search the installed fonts for that list; this module does.
 """
 
 import logging
@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import cache
 from warnings import catch_warnings, filterwarnings
 
 from matplotlib.font_manager import FontEntry, findfont, findSystemFonts, fontManager
@@ -17,56 +17,56 @@ from matplotlib.ft2font import FaceFlags, FT2Font
 
 log = logging.getLogger(__name__)
 
-BASE = "DejaVu Sans"  # comes with matplotlib; has Latin, Greek, Cyrillic, Arabic, Hebrew and some more
-REGULAR = range(300, 501)  # weights
-LAST_CHOICE = re.compile("Mono|Unifont")  # families, taken only where no other has the characters
-# Categories of characters that need no font: nothing is drawn of them, or (private use) they mean nothing outside one.
-FONTLESS = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp", "Zs"}
-NOTHING = 0x8FFFF  # no character, nor is any near it: only a font that has a box for everything has it
+BASE = "DejaVu Sans"  # comes with matplotlib; covers Latin, Greek, Cyrillic, Arabic, Hebrew and a few more scripts
+REGULAR = range(300, 501)  # font weights
+LAST_RESORT = re.compile("Mono|Unifont")  # families used only if no other has the characters
+# Unicode categories that need no font: invisible, or (private use) without a meaning of their own.
+INVISIBLE = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp", "Zs"}
+NONCHARACTER = 0x8FFFF  # unassigned; only a font that draws a box for every code point has a glyph for it
 
 SYMBOLS = "symbols and emoji"
-# What Unicode's character names begin with, where that is not the script's name.
+# Script by the first word of a character's Unicode name, where the two differ.
 SCRIPTS = {"Cjk": "Han", "Ideographic": "Han", "Katakana-Hiragana": "Katakana", "Halfwidth": "Katakana"}
-# Han characters look different by region; kana and Hangul tell which one a text is from.
+# Han characters differ in shape by region; kana or Hangul in the same text identify it.
 REGIONS = {"Hiragana": "JP", "Katakana": "JP", "Hangul": "KR"}
-# Packages of Debian and its relatives; those of other systems have similar names.
+# Debian packages; other systems use similar names.
 PACKAGES = {SYMBOLS: "fonts-symbola"} | dict.fromkeys(("Han", "Bopomofo", *REGIONS), "fonts-noto-cjk")
-OTHER_PACKAGE = "fonts-noto-core"
+DEFAULT_PACKAGE = "fonts-noto-core"
 
 _warned: set[str] = set()  # scripts
 
 
 def families(text: str) -> list[str]:
-    """The font families to draw the text with, the base font first.
+    """The font families to draw a text with, the base font first.
 
-    Only characters that the base font lacks make it look at others. A character without any font is drawn as a
-    box; a warning says so once per process and script.
+    Searches the installed fonts only for characters that the base font lacks. Characters that no font has are drawn
+    as boxes; a warning says so once per process and script.
     """
     base = _characters(str(findfont(BASE)), 0)
-    scripts: dict[str, set[str]] = {}
-    for each in sorted(set(text)):
-        if each not in base and unicodedata.category(each) not in FONTLESS:
-            scripts.setdefault(script_of(each), set()).add(each)
-    region = next((region for script, region in REGIONS.items() if script in scripts), "SC")
-    chosen = [BASE]
-    for script, characters in scripts.items():
-        found, missing = _choose(characters, region)
+    by_script: dict[str, set[str]] = {}
+    for character in sorted(set(text)):
+        if character not in base and unicodedata.category(character) not in INVISIBLE:
+            by_script.setdefault(script_of(character), set()).add(character)
+    region = next((region for script, region in REGIONS.items() if script in by_script), "SC")
+    result = [BASE]
+    for script, characters in by_script.items():
+        names, missing = _choose(characters, region)
         if missing:
             _add_new_fonts()
-            found, missing = _choose(characters, region)
+            names, missing = _choose(characters, region)
         if missing:
-            _warn(script, min(missing, key=lambda each: (not each.isalpha(), each)))
-        chosen += found
-    return list(dict.fromkeys(chosen))
+            _warn(script, min(missing, key=lambda character: (not character.isalpha(), character)))
+        result += names
+    return list(dict.fromkeys(result))
 
 
 def script_of(character: str) -> str:
-    """By the character's Unicode name: "Han", "Thai", ..., or "symbols and emoji"."""
+    """The script by the character's Unicode name: "Han", "Thai", ..., or "symbols and emoji"."""
     name = unicodedata.name(character, "")
     kind, width = unicodedata.category(character)[0], unicodedata.east_asian_width(character)
     if not name:
         return "characters unknown to Python"
-    if width == "F" or (width == "W" and kind == "P"):  # the punctuation of Chinese, Japanese and Korean
+    if width == "F" or (width == "W" and kind == "P"):  # Chinese, Japanese and Korean punctuation
         return "Han"
     if kind == "S":
         return SYMBOLS
@@ -76,7 +76,7 @@ def script_of(character: str) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep matplotlib from warning of each missing glyph, and of fonts whose weight is not exactly regular."""
+    """Suppress matplotlib's warnings about missing glyphs and inexact font weights."""
     font_log = logging.getLogger("matplotlib.font_manager")
     level = font_log.level
     font_log.setLevel(logging.ERROR)
@@ -89,80 +89,74 @@ def quiet() -> Iterator[None]:
 
 
 def _choose(characters: set[str], region: str) -> tuple[list[str], set[str]]:
-    """Families for these characters of one script, and the characters that no font has.
+    """Families for characters of one script, and the characters that no font has.
 
-    The first choice that has half of what is lacking is better than a later one that has all of it: a rare
-    character must not decide how the others look.
+    Prefers the first family that covers at least half of the remaining characters over a later one that covers more,
+    so that one rare character does not decide the font of all others.
     """
-    found, faces = [], _faces(region)
+
+    def gain(face: FontEntry) -> int:
+        return min(2 * len(_covered(face, characters)), len(characters))
+
+    names, faces = [], _faces(region)
     while characters:
-        best = max(faces, key=partial(_gain, characters=characters))
+        best = max(faces, key=gain)
         covered = _covered(best, characters)
         if not covered:
             break
-        found.append(best.name)
+        names.append(best.name)
         characters = characters - covered
-    return found, characters
-
-
-def _gain(face: FontEntry, characters: set[str]) -> int:
-    return min(2 * len(_covered(face, characters)), len(characters))
+    return names, characters
 
 
 def _faces(region: str) -> list[FontEntry]:
-    """For each family the face that matplotlib would draw with, the family of first choice first."""
-    by_family: dict[str, FontEntry] = {}
-    for face in sorted(fontManager.ttflist, key=_distance):
-        by_family.setdefault(face.name, face)
+    """The face of each family that matplotlib would draw with, in order of preference."""
 
-    def rank(face: FontEntry) -> tuple[bool, bool, bool, bool, str]:
+    def distance_from_regular(face: FontEntry) -> tuple[bool, bool, float, bool]:
+        return face.style != "normal", face.variant != "normal", abs(int(face.weight) - 400), face.stretch != "normal"
+
+    def preference(face: FontEntry) -> tuple[bool, bool, bool, bool, str]:
         return (
             face.style != "normal" or face.weight not in REGULAR,
-            LAST_CHOICE.search(face.name) is not None,
+            LAST_RESORT.search(face.name) is not None,
             "Sans" not in face.name,
             not face.name.endswith(region),
             face.name,
         )
 
-    return sorted(by_family.values(), key=rank)
-
-
-def _distance(face: FontEntry) -> tuple[bool, bool, float, bool]:
-    """From an upright regular face."""
-    return face.style != "normal", face.variant != "normal", abs(int(face.weight) - 400), face.stretch != "normal"
+    by_family: dict[str, FontEntry] = {}
+    for face in sorted(fontManager.ttflist, key=distance_from_regular):
+        by_family.setdefault(face.name, face)
+    return sorted(by_family.values(), key=preference)
 
 
 def _covered(face: FontEntry, characters: set[str]) -> set[str]:
     available = _characters(face.fname, face.index)
-    return {each for each in characters if each in available}
+    return {character for character in characters if character in available}
 
 
 @cache
 def _characters(file: str, index: int) -> str:
-    """What a font has glyphs for; nothing if these are boxes, or layers of colour, which draw as nothing at all."""
+    """The characters that a font draws; none for fonts of boxes and for colour fonts, which matplotlib cannot draw."""
     try:
         font = FT2Font(file, face_index=index)
     except (OSError, RuntimeError):  # removed or damaged since matplotlib listed it
         return ""
-    if FaceFlags.COLOR in font.face_flags or font.get_char_index(NOTHING):
+    if FaceFlags.COLOR in font.face_flags or font.get_char_index(NONCHARACTER):
         return ""
-    return "".join(map(chr, font.get_charmap()))
+    return "".join(map(chr, font.get_charmap()))  # a set of a large font takes 20 times the memory
 
 
 @cache
 def _add_new_fonts() -> None:
-    """Once per process: matplotlib keeps its list of fonts for good and misses what was installed since."""
+    """Add fonts installed since matplotlib cached its list, once per process."""
     for file in sorted(set(findSystemFonts()) - {face.fname for face in fontManager.ttflist}):
-        with suppress(Exception):  # of any kind, for a file that is no font matplotlib can draw
+        with suppress(Exception):  # a file that is no font may raise any error
             fontManager.addfont(file)
 
 
 def _warn(script: str, example: str) -> None:
     if script not in _warned:
         _warned.add(script)
-        log.warning(
-            "no installed font has glyphs for %s (such as %s): heatmaps show boxes; install one, e.g. %s",
-            script,
-            example,
-            PACKAGES.get(script, OTHER_PACKAGE),
-        )
+        message = "no installed font has glyphs for %s (such as %s): heatmaps show boxes; install one, e.g. %s"
+        log.warning(message, script, example, PACKAGES.get(script, DEFAULT_PACKAGE))

@@ -1,4 +1,4 @@
-"""Alignment heatmaps: target tokens down, source tokens across, drawn without pyplot and its global state.
+"""Alignment heatmaps: one row per target token, one column per source token; drawn without pyplot's global state.
 
 T target tokens, S source tokens, H x W pixels.
 """
@@ -21,22 +21,24 @@ from nmt.metrics.alignment import WORD_START, words_of_pieces
 from nmt.report import fonts
 
 DPI = 100
-CELL, SIDE = 0.32, 19.2  # inches: the side of a cell, as long as the longer side of the matrix stays within SIDE
-SMALL_CELL, LONGEST_SIDE = 0.2, 35.0  # inches: beyond that, as long as it stays within LONGEST_SIDE
-FAR = 40  # cells: labels farther away than that stand on the opposite side, too
-MARGIN = 0.15  # inches around everything
-BAR, LONGEST_BAR = 0.14, 3.2  # inches: width and greatest length of the colour bar
-ANGLE = 60  # degrees of the source labels
-SMALLEST_FONT, LARGEST_FONT, TITLE_FONT = 6.5, 9.9, 11.0  # points
-LONGEST_LABEL = 24  # characters
+# All sizes in inches. A cell has the first size as long as the longer side of the matrix stays within the limit, then
+# shrinks to the second size, which it keeps up to the second limit.
+CELL_SIZE, MAX_SIDE = 0.32, 19.2
+SMALL_CELL_SIZE, MAX_LARGE_SIDE = 0.2, 35.0
+MARGIN = 0.15
+BAR_WIDTH, MAX_BAR_LENGTH = 0.14, 3.2
+MANY = 40  # cells: a larger matrix has labels on all four sides and stronger grid lines
+LABEL_ANGLE = 60  # degrees, of the source labels
+MIN_FONT, MAX_FONT, TITLE_FONT = 6.5, 9.9, 11.0  # points
+MAX_LABEL_LENGTH = 24  # characters
 CONTINUATION = "•"
-CARRIER = "◌"  # of an accent or vowel sign that has no letter before it
-COMBINING, SARA_AM = {"Mc", "Me", "Mn"}, "\u0e33\u0eb3"  # categories of those, and two letters that behave alike
-RIGHT_TO_LEFT = "\u200f"  # an invisible mark
-INVISIBLE = {"Cc", "Cs", "Zl", "Zp"}  # control characters, surrogates, line and paragraph separators
+DOTTED_CIRCLE = "◌"  # carries an accent or vowel sign that has no letter before it
+COMBINING, SARA_AM = {"Mc", "Me", "Mn"}, "\u0e33\u0eb3"  # their categories, and two letters that behave alike
+RIGHT_TO_LEFT_MARK = "\u200f"
+CONTROL = {"Cc", "Cs", "Zl", "Zp"}  # categories: control characters, surrogates, line and paragraph separators
 COLOURS = "viridis"  # perceptually uniform
-INK, MUTED, GRID, TENTHS = "#1a1a1a", "#666666", "#ffffff44", "#ffffff99"
-NOTE: dict[str, Any] = {"size": 7.5, "color": MUTED}  # what explains the picture and is not its content
+INK, MUTED, GRID, STRONG_GRID = "#1a1a1a", "#666666", "#ffffff44", "#ffffff99"
+NOTE: dict[str, Any] = {"size": 7.5, "color": MUTED}  # style of explanations
 
 
 @fonts.quiet()
@@ -47,25 +49,23 @@ def draw_alignment(
     title: str = "",
     meaning: str = "attention weight",
 ) -> Figure:
-    """(T, S) weights from 0 to 1 -> a figure with T rows and S columns of square cells, labelled with tokens.
+    """(T, S) weights in [0, 1] -> a figure of T x S square cells, labelled with tokens.
 
-    `meaning` stands beside the colour bar.
-
-    Tokens are words or SentencePiece pieces; a piece that continues a word is shown as "•piece". The figure
-    grows with the tokens up to 60 of them and, with smaller cells, from 96 to 175. Beyond that the cells shrink,
-    and where labels would touch only every n-th is shown. Raises ValueError if the tokens do not match the matrix
-    or it is empty.
+    Tokens are words or SentencePiece pieces; a piece that continues a word is shown as "•piece". `meaning` labels the
+    colour bar. The figure grows up to 60 tokens and, with smaller cells, from 96 to 175; beyond that cells shrink, and
+    only every n-th label is shown if they would overlap. Raises ValueError if the matrix is empty or does not match
+    the tokens.
     """
     if weights.shape != (len(target), len(source)) or not weights.size:
         raise ValueError(
             f"weights of shape {weights.shape} for {len(target)} target and {len(source)} source tokens: "
-            "one row per target and one column per source token is needed, and at least one of each"
+            "expected one row per target and one column per source token, and at least one of each"
         )
     rows, columns = weights.shape
     longer = max(rows, columns)
-    cell = min(CELL, max(SIDE / longer, SMALL_CELL), LONGEST_SIDE / longer)
+    cell = min(CELL_SIZE, max(MAX_SIDE / longer, SMALL_CELL_SIZE), MAX_LARGE_SIDE / longer)
     figure = Figure(figsize=(columns * cell, rows * cell), dpi=DPI, facecolor="white")
-    FigureCanvasAgg(figure)  # measures texts; without it each would be measured on a canvas of its own
+    FigureCanvasAgg(figure)  # measures all texts; without it each would create a canvas
     axes = figure.add_axes((0, 0, 1, 1))
     cells = axes.pcolormesh(weights, cmap=COLOURS, vmin=0, vmax=1)
     axes.set(xlim=(0, columns), ylim=(rows, 0))
@@ -82,29 +82,29 @@ def draw_alignment(
 
 
 def _draw_grid(axes: Axes, rows: int, columns: int, points: float) -> None:
-    """Lines between cells of that many points; in a large matrix every tenth is stronger, for the eye to follow."""
-    across = [[(0, row), (columns, row)] for row in range(1, rows)]
-    down = [[(column, 0), (column, rows)] for column in range(1, columns)]
-    stronger = 10 if max(rows, columns) > FAR else math.inf
-    colours = [GRID if n % stronger else TENTHS for count in (rows, columns) for n in range(1, count)]
-    lines = LineCollection(across + down, colors=colours, linewidths=min(0.6, points / 40))
+    """Lines between cells of a size in points; in a large matrix every tenth is stronger."""
+    horizontal = [[(0, row), (columns, row)] for row in range(1, rows)]
+    vertical = [[(column, 0), (column, rows)] for column in range(1, columns)]
+    period = 10 if max(rows, columns) > MANY else math.inf
+    colours = [GRID if n % period else STRONG_GRID for count in (rows, columns) for n in range(1, count)]
+    lines = LineCollection(horizontal + vertical, colors=colours, linewidths=min(0.6, points / 40))
     axes.add_collection(lines, autolim=False)
 
 
 def _label(axes: Axes, source: Sequence[str], target: Sequence[str], title: str, points: float) -> None:
-    """Name the rows and columns of cells of that many points, all of them or every n-th."""
-    size = min(max(0.62 * points, SMALLEST_FONT), LARGEST_FONT)
-    step = math.ceil(1.2 * size / (points * math.sin(math.radians(ANGLE))))
-    slant: dict[str, Any] = {"rotation": ANGLE, "rotation_mode": "anchor", "ha": "left", "va": "center"}
+    """Label all rows and columns, or every n-th if cells of this size in points are too small."""
+    size = min(max(0.62 * points, MIN_FONT), MAX_FONT)
+    step = math.ceil(1.2 * size / (points * math.sin(math.radians(LABEL_ANGLE))))
+    slant: dict[str, Any] = {"rotation": LABEL_ANGLE, "rotation_mode": "anchor", "ha": "left", "va": "center"}
     columns, rows = np.arange(0, len(source), step), np.arange(0, len(target), step)
     axes.set_xticks(columns + 0.5, source[::step], size=size, **slant, **_text("".join(source)))
     axes.set_yticks(rows + 0.5, target[::step], size=size, **_text("".join(target)))
-    below, right = len(target) > FAR, len(source) > FAR
+    below, right = len(target) > MANY, len(source) > MANY
     axes.tick_params(length=2, color=MUTED)
     axes.tick_params("x", top=True, labeltop=True, bottom=below, labelbottom=below)
     axes.tick_params("y", right=right, labelright=right)
     for tick in axes.xaxis.get_major_ticks():
-        tick.label1.set_horizontalalignment("right")  # below the matrix a label ends at its column
+        tick.label1.set_horizontalalignment("right")  # labels below the matrix end at their column
     axes.xaxis.set_label_position("top")
     axes.set_xlabel("source", **NOTE)
     axes.set_ylabel("target", **NOTE)
@@ -113,18 +113,18 @@ def _label(axes: Axes, source: Sequence[str], target: Sequence[str], title: str,
 
 
 def _text(text: str) -> dict[str, Any]:
-    """How to draw a text that comes from data."""
+    """Style of a text that comes from data."""
     return {"family": fonts.families(text), "color": INK, "parse_math": False}
 
 
 def _draw_bar(figure: Figure, axes: Axes, cells: QuadMesh, meaning: str) -> None:
-    """The colour bar, right of the matrix from its top."""
+    """Draw the colour bar right of the matrix, aligned with its top."""
     width, height = figure.get_size_inches()
-    share = min(1.0, LONGEST_BAR / height)
+    length = min(1.0, MAX_BAR_LENGTH / height)
     rows = axes.yaxis.get_tightbbox()
     assert rows is not None
-    left = max(rows.x1 / DPI, width) + 0.2  # right of the matrix and of any labels there
-    bar = figure.add_axes((left / width, 1 - share, BAR / width, share))
+    left = max(rows.x1 / DPI, width) + 0.2  # right of the labels, if there are any
+    bar = figure.add_axes((left / width, 1 - length, BAR_WIDTH / width, length))
     figure.colorbar(cells, cax=bar, ticks=[0, 0.5, 1])
     bar.tick_params(labelsize=NOTE["size"], labelcolor=MUTED, color=MUTED, length=2)
     bar.set_ylabel(meaning, **NOTE)
@@ -132,7 +132,7 @@ def _draw_bar(figure: Figure, axes: Axes, cells: QuadMesh, meaning: str) -> None
 
 
 def _fit(figure: Figure) -> None:
-    """Grow the figure around what is drawn beyond it (labels, bar); every axes keeps its size in inches."""
+    """Enlarge the figure to include labels and colour bar; all axes keep their size in inches."""
     old = figure.get_size_inches()
     drawn = figure.get_tightbbox()
     new = np.array(drawn.size) + 2 * MARGIN
@@ -144,17 +144,17 @@ def _fit(figure: Figure) -> None:
 
 
 def token_labels(tokens: Sequence[str]) -> list[str]:
-    """What stands beside the matrix: "•" before a continuation of a word, control characters made visible."""
+    """Labels of tokens: "•" before a piece that continues a word, control characters escaped."""
     labels = [_printable(token.replace(WORD_START, " ").strip(" ") or "␣") for token in tokens]
-    labels = [CARRIER + label if _is_combining(label[0]) else label for label in labels]
+    labels = [DOTTED_CIRCLE + label if _is_combining(label[0]) else label for label in labels]
     if any(token.startswith(WORD_START) for token in tokens):
         words = words_of_pieces(tokens)
         for position in range(1, len(tokens)):
             if words[position] == words[position - 1]:
                 labels[position] = CONTINUATION + labels[position]
-    labels = [label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…" for label in labels]
-    if _direction("".join(labels)) == "right to left":  # so do labels that have no direction, such as "•."
-        labels = [label if _direction(label) else label + RIGHT_TO_LEFT for label in labels]
+    labels = [label if len(label) <= MAX_LABEL_LENGTH else f"{label[: MAX_LABEL_LENGTH - 1]}…" for label in labels]
+    if _direction("".join(labels)) == "right to left":  # also for labels without a direction, such as "•."
+        labels = [label if _direction(label) else label + RIGHT_TO_LEFT_MARK for label in labels]
     return labels
 
 
@@ -163,14 +163,14 @@ def _is_combining(character: str) -> bool:
 
 
 def _direction(text: str) -> str | None:
-    """Of the first letter that has one."""
+    """The writing direction of the first letter that has one."""
     directions = {"L": "left to right", "R": "right to left", "AL": "right to left"}
     kinds = (unicodedata.bidirectional(character) for character in text)
     return next((directions[kind] for kind in kinds if kind in directions), None)
 
 
 def to_array(figure: Figure) -> NDArray[np.uint8]:
-    """(H, W, 3), red, green and blue."""
+    """Draw the figure as (H, W, 3) RGB pixels."""
     return _draw(figure)[..., :3]
 
 
@@ -181,15 +181,15 @@ def save(figure: Figure, path: Path) -> None:
 
 @fonts.quiet()
 def _draw(figure: Figure) -> NDArray[np.uint8]:
-    """(H, W, 4), red, green, blue and full opacity."""
+    """Draw the figure as (H, W, 4) RGBA pixels."""
     canvas: Any = FigureCanvasAgg(figure)  # its methods are untyped
     canvas.draw()
     return np.array(canvas.buffer_rgba())
 
 
 def _printable(text: str) -> str:
-    """Control characters as Python writes them, such as \\n; letters of every script stay."""
+    """Escape control characters as in Python, such as \\n."""
     return "".join(
-        character.encode("unicode_escape").decode() if unicodedata.category(character) in INVISIBLE else character
+        character.encode("unicode_escape").decode() if unicodedata.category(character) in CONTROL else character
         for character in text
     )

@@ -1,4 +1,4 @@
-"""The comparison as one HTML file that needs nothing else: tables, charts, and translations with their attention."""
+"""The comparison as one self-contained HTML file: tables, charts, and translations with their attention."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -9,11 +9,11 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from nmt.report.chart import Series, key, line_chart, scatter_chart
+from nmt.report.chart import Series, legend_key, line_chart, scatter_chart
 from nmt.report.table import Column, decimals, human_count, human_duration
 
 SIGNIFICANT = 0.05
-SMALLEST_P = 0.001  # that is told exactly
+SMALLEST_P = 0.001  # smaller values are shown as "< 0.001"
 EN_DASH = "\N{EN DASH}"
 
 
@@ -33,7 +33,7 @@ SCORES = (
     Column("p_bootstrap", "p, bootstrap", _p_value),
     Column("p_randomisation", "p, randomisation", _p_value),
 )
-OF_SYSTEMS = (
+SYSTEM_COLUMNS = (
     Column("rank", "#"),
     Column("name", "system"),
     Column("seeds", "seeds", _seeds),
@@ -45,19 +45,19 @@ OF_SYSTEMS = (
     Column("tokens_per_second", "training, tokens/s", "{:,.0f}".format),
     Column("sentences_per_second", "decoding, sentences/s", decimals(1)),
 )
-OF_RUNS = (
+RUN_COLUMNS = (
     Column("system", "system"),
     Column("seed", "seed"),
     *SCORES,
     Column("run", "run"),
     Column("baseline_run", "compared with"),
 )
-MORE_IS_BETTER = {"bleu", "chrf", "tokens_per_second", "sentences_per_second"}  # sorted so at the first click
+HIGHER_IS_BETTER = {"bleu", "chrf", "tokens_per_second", "sentences_per_second"}  # sorted descending first
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What a table shows in one place, and what it sorts by there; None is unknown and comes last."""
+    """A table cell; `value` is its sort key, and None (unknown) sorts last."""
 
     text: str
     value: object
@@ -67,17 +67,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Heading:
-    """What is common to the cells of a column."""
+    """A table column."""
 
     key: str
     text: str
     numeric: bool
-    spread: int  # characters of the longest
+    spread_width: int  # characters
     descending: bool
 
 
 def page(comparisons: Sequence[Mapping[str, Any]]) -> str:
-    """The whole file. Runs that do not compare with each other come as several comparisons and stay apart."""
+    """The HTML file. Runs whose scores are not comparable come as several comparisons, one section each."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -85,19 +85,20 @@ def page(comparisons: Sequence[Mapping[str, Any]]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("page.html").render(comparisons=[_section(each) for each in comparisons])
+    sections = [_section(comparison) for comparison in comparisons]
+    return environment.get_template("page.html").render(comparisons=sections)
 
 
 def _section(comparison: Mapping[str, Any]) -> dict[str, Any]:
-    """The comparison with what the template shows of it."""
+    """The comparison, with the tables, charts and marks that the template needs."""
     systems = comparison["systems"]
     numbers = {system["name"]: number for number, system in enumerate(systems)}
     return {
         **comparison,
-        "system_table": _table(systems, OF_SYSTEMS),
-        "run_table": _table(comparison["runs"], OF_RUNS),
+        "system_table": _table(systems, SYSTEM_COLUMNS),
+        "run_table": _table(comparison["runs"], RUN_COLUMNS),
         "numbers": numbers,
-        "marks": {name: key(number) for name, number in numbers.items()},
+        "marks": {name: legend_key(number) for name, number in numbers.items()},
         "charts": _charts(systems),
         "examples": [{**example, "words": _common_source(example)} for example in comparison["examples"]],
     }
@@ -106,15 +107,15 @@ def _section(comparison: Mapping[str, Any]) -> dict[str, Any]:
 def _table(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]
 ) -> tuple[list[Heading], list[tuple[str, list[Cell]]]]:
-    """The headings, and for each row its system and its cells, without the columns of which nothing is known."""
-    shown = [column for column in columns if any(row[column.key] is not None for row in rows)]
-    body = [(row.get("name", row.get("system")), [_cell(row, column) for column in shown]) for row in rows]
+    """Headings, and each row as (system, cells). Columns without any value are left out."""
+    columns = [column for column in columns if any(row[column.key] is not None for row in rows)]
+    body = [(row.get("name", row.get("system")), [_cell(row, column) for column in columns]) for row in rows]
     headings = []
-    for index, column in enumerate(shown):
+    for index, column in enumerate(columns):
         cells = [cells[index] for _, cells in body]
         numeric = all(cell.value is None or isinstance(cell.value, int | float) for cell in cells)
-        spread = max(len(cell.spread or "") for cell in cells)
-        headings.append(Heading(column.key, column.heading, numeric, spread, column.key in MORE_IS_BETTER))
+        spread_width = max(len(cell.spread or "") for cell in cells)
+        headings.append(Heading(column.key, column.heading, numeric, spread_width, column.key in HIGHER_IS_BETTER))
     return headings, body
 
 
@@ -122,56 +123,57 @@ def _cell(row: Mapping[str, Any], column: Column) -> Cell:
     value = row[column.key]
     if value is None:
         return Cell(EN_DASH, None, None, False)
-    spread = row.get(f"{column.key}_sd", row.get(f"{column.key}_ci"))
+    text, spread = column.show(value), row.get(f"{column.key}_sd", row.get(f"{column.key}_ci"))
     return Cell(
-        column.show(value),
-        value if isinstance(value, int | float) else column.show(value),
+        text,
+        value if isinstance(value, int | float) else text,
         None if spread is None else column.show(spread),
         column.key.startswith("p_") and value < SIGNIFICANT,
     )
 
 
 def _charts(systems: Sequence[Mapping[str, Any]]) -> list[tuple[str, Markup]]:
-    """Titles and drawings of what is known of any system."""
-    unit, size = _unit(max((system["seconds"] or 0 for system in systems), default=0))
+    """(title, chart) for each subject with at least one point."""
+    unit, unit_seconds = _time_unit(max((system["seconds"] or 0 for system in systems), default=0))
+    buckets = [bucket for system in systems for bucket in system["bleu_by_length"]]
+    ranges = {_centre(bucket): EN_DASH.join(map(str, sorted(set(bucket["words"])))) for bucket in buckets}
 
     def series(points: Callable[[Mapping[str, Any]], Sequence[Any]]) -> list[Series]:
         return [Series(number, system["name"], points(system)) for number, system in enumerate(systems)]
 
-    lengths = series(lambda system: [(_middle(bucket), bucket["bleu"]) for bucket in system["bleu_by_length"]])
+    lengths = series(lambda system: [(_centre(bucket), bucket["bleu"]) for bucket in system["bleu_by_length"]])
     curves = series(lambda system: system["curve"])
-    costs = series(lambda system: [(system["seconds"] / size if system["seconds"] else None, system["bleu"])])
+    costs = series(lambda system: [(system["seconds"] / unit_seconds if system["seconds"] else None, system["bleu"])])
     charts = []
-    if _anything(lengths):
-        title, buckets = "BLEU by source length", [each for system in systems for each in system["bleu_by_length"]]
-        ranges = {_middle(each): EN_DASH.join(map(str, sorted(set(each["words"])))) for each in buckets}
+    if _has_points(lengths):
+        title = "BLEU by source length"
         charts.append((title, line_chart(lengths, title, "length of the source", "BLEU", ranges)))
-    if _anything(curves):
+    if _has_points(curves):
         title = "Learning curves"
         charts.append((title, line_chart(curves, title, "epoch", "validation BLEU")))
-    if _anything(costs):
+    if _has_points(costs):
         title = "BLEU by training time"
         charts.append((title, scatter_chart(costs, title, f"training time, {unit}", "BLEU", log_x=True)))
     return charts
 
 
-def _anything(series: Sequence[Series]) -> bool:
-    return any(each.known() for each in series)
+def _has_points(series: Sequence[Series]) -> bool:
+    return any(system.complete_points() for system in series)
 
 
-def _middle(bucket: Mapping[str, Any]) -> float:
+def _centre(bucket: Mapping[str, Any]) -> float:
     shortest, longest = bucket["words"]
     return float(shortest + longest) / 2
 
 
-def _unit(longest: float) -> tuple[str, int]:
-    """The unit for times up to this one, and its seconds."""
+def _time_unit(seconds: float) -> tuple[str, int]:
+    """The unit for times up to this one, and its length in seconds."""
     units = (("hours", 3600), ("minutes", 60))
-    return next(((unit, size) for unit, size in units if longest >= 2 * size), ("seconds", 1))
+    return next(((unit, length) for unit, length in units if seconds >= 2 * length), ("seconds", 1))
 
 
 def _common_source(example: Mapping[str, Any]) -> list[str] | None:
-    """The source as words, as most systems saw it; None where no alignment is known."""
+    """The source words as most systems segmented them; None without any alignment."""
     alignments = [translation["alignment"] for translation in example["translations"]]
     sources = Counter(tuple(alignment["source"]) for alignment in alignments if alignment)
     return list(sources.most_common(1)[0][0]) if sources else None

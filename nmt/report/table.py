@@ -13,7 +13,7 @@ MINUTES_OF_HOUR = 60
 
 @dataclass(frozen=True)
 class Column:
-    """One column: the key of its value in each row, its heading, and how a value is written."""
+    """A column: the key of its value in each row, its heading and a formatter."""
 
     key: str
     heading: str
@@ -21,7 +21,7 @@ class Column:
 
 
 def markdown(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]) -> str:
-    """A Markdown table: numbers to the right, None as "-", and no cell can break it."""
+    """A Markdown table: numbers aligned right, None as "-", special characters escaped."""
     return _render(rows, columns, "pipe", lambda cell: cell.replace("\\", "\\\\").replace("|", "\\|"))
 
 
@@ -40,9 +40,9 @@ def _render(
         [[cell(column, row[column.key]) for column in columns] for row in rows],
         headers=[column.heading for column in columns],
         tablefmt=style,
-        # tabulate 0.9 cannot align a table without rows.
+        # tabulate 0.9 fails to align a table without rows.
         colalign=["right" if _is_numeric(rows, column) else "left" for column in columns] if rows else None,
-        disable_numparse=True,  # the cells are text already, and "1e5" may be a run's name
+        disable_numparse=True,  # cells are formatted already, and "1e5" may be a run's name
     )
 
 
@@ -51,26 +51,26 @@ def _is_numeric(rows: Sequence[Mapping[str, object]], column: Column) -> bool:
 
 
 def decimals(count: int) -> Callable[[float], str]:
-    """How a column writes its numbers: with that many decimals."""
+    """A formatter of numbers with this many decimals."""
     return f"{{:.{count}f}}".format
 
 
 def short(value: object) -> str:
-    """A value of a configuration; what a search has drawn is not told to the last digit."""
+    """A configuration value; a float has 4 significant digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def human_count(count: int) -> str:
     """950, 12.3 k, 12.3 M, 1.2 B."""
     for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
-        # The next unit takes over where rounding to one decimal would reach 1000.0.
+        # Switch to the next unit where rounding to one decimal would give 1000.0.
         if count >= unit * (1 - 0.5e-4):
             return f"{count / unit:.1f} {name}"
     return str(count)
 
 
 def human_duration(seconds: float) -> str:
-    """42 s, 4 min 12 s, 1 h 03 min: rounded to the smaller unit shown."""
+    """42 s, 4 min 12 s, 1 h 03 min: rounded to the smallest unit shown."""
     minutes, rest = divmod(round(seconds), 60)
     if minutes < MINUTES_OF_HOUR:
         return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run: curves, texts and pictures."""
+"""Writes curves, texts, images and hyperparameters of a run for TensorBoard."""
 
 import string
 import threading
@@ -16,82 +16,77 @@ from torch.utils.tensorboard.summary import hparams
 from nmt.files import named_errors
 
 
-def _report(args: threading.ExceptHookArgs) -> None:
-    """An error in TensorBoard's writing thread is raised by the next call of its writer: not printed there too."""
+def _excepthook(args: threading.ExceptHookArgs) -> None:
+    """Keep TensorBoard's writing thread from printing its errors: the writer's next call raises them."""
     if not type(args.thread).__module__.startswith("tensorboard."):
         threading.__excepthook__(args)
 
 
-threading.excepthook = _report
+threading.excepthook = _excepthook
 
-# As a character reference no character has a meaning in Markdown or HTML.
-_REFERENCES = {ord(character): f"&#{ord(character)};" for character in string.punctuation}
+# Punctuation as character references, which have no meaning in Markdown or HTML.
+_ESCAPES = {ord(character): f"&#{ord(character)};" for character in string.punctuation}
 
 
 class TensorBoard:
-    """Writes events to `directory`; to be used in a `with` statement or closed.
+    """Writes events to `directory`; use it in a `with` statement or close it.
 
-    `resume_step` is the last step whose events count, that of the checkpoint which the run continues from;
-    None starts anew. What a killed run wrote to the directory after that step is superseded, so that every
-    curve stays a single line.
+    `resume_step` is the step of the checkpoint that the run resumes from, or None for a new run. Events that a killed
+    run wrote after that step are hidden, so that every curve stays a single line.
     """
 
     def __init__(self, directory: Path, resume_step: int | None) -> None:
-        # TensorBoard hides earlier events from this step on, this step included.
-        purge_step = 0 if resume_step is None else resume_step + 1
-        _date_back(directory)
+        purge_step = 0 if resume_step is None else resume_step + 1  # hides older events from this step on
+        _backdate(directory)
         self._directory = directory
         self._writer: Any = SummaryWriter(str(directory), purge_step=purge_step)  # its methods are untyped
         self._hparams: Any = hparams
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """One point on each curve, by tag such as "train/loss"."""
+        """Add a point to each curve, by tag such as "train/loss"."""
         for tag, value in values.items():
             self._write("add_scalar", tag, value, step)
 
     def histogram(self, tag: str, values: NDArray[np.int64], step: int) -> None:
-        """The distribution of whole numbers, a bin for each."""
+        """Add a distribution of integers, with a bin for each."""
         if values.size:
             bins = np.arange(values.min(), values.max() + 2) - 0.5
             self._write("add_histogram", tag, values, step, bins=bins.tolist())
 
     def text(self, tag: str, markdown: str, step: int) -> None:
-        """Markdown as it is."""
+        """Add a text in Markdown."""
         self._write("add_text", tag, markdown, step)
 
     def samples(self, tag: str, rows: Sequence[tuple[str, str, str]], step: int) -> None:
-        """A table of (source, reference, hypothesis), each shown literally."""
+        """Add a table of (source, reference, hypothesis), escaped."""
         table: list[Iterable[str]] = [("source", "reference", "hypothesis"), ("---",) * 3]
         table += [map(literal, row) for row in rows]
         self.text(tag, "\n".join(f"| {' | '.join(row)} |" for row in table), step)
 
     def image(self, tag: str, array: NDArray[np.uint8], step: int) -> None:
-        """(H, W, 3), red, green and blue."""
+        """Add an image of (H, W, 3) RGB pixels."""
         self._write("add_image", tag, array, step, dataformats="HWC")
 
     def choices(self, values: Mapping[str, str | float | bool | None]) -> None:
-        """What the run chose, for the table and the parallel coordinates of HPARAMS.
-
-        TensorBoard finds the columns, and which of them differ, from all runs it is given.
-        """
+        """Add the run's hyperparameters for the HPARAMS tab, which finds their columns from all runs it shows."""
         named = {key: "null" if value is None else value for key, value in values.items()}
-        _, start, _ = self._hparams(named, {})  # the first part would describe all runs by this one
+        _, start, _ = self._hparams(named, {})  # the first part describes the columns by this run alone
         with named_errors(self._directory):
             self._writer.file_writer.add_summary(start)
 
     def outcome(self, step: int, scores: Mapping[str, float]) -> None:
-        """The run has come to its end, with these scores."""
+        """Mark the run as finished, with these scores."""
         _, _, end = self._hparams({}, {})
         with named_errors(self._directory):
             self._writer.file_writer.add_summary(end)
         self.scalars(step, scores)
 
     def flush(self) -> None:
-        """Bring everything written so far to the disk, as is due with every checkpoint."""
+        """Write all events to disk; call it with every checkpoint."""
         self._write("flush")
 
     def close(self) -> None:
-        """Flush and close the event file; closing twice does no harm."""
+        """Flush and close the event file; may be called twice."""
         self._write("close")
 
     def _write(self, method: str, *values: Any, **options: Any) -> None:  # noqa: ANN401
@@ -107,18 +102,18 @@ class TensorBoard:
         self.close()
 
 
-def _date_back(directory: Path) -> None:
-    """Let earlier event files have earlier names, whatever the clock says: TensorBoard reads them in that order."""
-    named = sorted(directory.glob("events.out.tfevents.*.*"))
-    files = [path for path in named if path.name.split(".")[3].isdecimal()]
+def _backdate(directory: Path) -> None:
+    """Rename event files with time stamps in the future: TensorBoard reads files in the order of their names."""
+    candidates = sorted(directory.glob("events.out.tfevents.*.*"))
+    files = [path for path in candidates if path.name.split(".")[3].isdecimal()]
     stamps = [int(path.name.split(".")[3]) for path in files]
-    back = max(stamps, default=0) - int(time.time()) + 1
-    for path, stamp in zip(files, stamps, strict=True) if back > 0 else ():
+    excess = max(stamps, default=0) - int(time.time()) + 1
+    for path, stamp in zip(files, stamps, strict=True) if excess > 0 else ():
         parts = path.name.split(".")
-        parts[3] = f"{stamp - back:010d}"
+        parts[3] = f"{stamp - excess:010d}"
         path.rename(path.with_name(".".join(parts)))
 
 
 def literal(text: str) -> str:
-    """The text for a Markdown table's cell, shown as it is but for runs of white space."""
-    return " ".join(text.translate(_REFERENCES).split())
+    """Escape a text for a cell of a Markdown table; runs of white space become one space."""
+    return " ".join(text.translate(_ESCAPES).split())

@@ -16,7 +16,7 @@ from nmt.report.chart import (
     WIDTH,
     Scale,
     Series,
-    key,
+    legend_key,
     line_chart,
     scatter_chart,
 )
@@ -54,7 +54,7 @@ def test_every_system_has_its_line_through_its_known_points() -> None:
     for group, line in zip(groups, drawn, strict=True):
         assert [place for marker in of_class(group, "marker") for place in places(marker)] == line
     assert drawn[0][0][0] == drawn[1][0][0] < drawn[0][1][0] == drawn[1][1][0] < drawn[0][2][0] < drawn[1][2][0]
-    values = [y for each in CURVES for _, y in each.known()]
+    values = [y for each in CURVES for _, y in each.complete_points()]
     heights = [y for line in drawn for _, y in line]
     assert sorted(heights, reverse=True) == [height for _, height in sorted(zip(values, heights, strict=True))]
     assert all(LEFT < x < RIGHT and TOP < y < BOTTOM for line in drawn for x, y in line)
@@ -76,13 +76,13 @@ def test_a_scale_has_round_ticks_and_keeps_the_order(values: list[float], log: b
     ticks = scale.ticks()
     assert 2 <= len(ticks) <= 12
     assert [float(text) for text in ticks.values()] == pytest.approx(list(ticks))
-    drawn = [scale.place(value) for value in sorted([*ticks, *values])]
+    drawn = [scale.position(value) for value in sorted([*ticks, *values])]
     assert drawn == sorted(drawn)
     assert LEFT <= drawn[0] <= drawn[-1] <= RIGHT
-    assert scale.place(min(values)) > LEFT
-    assert scale.place(max(values)) < RIGHT
+    assert scale.position(min(values)) > LEFT
+    assert scale.position(max(values)) < RIGHT
     middle = (values[0] * values[-1]) ** 0.5 if log else (values[0] + values[-1]) / 2
-    assert scale.place(middle) == pytest.approx((LEFT + RIGHT) / 2, abs=0.1)
+    assert scale.position(middle) == pytest.approx((LEFT + RIGHT) / 2, abs=0.1)
 
 
 @pytest.mark.parametrize("points", [[(1.0, 20.0)], [(1.0, 20.0), (2.0, 20.0)], [(None, 1.0), (3.0, 4.0), (2.0, None)]])
@@ -142,7 +142,7 @@ def test_names_in_a_crowd_stay_apart() -> None:
 
 
 def test_twenty_systems_are_told_apart_with_and_without_lines() -> None:
-    keys = [fromstring(key(system)) for system in range(20)]
+    keys = [fromstring(legend_key(system)) for system in range(20)]
     colours = [each.get("style") for each in keys]
     dashes = [of_class(each, "line")[0].get("stroke-dasharray") for each in keys]
     markers = [of_class(each, "marker")[0].get("d") for each in keys]

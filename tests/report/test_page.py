@@ -105,7 +105,7 @@ def test_columns_and_charts_of_which_nothing_is_known_are_left_out() -> None:
     bare = [row | unknown | {"curve": [], "bleu_by_length": []} for row in systems]
     rest = Parsed(page([comparison(systems=bare, runs=[], examples=[])])).texts
     assert not {"p, bootstrap", "training time", "Charts", "Learning curves", "Examples", "compared with"} & set(rest)
-    assert not any("± their" in text or "p is how likely" in text for text in rest)
+    assert not any("± their" in text or "p is the probability" in text for text in rest)
 
 
 def test_cells() -> None:
