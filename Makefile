@@ -2,11 +2,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs-ready
 OVERRIDES ?=
 
 .DEFAULT_GOAL := help
 
-.PHONY: help train study bench test test-slow lint build tensorboard clean
+.PHONY: help train study bench test coverage test-slow lint docs build tensorboard clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -30,14 +31,25 @@ study: $(READY)  ## compare kinds of attention on the demo corpus: a sweep with 
 bench: $(READY)  ## time training and decoding on the demo corpus (OVERRIDES="--presets attention=luong_concat")
 	@$(BIN)/python scripts/benchmark.py $(OVERRIDES)
 
-test: $(READY)  ## run the tests with coverage
+test: $(READY)  ## run the tests
+	@$(BIN)/pytest -n auto --dist worksteal
+
+coverage: $(READY)  ## run the tests with coverage, which must reach 90 %
 	@$(BIN)/pytest -n auto --dist worksteal --cov --cov-report=term --cov-fail-under=90
 
-test-slow: $(READY)  ## run the long tests of robustness, which `make test` leaves out
+test-slow: $(READY)  ## run the long tests that `make test` leaves out: kills, full products, every page's commands
 	@$(BIN)/pytest -n auto --dist worksteal -m slow
 
 lint: $(READY)  ## ruff and mypy
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+$(DOCS_READY): $(READY) docs/constraints.txt
+	$(BIN)/pip install --quiet --require-hashes --no-deps -r docs/constraints.txt
+	@touch $@
+
+docs: $(DOCS_READY)  ## build the documentation into build/site; a broken link fails
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 build: $(READY)  ## build the wheel and the source archive into dist/
 	@$(BIN)/python -m build --no-isolation

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from nmt.config import schema
+from nmt.config.compose import flatten, load_values
 from nmt.config.errors import UserError
-from nmt.config.values import flatten, load_values
 from nmt.files import locked, to_json, write_lines
 from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
 from nmt.metrics.bleu import METRICS, Scores, ScoreSettings, score, score_by_length, tokenizer_for

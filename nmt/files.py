@@ -148,6 +148,18 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def is_locked(path: Path) -> bool:
+    """Does a process hold an exclusive lock on the file? A link counts as locked, a missing file does not."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
 def to_json(values: Mapping[str, Any], indent: int | None = None) -> str:
     """JSON text; infinite numbers and NaN, which JSON does not have, become null."""
     return json.dumps(_finite(values), indent=indent, ensure_ascii=False, allow_nan=False)

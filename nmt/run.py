@@ -14,12 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nmt.config.arguments import for_shell, parse_overrides, user_path
+from nmt import files
+from nmt.config import schema
+from nmt.config.compose import PATH_KEYS, flatten, load_values, save_values
 from nmt.config.errors import UserError
-from nmt.config.schema.record import Manifest
-from nmt.config.values import PATH_KEYS, flatten, load_values, save_values
+from nmt.config.overrides import for_shell, override_values, user_path
 from nmt.data.prepared import Prepared
-from nmt.files import check_contained, read_bytes, read_lines, remove_leftovers, to_json, write_atomically, write_lines
 
 # Keys that change nothing but rounding in a run's results.
 NO_EFFECT = {"run", "device", "threads", "data.cache_dir", "training.log_every", "training.checkpoint_every"}
@@ -64,7 +64,7 @@ class RunDirectory:
     def check_contained(self) -> None:
         """Raises UserError if a link leads out of the directory, or if it holds a pipe or a device."""
         try:
-            check_contained(self.path)
+            files.check_contained(self.path)
         except OSError as error:
             raise UserError(f"{error.filename}: {error.strerror}; a run's files must lie within its folder") from None
 
@@ -96,7 +96,7 @@ class RunDirectory:
             except UserError:
                 self.release()
                 raise
-        remove_leftovers(self.path)
+        files.remove_leftovers(self.path)
 
     def release(self) -> None:
         """Unlock the directory. Removes the lock file if no run was started."""
@@ -111,15 +111,8 @@ class RunDirectory:
         """Wait until no process trains there, at most this long. A killed job may take a moment to end."""
         self.check_contained()
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            try:
-                with (self.path / LOCK).open("rb") as lock:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except FileNotFoundError:
-                return
-            except OSError:
-                time.sleep(0.1)
+        while time.monotonic() < deadline and files.is_locked(self.path / LOCK):
+            time.sleep(0.1)
 
     def begin(self, values: Mapping[str, Any], prepared: Prepared, start: Mapping[str, Any]) -> None:
         """Write configuration, tokenizers, held-out text, and an entry in the manifest's "starts".
@@ -149,12 +142,12 @@ class RunDirectory:
         if starts:
             return dict(starts[0])
         with suppress(OSError, ValueError, IndexError):  # missing, or cut short by a kill
-            return {"overrides": shlex.split(read_lines(self.path / ERROR)[1])}  # the job failed before it began
+            return {"overrides": shlex.split(files.read_lines(self.path / ERROR)[1])}  # the job failed before it began
         return {}
 
     def overrides(self) -> dict[str, Any]:
         """The command-line overrides of the first start, by key."""
-        return parse_overrides(self.first_start().get("overrides", []))
+        return override_values(self.first_start().get("overrides", []))
 
     def recorded_choices(self) -> dict[str, Any]:
         """Group choices and overrides of the first start that affect results, without the seed, by key.
@@ -180,7 +173,7 @@ class RunDirectory:
         """The manifest, {} for a new run. Raises UserError if the file is damaged."""
         manifest = read_json(self.manifest)
         try:
-            Manifest.model_validate(manifest)
+            schema.Manifest.model_validate(manifest)
         except ValueError:
             raise UserError(f"{self.path}: a file of this run is damaged (manifest.json)") from None
         return manifest
@@ -201,18 +194,18 @@ class RunDirectory:
         if not source.is_file():
             known = sorted({path.stem for path in self.data.glob("*.source")})
             raise UserError(f"split={split}: the run's corpus has none (there is: {', '.join(known) or 'nothing'})")
-        return read_lines(source), read_lines(target), read_lines(gold) if gold.is_file() else None
+        return files.read_lines(source), files.read_lines(target), files.read_lines(gold) if gold.is_file() else None
 
     def write_held_out(self, split: str, sources: list[str], references: list[str], gold: Sequence[str] | None) -> None:
         """Write what `held_out` reads."""
         for name, lines in (("source", sources), ("target", references), ("alignments", gold)):
             if lines is not None:
-                write_lines(self.data / f"{split}.{name}", lines)
+                files.write_lines(self.data / f"{split}.{name}", lines)
 
     def update_json(self, path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
         """Merge values into a JSON file, atomically. Returns the file's new content."""
         merged = {**read_json(path), **values}
-        write_atomically(path, f"{to_json(merged, indent=2)}\n".encode())
+        files.write_atomically(path, f"{files.to_json(merged, indent=2)}\n".encode())
         return merged
 
     def _has_results(self) -> bool:
@@ -254,7 +247,7 @@ def runs_below(folder: Path) -> list[Path]:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object, {} if there is no such file. Raises UserError if it cannot be read."""
     try:
-        values = json.loads(read_bytes(path))
+        values = json.loads(files.read_bytes(path))
         json.dumps(values, ensure_ascii=False).encode()  # an escaped lone surrogate could not be written again
     except FileNotFoundError:
         return {}

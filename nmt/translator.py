@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from nmt.config import schema
+from nmt.config.compose import load_config, merge_search
 from nmt.config.errors import UserError
-from nmt.config.values import load_config, merge_search
 from nmt.data.batching import collate, padded
 from nmt.data.tokenizer import Tokenizer, Tokenizers, copy_unknown
 from nmt.machine import Machine, retry_in_halves

@@ -17,8 +17,8 @@ from runs import command, printed, split, train
 from tqdm import tqdm
 
 from nmt.cli.preview import preview
-from nmt.config.arguments import quoted
 from nmt.config.errors import UserError
+from nmt.config.overrides import quoted
 from nmt.config.schema import TrainConfig
 
 RECIPE = "recipe"

@@ -27,9 +27,9 @@ from omegaconf import OmegaConf
 from torch.utils.flop_counter import FlopCounterMode
 
 from nmt.cli.app import choices, output_dir, run_command
+from nmt.config.compose import config_dir, typed
 from nmt.config.errors import UserError
 from nmt.config.schema import Beam, Greedy, SearchLimits, TrainConfig
-from nmt.config.values import config_dir, typed
 from nmt.data.batching import Batch, Batches, collate
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared

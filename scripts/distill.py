@@ -21,8 +21,8 @@ from runs import call, command, finish, several, split, told
 from tqdm import tqdm
 
 from nmt.cli.preview import preview
-from nmt.config.arguments import quoted
 from nmt.config.errors import UserError
+from nmt.config.overrides import quoted
 from nmt.config.schema import TrainConfig
 from nmt.data.prepare import fingerprint_of, prepare
 from nmt.files import to_json, write_atomically

@@ -24,9 +24,9 @@ from tqdm import tqdm
 from nmt.cli.preview import preview
 from nmt.cli.size import without
 from nmt.config import schema
-from nmt.config.arguments import quoted
+from nmt.config.compose import merge_search
 from nmt.config.errors import UserError
-from nmt.config.values import merge_search
+from nmt.config.overrides import quoted
 from nmt.data.corpus import splits
 from nmt.files import decode_lines, to_json, write_atomically
 from nmt.run import RunDirectory, read_json

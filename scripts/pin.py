@@ -1,7 +1,8 @@
-"""Write constraints.txt: the versions of this environment, with the SHA-256 of each of their files in the index.
+"""Write the versions of this environment, with the SHA-256 of each of their files in the index.
 
 python scripts/pin.py [--index https://pypi.org/simple]
 
+constraints.txt holds all but those that only the extra `docs` needs, which docs/constraints.txt holds.
 torch goes without hashes: the wheel that fits depends on the machine and comes from PyTorch's own index as well. Files
 for Pythons older than this package's are left out.
 """
@@ -10,16 +11,26 @@ import argparse
 import re
 import subprocess
 import sys
+import tomllib
 import urllib.request
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
-TARGET = Path(__file__).resolve().parent.parent / "constraints.txt"
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
 WITHOUT_HASHES = {"torch"}
 OURS = {"nmt", "pip"}
 HEAD = """\
 # The exact versions this package is developed and tested with, and their files' hashes (scripts/pin.py).
 # pyproject.toml has the ranges. The Makefile installs no other files, torch and what it alone needs excepted.
+"""
+DOCS_HEAD = """\
+# The exact versions that only the documentation needs, and the hashes of their files (scripts/pin.py): for `make docs`.
 """
 LINK = re.compile(r"#sha256=([0-9a-f]{64})[^>]*>\s*([^<\s]+)")
 FOR_US = re.compile(r"\.tar\.gz$|\.zip$|-(py3|py2\.py3|py3\d*|cp3(1[1-9])[^-]*|[^-]+-abi3)-[^-]*|-abi3-", re.IGNORECASE)
@@ -45,12 +56,53 @@ def hashes(index: str, name: str, version: str) -> list[str]:
     return found
 
 
+def needed(requirements: Iterable[str]) -> set[str]:
+    """The names of what requirements need here, directly or through others."""
+    names: set[str] = set()
+    queue = [Requirement(each) for each in requirements]
+    while queue:
+        requirement = queue.pop()
+        name = canonicalize_name(requirement.name)
+        if name in names:
+            continue
+        names.add(name)
+        with suppress(PackageNotFoundError):
+            further = [Requirement(each) for each in requires(name) or []]
+            extras = requirement.extras or {""}
+            queue += [
+                each
+                for each in further
+                if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in extras)
+            ]
+    return names
+
+
+def docs_only() -> set[str]:
+    """The names of what nothing but the extra `docs` needs."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = dict(project["optional-dependencies"])
+    docs = needed(extras.pop("docs"))
+    others = [each for extra in extras.values() for each in extra if not each.startswith("nmt[")]
+    return docs - needed([*project["dependencies"], *others])
+
+
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--index", default="https://pypi.org/simple")
-    index = parser.parse_args().index.rstrip("/")
-    pins = installed()
+    parser.add_argument("--docs", action="store_true", help="write docs/constraints.txt alone")
+    options = parser.parse_args()
+    pins, docs = installed(), docs_only()
+    of_docs = {name: version for name, version in pins.items() if canonicalize_name(name) in docs}
+    write(ROOT / "docs" / "constraints.txt", DOCS_HEAD, of_docs, options.index)
+    if not options.docs:
+        others = {name: version for name, version in pins.items() if name not in of_docs}
+        write(ROOT / "constraints.txt", HEAD, others, options.index)
+
+
+def write(path: Path, head: str, pins: dict[str, str], index: str) -> None:
+    """A file of constraints: each version with the hashes of its files."""
+    index = index.rstrip("/")
     hashed = [name for name in pins if name not in WITHOUT_HASHES]
     with ThreadPoolExecutor(8) as pool:
         digests = dict(zip(hashed, pool.map(lambda name: hashes(index, name, pins[name]), hashed), strict=True))
@@ -58,8 +110,8 @@ def main() -> None:
         " \\\n    ".join([f"{name}=={version}", *(f"--hash=sha256:{digest}" for digest in digests.get(name, []))])
         for name, version in sorted(pins.items(), key=lambda pin: pin[0].lower())
     ]
-    TARGET.write_text(HEAD + "\n".join(lines) + "\n", encoding="utf-8")
-    print(f"{TARGET}: {len(pins)} versions, {sum(map(len, digests.values()))} hashes")
+    path.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
+    print(f"{path}: {len(pins)} versions, {sum(map(len, digests.values()))} hashes")
 
 
 if __name__ == "__main__":

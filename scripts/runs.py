@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from nmt.config.arguments import quoted
 from nmt.config.errors import UserError
+from nmt.config.overrides import quoted
 
 
 def command(name: str) -> str:

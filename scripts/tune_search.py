@@ -17,8 +17,8 @@ from tqdm import tqdm
 
 from nmt.cli.output import output_folder
 from nmt.config import schema
+from nmt.config.compose import load_config, merge_search
 from nmt.config.errors import UserError
-from nmt.config.values import load_config, merge_search
 from nmt.evaluation import evaluate, score_settings
 from nmt.files import to_json, write_atomically
 from nmt.machine import tune_memory

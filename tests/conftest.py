@@ -19,8 +19,8 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from nmt.cli import app
+from nmt.config.compose import config_dir, typed
 from nmt.config.schema import TrainConfig
-from nmt.config.values import config_dir, typed
 
 torch.set_num_threads(1)
 

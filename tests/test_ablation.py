@@ -7,8 +7,8 @@ import pytest
 from conftest import TINY, script, values_of
 from forks import call_text
 
+from nmt.config.compose import typed
 from nmt.config.schema import TrainConfig
-from nmt.config.values import typed
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "ablation.py"
 
@@ -27,6 +27,7 @@ def test_each_change_is_valid_and_changes_the_recipe(name: str) -> None:
     assert changed != plain
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_runs_are_compared_and_not_repeated(tmp_path: Path) -> None:
     changes = ["--changes", "no-dropout", "--add", "wide=encoder.hidden=32 decoder.hidden=64"]

@@ -37,6 +37,7 @@ def measured(folder: Path, *words: str) -> str:
     return output.read_text()
 
 
+@pytest.mark.slow
 def test_measures_training_decoding_presets_and_growth(tmp_path: Path, tiny_overrides: list[str]) -> None:
     printed = measured(tmp_path, "--updates", "2", "--presets", "--growth", *tiny_overrides, "decoder.hidden=24")
     (path,) = tmp_path.rglob("benchmark.json")

@@ -1,4 +1,4 @@
-"""CONTRIBUTING's five steps to a score of one's own are taken, in a copy of the project."""
+"""CONTRIBUTING's five steps to a score, and to a loss, are taken in a copy of the project."""
 
 import os
 import re
@@ -16,9 +16,9 @@ FILES = re.compile(r"`((?:nmt|configs|tests)/[\w/.]+\.(?:py|yaml))`")
 BLOCK = re.compile(r"```(python|diff|yaml)\n(.*?)```", re.DOTALL)
 
 
-def steps() -> list[str]:
+def steps(what: str) -> list[str]:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    section = text.partition("## A score of your own, in five steps\n")[2].partition("\n## ")[0]
+    section = text.partition(f"## A {what} of your own, in five steps\n")[2].partition("\n## ")[0]
     return re.split(r"^\d\. ", section, flags=re.MULTILINE)[1:]
 
 
@@ -54,19 +54,38 @@ def python(root: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_five_steps_make_a_score_that_keeps_the_laws_and_trains(tmp_path: Path) -> None:
+def copy_with_steps(what: str, root: Path) -> None:
     for part in ("nmt", "configs", "tests"):
-        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    todo = steps()
+        shutil.copytree(ROOT / part, root / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", root)
+    todo = steps(what)
     assert len(todo) == 5
     for step in todo:
-        take(step, tmp_path)
-    train = "from nmt.cli.train import main; main()"
-    overrides = ["attention=luong_general", "attention/score=biased", "training.max_steps=2", "hydra.run.dir=run"]
-    done = python(tmp_path, "-c", train, *TINY, *overrides)
+        take(step, root)
+
+
+def train(root: Path, *overrides: str) -> str:
+    """The configuration of a short run."""
+    main = "from nmt.cli.train import main; main()"
+    done = python(root, "-c", main, *TINY, "training.max_steps=2", "hydra.run.dir=run", *overrides)
     assert done.returncode == 0, done.stderr
-    assert "kind: biased" in (tmp_path / "run" / "config.yaml").read_text()
-    laws = python(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/attention", "-k", "biased")
-    assert laws.returncode == 0, laws.stdout
-    assert int(re.findall(r"(\d+) passed", laws.stdout)[0]) > 20
+    return (root / "run" / "config.yaml").read_text()
+
+
+def passed(root: Path, *arguments: str) -> int:
+    done = python(root, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
+    assert done.returncode == 0, done.stdout
+    return int(re.findall(r"(\d+) passed", done.stdout)[0])
+
+
+def test_five_steps_make_a_score_that_keeps_the_laws_and_trains(tmp_path: Path) -> None:
+    copy_with_steps("score", tmp_path)
+    assert "kind: biased" in train(tmp_path, "attention=luong_general", "attention/score=biased")
+    assert passed(tmp_path, "tests/attention", "-k", "biased", "-m", "slow or not slow") > 20
+
+
+def test_five_steps_make_a_loss_that_trains(tmp_path: Path) -> None:
+    copy_with_steps("loss", tmp_path)
+    assert "kind: focal" in train(tmp_path, "objective=focal")
+    assert "train/focal_loss" in (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert passed(tmp_path, "tests/objectives/test_focal.py") == 1

@@ -16,8 +16,8 @@ from conftest import TINY, script, values_of
 from forks import call_text
 
 from nmt.config import schema
+from nmt.config.compose import typed
 from nmt.config.errors import UserError
-from nmt.config.values import typed
 from nmt.data.demo import corpus as demo
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "diversify.py"
@@ -33,6 +33,7 @@ def lines(path: Path) -> list[str]:
     return path.read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_a_student_learns_what_both_directions_made(tmp_path: Path) -> None:
     for name, pairs in zip(("train", "valid"), demo.generate(150, 10, 1, 5), strict=False):
         for side, lang in enumerate(("en", "fr")):

@@ -37,7 +37,7 @@ MEMBERS = {
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     from conftest import TINY, values_of
 
-    from nmt.config.values import typed
+    from nmt.config.compose import typed
 
     home = tmp_path_factory.mktemp("ensemble")
     for name, overrides in MEMBERS.items():

@@ -28,7 +28,7 @@ from nmt.translator import Translator
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     from conftest import TINY, values_of
 
-    from nmt.config.values import typed
+    from nmt.config.compose import typed
 
     directory = tmp_path_factory.mktemp("evaluation") / "run"
     assert train(typed(TrainConfig, values_of("train", TINY)), directory, []) == 0

@@ -27,6 +27,9 @@ def test_every_pin_lies_in_its_range() -> None:
         line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
     }
     assert names <= pinned
+    of_docs = {re.split(r"[<>=\[]", requirement)[0].lower() for requirement in extras["docs"]}
+    pinned = {line.split("==")[0].lower() for line in (ROOT / "docs" / "constraints.txt").read_text().splitlines()}
+    assert of_docs <= pinned
 
 
 def test_only_what_the_layout_names_stands_at_the_top() -> None:
@@ -36,6 +39,8 @@ def test_only_what_the_layout_names_stands_at_the_top() -> None:
         "Makefile",
         "nmt",
         "configs",
+        "docs",
+        "mkdocs.yml",
         "scripts",
         "tests",
     }

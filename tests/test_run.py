@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from nmt.config.compose import save_values
 from nmt.config.errors import UserError
-from nmt.config.values import save_values
 from nmt.files import read_lines, write_lines
 from nmt.run import CHANGEABLE, RunDirectory, read_json
 
@@ -76,7 +76,7 @@ def test_another_configuration_names_what_differs(tmp_path: Path) -> None:
 def test_free_keys_exist(train_config: object) -> None:
     from conftest import values_of
 
-    from nmt.config.values import flatten
+    from nmt.config.compose import flatten
 
     known = {key for key, _ in flatten(values_of("train", []))}
     files = ["data=files", "data.train=a", "data.validation=b"]

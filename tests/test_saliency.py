@@ -19,7 +19,7 @@ PAIR = ["the cat sleeps ."], ["le chat dort ."]
 def translator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Translator:
     from conftest import TINY, values_of
 
-    from nmt.config.values import typed
+    from nmt.config.compose import typed
 
     directory = tmp_path_factory.mktemp("saliency") / "run"
     config = typed(TrainConfig, values_of("train", [*TINY, f"attention={request.param}", "training.max_steps=2"]))

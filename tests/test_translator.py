@@ -21,7 +21,7 @@ from nmt.training.job import train
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from conftest import TINY, values_of
 
-    from nmt.config.values import typed
+    from nmt.config.compose import typed
 
     directory = tmp_path_factory.mktemp("translator") / "run"
     assert train(typed(TrainConfig, values_of("train", [*TINY, "data.train_size=400"])), directory, []) == 0

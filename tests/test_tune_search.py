@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from forks import call_text
 
-from nmt.config.arguments import parse_overrides
+from nmt.config.compose import merge_search
+from nmt.config.overrides import override_values
 from nmt.config.schema import Beam, Evaluation, TrainConfig
-from nmt.config.values import merge_search
 from nmt.evaluation import evaluate, score_settings
 from nmt.model.weights import read_checkpoint, save_checkpoint
 from nmt.run import RunDirectory
@@ -27,7 +27,7 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "tune_search.py"
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     from conftest import TINY, values_of
 
-    from nmt.config.values import typed
+    from nmt.config.compose import typed
 
     directory = tmp_path_factory.mktemp("tune") / "run"
     config = typed(TrainConfig, values_of("train", [*TINY, "data.train_size=400", "search.max_length=12"]))
@@ -101,7 +101,7 @@ def test_a_run_of_another_search_is_told_to_use_a_beam(run: RunDirectory, tmp_pa
     assert found["best"] == (
         "search.kind=beam search.alpha=0.0 search.stop=beam search.beam_size=2 search.length_penalty=none"
     )
-    taken = merge_search(trained.search, parse_overrides(found["best"].replace("search.", "").split()))
+    taken = merge_search(trained.search, override_values(found["best"].replace("search.", "").split()))
     assert isinstance(taken, Beam)
     assert (taken.beam_size, taken.length_penalty) == (2, "none")
 

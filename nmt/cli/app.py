@@ -22,9 +22,9 @@ from pydantic import BaseModel
 from nmt.cli import help, size, words
 from nmt.cli.explain import explain
 from nmt.cli.output import write
-from nmt.config.arguments import user_path
+from nmt.config.compose import config_dir, drop_unused_values, typed
 from nmt.config.errors import UserError, format_value, printable
-from nmt.config.values import config_dir, drop_unused_values, typed
+from nmt.config.overrides import user_path
 
 T = TypeVar("T", bound=BaseModel)
 LONGEST = 500  # characters of a message

@@ -26,7 +26,7 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
     with exit_at_ctrl_c("evaluate"):
         from tqdm import tqdm
 
-        from nmt.config.values import load_config
+        from nmt.config.compose import load_config
         from nmt.evaluation import EvaluationFolder, evaluate_run, score_settings, warn_if_texts_differ
         from nmt.machine import tune_memory
         from nmt.run import EVALUATION, RunDirectory

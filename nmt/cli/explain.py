@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from nmt.config.compose import config_dir, flatten
 from nmt.config.errors import UserError, format_value, nearest, nearest_key
-from nmt.config.values import config_dir, flatten
 from nmt.run import ERROR
 
 # What size=auto takes from the size that it finds, and where a user gives it instead.

@@ -10,7 +10,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from nmt.cli.explain import choices_of, config_files, package_of
-from nmt.config.values import config_dir
+from nmt.config.compose import config_dir
 
 COLUMN, WIDTH = 28, 128  # where comments begin, and where lines end
 LONGEST = 60  # characters of a line beside which a comment begins; that of a longer one begins below

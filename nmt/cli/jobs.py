@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from nmt.cli.optuna_sweeper import JOURNAL
+from nmt.config.compose import config_dir, load_values
 from nmt.config.errors import UserError, printable
-from nmt.config.values import config_dir, load_values
 from nmt.report.table import short
 from nmt.run import ERROR, FINISHED, LOCK, RunDirectory, read_json, runs_below
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, AnyStr
 
-from nmt.config.arguments import user_path
 from nmt.config.errors import UserError
+from nmt.config.overrides import user_path
 
 
 @contextmanager

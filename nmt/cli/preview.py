@@ -12,8 +12,8 @@ from pydantic import BaseModel
 import nmt.cli.app  # noqa: F401 - the functions that its YAML may call
 from nmt.cli import size, words
 from nmt.cli.explain import explain
+from nmt.config.compose import config_dir, drop_unused_values, typed
 from nmt.config.errors import UserError
-from nmt.config.values import config_dir, drop_unused_values, typed
 
 T = TypeVar("T", bound=BaseModel)
 

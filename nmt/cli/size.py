@@ -9,10 +9,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from nmt.cli import words
+from nmt.config import schema
+from nmt.config.compose import typed_union
 from nmt.config.errors import UserError
-from nmt.config.schema.data import Data
-from nmt.config.schema.model import SizeThresholds
-from nmt.config.values import typed_section
 
 log = logging.getLogger(__name__)
 
@@ -25,9 +24,9 @@ def settle(config: DictConfig, command: str) -> DictConfig:
     from nmt.data.corpus import splits
 
     values = OmegaConf.to_container(config.data, resolve=True, throw_on_missing=True)
-    data = typed_section(Data, cast(dict[str, Any], values), "data")
+    data = typed_union(schema.Data, cast(dict[str, Any], values), "data")
     thresholds = cast(dict[str, Any], OmegaConf.to_container(config.size))["thresholds"]
-    thresholds = typed_section(SizeThresholds, thresholds, "size.thresholds")
+    thresholds = typed_union(schema.SizeThresholds, thresholds, "size.thresholds")
     pairs = sum(1 for _ in splits(data)["train"])
     reached = sorted((each for each in thresholds if pairs >= each[1]), key=lambda each: each[1])
     if not reached:

@@ -27,9 +27,9 @@ from nmt.cli import optuna_sweeper, words
 from nmt.cli.app import STOPPED, log_to, output_dir
 from nmt.cli.explain import explain, record_failure
 from nmt.cli.jobs import tell
-from nmt.config.arguments import for_shell, parse_overrides
+from nmt.config.compose import config_dir
 from nmt.config.errors import UserError
-from nmt.config.values import config_dir
+from nmt.config.overrides import for_shell, override_values
 from nmt.run import ERROR, LOCK, RunDirectory, read_json
 
 MARK = ".nmt-sweep"  # an empty file: the directory is ours to write to
@@ -120,7 +120,7 @@ def job_name(overrides: list[str] | ListConfig, *varied: str) -> str:
     What that leaves out or cuts is told apart by its hash.
     """
     plain = OmegaConf.to_container(overrides, resolve=False) if isinstance(overrides, ListConfig) else overrides
-    values = parse_overrides(cast(list[str], plain))
+    values = override_values(cast(list[str], plain))
     ends = [key.rpartition(".")[2] for key in varied]
     names = [key if ends.count(end) > 1 else end for key, end in zip(varied, ends, strict=True)]
     parts = [f"{_plain(name)}-{_plain(str(values.get(key)))}" for key, name in zip(varied, names, strict=True)]

@@ -11,9 +11,9 @@ from pathlib import Path
 from nmt.cli import sweep, words
 from nmt.cli.app import choices, output_dir, run_command
 from nmt.cli.entry import exit_at_ctrl_c
+from nmt.config.compose import PATH_KEYS, flatten, load_values, typed, with_values
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.config.values import PATH_KEYS, flatten, load_values, typed, with_values
 
 log = logging.getLogger(__name__)
 CHOOSING = {"data", "tokenizer", "objective", "experiment"}  # groups that say what PATH_KEYS there are

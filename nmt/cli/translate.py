@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
 from nmt.cli.app import run_command
 from nmt.cli.entry import exit_at_ctrl_c
 from nmt.cli.output import write
-from nmt.config.arguments import user_path
 from nmt.config.errors import UserError
+from nmt.config.overrides import user_path
 from nmt.config.schema import TranslateConfig
 
 if TYPE_CHECKING:

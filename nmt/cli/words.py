@@ -19,9 +19,9 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
 
 from nmt.cli.explain import choices_of
-from nmt.config.arguments import quoted, user_path
+from nmt.config.compose import config_dir
 from nmt.config.errors import CONTROL, UserError, format_value, nearest
-from nmt.config.values import config_dir
+from nmt.config.overrides import quoted, user_path
 
 LONGEST = 20_000  # characters of a word: Hydra's parser takes seconds for as many
 DEEPEST = 30  # brackets in brackets

@@ -37,8 +37,8 @@ def compare(
     """Score and rank all, and test each against the baseline: of the same seed where it has one.
 
     `baseline` is the name of one of the systems, None takes the best; `sentences` are the numbers of examples, counted
-    from 1, empty chooses `examples` of them. The result is described in README.md. Raises UserError for a sentence that
-    there is not.
+    from 1, empty chooses `examples` of them. The result is described in docs/run.md. Raises UserError for a sentence
+    that there is not.
     """
     significance = Significance(held_out.references, held_out.settings, bootstrap_samples, randomisation_trials)
     named = [system for system in systems if system.name == baseline]

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from nmt.config import schema
-from nmt.config.arguments import for_shell, user_path
+from nmt.config.compose import load_values, typed
 from nmt.config.errors import UserError, printable
-from nmt.config.values import load_values, typed
+from nmt.config.overrides import for_shell, user_path
 from nmt.evaluation import score_settings
 from nmt.files import decode_lines, read_bytes, read_lines
 from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh

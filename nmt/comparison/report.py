@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 def gather(
     runs: Sequence[str], systems: Sequence[str], split: str, separate_incomparable: bool
 ) -> list[tuple[list[Entry], HeldOut]]:
-    """What is to be compared, with its test set: one group, or several if runs that do not compare are separated.
+    """What is to be compared, with its test set: one group, or several if runs that do not compare are to be
+    `separate_incomparable`.
 
     A run without results is left out with a warning if a folder or a pattern led to it. Raises UserError for one that
     was named, and for what does not compare.
@@ -43,7 +44,7 @@ def gather(
         elif groups and not separate_incomparable:
             first, why = groups[0][0][0].name, differences[0][1]
             raise UserError(
-                f"{entry.name} and {first} do not compare: {why}; separate_incomparable=true shows them apart"
+                f"{entry.name} and {first} do not compare: {why}; separate_incomparable=true separates them"
             )
         else:
             groups.append(([entry], held_out))

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nmt.comparison.entry import Entry
-from nmt.config.arguments import user_path
+from nmt.config.compose import PATH_KEYS
 from nmt.config.errors import printable
-from nmt.config.values import PATH_KEYS
+from nmt.config.overrides import user_path
 from nmt.report.table import short
 
 log = logging.getLogger(__name__)

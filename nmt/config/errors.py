@@ -1,12 +1,12 @@
-"""Errors that a user can cause, reported in one line, with suggestions for misspelt names."""
+"""Errors that a user can cause, and how they are worded: one line with a suggestion."""
 
 import difflib
 import re
 from collections.abc import Iterable
 
-MAX_VALUE_LENGTH = 100  # characters of a value in a message
+MAX_VALUE = 100  # characters of a value in a message
 MAX_SUGGESTIONS = 4
-# Names that other toolkits use for our keys.
+# Names of keys in other toolkits, and abbreviations.
 OTHER_NAMES = {
     "data.source_lang": "source src src_lang",
     "data.target_lang": "target tgt tgt_lang",
@@ -34,45 +34,42 @@ OTHER_NAMES = {
     "training.max_steps": "num_steps steps train_steps",
     "training.scheduled_sampling": "teacher_forcing",
 }
-# Names that other toolkits use for our values.
+# The same for values.
 OTHER_VALUES = {"gpu": "cuda", "float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # surrogates: Python's form of bytes that are not UTF-8
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # surrogates stand for bytes that are not UTF-8
 
 
 class UserError(ValueError):
-    """A mistake in the input or the configuration: printed as one line, exit status 2, no traceback."""
+    """A mistake in the input or the configuration: printed as one line without a traceback; exit status 2."""
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the allowed word of the same meaning or the closest spelling, or an empty string."""
+    """`; did you mean 'x'?` with the allowed word that means the same or is closest, or an empty string."""
     candidates = [candidate for candidate in allowed if candidate != word]
-    synonyms = {OTHER_VALUES.get(word), *map(_last_part, _keys_called(word))}
-    matches = [candidate for candidate in candidates if candidate in synonyms]
-    return _did_you_mean(matches or difflib.get_close_matches(word[:MAX_VALUE_LENGTH], candidates, n=1, cutoff=0.6))
+    synonyms = {OTHER_VALUES.get(word), *map(_last_part, _keys_named(word))}
+    same = [candidate for candidate in candidates if candidate in synonyms]
+    return _did_you_mean(same or difflib.get_close_matches(word[:MAX_VALUE], candidates, n=1, cutoff=0.6))
 
 
 def nearest_key(key: str, known: Iterable[str]) -> str:
-    """Like `nearest` for a dotted key, which may lack its section or name a wrong one.
-
-    Prefers keys of the same last part or meaning, then the closest spelling, then the closest last part.
-    """
+    """The same for a key: those with the same last part or meaning, in any section; else the closest key, else those
+    with the closest last part."""
     candidates = [candidate for candidate in known if candidate != key]
-    key = key[:MAX_VALUE_LENGTH].lower()
-    name = _last_part(key)
-    synonyms = _keys_called(name)
-    same = [candidate for candidate in candidates if candidate in synonyms or _last_part(candidate) == name]
+    key = key[:MAX_VALUE].lower()
+    synonyms = _keys_named(_last_part(key))
+    same = [candidate for candidate in candidates if candidate in synonyms or _last_part(candidate) == _last_part(key)]
     close = difflib.get_close_matches(key, same if same or synonyms else candidates, n=1, cutoff=0.6)
     if same and ("." not in key or not close):
         close = same
     elif not close and not synonyms:
-        names = difflib.get_close_matches(name, {*map(_last_part, candidates)}, n=1, cutoff=0.7)
-        close = [candidate for candidate in candidates if _last_part(candidate) in names]
+        ends = difflib.get_close_matches(_last_part(key), {*map(_last_part, candidates)}, n=1, cutoff=0.7)
+        close = [candidate for candidate in candidates if _last_part(candidate) in ends]
     depth = min((candidate.count(".") for candidate in close), default=0)
     return _did_you_mean([candidate for candidate in close if candidate.count(".") == depth])
 
 
-def _keys_called(name: str) -> list[str]:
-    """Our keys for another toolkit's name."""
+def _keys_named(name: str) -> list[str]:
+    """The keys that other toolkits give this name."""
     return [key for key, names in OTHER_NAMES.items() if name in names.split()]
 
 
@@ -81,24 +78,24 @@ def _last_part(key: str) -> str:
 
 
 def _did_you_mean(words: list[str]) -> str:
-    quoted = " or ".join(f"'{word}'" for word in words)
-    return f"; did you mean {quoted}?" if 0 < len(words) <= MAX_SUGGESTIONS else ""
+    named = " or ".join(f"'{word}'" for word in words)
+    return f"; did you mean {named}?" if 0 < len(words) <= MAX_SUGGESTIONS else ""
 
 
-def format_value(value: object, max_length: int = MAX_VALUE_LENGTH) -> str:
-    """A value as a user would write it, on one printable line; a long one is cut in the middle."""
+def format_value(value: object, longest: int = MAX_VALUE) -> str:
+    """The value as a user would write it, in one printable line; a long one is cut in the middle."""
     if value is None:
         return "null"
     try:
         text = str(value).lower() if isinstance(value, bool) else str(value)
-    except ValueError:  # Python refuses to convert integers of more than 4300 digits
+    except ValueError:  # Python does not format integers of more than 4300 digits
         return "an integer of thousands of digits"
-    if len(text) > max_length:
-        half = max_length // 2 - 2
+    if len(text) > longest:
+        half = longest // 2 - 2
         text = f"{text[:half]} ... {text[-half:]}"
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def printable(text: str) -> str:
-    """Escape control characters, which a terminal would obey, and lone surrogates, which UTF-8 cannot encode."""
+    """Escape control characters, which a terminal would interpret, and lone surrogates, which UTF-8 cannot encode."""
     return CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)

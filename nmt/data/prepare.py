@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from nmt.config.arguments import user_path
+from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.config.schema import data as schema
+from nmt.config.overrides import user_path
 from nmt.data import corpus
 from nmt.data.corpus import Pair
 from nmt.data.corpus_warnings import PairStatistics, corpus_warnings
@@ -27,7 +27,7 @@ from nmt.data.demo import corpus as demo
 from nmt.data.prepared import FORMAT, Prepared, RawPairs, Row, SideWriter, write_checksums
 from nmt.data.tokenizer import Tokenizers
 from nmt.data.tokenizer_training import check_sampling, make_tokenizers
-from nmt.files import named_errors, write_atomically
+from nmt.files import is_locked, named_errors, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -84,19 +84,8 @@ def _remove_leftovers(directory: Path) -> None:
     """Delete partial corpora of killed processes: of this corpus, whose lock we hold, and those that nobody locks."""
     for leftover in directory.parent.glob(".*.*.part"):
         name = leftover.name.split(".")[1]
-        if name == directory.name or not _is_locked(directory.with_name(f".{name}.lock")):
+        if name == directory.name or not is_locked(directory.with_name(f".{name}.lock")):
             shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _is_locked(lock: Path) -> bool:
-    try:
-        with open(os.open(lock, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
 
 
 @contextmanager

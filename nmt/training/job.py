@@ -10,8 +10,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from nmt.config import schema
-from nmt.config.arguments import for_shell
-from nmt.config.schema.training import Validation
+from nmt.config.overrides import for_shell
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.evaluation import evaluate_run, score_settings
@@ -163,7 +162,7 @@ def _summary(trainer: Trainer) -> dict[str, Any]:
 
 
 def _evaluate(
-    run: RunDirectory, translator: Translator, prepared: Prepared, scoring: ScoreSettings, config: Validation
+    run: RunDirectory, translator: Translator, prepared: Prepared, scoring: ScoreSettings, config: schema.Validation
 ) -> None:
     """Evaluate the best checkpoint on every held-out split: scores, translations, heatmaps."""
     load_weights(translator.single, run.checkpoints / BEST)

@@ -7,6 +7,7 @@ import itertools
 from functools import cache
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from pydantic import ValidationError
 from torch import Tensor
@@ -15,7 +16,7 @@ from nmt.attention.attention import Attention
 from nmt.attention.build import build_attention
 from nmt.attention.heads import MultiHeadAttention
 from nmt.attention.memory import Attended
-from nmt.config.schema import attention as schema
+from nmt.config import schema
 from nmt.config.schema.attention import unequal_sizes
 
 AnyAttention = Attention | MultiHeadAttention
@@ -93,7 +94,26 @@ def _accepted() -> list[str]:
     return names
 
 
+def _pairwise(names: list[str]) -> set[str]:
+    """Greedily, names that have every pair of parts that any name has."""
+
+    def part_pairs(name: str) -> set[frozenset[tuple[int, str]]]:
+        score, window, normalizer, *rest = name.split("-")
+        parts = enumerate((score, window, normalizer, "coverage" in rest, "heads" in rest))
+        return {frozenset(pair) for pair in itertools.combinations(((i, str(part)) for i, part in parts), 2)}
+
+    uncovered = set().union(*map(part_pairs, names))
+    chosen: set[str] = set()
+    while uncovered:
+        best = max(names, key=lambda name: len(part_pairs(name) & uncovered))
+        chosen.add(best)
+        uncovered -= part_pairs(best)
+    return chosen
+
+
 COMBINATIONS = _accepted()
+PAIRWISE = _pairwise(COMBINATIONS)
+EVERY = [pytest.param(name, marks=[] if name in PAIRWISE else [pytest.mark.slow]) for name in COMBINATIONS]
 # Every score, and every window with every normalizer, coverage and projection.
 CHOSEN = [f"{score}-global-softmax" for score in SCORES] + [
     name for name in COMBINATIONS if name.startswith("general-")

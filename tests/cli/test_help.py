@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from nmt.cli import help
-from nmt.config.values import config_dir
+from nmt.config.compose import config_dir
 
 TRAIN = ["data=files", "attention=luong_local_p", "encoder/self_attention=attention", "optimizer=sgd", "size=small"]
 
@@ -36,10 +36,10 @@ def test_comments_change_no_value(command: str, overrides: list[str]) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "  patience: 10              # stop after this many validations without a new best; null: never",
+        "  patience: 10              # stop after so many validations without a new best; null: never",
         "  joint: true               # one vocabulary for both languages",
-        "                            # translations), nmt_nfkc_cf | nfkc_cf (also lowercase), identity (no change)",
-        "  cell: gru                 # rnn | gru | lstm; choose it with encoder=rnn, gru or lstm",
+        "                            # normalization leaves it, with one space for each run of spaces",
+        "  cell: gru                 # rnn | gru | lstm, which the files of these names choose",
         "  splits:                   # the dataset's names for the three splits",
         "  kind: adam                # Adam (Kingma and Ba 2015).",
     ],

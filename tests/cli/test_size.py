@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from nmt.cli import app
+from nmt.config.compose import config_dir
 from nmt.config.schema import TrainConfig
-from nmt.config.values import config_dir
 
 THRESHOLDS = yaml.safe_load((config_dir() / "size" / "auto.yaml").read_text(encoding="utf-8"))["thresholds"]
 
@@ -52,7 +52,7 @@ def test_one_pair_less_is_the_smaller_size(monkeypatch: pytest.MonkeyPatch) -> N
     assert THRESHOLDS[chosen] == smaller
 
 
-def test_parse_overrides_and_sizes_win(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_values_and_sizes_win(monkeypatch: pytest.MonkeyPatch) -> None:
     config, chosen = composed(monkeypatch, 3, "encoder.hidden=77", "attention=luong_general", "size=auto")
     assert config.encoder.hidden == 77
     assert config.attention.score.kind == "general"  # type: ignore[union-attr]

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from nmt.cli import train
 from nmt.cli.sweep import MARK, _is_foreign, job_name
-from nmt.config.values import config_dir
+from nmt.config.compose import config_dir
 from nmt.files import read_lines
 
 NMT_TRAIN = Path(sys.executable).parent / "nmt-train"
@@ -180,7 +180,11 @@ ALONE = ["hydra/launcher=parallel", "hydra.launcher.n_jobs=1"]  # which joblib r
 @pytest.mark.usefixtures("signals_of_a_terminal")
 @pytest.mark.parametrize(
     ("number", "launcher"),
-    [(signal.SIGTERM, []), (signal.SIGTERM, ALONE), (signal.SIGHUP, ALONE), (signal.SIGINT, ALONE)],
+    [
+        (signal.SIGTERM, []),
+        (signal.SIGINT, ALONE),
+        *(pytest.param(number, ALONE, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGHUP)),
+    ],
 )
 def test_a_signal_ends_the_sweep_and_tells_how_to_go_on(
     number: signal.Signals, launcher: list[str], tmp_path: Path
@@ -207,7 +211,7 @@ def test_a_signal_ends_the_sweep_and_tells_how_to_go_on(
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("launcher", ["parallel", "slurm_local"])
+@pytest.mark.parametrize("launcher", ["parallel", pytest.param("slurm_local", marks=pytest.mark.slow)])
 def test_jobs_beside_each_other_give_what_they_give_alone(
     launcher: str, grid: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
@@ -228,6 +232,7 @@ def test_jobs_beside_each_other_give_what_they_give_alone(
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_jobs_of_a_killed_parallel_sweep_do_not_live_on(tmp_path: Path) -> None:
     pytest.importorskip("joblib")
@@ -255,6 +260,7 @@ SEARCH = ["hydra/sweeper=optuna", "hydra.sweeper.startup_trials=2", "threads=1",
 SEARCH += ["optimizer.lr=tag(log,interval(0.0001,0.1))", "decoder.layers=range(1,3)", "attention=none,luong_dot"]
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_ctrl_c_lets_the_jobs_of_a_parallel_sweep_save(tmp_path: Path) -> None:
     pytest.importorskip("joblib")
@@ -275,6 +281,7 @@ def test_ctrl_c_lets_the_jobs_of_a_parallel_sweep_save(tmp_path: Path) -> None:
     assert all("stopped by SIGINT" in (run / "train.log").read_text() for run in runs)
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_optuna_searches_prunes_and_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     pytest.importorskip("optuna")

@@ -83,7 +83,7 @@ def test_what_an_experiment_sets_of_another_choice_is_left_out_and_told(
     config = taken(monkeypatch, "experiment=multi30k_en_de_best", "search=greedy", "search.max_length=9")
     assert config is not None
     assert config.search.model_dump().keys() & {"beam_size", "max_length"} == {"max_length"}
-    assert capsys.readouterr().err == "search.beam_size=12: left out, not a value of search=greedy\n"
+    assert capsys.readouterr().err == "search.beam_size=12: ignored, not a value of search=greedy\n"
 
 
 def test_what_a_corpus_sets_of_another_tokenizer_is_left_out_and_told(
@@ -94,8 +94,8 @@ def test_what_a_corpus_sets_of_another_tokenizer_is_left_out_and_told(
     assert config is not None
     assert (config.tokenizer.kind, config.evaluation.tokenize) == ("file", "none")
     assert sorted(capsys.readouterr().err.splitlines()) == [
-        "tokenizer.normalization=identity: left out, not a value of tokenizer=file",
-        "tokenizer.split_punctuation=false: left out, not a value of tokenizer=file",
+        "tokenizer.normalization=identity: ignored, not a value of tokenizer=file",
+        "tokenizer.split_punctuation=false: ignored, not a value of tokenizer=file",
     ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from conftest import values_of
 
-from nmt.config.values import save_values
+from nmt.config.compose import save_values
 from nmt.run import RunDirectory
 
 REFERENCES = [

@@ -5,7 +5,7 @@ import shlex
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from nmt.config.arguments import for_shell, quoted
+from nmt.config.overrides import for_shell, quoted
 
 STRANGE = [
     "/tmp/ä/x",

@@ -1,5 +1,6 @@
 """The YAML files are the documentation: they compose with each other, and hold each key of the schema."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from conftest import values_of
 from pydantic import BaseModel
 
 from nmt.config import schema
-from nmt.config.values import _fields, _members, config_dir, flatten, typed
+from nmt.config.compose import _fields, _members, config_dir, flatten, typed
 
 pytestmark = pytest.mark.no_cover  # hundreds of compositions, slowed twofold, cover nothing that no other test does
 
@@ -109,8 +110,15 @@ def test_the_parts_of_self_attention_are_those_of_attention() -> None:
     assert values["encoder"]["self_attention"]["window"]["kind"] == "local_m"
 
 
-@pytest.mark.parametrize("cell", choices("decoder"))
-@pytest.mark.parametrize("attention", choices("attention"))
+def pairs(one: list[str], other: list[str]) -> list[Any]:
+    """All pairs; fast tests take one for each choice of either list, the others are slow."""
+    quick = set(zip(one, itertools.cycle(other), strict=False)) | set(zip(itertools.cycle(one), other, strict=False))
+    return [
+        pytest.param(*pair, marks=[] if pair in quick else [pytest.mark.slow]) for pair in itertools.product(one, other)
+    ]
+
+
+@pytest.mark.parametrize(("attention", "cell"), pairs(choices("attention"), choices("decoder")))
 def test_presets_compose_with_each_other(attention: str, cell: str) -> None:
     values = values_of("train", overrides(attention=attention, encoder=cell, decoder=cell))
     config = typed(schema.TrainConfig, values)
@@ -118,17 +126,21 @@ def test_presets_compose_with_each_other(attention: str, cell: str) -> None:
     assert config.decoder.cell == cell
 
 
-@pytest.mark.parametrize("experiment", choices("experiment"))
-@pytest.mark.parametrize("attention", choices("attention"))
-def test_experiments_take_every_attention(experiment: str, attention: str) -> None:
+@pytest.mark.parametrize(("attention", "experiment"), pairs(choices("attention"), choices("experiment")))
+def test_experiments_take_every_attention(attention: str, experiment: str) -> None:
     values = values_of("train", overrides(experiment=experiment, attention=attention))
     config = typed(schema.TrainConfig, values)
     assert (config.attention.kind == "none") == (attention == "none")
 
 
-@pytest.mark.parametrize(("part", "choice"), [("score", "concat"), ("window", "local_m"), ("normalizer", "sparsemax")])
-@pytest.mark.parametrize("attention", [name for name in choices("attention") if name not in {"none", "monotonic"}])
-def test_a_part_takes_the_place_of_a_presets(attention: str, part: str, choice: str) -> None:
+PARTED = [name for name in choices("attention") if name not in {"none", "monotonic"}]
+
+
+@pytest.mark.parametrize(
+    ("attention", "replaced"), pairs(PARTED, ["score=concat", "window=local_m", "normalizer=sparsemax"])
+)
+def test_a_part_takes_the_place_of_a_presets(attention: str, replaced: str) -> None:
+    part, _, choice = replaced.partition("=")
     plain = values_of("train", [f"attention={attention}"])
     values = values_of("train", [f"attention={attention}", f"attention/{part}={choice}"])
     typed(schema.TrainConfig, values)

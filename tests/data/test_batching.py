@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nmt.config.compose import typed
 from nmt.config.schema import TrainConfig
-from nmt.config.values import typed
 from nmt.data.batching import Batches, plan
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared

@@ -19,8 +19,7 @@ from fake_cuda import CUDA, FakeCUDA, on_cuda, replace_libraries
 from torch import Tensor
 
 from nmt.config import schema
-from nmt.config.schema.training import SGD
-from nmt.config.values import typed
+from nmt.config.compose import typed
 from nmt.data.batching import Batch, collate
 from nmt.machine import Machine
 from nmt.model.build import build_model
@@ -64,7 +63,7 @@ def update_counts(mode: FakeCUDA, config: schema.TrainConfig, machine: Machine, 
     with mode:
         objective = Objective(model, config, TARGET, teachers)
     # Not capturable or fused: torch checks these against a real device.
-    values = SGD.model_validate({"kind": "sgd", "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0})
+    values = schema.SGD.model_validate({"kind": "sgd", "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0})
     updater = Updater(model, objective, make_optimizer(values, model), 1.0, machine)
     batch = batch_of(steps, config.training.guided_alignment > 0)
 

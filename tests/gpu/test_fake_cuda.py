@@ -42,7 +42,7 @@ EVERYTHING = (
 for side in ("encoder", "decoder"):
     EVERYTHING += f" {side}=lstm {side}.layers=2 {side}.residual=true {side}.zoneout=0.1 {side}.weight_drop=0.1"
     EVERYTHING += f" {side}.recurrent_dropout=0.1 {side}.layer_norm=true {side}.transition_depth=1"
-DRAWS = {"training/minimum_risk.py, candidates", "search/rollout.py, rollout"}
+DRAWS = {"objectives/minimum_risk.py, candidates", "search/rollout.py, _rollout"}
 OBJECTIVES = {
     "objective=minimum_risk training.start_from=run": DRAWS,
     "objective=distillation objective.teachers=[run]": set(),
@@ -51,7 +51,7 @@ OBJECTIVES = {
     EVERYTHING + " attention=multihead attention/score=additive attention/coverage=linear": set(),
 }
 WAITS = {  # of a step
-    "greedy": {"search/rollout.py, rollout: copy to the host": 1},
+    "greedy": {"search/rollout.py, _rollout: copy to the host": 1},
     "beam": {"search/beam.py, _rank: copy to the host": 1},
     "ensemble": {"search/beam.py, _rank: copy to the host": 1},  # its models read the same tokens
 }
@@ -101,7 +101,15 @@ def assert_waits_only_where_it_must(result: dict[str, Any], also: set[str]) -> N
         assert search["waits of a step"] == WAITS[name]
 
 
-@pytest.mark.parametrize("names", [list(KERNELS)[:10], list(KERNELS)[10:]], ids=["first", "rest"])
+# Between them, these have every timing, window, normaliser with its own code, coverage and heads.
+TYPICAL = ["none", "bahdanau", "nematus", "luong_local_p", "multihead", "coverage", "hard", "monotonic"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [TYPICAL, pytest.param([name for name in KERNELS if name not in TYPICAL], marks=pytest.mark.slow)],
+    ids=["typical", "rest"],
+)
 def test_every_preset_stays_on_the_device(names: list[str], library: Path) -> None:
     for name, result in zip(names, results(library, *(f"attention={n} precision=bf16" for n in names)), strict=True):
         assert_waits_only_where_it_must(result, set())
@@ -110,10 +118,11 @@ def test_every_preset_stays_on_the_device(names: list[str], library: Path) -> No
         assert result["backward kernels"] <= backward, name
 
 
-def test_every_objective_and_regulariser_stays_on_the_device(library: Path) -> None:
-    for also, result in zip(
-        OBJECTIVES.values(), results(library, *(f"{case} precision=bf16" for case in OBJECTIVES)), strict=True
-    ):
+@pytest.mark.parametrize("chosen", [slice(2, 4), pytest.param(slice(None), marks=pytest.mark.slow)], ids=["two", "all"])
+def test_every_objective_and_regulariser_stays_on_the_device(chosen: slice, library: Path) -> None:
+    cases = list(OBJECTIVES)[chosen]
+    for case, result in zip(cases, results(library, *(f"{case} precision=bf16" for case in cases)), strict=True):
+        also = OBJECTIVES[case]
         assert "ensemble" in result["searches"]
         assert_waits_only_where_it_must(result, also)
 

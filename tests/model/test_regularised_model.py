@@ -256,11 +256,12 @@ def test_equal_seeds_drop_the_same() -> None:
 @pytest.mark.parametrize(
     ("cell", "layers", "attend", "feeding"),
     [
-        ("gru", 1, "before", False),
         ("rnn", 2, "after", True),
         ("lstm", 3, "between", True),
-        ("gru", 4, "after", False),
-        ("lstm", 4, "before", True),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [("gru", 1, "before", False), ("gru", 4, "after", False), ("lstm", 4, "before", True)]
+        ),
     ],
 )
 def test_deep_and_with_everything_it_learns_a_batch_by_heart(

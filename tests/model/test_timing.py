@@ -14,8 +14,8 @@ from conftest import TINY, values_of
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nmt.config.compose import typed
 from nmt.config.schema import TrainConfig
-from nmt.config.values import typed
 from nmt.model.build import build_model
 from nmt.model.seq2seq import Seq2Seq
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from conftest import values_of
 
+from nmt.config.compose import typed
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.config.values import typed
 from nmt.data.batching import Batch, Batches
 from nmt.data.prepare import prepare
 from nmt.machine import Machine

@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from nmt.cli import sweep
-from nmt.config.values import config_dir
+from nmt.config.compose import config_dir
 
 
 class Outcome(NamedTuple):

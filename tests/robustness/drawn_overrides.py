@@ -6,7 +6,7 @@ from collections.abc import Callable
 import yaml
 
 from nmt.cli.explain import known_keys
-from nmt.config.values import config_dir, flatten
+from nmt.config.compose import config_dir, flatten
 
 COMMANDS = ("train", "evaluate", "translate", "compare")
 NUMBERS = "0 1 -1 3 7.5 -0.0 1e5 1e-05 1e308 -1e308 5e-324 1e-400 1e400 nan inf -inf NaN 9223372036854775808 4294967296"

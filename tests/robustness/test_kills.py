@@ -15,8 +15,8 @@ from conftest import TINY, values_of
 from forks import Work, ended, forked, killed_after
 from kills import counting, curves, differing, killed_at, outcome
 
+from nmt.config.compose import typed
 from nmt.config.schema import TrainConfig
-from nmt.config.values import typed
 
 # Validations, checkpoints between them, an average in the end, a schedule with memory, dropout, drawn segmentations.
 RECIPE = [
@@ -104,7 +104,7 @@ def test_the_run_that_is_killed_does_all_that_a_run_can(whole: Whole) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_between_two_changes_of_the_disk(part: int, whole: Whole, tmp_path: Path) -> None:
     """Two kills each, spread over all of the run."""
     draw = random.Random(part)
@@ -114,7 +114,9 @@ def test_killed_between_two_changes_of_the_disk(part: int, whole: Whole, tmp_pat
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("steps", [(1, 6), (7, 15)])  # 6 and 15: a line of the log is due; 7: a validation
+@pytest.mark.parametrize(
+    "steps", [(7, 15), pytest.param((1, 6), marks=pytest.mark.slow)]
+)  # 6 and 15: a line of the log is due; 7: a validation
 def test_stopped_by_signals(steps: tuple[int, ...], whole: Whole, tmp_path: Path) -> None:
     """The rates, the captions and the choices in TensorBoard, too, are those of a run without them."""
     made = scene(tmp_path / "scene")

@@ -35,7 +35,7 @@ import datasets
 from conftest import TINY, values_of
 from nmt import Translator
 from nmt.comparison.report import write_comparison
-from nmt.config.values import typed
+from nmt.config.compose import typed
 from nmt.config.schema import TrainConfig
 from nmt.data.prepare import prepare
 from nmt.evaluation import evaluate_run, score_settings
@@ -92,7 +92,8 @@ def watched(home: Path, *command: str | Path, stdin: bytes = b"") -> tuple[subpr
     return done, log.read_text() if log.exists() else ""
 
 
-@pytest.mark.parametrize("work", [TABLES, pytest.param(TABLES + LIBRARY, marks=pytest.mark.slow)], ids=["read", "all"])
+@pytest.mark.slow
+@pytest.mark.parametrize("work", [TABLES, TABLES + LIBRARY], ids=["read", "all"])
 def test_no_part_connects_anywhere(work: str, tmp_path: Path) -> None:
     done, attempts = watched(tmp_path, sys.executable, "-c", work, ROOT / "tests")
     assert done.returncode == 0, done.stderr.decode()

@@ -18,7 +18,7 @@ from hydra.types import RunMode
 
 from nmt.cli import compare, evaluate, train, translate
 from nmt.config import schema
-from nmt.config.values import load_config, merge_search, save_values, typed
+from nmt.config.compose import load_config, merge_search, save_values, typed
 from nmt.model.build import build_model
 from nmt.run import RunDirectory
 from nmt.training.optimizer import Schedule

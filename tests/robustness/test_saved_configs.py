@@ -11,8 +11,8 @@ from conftest import values_of
 from drawn_overrides import VALUES
 
 from nmt.config import schema
+from nmt.config.compose import MAX_BYTES, flatten, load_config, load_values, typed, with_values
 from nmt.config.errors import UserError
-from nmt.config.values import MAX_BYTES, flatten, load_config, load_values, typed, with_values
 
 WRONG: list[Any] = [
     *(None, True, False, 0, -1, 1, 1.0, 0.5, float("nan"), float("inf"), 1e308, 5e-324, 2**31, 2**63, 2**70, 10**400),
@@ -99,7 +99,7 @@ def test_a_hostile_file_is_refused_in_one_line(name: str, tmp_path: Path, monkey
 def test_the_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("run: null\nseed: 1\nseed: 2\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"config\.yaml, line 3: .*duplicate key seed"):
+    with pytest.raises(UserError, match=r"config\.yaml, line 3: .*seed is repeated"):
         load_values(path)
 
 

@@ -13,8 +13,8 @@ from conftest import TINY, values_of
 
 from nmt import Translator
 from nmt.cli.translate import _translate
+from nmt.config.compose import typed
 from nmt.config.schema import TrainConfig, TranslateConfig
-from nmt.config.values import typed
 from nmt.training.job import train
 
 pytestmark = pytest.mark.system

@@ -17,8 +17,8 @@ from hostile import ATTACKS, MARK, WEIGHT_ATTACKS, State
 
 from nmt import Translator
 from nmt.config import schema
+from nmt.config.compose import load_config, load_values, typed
 from nmt.config.errors import UserError
-from nmt.config.values import load_config, load_values, typed
 from nmt.model.weights import read_checkpoint
 from nmt.training.job import train
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from nmt.config import schema
+from nmt.config.compose import typed
 from nmt.config.errors import UserError
-from nmt.config.values import typed
 from nmt.data.prepare import fingerprint_of, prepare
 from nmt.data.prepared import Prepared, write_checksums
 

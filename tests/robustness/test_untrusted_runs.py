@@ -13,8 +13,8 @@ import pytest
 from nmt import Translator
 from nmt.comparison.report import write_comparison
 from nmt.config import schema
+from nmt.config.compose import load_config, typed
 from nmt.config.errors import UserError
-from nmt.config.values import load_config, typed
 from nmt.data.prepare import prepare
 from nmt.data.tokenizer import Tokenizer
 from nmt.training.job import train
@@ -158,7 +158,7 @@ CONFIGS = {
     "code": ("!!python/object/apply:os.mkdir [outside/executed]", "could not determine a constructor"),
     "a target": ("_target_: os.mkdir\npath: outside/executed", "_target_: unknown key"),
     "deep nesting": ("[" * 10_000, "cannot be read as a configuration"),
-    "references": ("a: &a [1,1]\nb: &b [*a,*a]\nc: [*b,*b]", "aliases are not allowed"),
+    "references": ("a: &a [1,1]\nb: &b [*a,*a]\nc: [*b,*b]", "aliases are not supported"),
     "a date that is none": ("a: 2020-99-99", "cannot be read as a configuration"),
     "a truth that is none": ("a: !!bool perhaps", "cannot be read as a configuration"),
     "many digits": (f"a: {'9' * 5000}", "cannot be read as a configuration"),

@@ -18,9 +18,9 @@ import torch
 from conftest import TINY, values_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from nmt.config.compose import typed
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.config.values import typed
 from nmt.model.load import FILES
 from nmt.model.weights import read_checkpoint
 from nmt.run import RunDirectory
@@ -106,7 +106,11 @@ def test_equal_seeds_give_equal_runs_and_others_do_not(whole: Path, train_config
 
 @pytest.mark.usefixtures("signals_of_a_terminal")
 @pytest.mark.parametrize(
-    ("number", "at"), [(signal.SIGTERM, 11), (signal.SIGHUP, 11), (signal.SIGINT, 8)]
+    ("number", "at"),
+    [
+        (signal.SIGINT, 8),
+        *(pytest.param(number, 11, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGHUP)),
+    ],
 )  # 8: validates next
 def test_a_signal_saves_and_the_run_goes_on_as_if_nothing_had_been(
     number: signal.Signals, at: int, whole: Path, train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -28,10 +28,11 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return model
 
 
-@pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("[enforce fail] can't allocate memory: 99")]
-)
-@pytest.mark.parametrize("during", ["forward", "backward"])
+CUDA = torch.OutOfMemoryError("CUDA out of memory")
+CPU = RuntimeError("[enforce fail] can't allocate memory: 99")
+
+
+@pytest.mark.parametrize(("during", "error"), [("forward", CUDA), ("backward", CPU)])
 def test_a_batch_that_does_not_fit_gives_the_update_of_its_parts(
     during: str,
     error: RuntimeError,

@@ -10,8 +10,8 @@ import pytest
 import torch
 from conftest import TINY, values_of
 
+from nmt.config.compose import typed
 from nmt.config.schema import TrainConfig
-from nmt.config.values import typed
 from nmt.training.job import train
 
 EVERYTHING = [
@@ -54,6 +54,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_killed_and_resumed_it_ends_in_the_same_bits(tmp_path: Path) -> None:
     config = typed(TrainConfig, values_of("train", [*TINY, *EVERYTHING]))

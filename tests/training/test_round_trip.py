@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from conftest import values_of
 
+from nmt.config.compose import typed
 from nmt.config.schema import TrainConfig
-from nmt.config.values import typed
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.metrics.bleu import ScoreSettings

@@ -12,9 +12,9 @@ import pytest
 import torch
 from conftest import TINY, values_of
 
+from nmt.config.compose import typed
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.config.values import typed
 from nmt.model.load import FILES
 from nmt.model.weights import read_checkpoint
 from nmt.run import RunDirectory

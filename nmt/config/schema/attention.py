@@ -1,9 +1,9 @@
-"""Attention: its parts and their valid combinations."""
+"""Attention: its parts, and the combinations that make sense."""
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
+from pydantic import model_validator as validator
 
 from nmt.config.schema.base import (
     CountOrZero,
@@ -63,9 +63,13 @@ class LocationAwareScore(Section):
     filters: Units
     width: Units
 
-    def conflicts(self) -> Iterator[str]:
+    @validator(mode="after")
+    def _centred(self) -> Self:
         if self.width % 2 == 0:
-            yield f"width={self.width}: must be odd, to be centred on a position; {self.width + 1}?"
+            raise ValueError(
+                f"width={self.width}: must be odd, with as many positions before as after; {self.width + 1}?"
+            )
+        return self
 
 
 StatelessScore = (
@@ -158,18 +162,20 @@ class Heads(Section):
     heads: Units
     dim: Units
 
-    def conflicts(self) -> Iterator[str]:
+    @validator(mode="after")
+    def _divisible(self) -> Self:
         if self.dim % self.heads:
-            next_multiple = self.heads * -(-self.dim // self.heads)
-            yield f"dim={self.dim} is not divisible by heads={self.heads}; dim={next_multiple}?"
+            raise ValueError(
+                f"dim={self.dim} is not divisible by heads={self.heads}; dim={self.heads * -(-self.dim // self.heads)}?"
+            )
+        return self
 
 
 Projection = Annotated[NoHeads | Heads, Field(discriminator="kind")]
 
-# Scores without a linear term in the keys, to which coverage is added.
-SCORES_WITHOUT_COVERAGE = {
-    "cosine": "compares only the directions of the keys",
-    "location": "does not read the keys",
+NO_KEYS_TO_ADJUST = {
+    "cosine": "compares directions and has no linear term for it",
+    "location": "reads no keys",
 }
 
 
@@ -182,34 +188,36 @@ class ScoredAttention(Section):
     projection: Projection
     dropout: Probability
 
-    def conflicts(self) -> Iterator[str]:
+    @validator(mode="after")
+    def _parts_fit(self) -> Self:
         score, window, normalizer = self.score.kind, self.window.kind, self.normalizer.kind
         if window != "global" and normalizer == "monotonic":
-            yield (
-                "normalizer.kind=monotonic continues from the position of the previous step, which may lie outside "
-                f"window.kind={window}; use attention/window=global, or attention/normalizer=softmax"
+            raise ValueError(
+                f"normalizer.kind=monotonic starts from its last position, which may be outside window.kind={window}; "
+                "use attention/window=global, or attention/normalizer=softmax"
             )
         if window == "local_p" and normalizer in {"hard", "gumbel"}:
-            yield (
-                f"window.kind=local_p scales the weights, but normalizer.kind={normalizer} gives 0 or 1 only; use "
+            raise ValueError(
+                f"window.kind=local_p scales the weights, but those of normalizer.kind={normalizer} are 0 or 1; use "
                 "attention/window=local_m, or attention/normalizer=softmax"
             )
         if self.dropout and normalizer in {"hard", "gumbel"}:
-            yield (
-                f"dropout={self.dropout} would drop the single position that normalizer.kind={normalizer} selects; set "
+            raise ValueError(
+                f"dropout={self.dropout} would drop the only position that normalizer.kind={normalizer} selects; set "
                 "attention.dropout=0, or use attention/normalizer=softmax"
             )
-        yield from _unused_projection(score, self.projection)
-        if self.coverage.kind != "none" and score in SCORES_WITHOUT_COVERAGE:
-            yield (
+        _refuse_unused_projection(score, self.projection)
+        if self.coverage.kind != "none" and score in NO_KEYS_TO_ADJUST:
+            raise ValueError(
                 f"coverage.kind={self.coverage.kind} adjusts the keys, but score.kind={score} "
-                f"{SCORES_WITHOUT_COVERAGE[score]}; use attention/score=additive, or attention/coverage=none"
+                f"{NO_KEYS_TO_ADJUST[score]}; use attention/score=additive, or attention/coverage=none"
             )
         if isinstance(self.coverage, LinearCoverage) and self.coverage.loss_weight and normalizer == "hard":
-            yield (
-                "coverage.loss_weight needs a gradient through the weights, which normalizer.kind=hard lacks; set "
-                "attention.coverage.loss_weight=0, or attention/normalizer=gumbel"
+            raise ValueError(
+                "coverage.loss_weight needs a gradient through the weights, which normalizer.kind=hard does not have; "
+                "set attention.coverage.loss_weight=0, or attention/normalizer=gumbel"
             )
+        return self
 
 
 class NoAttention(Section):
@@ -233,21 +241,23 @@ class EncoderSelfAttention(Section):
     projection: Projection
     dropout: Probability
 
-    def conflicts(self) -> Iterator[str]:
-        yield from _unused_projection(self.score.kind, self.projection)
+    @validator(mode="after")
+    def _parts_fit(self) -> Self:
+        _refuse_unused_projection(self.score.kind, self.projection)
+        return self
 
 
 SelfAttention = Annotated[NoSelfAttention | EncoderSelfAttention, Field(discriminator="kind")]
 
 
 def unequal_sizes(score: str, projection: Projection, query: int, memory: int) -> bool:
-    """Whether the score needs vectors of equal size, and query and memory differ in size."""
+    """Does this score compare vectors of unequal size?"""
     return score in {"dot", "scaled_dot"} and projection.kind == "none" and query != memory
 
 
-def _unused_projection(score: str, projection: Projection) -> Iterator[str]:
+def _refuse_unused_projection(score: str, projection: Projection) -> None:
     if projection.kind != "none" and score == "location":
-        yield (
-            "projection.kind=heads projects the keys, but score.kind=location does not read them; use projection=none, "
-            "or another score such as scaled_dot"
+        raise ValueError(
+            "projection.kind=heads projects keys, but score.kind=location reads none; use projection=none, or "
+            "another score such as scaled_dot"
         )

@@ -1,13 +1,12 @@
-"""Types that all sections of the configuration share.
+"""Types of values that several sections of the configuration use.
 
-Numbers have upper limits far beyond any known system's values: a typing error is reported at once, not later as
-exhausted memory or a float32 overflow.
+Numbers have an upper limit far beyond any published system, so that a slip of the keyboard is reported at once, not by
+a machine that runs out of memory or by an overflow in float32.
 """
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Self
+from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from nmt.config.errors import CONTROL, format_value
 
@@ -15,49 +14,36 @@ Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0, le=1e6)]
 NonNegative = Annotated[float, Field(ge=0.0, le=1e6)]
-Factor = Annotated[float, Field(ge=1.0, le=1e6)]  # ratio of the longer to the shorter length
-Temperature = Annotated[float, Field(ge=1e-4, le=1e4)]  # energies divided by less would overflow
-Epsilon = Annotated[float, Field(ge=1e-30, le=1.0)]  # less rounds to 0 in float32 and causes a division by zero
+Factor = Annotated[float, Field(ge=1.0, le=1e6)]  # ratio of a longer length to a shorter one
+Temperature = Annotated[float, Field(ge=1e-4, le=1e4)]  # smaller ones overflow the energies
+Epsilon = Annotated[float, Field(ge=1e-30, le=1.0)]  # smaller ones are 0 in float32, and lead to a division by 0
 
-Count = Annotated[int, Field(gt=0, le=2**31 - 1)]  # steps, tokens or sentences; fits an int32
+Count = Annotated[int, Field(gt=0, le=2**31 - 1)]  # of steps, tokens, sentences: an int32
 CountOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Units = Annotated[int, Field(gt=0, le=2**14)]  # width of a layer; 16384 units already need gigabytes of weights
+Units = Annotated[int, Field(gt=0, le=2**14)]  # width of a layer; 16384 units need gigabytes of recurrent weights
 Layers = Annotated[int, Field(gt=0, le=100)]
 LayersOrZero = Annotated[int, Field(ge=0, le=100)]
-Positions = Annotated[int, Field(gt=0, le=100_000)]  # in a sentence
-Threads = Annotated[int, Field(gt=0, le=1024)]  # torch crashes with 100,000
+Positions = Annotated[int, Field(gt=0, le=100_000)]  # of a sentence
+Threads = Annotated[int, Field(gt=0, le=1024)]  # torch crashes with a hundred thousand
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
-def _refuse_control_characters(text: str) -> str:
+def _readable(text: str) -> str:
+    """Refuse control characters and bytes that are not UTF-8."""
     if CONTROL.search(text):
         raise ValueError(f"{format_value(text)} holds control characters or bytes that are not UTF-8")
     return text
 
 
-def as_list(value: Any) -> Any:  # noqa: ANN401
-    """Wrap a single string or number in a list, so that KEY=A means KEY=[A]."""
-    return [value] if isinstance(value, str | int) else value
-
-
-Name = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_refuse_control_characters)]
-Names = Annotated[list[Name], BeforeValidator(as_list)]
-# A folder may be named 0, which YAML reads as an integer.
-PathText = Annotated[Name, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
-PathTexts = Annotated[list[PathText], Field(min_length=1), BeforeValidator(as_list)]
+Name = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_readable)]  # the longest path
+Names = Annotated[list[Name], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+# A folder may be named 0, which Hydra reads as a number. Paths: one, or a list.
+PathName = Annotated[Name, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
+_as_list = BeforeValidator(lambda value: [value] if isinstance(value, str | int) else value)
+Paths = Annotated[list[PathName], Field(min_length=1), _as_list]
 
 
 class Section(BaseModel):
-    """A group of values: immutable, without unknown keys or implicit type conversion."""
+    """A group of values: immutable, without unknown keys or silent conversion between types."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    def conflicts(self) -> Iterator[str]:
-        """Yield a message for each invalid combination of values; the first one is reported."""
-        yield from ()
-
-    @model_validator(mode="after")
-    def _refuse_conflicts(self) -> Self:
-        for message in self.conflicts():
-            raise ValueError(message)
-        return self

@@ -1,18 +1,18 @@
 """Corpus and tokenizer."""
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
+from pydantic import model_validator as validator
 
 from nmt.config.schema.base import Count, Factor, Fraction, Name, Names, Section, Seed
 
-DemoSize = Annotated[int, Field(gt=0, le=10_000_000)]  # sentence pairs, generated in memory
-VocabularySize = Annotated[int, Field(ge=6, le=1_000_000)]  # at least: 4 special symbols, a space, a character
+DemoSize = Annotated[int, Field(gt=0, le=10_000_000)]  # sentences, generated in memory
+VocabularySize = Annotated[int, Field(ge=6, le=1_000_000)]  # at least four special symbols, a space and a character
 
 
 class Corpus(Section):
-    """Keys of every kind of corpus."""
+    """Common values of all corpora."""
 
     source_lang: Name
     target_lang: Name
@@ -42,9 +42,11 @@ class FilesData(Corpus):
     target_column: Name | None
     alignments: Name | None
 
-    def conflicts(self) -> Iterator[str]:
+    @validator(mode="after")
+    def _two_sides(self) -> Self:
         if self.source_lang == self.target_lang and self.source_column == self.target_column:
-            yield f"source_lang and target_lang are both '{self.source_lang}': the same text on both sides"
+            raise ValueError(f"source_lang and target_lang are both '{self.source_lang}': the same text on both sides")
+        return self
 
 
 class Splits(Section):
@@ -68,35 +70,39 @@ class HubData(Corpus):
 Data = Annotated[DemoData | FilesData | HubData, Field(discriminator="kind")]
 
 
-class SegmentationSampling(Section):
-    """Random segmentation of the training data (BPE-dropout, subword regularisation)."""
+class Sampler(Section):
+    """Sampling of segmentations in training."""
 
     sampling: Fraction
     sampling_sides: Literal["both", "source", "target"]
 
     @property
     def sampling_by_side(self) -> tuple[float, float]:
-        """The sampling of source and target; 0 is none."""
-        sides = self.sampling_sides
-        return self.sampling if sides != "target" else 0.0, self.sampling if sides != "source" else 0.0
+        """The sampling strength of source and target."""
+        source, target = (
+            self.sampling if self.sampling_sides in {"both", side} else 0.0 for side in ("source", "target")
+        )
+        return source, target
 
 
-class TrainedTokenizer(SegmentationSampling):
+class TrainedTokenizer(Sampler):
     kind: Literal["bpe", "unigram", "char", "word"]
     vocab_size: VocabularySize
     joint: bool
     byte_fallback: bool
     normalization: Literal["nfc", "nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"]
-    character_coverage: Annotated[float, Field(ge=0.98, le=1.0)]  # limits of SentencePiece
+    character_coverage: Annotated[float, Field(ge=0.98, le=1.0)]  # SentencePiece's limits
     split_punctuation: bool
     lowercase: bool
 
-    def conflicts(self) -> Iterator[str]:
+    @validator(mode="after")
+    def _sampling_needs_subwords(self) -> Self:
         if self.sampling and self.kind in {"char", "word"}:
-            yield f"sampling={self.sampling} needs kind=bpe or unigram, not {self.kind}"
+            raise ValueError(f"sampling={self.sampling} needs kind=bpe or unigram, not {self.kind}")
+        return self
 
 
-class FileTokenizer(SegmentationSampling):
+class FileTokenizer(Sampler):
     kind: Literal["file"]
     source_model: Name
     target_model: Name | None

@@ -1,4 +1,4 @@
-"""JSON records of runs and prepared corpora: only the fields that are read back; others stay unchecked."""
+"""The parts of the JSON records of runs and prepared corpora that are read back; other entries are ignored."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,13 +6,13 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 
 
 class Record(BaseModel):
-    """A JSON object from any source: known fields are checked, others are kept."""
+    """JSON that may come from anyone."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
 
 class Start(Record):
-    """How a run was started or resumed."""
+    """One start of a run, or a resumption."""
 
     overrides: list[str] = []
     choices: dict[str, str] = {}
@@ -22,7 +22,7 @@ class Start(Record):
 
 
 class Manifest(Record):
-    """manifest.json of a run."""
+    """manifest.json."""
 
     status: str | None = None
     starts: list[Start] = []
@@ -30,11 +30,11 @@ class Manifest(Record):
     training: dict[str, Any] = {}
 
 
-Pair = Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]  # source, target
+Pair = Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]  # of source and target
 
 
 class SplitReport(Record):
-    """Counts of a split's sentence pairs and tokens."""
+    """Counts of a split's pairs and tokens."""
 
     read: NonNegativeInt
     kept: NonNegativeInt

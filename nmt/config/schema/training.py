@@ -1,9 +1,9 @@
-"""Objective, optimizer, learning rate schedule, training and validation."""
+"""Objective, optimizer, schedule, training, validation."""
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
+from pydantic import model_validator as validator
 
 from nmt.config.schema.base import (
     Count,
@@ -12,8 +12,8 @@ from nmt.config.schema.base import (
     Factor,
     Fraction,
     NonNegative,
-    PathText,
-    PathTexts,
+    PathName,
+    Paths,
     Positive,
     Probability,
     Section,
@@ -26,20 +26,24 @@ class Likelihood(Section):
 
 class MinimumRisk(Section):
     kind: Literal["minimum_risk"]
-    samples: Annotated[int, Field(gt=0, le=10_000)]  # each is as large as a batch
+    samples: Annotated[int, Field(gt=0, le=10_000)]  # each is a batch of its own
     reference: bool
     sharpness: Positive
     likelihood_weight: NonNegative
     max_ratio: Factor
 
-    def conflicts(self) -> Iterator[str]:
+    @validator(mode="after")
+    def _something_to_choose_from(self) -> Self:
         if self.samples == 1 and not self.reference:
-            yield "samples=1 leaves one candidate, with no other to compare it to; set samples=2, or reference=true"
+            raise ValueError(
+                "samples=1 leaves one candidate, with nothing to be better than; set samples=2, or reference=true"
+            )
+        return self
 
 
 class Distillation(Section):
     kind: Literal["distillation"]
-    teachers: PathTexts
+    teachers: Paths
     teacher_weight: Annotated[float, Field(gt=0.0, le=1.0)]
 
 
@@ -113,7 +117,7 @@ Schedule = Annotated[
 
 
 class Training(Section):
-    start_from: PathText | None
+    start_from: PathName | None
     max_epochs: Count
     max_steps: Count | None
     batch_tokens: Count
@@ -126,7 +130,7 @@ class Training(Section):
     guided_alignment: NonNegative
     max_grad_norm: Positive | None
     max_bad_steps: Count
-    log_every: Annotated[int, Field(gt=0, le=10_000)]  # checkpoints store the sums since the last log line
+    log_every: Annotated[int, Field(gt=0, le=10_000)]  # checkpoints hold the sums since the last line
     checkpoint_every: Count | None
     ema_decay: Probability
     average_best: Count

@@ -9,9 +9,9 @@ from conftest import TINY, values_of
 
 from nmt.cli.explain import SETTLED, known_keys
 from nmt.config import schema
-from nmt.config.arguments import parse_overrides, user_path
+from nmt.config.compose import flatten, load_config, load_values, save_values, typed, typed_union, with_values
 from nmt.config.errors import OTHER_NAMES, UserError, nearest, nearest_key
-from nmt.config.values import flatten, load_config, load_values, save_values, typed, typed_section, with_values
+from nmt.config.overrides import override_values, user_path
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_one_text_on_both_sides_is_refused() -> None:
 
 def test_a_section_alone_is_checked_the_same_way() -> None:
     with pytest.raises(UserError, match=r"search\.beam_sise: unknown key; did you mean 'beam_size'"):
-        typed_section(schema.Search, {**values_of("train", [])["search"], "beam_sise": 3}, "search")
+        typed_union(schema.Search, {**values_of("train", [])["search"], "beam_sise": 3}, "search")
 
 
 def test_saved_values_come_back_equal(values: dict[str, Any], tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_other_names_are_those_of_keys_that_exist() -> None:
 
 def test_overrides_are_read_as_plain_values() -> None:
     given = ["attention=none", "optimizer.lr=1e-05", "+seed=3", "data.path=/a b", "x=true", "y=null", "z=[1,2]", "w="]
-    assert parse_overrides(given) == {
+    assert override_values(given) == {
         "attention": "none",
         "optimizer.lr": 1e-05,
         "seed": 3,
@@ -212,9 +212,9 @@ def test_without_a_home_directory_a_path_in_it_is_refused(monkeypatch: pytest.Mo
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("pwd.getpwuid", unknown)
     for path in ("~/.cache/nmt", "~"):
-        with pytest.raises(UserError, match=r"no home directory is known for ~ \(HOME is not set\).*NMT_CACHE"):
+        with pytest.raises(UserError, match=r"~ has no meaning without a home directory .*NMT_CACHE"):
             user_path(path)
     assert user_path("corpus/~") == Path("corpus/~")
     values = values_of("train", ["training.start_from='~/run'"])
-    with pytest.raises(UserError, match="no home directory"):
+    with pytest.raises(UserError, match="without a home directory"):
         typed(schema.TrainConfig, values).with_absolute_paths()

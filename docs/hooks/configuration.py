@@ -1,0 +1,290 @@
+"""Write the configuration reference as the site is built: values and comments from configs/, types from the schema."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+Json = dict[str, Any]
+GRAMMAR = """\
+`KEY=VALUE` sets one value, `GROUP=CHOICE` picks a file of `configs/GROUP`. The tables below come from those files and
+from the types in `nmt/config/schema`. The default is the value in the file; values outside the limits are refused with
+a message that names the key. `nmt-train --help` prints the same values for any choice of groups.
+"""
+GROUPS = {  # page -> its groups, folders of configs/
+    "data": ["data"],
+    "size": ["size"],
+    "tokenizer": ["tokenizer"],
+    "encoder": ["encoder", "encoder/self_attention"],
+    "decoder": ["decoder"],
+    "attention": [
+        "attention",
+        "attention/score",
+        "attention/window",
+        "attention/normalizer",
+        "attention/coverage",
+        "attention/projection",
+    ],
+    "objective": ["objective"],
+    "optimizer": ["optimizer"],
+    "schedule": ["schedule"],
+    "search": ["search"],
+    "experiment": ["experiment"],
+    "hydra": ["hydra/launcher", "hydra/sweeper"],
+}
+COMMANDS = ("evaluate", "translate", "compare")
+
+
+class Key(NamedTuple):
+    """One value of a YAML file."""
+
+    name: str  # with its sections, as on the command line
+    default: str
+    comment: str
+
+
+@dataclass
+class ConfigFile:
+    """What a YAML file holds."""
+
+    comment: str  # above its first key
+    base: list[str]  # the files of the same group whose values it has too
+    keys: list[Key]
+    kind: str | None
+
+
+def read(path: Path, configs: Path) -> ConfigFile:
+    """The values of a file with their comments."""
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    is_global = "@package _global_" in text
+    head = [line for line in takewhile(lambda line: line.startswith("#"), lines) if "@package" not in line]
+    values = yaml.safe_load(text) or {}
+    base = [each.partition("@")[0] for each in values.get("defaults", []) if isinstance(each, str) and each != "_self_"]
+    package = "" if is_global or path.parent == configs else ".".join([*path.parent.relative_to(configs).parts, ""])
+    keys = [
+        Key(f"{package}{name}", default, comment)
+        for name, default, comment in _keys(text, lines)
+        if name.partition(".")[0] not in {"defaults", "hydra", "_target_"}
+    ]
+    section = package or f"{path.parent.name}."
+    kinds = [key.default for key in keys if key.name == f"{section}kind"]
+    return ConfigFile(_joined(head), base, keys, kinds[0] if kinds else None)
+
+
+def _keys(text: str, lines: list[str]) -> Iterator[tuple[str, str, str]]:
+    def walk(node: Any, prefix: str) -> Iterator[tuple[str, str, str]]:  # noqa: ANN401
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else []:
+            if isinstance(value, yaml.MappingNode) and value.value and not value.flow_style:
+                yield from walk(value, f"{prefix}{key.value}.")
+            else:
+                default = text[value.start_mark.index : value.end_mark.index].strip()
+                yield f"{prefix}{key.value}", default, _comment(lines, key.start_mark, value.end_mark)
+
+    return walk(yaml.compose(text, yaml.SafeLoader), "")
+
+
+def _comment(lines: list[str], start: Any, end: Any) -> str:  # noqa: ANN401
+    """The comment beside a value with its further lines, or else the one above its key."""
+    rest = lines[end.line][end.column :]
+    if "#" in rest:
+        column = lines[end.line].index("#", end.column)
+        return _joined([rest.strip(), *_comment_lines(lines[end.line + 1 :], column)])
+    above = [*_comment_lines(lines[: start.line][::-1], start.column)][::-1]
+    return "" if len(above) == start.line else _joined(above)  # at the top it describes the file
+
+
+def _comment_lines(lines: list[str], column: int) -> Iterator[str]:
+    return takewhile(lambda line: line.startswith(f"{'':{column}}#"), lines)
+
+
+def _joined(lines: list[str]) -> str:
+    return " ".join(line.strip().removeprefix("#").strip() for line in lines)
+
+
+class Types:
+    """Types and limits, from the JSON schema of a command's configuration."""
+
+    def __init__(self, schema: Json) -> None:
+        self.schema, self.definitions = schema, schema.get("$defs", {})
+
+    def describe(self, name: str, kind: str | None = None) -> str:
+        """Of the key `name`; `kind` chooses among variants of its section. Empty if there is no such key."""
+        *sections, key = name.split(".")
+        candidates = [self.schema]
+        for section in sections:
+            candidates = [
+                variant
+                for candidate in candidates
+                for variant in self._variants(candidate.get("properties", {}).get(section, {}))
+            ]
+        found = [each for each in candidates if key in each.get("properties", {})]
+        chosen = [each for each in found if kind in self._kinds(each)] or found
+        texts = [self._text(each["properties"][key]) for each in chosen]
+        return " or ".join(dict.fromkeys(text for text in texts if text))
+
+    def _kinds(self, section: Json) -> list[str]:
+        kind = section.get("properties", {}).get("kind", {})
+        return [kind["const"]] if "const" in kind else kind.get("enum", [])
+
+    def _variants(self, schema: Json) -> list[Json]:
+        """The sections that a key may hold."""
+        if "$ref" in schema:
+            return self._variants(self.definitions[schema["$ref"].rpartition("/")[2]])
+        parts = schema.get("oneOf") or schema.get("anyOf")
+        return [section for part in parts for section in self._variants(part)] if parts else [schema]
+
+    def _text(self, schema: Json) -> str:
+        variants = self._variants(schema)
+        if len(variants) > 1:
+            return " or ".join(dict.fromkeys(self._text(each) for each in variants))
+        (schema,) = variants
+        values = [schema["const"]] if "const" in schema else schema.get("enum", [])
+        if values:
+            return ", ".join(f"`{each}`" for each in values)
+        kind = schema.get("type", "")
+        if "prefixItems" in schema:
+            return f"list of {len(schema['prefixItems'])}: {self._text(schema['prefixItems'][0])}"
+        if kind == "array":
+            return f"list of {self._text(schema['items'])}"
+        names = {"boolean": "`true`, `false`", "string": "text", "null": "`null`", "object": "mapping"}
+        return names.get(kind, f"{kind}{_limits(schema)}")
+
+
+def _limits(schema: Json) -> str:
+    low, above = schema.get("minimum"), schema.get("exclusiveMinimum")
+    high, below = schema.get("maximum"), schema.get("exclusiveMaximum")
+    texts = [
+        f"at least {low:,}" if low is not None else "",
+        f"above {above:,}" if above is not None else "",
+        f"at most {high:,}" if high is not None else "",
+        f"below {below:,}" if below is not None else "",
+    ]
+    if low is not None and high is not None:
+        texts = [f"{low:,} to {high:,}"]
+    return "".join(f", {re.sub(r'[.]0(?![0-9])', '', text)}" for text in texts if text)
+
+
+def _escaped(text: str) -> str:
+    """For Markdown; what stands between backticks stays code."""
+    prose = text.split("`")
+    for number in range(0, len(prose), 2):
+        plain = prose[number].replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+        prose[number] = re.sub(r"([\\*_\[\]|$])", r"\\\1", plain)
+    return "`".join(prose)
+
+
+def all_meanings(configs: Path) -> dict[str, str]:
+    """What the files say of each key, for files that set it without saying more."""
+    meanings: dict[str, str] = {}
+    paths = [path for path in sorted(configs.rglob("*.yaml")) if "hydra" not in path.parts]
+    for path in [configs / "train.yaml", *paths]:
+        for key in read(path, configs).keys:
+            if key.comment and not meanings.get(key.name):
+                meanings[key.name] = key.comment
+    return meanings
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else "` `"
+
+
+def table(keys: list[Key], types: Types, meanings: dict[str, str], kind: str | None = None) -> str:
+    """Markdown, a row for each key. Keys without a type (of Hydra's own parts) have an empty cell."""
+    rows = ["| Key | Default | Values | Meaning |", "|---|---|---|---|"]
+    for key in keys:
+        plain = {"???": "required", "by preset": "by preset"}
+        default = plain.get(key.default) or _code(" ".join(key.default.split()))
+        values = types.describe(key.name, kind)
+        rows.append(f"| `{key.name}` | {default} | {values} | {_escaped(key.comment or meanings.get(key.name, ''))} |")
+    return "\n".join(rows)
+
+
+def all_types() -> dict[str, Types]:
+    """By command."""
+    from nmt.config import schema
+
+    train = schema.TrainConfig.model_json_schema()
+    thresholds = schema.SizeThresholds.model_json_schema()
+    size = train["$defs"]["Size"]
+    size["properties"] = {**size["properties"], "thresholds": thresholds}  # of size=auto, which a run resolves first
+    return {
+        "train": Types(train),
+        "evaluate": Types(schema.EvaluateConfig.model_json_schema()),
+        "translate": Types(schema.TranslateConfig.model_json_schema()),
+        "compare": Types(schema.CompareConfig.model_json_schema()),
+    }
+
+
+def group_section(group: str, configs: Path, types: Types, meanings: dict[str, str]) -> str:
+    """Markdown: each choice of a group with its values."""
+    parts, preset_keys = [f"## `{group}=`\n"], dict[str, Key]()
+    for path in sorted((configs / group).glob("*.yaml")):
+        file = read(path, configs)
+        title = f"Common values of `{group}`" if path.stem.startswith("_") else f"`{group}={path.stem}`"
+        parts.append(f"### {title}\n" if group == "experiment" else f"### {title}\n\n{_escaped(file.comment)}\n")
+        if group == "attention":
+            parts.append(f"[The page of this preset](../attention/{path.stem}.md) shows its values.\n")
+            preset_keys |= {key.name: key for key in file.keys}
+            continue
+        bases = [
+            f"the common values of `{group}`" if each.startswith("_") else f"the values of `{each}`"
+            for each in file.base
+        ]
+        if bases:
+            parts.append(f"It has {', '.join(bases)}{', and:' if file.keys else '.'}\n")
+        if group == "experiment":
+            parts.append(f"```yaml\n{path.read_text(encoding='utf-8').strip()}\n```\n")
+        elif file.keys:
+            parts.append(table(file.keys, types, meanings, file.kind) + "\n")
+    if preset_keys:  # presets differ in the same few keys
+        keys = [key._replace(default="by preset") for key in preset_keys.values()]
+        parts.append(f"### Values that presets set\n\n{table(keys, types, meanings)}\n")
+    return "\n".join(parts)
+
+
+def choices_table(configs: Path) -> str:
+    """Markdown, a row for each group."""
+    rows = ["| Group | Choices |", "|---|---|"]
+    for page, groups in GROUPS.items():
+        for group in groups:
+            names = [path.stem for path in sorted((configs / group).glob("[!_]*.yaml")) if path.stem != "as_trained"]
+            choices = ", ".join(f"`{name}`" for name in names + (["basic"] if group.startswith("hydra/") else []))
+            rows.append(f"| [`{group}`]({page}.md) | {choices} |")
+    return "\n".join(rows)
+
+
+def pages(configs: Path) -> dict[str, str]:
+    """File name -> Markdown of the whole reference."""
+    types, meanings = all_types(), all_meanings(configs)
+    train = read(configs / "train.yaml", configs)
+    sections = dict.fromkeys(key.name.partition(".")[0] if "." in key.name else "" for key in train.keys)
+    index = [f"# Configuration\n\n{GRAMMAR}\n## Groups\n\n{choices_table(configs)}\n\n## Values of every run\n"]
+    for section in sections:
+        keys = [key for key in train.keys if (key.name.partition(".")[0] if "." in key.name else "") == section]
+        index.append((f"### `{section}`\n\n" if section else "") + table(keys, types["train"], meanings) + "\n")
+    found = {"index.md": "\n".join(index)}
+    for page, groups in GROUPS.items():
+        text = "\n".join(group_section(group, configs, types["train"], meanings) for group in groups)
+        found[f"{page}.md"] = f"# {page.capitalize() if page != 'hydra' else 'Launchers and sweepers'}\n\n{text}"
+    for command in COMMANDS:
+        file = read(configs / f"{command}.yaml", configs)
+        more = "" if command == "compare" else "\n`search=...` and its values are those of [search](search.md).\n"
+        found[f"{command}.md"] = (
+            f"# nmt-{command}\n\n{_escaped(file.comment)}\n{more}\n{table(file.keys, types[command], meanings)}\n"
+        )
+    return found
+
+
+def on_files(files: Any, config: Any) -> Any:  # noqa: ANN401
+    """Called by MkDocs once all files are known."""
+    from mkdocs.structure.files import File
+
+    configs = Path(config.config_file_path).parent / "configs"
+    for name, text in pages(configs).items():
+        files.append(File.generated(config, f"configuration/{name}", content=text))
+    return files

@@ -1,0 +1,238 @@
+"""From composed YAML values to one typed object, with errors that a user can act on."""
+
+import logging
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+import yaml
+from omegaconf import OmegaConf
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from nmt.config import schema
+from nmt.config.errors import UserError, format_value, nearest
+from nmt.config.overrides import override_values
+from nmt.files import read_bytes, write_atomically
+
+T = TypeVar("T", bound=BaseModel)
+log = logging.getLogger(__name__)
+MAX_BYTES = 1_000_000  # of a saved configuration, which has a few thousand
+MAX_DEPTH = 50  # of nested sections; a saved configuration has four
+# Keys of paths that may change when a run is resumed, because files have moved.
+PATH_KEYS = {f"data.{name}" for name in ("path", "train", "validation", "test", "extra")}
+PATH_KEYS |= {"tokenizer.source_model", "tokenizer.target_model", "objective.teachers"}
+# Hints for values that belong to another key.
+HINTS = {"search.length_penalty": "; its exponent is search.alpha"}
+# For YAML values that only make sense with an attention: ${attends:${attention.kind}}.
+OmegaConf.register_new_resolver("attends", lambda kind: kind != "none", replace=True)
+
+
+def config_dir() -> Path:
+    """The folder of the YAML files: inside the installed package, or beside it in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"
+
+
+def typed(schema: type[T], values: Mapping[str, Any], source: Path | None = None) -> T:
+    """Check plain values, perhaps from a `source` file, against the schema.
+
+    Raises UserError that names the key, the value and what is allowed.
+    """
+    try:
+        return schema.model_validate(values)
+    except ValidationError as error:
+        prefix = f"{source}: " if source else ""
+        lines = [prefix + _explain(schema, values, problem) for problem in error.errors()]
+        raise UserError("\n".join(dict.fromkeys(lines))) from None
+
+
+def drop_unused_values(schema: type[T], values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Values without those that YAML files set for a choice which the command line replaced, such as an experiment's
+    search.beam_size with search=greedy. Logs what is dropped."""
+    chosen = override_values(overrides)
+    result = dict(values)
+    for name, field in _fields(schema, values).items():
+        members, section = _members(field), values.get(name)
+        if name not in chosen or not isinstance(section, Mapping):
+            continue
+        if format_value(section.get("kind", "")) not in members:
+            continue
+        other_keys = {key for member in members.values() for key in member.model_fields} - _fields(
+            field, section
+        ).keys()
+        overridden = {key.split(".")[1] for key in chosen if key.startswith(f"{name}.")}
+        result[name] = {key: value for key, value in section.items() if key not in other_keys - overridden}
+        for key in section.keys() - result[name].keys():
+            log.info(
+                "%s.%s=%s: ignored, not a value of %s=%s", name, key, format_value(section[key]), name, chosen[name]
+            )
+    return result
+
+
+def typed_union(union: Any, values: Mapping[str, Any], section: str) -> Any:  # noqa: ANN401
+    """`typed` for one section whose type is a union on `kind`, for example (Search, {...}, "search")."""
+    try:
+        return TypeAdapter(union).validate_python(values)
+    except ValidationError as error:
+        lines = [_explain(union, values, problem, section) for problem in error.errors()]
+        raise UserError("\n".join(dict.fromkeys(lines))) from None
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without aliases, which can expand a few lines to gigabytes, and without repeated keys, of which PyYAML
+    silently drops the first."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem="aliases are not supported", problem_mark=mark)
+        if self.depth > MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem="too many nested sections")
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = set()
+        for key, _ in node.value:
+            if (key.tag, str(key.value)) in keys:
+                raise yaml.MarkedYAMLError(
+                    problem=f"{format_value(key.value)} is repeated", problem_mark=key.start_mark
+                )
+            keys.add((key.tag, str(key.value)))
+        return super().construct_mapping(node, deep)
+
+
+def load_values(path: Path) -> dict[str, Any]:
+    """Read a saved configuration without importing or calling anything that it names. Raises UserError."""
+    message = f"{path}: cannot be read as a configuration"
+    try:
+        values = yaml.load(read_bytes(path, MAX_BYTES).decode("utf-8"), _Loader)
+    except OSError as error:
+        raise UserError(f"{message} ({error.strerror})") from None
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UserError(f"{path}{line}: cannot be read as a configuration ({error.problem})") from None
+    except Exception as error:  # PyYAML raises anything, for example KeyError for !!bool x
+        raise UserError(
+            f"{message} ({format_value(str(error).partition(chr(10))[0]) or type(error).__name__})"
+        ) from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: is not a configuration (expected keys with values)")
+    return values
+
+
+def load_config(path: Path) -> schema.TrainConfig:
+    """Read and check a run's saved configuration. Raises UserError."""
+    return typed(schema.TrainConfig, load_values(path), path)
+
+
+def save_values(path: Path, values: Mapping[str, Any]) -> None:
+    """Write values as YAML, keeping their order."""
+    write_atomically(path, yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True).encode("utf-8"))
+
+
+def with_values(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Saved values with changes by keys such as "training.max_steps". Nothing is checked."""
+    changed = dict(values)
+    for key, value in changes.items():
+        name, _, rest = key.partition(".")
+        section = changed.get(name)
+        changed[name] = with_values(section if isinstance(section, Mapping) else {}, {rest: value}) if rest else value
+    return changed
+
+
+def merge_search(trained: schema.Search, changes: Mapping[str, Any]) -> schema.Search:
+    """A run's search settings with those changes that are not None. Raises UserError."""
+    changes = {key: value for key, value in changes.items() if value is not None}
+    own = trained.model_dump()
+    if changes.get("kind", trained.kind) != trained.kind:  # keep only the values that all kinds have
+        own = {key: value for key, value in own.items() if key in schema.SearchLimits.model_fields}
+    search: schema.Search = typed_union(schema.Search, {**own, **changes}, "search")
+    return search
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """{"a": {"b": 1}} -> ("a.b", 1)."""
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def _explain(schema: Any, values: Any, problem: ErrorDetails, section: str = "") -> str:  # noqa: ANN401
+    """One line for one problem: the key as the user writes it, its value, what is allowed."""
+    path: list[str] = [section] if section else []
+    value = values
+    annotation, allowed = schema, _fields(schema, values)
+    for part in problem["loc"]:
+        if isinstance(value, Mapping) and part not in value and part not in allowed:
+            continue  # pydantic names the member of a union here, which is no key
+        if isinstance(value, Mapping):
+            path.append(format_value(part))
+            field = allowed.get(str(part))
+            value = value.get(part)
+            if isinstance(value, Mapping) and field is not None:
+                annotation, allowed = field, _fields(field, value)
+        elif path:
+            path[-1] += f"[{format_value(part)}]"
+    return _message(".".join(path), value, problem, annotation, allowed)
+
+
+def _message(key: str, value: Any, problem: ErrorDetails, annotation: Any, allowed: Mapping[str, Any]) -> str:  # noqa: ANN401
+    """What is wrong with the value of a key, and what would be right."""
+    kind, context = problem["type"], problem.get("ctx", {})
+    if kind == "extra_forbidden":
+        name = key.rpartition(".")[2]
+        return f"{key}: unknown key{nearest(name, allowed)} (here: {', '.join(allowed)})"
+    if kind == "missing":
+        return f"{key}: missing; it needs a value"
+    if kind in {"union_tag_invalid", "union_tag_not_found"}:
+        tags = context.get("expected_tags", "")
+        tag = format_value(value.get("kind", "")) if isinstance(value, Mapping) else ""
+        choices = [str(choice).strip(" '") for choice in str(tags).split(",")] if tags else list(_members(annotation))
+        return f"{key}.kind={tag}: not one of {', '.join(choices)}{nearest(tag, choices)}"
+    if kind == "value_error":
+        message = problem["msg"].removeprefix("Value error, ")
+        return f"{key}: {message}" if key else message
+    message = f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
+    if kind == "literal_error":
+        expected = str(context.get("expected", ""))
+        choices = expected.replace(" or ", ", ").replace("'", "").split(", ")
+        message = f"not one of {', '.join(choices)}{nearest(format_value(value), choices) or HINTS.get(key, '')}"
+    elif kind in {"bool_parsing", "bool_type"}:
+        message = "input should be true or false"
+    elif kind in {"model_type", "model_attributes_type", "dict_type"}:
+        message = f"is a section; set its values one by one: {key}.KEY=VALUE"
+    return f"{key}={format_value(value)}: {message}"
+
+
+def _members(annotation: Any) -> dict[str, type[BaseModel]]:  # noqa: ANN401
+    """The models of a union on `kind`, by their tags."""
+    if get_origin(annotation) is Annotated:
+        return _members(get_args(annotation)[0])
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        kind = annotation.model_fields.get("kind")
+        tags = get_args(kind.annotation) if kind else ("",)
+        return {str(tag): annotation for tag in tags}
+    origin = get_origin(annotation)
+    members: dict[str, type[BaseModel]] = {}
+    for member in get_args(annotation) if origin in {Union, types.UnionType} else ():
+        members |= _members(member)
+    return members
+
+
+def _fields(annotation: Any, values: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Field name -> annotation of the member of a union that `values` chooses by their kind."""
+    members = _members(annotation)
+    kind = values.get("kind", "") if isinstance(values, Mapping) else ""
+    model = members.get(format_value(kind)) or next(iter(members.values()), None)
+    return {} if model is None else {name: field.annotation for name, field in model.model_fields.items()}

@@ -1,0 +1,181 @@
+"""The configuration of each command."""
+
+import os
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field
+from pydantic import model_validator as validator
+
+from nmt.config.overrides import user_path
+from nmt.config.schema.base import Count, CountOrZero, Name, Names, PathName, Paths, Section, Seed, Threads
+from nmt.config.schema.data import Data, TokenizerConfig
+from nmt.config.schema.model import Model, Size
+from nmt.config.schema.search import MAX_HYPOTHESES, Evaluation, Search
+from nmt.config.schema.training import Objective, Optimizer, Schedule, Training, Validation
+
+Device = Literal["auto", "cpu", "cuda", "mps"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Values = dict[str, str | int | float | bool | None]
+
+
+class Machine(Section):
+    device: Device
+    precision: Precision
+    threads: Threads | None
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(user_path(path))
+
+
+class TrainConfig(Model, Machine):
+    """nmt-train."""
+
+    run: PathName | None
+    seed: Seed
+    size: Size
+    data: Data
+    tokenizer: TokenizerConfig
+    objective: Objective
+    optimizer: Optimizer
+    schedule: Schedule
+    training: Training
+    validation: Validation
+    search: Search
+    evaluation: Evaluation
+
+    def with_absolute_paths(self) -> Self:
+        """The same with absolute paths, so that a run can be resumed from any directory."""
+        paths = {"path", "train", "validation", "test", "cache_dir", "source_model", "target_model", "start_from"}
+        lists, sections = {"extra", "teachers"}, {}
+        for name in ("data", "tokenizer", "objective", "training"):
+            section = getattr(self, name)
+            absolute: dict[str, object] = {}
+            for key, value in section:
+                if key in paths and isinstance(value, str):
+                    absolute[key] = _absolute(value)
+                elif key in lists:
+                    absolute[key] = [_absolute(path) for path in value]
+            sections[name] = section.model_copy(update=absolute)
+        return self.model_copy(update={**sections, "run": None})
+
+    @validator(mode="after")
+    def _vocabularies_fit(self) -> Self:
+        tokenizer = self.tokenizer
+        shared = tokenizer.joint if tokenizer.kind != "file" else tokenizer.target_model is None
+        if self.embedding.tie_source_target and not shared:
+            raise ValueError(
+                "embedding.tie_source_target=true needs one vocabulary for both languages; "
+                "set tokenizer.joint=true (or one tokenizer model), or embedding.tie_source_target=false"
+            )
+        return self
+
+    @validator(mode="after")
+    def _guided_attention(self) -> Self:
+        if not self.training.guided_alignment:
+            return self
+        if self.attention.kind == "none":
+            raise ValueError("training.guided_alignment guides an attention, but attention.kind=none; set it to 0")
+        if self.attention.normalizer.kind not in {"softmax", "monotonic"}:
+            raise ValueError(
+                "training.guided_alignment cannot raise weights that are exactly 0, as they may be with "
+                f"attention.normalizer.kind={self.attention.normalizer.kind}; set it to 0, or use "
+                "attention/normalizer=softmax"
+            )
+        if self.data.kind == "hub" or (self.data.kind == "files" and self.data.alignments is None):
+            raise ValueError(
+                "training.guided_alignment needs the training corpus's word alignments: data=files with data.alignments"
+            )
+        return self
+
+    @validator(mode="after")
+    def _objective_fits(self) -> Self:
+        hard = self.attention.kind == "attention" and self.attention.normalizer.kind == "hard"
+        if self.training.r_drop and hard:
+            raise ValueError(
+                f"training.r_drop={self.training.r_drop} gives no reward to the positions that "
+                "attention.normalizer.kind=hard samples; set it to 0, or use attention/normalizer=gumbel"
+            )
+        kind = self.objective.kind
+        if kind in {"minimum_risk", "distillation"} and hard:
+            raise ValueError(
+                f"objective.kind={kind} gives no reward to the positions that attention.normalizer.kind=hard samples; "
+                "use objective=likelihood, or attention/normalizer=gumbel"
+            )
+        unfit = {"minimum_risk": ("r_drop", "scheduled_sampling"), "likelihood": ()}
+        for key in unfit.get(kind, ("r_drop",)):
+            if value := getattr(self.training, key):
+                raise ValueError(
+                    f"training.{key}={value} is for objective=likelihood; with objective.kind={kind} set it to 0"
+                )
+        if kind == "minimum_risk" and self.tokenizer.sampling_by_side[1]:
+            raise ValueError(
+                f"tokenizer.sampling={self.tokenizer.sampling} samples segmentations of references, but "
+                "objective.kind=minimum_risk compares translations with a fixed one; use "
+                "tokenizer.sampling_sides=source, or set it to 0"
+            )
+        return self
+
+
+class SavedRunCommand(Section):
+    """Common values of the commands that load a run, or several as an ensemble. None: the (first) run's own value."""
+
+    run: Paths
+    checkpoint: Literal["best", "last"]
+    device: Device | None
+    precision: Precision | None
+    threads: Threads | None
+    seed: Seed | None
+    search: Values
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """The arguments of Translator.load besides the run."""
+        return {name: getattr(self, name) for name in SavedRunCommand.model_fields if name != "run"}
+
+
+class EvaluateConfig(SavedRunCommand):
+    """nmt-evaluate."""
+
+    split: Literal["validation", "test"]
+    tokenize: Name | None
+    lowercase: bool | None
+    output: PathName | None
+
+    @validator(mode="after")
+    def _an_ensemble_has_no_run(self) -> Self:
+        if self.output is None and len(self.run) > 1:
+            raise ValueError("an ensemble's results belong to none of its runs: give output=FOLDER")
+        return self
+
+
+class TranslateConfig(SavedRunCommand):
+    """nmt-translate."""
+
+    alignments: PathName | None
+    references: PathName | None
+    nbest: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
+    interactive: bool
+    buffer_lines: Count
+
+    @validator(mode="after")
+    def _references_are_given(self) -> Self:
+        if self.references is not None and self.nbest > 1:
+            raise ValueError(f"references={self.references} are scored without search; leave out nbest={self.nbest}")
+        return self
+
+
+class CompareConfig(Section):
+    """nmt-compare."""
+
+    runs: Paths
+    systems: Names
+    split: Literal["validation", "test"]
+    baseline: PathName | None
+    separate_incomparable: bool
+    examples: CountOrZero
+    sentences: Annotated[list[Count], BeforeValidator(lambda value: [value] if isinstance(value, int) else value)]
+    bootstrap_samples: Annotated[int, Field(ge=100, le=1_000_000)]
+    randomisation_trials: Annotated[int, Field(ge=100, le=1_000_000)]
+    output: PathName
+    markdown: bool

@@ -1,0 +1,119 @@
+"""README and docs/: links, keys and presets that they name exist, and every preset has its page."""
+
+import re
+import shlex
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from documents import GENERATED, PRESETS, README, ROOT, blocks, links, name_of, pages, slugs
+from test_floors import FLOORS
+
+sys.path.append(str(ROOT / "docs" / "hooks"))
+import configuration
+import presets
+
+KEY = re.compile(r"^([a-z_]+(?:[./][a-z_0-9]+)*)(@[a-z_.]+)?=")
+GROUPS = {group for groups in configuration.GROUPS.values() for group in groups}
+OF_HYDRA = {"hydra.run.dir", "hydra.sweep.dir", "hydra.searchpath", "hydra.launcher.n_jobs", "hydra.sweeper.n_trials"}
+SECTIONS = ("attention", "data", "decoder", "embedding", "encoder", "evaluation", "objective", "optimizer", "schedule")
+SECTIONS += ("search", "tokenizer", "training", "validation")
+
+
+@cache
+def known_keys() -> set[str]:
+    configs = ROOT / "configs"
+    paths = [path for path in configs.rglob("*.yaml") if "hydra" not in path.parts]
+    keys = {key.name for path in paths for key in configuration.read(path, configs).keys}
+    sections = {".".join(key.split(".")[:depth]) for key in keys for depth in range(1, key.count(".") + 1)}
+    return keys | sections | GROUPS | OF_HYDRA
+
+
+def words(code: str) -> list[str]:
+    """As a shell splits them."""
+    try:
+        return shlex.split(code)
+    except ValueError:  # an apostrophe
+        return code.split()
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in links(page):
+        path, _, heading = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        name = target.relative_to(ROOT).as_posix()
+        assert target.exists() or GENERATED.match(name), link
+        if heading and target.suffix == ".md" and target.exists():
+            assert heading in slugs(target), link
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_every_key_exists(page: Path) -> None:
+    prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+    named = [word for code in re.findall(r"`([^`\n]+)`", prose) for word in words(code)]
+    keys = known_keys()
+    for word in named:
+        if match := KEY.match(word):
+            assert match[1] in keys, word
+        elif re.fullmatch(rf"({'|'.join(SECTIONS)})(\.\w+)+", word):
+            assert word in keys | {"tokenizer.model"}, word  # a file
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_every_file_of_the_project_exists(page: Path) -> None:
+    named = re.findall(r"`((?:nmt|configs|scripts|tests|docs)/[\w./-]*)`", page.read_text(encoding="utf-8"))
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_floors_are_those_of_the_code() -> None:
+    section = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("## Floors")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `nmt/(\w+)(?:/|\.py)` \|", section, re.M) == FLOORS
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_has_a_page(name: str) -> None:
+    page = ROOT / "docs" / "attention" / f"{name}.md"
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith(f"# {name}: ")
+    assert re.search(r"^\$\$\n.+\n\$\$$", text, re.M | re.S), "no equation"
+    assert f"](images/{name}.png)" in text
+    assert "arxiv.org/abs/" in text
+    assert any(f"attention={name}" in line.split() for block in blocks(page) for line in block.lines)
+    assert f"`{name}`" in presets.figures(ROOT, name)
+    assert "decoder.attend=" in presets.parts(ROOT, name)
+    assert f"attention/{name}.md" in (ROOT / "mkdocs.yml").read_text()
+
+
+@pytest.mark.parametrize("page", [README, ROOT / "docs" / "attention" / "index.md"], ids=name_of)
+def test_the_tables_of_presets_are_complete(page: Path) -> None:
+    rows = re.findall(r"^\| \[`(\w+)`\]\((?:docs/attention/)?(\w+)\.md\) \|", page.read_text(encoding="utf-8"), re.M)
+    assert all(name == file for name, file in rows)
+    assert sorted(name for name, _ in rows) == PRESETS
+
+
+def test_the_reference_has_every_value_with_its_type() -> None:
+    reference = configuration.pages(ROOT / "configs")
+    text = "\n".join(page for name, page in reference.items() if name != "hydra.md")
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*?) \| (.*?) \| (.*) \|$", text, re.M)
+    named = {name for name, *_ in rows}
+    sections = {name for name in known_keys() if name + "." in " ".join(known_keys())}
+    presets_only = {"attention.kind", "attention.context"}
+    assert known_keys() - sections - GROUPS - OF_HYDRA - named <= presets_only | {
+        key for key in known_keys() if key.startswith(("size.", "hydra"))
+    }
+    assert [name for name, _, values, _ in rows if not values] == []
+    assert "| `encoder.layers` | `1` | integer, above 0, at most 100 |" in reference["encoder.md"]
+    assert "| `attention.score.layers` | `1` |" in reference["attention.md"]
+
+
+def test_every_make_target_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for page in pages():
+        for target in re.findall(r"`make ([a-z-]+)`?", page.read_text(encoding="utf-8")):
+            assert re.search(rf"^{target}:", makefile, re.M), f"{page}: make {target}"
+
+
+def test_the_readme_stays_short() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 180
