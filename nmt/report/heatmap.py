@@ -21,8 +21,8 @@ from nmt.metrics.alignment import WORD_START, words_of_pieces
 from nmt.report import fonts
 
 DPI = 100
-# All sizes in inches. A cell has the first size as long as the longer side of the matrix stays within the limit, then
-# shrinks to the second size, which it keeps up to the second limit.
+# Inches. Cells have CELL_SIZE in a matrix of up to MAX_SIDE, then shrink to SMALL_CELL_SIZE, which they keep up to
+# MAX_LARGE_SIDE.
 CELL_SIZE, MAX_SIDE = 0.32, 19.2
 SMALL_CELL_SIZE, MAX_LARGE_SIDE = 0.2, 35.0
 MARGIN = 0.15
