@@ -60,11 +60,10 @@ def drop_unused_values(schema: type[T], values: Mapping[str, Any], overrides: Se
             continue
         if format_value(section.get("kind", "")) not in members:
             continue
-        other_keys = {key for member in members.values() for key in member.model_fields} - _fields(
-            field, section
-        ).keys()
+        known = {key for member in members.values() for key in member.model_fields}
         overridden = {key.split(".")[1] for key in chosen if key.startswith(f"{name}.")}
-        result[name] = {key: value for key, value in section.items() if key not in other_keys - overridden}
+        unused = known - _fields(field, section).keys() - overridden
+        result[name] = {key: value for key, value in section.items() if key not in unused}
         for key in section.keys() - result[name].keys():
             log.info(
                 "%s.%s=%s: ignored, not a value of %s=%s", name, key, format_value(section[key]), name, chosen[name]
@@ -111,18 +110,18 @@ class _Loader(yaml.SafeLoader):
 
 def load_values(path: Path) -> dict[str, Any]:
     """Read a saved configuration without importing or calling anything that it names. Raises UserError."""
-    message = f"{path}: cannot be read as a configuration"
+    line = ""
     try:
         values = yaml.load(read_bytes(path, MAX_BYTES).decode("utf-8"), _Loader)
-    except OSError as error:
-        raise UserError(f"{message} ({error.strerror})") from None
-    except yaml.MarkedYAMLError as error:
-        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise UserError(f"{path}{line}: cannot be read as a configuration ({error.problem})") from None
     except Exception as error:  # PyYAML raises anything, for example KeyError for !!bool x
-        raise UserError(
-            f"{message} ({format_value(str(error).partition(chr(10))[0]) or type(error).__name__})"
-        ) from None
+        if isinstance(error, OSError):
+            reason = error.strerror
+        elif isinstance(error, yaml.MarkedYAMLError):
+            reason = error.problem
+            line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        else:
+            reason = format_value(str(error).partition("\n")[0]) or type(error).__name__
+        raise UserError(f"{path}{line}: cannot be read as a configuration ({reason})") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: is not a configuration (expected keys with values)")
     return values
@@ -190,28 +189,29 @@ def _explain(schema: Any, values: Any, problem: ErrorDetails, section: str = "")
 def _message(key: str, value: Any, problem: ErrorDetails, annotation: Any, allowed: Mapping[str, Any]) -> str:  # noqa: ANN401
     """What is wrong with the value of a key, and what would be right."""
     kind, context = problem["type"], problem.get("ctx", {})
-    if kind == "extra_forbidden":
-        name = key.rpartition(".")[2]
-        return f"{key}: unknown key{nearest(name, allowed)} (here: {', '.join(allowed)})"
-    if kind == "missing":
-        return f"{key}: missing; it needs a value"
-    if kind in {"union_tag_invalid", "union_tag_not_found"}:
-        tags = context.get("expected_tags", "")
-        tag = format_value(value.get("kind", "")) if isinstance(value, Mapping) else ""
-        choices = [str(choice).strip(" '") for choice in str(tags).split(",")] if tags else list(_members(annotation))
-        return f"{key}.kind={tag}: not one of {', '.join(choices)}{nearest(tag, choices)}"
-    if kind == "value_error":
-        message = problem["msg"].removeprefix("Value error, ")
-        return f"{key}: {message}" if key else message
     message = f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
-    if kind == "literal_error":
-        expected = str(context.get("expected", ""))
-        choices = expected.replace(" or ", ", ").replace("'", "").split(", ")
-        message = f"not one of {', '.join(choices)}{nearest(format_value(value), choices) or HINTS.get(key, '')}"
-    elif kind in {"bool_parsing", "bool_type"}:
-        message = "input should be true or false"
-    elif kind in {"model_type", "model_attributes_type", "dict_type"}:
-        message = f"is a section; set its values one by one: {key}.KEY=VALUE"
+    match kind:
+        case "extra_forbidden":
+            name = key.rpartition(".")[2]
+            return f"{key}: unknown key{nearest(name, allowed)} (here: {', '.join(allowed)})"
+        case "missing":
+            return f"{key}: missing; it needs a value"
+        case "union_tag_invalid" | "union_tag_not_found":
+            tags = str(context.get("expected_tags", ""))
+            tag = format_value(value.get("kind", "")) if isinstance(value, Mapping) else ""
+            choices = [choice.strip(" '") for choice in tags.split(",")] if tags else list(_members(annotation))
+            return f"{key}.kind={tag}: not one of {', '.join(choices)}{nearest(tag, choices)}"
+        case "value_error":
+            message = problem["msg"].removeprefix("Value error, ")
+            return f"{key}: {message}" if key else message
+        case "literal_error":
+            choices = str(context.get("expected", "")).replace(" or ", ", ").replace("'", "").split(", ")
+            hint = nearest(format_value(value), choices) or HINTS.get(key, "")
+            message = f"not one of {', '.join(choices)}{hint}"
+        case "bool_parsing" | "bool_type":
+            message = "input should be true or false"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            message = f"is a section; set its values one by one: {key}.KEY=VALUE"
     return f"{key}={format_value(value)}: {message}"
 
 

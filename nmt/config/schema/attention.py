@@ -1,9 +1,9 @@
 """Attention: its parts, and the combinations that make sense."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
 from pydantic import Field
-from pydantic import model_validator as validator
 
 from nmt.config.schema.base import (
     CountOrZero,
@@ -63,13 +63,9 @@ class LocationAwareScore(Section):
     filters: Units
     width: Units
 
-    @validator(mode="after")
-    def _centred(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.width % 2 == 0:
-            raise ValueError(
-                f"width={self.width}: must be odd, with as many positions before as after; {self.width + 1}?"
-            )
-        return self
+            yield f"width={self.width}: must be odd, with as many positions before as after; {self.width + 1}?"
 
 
 StatelessScore = (
@@ -162,20 +158,19 @@ class Heads(Section):
     heads: Units
     dim: Units
 
-    @validator(mode="after")
-    def _divisible(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.dim % self.heads:
-            raise ValueError(
+            yield (
                 f"dim={self.dim} is not divisible by heads={self.heads}; dim={self.heads * -(-self.dim // self.heads)}?"
             )
-        return self
 
 
 Projection = Annotated[NoHeads | Heads, Field(discriminator="kind")]
 
-NO_KEYS_TO_ADJUST = {
-    "cosine": "compares directions and has no linear term for it",
-    "location": "reads no keys",
+# Scores without a linear term in the keys, to which coverage is added.
+SCORES_WITHOUT_COVERAGE = {
+    "cosine": "compares only the directions of the keys",
+    "location": "does not read the keys",
 }
 
 
@@ -188,36 +183,34 @@ class ScoredAttention(Section):
     projection: Projection
     dropout: Probability
 
-    @validator(mode="after")
-    def _parts_fit(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         score, window, normalizer = self.score.kind, self.window.kind, self.normalizer.kind
         if window != "global" and normalizer == "monotonic":
-            raise ValueError(
+            yield (
                 f"normalizer.kind=monotonic starts from its last position, which may be outside window.kind={window}; "
                 "use attention/window=global, or attention/normalizer=softmax"
             )
         if window == "local_p" and normalizer in {"hard", "gumbel"}:
-            raise ValueError(
-                f"window.kind=local_p scales the weights, but those of normalizer.kind={normalizer} are 0 or 1; use "
+            yield (
+                f"window.kind=local_p scales the weights, but normalizer.kind={normalizer} gives 0 or 1 only; use "
                 "attention/window=local_m, or attention/normalizer=softmax"
             )
         if self.dropout and normalizer in {"hard", "gumbel"}:
-            raise ValueError(
+            yield (
                 f"dropout={self.dropout} would drop the only position that normalizer.kind={normalizer} selects; set "
                 "attention.dropout=0, or use attention/normalizer=softmax"
             )
-        _refuse_unused_projection(score, self.projection)
-        if self.coverage.kind != "none" and score in NO_KEYS_TO_ADJUST:
-            raise ValueError(
+        yield from _unused_projection(score, self.projection)
+        if self.coverage.kind != "none" and score in SCORES_WITHOUT_COVERAGE:
+            yield (
                 f"coverage.kind={self.coverage.kind} adjusts the keys, but score.kind={score} "
-                f"{NO_KEYS_TO_ADJUST[score]}; use attention/score=additive, or attention/coverage=none"
+                f"{SCORES_WITHOUT_COVERAGE[score]}; use attention/score=additive, or attention/coverage=none"
             )
         if isinstance(self.coverage, LinearCoverage) and self.coverage.loss_weight and normalizer == "hard":
-            raise ValueError(
+            yield (
                 "coverage.loss_weight needs a gradient through the weights, which normalizer.kind=hard does not have; "
                 "set attention.coverage.loss_weight=0, or attention/normalizer=gumbel"
             )
-        return self
 
 
 class NoAttention(Section):
@@ -241,10 +234,8 @@ class EncoderSelfAttention(Section):
     projection: Projection
     dropout: Probability
 
-    @validator(mode="after")
-    def _parts_fit(self) -> Self:
-        _refuse_unused_projection(self.score.kind, self.projection)
-        return self
+    def conflicts(self) -> Iterator[str]:
+        yield from _unused_projection(self.score.kind, self.projection)
 
 
 SelfAttention = Annotated[NoSelfAttention | EncoderSelfAttention, Field(discriminator="kind")]
@@ -255,9 +246,9 @@ def unequal_sizes(score: str, projection: Projection, query: int, memory: int) -
     return score in {"dot", "scaled_dot"} and projection.kind == "none" and query != memory
 
 
-def _refuse_unused_projection(score: str, projection: Projection) -> None:
+def _unused_projection(score: str, projection: Projection) -> Iterator[str]:
     if projection.kind != "none" and score == "location":
-        raise ValueError(
-            "projection.kind=heads projects keys, but score.kind=location reads none; use projection=none, or "
-            "another score such as scaled_dot"
+        yield (
+            "projection.kind=heads projects the keys, but score.kind=location does not read them; use projection=none, "
+            "or another score such as scaled_dot"
         )

@@ -4,9 +4,10 @@ Numbers have an upper limit far beyond any published system, so that a slip of t
 a machine that runs out of memory or by an overflow in float32.
 """
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from nmt.config.errors import CONTROL, format_value
 
@@ -28,14 +29,14 @@ Threads = Annotated[int, Field(gt=0, le=1024)]  # torch crashes with a hundred t
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
-def _readable(text: str) -> str:
+def _refuse_control_characters(text: str) -> str:
     """Refuse control characters and bytes that are not UTF-8."""
     if CONTROL.search(text):
         raise ValueError(f"{format_value(text)} holds control characters or bytes that are not UTF-8")
     return text
 
 
-Name = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_readable)]  # the longest path
+Name = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_refuse_control_characters)]
 Names = Annotated[list[Name], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 # A folder may be named 0, which Hydra reads as a number. Paths: one, or a list.
 PathName = Annotated[Name, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
@@ -47,3 +48,13 @@ class Section(BaseModel):
     """A group of values: immutable, without unknown keys or silent conversion between types."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    def conflicts(self) -> Iterator[str]:
+        """Yield a message for each invalid combination of values; the first one is reported."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _refuse_conflicts(self) -> Self:
+        for message in self.conflicts():
+            raise ValueError(message)
+        return self

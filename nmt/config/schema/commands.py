@@ -1,16 +1,15 @@
 """The configuration of each command."""
 
 import os
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field
-from pydantic import model_validator as validator
 
 from nmt.config.overrides import user_path
-from nmt.config.schema.base import Count, CountOrZero, Name, Names, PathName, Paths, Section, Seed, Threads
+from nmt.config.schema.base import Count, CountOrZero, Name, Names, PathName, Paths, Positive, Section, Seed, Threads
 from nmt.config.schema.data import Data, TokenizerConfig
 from nmt.config.schema.model import Model, Size
-from nmt.config.schema.search import MAX_HYPOTHESES, Evaluation, Search
 from nmt.config.schema.training import Objective, Optimizer, Schedule, Training, Validation
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
@@ -26,6 +25,47 @@ class Machine(Section):
 
 def _absolute(path: str) -> str:
     return os.path.abspath(user_path(path))
+
+
+MAX_HYPOTHESES = 10_000  # of a sentence at once; each has its own decoder state
+
+
+class SearchLimits(Section):
+    """Common values of all searches. Lengths are in tokens, including `</s>`."""
+
+    min_length: CountOrZero
+    max_length: Count
+    max_ratio: Positive
+    max_source_length: Count
+    batch_tokens: Count
+    replace_unknown: bool
+
+
+class Greedy(SearchLimits):
+    kind: Literal["greedy"]
+
+
+class Beam(SearchLimits):
+    kind: Literal["beam"]
+    beam_size: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
+    length_penalty: Literal["none", "average", "gnmt"]
+    alpha: Annotated[float, Field(ge=0.0, le=100.0)]
+    stop: Literal["beam", "exact"]
+
+
+class Sampling(SearchLimits):
+    kind: Literal["sampling"]
+    temperature: Positive
+    top_k: CountOrZero
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+Search = Annotated[Greedy | Beam | Sampling, Field(discriminator="kind")]
+
+
+class Evaluation(Section):
+    tokenize: Name
+    lowercase: bool
 
 
 class TrainConfig(Model, Machine):
@@ -59,62 +99,56 @@ class TrainConfig(Model, Machine):
             sections[name] = section.model_copy(update=absolute)
         return self.model_copy(update={**sections, "run": None})
 
-    @validator(mode="after")
-    def _vocabularies_fit(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
+        yield from super().conflicts()
         tokenizer = self.tokenizer
         shared = tokenizer.joint if tokenizer.kind != "file" else tokenizer.target_model is None
         if self.embedding.tie_source_target and not shared:
-            raise ValueError(
+            yield (
                 "embedding.tie_source_target=true needs one vocabulary for both languages; "
                 "set tokenizer.joint=true (or one tokenizer model), or embedding.tie_source_target=false"
             )
-        return self
+        if self.training.guided_alignment:
+            yield from self._conflicts_of_guided_alignment()
+        yield from self._conflicts_of_objective()
 
-    @validator(mode="after")
-    def _guided_attention(self) -> Self:
-        if not self.training.guided_alignment:
-            return self
+    def _conflicts_of_guided_alignment(self) -> Iterator[str]:
         if self.attention.kind == "none":
-            raise ValueError("training.guided_alignment guides an attention, but attention.kind=none; set it to 0")
-        if self.attention.normalizer.kind not in {"softmax", "monotonic"}:
-            raise ValueError(
-                "training.guided_alignment cannot raise weights that are exactly 0, as they may be with "
+            yield "training.guided_alignment guides an attention, but attention.kind=none; set it to 0"
+        elif self.attention.normalizer.kind not in {"softmax", "monotonic"}:
+            yield (
+                "training.guided_alignment has no gradient through the exact zeros of "
                 f"attention.normalizer.kind={self.attention.normalizer.kind}; set it to 0, or use "
                 "attention/normalizer=softmax"
             )
         if self.data.kind == "hub" or (self.data.kind == "files" and self.data.alignments is None):
-            raise ValueError(
+            yield (
                 "training.guided_alignment needs the training corpus's word alignments: data=files with data.alignments"
             )
-        return self
 
-    @validator(mode="after")
-    def _objective_fits(self) -> Self:
+    def _conflicts_of_objective(self) -> Iterator[str]:
         hard = self.attention.kind == "attention" and self.attention.normalizer.kind == "hard"
         if self.training.r_drop and hard:
-            raise ValueError(
+            yield (
                 f"training.r_drop={self.training.r_drop} gives no reward to the positions that "
                 "attention.normalizer.kind=hard samples; set it to 0, or use attention/normalizer=gumbel"
             )
         kind = self.objective.kind
         if kind in {"minimum_risk", "distillation"} and hard:
-            raise ValueError(
+            yield (
                 f"objective.kind={kind} gives no reward to the positions that attention.normalizer.kind=hard samples; "
                 "use objective=likelihood, or attention/normalizer=gumbel"
             )
         unfit = {"minimum_risk": ("r_drop", "scheduled_sampling"), "likelihood": ()}
         for key in unfit.get(kind, ("r_drop",)):
             if value := getattr(self.training, key):
-                raise ValueError(
-                    f"training.{key}={value} is for objective=likelihood; with objective.kind={kind} set it to 0"
-                )
+                yield f"training.{key}={value} is for objective=likelihood; with objective.kind={kind} set it to 0"
         if kind == "minimum_risk" and self.tokenizer.sampling_by_side[1]:
-            raise ValueError(
+            yield (
                 f"tokenizer.sampling={self.tokenizer.sampling} samples segmentations of references, but "
                 "objective.kind=minimum_risk compares translations with a fixed one; use "
                 "tokenizer.sampling_sides=source, or set it to 0"
             )
-        return self
 
 
 class SavedRunCommand(Section):
@@ -142,11 +176,9 @@ class EvaluateConfig(SavedRunCommand):
     lowercase: bool | None
     output: PathName | None
 
-    @validator(mode="after")
-    def _an_ensemble_has_no_run(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.output is None and len(self.run) > 1:
-            raise ValueError("an ensemble's results belong to none of its runs: give output=FOLDER")
-        return self
+            yield "an ensemble's results belong to none of its runs: give output=FOLDER"
 
 
 class TranslateConfig(SavedRunCommand):
@@ -158,11 +190,9 @@ class TranslateConfig(SavedRunCommand):
     interactive: bool
     buffer_lines: Count
 
-    @validator(mode="after")
-    def _references_are_given(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.references is not None and self.nbest > 1:
-            raise ValueError(f"references={self.references} are scored without search; leave out nbest={self.nbest}")
-        return self
+            yield f"references={self.references} are scored without search; leave out nbest={self.nbest}"
 
 
 class CompareConfig(Section):

@@ -1,9 +1,9 @@
 """Corpus and tokenizer."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
 from pydantic import Field
-from pydantic import model_validator as validator
 
 from nmt.config.schema.base import Count, Factor, Fraction, Name, Names, Section, Seed
 
@@ -42,11 +42,9 @@ class FilesData(Corpus):
     target_column: Name | None
     alignments: Name | None
 
-    @validator(mode="after")
-    def _two_sides(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.source_lang == self.target_lang and self.source_column == self.target_column:
-            raise ValueError(f"source_lang and target_lang are both '{self.source_lang}': the same text on both sides")
-        return self
+            yield f"source_lang and target_lang are both '{self.source_lang}': the same text on both sides"
 
 
 class Splits(Section):
@@ -70,39 +68,35 @@ class HubData(Corpus):
 Data = Annotated[DemoData | FilesData | HubData, Field(discriminator="kind")]
 
 
-class Sampler(Section):
-    """Sampling of segmentations in training."""
+class SegmentationSampling(Section):
+    """Random segmentation of the training data (BPE-dropout, subword regularisation)."""
 
     sampling: Fraction
     sampling_sides: Literal["both", "source", "target"]
 
     @property
     def sampling_by_side(self) -> tuple[float, float]:
-        """The sampling strength of source and target."""
-        source, target = (
-            self.sampling if self.sampling_sides in {"both", side} else 0.0 for side in ("source", "target")
-        )
-        return source, target
+        """The sampling of source and target; 0 is none."""
+        sides = self.sampling_sides
+        return self.sampling if sides != "target" else 0.0, self.sampling if sides != "source" else 0.0
 
 
-class TrainedTokenizer(Sampler):
+class TrainedTokenizer(SegmentationSampling):
     kind: Literal["bpe", "unigram", "char", "word"]
     vocab_size: VocabularySize
     joint: bool
     byte_fallback: bool
     normalization: Literal["nfc", "nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"]
-    character_coverage: Annotated[float, Field(ge=0.98, le=1.0)]  # SentencePiece's limits
+    character_coverage: Annotated[float, Field(ge=0.98, le=1.0)]  # limits of SentencePiece
     split_punctuation: bool
     lowercase: bool
 
-    @validator(mode="after")
-    def _sampling_needs_subwords(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.sampling and self.kind in {"char", "word"}:
-            raise ValueError(f"sampling={self.sampling} needs kind=bpe or unigram, not {self.kind}")
-        return self
+            yield f"sampling={self.sampling} needs kind=bpe or unigram, not {self.kind}"
 
 
-class FileTokenizer(Sampler):
+class FileTokenizer(SegmentationSampling):
     kind: Literal["file"]
     source_model: Name
     target_model: Name | None

@@ -1,8 +1,7 @@
 """Embeddings, encoder, decoder, and their fit to the attention."""
 
-from typing import Literal, Self
-
-from pydantic import model_validator as validator
+from collections.abc import Iterator
+from typing import Literal
 
 from nmt.config.schema.attention import Attention, SelfAttention, unequal_sizes
 from nmt.config.schema.base import CountOrZero, Layers, LayersOrZero, Positive, Probability, Section, Units
@@ -48,14 +47,12 @@ class Network(Section):
     residual: bool
     transition_depth: LayersOrZero
 
-    @validator(mode="after")
-    def _residual_has_layers(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.residual and self.layers == 1:
-            raise ValueError(
+            yield (
                 "residual=true adds a layer's output to its input from the second layer on, but layers=1; set layers=2 "
                 "or more, or residual=false"
             )
-        return self
 
 
 class Encoder(Network):
@@ -87,40 +84,32 @@ class Model(Section):
     decoder: Decoder
     attention: Attention
 
-    @validator(mode="after")
-    def _sizes_fit(self) -> Self:
-        memory, query = self.encoder.output_dim, self.decoder.hidden
-        attention = self.attention
-        if attention.kind == "none" and self.decoder.attend != "after":
-            raise ValueError(
-                f"decoder.attend={self.decoder.attend} is for an attention, but attention.kind=none; set it to after"
-            )
-        if attention.kind == "none" and self.encoder.self_attention.kind != "none" and self.decoder.bridge == "final":
-            raise ValueError(
+    def conflicts(self) -> Iterator[str]:
+        attention, decoder = self.attention, self.decoder
+        memory, query = self.encoder.output_dim, decoder.hidden
+        if attention.kind == "none" and decoder.attend != "after":
+            yield f"decoder.attend={decoder.attend} needs an attention, but attention.kind=none; set it to after"
+        if attention.kind == "none" and self.encoder.self_attention.kind != "none" and decoder.bridge == "final":
+            yield (
                 "encoder.self_attention changes the encoder's states, but with attention.kind=none and "
                 "decoder.bridge=final nothing reads them; set decoder.bridge=mean"
             )
         if attention.kind == "attention" and unequal_sizes(attention.score.kind, attention.projection, query, memory):
             directions = 2 if self.encoder.bidirectional else 1
-            raise ValueError(
+            yield (
                 f"attention.score.kind={attention.score.kind} compares vectors of equal size, but "
                 f"decoder.hidden={query} and encoder.hidden={self.encoder.hidden} x {directions} directions "
                 f"= {memory}; set decoder.hidden={memory}, or use attention/score=general or attention/projection=heads"
             )
-        if self.embedding.tie_output and self.decoder.readout_dim != self.embedding.dim:
-            raise ValueError(
-                f"embedding.tie_output=true needs decoder.readout_dim={self.decoder.readout_dim} to equal "
+        if self.embedding.tie_output and decoder.readout_dim != self.embedding.dim:
+            yield (
+                f"embedding.tie_output=true needs decoder.readout_dim={decoder.readout_dim} to equal "
                 f"embedding.dim={self.embedding.dim}; set them equal, or embedding.tie_output=false"
             )
-        return self
-
-    @validator(mode="after")
-    def _lexical_model_has_words(self) -> Self:
-        if self.decoder.lexical and self.attention.kind == "none":
-            raise ValueError("decoder.lexical=true reads the attended words, but attention.kind=none; set it to false")
-        if self.decoder.lexical and self.decoder.readout_dim != self.embedding.dim:
-            raise ValueError(
-                f"decoder.lexical=true adds to a readout of decoder.readout_dim={self.decoder.readout_dim} a vector of "
-                f"embedding.dim={self.embedding.dim}; set them equal, or decoder.lexical=false"
+        if decoder.lexical and self.attention.kind == "none":
+            yield "decoder.lexical=true needs an attention, but attention.kind=none; set it to false"
+        if decoder.lexical and decoder.readout_dim != self.embedding.dim:
+            yield (
+                f"decoder.lexical=true adds a vector of embedding.dim={self.embedding.dim} to a readout of "
+                f"decoder.readout_dim={decoder.readout_dim}; set them equal, or decoder.lexical=false"
             )
-        return self

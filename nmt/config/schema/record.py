@@ -30,7 +30,7 @@ class Manifest(Record):
     training: dict[str, Any] = {}
 
 
-Pair = Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]  # of source and target
+Pair = Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]  # source, target
 
 
 class SplitReport(Record):

@@ -1,9 +1,9 @@
 """Objective, optimizer, schedule, training, validation."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
 from pydantic import Field
-from pydantic import model_validator as validator
 
 from nmt.config.schema.base import (
     Count,
@@ -26,19 +26,15 @@ class Likelihood(Section):
 
 class MinimumRisk(Section):
     kind: Literal["minimum_risk"]
-    samples: Annotated[int, Field(gt=0, le=10_000)]  # each is a batch of its own
+    samples: Annotated[int, Field(gt=0, le=10_000)]  # each is as large as a batch
     reference: bool
     sharpness: Positive
     likelihood_weight: NonNegative
     max_ratio: Factor
 
-    @validator(mode="after")
-    def _something_to_choose_from(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.samples == 1 and not self.reference:
-            raise ValueError(
-                "samples=1 leaves one candidate, with nothing to be better than; set samples=2, or reference=true"
-            )
-        return self
+            yield "samples=1 leaves one candidate, with nothing to be better than; set samples=2, or reference=true"
 
 
 class Distillation(Section):
@@ -130,7 +126,7 @@ class Training(Section):
     guided_alignment: NonNegative
     max_grad_norm: Positive | None
     max_bad_steps: Count
-    log_every: Annotated[int, Field(gt=0, le=10_000)]  # checkpoints hold the sums since the last line
+    log_every: Annotated[int, Field(gt=0, le=10_000)]  # checkpoints store the sums since the last log line
     checkpoint_every: Count | None
     ema_decay: Probability
     average_best: Count
