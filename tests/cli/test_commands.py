@@ -368,7 +368,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-train", "attention=hard", "attention/window=local_p"], "attention: window.kind=local_p scales the weights"),
     (
         ["nmt-train", "attention=ntm_cosine", "attention/coverage=linear"],
-        "but score.kind=cosine compares only the directions",
+        "kind=cosine compares only the directions",
     ),
     (["nmt-train", "attention=hard", "attention/coverage=linear"], "set attention.coverage.loss_weight=0"),
     (["nmt-train", "attention=multihead", "attention.projection.heads=3"], "is not divisible by heads=3"),
