@@ -16,7 +16,7 @@ from pathlib import Path
 from runs import command, printed, split, train
 from tqdm import tqdm
 
-from nmt.cli.preview import preview
+from nmt.cli.compose import preview
 from nmt.config.errors import UserError
 from nmt.config.overrides import quoted
 from nmt.config.schema import TrainConfig

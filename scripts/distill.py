@@ -20,7 +20,7 @@ from typing import Any
 from runs import call, command, finish, several, split, told
 from tqdm import tqdm
 
-from nmt.cli.preview import preview
+from nmt.cli.compose import preview
 from nmt.config.errors import UserError
 from nmt.config.overrides import quoted
 from nmt.config.schema import TrainConfig

@@ -21,8 +21,7 @@ from typing import Any
 from runs import call, command, finish, several, split, told
 from tqdm import tqdm
 
-from nmt.cli.preview import preview
-from nmt.cli.size import without
+from nmt.cli.compose import preview, without_size
 from nmt.config import schema
 from nmt.config.compose import merge_search
 from nmt.config.errors import UserError
@@ -83,7 +82,7 @@ def diversify(options: argparse.Namespace) -> int:
             bar.update()
         known, last = set(pairs), None
         size = RunDirectory(folder / "forward" / "1").first_start()["choices"]["size"]
-        given = [f"size={size}", *without(options.overrides)]
+        given = [f"size={size}", *without_size(options.overrides)]
         for number, (own, more) in enumerate(zip(students, extras, strict=True), 1):
             made += onward(last) if last else []
             new = [pair for pair in dict.fromkeys(made) if all(pair) and pair not in known]

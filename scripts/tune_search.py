@@ -15,7 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from nmt.cli.output import output_folder
+from nmt.cli.app import output_folder
 from nmt.config import schema
 from nmt.config.compose import load_config, merge_search
 from nmt.config.errors import UserError

@@ -272,7 +272,7 @@ def test_what_has_one_direction_is_refused(word: str, told: str) -> None:
         (["out", *FILES, "--search", "'"], 'error: --search "\'": no closing quotation'),
         (["out", *FILES, "--search", "search.beamsize=5"], "search.beamsize: unknown key; did you mean"),
         (["out", *FILES, "--search", "search.beam_size=0"], "search.beam_size=0: input should be"),
-        (["out", *FILES, "seed=1,2"], "seed=1,2: several values are for a sweep"),
+        (["out", *FILES, "seed=1,2"], "seed=1,2: several values need a sweep"),
         (["out", "seed=1", "--models", "0"], "--models and --jobs must be at least 1"),
     ],
 )
