@@ -1,9 +1,9 @@
-"""Write constraints.txt: the versions of this environment, with the SHA-256 of each of their files in the index.
+"""Write constraints.txt: the versions in this environment, with the SHA-256 of each of their files in the index.
 
 python scripts/pin.py [--index https://pypi.org/simple]
 
-torch goes without hashes: the wheel that fits depends on the machine and comes from PyTorch's own index as well. Files
-for Pythons older than this package's are left out.
+torch gets no hashes: its wheel depends on the machine and may come from PyTorch's own index. Files for Pythons that this
+package does not support are left out.
 """
 
 import argparse
@@ -19,14 +19,16 @@ WITHOUT_HASHES = {"torch"}
 OURS = {"nmt", "pip"}
 HEAD = """\
 # The exact versions this package is developed and tested with, and their files' hashes (scripts/pin.py).
-# pyproject.toml has the ranges. The Makefile installs no other files, torch and what it alone needs excepted.
+# pyproject.toml has the ranges. The Makefile installs no other files, except torch and its own dependencies.
 """
 LINK = re.compile(r"#sha256=([0-9a-f]{64})[^>]*>\s*([^<\s]+)")
-FOR_US = re.compile(r"\.tar\.gz$|\.zip$|-(py3|py2\.py3|py3\d*|cp3(1[1-9])[^-]*|[^-]+-abi3)-[^-]*|-abi3-", re.IGNORECASE)
+SUPPORTED = re.compile(
+    r"\.tar\.gz$|\.zip$|-(py3|py2\.py3|py3\d*|cp3(1[1-9])[^-]*|[^-]+-abi3)-[^-]*|-abi3-", re.IGNORECASE
+)
 
 
 def installed() -> dict[str, str]:
-    """Name -> version of what this environment holds."""
+    """The installed packages: name -> version."""
     words = [sys.executable, "-m", "pip", "list", "--format=freeze", "--exclude-editable"]
     lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
     pins = dict(line.split("==", 1) for line in lines if "==" in line)
@@ -34,15 +36,15 @@ def installed() -> dict[str, str]:
 
 
 def hashes(index: str, name: str, version: str) -> list[str]:
-    """Of all files of a version that this package's Pythons can take. Exits if there are none."""
+    """Hashes of a version's files for the supported Pythons. Exits if there are none."""
     normal = re.sub(r"[-_.]+", "-", name).lower()
     with urllib.request.urlopen(f"{index}/{normal}/", timeout=60) as page:
         links = LINK.findall(page.read().decode("utf-8"))
     stem = re.compile(re.sub("-", "[-_.]+", normal) + "-" + re.escape(version) + r"(-|\.tar\.|\.zip)", re.IGNORECASE)
-    found = sorted({digest for digest, file in links if stem.match(file) and FOR_US.search(file)})
-    if not found:
+    digests = sorted({digest for digest, file in links if stem.match(file) and SUPPORTED.search(file)})
+    if not digests:
         sys.exit(f"{index}/{normal}/ has no file of {name}=={version}")
-    return found
+    return digests
 
 
 def main() -> None:
