@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def draw(arguments: argparse.Namespace) -> str:
-    """Write the picture. Returns the translation. Raises UserError if there is no attention or no folder to write to."""
+    """Write the picture. Returns the translation. Raises UserError without attention or folder."""
     if arguments.output.is_dir() or not arguments.output.absolute().parent.is_dir():
         raise UserError(f"{arguments.output}: must be a file in an existing folder")
     translator = Translator.load(arguments.run)

@@ -2,8 +2,8 @@
 
 python scripts/pin.py [--index https://pypi.org/simple]
 
-torch gets no hashes: its wheel depends on the machine and may come from PyTorch's own index. Files for Pythons that this
-package does not support are left out.
+torch gets no hashes: its wheel depends on the machine and may come from PyTorch's own index. Files for
+Pythons that this package does not support are left out.
 """
 
 import argparse
@@ -22,7 +22,7 @@ HEAD = """\
 # pyproject.toml has the ranges. The Makefile installs no other files, except torch and its own dependencies.
 """
 LINK = re.compile(r"#sha256=([0-9a-f]{64})[^>]*>\s*([^<\s]+)")
-SUPPORTED = re.compile(
+OF_PYTHON = re.compile(
     r"\.tar\.gz$|\.zip$|-(py3|py2\.py3|py3\d*|cp3(1[1-9])[^-]*|[^-]+-abi3)-[^-]*|-abi3-", re.IGNORECASE
 )
 
@@ -41,7 +41,7 @@ def hashes(index: str, name: str, version: str) -> list[str]:
     with urllib.request.urlopen(f"{index}/{normal}/", timeout=60) as page:
         links = LINK.findall(page.read().decode("utf-8"))
     stem = re.compile(re.sub("-", "[-_.]+", normal) + "-" + re.escape(version) + r"(-|\.tar\.|\.zip)", re.IGNORECASE)
-    digests = sorted({digest for digest, file in links if stem.match(file) and SUPPORTED.search(file)})
+    digests = sorted({digest for digest, file in links if stem.match(file) and OF_PYTHON.search(file)})
     if not digests:
         sys.exit(f"{index}/{normal}/ has no file of {name}=={version}")
     return digests
