@@ -1,4 +1,4 @@
-"""Sweeps: a directory for each job, named by its values; a failed job is recorded there and the others go on."""
+"""Sweeps: a directory for each job, named by its values; a failed job is recorded there and the others continue."""
 
 import hashlib
 import logging
@@ -167,7 +167,7 @@ def job_threads() -> int | None:
 
 
 def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
-    """Run one job of a sweep. An error is recorded in its directory, and the sweep goes on.
+    """Run one job of a sweep. An error is recorded in its directory, and the sweep continues.
 
     Returns a result for the sweeper: the best validation score, None after an error, a signal's name after a signal.
     """
