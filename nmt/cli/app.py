@@ -82,12 +82,11 @@ def run_command(
             sys.argv[1:] = [arguments.with_home(argument) for argument in sys.argv[1:]]
             created.extend(arguments.new_folders(sys.argv[1:]))
             arguments.check(sys.argv[1:], command)
-            with _naming_standard_output():
-                main()
+            main()
         except Exception as error:
             if debug or outcomes:  # a bug
                 raise
-            outcomes.append(error)  # from the command line or a launcher: jobs report their own errors
+            outcomes.append(_named(error))  # from the command line or a launcher: jobs report their own errors
         if sweep is not None:
             outcomes.append(_attempt(sweep.finish, debug))
     except KeyboardInterrupt:
@@ -119,20 +118,16 @@ def _check_streams(command: str) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-@contextlib.contextmanager
-def _naming_standard_output() -> Iterator[None]:
-    """Name standard output in a system error without a file name: Hydra prints --help and the like there."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is not None and error.filename is None:
-            error.filename = "standard output"
-        raise
-
-
 def _call(schema: type[T], task: Callable[[T, list[str]], int | None], config: DictConfig, command: str) -> int:
     """Run one job. Returns its exit status."""
     return task(job_config(schema, config, command), arguments.job_overrides(HydraConfig.get())) or 0
+
+
+def _named(error: Exception) -> Exception:
+    """Name standard output in a system error without a file name: Hydra prints --help and the like there."""
+    if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+        error.filename = "standard output"
+    return error
 
 
 def _attempt(work: Callable[[], int], debug: bool, created: list[Path] | None = None) -> int | Exception:
@@ -243,7 +238,9 @@ def log_to(stream: Any) -> None:  # noqa: ANN401
     """Send the package's log messages to this stream only."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_Printable("%(message)s"))
-    handler.addFilter(lambda record: record.levelno >= logging.INFO)  # unlike a level, kept by tqdm's handler
+    handler.addFilter(
+        lambda record: record.levelno >= logging.INFO
+    )  # a filter, because tqdm's handler copies filters but no level
     logger = logging.getLogger("nmt")
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)

@@ -5,27 +5,8 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import NoReturn
-
-
-def train() -> None:
-    """nmt-train."""
-    _run("train")
-
-
-def evaluate() -> None:
-    """nmt-evaluate."""
-    _run("evaluate")
-
-
-def translate() -> None:
-    """nmt-translate."""
-    _run("translate")
-
-
-def compare() -> None:
-    """nmt-compare."""
-    _run("compare")
 
 
 def _run(command: str) -> None:
@@ -53,3 +34,6 @@ def _exit(command: str) -> NoReturn:
     with suppress(OSError):  # the terminal may be closed
         os.write(2, f"nmt-{command}: interrupted\n".encode())
     os._exit(128 + signal.SIGINT)
+
+
+train, evaluate, translate, compare = (partial(_run, name) for name in ("train", "evaluate", "translate", "compare"))

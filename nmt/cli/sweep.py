@@ -1,4 +1,4 @@
-"""Sweeps: a directory for each job, named by its values; a failed job is recorded there and the others go on."""
+"""Sweeps: a directory for each job, named by its values; a failed job is recorded there and the others continue."""
 
 import hashlib
 import logging
@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
@@ -167,14 +167,14 @@ def job_threads() -> int | None:
 
 
 def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
-    """Run one job of a sweep. An error is recorded in its directory, and the sweep goes on.
+    """Run one job of a sweep. An error is recorded in its directory, and the sweep continues.
 
     Returns a result for the sweeper: the best validation score, None after an error, a signal's name after a signal.
     """
     directory = output_dir()
     in_worker = NameJobs.directory is None  # with n_jobs=1 the parallel launcher starts no worker
     (directory / ERROR).unlink(missing_ok=True)
-    with _busy(), _in_worker(directory.name) if in_worker else nullcontext():
+    with _running(directory.name, in_worker):
         number, count = HydraConfig.get().job.num + 1, os.environ.get(COUNT)
         log.info("\njob %s%s: %s", number, f" of {count}" if count else "", directory.name)
         try:
@@ -196,26 +196,20 @@ def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
 
 
 @contextmanager
-def _busy() -> Iterator[None]:
+def _running(name: str, in_worker: bool) -> Iterator[None]:
+    """Set BUSY. A worker also prefixes lines of standard error with the job's name, and ends when its sweep ends."""
+    stderr = sys.stderr
     BUSY.set()
+    if in_worker:
+        sys.stderr = _Prefixed(stderr, name)  # not a terminal: progress bars of several jobs would overwrite each other
+        log_to(sys.stderr)
+        if HydraConfig.get().launcher.get("n_jobs"):  # a worker on a cluster has another parent
+            _start_watching()
     try:
         yield
     finally:
+        sys.stderr = stderr
         BUSY.clear()
-
-
-@contextmanager
-def _in_worker(name: str) -> Iterator[None]:
-    """Prefix each line of standard error with the job's name, and end this worker when its sweep ends."""
-    before = sys.stderr
-    sys.stderr = _Prefixed(before, name)  # not a terminal: progress bars of several jobs would overwrite each other
-    log_to(sys.stderr)
-    if HydraConfig.get().launcher.get("n_jobs"):  # a worker on a cluster has another parent
-        _start_watching()
-    try:
-        yield
-    finally:
-        sys.stderr = before
 
 
 @cache

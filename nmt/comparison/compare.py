@@ -2,10 +2,10 @@
 
 import json
 import logging
-import statistics
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -110,9 +110,11 @@ def compare(
     `examples` of them are chosen. README.md describes the result. Raises UserError for a sentence out of range.
     """
     significance = Significance(held_out.references, held_out.settings, bootstrap_samples, randomisation_trials)
-    base = next((system for system in systems if system.name == baseline), None) or _best(systems, significance)
+    base = next((system for system in systems if system.name == baseline), None)
+    if base is None:
+        base = max(systems, key=lambda system: fmean(significance.bleu(entry.hypotheses) for entry in system.entries))
     results = _test(systems, base, significance)
-    systems = sorted(systems, key=lambda system: -_mean(results[e.name]["bleu"].score for e in system.entries))
+    systems = sorted(systems, key=lambda system: -fmean(results[e.name]["bleu"].score for e in system.entries))
     buckets = min(MOST_BUCKETS, max(1, len(held_out.references) // BUCKET_SENTENCES))
     rows = [_system_row(system, results, held_out, buckets, system is base) for system in systems]
     return {
@@ -126,10 +128,6 @@ def compare(
         "runs": [_run_row(system, entry, base, results[entry.name]) for system in systems for entry in system.entries],
         "examples": _examples(systems, held_out, examples, sentences),
     }
-
-
-def _best(systems: Sequence[System], significance: Significance) -> System:
-    return max(systems, key=lambda system: _mean(significance.bleu(entry.hypotheses) for entry in system.entries))
 
 
 def _test(
@@ -156,28 +154,28 @@ def _system_row(
     row: Comparison = {"name": system.name, "seeds": [entry.seed for entry in entries if entry.seed is not None]}
     for metric in METRICS:
         values = [score[metric].score for score in scores]
-        deviation = statistics.stdev(values) if len(values) > 1 else None
-        row |= {metric: _rounded(_mean(values)), f"{metric}_sd": _rounded(deviation)}
-    row["bleu_ci"] = _rounded(_mean(score["bleu"].interval for score in scores))
+        deviation = stdev(values) if len(values) > 1 else None
+        row |= {metric: _rounded(fmean(values)), f"{metric}_sd": _rounded(deviation)}
+    row["bleu_ci"] = _rounded(fmean(score["bleu"].interval for score in scores))
     for test in ("p_bootstrap", "p_randomisation"):  # of the least significant seed
         row[test] = None if is_baseline else max(getattr(score["bleu"], test) for score in scores)
     measures: dict[str, Callable[[Entry], float | None]] = {
         "aer": lambda entry: entry.aer,
         "parameters": lambda entry: entry.parameters,
         "seconds": lambda entry: entry.training.get("seconds"),
-        "epoch_seconds": _epoch_seconds,
+        "epoch_seconds": lambda entry: entry.epoch_seconds,
         "tokens_per_second": lambda entry: entry.training.get("target_tokens_per_second"),
         "sentences_per_second": lambda entry: entry.sentences_per_second,
     }
     for key, measure in measures.items():
         known = [value for entry in entries if (value := measure(entry)) is not None]
-        row[key] = _rounded(_mean(known)) if known else None
+        row[key] = _rounded(fmean(known)) if known else None
     if row["parameters"] is not None:
         row["parameters"] = round(row["parameters"])
     texts = held_out.references, held_out.sources, held_out.settings
     by_length = [score_by_length(entry.hypotheses, *texts, buckets) for entry in entries]
     row["bleu_by_length"] = [
-        {**bucket[0], "bleu": _rounded(_mean(part["bleu"] for part in bucket))}
+        {**bucket[0], "bleu": _rounded(fmean(part["bleu"] for part in bucket))}
         for bucket in zip(*by_length, strict=True)
     ]
     row["curve"] = _mean_curve([entry.curve for entry in entries])
@@ -264,23 +262,13 @@ def _parsed(path: Path, number: int, line: str) -> Comparison | None:
     return {**words, "weights": weights}
 
 
-def _epoch_seconds(entry: Entry) -> float | None:
-    if not entry.training.get("epochs") or not entry.training.get("seconds"):
-        return None
-    return entry.training["seconds"] / entry.training["epochs"]
-
-
 def _mean_curve(curves: Iterable[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
     """The mean at each epoch, over the runs with a validation there."""
     points: dict[float, list[float]] = {}
     for curve in curves:
         for epoch, value in curve:
             points.setdefault(epoch, []).append(value)
-    return [(epoch, _rounded(_mean(values))) for epoch, values in sorted(points.items())]
-
-
-def _mean(values: Iterable[float]) -> float:
-    return statistics.fmean(values)
+    return [(epoch, _rounded(fmean(values))) for epoch, values in sorted(points.items())]
 
 
 def _rounded(value: Any) -> Any:  # noqa: ANN401

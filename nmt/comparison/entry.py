@@ -68,6 +68,12 @@ class Entry:
     curve: Sequence[tuple[float, float]] = ()  # epoch, validation BLEU
     word_weights: Path | None = None
 
+    @property
+    def epoch_seconds(self) -> float | None:
+        """Seconds of training per epoch."""
+        seconds, epochs = self.training.get("seconds"), self.training.get("epochs")
+        return seconds / epochs if seconds and epochs else None
+
 
 def find_runs(names: Sequence[str]) -> dict[Path, bool]:
     """Run directories from paths, folders that hold runs (such as a sweep's) and patterns: each once, in order.

@@ -95,9 +95,10 @@ def _text(comparisons: Sequence[Comparison], render: Render, with_runs: bool = F
     parts = []
     for comparison in comparisons:
         title = f"{comparison['split']}: {comparison['sentences']} sentences, {comparison['signature']}"
-        parts += [title, render(_cells(comparison), _columns(comparison))]
+        rows = _system_rows(comparison)
+        parts += [title, render(rows, _system_columns(rows))]
         if with_runs:
-            parts += [render(comparison["runs"], _run_columns(comparison)), _notes(comparison)]
+            parts += [render(comparison["runs"], _run_columns(comparison["runs"])), _notes(comparison)]
     return "\n\n".join(parts)
 
 
@@ -112,8 +113,8 @@ def _notes(comparison: Comparison) -> str:
     )
 
 
-def _cells(comparison: Comparison) -> list[dict[str, Any]]:
-    """The rows of the systems, with the values that share a cell as text."""
+def _system_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """Rows of the table of systems, with the values that only it shows."""
     return [
         {
             **row,
@@ -125,8 +126,8 @@ def _cells(comparison: Comparison) -> list[dict[str, Any]]:
     ]
 
 
-def _columns(comparison: Comparison) -> list[Column]:
-    from_words, to_words = comparison["systems"][0]["bleu_by_length"][-1]["words"]
+def _system_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    from_words, to_words = rows[0]["bleu_by_length"][-1]["words"]
     columns = [
         Column("rank", "#"),
         Column("name", "system"),
@@ -145,11 +146,10 @@ def _columns(comparison: Comparison) -> list[Column]:
         Column("tokens_per_second", "tokens/s", "{:,.0f}".format),
         Column("sentences_per_second", "sentences/s", "{:,.0f}".format),
     ]
-    cells = _cells(comparison)
-    return [column for column in columns if any(row[column.key] is not None for row in cells)]
+    return _with_values(columns, rows)
 
 
-def _run_columns(comparison: Comparison) -> list[Column]:
+def _run_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
     columns = [Column("run", "run"), Column("system", "system"), Column("seed", "seed")]
     for metric, heading in (("bleu", "BLEU"), ("chrf", "chrF"), ("ter", "TER")):
         columns += [Column(metric, heading, decimals(2)), Column(f"{metric}_ci", "±", decimals(2))]
@@ -158,7 +158,11 @@ def _run_columns(comparison: Comparison) -> list[Column]:
         Column("p_bootstrap", "p, bootstrap", _p_value),
         Column("p_randomisation", "p, randomisation", _p_value),
     ]
-    return [column for column in columns if any(row[column.key] is not None for row in comparison["runs"])]
+    return _with_values(columns, rows)
+
+
+def _with_values(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    return [column for column in columns if any(row[column.key] is not None for row in rows)]
 
 
 def _half_interval(value: float) -> str:
