@@ -1,26 +1,24 @@
-"""Models that have learned what all of them predict together: towards an ensemble's quality at the cost of one model.
+"""Knowledge distillation (Kim and Rush 2016): towards an ensemble's quality at the cost of one model.
 
 python scripts/distill.py DIR --student 'optimizer.lr=0.0006 training.max_epochs=2' [--models 3] [--jobs 2] data=...
 
-Trains a recipe with several seeds (DIR/teacher/SEED). Then each model goes on as a student (DIR/student/SEED) that
-learns what the teachers predict on average, word by word (knowledge distillation, Kim and Rush 2016); --student are
-values for this alone, such as fewer epochs and a lower learning rate; with training.start_from=null among them the
-students begin anew and may be smaller. What each run printed lies beside it; DIR/comparison compares teachers and
-students on the validation set. With the same DIR and values again, what has finished is not trained again and what was
-interrupted goes on.
+Trains a recipe with several seeds: the teachers, DIR/teacher/SEED. Then trains a student from each, DIR/student/SEED,
+on the teachers' mean prediction, word by word. --student holds overrides for the students alone, such as fewer epochs
+and a lower learning rate; with training.start_from=null among them the students start from scratch and may be smaller.
+The output of a run is in the .txt file beside it. DIR/comparison compares teachers and students on the validation set.
+Started again with the same arguments, the script skips finished runs and resumes interrupted ones.
 """
 
 import argparse
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from runs import call, command, finish, several, split, told
+from runs import compare, finish, reporting_failure, run_parser, run_script, split_overrides
 from tqdm import tqdm
 
-from nmt.cli.preview import preview
+from nmt.cli.compose import preview
 from nmt.config.errors import UserError
 from nmt.config.overrides import quoted
 from nmt.config.schema import TrainConfig
@@ -33,69 +31,67 @@ from nmt.training.start import model_differences
 
 def main() -> int:
     """Entry point."""
-    parser = several(__doc__, 2, "teachers, and students")
+    parser = run_parser(__doc__, 2, "teachers, and of students")
     parser.add_argument("--student", required=True, metavar="'OVERRIDES'", help="for the students alone")
-    return call(distill, parser)
+    return run_script(distill, parser)
 
 
 def distill(options: argparse.Namespace) -> int:
-    """All of it. Returns the exit status."""
+    """Train teachers and students, and compare them. Returns the exit status."""
     folder, seeds = options.directory, range(1, options.models + 1)
     teachers, students = ([folder / name / str(seed) for seed in seeds] for name in ("teacher", "student"))
-    own = split("--student", options.student)
-    taught = ["objective=distillation", f"objective.teachers=[{','.join(map(quoted, teachers))}]"]
-    work = {run: [*options.overrides, f"seed={seed}"] for run, seed in zip(teachers, seeds, strict=True)}
-    work |= {
-        run: [*options.overrides, *taught, f"training.start_from={quoted(teacher)}", *own, f"seed={seed}"]
+    own = split_overrides("--student", options.student)
+    objective = ["objective=distillation", f"objective.teachers=[{','.join(map(quoted, teachers))}]"]
+    overrides = {run: [*options.overrides, f"seed={seed}"] for run, seed in zip(teachers, seeds, strict=True)}
+    overrides |= {
+        run: [*options.overrides, *objective, f"training.start_from={quoted(teacher)}", *own, f"seed={seed}"]
         for run, teacher, seed in zip(students, teachers, seeds, strict=True)
     }
-    # What is wrong with the students is told now, not in some hours.
-    refuse_unfit(*(preview("train", TrainConfig, work[runs[0]]) for runs in (teachers, students)))
+    # Check the students' configuration now, not after the teachers' hours of training.
+    check_students(*(preview("train", TrainConfig, overrides[runs[0]]) for runs in (teachers, students)))
     begin(folder, {"overrides": options.overrides, "models": options.models, "student": own})
-    with ThreadPoolExecutor(options.jobs) as pool, tqdm(total=len(work), unit=" runs") as bar:
+    with ThreadPoolExecutor(options.jobs) as pool, tqdm(total=len(overrides), unit=" runs") as bar:
 
-        def one(run: Path) -> None:
-            with told(pool, bar):
-                finish(run, work[run])
+        def train(run: Path) -> None:
+            with reporting_failure(pool, bar):
+                finish(run, overrides[run])
             bar.update()
 
         for runs in (teachers, students):
-            list(pool.map(one, runs))
-    names = [quoted(folder / name) for name in ("teacher", "student")]
-    compare = [command("nmt-compare"), f"runs=[{','.join(names)}]", "split=validation"]
-    return subprocess.run([*compare, f"output={quoted(folder / 'comparison')}"], check=False).returncode
+            list(pool.map(train, runs))
+    return compare([folder / "teacher", folder / "student"], folder / "comparison")
 
 
-def refuse_unfit(teacher: TrainConfig, student: TrainConfig) -> None:
-    """Raises UserError for what the students' runs would refuse when the teachers have been trained."""
-    if student.training.start_from is not None and (others := model_differences(teacher, student)):
+def check_students(teacher: TrainConfig, student: TrainConfig) -> None:
+    """Raises UserError for what the students' runs would refuse once the teachers are trained."""
+    if student.training.start_from is not None and (differences := model_differences(teacher, student)):
         tokenizers = prepare(teacher.data, teacher.tokenizer).tokenizers
         models = [new_model(config, tokenizers).state_dict() for config in (teacher, student)]
-        theirs, its = ({name: weights.shape for name, weights in model.items()} for model in models)
-        if theirs != its:
+        shapes = [{name: weights.shape for name, weights in model.items()} for model in models]
+        if shapes[0] != shapes[1]:
             raise UserError(
-                f"--student: it goes on with a teacher's weights, which do not fit its model ({'; '.join(others)}); "
-                "with training.start_from=null it begins anew"
+                f"--student: the teacher's weights do not fit the student's model ({'; '.join(differences)}); with "
+                "training.start_from=null it starts from scratch"
             )
-    if student.tokenizer.kind == "file":  # one of the teachers', which is not there yet
+    if student.tokenizer.kind == "file":  # a teacher's, which does not exist yet
         return
     if fingerprint_of(student.data, student.tokenizer) != fingerprint_of(teacher.data, teacher.tokenizer):
         raise UserError(
-            "--student: of another corpus comes another tokenizer; give it that of the teachers: tokenizer=file "
+            "--student: another corpus gives another tokenizer; use the teachers': tokenizer=file "
             "tokenizer.source_model=DIR/teacher/1/tokenizer.model"
         )
 
 
-def begin(folder: Path, asked: dict[str, Any]) -> None:
-    """Raises UserError if something else was begun there, whose runs would be taken for this one's."""
+def begin(folder: Path, settings: dict[str, Any]) -> None:
+    """Record the settings in the folder. Raises UserError if it holds runs of other settings."""
     path = folder / "distill.json"
-    before = read_json(path) or asked
-    if before.get("overrides") != asked["overrides"]:
-        raise UserError(f"{folder}: was begun with other values ({path}); give another folder")
-    if before != asked and any(folder.glob("student/*/config.yaml")):
+    saved = read_json(path) or settings
+    if saved.get("overrides") != settings["overrides"]:
+        raise UserError(f"{folder}: was started with other values ({path}); give another folder")
+    if saved != settings and any(folder.glob("student/*/config.yaml")):
         raise UserError(f"{folder}: has students of other --student or --models ({path}); move {folder}/student away")
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, to_json(asked, indent=2).encode())
+    write_atomically(path, to_json(settings, indent=2).encode())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draw the attention of a trained run over one sentence: the picture of the README.
+"""Draw the attention of a trained run over one sentence, as in the README.
 
 python scripts/draw_alignment.py RUN "the sentence" OUTPUT.png [--saliency]
 """
@@ -18,7 +18,7 @@ def main() -> None:
     parser.add_argument("run", help="run directory")
     parser.add_argument("sentence", help="source sentence")
     parser.add_argument("output", type=Path, help="PNG file to write")
-    parser.add_argument("--saliency", action="store_true", help="draw what the gradients say instead")
+    parser.add_argument("--saliency", action="store_true", help="draw gradients instead of attention")
     arguments = parser.parse_args()
     try:
         print(draw(arguments))
@@ -27,14 +27,14 @@ def main() -> None:
 
 
 def draw(arguments: argparse.Namespace) -> str:
-    """Write the picture. Returns the translation. Raises UserError if there is nothing to draw or nowhere to write."""
+    """Write the picture. Returns the translation. Raises UserError without attention or folder."""
     if arguments.output.is_dir() or not arguments.output.absolute().parent.is_dir():
-        raise UserError(f"{arguments.output}: must be a file to write in a folder that exists")
+        raise UserError(f"{arguments.output}: must be a file in an existing folder")
     translator = Translator.load(arguments.run)
     translation = translator.translate([arguments.sentence])[0]
     if arguments.saliency:
-        (found,) = saliency(translator, [arguments.sentence], [translation.text])
-        figure = draw_alignment(found.shares, found.source_tokens, found.tokens, meaning="share of the gradient")
+        (result,) = saliency(translator, [arguments.sentence], [translation.text])
+        figure = draw_alignment(result.shares, result.source_tokens, result.tokens, meaning="share of the gradient")
     elif translation.alignment is None:
         raise UserError(f"{arguments.run} has no attention to draw, or the sentence is empty")
     else:

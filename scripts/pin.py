@@ -27,17 +27,19 @@ WITHOUT_HASHES = {"torch"}
 OURS = {"nmt", "pip"}
 HEAD = """\
 # The exact versions this package is developed and tested with, and their files' hashes (scripts/pin.py).
-# pyproject.toml has the ranges. The Makefile installs no other files, torch and what it alone needs excepted.
+# pyproject.toml has the ranges. The Makefile installs no other files, except torch and its own dependencies.
 """
 DOCS_HEAD = """\
 # The exact versions that only the documentation needs, and the hashes of their files (scripts/pin.py): for `make docs`.
 """
 LINK = re.compile(r"#sha256=([0-9a-f]{64})[^>]*>\s*([^<\s]+)")
-FOR_US = re.compile(r"\.tar\.gz$|\.zip$|-(py3|py2\.py3|py3\d*|cp3(1[1-9])[^-]*|[^-]+-abi3)-[^-]*|-abi3-", re.IGNORECASE)
+OF_PYTHON = re.compile(
+    r"\.tar\.gz$|\.zip$|-(py3|py2\.py3|py3\d*|cp3(1[1-9])[^-]*|[^-]+-abi3)-[^-]*|-abi3-", re.IGNORECASE
+)
 
 
 def installed() -> dict[str, str]:
-    """Name -> version of what this environment holds."""
+    """The installed packages: name -> version."""
     words = [sys.executable, "-m", "pip", "list", "--format=freeze", "--exclude-editable"]
     lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
     pins = dict(line.split("==", 1) for line in lines if "==" in line)
@@ -45,15 +47,15 @@ def installed() -> dict[str, str]:
 
 
 def hashes(index: str, name: str, version: str) -> list[str]:
-    """Of all files of a version that this package's Pythons can take. Exits if there are none."""
+    """Hashes of a version's files for the supported Pythons. Exits if there are none."""
     normal = re.sub(r"[-_.]+", "-", name).lower()
     with urllib.request.urlopen(f"{index}/{normal}/", timeout=60) as page:
         links = LINK.findall(page.read().decode("utf-8"))
     stem = re.compile(re.sub("-", "[-_.]+", normal) + "-" + re.escape(version) + r"(-|\.tar\.|\.zip)", re.IGNORECASE)
-    found = sorted({digest for digest, file in links if stem.match(file) and FOR_US.search(file)})
-    if not found:
+    digests = sorted({digest for digest, file in links if stem.match(file) and OF_PYTHON.search(file)})
+    if not digests:
         sys.exit(f"{index}/{normal}/ has no file of {name}=={version}")
-    return found
+    return digests
 
 
 def needed(requirements: Iterable[str]) -> set[str]:

@@ -1,4 +1,4 @@
-"""What the scripts share that start several runs."""
+"""Shared by the scripts that start several runs."""
 
 import argparse
 import shlex
@@ -16,41 +16,48 @@ from nmt.config.overrides import quoted
 
 
 def command(name: str) -> str:
-    """A program of this environment."""
+    """The path of a program in this environment."""
     return str(Path(sys.executable).with_name(name))
 
 
-def printed(directory: Path) -> Path:
-    """What a run printed: beside it, since a directory that holds anything else is no run's."""
+def log_path(directory: Path) -> Path:
+    """The file with a run's output: beside its directory, which may hold only the run's own files."""
     return directory.with_suffix(".txt")
 
 
 def train(directory: Path, overrides: list[str]) -> int:
-    """One run, or the rest of it. Returns its exit status."""
+    """Start or resume a run. Returns its exit status."""
     directory.parent.mkdir(parents=True, exist_ok=True)
-    with printed(directory).open("a", encoding="utf-8") as output:
+    with log_path(directory).open("a", encoding="utf-8") as output:
         words = [command("nmt-train"), f"hydra.run.dir={quoted(directory)}", *overrides]
         return subprocess.run(words, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
 
 
 def finish(directory: Path, overrides: list[str]) -> None:
-    """The same. Raises UserError if it fails."""
+    """Start or resume a run. Raises UserError if it fails."""
     if train(directory, overrides):
-        raise UserError(f"{directory}: failed, see {printed(directory)}")
+        raise UserError(f"{directory}: failed, see {log_path(directory)}")
 
 
-def several(about: str | None, models: int, which: str) -> argparse.ArgumentParser:
-    """The arguments of a script that trains several models by one recipe."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+def compare(runs: list[Path], output: Path) -> int:
+    """Compare runs on the validation set. Returns the exit status."""
+    names = ",".join(map(quoted, runs))
+    words = [command("nmt-compare"), f"runs=[{names}]", "split=validation", f"output={quoted(output)}"]
+    return subprocess.run(words, check=False).returncode
+
+
+def run_parser(description: str | None, models: int, which: str) -> argparse.ArgumentParser:
+    """The arguments of a script that trains several models by one recipe. `models` is the default number of `which`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
     parser.add_argument("overrides", nargs="+", help="the recipe, as for nmt-train")
-    parser.add_argument("--models", type=int, default=models, help=f"{which}; seeds from 1 on")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; give threads=1 with them")
+    parser.add_argument("--models", type=int, default=models, help=f"number of {which}; seeds count from 1")
+    parser.add_argument("--jobs", type=int, default=1, help="parallel runs; give threads=1 with them")
     return parser
 
 
-def call(work: Callable[[argparse.Namespace], int], parser: argparse.ArgumentParser) -> int:
-    """`work` with the arguments that are given. Returns the exit status."""
+def run_script(work: Callable[[argparse.Namespace], int], parser: argparse.ArgumentParser) -> int:
+    """Call `work` with the parsed arguments. Returns the exit status; prints a user's mistake in one line."""
     options = parser.parse_intermixed_args()
     if options.models < 1 or options.jobs < 1:
         parser.error("--models and --jobs must be at least 1")
@@ -60,23 +67,23 @@ def call(work: Callable[[argparse.Namespace], int], parser: argparse.ArgumentPar
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted: the same command goes on", file=sys.stderr)
+        print("interrupted: the same command resumes", file=sys.stderr)
         return 130
 
 
 @contextmanager
-def told(pool: ThreadPoolExecutor, bar: tqdm) -> Iterator[None]:
-    """For what the pool does: a failure is told when it happens, and nothing is begun after it."""
+def reporting_failure(pool: ThreadPoolExecutor, bar: tqdm) -> Iterator[None]:
+    """In a worker of the pool: report a failure when it happens, and start no further work."""
     try:
         yield
     except UserError as error:
         pool.shutdown(wait=False, cancel_futures=True)
-        bar.write(f"{error}; what has begun goes on")
+        bar.write(f"{error}; runs that have started continue")
         raise
 
 
-def split(option: str, text: str) -> list[str]:
-    """The overrides that an option holds, as a shell would split them. Raises UserError."""
+def split_overrides(option: str, text: str) -> list[str]:
+    """The overrides in an option's value, split as a shell does. Raises UserError."""
     try:
         return shlex.split(text)
     except ValueError as error:

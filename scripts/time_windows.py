@@ -1,4 +1,4 @@
-"""Time a decoder step's attention, forward and backward, over sources of growing length: global against local windows.
+"""Time one decoder step of attention, forward and backward, for growing source lengths: global against local windows.
 
 python scripts/time_windows.py [--lengths 50 500 5000] [--score additive]
 """
@@ -17,15 +17,12 @@ from nmt.ops.shared import loop
 from nmt.report.table import Column, decimals, markdown
 
 DIM, BATCH, REACH = 512, 8, 10
-FEW, MANY, ROUNDS = (
-    5,
-    {True: 25, False: 400},
-    3,
-)  # steps of a sentence (many: of a global window, a local one), sentences
+FEW, MANY = 5, {"global": 25, "local": 400}  # decoder steps of a short and of a long sentence
+ROUNDS = 3  # sentences of each, of which the fastest counts
 
 
 def seconds(score: Score, window: Window, length: int) -> float:
-    """Of a step: the difference of a long and a short sentence, which takes out what is done once for each."""
+    """Seconds per decoder step: the difference between a long and a short sentence, without the cost per sentence."""
     attention = Attention(score, window, SoftmaxNormalizer())
     states = torch.randn(BATCH, length, DIM, requires_grad=True)
     valid = torch.ones(BATCH, length, dtype=torch.bool)
@@ -34,14 +31,14 @@ def seconds(score: Score, window: Window, length: int) -> float:
     def sentence(steps: int) -> float:
         began = time.perf_counter()
         memory, past, total = attention.remember(states, valid), attention.start(valid), torch.zeros(())
-        with loop():  # as a decoder does: one gradient of keys and values for all steps
+        with loop():  # as in a decoder: one gradient of keys and values for all steps
             for _ in range(steps):
                 attended = attention.sequence(query, memory, past)
                 past, total = attended.past, total + attended.context.sum()
         total.backward()
         return time.perf_counter() - began
 
-    long = MANY[window.reach is None]
+    long = MANY["global" if window.reach is None else "local"]
     few, many = (min(sentence(steps) for _ in range(ROUNDS)) for steps in (FEW, long))
     return (many - few) / (long - FEW)
 

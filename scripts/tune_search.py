@@ -1,9 +1,9 @@
-"""Try beam sizes and length penalties of a trained run, or of several as an ensemble, on the validation set alone.
+"""Try beam sizes and length penalties of a trained run or ensemble on its validation set.
 
 python scripts/tune_search.py RUN [RUN ...] [OPTION ...]
 
-Prints a table, the best BLEU first, and the values to give nmt-evaluate and nmt-translate; tune_search.json and
-tune_search.md hold the same. Whatever is not tried, such as the longest translation, is as the (first) run was trained.
+Prints a table, best BLEU first, and the overrides for nmt-evaluate and nmt-translate, and writes both to
+tune_search.json and tune_search.md. Other settings, such as the maximum length, are those of the (first) run.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from nmt.cli.output import output_folder
+from nmt.cli.app import output_folder
 from nmt.config import schema
 from nmt.config.compose import load_config, merge_search
 from nmt.config.errors import UserError
@@ -28,7 +28,7 @@ from nmt.run import RunDirectory
 from nmt.translator import Translator
 
 MOST_THREADS = 1024
-WARM_UP = 32  # sentences translated before any time is taken
+WARM_UP = 32  # sentences translated before timing starts
 COLUMNS = [
     Column("beam_size", "beam"),
     Column("length_penalty", "length penalty"),
@@ -41,8 +41,8 @@ COLUMNS = [
 
 
 def settings_to_try(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Values of beam search. A beam of one is tried once: unless the runs have search.stop=exact, it stops at its first
-    ending whatever the penalty."""
+    """Settings of beam search. Beam size 1 is tried once: it stops at its first ending (unless search.stop=exact), so
+    that a length penalty has no effect."""
     penalties: list[tuple[str, float | None]] = [("none", None)] if options.none else []
     penalties += [(kind, alpha) for kind in ("average", "gnmt") for alpha in getattr(options, kind)]
     return [
@@ -53,67 +53,67 @@ def settings_to_try(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def changes(setting: dict[str, Any], trained: schema.Search) -> dict[str, Any]:
-    """The values that turn the search of a run into this one."""
-    whole = {} if isinstance(trained, schema.Beam) else {"kind": "beam", "alpha": 0.0, "stop": "beam"}
-    return whole | {key: value for key, value in setting.items() if value is not None}
+    """The values that turn the search of training into this setting."""
+    base = {} if isinstance(trained, schema.Beam) else {"kind": "beam", "alpha": 0.0, "stop": "beam"}
+    return base | {key: value for key, value in setting.items() if value is not None}
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Translate and score the validation set with each setting; models are loaded once."""
+    """Translate and score the validation set with each setting."""
     run = RunDirectory.existing(options.runs[0])
     config = load_config(run.config)
     scoring = score_settings(config.evaluation, config.data.target_lang)
     sources, references, _ = run.held_out("validation")
     machine = {name: getattr(options, name) for name in ("device", "precision", "threads")}
     translator = Translator.load(options.runs, checkpoint=options.checkpoint, **machine)
-    tried = settings_to_try(options)
-    searches = [merge_search(config.search, changes(each, config.search)) for each in tried]
+    settings = settings_to_try(options)
+    searches = [merge_search(config.search, changes(setting, config.search)) for setting in settings]
     translator.translate(sources[:WARM_UP])
     rows: list[dict[str, Any]] = []
-    with tqdm(total=len(tried) * len(sources), unit=" sent", disable=None) as bar:
-        for setting, translator.search in zip(tried, searches, strict=True):
+    with tqdm(total=len(settings) * len(sources), unit=" sent", disable=None) as bar:
+        for setting, translator.search in zip(settings, searches, strict=True):
             bar.set_description(" ".join(str(value) for value in setting.values() if value is not None))
             try:
-                found = evaluate(translator, sources, references, scoring, ("bleu", "chrf"), bar.update)
+                result = evaluate(translator, sources, references, scoring, ("bleu", "chrf"), bar.update)
             except KeyboardInterrupt:
                 if not rows:
                     raise
-                bar.write(f"interrupted: {len(rows)} of {len(tried)} settings were tried", file=sys.stderr)
+                bar.write(f"interrupted: {len(rows)} of {len(settings)} settings were tried", file=sys.stderr)
                 break
             rows.append(
                 {
                     **setting,
-                    "bleu": found.scores.bleu,
-                    "chrf": found.scores.chrf,
-                    "brevity_ratio": bleu_metric(scoring).corpus_score(found.hypotheses, [references]).ratio,
-                    "seconds": len(sources) / found.sentences_per_second,
+                    "bleu": result.scores.bleu,
+                    "chrf": result.scores.chrf,
+                    "brevity_ratio": bleu_metric(scoring).corpus_score(result.hypotheses, [references]).ratio,
+                    "seconds": len(sources) / result.sentences_per_second,
                     "override": " ".join(f"search.{k}={v}" for k, v in changes(setting, config.search).items()),
                 }
             )
-    rows.sort(key=lambda row: -row["bleu"])  # of equal ones the smaller beam stays first
+    rows.sort(key=lambda row: -row["bleu"])  # stable: of equal scores, the smaller beam first
     return {
         "runs": options.runs,
         "checkpoint": options.checkpoint,
         "split": "validation",
         "sentences": len(sources),
-        "signature": found.scores.signature,
+        "signature": result.scores.signature,
         "machine": translator.machine.describe(),
         "settings": rows,
         "best": rows[0]["override"],
     }
 
 
-def write(found: dict[str, Any], folder: Path) -> None:
-    """Print the table, and write it to the folder."""
-    table = f"{markdown(found['settings'], COLUMNS)}\n\n{found['best']}\n"
+def write(results: dict[str, Any], folder: Path) -> None:
+    """Print the table and write it to the folder."""
+    table = f"{markdown(results['settings'], COLUMNS)}\n\n{results['best']}\n"
     print(table)
-    write_atomically(folder / "tune_search.json", f"{to_json(found, indent=1)}\n".encode())
+    write_atomically(folder / "tune_search.json", f"{to_json(results, indent=1)}\n".encode())
     write_atomically(folder / "tune_search.md", table.encode())
     print(folder / "tune_search.json")
 
 
 def threads(text: str) -> int:
-    """A number of CPU threads that torch takes. Raises ArgumentTypeError."""
+    """Parse a number of CPU threads. Raises ArgumentTypeError."""
     if not (text.isdecimal() and 1 <= int(text) <= MOST_THREADS):
         raise argparse.ArgumentTypeError(f"{text}: must be a whole number from 1 to {MOST_THREADS}")
     return int(text)
@@ -146,7 +146,7 @@ def main() -> None:
     except (UserError, OSError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     except KeyboardInterrupt:
-        parser.exit(130, "interrupted: nothing was tried to its end\n")
+        parser.exit(130, "interrupted before the first setting was complete\n")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from nmt.cli import app
+from nmt.cli import compose as cli_compose
 from nmt.config.compose import config_dir, typed
 from nmt.config.schema import TrainConfig
 
@@ -80,8 +80,8 @@ def _places_of_no_run() -> Iterator[None]:
     try:
         yield
     finally:
-        OmegaConf.register_new_resolver("run_dir", app._run_dir, replace=True)
-        OmegaConf.register_new_resolver("for_several", app._for_several, replace=True)
+        OmegaConf.register_new_resolver("run_dir", cli_compose._run_dir, replace=True)
+        OmegaConf.register_new_resolver("for_several", cli_compose._for_several, replace=True)
 
 
 def values_of(command: str, overrides: list[str]) -> dict[str, Any]:

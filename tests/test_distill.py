@@ -67,7 +67,7 @@ def test_each_student_goes_on_from_one_teacher_and_learns_from_all(tmp_path: Pat
         (["out", *TINY, "--student", "encoder.hidden=8"], "(encoder.hidden is 16 there, 8 here); with"),
         (
             ["out", "seed=1", "--student", "tokenizer.vocab_size=900"],
-            "error: --student: of another corpus comes another",
+            "error: --student: another corpus gives another",
         ),
         (["out", "attention=hard", "--student", ""], "objective.kind=distillation gives no reward"),
         (["out", "seed=1", "--student", "", "--models", "0"], "--models and --jobs must be at least 1"),
@@ -89,7 +89,7 @@ def test_students_may_begin_anew_and_have_a_tokenizer_of_their_teachers(module: 
     teacher = typed(TrainConfig, values_of("train", TINY))
 
     def refuse(*own: str, tiny: list[str] = TINY) -> None:
-        module.refuse_unfit(teacher, typed(TrainConfig, values_of("train", [*tiny, "training.start_from=T", *own])))
+        module.check_students(teacher, typed(TrainConfig, values_of("train", [*tiny, "training.start_from=T", *own])))
 
     refuse("decoder.dropout=0.3", "encoder.zoneout=0.2", "tokenizer.sampling=0.1", "training.batch_tokens=100")
     refuse("training.start_from=null", "encoder.hidden=8")
@@ -97,7 +97,7 @@ def test_students_may_begin_anew_and_have_a_tokenizer_of_their_teachers(module: 
         refuse("encoder.hidden=8")
     theirs = ["tokenizer=file", "tokenizer.source_model=out/teacher/1/tokenizer.model"]
     refuse("data.train_size=100", *theirs, tiny=[word for word in TINY if not word.startswith("tokenizer.")])
-    with pytest.raises(UserError, match="of another corpus comes another tokenizer"):
+    with pytest.raises(UserError, match="another corpus gives another tokenizer"):
         refuse("data.train_size=100")
 
 
@@ -105,7 +105,7 @@ def test_a_folder_keeps_to_what_was_begun_there(module: ModuleType, tmp_path: Pa
     asked = {"overrides": ["seed=1"], "models": 2, "student": ["optimizer.lr=1"]}
     module.begin(tmp_path, asked)
     module.begin(tmp_path, {**asked, "models": 3, "student": []})  # none has begun
-    with pytest.raises(UserError, match=r"was begun with other values .*; give another folder$"):
+    with pytest.raises(UserError, match=r"was started with other values .*; give another folder$"):
         module.begin(tmp_path, {**asked, "overrides": ["seed=2"]})
     (tmp_path / "student" / "1").mkdir(parents=True)
     (tmp_path / "student" / "1" / "config.yaml").touch()
@@ -130,7 +130,7 @@ def test_a_failure_is_told_and_nothing_is_begun_after_it(
     with pytest.raises(UserError, match=r"teacher/2: failed$"):
         module.distill(options)
     assert begun == [tmp_path / "out" / "teacher" / seed for seed in "12"]
-    assert "teacher/2: failed; what has begun goes on" in "".join(capsys.readouterr())
+    assert "teacher/2: failed; runs that have started continue" in "".join(capsys.readouterr())
 
 
 def test_who_interrupts_is_told_how_to_go_on(
@@ -142,5 +142,5 @@ def test_who_interrupts_is_told_how_to_go_on(
 
     monkeypatch.setattr("sys.argv", ["distill.py", "out", "seed=1"])
     runs = script("runs")
-    assert runs.call(work, runs.several(None, 3, "teachers")) == 130
-    assert capsys.readouterr().err == "interrupted: the same command goes on\n"
+    assert runs.run_script(work, runs.run_parser(None, 3, "teachers")) == 130
+    assert capsys.readouterr().err == "interrupted: the same command resumes\n"

@@ -102,7 +102,7 @@ def test_a_folder_keeps_to_what_was_begun_there(tmp_path: Path) -> None:
         assert (tmp_path / "diversify.json").read_bytes() == before
 
     begin(tmp_path, {**asked}, [first])
-    refused([first], "was begun with other values", models=2)
+    refused([first], "was started with other values", models=2)
     begin(tmp_path, {**asked}, [other, second])  # none has begun
     (tmp_path / "student").mkdir()
     (tmp_path / "student-2").mkdir()
@@ -188,7 +188,7 @@ def test_a_failure_is_told_while_others_go_on(options: argparse.Namespace, monke
     with pytest.raises(UserError, match="forward/2: failed"):
         module.diversify(options)
     assert ended == [("forward", True)]  # nothing is begun after it
-    assert bar.lines == [f"{options.directory}/forward/2: failed; what has begun goes on"]
+    assert bar.lines == [f"{options.directory}/forward/2: failed; runs that have started continue"]
 
 
 def test_a_student_that_is_interrupted_is_waited_for(
@@ -273,7 +273,7 @@ def test_what_has_one_direction_is_refused(word: str, told: str) -> None:
         (["out", *FILES, "--search", "'"], 'error: --search "\'": no closing quotation'),
         (["out", *FILES, "--search", "search.beamsize=5"], "search.beamsize: unknown key; did you mean"),
         (["out", *FILES, "--search", "search.beam_size=0"], "search.beam_size=0: input should be"),
-        (["out", *FILES, "seed=1,2"], "seed=1,2: several values are for a sweep"),
+        (["out", *FILES, "seed=1,2"], "seed=1,2: several values need a sweep"),
         (["out", "seed=1", "--models", "0"], "--models and --jobs must be at least 1"),
     ],
 )

@@ -12,8 +12,8 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "draw_alignment.py"
     ("output", "message"),
     [
         ("here.png", "error: run=nowhere: no such directory\n"),
-        ("nowhere/here.png", "error: nowhere/here.png: must be a file to write in a folder that exists\n"),
-        (".", "error: .: must be a file to write in a folder that exists\n"),
+        ("nowhere/here.png", "error: nowhere/here.png: must be a file in an existing folder\n"),
+        (".", "error: .: must be a file in an existing folder\n"),
     ],
 )
 def test_a_mistake_is_one_line(output: str, message: str, tmp_path: Path) -> None:

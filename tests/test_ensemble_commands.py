@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from nmt import Translator
+from nmt.comparison.compare import group
 from nmt.comparison.entry import find_runs, read_run
 from nmt.comparison.report import gather
-from nmt.comparison.system import group
 from nmt.config.errors import UserError
 from nmt.config.schema import Evaluation, TrainConfig
 from nmt.evaluation import EvaluationFolder, evaluate_run, score_settings, warn_if_texts_differ

@@ -113,8 +113,8 @@ def test_a_run_of_another_search_is_told_to_use_a_beam(run: RunDirectory, tmp_pa
         (["{run}", "--beams", "0"], "search.beam_size=0: input should be greater than 0"),
         (["{run}", "--average", "-1"], "search.alpha=-1.0"),
         (["{run}", "--threads", "0"], "--threads: 0: must be a whole number from 1 to 1024"),
-        (["{run}", "--output", "{run}/config.yaml"], "/config.yaml: is not a folder"),
-        (["{run}", "--output", "{run}"], "run: holds other things than the results of tune_search"),
+        (["{run}", "--output", "{run}/config.yaml"], "/config.yaml: is a file"),
+        (["{run}", "--output", "{run}"], "run: holds files other than the results of tune_search"),
         (["{run}", "--no-none", "--average", "--gnmt"], "leaves nothing to try"),
     ],
 )

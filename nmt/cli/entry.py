@@ -1,31 +1,12 @@
-"""The commands' entry points, which import nothing large before they can answer Ctrl-C in one line."""
+"""Entry points of the commands. They import nothing large until Ctrl-C is handled."""
 
 import importlib
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import NoReturn
-
-
-def train() -> None:
-    """nmt-train."""
-    _run("train")
-
-
-def evaluate() -> None:
-    """nmt-evaluate."""
-    _run("evaluate")
-
-
-def translate() -> None:
-    """nmt-translate."""
-    _run("translate")
-
-
-def compare() -> None:
-    """nmt-compare."""
-    _run("compare")
 
 
 def _run(command: str) -> None:
@@ -33,13 +14,13 @@ def _run(command: str) -> None:
         module = importlib.import_module(f"nmt.cli.{command}")
     try:
         module.main()
-    except KeyboardInterrupt:  # before or after the part of main that handles it
+    except KeyboardInterrupt:  # outside the part of main that handles it
         _exit(command)
 
 
 @contextmanager
 def exit_at_ctrl_c(command: str) -> Iterator[None]:
-    """For imports: end the process without an exception, which some modules catch and others turn into an abort."""
+    """During imports, end the process at Ctrl-C: some modules would swallow KeyboardInterrupt, others would abort."""
     before = signal.getsignal(signal.SIGINT)
     if before != signal.SIG_IGN:
         signal.signal(signal.SIGINT, lambda *_: _exit(command))
@@ -50,6 +31,9 @@ def exit_at_ctrl_c(command: str) -> Iterator[None]:
 
 
 def _exit(command: str) -> NoReturn:
-    with suppress(OSError):  # the terminal may be gone
+    with suppress(OSError):  # the terminal may be closed
         os.write(2, f"nmt-{command}: interrupted\n".encode())
     os._exit(128 + signal.SIGINT)
+
+
+train, evaluate, translate, compare = (partial(_run, name) for name in ("train", "evaluate", "translate", "compare"))

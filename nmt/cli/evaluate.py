@@ -6,9 +6,8 @@ import re
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from nmt.cli.app import run_command
+from nmt.cli.app import output_folder, run_command
 from nmt.cli.entry import exit_at_ctrl_c
-from nmt.cli.output import output_folder
 from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.config.schema import EvaluateConfig
@@ -35,28 +34,29 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
     tune_memory()
     runs = [RunDirectory.existing(path) for path in config.run]
     trained = load_config(runs[0].config)
-    given = {"tokenize": config.tokenize, "lowercase": config.lowercase}
-    evaluation = trained.evaluation.model_copy(update={k: v for k, v in given.items() if v is not None})
+    changes = {"tokenize": config.tokenize, "lowercase": config.lowercase}
+    evaluation = trained.evaluation.model_copy(update={k: v for k, v in changes.items() if v is not None})
     try:
         settings = score_settings(evaluation, trained.data.target_lang)
     except UserError as error:
         raise UserError(str(error).removeprefix("evaluation.")) from None
     sources, _, _ = runs[0].held_out(config.split)
     if config.output is None:
-        _refuse_unwritable(runs[0])
+        _check_writable(runs[0])
     translator = Translator.load(config.run, **config.loading)
     warn_if_texts_differ(runs, config.split)
     machine = (runs[0].read_manifest().get("starts") or [{}])[-1].get("machine", {})
-    apart, variant, place = None, _variant(config, trained, machine.get("precision")), {}
+    result: dict[str, Any] = {}
     with ExitStack() as stack:
-        if config.output is not None:
-            folder = stack.enter_context(output_folder(config.output, EVALUATION, "an evaluation"))
-            apart = EvaluationFolder.at(folder, runs, translator, settings, config.checkpoint)
-            variant, place = "", {"output": config.output}
+        if config.output is None:
+            folder, variant, location = None, _variant(config, trained, machine.get("precision")), {}
+        else:
+            path = stack.enter_context(output_folder(config.output, EVALUATION, "an evaluation"))
+            folder = EvaluationFolder.at(path, runs, translator, settings, config.checkpoint)
+            variant, location = "", {"output": config.output}
         bar = stack.enter_context(
             tqdm(total=len(sources), desc=f"translate {config.split}", unit=" sent", disable=None)
         )
-        result: dict[str, Any] = {}
         try:
             evaluate_run(
                 runs[0],
@@ -66,7 +66,7 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
                 config.checkpoint,
                 progress=bar.update,
                 variant=variant,
-                output=apart,
+                output=folder,
                 on_result=result.update,
             )
         except OSError as error:
@@ -79,21 +79,23 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
         finally:
             if result:
                 bar.close()
-                named = config.run[0] if len(config.run) == 1 else config.run
-                print(json.dumps({"run": named, "split": config.split, **place, **result}))
+                run = config.run[0] if len(config.run) == 1 else config.run
+                print(json.dumps({"run": run, "split": config.split, **location, **result}))
 
 
-def _refuse_unwritable(run: "RunDirectory") -> None:
-    """Raises UserError, before anything is translated, where results could not be written."""
+def _check_writable(run: "RunDirectory") -> None:
+    """Raises UserError, before anything is translated, if the results could not be written."""
     for folder in (run.path, run.hypotheses, run.alignments):
         if folder.exists() and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
             raise UserError(f"{folder}: cannot be written; give output=FOLDER to save the results elsewhere")
 
 
 def _variant(config: EvaluateConfig, trained: schema.TrainConfig, precision: str | None) -> str:
-    """The settings that are not the run's own, for the names of files and results; it was trained in `precision`."""
+    """The settings that differ from those of training, for the names of files and results. The run was trained in
+    `precision`."""
     own = {"checkpoint": "best", "seed": trained.seed, "precision": precision}
     own |= {**trained.evaluation.model_dump(), **trained.search.model_dump()}
-    given = {name: getattr(config, name) for name in ("checkpoint", "seed", "precision", "tokenize", "lowercase")}
-    changed = {k: v for k, v in {**given, **config.search}.items() if v is not None and own.get(k) != v}
+    names = ("checkpoint", "seed", "precision", "tokenize", "lowercase")
+    settings = {**{name: getattr(config, name) for name in names}, **config.search}
+    changed = {k: v for k, v in settings.items() if v is not None and own.get(k) != v}
     return re.sub(r"[^\w.-]", "-", "_".join(f"{key}-{value}" for key, value in changed.items()))

@@ -1,67 +1,112 @@
-"""What --help shows: the choices of each group, and the composed values with their comments from configs/."""
+"""What the YAML files in configs/ say to the user: the text of --help, and one-line explanations of errors."""
 
+import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import takewhile
 from pathlib import Path
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from nmt.cli.explain import choices_of, config_files, package_of
-from nmt.config.compose import config_dir
+from nmt.config.compose import config_dir, flatten
+from nmt.config.errors import UserError, format_value, nearest, nearest_key
 
-COLUMN, WIDTH = 28, 128  # where comments begin, and where lines end
-LONGEST = 60  # characters of a line beside which a comment begins; that of a longer one begins below
+COLUMN, WIDTH = 28, 128  # of a comment's start, of a line's end
+LONGEST = 60  # characters of a line; the comment of a longer line starts below it
+# Keys that size=auto sets from the corpus, and the keys that override them.
+SET_BY_SIZE = {"size.lr": "optimizer.lr", "size.vocab_size": "tokenizer.vocab_size"}
+
+
+def config_files(command: str) -> list[tuple[Path, str]]:
+    """All YAML files of a command, including choices that are not selected, each with the prefix of its keys."""
+    roots = [config_dir() / command, *(sorted(config_dir().iterdir()) if command == "train" else [])]
+    roots += [config_dir() / "search"] if command in {"evaluate", "translate"} else []
+    files = [(config_dir() / f"{command}.yaml", "")]
+    for root in (root for root in roots if root.is_dir() and root.name != "hydra"):
+        files += [(path, key_prefix(path)) for path in sorted(root.rglob("*.yaml"))]
+    return files
+
+
+def key_prefix(path: Path) -> str:
+    """The prefix of the keys in a group's file, such as "attention.score."."""
+    is_global = "@package _global_" in path.read_text(encoding="utf-8")
+    return "" if is_global else ".".join([*path.parent.relative_to(config_dir()).parts, ""])
+
+
+def choices_of(group: str, command: str) -> list[str]:
+    """The choices of a group."""
+    names = sorted(path.stem for path in (config_dir() / group).glob("[!_]*.yaml"))
+    return [name for name in names if (group, name, command) != ("search", "as_trained", "train")]
+
+
+def known_keys(command: str) -> list[str]:
+    """All keys, sections and groups of a command, including those of choices that are not selected."""
+    files = config_files(command)
+    keys = [key for path, prefix in files for key in _keys_of(path, prefix)]
+    sections = {key.rpartition(".")[0] for key in keys}
+    groups = {_group(path) for path, _ in files}
+    return sorted({*keys, *sections, *groups} - {"", "."})
+
+
+def _group(path: Path) -> str:
+    return path.parent.relative_to(config_dir()).as_posix()
+
+
+def _keys_of(path: Path, prefix: str) -> list[str]:
+    values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    own = {str(key): value for key, value in values.items() if key not in {"defaults", "hydra"}}
+    return [key for key, _ in flatten(own, prefix)]
 
 
 def all_choices() -> str:
-    """A line for each group of nmt-train."""
+    """One line per group of nmt-train, for --help."""
     folders = sorted(path for path in config_dir().rglob("*") if path.is_dir())
     groups = [folder.relative_to(config_dir()).as_posix() for folder in folders]
-    shown = {group: choices_of(group, "train") for group in groups if group.partition("/")[0] != "hydra"}
-    return "\n".join(f"{group}: {', '.join(choices)}" for group, choices in shown.items() if choices)
+    choices = {group: choices_of(group, "train") for group in groups if group.partition("/")[0] != "hydra"}
+    return "\n".join(f"{group}: {', '.join(names)}" for group, names in choices.items() if names)
 
 
 def values(*, _root_: DictConfig) -> str:
-    """The composed values as YAML with comments, `$` doubled: Hydra substitutes in what it returns.
+    """The composed values as YAML with comments, for --help; an OmegaConf resolver.
 
-    OmegaConf calls it as a resolver, with the whole configuration as `_root_`.
+    `$` is doubled because Hydra substitutes in the result. OmegaConf passes the whole configuration as `_root_`.
     """
     job = OmegaConf.masked_copy(_root_, [str(key) for key in _root_ if key != "hydra"])
     text = OmegaConf.to_yaml(job, resolve="--resolve" in sys.argv)
     comments = _comments(str(_root_.hydra.job.name), dict(_root_.hydra.runtime.choices))
     lines = text.splitlines()
-    for name, key, _ in _keys(text):
+    for name, key, _ in _nodes(text):
         if comment := comments.get(name):
             line = lines[key.start_mark.line]
             parts = textwrap.wrap(comment, WIDTH - COLUMN - 2, break_on_hyphens=False)
             block = [f"{'':{COLUMN}}# {part}" for part in parts]
-            beside = f"{line:{COLUMN - 1}} {block.pop(0).strip()}" if len(line) < LONGEST else line
-            lines[key.start_mark.line] = "\n".join([beside, *block])
+            first = f"{line:{COLUMN - 1}} {block.pop(0).strip()}" if len(line) < LONGEST else line
+            lines[key.start_mark.line] = "\n".join([first, *block])
     return "\n".join(lines).replace("$", "$$")
 
 
 def _comments(command: str, choices: dict[str, str]) -> dict[str, str]:
-    """What the files of a command say of their keys; what a chosen one says counts."""
-    found: dict[str, str] = {}
-    for path, package in config_files(command):
-        found |= _comments_in(path, package, above=False)  # what stands above may describe another choice
+    """The comment of each key; the file of the selected choice takes precedence."""
+    comments: dict[str, str] = {}
+    for path, prefix in config_files(command):
+        comments |= _comments_in(path, prefix, above=False)  # a comment above a key may describe another choice
     for key, choice in choices.items():
         group, _, package = key.partition("@")
         path = config_dir() / group / f"{choice}.yaml"
         if path.is_file() and not group.startswith("hydra/"):
-            found |= _comments_in(path, f"{package}." if package else package_of(path), above=True)
-    return found | _comments_in(config_dir() / f"{command}.yaml", "", above=True)
+            comments |= _comments_in(path, f"{package}." if package else key_prefix(path), above=True)
+    return comments | _comments_in(config_dir() / f"{command}.yaml", "", above=True)
 
 
-def _comments_in(path: Path, package: str, above: bool) -> dict[str, str]:
-    """The comments of one file: beside values and, if `above`, also above their keys."""
+def _comments_in(path: Path, prefix: str, above: bool) -> dict[str, str]:
+    """The comments in one file: those beside values and, if `above`, those above keys."""
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
     comments = {}
-    for name, key, value in _keys(text):
+    for name, key, value in _nodes(text):
         end = key.end_mark if isinstance(value, yaml.MappingNode) else value.end_mark
         rest = lines[end.line][end.column :].lstrip(": ")
         block = []
@@ -71,17 +116,17 @@ def _comments_in(path: Path, package: str, above: bool) -> dict[str, str]:
             before = _comment_lines(lines[: key.start_mark.line][::-1], key.start_mark.column)
             block = [line for line in reversed(before) if "@package" not in line]
         if block:
-            comments[f"{package}{name}"] = " ".join(line.strip().removeprefix("#").strip() for line in block)
+            comments[f"{prefix}{name}"] = " ".join(line.strip().removeprefix("#").strip() for line in block)
     return comments
 
 
 def _comment_lines(lines: list[str], column: int) -> list[str]:
-    """The first lines, as far as they hold nothing but a comment that begins in this column."""
+    """The leading lines that hold only a comment starting in this column."""
     return [*takewhile(lambda line: line.startswith(f"{'':{column}}#"), lines)]
 
 
-def _keys(text: str) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
-    """The keys of YAML text with their sections, and where they and their values stand."""
+def _nodes(text: str) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
+    """Full key, key node and value node of each key in YAML text."""
 
     def walk(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
         for key, value in node.value if isinstance(node, yaml.MappingNode) else []:
@@ -89,3 +134,91 @@ def _keys(text: str) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
             yield from walk(value, f"{prefix}{key.value}.")
 
     return walk(yaml.compose(text, yaml.SafeLoader), "")
+
+
+def explain(error: Exception, command: str) -> str:
+    """The message of an error: one line per problem, with the key and the nearest valid name."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("See http")]
+    text = lines[0] if lines else type(error).__name__
+    for pattern, explanation in EXPLANATIONS.items():
+        if match := re.search(pattern, text):
+            if message := explanation(match, command):
+                return message
+            break
+    match error:
+        case MissingMandatoryValue():
+            return f"{error.full_key}: missing; give it as {error.full_key}=..."
+        case OmegaConfBaseException(full_key=str(key)) if key:
+            references = [format_value(word) for word in sys.argv[1:] if "${" in word]
+            return f"{key}: {text}{f' ({chr(32).join(references)})' if references else ''}"
+    return " ".join(dict.fromkeys(lines)) or text
+
+
+def _user_error(match: re.Match[str], _: str) -> str:
+    return match[1] or match[2]
+
+
+def _missing_launcher(match: re.Match[str], _: str) -> str:
+    extra = {"joblib": "parallel", "submitit": "slurm"}[match[1]]
+    return f'hydra/launcher: {match[1]} is not installed: pip install "nmt[{extra}]"'
+
+
+def _unknown_key(match: re.Match[str], command: str) -> str:
+    key = match[1]
+    if key.startswith("hydra."):
+        return f"{key}: unknown key; keys of a launcher or sweeper need hydra/launcher=... or hydra/sweeper=..."
+    known = known_keys(command)
+    if key in SET_BY_SIZE:
+        return f"{key}: size=auto sets this from the corpus; override {SET_BY_SIZE[key]} instead"
+    if key in known:
+        choices = _choices_with(key, command)
+        available = f"; available with {', '.join(choices)}" if choices else ""
+        return f"{key}: not a key of the chosen {key.partition('.')[0]}{available}"
+    candidates = [name for name in known if name not in SET_BY_SIZE]
+    candidates += ["hydra.run.dir"] if command == "train" else []
+    return f"{key}: unknown key{nearest_key(key, candidates)} (nmt-{command} --help lists all)"
+
+
+def _choices_with(key: str, command: str) -> list[str]:
+    """The choices, as GROUP=CHOICE, whose files define the key or section."""
+    return [
+        f"{_group(path)}={path.stem}"
+        for path, prefix in config_files(command)
+        if prefix and path.stem in choices_of(_group(path), "train")
+        if any(f"{name}.".startswith(f"{key}.") for name in _keys_of(path, prefix))
+    ]
+
+
+def _several_values(match: re.Match[str], command: str) -> str:
+    key, _, values = match[1].partition("=")
+    return f"{match[1]}: for a list give '{key}=[{values}]'{'; for a sweep add -m' if command == 'train' else ''}"
+
+
+def _unresolved_size(*_: object) -> str:
+    return "size=auto is resolved from the corpus when training starts; set size=small, base or large to see its values"
+
+
+def _unknown_choice(match: re.Match[str], command: str) -> str | None:
+    path = match[1]
+    arguments = (word.lstrip("+").partition("=")[::2] for word in sys.argv[1:])
+    group, _, choice = path.rpartition("/")
+    # encoder/gru is choice gru of group encoder, unless an argument shows that the choice itself has a slash.
+    group, choice = next((pair for pair in arguments if "/".join(pair) == path), (group, choice))
+    choices = choices_of(group, command) + (["basic"] if group.startswith("hydra/") else [])
+    return f"{group}={choice}: not one of {', '.join(choices)}{nearest(choice, choices)}" if choices else None
+
+
+# Patterns in the messages of Hydra and OmegaConf.
+EXPLANATIONS: dict[str, Callable[[re.Match[str], str], str | None]] = {
+    r"UserError raised while resolving interpolation: (.*)|UserError\(['\"](.*)['\"]\)$": _user_error,
+    r"hydra_plugins\.hydra_(\w+)_launcher": _missing_launcher,
+    "^Could not override '(.*?)'": _unknown_key,
+    "^Ambiguous value for argument '(.*?)'": _several_values,
+    "Interpolation key 'size\\.": _unresolved_size,
+    "INTERVAL_SWEEP": lambda *_: "interval(a,b) is for a search: add hydra/sweeper=optuna",
+    r"Could not find '.*?([^']*)'[^']*$": _unknown_choice,
+}

@@ -1,12 +1,13 @@
-"""A search in place of a grid: Optuna (Akiba et al. 2019) proposes each trial from the ones before, and prunes.
+"""A search instead of a grid: Optuna (Akiba et al. 2019) proposes each trial from the results so far, and prunes.
 
-The sweeper that Hydra offers for it has Optuna 2, starts anew where it was killed, and cannot prune.
+Hydra's own Optuna plugin is limited to Optuna 2, cannot resume a search and cannot prune.
 """
 
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,18 +21,19 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from nmt.cli.explain import explain, record_failure
+from nmt.cli.help import explain
+from nmt.comparison.jobs import record_failure
 from nmt.config.errors import UserError, nearest
 from nmt.run import PRUNED, RunDirectory
 
-JOURNAL = "optuna.journal"  # all that Optuna knows, in the sweep's directory
+JOURNAL = "optuna.journal"  # Optuna's storage, in the sweep's directory
 STUDY = "sweep"
-THOUSANDTHS = 1000  # of an epoch: Optuna counts in whole numbers
+STEPS_PER_EPOCH = 1000  # Optuna counts in whole numbers
 log = logging.getLogger(__name__)
 
 
 class OptunaSweeper(Sweeper):
-    """Runs `n_trials` trials to the best validation score (`validation.monitor`); started again, it goes on."""
+    """Runs `n_trials` trials to optimise the validation score (`validation.monitor`). Started again, it resumes."""
 
     def __init__(
         self,
@@ -42,103 +44,108 @@ class OptunaSweeper(Sweeper):
         startup_trials: int,
         params: Mapping[str, str] | None,
     ) -> None:
-        for name, given, known in (("sampler", sampler, SAMPLERS), ("pruner", pruner, PRUNERS)):
-            if given not in known:
-                raise UserError(f"hydra.sweeper.{name}={given}: not one of {', '.join(known)}{nearest(given, known)}")
-        for name, count, least in (
-            ("n_trials", n_trials, 1),
-            ("n_jobs", n_jobs, 1),
-            ("startup_trials", startup_trials, 0),
-        ):
-            if not (count is None and name == "n_jobs") and (type(count) is not int or count < least):
-                raise UserError(f"hydra.sweeper.{name}={count}: must be a whole number, {least} or more")
+        for key, name, known in (("sampler", sampler, SAMPLERS), ("pruner", pruner, PRUNERS)):
+            if name not in known:
+                raise UserError(f"hydra.sweeper.{key}={name}: not one of {', '.join(known)}{nearest(name, known)}")
+        counts = {
+            "n_trials": (n_trials, 1),
+            "n_jobs": (1 if n_jobs is None else n_jobs, 1),
+            "startup_trials": (startup_trials, 0),
+        }
+        for key, (count, least) in counts.items():
+            if type(count) is not int or count < least:
+                raise UserError(f"hydra.sweeper.{key}={count}: must be a whole number, {least} or more")
         self.n_trials, self.n_jobs, self.startup_trials = n_trials, n_jobs, startup_trials
         self.sampler, self.params = sampler, params or {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Called by Hydra."""
         self._config, self._loader = config, hydra_context.config_loader
+        self._directory = Path(config.hydra.sweep.dir)
         self._launcher = Plugins.instance().instantiate_launcher(
             config=config, hydra_context=hydra_context, task_function=task_function
         )
 
     def sweep(self, arguments: list[str]) -> None:
-        """Called by Hydra with the command line's overrides."""
+        """Called by Hydra with the overrides from the command line."""
         optuna = _optuna()
-        given = [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
-        parsed = OverridesParser.create(self._loader).parse_overrides(given)
-        keys = {override.get_key_element(): override for override in parsed}  # the last of each
-        self._fixed = [override.input_line or "" for override in keys.values() if not override.is_sweep_override()]
-        space = {key: _distribution(override) for key, override in keys.items() if override.is_sweep_override()}
+        overrides = [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
+        parsed = OverridesParser.create(self._loader).parse_overrides(overrides)
+        last = {override.get_key_element(): override for override in parsed}
+        self._fixed = [override.input_line or "" for override in last.values() if not override.is_sweep_override()]
+        space = {key: _distribution(override) for key, override in last.items() if override.is_sweep_override()}
         if not space:
             raise UserError("hydra/sweeper=optuna: nothing to search; give a key several values or an interval(a,b)")
-        directory = Path(self._config.hydra.sweep.dir)
-        directory.mkdir(parents=True, exist_ok=True)
+        self._directory.mkdir(parents=True, exist_ok=True)
         monitor = self._config.validation.monitor
         study = optuna.create_study(
             study_name=STUDY,
-            storage=_storage(directory),
+            storage=_storage(self._directory),
             direction="minimize" if monitor == "loss" else "maximize",
             load_if_exists=True,
         )
-        shown = {key: str(distribution) for key, distribution in space.items()}
-        self._check(study, {"monitor": monitor, "fixed": sorted(self._fixed), "space": shown})
-        running = study.get_trials(states=[optuna.trial.TrialState.RUNNING])  # of a sweep that was killed
-        for trial in running:
-            if trial.params.keys() != space.keys():  # while the trial was being written down
-                study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-        whole = [trial for trial in running if trial.params.keys() == space.keys()]
-        for start in range(0, len(whole), self._jobs()):
-            self._launch(study, whole[start : start + self._jobs()])
+        distributions = {key: str(distribution) for key, distribution in space.items()}
+        self._check_same_search(study, {"monitor": monitor, "fixed": sorted(self._fixed), "space": distributions})
+        self._resume(study, space)
         while missing := max(0, self.n_trials - len(study.trials)):
-            # With one trial at a time the same proposals, whether the sweep was interrupted or not.
+            # Seeded by the number of trials: with one job at a time, an interrupted search makes the same proposals.
             study.sampler = SAMPLERS[self.sampler](
                 seed=self._config.seed + len(study.trials), startup_trials=self.startup_trials
             )
-            self._launch(study, [study.ask(space) for _ in range(min(missing, self._jobs()))])
+            self._launch(study, [study.ask(space) for _ in range(min(missing, self._parallel_trials()))])
         if study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
             best = study.best_trial
             values = " ".join(f"{key}={value}" for key, value in best.params.items())
             log.info("\nbest trial: %d, validation %s %.4f, with %s", best.number, monitor, best.value, values)
 
-    def _check(self, study: Any, asked: dict[str, Any]) -> None:  # noqa: ANN401
-        """Raises UserError if the study is of another search."""
-        before = study.user_attrs.get("asked")
-        if before is None:
-            study.set_user_attr("asked", asked)
-        elif changed := [key for key in asked if before[key] != asked[key]]:
-            key = changed[0]
+    def _check_same_search(self, study: Any, search: dict[str, Any]) -> None:  # noqa: ANN401
+        """Raises UserError if the study belongs to another search."""
+        saved = study.user_attrs.get("search")
+        if saved is None:
+            study.set_user_attr("search", search)
+        elif key := next((key for key in search if saved[key] != search[key]), None):
             raise UserError(
-                f"{self._config.hydra.sweep.dir}: holds another search ({key}: {before[key]} there, "
-                f"{asked[key]} here); choose another hydra.sweep.dir"
+                f"{self._directory}: holds another search ({key}: {saved[key]} there, {search[key]} here); choose "
+                "another hydra.sweep.dir"
             )
 
-    def _jobs(self) -> int:
-        """Trials at a time."""
-        beside = self._config.hydra.launcher.get("n_jobs") or 1
-        return self.n_jobs or (beside if beside > 0 else os.cpu_count() or 1)
+    def _resume(self, study: Any, space: Mapping[str, Any]) -> None:  # noqa: ANN401
+        """Finish the trials of a search that was killed."""
+        states = _optuna().trial.TrialState
+        complete = []
+        for trial in study.get_trials(states=[states.RUNNING]):
+            if trial.params.keys() == space.keys():
+                complete.append(trial)
+            else:  # killed while Optuna wrote the trial
+                study.tell(trial.number, state=states.FAIL)
+        for start in range(0, len(complete), self._parallel_trials()):
+            self._launch(study, complete[start : start + self._parallel_trials()])
+
+    def _parallel_trials(self) -> int:
+        jobs = self._config.hydra.launcher.get("n_jobs") or 1
+        return self.n_jobs or (jobs if jobs > 0 else os.cpu_count() or 1)
 
     def _launch(self, study: Any, trials: Sequence[Any]) -> None:  # noqa: ANN401
-        """Run trials, each in the directory of its number, and tell what came of them."""
-        states, sweep = _optuna().trial.TrialState, Path(self._config.hydra.sweep.dir)
+        """Run trials, each in the directory of its number, and report their scores to Optuna."""
+        states = _optuna().trial.TrialState
         jobs = {}
         for trial in trials:
             overrides = [*self._fixed, *(f"{key}={value}" for key, value in trial.params.items())]
             try:
                 self._loader.load_sweep_config(self._config, overrides)
-            except HydraException as error:  # such as a value of a choice that was not drawn
-                record_failure(sweep / str(trial.number), explain(error, "train"), overrides)
+            except HydraException as error:  # e.g. a key of a choice that this trial does not select
+                record_failure(self._directory / str(trial.number), explain(error, "train"), overrides)
                 study.tell(trial.number, state=states.FAIL)
             else:
                 jobs[trial.number] = overrides
-        for numbers in _consecutive(list(jobs)):
-            found = self._launcher.launch([jobs[number] for number in numbers], numbers[0])
-            for number, done in zip(numbers, found, strict=True):
-                assert done.hydra_cfg is not None
-                run = RunDirectory(done.hydra_cfg.hydra.runtime.output_dir)
-                score = done.return_value
+        for numbers in _consecutive(jobs):
+            results = self._launcher.launch([jobs[number] for number in numbers], numbers[0])
+            for number, result in zip(numbers, results, strict=True):
+                assert result.hydra_cfg is not None
+                run = RunDirectory(result.hydra_cfg.hydra.runtime.output_dir)
+                score = result.return_value  # of nmt.cli.sweep.run_job
                 if isinstance(score, str):
-                    log.warning("trial %d was stopped by %s; start the search again to go on with it", number, score)
+                    log.warning("trial %d was stopped by %s; start the search again to resume it", number, score)
                 elif score is None:
                     study.tell(number, state=states.FAIL)
                 elif run.status() == PRUNED:
@@ -147,19 +154,14 @@ class OptunaSweeper(Sweeper):
                     study.tell(number, score)
 
 
-def _consecutive(numbers: Sequence[int]) -> list[list[int]]:
-    """Groups of numbers that follow each other, as a launcher numbers its jobs."""
-    groups: list[list[int]] = []
-    for number in numbers:
-        if groups and groups[-1][-1] == number - 1:
-            groups[-1].append(number)
-        else:
-            groups.append([number])
-    return groups
+def _consecutive(numbers: Iterable[int]) -> Iterator[list[int]]:
+    """Groups of consecutive numbers: a launcher numbers its jobs upwards from the first."""
+    for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        yield [number for _, number in group]
 
 
 def _register() -> None:
-    """Hydra takes sweepers from modules of the namespace hydra_plugins alone: be one of them."""
+    """Hydra accepts sweepers only from modules in the namespace hydra_plugins: register this module there."""
     try:
         import hydra_plugins
     except ImportError:  # no other plugin is installed
@@ -175,19 +177,20 @@ _register()
 
 
 def observer() -> Callable[[float, float], bool] | None:
-    """For the job that runs now: reports its validations to Optuna and asks whether to go on."""
+    """For a job of a search, a function that reports a validation (epochs, score) to Optuna and returns whether to
+    prune; else None."""
     hydra = HydraConfig.get()
     if not hydra.sweeper._target_.endswith(".OptunaSweeper"):
         return None
     optuna = _optuna()
     pruner = PRUNERS[hydra.sweeper.pruner](hydra.sweeper.startup_trials)
     study = optuna.load_study(study_name=STUDY, storage=_storage(Path(hydra.sweep.dir)), pruner=pruner)
-    trial = optuna.trial.Trial(study, study.trials[hydra.job.num]._trial_id)
-    known = study.trials[hydra.job.num].intermediate_values  # of a trial that was resumed
+    frozen = study.trials[hydra.job.num]
+    trial = optuna.trial.Trial(study, frozen._trial_id)
 
     def observe(epochs: float, score: float) -> bool:
-        step = round(THOUSANDTHS * epochs)
-        if step not in known:
+        step = round(STEPS_PER_EPOCH * epochs)
+        if step not in frozen.intermediate_values:  # which a resumed trial reported before
             trial.report(score, step)
         return bool(trial.should_prune())
 
@@ -209,11 +212,11 @@ def _storage(directory: Path) -> Any:  # noqa: ANN401
 
 
 def _distribution(override: Override) -> Any:  # noqa: ANN401
-    """interval(a,b), tag(log,interval(a,b)), range(a,b,step), or one of several."""
+    """Optuna's distribution for interval(a,b), tag(log,interval(a,b)), range(a,b,step) or several values."""
     distributions, value = _optuna().distributions, override.value()
     tags = set(getattr(value, "tags", ()))
     if tags - ({"log"} if isinstance(value, IntervalSweep) else set()):
-        raise UserError(f"{override.input_line}: of tags there is log, of an interval: tag(log,interval(a,b))")
+        raise UserError(f"{override.input_line}: the only tag is log, of an interval: tag(log,interval(a,b))")
     if isinstance(value, IntervalSweep):
         try:
             return distributions.FloatDistribution(value.start, value.end, log="log" in tags)
@@ -221,7 +224,7 @@ def _distribution(override: Override) -> Any:  # noqa: ANN401
             raise UserError(f"{override.input_line}: {error}") from None
     choices = list(override.sweep_string_iterator())
     if not choices:
-        raise UserError(f"{override.input_line}: there is no value in it")
+        raise UserError(f"{override.input_line}: no values")
     if isinstance(value, RangeSweep) and not value.shuffle and all(choice.lstrip("-").isdigit() for choice in choices):
         numbers = sorted(map(int, choices))
         return distributions.IntDistribution(numbers[0], numbers[-1], step=abs(int(value.step)))
@@ -234,6 +237,6 @@ SAMPLERS: dict[str, Callable[..., Any]] = {
 }
 PRUNERS: dict[str, Callable[[int], Any]] = {
     "median": lambda startup_trials: _optuna().pruners.MedianPruner(n_startup_trials=startup_trials),
-    "halving": lambda startup_trials: _optuna().pruners.SuccessiveHalvingPruner(min_resource=THOUSANDTHS),
+    "halving": lambda startup_trials: _optuna().pruners.SuccessiveHalvingPruner(min_resource=STEPS_PER_EPOCH),
     "none": lambda startup_trials: _optuna().pruners.NopPruner(),
 }

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from io import BufferedReader
 from itertools import zip_longest
-from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, BinaryIO, Literal, TypeVar, cast
 
-from nmt.cli.app import run_command
+from nmt.cli.app import run_command, write
 from nmt.cli.entry import exit_at_ctrl_c
-from nmt.cli.output import write
 from nmt.config.errors import UserError
 from nmt.config.overrides import user_path
 from nmt.config.schema import TranslateConfig
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_CHARACTERS = 10_000_000  # read ahead, whatever buffer_lines says
-CHUNK = 65_536  # bytes that are read at once, as many as a pipe holds
-PAUSE = 0.02  # seconds without a further line after which those that have arrived are translated
+MOST_CHARACTERS = 10_000_000  # read ahead, regardless of buffer_lines
+CHUNK = 65_536  # bytes per read: the capacity of a pipe
+PAUSE = 0.02  # seconds to wait for a further line before translating those that have arrived
 Text = TypeVar("Text", str, tuple[str, str])
 
 
@@ -44,82 +44,86 @@ def _translate(config: TranslateConfig, overrides: list[str]) -> None:
     with ExitStack() as files:
         alignments, references = None, None
         if config.references is not None:
-            try:
-                references = files.enter_context(user_path(config.references).open("rb"))
-            except OSError as error:
-                raise UserError(f"references={config.references}: cannot be read ({error.strerror})") from None
+            references = files.enter_context(_opened("references", config.references, "rb"))
         if config.alignments is not None:
             if not translator.model.attends:
                 raise UserError(f"alignments={config.alignments}: the run has no attention to align with")
             translator.check_nbest(config.nbest)  # before the file is emptied
-            path = user_path(config.alignments)
-            if path.exists() and any(
-                os.path.samestat(path.stat(), os.fstat(file.fileno()))
-                for file in (sys.stdin, sys.stdout, *filter(None, [references]))
-            ):
+            if _is_open(user_path(config.alignments), (sys.stdin, sys.stdout, references)):
                 raise UserError(f"alignments={config.alignments}: is also the input or the output; name another file")
-            try:
-                alignments = files.enter_context(path.open("wb"))
-            except OSError as error:
-                raise UserError(f"alignments={config.alignments}: cannot be written ({error.strerror})") from None
+            alignments = files.enter_context(_opened("alignments", config.alignments, "wb"))
         if references is not None:
             _score(translator, references, config.buffer_lines, alignments)
         else:
             _filter(translator, config, alignments)
 
 
-def _score(translator: "Translator", references: BinaryIO, most: int, alignments: BinaryIO | None) -> None:
-    """Write the log-probability of each reference, and align it."""
+def _opened(key: str, path: str, mode: Literal["rb", "wb"]) -> BinaryIO:
+    try:
+        return user_path(path).open(mode)
+    except OSError as error:
+        verb = "read" if mode == "rb" else "written"
+        raise UserError(f"{key}={path}: cannot be {verb} ({error.strerror})") from None
+
+
+def _is_open(path: Path, files: Iterable[IO[str] | BinaryIO | None]) -> bool:
+    if not path.exists():
+        return False
+    return any(os.path.samestat(path.stat(), os.fstat(file.fileno())) for file in files if file is not None)
+
+
+def _score(translator: "Translator", references: BinaryIO, buffer_lines: int, alignments: BinaryIO | None) -> None:
+    """Write the log-probability of each reference, and its alignment."""
     done = 0
-    arriving = Arriving(sys.stdin.buffer)
-    pairs = _pairs(_decoded(arriving, "input"), references)
-    for buffer in _buffers(pairs, most, arriving.has_line):
+    reader = LineReader(sys.stdin.buffer)
+    pairs = _pairs(_decoded(reader, "input"), references)
+    for buffer in _buffers(pairs, buffer_lines, reader.has_line):
         sources, targets = ([pair[side] for pair in buffer] for side in (0, 1))
-        found = translator.score(sources, targets, first_line=done + 1)
-        links = [each.word_alignment() for each in found] if alignments is not None else []
-        _write([f"{each.log_prob:.4f}" for each in found], links, alignments)
+        results = translator.score(sources, targets, first_line=done + 1)
+        links = [result.word_alignment() for result in results] if alignments is not None else []
+        _write([f"{result.log_prob:.4f}" for result in results], links, alignments)
         done += len(buffer)
 
 
 def _pairs(sources: Iterator[str], references: BinaryIO) -> Iterator[tuple[str, str]]:
-    """Raises UserError where one of the two has ended."""
+    """Sources with their references. Raises UserError if one of the two files is shorter."""
     pairs = zip_longest(sources, _decoded(references, references.name))
     for number, (source, target) in enumerate(pairs, 1):
         if source is None or target is None:
             raise UserError(
-                f"references={references.name}: line {number} is missing in it or in the input; line N of one must be "
+                f"references={references.name}: line {number} is missing there or in the input; line N of one must be "
                 "the translation of line N of the other"
             )
         yield source, target
 
 
 def _filter(translator: "Translator", config: TranslateConfig, alignments: BinaryIO | None) -> None:
-    """Read, translate and write, some lines at a time."""
-    talking = config.interactive and sys.stdin.isatty()
-    arriving = Arriving(sys.stdin.buffer)
-    sampling = translator.search.kind == "sampling"  # what is drawn depends on the lines that are translated together
-    has_line = (lambda: True) if sampling else arriving.has_line
+    """Read, translate and write, one buffer of lines at a time."""
+    interactive = config.interactive and sys.stdin.isatty()
+    reader = LineReader(sys.stdin.buffer)
+    # Samples depend on which lines are translated together, so with sampling the buffers must not depend on timing.
+    has_next = (lambda: True) if translator.search.kind == "sampling" else reader.has_line
     done = 0
-    for buffer in _buffers(_lines(arriving, talking), 1 if talking else config.buffer_lines, has_line):
+    for buffer in _buffers(_lines(reader, interactive), 1 if interactive else config.buffer_lines, has_next):
         lines: list[str] = []
         links: list[str] = []
-        for found in translator.translate_nbest(buffer, config.nbest, first_line=done + 1):
-            for each in found:
-                text, score = each.text, each.score
+        for hypotheses in translator.translate_nbest(buffer, config.nbest, first_line=done + 1):
+            for hypothesis in hypotheses:
+                text, score = hypothesis.text, hypothesis.score
                 lines.append(text if config.nbest == 1 else f"{done} ||| {text} ||| {score:.4f}")
                 if alignments is not None:
-                    links.append(f"{'' if config.nbest == 1 else f'{done} ||| '}{each.word_alignment()}")
+                    links.append(f"{'' if config.nbest == 1 else f'{done} ||| '}{hypothesis.word_alignment()}")
             done += 1
         _write(lines, links, alignments)
 
 
-class Arriving:
-    """The lines of a stream, which may be a pipe that another program still writes to. They end at newlines alone."""
+class LineReader:
+    """The lines of a stream that may be a pipe another program still writes to. Only newlines end a line."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = cast(BufferedReader, stream)
         self._lines: deque[bytes] = deque()
-        self._rest: list[bytes] = []  # of a line whose end has not arrived
+        self._rest: list[bytes] = []  # the start of an incomplete line
         self._ended = False
 
     def __iter__(self) -> Iterator[bytes]:
@@ -128,18 +132,18 @@ class Arriving:
                 yield self._lines.popleft()
 
     def has_line(self) -> bool:
-        """Whether another line has arrived, or arrives within PAUSE: a fast writer needs some time to be scheduled."""
+        """Whether a line is available, now or within PAUSE: even a fast writer needs time to be scheduled."""
         while not self._lines and not self._ended and select.select([self._stream], [], [], PAUSE)[0]:
             self._read()
         return bool(self._lines)
 
     def _read(self) -> bool:
-        """Read what has arrived, or wait for it. Returns False at the end."""
+        """Read what is available, or wait for it. Returns False at the end."""
         if self._ended:
             return False
         try:
             chunk = self._stream.read1(CHUNK)
-        except OSError as error:  # such as after `nohup`, whose standard input cannot be read
+        except OSError as error:  # e.g. after `nohup`, whose standard input cannot be read
             raise UserError(f"standard input: cannot be read ({error.strerror})") from None
         *ends, rest = chunk.split(b"\n")
         for end in ends:
@@ -152,43 +156,43 @@ class Arriving:
         return bool(chunk or self._lines)
 
 
-def _buffers(items: Iterable[Text], most: int, has_next: Callable[[], bool]) -> Iterator[list[Text]]:
-    """Lines, or pairs of them, read ahead: `most`, or fewer that are very long or after which none has arrived yet."""
+def _buffers(items: Iterable[Text], size: int, has_next: Callable[[], bool]) -> Iterator[list[Text]]:
+    """Groups of `size` lines or pairs; smaller ones if lines are very long or the next line has not arrived yet."""
     buffer: list[Text] = []
     characters = 0
     for item in items:
         buffer.append(item)
         characters += len(item) if isinstance(item, str) else sum(map(len, item))
-        if len(buffer) == most or characters > MOST_CHARACTERS or not has_next():
+        if len(buffer) == size or characters > MOST_CHARACTERS or not has_next():
             yield buffer
             buffer, characters = [], 0
     if buffer:
         yield buffer
 
 
-def _lines(arriving: Arriving, talking: bool) -> Iterator[str]:
-    """The input's lines, asked for on a terminal."""
-    prompt = "> " if talking else ""
+def _lines(reader: LineReader, interactive: bool) -> Iterator[str]:
+    """The lines of the input, with a prompt on a terminal."""
+    prompt = "> " if interactive else ""
     print(prompt, end="", file=sys.stderr, flush=True)
-    for line in _decoded(arriving, "input"):
+    for line in _decoded(reader, "input"):
         yield line
         print(prompt, end="", file=sys.stderr, flush=True)
-    print(end="\n" if talking else "", file=sys.stderr)
+    print(end="\n" if interactive else "", file=sys.stderr)
 
 
 def _decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
-    """Text without the ends of its lines; bytes that are not UTF-8 are read as U+FFFD, with a warning."""
+    """Text without line ends. Bytes that are not UTF-8 become U+FFFD, with a warning."""
     for number, raw in enumerate(lines, 1):
         line = raw.removesuffix(b"\n").removesuffix(b"\r")
         try:
             yield line.decode("utf-8")
         except UnicodeDecodeError:
-            log.warning("%s, line %d: not valid UTF-8, the broken bytes are read as U+FFFD", name, number)
+            log.warning("%s, line %d: not valid UTF-8, the invalid bytes are read as U+FFFD", name, number)
             yield line.decode("utf-8", errors="replace")
 
 
 def _write(lines: list[str], links: list[str], alignments: BinaryIO | None) -> None:
-    """Write translations, after their alignments: who reads an answer finds its alignment too."""
+    """Write alignments, then translations: a reader of a translation finds its alignment already written."""
     outputs: list[tuple[BinaryIO, str, list[str]]] = [(sys.stdout.buffer, "standard output", lines)]
     if alignments is not None:
         outputs.insert(0, (alignments, alignments.name, links))

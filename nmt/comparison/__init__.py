@@ -1,1 +1,1 @@
-"""Which of several systems is better, where, by how much, at what cost, and whether the difference is real."""
+"""Compare systems: scores, significance, BLEU by source length, examples, cost."""

@@ -1,26 +1,96 @@
-"""From outputs on one test set to everything that the tables and the page show, as plain values."""
+"""Group runs into systems, score and test them on one test set. Results are plain values, for tables and the page."""
 
 import json
-import statistics
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from nmt.comparison.entry import Entry, HeldOut
-from nmt.comparison.system import System
-from nmt.config.errors import UserError
+from nmt.config.compose import PATH_KEYS
+from nmt.config.errors import UserError, printable
+from nmt.config.overrides import user_path
 from nmt.files import read_lines
 from nmt.metrics.bleu import METRICS, score_by_length, sentence_bleu, signatures
 from nmt.metrics.significance import MetricResult, Significance
+from nmt.report.table import short
 
-LEAST_OF_A_BUCKET = 50  # sentences: BLEU of fewer says little
-MOST_BUCKETS = 8
-PERCENT = 100  # the largest weight
+BUCKET_SENTENCES, MOST_BUCKETS = 50, 8  # at least, of BLEU by length: BLEU of fewer sentences means little
+PERCENT = 100  # the largest attention weight
+log = logging.getLogger(__name__)
 
 Comparison = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class System:
+    """The runs of one configuration, which differ only in their seed."""
+
+    name: str
+    entries: list[Entry]
+
+    def of_seed(self, seed: int | None) -> Entry:
+        """The entry with this seed, else the first."""
+        return next((entry for entry in self.entries if entry.seed == seed), self.entries[0])
+
+
+def group(entries: Sequence[Entry]) -> list[System]:
+    """Systems in the order of their first entries, named by the choices in which they differ."""
+    groups: dict[Hashable, list[Entry]] = {}
+    for entry in entries:
+        members = groups.setdefault(entry.config or (entry.name,), [])
+        if twin := next((e for e in members if (e.seed, e.hypotheses) == (entry.seed, entry.hypotheses)), None):
+            log.warning("%s repeats %s: left out", entry.name, twin.name)
+        else:
+            members.append(entry)
+    systems = [sorted(members, key=lambda entry: (entry.seed or 0, entry.name)) for members in groups.values()]
+    choices = [members[0].choices for members in systems if members[0].choices]
+    # Keys that differ between systems, but not paths that differ between the runs of one.
+    paths = PATH_KEYS | {"training.start_from"}
+    within = {key for members in systems for key in paths if _differ(key, [entry.choices for entry in members])}
+    varied = sorted({key for each in choices for key in each if _differ(key, choices)} - within)
+    names = [_name(members[0], [key for key in varied if key != "experiment"]) for members in systems]
+    names = [
+        name if names.count(name) == 1 else _name(members[0], varied)
+        for name, members in zip(names, systems, strict=True)
+    ]
+    return [
+        System(name if names.count(name) == 1 else f"{name} ({members[0].name})", members)
+        for name, members in zip(names, systems, strict=True)
+    ]
+
+
+def _differ(key: str, choices: Iterable[Mapping[str, Any]]) -> bool:
+    return len({str(each.get(key)) for each in choices}) > 1
+
+
+def _name(entry: Entry, varied: Sequence[str]) -> str:
+    """Such as "bahdanau", "bahdanau encoder=lstm" or "lr=0.003"."""
+    choices = entry.choices
+    if not entry.config:
+        return entry.name
+    parts = [str(choices["attention"])] if "attention" in choices and "attention" in varied else []
+    ends = [key if "/" in key else key.rpartition(".")[2] for key in varied]
+    parts += [
+        f"{end if ends.count(end) == 1 else key}={short(choices[key])}"
+        for key, end in zip(varied, ends, strict=True)
+        if key != "attention" and choices.get(key) is not None
+    ]
+    return printable(" ".join(parts) or str(choices.get("attention", entry.name)))
+
+
+def find(name: str, systems: Sequence[System]) -> str | None:
+    """The name of the system with this name or run; None if there is none."""
+    path = user_path(name).resolve()
+    for system in systems:
+        if name == system.name or any(entry.config and Path(entry.name).resolve() == path for entry in system.entries):
+            return system.name
+    return None
 
 
 def compare(
@@ -34,119 +104,116 @@ def compare(
     bootstrap_samples: int,
     randomisation_trials: int,
 ) -> Comparison:
-    """Score and rank all, and test each against the baseline: of the same seed where it has one.
+    """Score and rank systems, and test each run against the baseline's run of the same seed, or its first.
 
-    `baseline` is the name of one of the systems, None takes the best; `sentences` are the numbers of examples, counted
-    from 1, empty chooses `examples` of them. The result is described in docs/run.md. Raises UserError for a sentence
-    that there is not.
+    `baseline` is the name of a system (None: the best). `sentences` are numbers of example sentences, from 1; if empty,
+    `examples` of them are chosen. README.md describes the result. Raises UserError for a sentence out of range.
     """
     significance = Significance(held_out.references, held_out.settings, bootstrap_samples, randomisation_trials)
-    named = [system for system in systems if system.name == baseline]
-    chosen = named[0] if named else _best(systems, significance)
-    tested = _test(systems, chosen, significance)
-    systems = sorted(systems, key=lambda system: -_mean(tested[e.name]["bleu"].score for e in system.entries))
-    count = min(MOST_BUCKETS, max(1, len(held_out.references) // LEAST_OF_A_BUCKET))
-    rows = [_system(system, tested, held_out, count, system is chosen) for system in systems]
+    base = next((system for system in systems if system.name == baseline), None)
+    if base is None:
+        base = max(systems, key=lambda system: fmean(significance.bleu(entry.hypotheses) for entry in system.entries))
+    results = _test(systems, base, significance)
+    systems = sorted(systems, key=lambda system: -fmean(results[e.name]["bleu"].score for e in system.entries))
+    buckets = min(MOST_BUCKETS, max(1, len(held_out.references) // BUCKET_SENTENCES))
+    rows = [_system_row(system, results, held_out, buckets, system is base) for system in systems]
     return {
         "split": split,
         "sentences": len(held_out.references),
         **signatures(held_out.settings),
-        "baseline": chosen.name,
+        "baseline": base.name,
         "bootstrap_samples": bootstrap_samples,
         "randomisation_trials": randomisation_trials,
         "systems": [{"rank": rank, **row} for rank, row in enumerate(rows, 1)],
-        "runs": [_run(system, entry, chosen, tested[entry.name]) for system in systems for entry in system.entries],
+        "runs": [_run_row(system, entry, base, results[entry.name]) for system in systems for entry in system.entries],
         "examples": _examples(systems, held_out, examples, sentences),
     }
-
-
-def _best(systems: Sequence[System], significance: Significance) -> System:
-    return max(systems, key=lambda system: _mean(significance.bleu(entry.hypotheses) for entry in system.entries))
 
 
 def _test(
     systems: Sequence[System], baseline: System, significance: Significance
 ) -> dict[str, dict[str, MetricResult]]:
-    """By entry and metric."""
-    tested: dict[str, dict[str, MetricResult]] = {}
-    for entry in tqdm(
-        [e for system in systems for e in system.entries], "score", unit=" runs", disable=None, leave=False
-    ):
-        if any(entry is its for its in baseline.entries):
-            (tested[entry.name],) = significance(entry.hypotheses, [])
+    """Results by entry and metric."""
+    results: dict[str, dict[str, MetricResult]] = {}
+    entries = [(system, entry) for system in systems for entry in system.entries]
+    for system, entry in tqdm(entries, "score", unit=" runs", disable=None, leave=False):
+        if system is baseline:
+            (results[entry.name],) = significance(entry.hypotheses, [])
         else:
             base = baseline.of_seed(entry.seed)
-            _, tested[entry.name] = significance(base.hypotheses, [entry.hypotheses])
-    return tested
+            _, results[entry.name] = significance(base.hypotheses, [entry.hypotheses])
+    return results
 
 
-def _system(
-    system: System, tested: dict[str, dict[str, MetricResult]], held_out: HeldOut, buckets: int, is_baseline: bool
+def _system_row(
+    system: System, results: dict[str, dict[str, MetricResult]], held_out: HeldOut, buckets: int, is_baseline: bool
 ) -> Comparison:
-    """A line of the ranked table, with the lines of its charts. Means are over the seeds."""
+    """A row of the ranked table, with the lines of its charts. Means are over the seeds."""
     entries = system.entries
-    scores = [tested[entry.name] for entry in entries]
+    scores = [results[entry.name] for entry in entries]
     row: Comparison = {"name": system.name, "seeds": [entry.seed for entry in entries if entry.seed is not None]}
     for metric in METRICS:
         values = [score[metric].score for score in scores]
-        row |= {metric: _rounded(_mean(values)), f"{metric}_sd": _rounded(_deviation(values))}
-    row["bleu_ci"] = _rounded(_mean(score["bleu"].interval for score in scores))
-    for test in ("p_bootstrap", "p_randomisation"):  # the least sure of the seeds
+        deviation = stdev(values) if len(values) > 1 else None
+        row |= {metric: _rounded(fmean(values)), f"{metric}_sd": _rounded(deviation)}
+    row["bleu_ci"] = _rounded(fmean(score["bleu"].interval for score in scores))
+    for test in ("p_bootstrap", "p_randomisation"):  # of the least significant seed
         row[test] = None if is_baseline else max(getattr(score["bleu"], test) for score in scores)
-    known: dict[str, Callable[[Entry], float | None]] = {
+    measures: dict[str, Callable[[Entry], float | None]] = {
         "aer": lambda entry: entry.aer,
         "parameters": lambda entry: entry.parameters,
         "seconds": lambda entry: entry.training.get("seconds"),
-        "epoch_seconds": _epoch_seconds,
+        "epoch_seconds": lambda entry: entry.epoch_seconds,
         "tokens_per_second": lambda entry: entry.training.get("target_tokens_per_second"),
         "sentences_per_second": lambda entry: entry.sentences_per_second,
     }
-    for key, value in known.items():
-        values = [found for entry in entries if (found := value(entry)) is not None]
-        row[key] = _rounded(_mean(values)) if values else None
+    for key, measure in measures.items():
+        known = [value for entry in entries if (value := measure(entry)) is not None]
+        row[key] = _rounded(fmean(known)) if known else None
     if row["parameters"] is not None:
         row["parameters"] = round(row["parameters"])
     texts = held_out.references, held_out.sources, held_out.settings
-    parts = [score_by_length(entry.hypotheses, *texts, buckets) for entry in entries]
+    by_length = [score_by_length(entry.hypotheses, *texts, buckets) for entry in entries]
     row["bleu_by_length"] = [
-        {**same[0], "bleu": _rounded(_mean(part["bleu"] for part in same))} for same in zip(*parts, strict=True)
+        {**bucket[0], "bleu": _rounded(fmean(part["bleu"] for part in bucket))}
+        for bucket in zip(*by_length, strict=True)
     ]
     row["curve"] = _mean_curve([entry.curve for entry in entries])
     return row
 
 
-def _run(system: System, entry: Entry, baseline: System, tested: dict[str, MetricResult]) -> Comparison:
+def _run_row(system: System, entry: Entry, baseline: System, results: dict[str, MetricResult]) -> Comparison:
     row: Comparison = {"system": system.name, "seed": entry.seed, "run": entry.name}
-    for metric, found in tested.items():
-        row |= {metric: _rounded(found.score), f"{metric}_ci": _rounded(found.interval)}
+    for metric, result in results.items():
+        row |= {metric: _rounded(result.score), f"{metric}_ci": _rounded(result.interval)}
     row |= {
         "aer": None if entry.aer is None else _rounded(entry.aer),
-        "p_bootstrap": tested["bleu"].p_bootstrap,
-        "p_randomisation": tested["bleu"].p_randomisation,
-        **{f"{metric}_p_bootstrap": tested[metric].p_bootstrap for metric in METRICS[1:]},
-        **{f"{metric}_p_randomisation": tested[metric].p_randomisation for metric in METRICS[1:]},
+        "p_bootstrap": results["bleu"].p_bootstrap,
+        "p_randomisation": results["bleu"].p_randomisation,
+        **{f"{metric}_p_bootstrap": results[metric].p_bootstrap for metric in METRICS[1:]},
+        **{f"{metric}_p_randomisation": results[metric].p_randomisation for metric in METRICS[1:]},
         "baseline_run": None if system is baseline else baseline.of_seed(entry.seed).name,
     }
     return row
 
 
-def _examples(systems: Sequence[System], held_out: HeldOut, count: int, wanted: Sequence[int]) -> list[Comparison]:
-    """Sentences with the translations of every system's first run: those that are wanted, else half of them where the
-    systems differ most and half spread over all lengths."""
+def _examples(systems: Sequence[System], held_out: HeldOut, count: int, sentences: Sequence[int]) -> list[Comparison]:
+    """Sentences with the translations of each system's first run. Unless `sentences` names them, half are those where
+    the systems differ most and half are spread over all lengths."""
     total = len(held_out.references)
-    for number in wanted:
+    for number in sentences:
         if number > total:
             raise UserError(f"sentences={number}: the test set has {total}")
     firsts = [(system, system.entries[0]) for system in systems]
     scores = np.array([sentence_bleu(e.hypotheses, held_out.references, held_out.settings) for _, e in firsts])
-    if wanted:
-        numbers = [number - 1 for number in dict.fromkeys(wanted)]
+    if sentences:
+        numbers = [number - 1 for number in dict.fromkeys(sentences)]
     else:
         by_length = sorted(range(total), key=lambda i: len(held_out.sources[i].split()))
         spread = [by_length[int(i)] for i in np.linspace(0, total - 1, min(total, count - count // 2))]
         rest = [int(i) for i in np.argsort(scores.min(0) - scores.max(0), kind="stable") if int(i) not in spread]
         numbers = sorted({*spread, *rest[: count // 2]})
-    weights = [_word_weights(entry, numbers, total) for _, entry in firsts]
+    alignments = [_word_alignments(entry, numbers, total) for _, entry in firsts]
     return [
         {
             "number": i + 1,
@@ -158,7 +225,7 @@ def _examples(systems: Sequence[System], held_out: HeldOut, count: int, wanted: 
                     "run": entry.name,
                     "bleu": _rounded(float(scores[row, i])),
                     "text": entry.hypotheses[i],
-                    "alignment": weights[row][i],
+                    "alignment": alignments[row][i],
                 }
                 for row, (system, entry) in enumerate(firsts)
             ],
@@ -167,56 +234,41 @@ def _examples(systems: Sequence[System], held_out: HeldOut, count: int, wanted: 
     ]
 
 
-def _word_weights(entry: Entry, numbers: Sequence[int], total: int) -> dict[int, Comparison | None]:
-    """The attention between the words of these sentences; None where there is none."""
+def _word_alignments(entry: Entry, numbers: Sequence[int], total: int) -> dict[int, Comparison | None]:
+    """The attention between the words of these sentences; None for a run without."""
     if entry.word_weights is None:
         return dict.fromkeys(numbers)
     lines = read_lines(entry.word_weights)
     if len(lines) != total:
         raise UserError(f"{entry.word_weights}: has {len(lines)} lines for {total} sentences; evaluate the run again")
-    return {number: _checked(entry.word_weights, number, lines[number]) for number in numbers}
+    return {number: _parsed(entry.word_weights, number, lines[number]) for number in numbers}
 
 
-def _checked(path: Path, number: int, line: str) -> Comparison | None:
-    """What a run may have brought from elsewhere is of the form that the page relies on."""
+def _parsed(path: Path, number: int, line: str) -> Comparison | None:
+    """Words and weights in the form that the page relies on: the file may come from an untrusted source."""
     try:
-        found = json.loads(line)
-        if not found:
+        values = json.loads(line)
+        if not values:
             return None
-        alignment = {side: [str(word) for word in found[side]] for side in ("source", "target")}
-        weights = [[int(weight) for weight in row] for row in found["weights"]]
-        "".join(alignment["source"] + alignment["target"]).encode()
-        fits = [len(row) for row in weights] == [len(alignment["source"])] * len(alignment["target"])
-        fits = fits and all(0 <= weight <= PERCENT for row in weights for weight in row)
+        words = {side: [str(word) for word in values[side]] for side in ("source", "target")}
+        weights = [[int(weight) for weight in row] for row in values["weights"]]
+        "".join(words["source"] + words["target"]).encode()
+        valid = [len(row) for row in weights] == [len(words["source"])] * len(words["target"])
+        valid = valid and all(0 <= weight <= PERCENT for row in weights for weight in row)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        fits = False
-    if not fits:
+        valid = False
+    if not valid:
         raise UserError(f"{path}, line {number + 1}: is no attention between words; evaluate the run again")
-    return {**alignment, "weights": weights}
-
-
-def _epoch_seconds(entry: Entry) -> float | None:
-    if not entry.training.get("epochs") or not entry.training.get("seconds"):
-        return None
-    return entry.training["seconds"] / entry.training["epochs"]
+    return {**words, "weights": weights}
 
 
 def _mean_curve(curves: Iterable[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """The mean at each epoch of the runs that were validated there."""
+    """The mean at each epoch, over the runs with a validation there."""
     points: dict[float, list[float]] = {}
     for curve in curves:
         for epoch, value in curve:
             points.setdefault(epoch, []).append(value)
-    return [(epoch, _rounded(_mean(values))) for epoch, values in sorted(points.items())]
-
-
-def _mean(values: Iterable[float]) -> float:
-    return statistics.fmean(values)
-
-
-def _deviation(values: Sequence[float]) -> float | None:
-    """The standard deviation of a sample, None of one."""
-    return statistics.stdev(values) if len(values) > 1 else None
+    return [(epoch, _rounded(fmean(values))) for epoch, values in sorted(points.items())]
 
 
 def _rounded(value: Any) -> Any:  # noqa: ANN401

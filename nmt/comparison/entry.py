@@ -1,4 +1,4 @@
-"""What is compared: a system's output on a test set, with what is known of how it came about."""
+"""Read what is compared: the output of a run or of another system on a test set, and how it was made."""
 
 import glob
 import json
@@ -23,44 +23,44 @@ from nmt.metrics.bleu import ScoreSettings
 from nmt.run import ERROR, EVALUATION, RunDirectory, digest, read_json, runs_below
 
 log = logging.getLogger(__name__)
-LEAST, LARGEST = 1e-9, 1e15  # of a measure that is not 0: ratios and sums of such numbers are finite
+SMALLEST, LARGEST = 1e-9, 1e15  # of a measure other than 0: ratios and sums of such numbers are finite
 TRAINING = ("seconds", "epochs", "target_tokens_per_second")
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What an output is scored against."""
+    """A test set: what an output is scored against."""
 
     sources: list[str]
     references: list[str]
     settings: ScoreSettings
 
     def difference(self, other: "HeldOut") -> str | None:
-        """Why scores on the two do not compare; None if they do."""
-        for what in ("sources", "references"):
-            mine, others = getattr(self, what), getattr(other, what)
+        """Why scores on the two are not comparable; None if they are."""
+        for side in ("sources", "references"):
+            mine, others = getattr(self, side), getattr(other, side)
             if len(mine) != len(others):
-                return f"the test set has {len(mine)} {what} in the first, {len(others)} in the second"
-            for number, pair in enumerate(zip(mine, others, strict=True), 1):
-                if pair[0] != pair[1]:
+                return f"the test set has {len(mine)} {side} in the first, {len(others)} in the second"
+            for number, (line, other_line) in enumerate(zip(mine, others, strict=True), 1):
+                if line != other_line:
                     return (
-                        f"the test sets differ: line {number} of the {what} is {pair[0]!r} in the first, "
-                        f"{pair[1]!r} in the second"
+                        f"the test sets differ: line {number} of the {side} is {line!r} in the first, "
+                        f"{other_line!r} in the second"
                     )
         if self.settings != other.settings:
-            return f"BLEU is taken in two ways: {self.settings} in the first, {other.settings} in the second"
+            return f"BLEU is computed differently: {self.settings} in the first, {other.settings} in the second"
         return None
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One output. What a system known only by its output has not got is None or empty."""
+    """One output. A system known only by its output has None or empty values for the rest."""
 
-    name: str  # the run's directory, or the name that was given
+    name: str  # the run's directory, or the system's name
     hypotheses: list[str]
     seed: int | None = None
-    config: str = ""  # equal for runs that differ only in seed, machine, and where the same data lies
-    asked: Mapping[str, Any] = field(default_factory=dict)
+    config: str = ""  # equal for runs that differ only in seed, machine and the location of the same data
+    choices: Mapping[str, Any] = field(default_factory=dict)  # groups and keys set by the user
     aer: float | None = None  # percent
     parameters: int | None = None
     training: Mapping[str, float] = field(default_factory=dict)  # TRAINING
@@ -68,39 +68,46 @@ class Entry:
     curve: Sequence[tuple[float, float]] = ()  # epoch, validation BLEU
     word_weights: Path | None = None
 
-
-def find_runs(given: Sequence[str]) -> dict[Path, bool]:
-    """Run directories from names, folders that hold runs (such as a sweep's) and patterns, each once, in order; True
-    for one that was itself named. Raises UserError for what leads to none."""
-    found: dict[Path, bool] = {}
-    seen: dict[Path, Path] = {}  # another way may lead to the same run
-    for name in given:
-        place = user_path(name)
-        places = [place] if place.exists() else [Path(path) for path in sorted(glob.glob(str(place), recursive=True))]
-        runs = [path for each in places for path in _runs_at(each)]
-        for failed in (path for each in places for path in each.rglob(ERROR)):
-            if not (failed.parent / "config.yaml").is_file():
-                RunDirectory(failed.parent).check_contained()
-                error = read_bytes(failed).decode(errors="replace").partition("\n")[0]
-                log.warning("left out: %s: failed (%s)", failed.parent, error)
-        if not runs:
-            if places:
-                raise UserError(f"runs={name}: is neither a run nor a folder that holds runs")
-            raise UserError(f"runs={name}: no such run, and no pattern that fits one")
-        for run in runs:
-            first = seen.setdefault(run.resolve(), run)
-            found[first] = found.get(first, False) or run == place
-    return found
+    @property
+    def epoch_seconds(self) -> float | None:
+        """Seconds of training per epoch."""
+        seconds, epochs = self.training.get("seconds"), self.training.get("epochs")
+        return seconds / epochs if seconds and epochs else None
 
 
-def _runs_at(place: Path) -> list[Path]:
-    if (place / "config.yaml").is_file():
-        return [place]
-    return sorted([*runs_below(place), *(path.parent for path in place.rglob(EVALUATION))]) if place.is_dir() else []
+def find_runs(names: Sequence[str]) -> dict[Path, bool]:
+    """Run directories from paths, folders that hold runs (such as a sweep's) and patterns: each once, in order.
+
+    The value is True for a run named itself. Raises UserError for a name that leads to no run.
+    """
+    runs: dict[Path, bool] = {}
+    first: dict[Path, Path] = {}  # by resolved path: several names may lead to one run
+    for name in names:
+        named = user_path(name)
+        paths = [named] if named.exists() else [Path(path) for path in sorted(glob.glob(str(named), recursive=True))]
+        for failed in (error.parent for path in paths for error in path.rglob(ERROR)):
+            if not (failed / "config.yaml").is_file():
+                RunDirectory(failed).check_contained()
+                message = read_bytes(failed / ERROR).decode(errors="replace").partition("\n")[0]
+                log.warning("left out: %s: failed (%s)", failed, message)
+        below = [run for path in paths for run in _runs_at(path)]
+        if not below:
+            reason = "is neither a run nor a folder that holds runs" if paths else "no run or pattern matches"
+            raise UserError(f"runs={name}: {reason}")
+        for run in below:
+            path = first.setdefault(run.resolve(), run)
+            runs[path] = runs.get(path, False) or run == named
+    return runs
+
+
+def _runs_at(path: Path) -> list[Path]:
+    if (path / "config.yaml").is_file():
+        return [path]
+    return sorted([*runs_below(path), *(file.parent for file in path.rglob(EVALUATION))]) if path.is_dir() else []
 
 
 def read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
-    """A finished run. Raises UserError if it has no translations of the split, or if a file of it is damaged."""
+    """A finished run's output. Raises UserError if it has no translations of the split, or a damaged file."""
     try:
         return _read_run(path, split)
     except UserError:
@@ -113,15 +120,15 @@ def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
     run = RunDirectory(path)
     run.check_contained()
     sources, references, gold = run.held_out(split)
-    known, settings, again = _of_evaluation(run) if (path / EVALUATION).is_file() else _of_run(run)
+    fields, settings, command = _of_evaluation(run) if (path / EVALUATION).is_file() else _of_run(run)
     results = read_json(run.results).get(split)
     output = run.hypotheses / f"{split}.txt"
     if results is None or not output.is_file():
-        raise UserError(f"{path}: has no {split} results; run {again} split={split}")
+        raise UserError(f"{path}: has no {split} results; run {command} split={split}")
     hypotheses = _lines(output)
     if len(hypotheses) != len(references):
         raise UserError(
-            f"{output}: has {len(hypotheses)} lines for {len(references)} sentences; run {again} split={split}"
+            f"{output}: has {len(hypotheses)} lines for {len(references)} sentences; run {command} split={split}"
         )
     words = run.alignments / f"{split}.words.jsonl"
     entry = Entry(
@@ -130,41 +137,41 @@ def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
         aer=_aer(run, split, gold),
         sentences_per_second=_measure(results.get("sentences_per_second")),
         word_weights=words if words.is_file() else None,
-        **known,
+        **fields,
     )
     return entry, HeldOut(sources, references, settings)
 
 
 def _of_run(run: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
-    """What is known of a run beside its output, how it is scored, and the command that translates again."""
+    """Fields of a run's Entry, how it is scored, and the command that translates again."""
     values, manifest = load_values(run.config), run.read_manifest()
-    try:  # no more than is needed, so that runs of other versions can be read
+    try:  # only what is needed, so that runs of other versions can be read
         seed, language = _number(values["seed"]), values["data"]["target_lang"]
         evaluation = typed(schema.Evaluation, values["evaluation"])
     except (KeyError, TypeError) as error:
         raise UserError(f"{run.config}: is not the configuration of a run ({error} is missing)") from None
     training = manifest.get("training", {})
-    known = {
+    fields = {
         "seed": seed,
         "config": run.system(),
-        "asked": run.recorded_choices(),
+        "choices": run.recorded_choices(),
         "parameters": _measure(manifest.get("parameters")),
         "training": {key: float(training[key]) for key in TRAINING if _measure(training.get(key))},
         "curve": _curve(run.metrics),
     }
-    return known, score_settings(evaluation, language), f"nmt-evaluate {for_shell('run', run.path)}"
+    return fields, score_settings(evaluation, language), f"nmt-evaluate {for_shell('run', run.path)}"
 
 
 def _of_evaluation(folder: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
-    """The same of an evaluation in a folder of its own, above all of an ensemble."""
-    about = read_json(folder.path / EVALUATION)
-    known = {
-        "config": digest(about),
-        "asked": dict(about["asked"]),
-        "parameters": _measure(about["parameters"]),
+    """The same for an evaluation in its own folder, such as an ensemble's."""
+    values = read_json(folder.path / EVALUATION)
+    fields = {
+        "config": digest(values),
+        "choices": dict(values["asked"]),
+        "parameters": _measure(values["parameters"]),
     }
-    again = f"nmt-evaluate {for_shell('run', about['members'])} {for_shell('output', folder.path)}"
-    return known, score_settings(schema.Evaluation(**about["evaluation"]), ""), again
+    command = f"nmt-evaluate {for_shell('run', values['members'])} {for_shell('output', folder.path)}"
+    return fields, score_settings(schema.Evaluation(**values["evaluation"]), ""), command
 
 
 def _aer(run: RunDirectory, split: str, gold: list[str] | None) -> float | None:
@@ -176,14 +183,13 @@ def _aer(run: RunDirectory, split: str, gold: list[str] | None) -> float | None:
 
 
 def _curve(path: Path) -> list[tuple[float, float]]:
-    if not path.is_file():
-        return []
-    lines = []
-    for text in _lines(path):
-        with suppress(ValueError):  # a line that a kill cut short
-            lines.append(json.loads(text))
-    validations = [line for line in lines if "validation/bleu" in line]
-    return [(float(_measure(line["epoch"])), float(_measure(line["validation/bleu"]))) for line in validations]
+    """(epoch, BLEU) of each validation."""
+    records = []
+    for line in _lines(path) if path.is_file() else []:
+        with suppress(ValueError):  # a line cut short by a kill
+            records.append(json.loads(line))
+    validations = [record for record in records if "validation/bleu" in record]
+    return [(float(_measure(record["epoch"])), float(_measure(record["validation/bleu"]))) for record in validations]
 
 
 def _lines(path: Path) -> list[str]:
@@ -195,35 +201,35 @@ def _lines(path: Path) -> list[str]:
 
 def _number(value: Any) -> Any:  # noqa: ANN401
     if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
-        raise TypeError(f"{value!r} is no number")
+        raise TypeError(f"{value!r} is not a number")
     return value
 
 
 def _measure(value: Any) -> Any:  # noqa: ANN401
-    """A number that can be a duration, a rate or a count, None where there is none."""
-    if _number(value) is not None and value and not LEAST <= value <= LARGEST:
+    """A duration, rate or count in the range of sensible values, or None."""
+    if _number(value) is not None and value and not SMALLEST <= value <= LARGEST:
         raise ValueError(f"{value!r} is out of range")
     return value
 
 
-def read_systems(given: Sequence[str], held_out: HeldOut) -> list[Entry]:
-    """Outputs of other systems, from NAME=FILE. Raises UserError naming the file and what is wrong."""
+def read_systems(systems: Sequence[str], held_out: HeldOut) -> list[Entry]:
+    """Outputs of other systems, each NAME=FILE. Raises UserError naming the file and what is wrong."""
     entries: dict[str, Entry] = {}
-    for system in given:
-        name, _, place = system.partition("=")
-        if not name or not place:
+    for system in systems:
+        name, _, file = system.partition("=")
+        if not name or not file:
             raise UserError(f"systems={system}: expected NAME=FILE, a name and a file of translations")
         if name in entries:
             raise UserError(f"systems={system}: there are two systems named {name}")
-        path = user_path(place)
+        path = user_path(file)
         try:
             content = path.read_bytes()  # once: it may be a pipe
             lines = [line.removesuffix("\r") for line in decode_lines(content.removeprefix(BOM_UTF8))]
         except OSError as error:
             raise UserError(f"systems={system}: {path} cannot be read ({error.strerror})") from None
         except UnicodeDecodeError as error:
-            line = error.object[: error.start].count(b"\n") + 1
-            raise UserError(f"systems={system}: {path}, line {line}: not valid UTF-8") from None
+            number = error.object[: error.start].count(b"\n") + 1
+            raise UserError(f"systems={system}: {path}, line {number}: not valid UTF-8") from None
         if len(lines) != len(held_out.references):
             raise UserError(
                 f"systems={system}: {path} has {len(lines)} lines, the test set {len(held_out.references)}; "

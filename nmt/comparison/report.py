@@ -1,4 +1,4 @@
-"""A comparison as files: Markdown, CSV, JSON and a page; and as tables for the terminal."""
+"""Write a comparison: Markdown, CSV, JSON and a page; and tables for the terminal."""
 
 import csv
 import io
@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nmt.comparison.compare import Comparison, compare
+from nmt.comparison.compare import Comparison, compare, find, group
 from nmt.comparison.entry import Entry, HeldOut, find_runs, read_run, read_systems
-from nmt.comparison.system import find, group
 from nmt.config.errors import UserError, nearest
 from nmt.files import to_json, write_atomically
 from nmt.report import table
@@ -17,16 +16,16 @@ from nmt.report.page import SIGNIFICANT, page
 from nmt.report.table import Column, decimals
 
 log = logging.getLogger(__name__)
+Render = Callable[[Sequence[Mapping[str, object]], Sequence[Column]], str]
 
 
 def gather(
     runs: Sequence[str], systems: Sequence[str], split: str, separate_incomparable: bool
 ) -> list[tuple[list[Entry], HeldOut]]:
-    """What is to be compared, with its test set: one group, or several if runs that do not compare are to be
-    `separate_incomparable`.
+    """The outputs to compare, with their test set: one group, or with `separate_incomparable` one for each test set.
 
-    A run without results is left out with a warning if a folder or a pattern led to it. Raises UserError for one that
-    was named, and for what does not compare.
+    A run without results is left out with a warning if a folder or pattern led to it. Raises UserError if it was named
+    itself, and for outputs that cannot be compared.
     """
     groups: list[tuple[list[Entry], HeldOut]] = []
     for path, named in find_runs(runs).items():
@@ -37,14 +36,14 @@ def gather(
                 raise
             log.warning("left out: %s", error)
             continue
-        differences = [(group, held_out.difference(group[1])) for group in groups]
-        same = next((group for group, difference in differences if difference is None), None)
-        if same is not None:
-            same[0].append(entry)
+        differences = [held_out.difference(other) for _, other in groups]
+        if None in differences:
+            groups[differences.index(None)][0].append(entry)
         elif groups and not separate_incomparable:
-            first, why = groups[0][0][0].name, differences[0][1]
+            first = groups[0][0][0].name
             raise UserError(
-                f"{entry.name} and {first} do not compare: {why}; separate_incomparable=true separates them"
+                f"{entry.name} and {first} cannot be compared: {differences[0]}; separate_incomparable=true separates"
+                f" them"
             )
         else:
             groups.append(([entry], held_out))
@@ -55,8 +54,8 @@ def gather(
             raise UserError("systems: the runs have several test sets; compare the systems with runs of one")
         entries, held_out = groups[0]
         others = read_systems(systems, held_out)
-        if taken := {entry.name for entry in entries} & {other.name for other in others}:
-            raise UserError(f"systems: {taken.pop()} is a run's name; give the system another one")
+        if common := {entry.name for entry in entries} & {other.name for other in others}:
+            raise UserError(f"systems: {common.pop()} is a run's name; give the system another one")
         entries.extend(others)
     return groups
 
@@ -72,9 +71,9 @@ def write_comparison(
     markdown: bool = False,
     **settings: Any,  # noqa: ANN401
 ) -> str:
-    """Compare (`settings` are those of `compare`), write all files to `output`, return what to print.
+    """Compare, write all files to `output`, and return the tables to print. `settings` are those of `compare`.
 
-    `baseline` names a system or a run. Raises UserError for an unknown one, and what `gather` and `compare` raise.
+    `baseline` names a system or a run. Raises UserError for an unknown one, and those of `gather` and `compare`.
     """
     groups = [(group(entries), held_out) for entries, held_out in gather(runs, systems, split, separate_incomparable)]
     bases = [None if baseline is None else find(baseline, members) for members, _ in groups]
@@ -92,20 +91,15 @@ def write_comparison(
     return _text(comparisons, table.markdown if markdown else table.terminal)
 
 
-Render = Callable[[Sequence[Mapping[str, object]], Sequence[Column]], str]
-
-
 def _text(comparisons: Sequence[Comparison], render: Render, with_runs: bool = False) -> str:
     parts = []
     for comparison in comparisons:
-        parts += [_title(comparison), render(_cells(comparison), _columns(comparison))]
+        title = f"{comparison['split']}: {comparison['sentences']} sentences, {comparison['signature']}"
+        rows = _system_rows(comparison)
+        parts += [title, render(rows, _system_columns(rows))]
         if with_runs:
-            parts += [render(comparison["runs"], _run_columns(comparison)), _notes(comparison)]
+            parts += [render(comparison["runs"], _run_columns(comparison["runs"])), _notes(comparison)]
     return "\n\n".join(parts)
-
-
-def _title(comparison: Comparison) -> str:
-    return f"{comparison['split']}: {comparison['sentences']} sentences, {comparison['signature']}"
 
 
 def _notes(comparison: Comparison) -> str:
@@ -119,8 +113,8 @@ def _notes(comparison: Comparison) -> str:
     )
 
 
-def _cells(comparison: Comparison) -> list[dict[str, Any]]:
-    """The systems, with what stands in one cell put together."""
+def _system_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """Rows of the table of systems, with the values that only it shows."""
     return [
         {
             **row,
@@ -132,54 +126,57 @@ def _cells(comparison: Comparison) -> list[dict[str, Any]]:
     ]
 
 
-def _columns(comparison: Comparison) -> list[Column]:
-    from_words, to_words = comparison["systems"][0]["bleu_by_length"][-1]["words"]
+def _system_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    from_words, to_words = rows[0]["bleu_by_length"][-1]["words"]
     columns = [
         Column("rank", "#"),
         Column("name", "system"),
         Column("count", "seeds"),
         Column("scores", "BLEU"),
-        Column("bleu_ci", "95 %", half_interval),
+        Column("bleu_ci", "95 %", _half_interval),
         Column("chrf", "chrF", decimals(2)),
         Column("ter", "TER", decimals(2)),
         Column("aer", "AER %", decimals(1)),
         Column("longest", f"BLEU, length {from_words}-{to_words}", decimals(2)),
-        Column("p_bootstrap", "p, bootstrap", probability),
-        Column("p_randomisation", "p, randomisation", probability),
+        Column("p_bootstrap", "p, bootstrap", _p_value),
+        Column("p_randomisation", "p, randomisation", _p_value),
         Column("parameters", "parameters", table.human_count),
         Column("epoch_seconds", "s an epoch", decimals(1)),
         Column("seconds", "training time", table.human_duration),
         Column("tokens_per_second", "tokens/s", "{:,.0f}".format),
         Column("sentences_per_second", "sentences/s", "{:,.0f}".format),
     ]
-    cells = _cells(comparison)
-    return [column for column in columns if any(row[column.key] is not None for row in cells)]
+    return _with_values(columns, rows)
 
 
-def _run_columns(comparison: Comparison) -> list[Column]:
+def _run_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
     columns = [Column("run", "run"), Column("system", "system"), Column("seed", "seed")]
     for metric, heading in (("bleu", "BLEU"), ("chrf", "chrF"), ("ter", "TER")):
         columns += [Column(metric, heading, decimals(2)), Column(f"{metric}_ci", "±", decimals(2))]
     columns += [
         Column("aer", "AER %", decimals(1)),
-        Column("p_bootstrap", "p, bootstrap", probability),
-        Column("p_randomisation", "p, randomisation", probability),
+        Column("p_bootstrap", "p, bootstrap", _p_value),
+        Column("p_randomisation", "p, randomisation", _p_value),
     ]
-    return [column for column in columns if any(row[column.key] is not None for row in comparison["runs"])]
+    return _with_values(columns, rows)
 
 
-def half_interval(value: float) -> str:
-    """As it is written after a score."""
+def _with_values(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    return [column for column in columns if any(row[column.key] is not None for row in rows)]
+
+
+def _half_interval(value: float) -> str:
+    """Half the width of an interval, as written after a score."""
     return f"± {value:.2f}"
 
 
-def probability(value: float) -> str:
-    """With a star where it is small."""
+def _p_value(value: float) -> str:
+    """A p value, with a star if it is significant."""
     return f"{value:.4f}{'*' if value < SIGNIFICANT else ''}"
 
 
 def _csv(comparisons: Sequence[Comparison]) -> str:
-    """A line for each run."""
+    """One line per run."""
     file = io.StringIO()
     writer = csv.DictWriter(file, ["split", "baseline", *comparisons[0]["runs"][0]], lineterminator="\n")
     writer.writeheader()

@@ -285,7 +285,7 @@ def test_compare_writes_where_it_is_told_and_over_nothing_else(run: Path, home: 
     (tmp_path / "out" / "thesis.tex").write_text("precious")
     refused = call("nmt-compare", f"runs={run}", *quick, cwd=home)
     assert refused.returncode == 2
-    assert b"holds other things than a comparison" in refused.stderr
+    assert b"holds files other than a comparison" in refused.stderr
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
 
 
@@ -314,7 +314,7 @@ def test_resume_by_run(run: Path, home: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     again = call(*command, cwd=home)
     assert (again.returncode, again.stdout) == (0, done.stdout)
-    assert again.stderr.decode() == "finished before: skipped\n"
+    assert again.stderr.decode() == "already finished: skipped\n"
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     manifest = json.loads((run / "manifest.json").read_text())
     (run / "manifest.json").write_text(json.dumps({**manifest, "status": "pruned"}))  # by a sweep, not by us
@@ -347,8 +347,8 @@ def test_resume_by_run_where_the_corpus_has_moved(home: Path) -> None:
     for word, told in (
         ("data.path=new", "data.path: unknown key"),
         ("data.train='a\nb'", "control characters"),
-        ("data.train=a,b", "several values are for a sweep"),
-        ("data=demo", "data=demo: run=moved goes on with the configuration saved there"),
+        ("data.train=a,b", "several values need a sweep"),
+        ("data=demo", "data=demo: run=moved resumes with its saved configuration"),
     ):
         refused = call(*again, word, cwd=home)
         assert refused.returncode == 2
@@ -389,10 +389,13 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-train", "objective=minimum_risk", "training.r_drop=5"], "training.r_drop=5.0 is for objective=likelihood"),
     (["nmt-train", "attention=hard", "objective=minimum_risk"], "objective.kind=minimum_risk gives no reward"),
     (["nmt-train", "training.scheduled_sampling=2"], "training.scheduled_sampling=2: input should be less than"),
-    (["nmt-train", "objective.samples=4"], "objective.samples: is no value of the objective that is chosen here"),
+    (["nmt-train", "objective.samples=4"], "objective.samples: not a key of the chosen objective"),
     (["nmt-train", "attention=hard", "attention.dropout=0.1"], "dropout=0.1 would drop the only position"),
-    (["nmt-train", "attention.score.layers=2"], "attention.score.layers: is no value of the attention that is chosen"),
-    (["nmt-train", "encoder.self_attention.layers=2"], "encoder.self_attention.layers: is no value of the encoder"),
+    (["nmt-train", "attention.score.layers=2"], "attention.score.layers: not a key of the chosen attention"),
+    (
+        ["nmt-train", "encoder.self_attention.layers=2"],
+        "encoder.self_attention.layers: not a key of the chosen encoder",
+    ),
     (["nmt-train", "attention/scor=dot"], "attention/scor: unknown key; did you mean 'attention/score'?"),
     (["nmt-train", "attention=none", "attention/score=dot"], "attention/score: "),
     (["nmt-train", "attention/window=lokal_p"], "attention/window=lokal_p: not one of global, local_m, local_p"),
@@ -408,13 +411,13 @@ MISTAKES: list[tuple[list[str], str]] = [
     ),
     (
         ["nmt-translate", "run={run}", "search=greedy", "search.beam_size=3"],
-        "search.beam_size: is no value of the search",
+        "search.beam_size: not a key of the chosen search",
     ),
     (["nmt-train", "data=_common"], "data=_common: not one of demo, files, hub, multi30k"),
     (["nmt-train", "search=as_trained"], "search=as_trained: not one of beam, greedy, sampling"),
     (["nmt-train", "optimizer.lr=1,2"], "optimizer.lr=1,2: for a list give 'optimizer.lr=[1,2]'; for a sweep add -m"),
-    (["nmt-train", "data=files", "size.lr=1"], "size.lr: the corpus chooses the size here; give optimizer.lr"),
-    (["nmt-train", "--cfg", "job", "--resolve", "data=files"], "give size=small, base or large to see its values"),
+    (["nmt-train", "data=files", "size.lr=1"], "size.lr: size=auto sets this from the corpus; override optimizer.lr"),
+    (["nmt-train", "--cfg", "job", "--resolve", "data=files"], "set size=small, base or large to see its values"),
     (["nmt-evaluate", "run=A,B"], "run=A,B: for a list give 'run=[A,B]'"),
     (["nmt-evaluate", "run={run}", "search=_limits"], "search=_limits: not one of as_trained, beam, greedy, sampling"),
     (["nmt-compare", "runs={run}", "search.beam_size=3"], "search.beam_size: unknown key"),
@@ -423,15 +426,15 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-train", "training.start_from={run}", *TINY[:3], "tokenizer.vocab_size=390"], "use the same one: tokenizer="),
     (["nmt-train", "hydra.run.dir=occupied"], "occupied: is not empty and not a run"),
     (["nmt-train", "evaluation.tokenize=13b"], "evaluation.tokenize: '13b' is unknown; allowed: "),
-    (["nmt-train", "training.max_steps=[1"], "cannot be read (unbalanced [])"),
+    (["nmt-train", "training.max_steps=[1"], "cannot be parsed (unbalanced [])"),
     (["nmt-train", "precision=fp16", "device=cpu"], "precision=fp16 needs a CUDA GPU"),
     (["nmt-evaluate"], "run: missing; give it as run=..."),
     (["nmt-evaluate", "run=nowhere"], "run=nowhere: no such directory"),
     (["nmt-evaluate", "run=[]"], "run=[]: list should have at least 1 item"),
     (["nmt-evaluate", "run=[{run},nowhere]"], "run=nowhere: no such directory"),
     (["nmt-evaluate", "run=[{run},{run}]", "output=null"], "an ensemble's results belong to none of its runs"),
-    (["nmt-evaluate", "run=[{run},{run}]", "output=occupied"], "output=occupied: holds other things than an eval"),
-    (["nmt-evaluate", "run={run}", "output={run}"], "holds other things than an evaluation; name another folder"),
+    (["nmt-evaluate", "run=[{run},{run}]", "output=occupied"], "output=occupied: holds files other than an eval"),
+    (["nmt-evaluate", "run={run}", "output={run}"], "holds files other than an evaluation; name another folder"),
     (["nmt-evaluate", "run=occupied"], "run=occupied: is not a run directory"),
     (["nmt-evaluate", "run={run}", "search.beam_sise=3"], "search.beam_sise: unknown key; did you mean"),
     (["nmt-evaluate", "run={run}", "search.temperature=3"], "search.temperature: unknown key"),
@@ -443,16 +446,16 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-translate", "run={run}", "nbest=9"], "nbest=9: more than the beam of 2"),
     (["nmt-translate", "run={run}", "references=nowhere"], "references=nowhere: cannot be read"),
     (["nmt-translate", "run={run}", "references=/dev/null", "nbest=2"], "are scored without search"),
-    (["nmt-translate", "run={run}", "references=/dev/null"], "references=/dev/null: line 1 is missing in it or in"),
+    (["nmt-translate", "run={run}", "references=/dev/null"], "references=/dev/null: line 1 is missing there or in"),
     (["nmt-translate", "run={run}", "alignments=/dev/stdin"], "is also the input or the output"),
     (["nmt-translate", "run={run}", "alignments=no/such/folder/x"], "alignments=no/such/folder/x: cannot be written"),
     (["nmt-compare"], "runs: missing"),
     (["nmt-compare", "runs=[]"], "runs"),
-    (["nmt-compare", "runs=[nowhere]"], "runs=nowhere: no such run, and no pattern that fits one"),
+    (["nmt-compare", "runs=[nowhere]"], "runs=nowhere: no run or pattern matches"),
     (["nmt-compare", "runs=occupied"], "runs=occupied: is neither a run nor a folder that holds runs"),
     (["nmt-compare", "runs={run}", "baseline=bahdanaw"], "not one of bahdanau; did you mean 'bahdanau'?"),
     (["nmt-compare", "runs={run}", "systems=['x=nowhere']"], "nowhere cannot be read"),
-    (["nmt-compare", "runs={run}", "systems=[x=nowhere]"], "needs quotes of its own"),
+    (["nmt-compare", "runs={run}", "systems=[x=nowhere]"], "quote values with characters other"),
     (["nmt-compare", "runs={run}", "systems=nowhere"], "systems=nowhere: expected NAME=FILE"),
     (["nmt-compare", "runs={run}", "sentences=0"], "sentences[0]=0: input should be greater than 0"),
     (["nmt-compare", "-m", "runs={run}"], "one comparison takes all runs, as in runs=[A,B]"),
@@ -496,10 +499,10 @@ def test_help_shows_examples_and_values(command: str, tmp_path: Path) -> None:
     assert "Values (KEY=VALUE)" in text
     assert ": _" not in text
     comment = {
-        "nmt-train": "label_smoothing: 0.1      # probability taken from the right token",
+        "nmt-train": "label_smoothing: 0.1      # probability moved from the reference token",
         "nmt-evaluate": "split: test                 # test | validation",
         "nmt-translate": "checkpoint: best            # best | last",
-        "nmt-compare": "markdown: false             # print the table as Markdown",
+        "nmt-compare": "markdown: false             # print the table in Markdown",
     }
     assert comment[command] in text
     assert ("attention/score: additive, concat, " in text) == (command == "nmt-train")

@@ -36,10 +36,10 @@ def test_comments_change_no_value(command: str, overrides: list[str]) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "  patience: 10              # stop after so many validations without a new best; null: never",
+        "  patience: 10              # stop after this many validations without a new best; null: never",
         "  joint: true               # one vocabulary for both languages",
-        "                            # normalization leaves it, with one space for each run of spaces",
-        "  cell: gru                 # rnn | gru | lstm, which the files of these names choose",
+        "                            # leaves it, with one space for each run of spaces",
+        "  cell: gru                 # rnn | gru | lstm; choose it with encoder=rnn, gru or lstm",
         "  splits:                   # the dataset's names for the three splits",
         "  kind: adam                # Adam (Kingma and Ba 2015).",
     ],

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nmt.cli.preview import preview
+from nmt.cli.compose import preview
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 
@@ -27,7 +27,7 @@ def test_a_size_that_the_corpus_decides_is_the_small_one() -> None:
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("seed=1,2", "seed=1,2: several values are for a sweep, which this is not"),
+        ("seed=1,2", "seed=1,2: several values need a sweep, which this is not"),
         ("sead=1", "sead: unknown key; did you mean 'seed'"),
         ("data=files", "data.train: missing; give it as data.train=..."),
     ],

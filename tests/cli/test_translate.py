@@ -10,12 +10,12 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from nmt.cli.translate import CHUNK, Arriving, _buffers, _decoded, _filter
+from nmt.cli.translate import CHUNK, LineReader, _buffers, _decoded, _filter
 
 
 def buffers(stream: BinaryIO, most: int) -> Any:  # noqa: ANN401
-    arriving = Arriving(stream)
-    return _buffers(_decoded(arriving, "input"), most, arriving.has_line)
+    reader = LineReader(stream)
+    return _buffers(_decoded(reader, "input"), most, reader.has_line)
 
 
 def test_lines_of_an_open_pipe_are_answered_before_the_next_one_arrives() -> None:
@@ -39,7 +39,7 @@ def test_lines_of_an_open_pipe_are_answered_before_the_next_one_arrives() -> Non
 def test_lines_end_at_newlines_wherever_a_read_ends(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "input").write_bytes(content)
     with (tmp_path / "input").open("rb") as stream:
-        assert b"".join(line + b"\n" for line in Arriving(stream)) == content + b"\n" * (content[-1:] not in b"\n")
+        assert b"".join(line + b"\n" for line in LineReader(stream)) == content + b"\n" * (content[-1:] not in b"\n")
 
 
 def test_of_a_file_as_many_lines_are_read_as_are_allowed(tmp_path: Path) -> None:
@@ -116,4 +116,4 @@ def test_an_input_that_cannot_be_read_is_named() -> None:
             raise OSError(9, "Bad file descriptor")
 
     with pytest.raises(ValueError, match=r"standard input: cannot be read \(Bad file descriptor\)"):
-        list(Arriving(Unreadable()))
+        list(LineReader(Unreadable()))

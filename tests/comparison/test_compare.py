@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from made_runs import REFERENCES, SOURCES, make_run, worsened
 
-from nmt.comparison.compare import compare
+from nmt.comparison.compare import compare, group
 from nmt.comparison.entry import Entry, HeldOut, read_run
-from nmt.comparison.system import group
 from nmt.config.errors import UserError
 from nmt.metrics.bleu import ScoreSettings, score, sentence_bleu
 from nmt.metrics.significance import Significance

@@ -24,7 +24,7 @@ def test_a_run_tells_all_that_is_known_of_it() -> None:
     entry, test_set = read_run(Path("a"), "test")
     assert (test_set.sources, test_set.references, test_set.settings) == (SOURCES, REFERENCES, PLAIN)
     assert (entry.name, entry.hypotheses, entry.seed) == ("a", worsened(3), 7)
-    assert entry.asked == {"attention": "luong_dot", "encoder": "gru"}
+    assert entry.choices == {"attention": "luong_dot", "encoder": "gru"}
     assert entry.aer == pytest.approx(50.0)  # of two links one is right
     assert (entry.parameters, entry.sentences_per_second) == (1234, 50.0)
     assert entry.training == {"seconds": 60.0, "epochs": 2.0, "target_tokens_per_second": 1000.0}
@@ -99,8 +99,8 @@ def test_a_run_counts_once_whatever_leads_to_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("nowhere", "runs=nowhere: no such run, and no pattern that fits one"),
-        ("no*", r"runs=no\*: no such run, and no pattern"),
+        ("nowhere", "runs=nowhere: no run or pattern matches"),
+        ("no*", r"runs=no\*: no run or pattern matches"),
         ("empty", "runs=empty: is neither a run nor a folder that holds runs"),
     ],
 )
@@ -164,4 +164,4 @@ def test_test_sets_say_in_what_they_differ() -> None:
     assert tokenised == "the test sets differ: line 2 of the references is 'd' in the first, 'd .' in the second"
     signature = one.difference(HeldOut(["a", "b"], ["c", "d"], ScoreSettings("none", False)))
     assert signature is not None
-    assert signature.startswith("BLEU is taken in two ways: ")
+    assert signature.startswith("BLEU is computed differently: ")

@@ -120,10 +120,10 @@ def test_what_does_not_compare_is_refused_or_shown_apart() -> None:
     make_run(Path("c"), REFERENCES, "evaluation.lowercase=true")
     write(make_run(Path("d"), REFERENCES) / "data" / "test.target", [f"{line} !" for line in REFERENCES])
     with pytest.raises(
-        UserError, match=r"c and a do not compare: BLEU is taken in two ways.*separate_incomparable=true"
+        UserError, match=r"c and a cannot be compared: BLEU is computed differently.*separate_incomparable=true"
     ):
         gather(["a", "c"], [], "test", False)
-    with pytest.raises(UserError, match="d and a do not compare: the test sets differ: line 1 of the references"):
+    with pytest.raises(UserError, match="d and a cannot be compared: the test sets differ: line 1 of the references"):
         gather(["a", "d"], [], "test", False)
     groups = gather(["a", "c", "b", "d"], [], "test", True)
     assert [[entry.name for entry in entries] for entries, _ in groups] == [["a", "b"], ["c"], ["d"]]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from conftest import TINY, values_of
 
-from nmt.cli.explain import SETTLED, known_keys
+from nmt.cli.help import SET_BY_SIZE, known_keys
 from nmt.config import schema
 from nmt.config.compose import flatten, load_config, load_values, save_values, typed, typed_union, with_values
 from nmt.config.errors import OTHER_NAMES, UserError, nearest, nearest_key
@@ -177,7 +177,7 @@ def test_nearest_is_silent_where_nothing_is_near() -> None:
 )
 def test_the_nearest_key_may_be_in_another_section_or_have_another_name(key: str, meant: list[str]) -> None:
     named = " or ".join(f"'{name}'" for name in meant)
-    known = [each for each in known_keys("train") if each not in SETTLED]
+    known = [each for each in known_keys("train") if each not in SET_BY_SIZE]
     assert nearest_key(key, known) == (f"; did you mean {named}?" if meant else "")
 
 

@@ -93,7 +93,7 @@ def broken_law(outcome: Outcome, command: str, words: list[str]) -> str | None:
 def _refused_badly(outcome: Outcome, command: str, words: list[str]) -> str | None:
     lines = outcome.err.split("\n")[:-1]
     errors = [line for line in lines if line.startswith(f"nmt-{command}: error: ")]
-    others = [line for line in lines if line not in errors and "which counts" not in line and line[:6] != "size: "]
+    others = [line for line in lines if line not in errors and "overridden by" not in line and line[:6] != "size: "]
     if not errors or others:
         return f"tells {others} beside the errors {errors}"
     if outcome.left:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import yaml
 
-from nmt.cli.explain import known_keys
+from nmt.cli.help import known_keys
 from nmt.config.compose import config_dir, flatten
 
 COMMANDS = ("train", "evaluate", "translate", "compare")

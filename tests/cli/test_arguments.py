@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nmt.cli import app, words
+from nmt.cli import app, arguments
 from nmt.config.errors import UserError
 from nmt.config.schema import CompareConfig, EvaluateConfig, TrainConfig, TranslateConfig
 
@@ -38,8 +38,8 @@ def test_of_two_values_the_last_counts_and_the_other_is_told_of(
     assert config is not None
     assert (config.encoder.hidden, config.encoder.cell) == (5, "gru")
     assert capsys.readouterr().err.splitlines() == [
-        "encoder.hidden=3: given again as encoder.hidden=5, which counts",
-        "encoder=lstm: given again as encoder=gru, which counts",
+        "encoder.hidden=3: overridden by the later encoder.hidden=5",
+        "encoder=lstm: overridden by the later encoder=gru",
     ]
 
 
@@ -60,21 +60,21 @@ def test_a_value_may_refer_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     [("run=a/b", "a/b"), ("run='a=b'", "a=b"), ('run="it\'s"', "it's"), ("run=a=b", "a=b"), ("run=", "")],
 )
 def test_the_value_of_a_word(word: str, value: str) -> None:
-    assert words.value_of(word) == value
+    assert arguments.value_of(word) == value
 
 
 def test_new_folders_are_those_of_the_value_without_its_quotes() -> None:
     Path("there").mkdir()
-    assert words.new_folders(["hydra.run.dir='there/x=1/y'"]) == [Path("there/x=1/y"), Path("there/x=1")]
+    assert arguments.new_folders(["hydra.run.dir='there/x=1/y'"]) == [Path("there/x=1/y"), Path("there/x=1")]
 
 
 def test_home_is_put_in_as_hydra_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/müller (2)")
-    (word,) = words._parsed([words.with_home("data.train=~/corpus/train")])
+    (word,) = arguments._parsed([arguments.with_home("data.train=~/corpus/train")])
     assert word.value() == "/home/müller (2)/corpus/train"
-    assert words.with_home("data.train=corpus~/train") == "data.train=corpus~/train"
+    assert arguments.with_home("data.train=corpus~/train") == "data.train=corpus~/train"
     monkeypatch.setenv("HOME", "/home/ada")
-    assert words.with_home("data.train=~/a,b") == "data.train=/home/ada/a,b"
+    assert arguments.with_home("data.train=~/a,b") == "data.train=/home/ada/a,b"
 
 
 def test_what_an_experiment_sets_of_another_choice_is_left_out_and_told(
@@ -140,10 +140,10 @@ def test_the_environment_says_where_the_cache_is(
     [
         (["Encoder.hidden=3"], "Encoder.hidden: unknown key; did you mean 'encoder.hidden'?"),
         (["ENCODER=gru"], "ENCODER: unknown key"),
-        (["attention=none", "attention.score.dim=3"], "attention.score.dim: is no value of the attention"),
+        (["attention=none", "attention.score.dim=3"], "attention.score.dim: not a key of the chosen attention"),
         (["attention=none", "attention/score=dot"], "attention/score"),
-        (["tokenizer=file", "tokenizer.vocab_size=99"], "tokenizer.vocab_size: is no value of the tokenizer"),
-        (["search=greedy", "search.beam_size=3"], "search.beam_size: is no value of the search"),
+        (["tokenizer=file", "tokenizer.vocab_size=99"], "tokenizer.vocab_size: not a key of the chosen tokenizer"),
+        (["search=greedy", "search.beam_size=3"], "search.beam_size: not a key of the chosen search"),
         (["encoder.residual=yes"], "encoder.residual=yes: input should be true or false"),
         (["training=3"], "training=3: is a section; set its values one by one: training.KEY=VALUE"),
         (["search.length_penalty=1.0"], "not one of none, average, gnmt; its exponent is search.alpha"),
@@ -152,7 +152,7 @@ def test_the_environment_says_where_the_cache_is(
         (["lr=1"], "lr: unknown key; did you mean 'optimizer.lr'?"),
         (["+training.batch_size=32"], "training.batch_size: unknown key; did you mean 'batch_sentences'?"),
         (["out_dir=x"], "out_dir: unknown key; did you mean 'hydra.run.dir'?"),
-        (["data.train=x"], "is no value of the data that is chosen here, but of another choice, such as data=files"),
+        (["data.train=x"], "not a key of the chosen data; available with data=files"),
         (["seed=010"], "seed=010: input should be a valid integer"),
         (["encoder.hidden=1000000000"], "encoder.hidden=1000000000: input should be less than or equal to 16384"),
         (["optimizer.lr=1e308"], "optimizer.lr=1e+308"),
@@ -176,21 +176,21 @@ def test_what_would_change_nothing_is_refused(
 @pytest.mark.parametrize(
     ("command", "given", "message"),
     [
-        ("train", ["seed"], "seed: is no KEY=VALUE or GROUP=CHOICE"),
+        ("train", ["seed"], "seed: expected KEY=VALUE or GROUP=CHOICE"),
         ("train", ["=3"], "=3: has no key before the ="),
-        ("train", ["seed = 3"], "seed = 3: cannot be read .*; no blanks around ="),
-        ("train", ["seed =3"], "no blanks around ="),
+        ("train", ["seed = 3"], "seed = 3: cannot be parsed .*; write no spaces around ="),
+        ("train", ["seed =3"], "write no spaces around ="),
         (
             "train",
             ["data.train=a^b"],
-            r"data.train=a\^b: cannot be read \('\^' is unexpected\); a value with other signs",
+            r"data.train=a\^b: cannot be parsed \('\^' is unexpected\); quote values with characters other",
         ),
-        ("train", ["data.train=ü"], r"cannot be read \('ü' is unexpected\)"),
-        ("train", ["data.train=a=b"], r"cannot be read \('=' is unexpected\)"),
-        ("train", ["data.train='a"], r"cannot be read \(unbalanced '\)"),
-        ("train", ["data.train=[a"], r"cannot be read \(unbalanced \[\]\)"),
-        ("train", ["data.train=a=b"], r"needs quotes of its own: \"key='a=b'\""),
-        ("train", [f"seed={'9' * 5000}"], r"seed=999+ \.\.\. 9+: cannot be read"),
+        ("train", ["data.train=ü"], r"cannot be parsed \('ü' is unexpected\)"),
+        ("train", ["data.train=a=b"], r"cannot be parsed \('=' is unexpected\)"),
+        ("train", ["data.train='a"], r"cannot be parsed \(unbalanced '\)"),
+        ("train", ["data.train=[a"], r"cannot be parsed \(unbalanced \[\]\)"),
+        ("train", ["data.train=a=b"], r"as in \"key='a=b'\""),
+        ("train", [f"seed={'9' * 5000}"], r"seed=999+ \.\.\. 9+: cannot be parsed"),
         ("train", [f"data.train={'x' * 1_000_000}"], r"data.train=x+ \.\.\. x+: has 1,000,011 characters"),
         ("train", [f"seed={'[' * 100}"], "nests brackets deeper than"),
         ("train", ["data.train=\udcff"], "control characters or bytes that are not UTF-8"),
@@ -201,7 +201,7 @@ def test_what_would_change_nothing_is_refused(
         ("train", ["data=files", "-m", "--ifno"], "--ifno; did you mean '--info'"),
         ("train", ["--ifno"], "--ifno; did you mean '--info'"),
         ("train", ["--experimental-rerun=x"], "run=DIR"),
-        ("train", ["hydra.output_subdir=x"], "hydra.output_subdir=x: a run keeps its own config.yaml"),
+        ("train", ["hydra.output_subdir=x"], "hydra.output_subdir=x: a run writes its own config.yaml"),
         (
             "train",
             ["attention.score=dot"],
@@ -219,8 +219,8 @@ def test_what_would_change_nothing_is_refused(
         ("evaluate", ["search=-0.0"], "search=-0.0: not one of as_trained, beam, greedy, sampling"),
         ("train", ["encoder=../train"], "encoder=../train: not one of gru, lstm, rnn"),
         ("train", ["hydra.job.num=3"], "hydra.job.num=3: Hydra sets this itself"),
-        ("train", ["run=a", "hydra.run.dir=b"], "hydra.run.dir=b: run= goes on in its own directory"),
-        ("evaluate", ["hydra.run.dir=b"], "hydra.run.dir=b: is for nmt-train, nmt-evaluate makes no run; output= says"),
+        ("train", ["run=a", "hydra.run.dir=b"], "hydra.run.dir=b: run= resumes in the run's own directory"),
+        ("evaluate", ["hydra.run.dir=b"], "hydra.run.dir=b: is for nmt-train only; output= sets"),
         ("translate", ["hydra.sweep.dir=b"], "hydra.sweep.dir=b: is for nmt-train"),
         ("translate", ["-m", "run=a"], "-m: is for nmt-train"),
         ("compare", ["-m", "runs=a"], "-m: .*one comparison takes all runs"),
@@ -228,31 +228,31 @@ def test_what_would_change_nothing_is_refused(
 )
 def test_words_that_cannot_be_meant(command: str, given: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        words.check(given, command)
+        arguments.check(given, command)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
 
 
 def test_the_version_is_ours(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        words.check(["--version"], "train")
+        arguments.check(["--version"], "train")
     assert capsys.readouterr().out == f"nmt {version('nmt')} (Hydra {version('hydra-core')})\n"
 
 
 def test_words_that_are_fine() -> None:
-    words.check(["search.kind=greedy"], "translate")
-    words.check(["attention.score={dim:3}", "~attention.score.dim", "+encoder.self_attention.score.dim=3"], "train")
+    arguments.check(["search.kind=greedy"], "translate")
+    arguments.check(["attention.score={dim:3}", "~attention.score.dim", "+encoder.self_attention.score.dim=3"], "train")
     runs = ",".join(f"outputs/sweep/2026-11-21/13-45-00-000000/attention-bahdanau_seed-{n}" for n in range(200))
-    words.check([f"runs=[{runs}]"], "compare")
-    words.check(["-m", "seed=1,2,3", "encoder.hidden=range(8,64,8)", "attention=glob(*)"], "train")
-    words.check(["-m", "optimizer.lr=tag(log,interval(0.001,0.01))"], "train")
+    arguments.check([f"runs=[{runs}]"], "compare")
+    arguments.check(["-m", "seed=1,2,3", "encoder.hidden=range(8,64,8)", "attention=glob(*)"], "train")
+    arguments.check(["-m", "optimizer.lr=tag(log,interval(0.001,0.01))"], "train")
 
 
 def test_a_search_draws_from_its_ranges_and_does_not_list_them() -> None:
     ranges = ["seed=range(1,300)", "encoder.hidden=range(8,400)"]
-    words.check(["-m", "hydra/sweeper=optuna", *ranges], "train")
-    with pytest.raises(UserError, match=r"makes more than 10,000 jobs of one sweep"):
-        words.check(["-m", *ranges], "train")
+    arguments.check(["-m", "hydra/sweeper=optuna", *ranges], "train")
+    with pytest.raises(UserError, match=r"makes more than 10,000 jobs in one sweep"):
+        arguments.check(["-m", *ranges], "train")
 
 
 def test_a_new_folder_of_a_refused_run_is_taken_away_and_an_old_one_stays(

@@ -2,8 +2,8 @@
 
 import pytest
 
+from nmt.comparison.compare import System, group
 from nmt.comparison.entry import Entry
-from nmt.comparison.system import System, group
 
 
 def entry(name: str, seed: int = 1, **asked: str) -> Entry:
@@ -68,6 +68,6 @@ def test_an_output_of_another_system_stands_for_itself() -> None:
 
 def test_the_same_run_twice_is_no_second_seed(caplog: pytest.LogCaptureFixture) -> None:
     one, copy = entry("a"), entry("b")
-    other = Entry("c", ["y"], 1, one.config, one.asked)  # the same seed on another machine
+    other = Entry("c", ["y"], 1, one.config, one.choices)  # the same seed on another machine
     assert group([one, copy, other]) == [System("bahdanau", [one, other])]
-    assert "b is a once more: left out" in caplog.text
+    assert "b repeats a: left out" in caplog.text

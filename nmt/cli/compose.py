@@ -1,0 +1,108 @@
+"""Compose a command's configuration from YAML files and overrides, with the model size that suits the corpus."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
+
+import hydra
+from hydra import initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel
+
+from nmt.cli import arguments, help
+from nmt.config import schema
+from nmt.config.compose import config_dir, drop_unused_values, typed, typed_union
+from nmt.config.errors import UserError, format_value
+from nmt.config.overrides import user_path
+
+T = TypeVar("T", bound=BaseModel)
+log = logging.getLogger(__name__)
+
+
+def job_config(schema: type[T], config: DictConfig, command: str) -> T:
+    """The typed configuration of the job that Hydra composed. Raises UserError, or OmegaConfBaseException."""
+    return _typed(schema, _with_size(config, command), arguments.job_overrides(HydraConfig.get()))
+
+
+def preview(command: str, schema: type[T], overrides: Sequence[str]) -> T:
+    """The configuration of a command that a script will start; with size=small where it says size=auto.
+
+    Raises UserError with the command's own message, so that a script can report all mistakes before its first run.
+    """
+    for override in arguments.check(overrides, command):
+        if override.is_sweep_override():
+            raise UserError(f"{override.input_line}: several values need a sweep, which this is not")
+    try:
+        with initialize_config_dir(str(config_dir()), version_base="1.3"):
+            config = hydra.compose(command, list(overrides))
+            if _has_automatic_size(config):
+                config = hydra.compose(command, [*without_size(overrides), "size=small"])
+        return _typed(schema, config, overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(help.explain(error, command)) from None
+
+
+def without_size(overrides: Sequence[str]) -> list[str]:
+    """The overrides without those of size=auto."""
+    return [override for override in overrides if not override.lstrip("+~").startswith(("size=", "size.thresholds"))]
+
+
+def _typed(schema: type[T], config: DictConfig, overrides: Sequence[str]) -> T:
+    values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+    return typed(schema, drop_unused_values(schema, values, overrides))
+
+
+def _has_automatic_size(config: DictConfig) -> bool:
+    return "thresholds" in config.get("size", {})
+
+
+def _with_size(config: DictConfig, command: str) -> DictConfig:
+    """Resolve size=auto: compose again with the size for the number of training pairs (configs/size/auto.yaml).
+
+    Raises UserError if the corpus cannot be read or no size fits it.
+    """
+    if not _has_automatic_size(config):
+        return config
+    from nmt.data.corpus import splits
+
+    values = OmegaConf.to_container(config.data, resolve=True, throw_on_missing=True)
+    data = typed_union(schema.Data, cast(dict[str, Any], values), "data")
+    values = cast(dict[str, Any], OmegaConf.to_container(config.size))["thresholds"]
+    thresholds = typed_union(schema.SizeThresholds, cast(dict[str, Any], values), "size.thresholds")
+    pairs = sum(1 for _ in splits(data)["train"])
+    reached = {least: size for size, least in thresholds if pairs >= least}
+    if not reached:
+        raise UserError(f"size.thresholds: no size begins at or below {pairs:,} training pairs; set one to 0")
+    size = reached[max(reached)]
+    log.info("size: %s, for %s training pairs", size, f"{pairs:,}")
+    job = cast(DictConfig, HydraConfig.get())
+    with read_write(job):
+        job.runtime.choices["size"] = size  # which the run records
+    return hydra.compose(command, [*without_size(arguments.job_overrides(job)), f"size={size}"])
+
+
+def _run_dir(run: str | int | None, new: str) -> str:
+    """The directory of the run to resume, else `new`. Raises UserError before Hydra creates anything."""
+    if run is None:
+        return new
+    path = user_path(str(run))
+    if not path.is_dir():
+        raise UserError(
+            f"run={format_value(str(run))}: no such directory; run= resumes a run, hydra.run.dir= names a new one"
+        )
+    return str(path)
+
+
+def _for_several(run: str | float | list[str] | None, folder: str) -> str | None:
+    """A folder for the results of several runs together; None for one run."""
+    return None if run is None or isinstance(run, str | int | float) or len(run) == 1 else folder
+
+
+# Functions that YAML files call. Registered at import because a launcher's worker process only imports modules.
+OmegaConf.register_new_resolver("run_dir", _run_dir, replace=True)
+OmegaConf.register_new_resolver("for_several", _for_several, replace=True)
+OmegaConf.register_new_resolver("choices", help.all_choices, replace=True)
+OmegaConf.register_new_resolver("values", help.values, replace=True)
