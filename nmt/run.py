@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from nmt import files
-from nmt.config import schema
 from nmt.config.compose import PATH_KEYS, flatten, load_values, save_values
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell, override_values, user_path
+from nmt.config.schema.record import Manifest
 from nmt.data.prepared import Prepared
 
 # Keys that change nothing but rounding in a run's results.
@@ -173,7 +173,7 @@ class RunDirectory:
         """The manifest, {} for a new run. Raises UserError if the file is damaged."""
         manifest = read_json(self.manifest)
         try:
-            schema.Manifest.model_validate(manifest)
+            Manifest.model_validate(manifest)
         except ValueError:
             raise UserError(f"{self.path}: a file of this run is damaged (manifest.json)") from None
         return manifest

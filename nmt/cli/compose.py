@@ -13,10 +13,11 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
 from nmt.cli import arguments, help
-from nmt.config import schema
 from nmt.config.compose import config_dir, drop_unused_values, typed, typed_union
 from nmt.config.errors import UserError, format_value
 from nmt.config.overrides import user_path
+from nmt.config.schema.data import Data
+from nmt.config.schema.model import SizeThresholds
 
 T = TypeVar("T", bound=BaseModel)
 log = logging.getLogger(__name__)
@@ -69,9 +70,9 @@ def _with_size(config: DictConfig, command: str) -> DictConfig:
     from nmt.data.corpus import splits
 
     values = OmegaConf.to_container(config.data, resolve=True, throw_on_missing=True)
-    data = typed_union(schema.Data, cast(dict[str, Any], values), "data")
+    data = typed_union(Data, cast(dict[str, Any], values), "data")
     values = cast(dict[str, Any], OmegaConf.to_container(config.size))["thresholds"]
-    thresholds = typed_union(schema.SizeThresholds, cast(dict[str, Any], values), "size.thresholds")
+    thresholds = typed_union(SizeThresholds, cast(dict[str, Any], values), "size.thresholds")
     pairs = sum(1 for _ in splits(data)["train"])
     reached = {least: size for size, least in thresholds if pairs >= least}
     if not reached:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.config.overrides import user_path
+from nmt.config.schema import data as schema
 from nmt.data import reading
 from nmt.data.demo import corpus as demo
 from nmt.data.tokenizer import LONE_SURROGATES

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.config.overrides import user_path
+from nmt.config.schema import data as schema
 from nmt.data import corpus
 from nmt.data.corpus import Pair
 from nmt.data.corpus_warnings import PairStatistics, corpus_warnings

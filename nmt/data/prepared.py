@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from nmt.config import schema
 from nmt.config.errors import UserError
+from nmt.config.schema.record import Report
 from nmt.data.tokenizer import Tokenizers
 from nmt.files import check_contained, checksum, raise_system_error, read_bytes, write_atomically
 from nmt.metrics.alignment import parse_pharaoh
@@ -37,7 +37,7 @@ class Prepared:
         try:
             check_contained(directory)
             self.report: dict[str, Any] = json.loads(read_bytes(directory / "report.json"))
-            if not {"train", "validation"} <= schema.Report.model_validate(self.report).splits.keys():
+            if not {"train", "validation"} <= Report.model_validate(self.report).splits.keys():
                 raise ValueError("it lacks train or validation")
         except ValidationError as error:
             key = ".".join(map(str, error.errors()[0]["loc"]))

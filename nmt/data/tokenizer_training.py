@@ -18,9 +18,9 @@ from unicodedata import category, normalize
 
 import sentencepiece
 
-from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.config.overrides import user_path
+from nmt.config.schema import data as schema
 from nmt.data.tokenizer import Tokenizer, Tokenizers, clean
 
 TRAINING_LINES = 2_000_000  # sampled from the corpus to train a tokenizer

@@ -8,7 +8,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from nmt.attention.build import build_attention, build_policy
-from nmt.config import schema
+from nmt.config.schema.attention import EncoderSelfAttention
+from nmt.config.schema.model import Model, Network
 from nmt.model.cells import Recurrent
 from nmt.model.decoder import Decoder
 from nmt.model.encoder import Encoder, SelfAttention
@@ -20,14 +21,14 @@ from nmt.ops.dropout import Dropout
 CELLS: dict[str, type[Recurrent]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 
 
-def build_model(config: schema.Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
+def build_model(config: Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
     """A new model with random weights from torch's global generator; `pad` = source and target padding ids."""
     model = _modules(config, source_vocab, target_vocab, pad)
     initialize(model)
     return model
 
 
-def build_unfilled(config: schema.Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
+def build_unfilled(config: Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
     """The same model with uninitialised weights, to be filled from a checkpoint. Skipping torch.nn.init avoids
     importing torch's compiler on the device "meta", which takes a second."""
     with _Unfilled():
@@ -50,7 +51,7 @@ class _Unfilled(TorchFunctionMode):
         return function(*args, **options)
 
 
-def _modules(config: schema.Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
+def _modules(config: Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
     embedding, attention = config.embedding, config.attention
     source_embedding = nn.Embedding(source_vocab, embedding.dim, padding_idx=pad[0])
     target_embedding = source_embedding
@@ -112,7 +113,7 @@ def _gates(model: Seq2Seq, name: str) -> int:
     return {nn.RNN: 1, nn.GRU: 3, nn.LSTM: 4}[type(rnn)]
 
 
-def _encoder(config: schema.Model) -> Encoder:
+def _encoder(config: Model) -> Encoder:
     encoder = config.encoder
     rnn = CELLS[encoder.cell](
         config.embedding.dim,
@@ -124,7 +125,7 @@ def _encoder(config: schema.Model) -> Encoder:
     )
     attention, dim = encoder.self_attention, encoder.output_dim
     layers: list[SelfAttention] = []
-    if isinstance(attention, schema.EncoderSelfAttention):
+    if isinstance(attention, EncoderSelfAttention):
         layers = [
             SelfAttention(
                 build_attention(attention, dim, dim), dim, Dropout(encoder.dropout, config.variational_dropout)
@@ -134,7 +135,7 @@ def _encoder(config: schema.Model) -> Encoder:
     return Encoder(rnn, encoder.dropout, config.decoder.bridge, layers, _options(config, encoder))
 
 
-def _decoder(config: schema.Model, encoder: Encoder, context_dim: int) -> Decoder:
+def _decoder(config: Model, encoder: Encoder, context_dim: int) -> Decoder:
     decoder, word_dim = config.decoder, config.embedding.dim
     attention = None
     if config.attention.kind == "attention":
@@ -166,7 +167,7 @@ def _decoder(config: schema.Model, encoder: Encoder, context_dim: int) -> Decode
     )
 
 
-def _options(config: schema.Model, network: schema.Network) -> Options:
+def _options(config: Model, network: Network) -> Options:
     return Options(
         variational=config.variational_dropout,
         recurrent_dropout=network.recurrent_dropout,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nmt.config import schema
+from nmt.config.schema import training as schema
 from nmt.data.batching import Batch, padded
 from nmt.data.tokenizer import Tokenizer
 from nmt.metrics.bleu import TokenBLEU

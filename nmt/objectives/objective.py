@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from nmt.config import schema
+from nmt.config.schema import TrainConfig
+from nmt.config.schema import training as schema
+from nmt.config.schema.attention import Hard, LinearCoverage, ScoredAttention
 from nmt.data.batching import Batch
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.seq2seq import Seq2Seq
@@ -30,7 +32,7 @@ class Objective:
     """The objective of a configuration for one batch after the other. `teachers` are those of a distillation."""
 
     def __init__(
-        self, model: Seq2Seq, config: schema.TrainConfig, target: Tokenizer, teachers: Sequence[Seq2Seq] = ()
+        self, model: Seq2Seq, config: TrainConfig, target: Tokenizer, teachers: Sequence[Seq2Seq] = ()
     ) -> None:
         self.model, self.loss = model, build_token_loss(model, config, target.pad, teachers)
         self.auxiliary = build_auxiliary(model, config, target.pad)
@@ -65,9 +67,7 @@ class Objective:
         return Value(total, {name: term.detach() for name, term in terms.items()})
 
 
-def build_token_loss(
-    model: Seq2Seq, config: schema.TrainConfig, pad: int, teachers: Sequence[Seq2Seq] = ()
-) -> TokenLoss:
+def build_token_loss(model: Seq2Seq, config: TrainConfig, pad: int, teachers: Sequence[Seq2Seq] = ()) -> TokenLoss:
     """The loss on target tokens that the configuration chooses."""
     objective, smoothing = config.objective, config.training.label_smoothing
     if isinstance(objective, schema.Distillation):
@@ -78,14 +78,14 @@ def build_token_loss(
     return TokenLoss(model, pad, partial(likelihood, smoothing=smoothing))
 
 
-def build_auxiliary(model: Seq2Seq, config: schema.TrainConfig, pad: int) -> list[Auxiliary]:
+def build_auxiliary(model: Seq2Seq, config: TrainConfig, pad: int) -> list[Auxiliary]:
     """The losses that the configuration adds. Guided alignment makes the model's attention return log-weights."""
     losses: list[Auxiliary] = []
-    if isinstance(config.attention, schema.ScoredAttention):
+    if isinstance(config.attention, ScoredAttention):
         coverage, normalizer = config.attention.coverage, config.attention.normalizer
-        if isinstance(coverage, schema.LinearCoverage) and coverage.loss_weight:
+        if isinstance(coverage, LinearCoverage) and coverage.loss_weight:
             losses.append(CoverageLoss(coverage.loss_weight, coverage.loss_start, pad))
-        if isinstance(normalizer, schema.Hard) and normalizer.weight:
+        if isinstance(normalizer, Hard) and normalizer.weight:
             assert model.policy is not None
             losses.append(PolicyGradient(normalizer.weight, model.policy, pad))
     if config.training.guided_alignment:

@@ -3,6 +3,7 @@
 import logging
 
 from nmt.config import schema
+from nmt.config.schema.data import FileTokenizer
 from nmt.data.prepared import Prepared, Split
 from nmt.data.tokenizer import Tokenizer
 from nmt.metrics.bleu import ScoreSettings, nfc, score
@@ -73,7 +74,7 @@ def _remedy(config: schema.TrainConfig, unknown_rate: float) -> str:
     tokenizer = config.tokenizer
     if tokenizer.lowercase and not config.evaluation.lowercase:
         return "evaluation.lowercase=true"
-    if isinstance(tokenizer, schema.FileTokenizer):
+    if isinstance(tokenizer, FileTokenizer):
         return "a tokenizer trained on this corpus (tokenizer=bpe)"
     values = ["tokenizer.byte_fallback=true"] if unknown_rate else []
     if tokenizer.normalization not in {"nfc", "identity"}:

@@ -11,6 +11,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from nmt.config import schema
 from nmt.config.overrides import for_shell
+from nmt.config.schema.training import Validation
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.evaluation import evaluate_run, score_settings
@@ -162,7 +163,7 @@ def _summary(trainer: Trainer) -> dict[str, Any]:
 
 
 def _evaluate(
-    run: RunDirectory, translator: Translator, prepared: Prepared, scoring: ScoreSettings, config: schema.Validation
+    run: RunDirectory, translator: Translator, prepared: Prepared, scoring: ScoreSettings, config: Validation
 ) -> None:
     """Evaluate the best checkpoint on every held-out split: scores, translations, heatmaps."""
     load_weights(translator.single, run.checkpoints / BEST)

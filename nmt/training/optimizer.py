@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from nmt.config import schema
 from nmt.config.errors import UserError
+from nmt.config.schema import training as schema
 
 
 def make_optimizer(config: schema.Optimizer, model: nn.Module) -> torch.optim.Optimizer:

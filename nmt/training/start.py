@@ -9,6 +9,8 @@ from nmt.config import schema
 from nmt.config.compose import flatten, load_config
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell
+from nmt.config.schema.model import Model
+from nmt.config.schema.training import Distillation
 from nmt.data.prepared import Prepared
 from nmt.files import read_bytes
 from nmt.machine import Machine
@@ -63,7 +65,7 @@ def load_teachers(
     has another best checkpoint than recorded.
     """
     teachers = Teachers([], [])
-    for path in config.objective.teachers if isinstance(config.objective, schema.Distillation) else []:
+    for path in config.objective.teachers if isinstance(config.objective, Distillation) else []:
         run = RunDirectory.existing(path, "objective.teachers")
         saved = load_config(run.config)
         try:
@@ -122,8 +124,7 @@ def refuse_other_tokenizers(
 def model_differences(saved: schema.TrainConfig, config: schema.TrainConfig) -> list[str]:
     """The values that give the two models other weights, in words."""
     here, there = (
-        dict(flatten(values.model_dump(mode="json", include=set(schema.Model.model_fields))))
-        for values in (config, saved)
+        dict(flatten(values.model_dump(mode="json", include=set(Model.model_fields)))) for values in (config, saved)
     )
     return [
         f"{key} is {there.get(key)} there, {here.get(key)} here"

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nmt.config import schema
+from nmt.config.schema import training as schema
 from nmt.data.batching import Batches, Indices
 from nmt.data.prepared import Split
 from nmt.evaluation import align, evaluate

@@ -16,7 +16,7 @@ from nmt.attention.attention import Attention
 from nmt.attention.build import build_attention
 from nmt.attention.heads import MultiHeadAttention
 from nmt.attention.memory import Attended
-from nmt.config import schema
+from nmt.config.schema import attention as schema
 from nmt.config.schema.attention import unequal_sizes
 
 AnyAttention = Attention | MultiHeadAttention

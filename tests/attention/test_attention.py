@@ -12,7 +12,7 @@ from torch import Tensor
 from nmt.attention.build import build_attention, build_policy
 from nmt.attention.heads import MultiHeadAttention
 from nmt.attention.memory import Attended, Memory, Past
-from nmt.config import schema
+from nmt.config.schema import attention as schema
 
 
 def test_the_past_adds_up_and_selects() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from nmt.attention.memory import Past
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.attention.parts import Normalizer
-from nmt.config import schema
+from nmt.config.schema import attention as schema
 
 SOFT = ["softmax", "sparsemax", "entmax15"]
 

@@ -12,8 +12,8 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from pydantic import TypeAdapter
 
-from nmt.config import schema
 from nmt.config.errors import UserError
+from nmt.config.schema import data as schema
 from nmt.data import reading
 from nmt.data.corpus import Pair, files, locate, splits
 

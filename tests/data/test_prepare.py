@@ -19,7 +19,8 @@ from conftest import values_of
 
 from nmt.config.compose import typed
 from nmt.config.errors import UserError
-from nmt.config.schema import FileTokenizer, TrainConfig
+from nmt.config.schema import TrainConfig
+from nmt.config.schema.data import FileTokenizer
 from nmt.data import prepare as module
 from nmt.data.batching import padded
 from nmt.data.prepare import prepare

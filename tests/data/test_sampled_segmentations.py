@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
-from nmt.config.schema import TrainedTokenizer
+from nmt.config.schema.data import TrainedTokenizer
 from nmt.data import subword_sampling
 from nmt.data import tokenizer_training as module
 from nmt.data.demo import corpus as demo

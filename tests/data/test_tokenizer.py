@@ -15,8 +15,8 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt.config import schema
 from nmt.config.errors import UserError
+from nmt.config.schema import data as schema
 from nmt.data.demo import corpus as demo
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.data.tokenizer_training import BOS, EOS, PAD, UNK, make_tokenizers

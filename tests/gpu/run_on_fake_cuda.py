@@ -20,6 +20,7 @@ from torch import Tensor
 
 from nmt.config import schema
 from nmt.config.compose import typed
+from nmt.config.schema.training import SGD
 from nmt.data.batching import Batch, collate
 from nmt.machine import Machine
 from nmt.model.build import build_model
@@ -63,7 +64,7 @@ def update_counts(mode: FakeCUDA, config: schema.TrainConfig, machine: Machine, 
     with mode:
         objective = Objective(model, config, TARGET, teachers)
     # Not capturable or fused: torch checks these against a real device.
-    values = schema.SGD.model_validate({"kind": "sgd", "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0})
+    values = SGD.model_validate({"kind": "sgd", "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0})
     updater = Updater(model, objective, make_optimizer(values, model), 1.0, machine)
     batch = batch_of(steps, config.training.guided_alignment > 0)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from nmt.config.schema import Model
+from nmt.config.schema.model import Model
 from nmt.model.build import build_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.objectives.token_losses import likelihood

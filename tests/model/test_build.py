@@ -6,7 +6,7 @@ import pytest
 import torch
 from small_models import CHO, LENGTHS, NONE, PAD, SELF_ATTENTION, SOURCE, TARGET, V, attention, regularised, values
 
-from nmt.config.schema import Model
+from nmt.config.schema.model import Model
 from nmt.model.build import build_model, build_unfilled
 
 MONOTONIC = {"kind": "monotonic", "noise": 1.0, "initial_offset": 1.0}

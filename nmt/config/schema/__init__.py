@@ -1,8 +1,211 @@
-"""Types and limits of every configuration value. Its defaults and their reasons are in configs/**.yaml only."""
+"""The configuration of each command. The modules of this package define its sections."""
 
-from nmt.config.schema.attention import *  # noqa: F403
-from nmt.config.schema.commands import *  # noqa: F403
-from nmt.config.schema.data import *  # noqa: F403
-from nmt.config.schema.model import *  # noqa: F403
-from nmt.config.schema.record import *  # noqa: F403
-from nmt.config.schema.training import *  # noqa: F403
+import os
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field
+
+from nmt.config.overrides import user_path
+from nmt.config.schema.base import Count, CountOrZero, Name, Names, PathName, Paths, Positive, Section, Seed, Threads
+from nmt.config.schema.data import Data, TokenizerConfig
+from nmt.config.schema.model import Model, Size
+from nmt.config.schema.training import Objective, Optimizer, Schedule, Training, Validation
+
+Device = Literal["auto", "cpu", "cuda", "mps"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Values = dict[str, str | int | float | bool | None]
+
+
+class Machine(Section):
+    device: Device
+    precision: Precision
+    threads: Threads | None
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(user_path(path))
+
+
+MAX_HYPOTHESES = 10_000  # of a sentence at once; each has its own decoder state
+
+
+class SearchLimits(Section):
+    """Common values of all searches. Lengths are in tokens, including `</s>`."""
+
+    min_length: CountOrZero
+    max_length: Count
+    max_ratio: Positive
+    max_source_length: Count
+    batch_tokens: Count
+    replace_unknown: bool
+
+
+class Greedy(SearchLimits):
+    kind: Literal["greedy"]
+
+
+class Beam(SearchLimits):
+    kind: Literal["beam"]
+    beam_size: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
+    length_penalty: Literal["none", "average", "gnmt"]
+    alpha: Annotated[float, Field(ge=0.0, le=100.0)]
+    stop: Literal["beam", "exact"]
+
+
+class Sampling(SearchLimits):
+    kind: Literal["sampling"]
+    temperature: Positive
+    top_k: CountOrZero
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+Search = Annotated[Greedy | Beam | Sampling, Field(discriminator="kind")]
+
+
+class Evaluation(Section):
+    tokenize: Name
+    lowercase: bool
+
+
+class TrainConfig(Model, Machine):
+    """nmt-train."""
+
+    run: PathName | None
+    seed: Seed
+    size: Size
+    data: Data
+    tokenizer: TokenizerConfig
+    objective: Objective
+    optimizer: Optimizer
+    schedule: Schedule
+    training: Training
+    validation: Validation
+    search: Search
+    evaluation: Evaluation
+
+    def with_absolute_paths(self) -> Self:
+        """The same with absolute paths, so that a run can be resumed from any directory."""
+        paths = {"path", "train", "validation", "test", "cache_dir", "source_model", "target_model", "start_from"}
+        lists, sections = {"extra", "teachers"}, {}
+        for name in ("data", "tokenizer", "objective", "training"):
+            section = getattr(self, name)
+            absolute: dict[str, object] = {}
+            for key, value in section:
+                if key in paths and isinstance(value, str):
+                    absolute[key] = _absolute(value)
+                elif key in lists:
+                    absolute[key] = [_absolute(path) for path in value]
+            sections[name] = section.model_copy(update=absolute)
+        return self.model_copy(update={**sections, "run": None})
+
+    def conflicts(self) -> Iterator[str]:
+        yield from super().conflicts()
+        tokenizer = self.tokenizer
+        shared = tokenizer.joint if tokenizer.kind != "file" else tokenizer.target_model is None
+        if self.embedding.tie_source_target and not shared:
+            yield (
+                "embedding.tie_source_target=true needs one vocabulary for both languages; "
+                "set tokenizer.joint=true (or one tokenizer model), or embedding.tie_source_target=false"
+            )
+        if self.training.guided_alignment:
+            yield from self._conflicts_of_guided_alignment()
+        yield from self._conflicts_of_objective()
+
+    def _conflicts_of_guided_alignment(self) -> Iterator[str]:
+        if self.attention.kind == "none":
+            yield "training.guided_alignment guides an attention, but attention.kind=none; set it to 0"
+        elif self.attention.normalizer.kind not in {"softmax", "monotonic"}:
+            yield (
+                "training.guided_alignment has no gradient through the exact zeros of "
+                f"attention.normalizer.kind={self.attention.normalizer.kind}; set it to 0, or use "
+                "attention/normalizer=softmax"
+            )
+        if self.data.kind == "hub" or (self.data.kind == "files" and self.data.alignments is None):
+            yield (
+                "training.guided_alignment needs the training corpus's word alignments: data=files with data.alignments"
+            )
+
+    def _conflicts_of_objective(self) -> Iterator[str]:
+        hard = self.attention.kind == "attention" and self.attention.normalizer.kind == "hard"
+        if self.training.r_drop and hard:
+            yield (
+                f"training.r_drop={self.training.r_drop} gives no reward to the positions that "
+                "attention.normalizer.kind=hard samples; set it to 0, or use attention/normalizer=gumbel"
+            )
+        kind = self.objective.kind
+        if kind in {"minimum_risk", "distillation"} and hard:
+            yield (
+                f"objective.kind={kind} gives no reward to the positions that attention.normalizer.kind=hard samples; "
+                "use objective=likelihood, or attention/normalizer=gumbel"
+            )
+        unfit = {"minimum_risk": ("r_drop", "scheduled_sampling"), "likelihood": ()}
+        for key in unfit.get(kind, ("r_drop",)):
+            if value := getattr(self.training, key):
+                yield f"training.{key}={value} is for objective=likelihood; with objective.kind={kind} set it to 0"
+        if kind == "minimum_risk" and self.tokenizer.sampling_by_side[1]:
+            yield (
+                f"tokenizer.sampling={self.tokenizer.sampling} samples segmentations of references, but "
+                "objective.kind=minimum_risk compares translations with a fixed one; use "
+                "tokenizer.sampling_sides=source, or set it to 0"
+            )
+
+
+class SavedRunCommand(Section):
+    """Common values of the commands that load a run, or several as an ensemble. None: the (first) run's own value."""
+
+    run: Paths
+    checkpoint: Literal["best", "last"]
+    device: Device | None
+    precision: Precision | None
+    threads: Threads | None
+    seed: Seed | None
+    search: Values
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """The arguments of Translator.load besides the run."""
+        return {name: getattr(self, name) for name in SavedRunCommand.model_fields if name != "run"}
+
+
+class EvaluateConfig(SavedRunCommand):
+    """nmt-evaluate."""
+
+    split: Literal["validation", "test"]
+    tokenize: Name | None
+    lowercase: bool | None
+    output: PathName | None
+
+    def conflicts(self) -> Iterator[str]:
+        if self.output is None and len(self.run) > 1:
+            yield "an ensemble's results belong to none of its runs: give output=FOLDER"
+
+
+class TranslateConfig(SavedRunCommand):
+    """nmt-translate."""
+
+    alignments: PathName | None
+    references: PathName | None
+    nbest: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
+    interactive: bool
+    buffer_lines: Count
+
+    def conflicts(self) -> Iterator[str]:
+        if self.references is not None and self.nbest > 1:
+            yield f"references={self.references} are scored without search; leave out nbest={self.nbest}"
+
+
+class CompareConfig(Section):
+    """nmt-compare."""
+
+    runs: Paths
+    systems: Names
+    split: Literal["validation", "test"]
+    baseline: PathName | None
+    separate_incomparable: bool
+    examples: CountOrZero
+    sentences: Annotated[list[Count], BeforeValidator(lambda value: [value] if isinstance(value, int) else value)]
+    bootstrap_samples: Annotated[int, Field(ge=100, le=1_000_000)]
+    randomisation_trials: Annotated[int, Field(ge=100, le=1_000_000)]
+    output: PathName
+    markdown: bool
