@@ -5,5 +5,4 @@ from nmt.config.schema.commands import *  # noqa: F403
 from nmt.config.schema.data import *  # noqa: F403
 from nmt.config.schema.model import *  # noqa: F403
 from nmt.config.schema.record import *  # noqa: F403
-from nmt.config.schema.search import *  # noqa: F403
 from nmt.config.schema.training import *  # noqa: F403

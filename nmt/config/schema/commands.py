@@ -1,4 +1,4 @@
-"""The configuration of each command."""
+"""Search, evaluation, and the configuration of each command."""
 
 import os
 from typing import Annotated, Any, Literal, Self
@@ -7,15 +7,55 @@ from pydantic import BeforeValidator, Field
 from pydantic import model_validator as validator
 
 from nmt.config.overrides import user_path
-from nmt.config.schema.base import Count, CountOrZero, Name, Names, PathName, Paths, Section, Seed, Threads
+from nmt.config.schema.base import Count, CountOrZero, Name, Names, PathName, Paths, Positive, Section, Seed, Threads
 from nmt.config.schema.data import Data, TokenizerConfig
 from nmt.config.schema.model import Model, Size
-from nmt.config.schema.search import MAX_HYPOTHESES, Evaluation, Search
 from nmt.config.schema.training import Objective, Optimizer, Schedule, Training, Validation
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Values = dict[str, str | int | float | bool | None]
+
+
+MAX_HYPOTHESES = 10_000  # of a sentence at once; each has its own decoder state
+
+
+class SearchLimits(Section):
+    """Common values of all searches. Lengths are in tokens, including `</s>`."""
+
+    min_length: CountOrZero
+    max_length: Count
+    max_ratio: Positive
+    max_source_length: Count
+    batch_tokens: Count
+    replace_unknown: bool
+
+
+class Greedy(SearchLimits):
+    kind: Literal["greedy"]
+
+
+class Beam(SearchLimits):
+    kind: Literal["beam"]
+    beam_size: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
+    length_penalty: Literal["none", "average", "gnmt"]
+    alpha: Annotated[float, Field(ge=0.0, le=100.0)]
+    stop: Literal["beam", "exact"]
+
+
+class Sampling(SearchLimits):
+    kind: Literal["sampling"]
+    temperature: Positive
+    top_k: CountOrZero
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+Search = Annotated[Greedy | Beam | Sampling, Field(discriminator="kind")]
+
+
+class Evaluation(Section):
+    tokenize: Name
+    lowercase: bool
 
 
 class Machine(Section):
