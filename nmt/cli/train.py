@@ -13,6 +13,7 @@ from nmt.cli.app import choices, output_dir, run_command
 from nmt.cli.entry import exit_at_ctrl_c
 from nmt.config.compose import PATH_KEYS, flatten, load_values, typed, with_values
 from nmt.config.errors import UserError
+from nmt.config.overrides import for_shell
 from nmt.config.schema import TrainConfig
 
 log = logging.getLogger(__name__)
@@ -60,11 +61,21 @@ def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:
         observer = sweep.observer() if sweep.sweeping() else None
         status = train(config, directory, [*overrides, *paths], choices(), observer)
     if not sweep.sweeping():
-        path = os.path.relpath(directory)
-        tensorboard = "tensorboard" if shutil.which("tensorboard") else Path(sys.executable).with_name("tensorboard")
-        print(f"tensorboard: {tensorboard} --logdir {shlex.quote(path)} --host localhost")
-        print(f"run: {path}")
+        _print_next_steps(os.path.relpath(directory))
     return status
+
+
+def _print_next_steps(run: str) -> None:
+    """Where the pictures are, how to look at the run and to translate with it, and last its directory."""
+    commands = {
+        name: name if shutil.which(name) else Path(sys.executable).with_name(name)
+        for name in ("tensorboard", "nmt-translate")
+    }
+    if os.path.isdir(os.path.join(run, "alignments")):
+        print(f"alignments: {os.path.join(run, 'alignments')}")
+    print(f"tensorboard: {commands['tensorboard']} --logdir {shlex.quote(run)} --host localhost")
+    print(f"translate: {commands['nmt-translate']} {for_shell('run', run)}")
+    print(f"run: {run}")
 
 
 def _resumed(config: TrainConfig, overrides: list[str], paths: list[str]) -> tuple[Path, TrainConfig]:

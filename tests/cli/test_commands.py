@@ -27,10 +27,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(home: Path) -> Path:
     done = call("nmt-train", *TINY, "training.max_steps=6", cwd=home)
     assert done.returncode == 0, done.stderr.decode()
-    *_, board, last = done.stdout.decode().splitlines()
+    *_, pictures, board, translate, last = done.stdout.decode().splitlines()
     assert last.startswith("run: ")
+    assert (home / pictures.removeprefix("alignments: ") / "test").is_dir()
     assert board.startswith("tensorboard: ")
     assert board.endswith(f"tensorboard --logdir {last[5:]} --host localhost")
+    assert translate.startswith("translate: ")
+    assert translate.endswith(f"nmt-translate run={last[5:]}")
     return home / last[5:]
 
 

@@ -14,8 +14,7 @@ from nmt.data.batching import Batch, Batches
 from nmt.data.prepare import prepare
 from nmt.model.load import new_model
 from nmt.model.seq2seq import Seq2Seq
-from nmt.objectives.objective import Objective
-from nmt.objectives.scheduled_sampling import ScheduledSampling
+from nmt.objectives.objective import Objective, ScheduledSampling
 from nmt.objectives.token_losses import likelihood
 from nmt.ops import output_loss
 

@@ -1,4 +1,4 @@
-"""The configuration of each command. The modules of this package define its sections."""
+"""Search, evaluation, and the configuration of each command. The other modules here define its sections."""
 
 import os
 from collections.abc import Iterator
