@@ -9,6 +9,7 @@ from forks import call_text
 SCRIPT = Path(__file__).parents[1] / "scripts" / "draw_presets.py"
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_each_preset_has_a_picture(tmp_path: Path) -> None:
     presets = ["--presets", "none", "luong_dot"]

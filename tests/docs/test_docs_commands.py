@@ -113,8 +113,8 @@ def compose(command: str) -> None:
 
 
 def quick_first(chosen: list[Path]) -> list[Any]:
-    """README and the quickstart with every change, the other pages with the slow tests."""
-    quick = {"README", "quickstart"}
+    """README with every change, the other pages with the slow tests."""
+    quick = {"README"}
     return [
         pytest.param(page, marks=[] if page.stem in quick else [pytest.mark.slow], id=name_of(page)) for page in chosen
     ]

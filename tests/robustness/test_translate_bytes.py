@@ -29,7 +29,7 @@ ODD = [
 Translate = Callable[..., list[bytes]]
 
 
-@pytest.fixture(scope="module", params=[[], SPELLED], ids=["unknown", "spelled"])
+@pytest.fixture(scope="module", params=[pytest.param([], marks=pytest.mark.slow), SPELLED], ids=["unknown", "spelled"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose model knows nothing yet; with bytes as pieces, it writes ends of lines and broken characters."""
     directory = tmp_path_factory.mktemp("bytes") / "run"
