@@ -207,9 +207,10 @@ def table(keys: list[Key], types: Types, meanings: dict[str, str], kind: str | N
 def all_types() -> dict[str, Types]:
     """By command."""
     from nmt.config import schema
+    from nmt.config.schema.model import SizeThresholds
 
     train = schema.TrainConfig.model_json_schema()
-    thresholds = schema.SizeThresholds.model_json_schema()
+    thresholds = SizeThresholds.model_json_schema()
     size = train["$defs"]["Size"]
     size["properties"] = {**size["properties"], "thresholds": thresholds}  # of size=auto, which a run resolves first
     return {
