@@ -14,6 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from conftest import values_of
+from quick_hydra import compose_once
+
+from nmt.cli.help import known_keys
+
 Work = Callable[[], int]
 
 
@@ -40,6 +45,7 @@ def call(
     name, *words = map(str, command)
 
     def work() -> int:
+        compose_once()
         os.environ.update(env or {})
         os.chdir(cwd or ".")
         sys.argv = [name, *words]
@@ -109,3 +115,5 @@ def _prepare() -> None:
     for name in ("cli.train", "cli.evaluate", "cli.translate", "cli.compare", "training.job", "comparison.compare"):
         importlib.import_module(f"nmt.{name}")
     importlib.import_module("torch._dynamo")  # which the first optimizer would
+    known_keys("train")  # which most error messages need
+    values_of("train", [])  # parses the YAML files

@@ -6,6 +6,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import quick_hydra
+from hydra._internal.hydra import Hydra
 
 from nmt.cli import app, arguments
 from nmt.config.errors import UserError
@@ -18,6 +20,7 @@ SCHEMAS = {"train": TrainConfig, "evaluate": EvaluateConfig, "translate": Transl
 def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "")
+    monkeypatch.setattr(Hydra, "get_mode", quick_hydra.mode)
 
 
 def taken(monkeypatch: pytest.MonkeyPatch, *given: str, command: str = "train") -> TrainConfig | None:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import quick_hydra
 import torch
 from command_laws import broken_law, call, repeat
 from conftest import values_of
 from drawn_overrides import drawn
 from hydra._internal.hydra import Hydra
-from hydra.types import RunMode
 
 from nmt.cli import compare, evaluate, train, translate
 from nmt.config import schema
@@ -66,15 +66,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
         merge_search(config.search, given["search"])
         sys.exit(0)
 
-    composed_twice = Hydra.get_mode
-
-    def mode(self: Hydra, config_name: str, overrides: list[str]) -> Any:  # noqa: ANN401
-        """Hydra composes everything twice, the first time for this: where nothing can change it, once is enough."""
-        if any(word.lstrip("+~").startswith(("hydra", "experiment")) for word in overrides):
-            return composed_twice(self, config_name, overrides)
-        return None if config_name == "train" else RunMode.RUN
-
-    monkeypatch.setattr(Hydra, "get_mode", mode)
+    monkeypatch.setattr(Hydra, "get_mode", quick_hydra.mode)
     monkeypatch.setattr("nmt.training.job.train", begin)
     monkeypatch.setattr(Translator, "load", load)
     monkeypatch.setattr(RunDirectory, "held_out", lambda *_: ([], [], None))

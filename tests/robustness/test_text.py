@@ -3,10 +3,7 @@
 import gzip
 import io
 import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +12,7 @@ import datasets
 import pandas
 import pytest
 from conftest import values_of
+from forks import call
 
 from nmt.config.compose import typed
 from nmt.config.errors import UserError
@@ -195,7 +193,11 @@ def settings(home: Path, *options: str) -> list[str]:
 
 
 def made(home: Path, *options: str) -> Prepared:
-    config = typed(TrainConfig, values_of("train", settings(home, *options)))
+    """The prepared corpus. Folders are inserted after composing, which is then done once for equal options."""
+    values = values_of("train", settings(Path("HOME"), *(option.replace(str(home), "HOME") for option in options)))
+    for key in ("train", "validation", "cache_dir"):
+        values["data"][key] = values["data"][key].replace("HOME", str(home))
+    config = typed(TrainConfig, values)
     return prepare(config.data, config.tokenizer)
 
 
@@ -259,8 +261,7 @@ def test_random_bytes_are_read_or_refused_in_one_line(seed: int, home: Path) -> 
 )
 def test_the_command_refuses_in_one_line(name: str, home: Path) -> None:
     case = next(case for case in CASES if case.name == name)
-    words = [Path(sys.executable).parent / "nmt-train", *settings(home, written(home, case)), "hydra.run.dir=run"]
-    done = subprocess.run(words, capture_output=True, cwd=home, timeout=240, check=False, env=os.environ)
+    done = call("nmt-train", *settings(home, written(home, case)), "hydra.run.dir=run", cwd=home)
     assert done.returncode == 2
     (complaint,) = [line for line in done.stderr.decode().splitlines() if ": error: " in line]
     assert str(case.outcome) in complaint
