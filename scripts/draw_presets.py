@@ -63,7 +63,7 @@ def draw_lengths(comparison: Path, output: Path) -> None:
     systems = [system for system in compared["systems"] if system["name"] in IN_CHART]
     figure = Figure(figsize=(6.4, 3.6), dpi=150, facecolor="white", layout="constrained")
     axes = figure.add_subplot(xlabel="words in the source sentence", ylabel="test BLEU", ylim=(0, 100))
-    for system in sorted(systems, key=lambda each: list(IN_CHART).index(each["name"])):
+    for system in sorted(systems, key=lambda system: list(IN_CHART).index(system["name"])):
         points = [(sum(part["words"]) / 2, part["bleu"]) for part in system["bleu_by_length"]]
         axes.plot(*zip(*points, strict=True), marker=IN_CHART[system["name"]], label=system["name"])
     axes.grid(alpha=0.3)

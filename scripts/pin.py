@@ -61,7 +61,7 @@ def hashes(index: str, name: str, version: str) -> list[str]:
 def needed(requirements: Iterable[str]) -> set[str]:
     """The names of what requirements need here, directly or through others."""
     names: set[str] = set()
-    queue = [Requirement(each) for each in requirements]
+    queue = [Requirement(text) for text in requirements]
     while queue:
         requirement = queue.pop()
         name = canonicalize_name(requirement.name)
@@ -69,12 +69,12 @@ def needed(requirements: Iterable[str]) -> set[str]:
             continue
         names.add(name)
         with suppress(PackageNotFoundError):
-            further = [Requirement(each) for each in requires(name) or []]
+            dependencies = [Requirement(text) for text in requires(name) or []]
             extras = requirement.extras or {""}
             queue += [
-                each
-                for each in further
-                if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in extras)
+                dependency
+                for dependency in dependencies
+                if dependency.marker is None or any(dependency.marker.evaluate({"extra": extra}) for extra in extras)
             ]
     return names
 
@@ -84,7 +84,7 @@ def docs_only() -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = dict(project["optional-dependencies"])
     docs = needed(extras.pop("docs"))
-    others = [each for extra in extras.values() for each in extra if not each.startswith("nmt[")]
+    others = [text for extra in extras.values() for text in extra if not text.startswith("nmt[")]
     return docs - needed([*project["dependencies"], *others])
 
 

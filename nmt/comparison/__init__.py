@@ -1,1 +1,0 @@
-"""Compare systems: scores, significance, BLEU by source length, examples, cost."""

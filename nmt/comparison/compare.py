@@ -53,7 +53,7 @@ def group(entries: Sequence[Entry]) -> list[System]:
     # Keys that differ between systems, but not paths that differ between the runs of one.
     paths = PATH_KEYS | {"training.start_from"}
     within = {key for members in systems for key in paths if _differ(key, [entry.choices for entry in members])}
-    varied = sorted({key for each in choices for key in each if _differ(key, choices)} - within)
+    varied = sorted({key for values in choices for key in values if _differ(key, choices)} - within)
     names = [_name(members[0], [key for key in varied if key != "experiment"]) for members in systems]
     names = [
         name if names.count(name) == 1 else _name(members[0], varied)
@@ -66,7 +66,7 @@ def group(entries: Sequence[Entry]) -> list[System]:
 
 
 def _differ(key: str, choices: Iterable[Mapping[str, Any]]) -> bool:
-    return len({str(each.get(key)) for each in choices}) > 1
+    return len({str(values.get(key)) for values in choices}) > 1
 
 
 def _name(entry: Entry, varied: Sequence[str]) -> str:
