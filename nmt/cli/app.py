@@ -11,7 +11,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, AnyStr, Protocol, TypeVar
+from types import ModuleType
+from typing import IO, Any, AnyStr, TypeVar
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -27,9 +28,9 @@ from nmt.config.errors import UserError, format_value, printable
 from nmt.config.overrides import user_path
 
 T = TypeVar("T", bound=BaseModel)
-LONGEST = 500  # characters of a message
-STOPPED = 128  # added to a signal's number: the exit status after it
-# System errors that are no bug: a reader that left, a stream opened the other way, no space, no permission, odd files.
+MAX_MESSAGE = 500  # characters
+STOPPED = 128  # a command that signal N stops exits with status STOPPED + N
+# System errors that a user can cause: closed pipes and streams, full disks, missing permissions, unsuitable paths.
 USER_ERRNOS = {
     *(errno.EPIPE, errno.EBADF),
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO),
@@ -38,32 +39,20 @@ USER_ERRNOS = {
 }
 
 
-class Sweep(Protocol):
-    """How a command runs several jobs (nmt.cli.sweep)."""
-
-    def sweeping(self) -> bool:
-        """Whether this process runs jobs of a sweep."""
-
-    def run_job(self, work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
-        """Run one job, perhaps in a worker process. Records the job's errors instead of raising them."""
-
-    def finish(self) -> int:
-        """Report after the last job. Returns the exit status."""
-
-
 def run_command(
-    command: str, schema: type[T], task: Callable[[T, list[str]], int | None], sweep: Sweep | None = None
+    command: str, schema: type[T], task: Callable[[T, list[str]], int | None], sweep: ModuleType | None = None
 ) -> None:
     """Compose configs/<command>.yaml with the command line's overrides, check it, call `task`, exit.
 
-    `task` takes the typed config and the list of overrides, and returns the exit status (None: 0).
+    `task` takes the typed config and the list of overrides, and returns the exit status (None: 0). `sweep` is the
+    module nmt.cli.sweep if the command can run several jobs.
     """
     _check_streams(command)
     debug = bool(os.environ.get("HYDRA_FULL_ERROR"))
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra would print exceptions itself
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints exceptions itself
     log_to(sys.stderr)
     created: list[Path] = []
-    warnings.filterwarnings("error", category=UserWarning, module=r"hydra\.")  # e.g. of a search path that is missing
+    warnings.filterwarnings("error", category=UserWarning, module=r"hydra\.")  # such as a missing search path
     outcomes: list[int | Exception | None] = []  # one per job; None while it runs
 
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=command)
@@ -94,15 +83,15 @@ def run_command(
         outcomes = [STOPPED + signal.SIGINT]
     except SystemExit as exit_:  # after --help and the like, or from a sweep
         outcomes = [int(exit_.code or 0)]
-    if unwritten := write(sys.stdout, "", "standard output"):  # which may be why the command ended
+    if unwritten := write(sys.stdout, "", "standard output"):  # perhaps the error that ended the command
         outcomes = [unwritten, *(outcome for outcome in outcomes if getattr(outcome, "errno", None) != unwritten.errno)]
     _exit(outcomes, command)
 
 
 def _check_streams(command: str) -> None:
-    """Refuse a closed standard stream: the next file to be opened would get its number, and the stream's output.
+    """Refuse a closed standard stream: the next opened file would get its descriptor, and the stream's output.
 
-    Escape the characters that standard output's encoding lacks.
+    Make standard output escape the characters that its encoding lacks.
     """
     streams = {
         "standard input": (sys.stdin, "< /dev/null"),
@@ -156,7 +145,7 @@ def _exit(outcomes: list[int | Exception | None], command: str) -> None:
         sys.exit(0)
     for error in errors:
         for line in explain(error, command).split("\n"):
-            print(f"nmt-{command}: error: {format_value(line, LONGEST)}", file=sys.stderr)
+            print(f"nmt-{command}: error: {format_value(line, MAX_MESSAGE)}", file=sys.stderr)
     sys.exit(2 if errors else max((outcome for outcome in outcomes if isinstance(outcome, int)), default=0))
 
 
@@ -214,7 +203,7 @@ def output_folder(output: str, marker: str, content: str, option: str = "output=
 def write(stream: IO[AnyStr], content: AnyStr, name: str) -> OSError | None:
     """Write to a stream and flush it. Returns the error, if any, with the stream's name.
 
-    After an error the stream goes to /dev/null: or else the interpreter would flush again at exit, and fail again.
+    After an error, redirects the stream to /dev/null: otherwise the interpreter would flush it at exit and fail again.
     """
     try:
         stream.write(content)
@@ -238,9 +227,8 @@ def log_to(stream: Any) -> None:  # noqa: ANN401
     """Send the package's log messages to this stream only."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_Printable("%(message)s"))
-    handler.addFilter(
-        lambda record: record.levelno >= logging.INFO
-    )  # a filter, because tqdm's handler copies filters but no level
+    # A filter, because tqdm's handler copies filters but no level.
+    handler.addFilter(lambda record: record.levelno >= logging.INFO)
     logger = logging.getLogger("nmt")
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)

@@ -25,13 +25,13 @@ from nmt.config.compose import config_dir
 from nmt.config.errors import CONTROL, UserError, format_value, nearest
 from nmt.config.overrides import quoted, user_path
 
-LONGEST = 20_000  # characters of an argument: Hydra's parser takes seconds for more
-DEEPEST = 30  # nested brackets
-MOST_JOBS = 10_000  # in a sweep: Hydra lists all of them before it starts the first
+MAX_LENGTH = 20_000  # characters of an argument: Hydra's parser takes seconds for more
+MAX_DEPTH = 30  # of nested brackets
+MAX_JOBS = 10_000  # in a sweep: Hydra lists all jobs before it starts the first
 CHOICE = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*")  # a file in the group's folder or below
 SWEEP_KEYS = ("hydra.launcher", "hydra.sweeper", "hydra/launcher", "hydra/sweeper", "hydra.mode")
 TRAIN_KEYS = ("hydra.run.", "hydra.sweep.", *SWEEP_KEYS)
-HYDRA_KEYS = (  # which Hydra sets itself, replacing any given value
+HYDRA_KEYS = (  # which Hydra sets itself, ignoring overrides
     "hydra.runtime.",
     "hydra.overrides.",
     *(f"hydra.job.{name}" for name in ("id", "num", "override_dirname", "config_name")),
@@ -111,10 +111,10 @@ def _adapt(parser: ArgumentParser) -> None:
 def _check_readable(argument: str) -> None:
     depths = itertools.accumulate((char in "([{") - (char in ")]}") for char in argument)
     reason = None
-    if len(argument) > LONGEST:
-        reason = f"has {len(argument):,} characters; the limit is {LONGEST:,}"
-    elif max(depths, default=0) > DEEPEST:
-        reason = f"nests brackets deeper than {DEEPEST}"
+    if len(argument) > MAX_LENGTH:
+        reason = f"has {len(argument):,} characters; the limit is {MAX_LENGTH:,}"
+    elif max(depths, default=0) > MAX_DEPTH:
+        reason = f"nests brackets deeper than {MAX_DEPTH}"
     elif argument.startswith("="):
         reason = "has no key before the ="
     elif CONTROL.search(argument):
@@ -227,8 +227,8 @@ def _check_number_of_jobs(overrides: Sequence[Override]) -> None:
             if isinstance(sweep, RangeSweep) and not sweep.step:
                 raise UserError(f"{format_value(override.input_line)}: never ends with a step of 0")
             count = _number_of_values(sweep) * (1 if searching else count)
-        if count > MOST_JOBS:
-            raise UserError(f"{format_value(override.input_line)}: makes more than {MOST_JOBS:,} jobs in one sweep")
+        if count > MAX_JOBS:
+            raise UserError(f"{format_value(override.input_line)}: makes more than {MAX_JOBS:,} jobs in one sweep")
 
 
 def _number_of_values(sweep: Any) -> int:  # noqa: ANN401

@@ -1,4 +1,4 @@
-"""What the YAML files in configs/ say to the user: the text of --help, and one-line explanations of errors."""
+"""The text of --help, and one-line explanations of errors, from the YAML files in configs/."""
 
 import re
 import sys
@@ -15,7 +15,7 @@ from nmt.config.compose import config_dir, flatten
 from nmt.config.errors import UserError, format_value, nearest, nearest_key
 
 COLUMN, WIDTH = 28, 128  # of a comment's start, of a line's end
-LONGEST = 60  # characters of a line; the comment of a longer line starts below it
+MAX_LINE = 60  # characters; the comment of a longer line starts below it
 # Keys that size=auto sets from the corpus, and the keys that override them.
 SET_BY_SIZE = {"size.lr": "optimizer.lr", "size.vocab_size": "tokenizer.vocab_size"}
 
@@ -83,7 +83,7 @@ def values(*, _root_: DictConfig) -> str:
             line = lines[key.start_mark.line]
             parts = textwrap.wrap(comment, WIDTH - COLUMN - 2, break_on_hyphens=False)
             block = [f"{'':{COLUMN}}# {part}" for part in parts]
-            first = f"{line:{COLUMN - 1}} {block.pop(0).strip()}" if len(line) < LONGEST else line
+            first = f"{line:{COLUMN - 1}} {block.pop(0).strip()}" if len(line) < MAX_LINE else line
             lines[key.start_mark.line] = "\n".join([first, *block])
     return "\n".join(lines).replace("$", "$$")
 

@@ -33,8 +33,8 @@ from nmt.config.overrides import for_shell, override_values
 from nmt.run import ERROR, LOCK, RunDirectory, read_json
 
 MARK = ".nmt-sweep"  # an empty file in the directory of a sweep
-LONGEST_END = 30.0  # seconds to wait for a run to save and stop
-LONGEST_VALUE, LONGEST_NAME = 40, 200  # characters in a directory's name
+MAX_WAIT = 30.0  # seconds for a run to save and stop
+MAX_VALUE, MAX_NAME = 40, 200  # characters of a value and of all in a directory's name
 COUNT = "NMT_SWEEP_JOBS"  # the number of jobs: an environment variable, so that worker processes inherit it
 PARENT = os.getppid()  # in a worker, the process of the sweep
 BUSY = threading.Event()  # set while this process runs a job
@@ -46,7 +46,7 @@ class NameJobs(Callback):
     """Prepares a sweep: Hydra calls this before the first job (configs/train.yaml, hydra.callbacks)."""
 
     directory: Path | None = None  # of the sweep that has started
-    made: bool = False  # whether this sweep created it
+    created: bool = False  # whether this sweep created the directory
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:  # noqa: ANN401
         """Check and mark the sweep's directory, and name each job's by the values that the sweep varies."""
@@ -57,7 +57,7 @@ class NameJobs(Callback):
         if reason := _refusal(config, directory, varied, count):
             log.error("nmt-train: error: %s", reason)  # Hydra would turn an exception into a warning
             sys.exit(2)
-        NameJobs.directory, NameJobs.made = directory, not directory.exists()
+        NameJobs.directory, NameJobs.created = directory, not directory.exists()
         with suppress(OSError):  # Hydra creates the directory too, and reports an error
             directory.mkdir(parents=True, exist_ok=True)
             (directory / MARK).touch()
@@ -75,7 +75,7 @@ def _interrupt_after_saving(sweep: Path, *_: object) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
     if not BUSY.is_set():
         for lock in list(sweep.rglob(LOCK)):
-            RunDirectory(lock.parent).wait_until_free(LONGEST_END)
+            RunDirectory(lock.parent).wait_until_free(MAX_WAIT)
     raise KeyboardInterrupt
 
 
@@ -115,19 +115,19 @@ def _varied(config: DictConfig) -> tuple[list[str], int]:
 def job_name(overrides: list[str] | ListConfig, *varied: str) -> str:
     """A directory name such as attention-bahdanau_lr-0.003, without characters that need quoting.
 
-    A hash stands for what that leaves out or cuts off, so that names stay distinct.
+    A hash replaces omitted characters, so that names stay distinct.
     """
     plain = OmegaConf.to_container(overrides, resolve=False) if isinstance(overrides, ListConfig) else overrides
     values = override_values(cast(list[str], plain))
     ends = [key.rpartition(".")[2] for key in varied]
     names = [key if ends.count(end) > 1 else end for key, end in zip(varied, ends, strict=True)]
     parts = [f"{_plain(name)}-{_plain(str(values.get(key)))}" for key, name in zip(varied, names, strict=True)]
-    return _cut("_".join(parts), LONGEST_NAME)
+    return _cut("_".join(parts), MAX_NAME)
 
 
 def _plain(text: str) -> str:
     plain = re.sub(r"[^\w.-]+", "-", text, flags=re.ASCII)
-    return _cut(plain if plain == text else f"{plain}-{_hash(text)}", LONGEST_VALUE)
+    return _cut(plain if plain == text else f"{plain}-{_hash(text)}", MAX_VALUE)
 
 
 def _cut(text: str, longest: int) -> str:
@@ -184,13 +184,13 @@ def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
             record_failure(directory, message, arguments.job_overrides(HydraConfig.get()))
             log.error("%s: failed: %s", directory.name, message)
             return None
-        (directory / ERROR).unlink(missing_ok=True)  # of another sweep that met this job while it was running
+        (directory / ERROR).unlink(missing_ok=True)  # written by another sweep that found this job running
         if status >= STOPPED:
             if in_worker:
                 return signal.Signals(status - STOPPED).name
             option = for_shell("hydra.sweep.dir", os.path.relpath(HydraConfig.get().sweep.dir))
             log.info("to resume the sweep, run the same command with %s", option)
-            sys.exit(status)  # a signal to this process ends the whole sweep
+            sys.exit(status)  # the signal ends the whole sweep
     best: dict[str, Any] = read_json(RunDirectory(directory).manifest).get("training", {})
     return next((value for key, value in best.items() if key in {"best_bleu", "best_loss"}), None)
 
@@ -251,6 +251,6 @@ def finish() -> int:
     if directory is None or not directory.is_dir():
         return 0  # not a sweep
     status = report_jobs(directory, searched=(directory / optuna_sweeper.JOURNAL).exists())
-    if NameJobs.made and {path.name for path in directory.iterdir()} <= {MARK, "multirun.yaml"}:  # no job started
+    if NameJobs.created and {path.name for path in directory.iterdir()} <= {MARK, "multirun.yaml"}:  # no job started
         shutil.rmtree(directory)
     return status

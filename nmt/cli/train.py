@@ -17,15 +17,16 @@ from nmt.config.overrides import for_shell
 from nmt.config.schema import TrainConfig
 
 log = logging.getLogger(__name__)
-CHOOSING = {"data", "tokenizer", "objective", "experiment"}  # groups that decide which of PATH_KEYS exist
+PATH_GROUPS = {"data", "tokenizer", "objective", "experiment"}  # groups that determine which of PATH_KEYS exist
 
 
 def main() -> None:
     """Entry point."""
-    paths = []  # overrides of PATH_KEYS for a run to resume: its configuration has these keys, Hydra's may lack them
+    # Overrides of PATH_KEYS for a run to resume: its saved configuration has these keys, but Hydra's may lack them.
+    paths = []
     keys = {argument.partition("=")[0]: argument for argument in sys.argv[1:]}
     run = arguments.value_of(keys["run"]) if "run" in keys else None
-    if run is not None and os.path.isfile(os.path.expanduser(f"{run}/config.yaml")) and not keys.keys() & CHOOSING:
+    if run is not None and os.path.isfile(os.path.expanduser(f"{run}/config.yaml")) and not keys.keys() & PATH_GROUPS:
         paths = [argument for argument in sys.argv[1:] if argument.partition("=")[0] in PATH_KEYS]
         sys.argv[1:] = [argument for argument in sys.argv[1:] if argument not in paths]
     run_command("train", TrainConfig, partial(_train, paths=paths), sweep)
@@ -40,7 +41,7 @@ def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:
         if config.run is not None:
             raise UserError(f"run={config.run} resumes a single run; resume a sweep with hydra.sweep.dir=DIR")
         config = config.model_copy(update={"threads": config.threads or sweep.job_threads()})
-        RunDirectory(directory).wait_until_free(sweep.LONGEST_END)
+        RunDirectory(directory).wait_until_free(sweep.MAX_WAIT)
     else:
         sweep.refuse_sweep_options()
     if config.run is not None:

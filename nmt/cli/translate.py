@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_CHARACTERS = 10_000_000  # read ahead, regardless of buffer_lines
+MAX_CHARACTERS = 10_000_000  # in a buffer, regardless of buffer_lines
 CHUNK = 65_536  # bytes per read: the capacity of a pipe
 PAUSE = 0.02  # seconds to wait for a further line before translating those that have arrived
 Text = TypeVar("Text", str, tuple[str, str])
@@ -163,7 +163,7 @@ def _buffers(items: Iterable[Text], size: int, has_next: Callable[[], bool]) -> 
     for item in items:
         buffer.append(item)
         characters += len(item) if isinstance(item, str) else sum(map(len, item))
-        if len(buffer) == size or characters > MOST_CHARACTERS or not has_next():
+        if len(buffer) == size or characters > MAX_CHARACTERS or not has_next():
             yield buffer
             buffer, characters = [], 0
     if buffer:

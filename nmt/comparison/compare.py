@@ -20,7 +20,7 @@ from nmt.metrics.bleu import METRICS, score_by_length, sentence_bleu, signatures
 from nmt.metrics.significance import MetricResult, Significance
 from nmt.report.table import short
 
-BUCKET_SENTENCES, MOST_BUCKETS = 50, 8  # at least, of BLEU by length: BLEU of fewer sentences means little
+MIN_BUCKET, MAX_BUCKETS = 50, 8  # BLEU by length: sentences per bucket (BLEU of fewer means little), buckets
 PERCENT = 100  # the largest attention weight
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def compare(
     """Score and rank systems, and test each run against the baseline's run of the same seed, or its first.
 
     `baseline` is the name of a system (None: the best). `sentences` are numbers of example sentences, from 1; if empty,
-    `examples` of them are chosen. README.md describes the result. Raises UserError for a sentence out of range.
+    `examples` of them are chosen. docs/run.md describes the result. Raises UserError for a sentence out of range.
     """
     significance = Significance(held_out.references, held_out.settings, bootstrap_samples, randomisation_trials)
     base = next((system for system in systems if system.name == baseline), None)
@@ -115,7 +115,7 @@ def compare(
         base = max(systems, key=lambda system: fmean(significance.bleu(entry.hypotheses) for entry in system.entries))
     results = _test(systems, base, significance)
     systems = sorted(systems, key=lambda system: -fmean(results[e.name]["bleu"].score for e in system.entries))
-    buckets = min(MOST_BUCKETS, max(1, len(held_out.references) // BUCKET_SENTENCES))
+    buckets = min(MAX_BUCKETS, max(1, len(held_out.references) // MIN_BUCKET))
     rows = [_system_row(system, results, held_out, buckets, system is base) for system in systems]
     return {
         "split": split,

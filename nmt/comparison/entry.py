@@ -1,4 +1,4 @@
-"""Read what is compared: the output of a run or of another system on a test set, and how it was made."""
+"""Read the outputs to compare, of runs and of other systems, with their test set and the training of each run."""
 
 import glob
 import json
@@ -23,7 +23,7 @@ from nmt.metrics.bleu import ScoreSettings
 from nmt.run import ERROR, EVALUATION, RunDirectory, digest, read_json, runs_below
 
 log = logging.getLogger(__name__)
-SMALLEST, LARGEST = 1e-9, 1e15  # of a measure other than 0: ratios and sums of such numbers are finite
+MIN_MEASURE, MAX_MEASURE = 1e-9, 1e15  # limits of a measure other than 0: ratios and sums of such numbers are finite
 TRAINING = ("seconds", "epochs", "target_tokens_per_second")
 
 
@@ -207,7 +207,7 @@ def _number(value: Any) -> Any:  # noqa: ANN401
 
 def _measure(value: Any) -> Any:  # noqa: ANN401
     """A duration, rate or count in the range of sensible values, or None."""
-    if _number(value) is not None and value and not SMALLEST <= value <= LARGEST:
+    if _number(value) is not None and value and not MIN_MEASURE <= value <= MAX_MEASURE:
         raise ValueError(f"{value!r} is out of range")
     return value
 

@@ -42,8 +42,8 @@ def gather(
         elif groups and not separate_incomparable:
             first = groups[0][0][0].name
             raise UserError(
-                f"{entry.name} and {first} cannot be compared: {differences[0]}; separate_incomparable=true separates"
-                f" them"
+                f"{entry.name} and {first} cannot be compared: {differences[0]}; separate_incomparable=true separates "
+                "them"
             )
         else:
             groups.append(([entry], held_out))
@@ -133,7 +133,7 @@ def _system_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
         Column("name", "system"),
         Column("count", "seeds"),
         Column("scores", "BLEU"),
-        Column("bleu_ci", "95 %", _half_interval),
+        Column("bleu_ci", "95 %", "± {:.2f}".format),
         Column("chrf", "chrF", decimals(2)),
         Column("ter", "TER", decimals(2)),
         Column("aer", "AER %", decimals(1)),
@@ -163,11 +163,6 @@ def _run_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
 
 def _with_values(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> list[Column]:
     return [column for column in columns if any(row[column.key] is not None for row in rows)]
-
-
-def _half_interval(value: float) -> str:
-    """Half the width of an interval, as written after a score."""
-    return f"± {value:.2f}"
 
 
 def _p_value(value: float) -> str:

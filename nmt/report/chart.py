@@ -77,13 +77,11 @@ class Scale:
 
     def ticks(self) -> dict[float, str]:
         """Round values within the scale, with their labels."""
-        values = self._locator().tick_values(self.low, self.high)
+        locator: Locator = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
+        if self.log:
+            locator = LogLocator(subs=next(subs for ratio, subs in LOG_TICKS if self.high <= ratio * self.low))
+        values = locator.tick_values(self.low, self.high)
         return {float(value): f"{value:.6g}" for value in values if self.low <= value <= self.high}
-
-    def _locator(self) -> Locator:
-        if not self.log:
-            return MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
-        return LogLocator(subs=next(multiples for ratio, multiples in LOG_TICKS if self.high <= ratio * self.low))
 
 
 def line_chart(

@@ -13,12 +13,12 @@ from nmt.report.chart import Series, legend_key, line_chart, scatter_chart
 from nmt.report.table import Column, decimals, human_count, human_duration
 
 SIGNIFICANT = 0.05
-SMALLEST_P = 0.001  # smaller values are shown as "< 0.001"
+MIN_P = 0.001  # smaller values are shown as "< 0.001"
 EN_DASH = "\N{EN DASH}"
 
 
 def _p_value(p: float) -> str:
-    return f"{p:.3f}" if p >= SMALLEST_P else f"< {SMALLEST_P}"
+    return f"{p:.3f}" if p >= MIN_P else f"< {MIN_P}"
 
 
 def _seeds(seeds: Sequence[int | None]) -> str:

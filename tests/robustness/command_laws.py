@@ -42,7 +42,7 @@ def call(
     sys.argv = [f"nmt-{command}", *words]
     os.environ["HYDRA_FULL_ERROR"] = ""
     os.environ.pop(sweep.COUNT, None)
-    sweep.NameJobs.directory, sweep.NameJobs.made = None, False
+    sweep.NameJobs.directory, sweep.NameJobs.created = None, False
     seen.clear()
     out, err = io.TextIOWrapper(io.BytesIO()), io.TextIOWrapper(io.BytesIO(), errors="backslashreplace")
     status: Any = None

@@ -23,10 +23,6 @@ class Machine(Section):
     threads: Threads | None
 
 
-def _absolute(path: str) -> str:
-    return os.path.abspath(user_path(path))
-
-
 MAX_HYPOTHESES = 10_000  # of a sentence at once; each has its own decoder state
 
 
@@ -68,6 +64,14 @@ class Evaluation(Section):
     lowercase: bool
 
 
+PATH_FIELDS = {"path", "train", "validation", "test", "extra", "cache_dir", "source_model", "target_model"}
+PATH_FIELDS |= {"teachers", "start_from"}
+
+
+def _absolute(path: str | list[str]) -> str | list[str]:
+    return os.path.abspath(user_path(path)) if isinstance(path, str) else [os.path.abspath(user_path(p)) for p in path]
+
+
 class TrainConfig(Model, Machine):
     """nmt-train."""
 
@@ -86,17 +90,11 @@ class TrainConfig(Model, Machine):
 
     def with_absolute_paths(self) -> Self:
         """The same with absolute paths, so that a run can be resumed from any directory."""
-        paths = {"path", "train", "validation", "test", "cache_dir", "source_model", "target_model", "start_from"}
-        lists, sections = {"extra", "teachers"}, {}
+        sections = {}
         for name in ("data", "tokenizer", "objective", "training"):
             section = getattr(self, name)
-            absolute: dict[str, object] = {}
-            for key, value in section:
-                if key in paths and isinstance(value, str):
-                    absolute[key] = _absolute(value)
-                elif key in lists:
-                    absolute[key] = [_absolute(path) for path in value]
-            sections[name] = section.model_copy(update=absolute)
+            paths = {key: _absolute(value) for key, value in section if key in PATH_FIELDS and value is not None}
+            sections[name] = section.model_copy(update=paths)
         return self.model_copy(update={**sections, "run": None})
 
     def conflicts(self) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Attention: its parts, and the combinations that make sense."""
 
+import math
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -65,7 +66,7 @@ class LocationAwareScore(Section):
 
     def conflicts(self) -> Iterator[str]:
         if self.width % 2 == 0:
-            yield f"width={self.width}: must be odd, with as many positions before as after; {self.width + 1}?"
+            yield f"width={self.width}: must be odd, to be centred on a position; try width={self.width + 1}"
 
 
 StatelessScore = (
@@ -160,9 +161,8 @@ class Heads(Section):
 
     def conflicts(self) -> Iterator[str]:
         if self.dim % self.heads:
-            yield (
-                f"dim={self.dim} is not divisible by heads={self.heads}; dim={self.heads * -(-self.dim // self.heads)}?"
-            )
+            multiple = self.heads * math.ceil(self.dim / self.heads)
+            yield f"dim={self.dim} is not divisible by heads={self.heads}; try dim={multiple}"
 
 
 Projection = Annotated[NoHeads | Heads, Field(discriminator="kind")]

@@ -1,7 +1,7 @@
 """Types of values that several sections of the configuration use.
 
-Numbers have an upper limit far beyond any published system, so that a slip of the keyboard is reported at once, not by
-a machine that runs out of memory or by an overflow in float32.
+Numbers have an upper limit far beyond any published system, so that a typing error is reported at once, before it
+exhausts the memory or overflows float32.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def _refuse_control_characters(text: str) -> str:
 
 Name = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_refuse_control_characters)]
 Names = Annotated[list[Name], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
-# A folder may be named 0, which Hydra reads as a number. Paths: one, or a list.
+# Hydra reads a folder named 0 as a number.
 PathName = Annotated[Name, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 _as_list = BeforeValidator(lambda value: [value] if isinstance(value, str | int) else value)
 Paths = Annotated[list[PathName], Field(min_length=1), _as_list]

@@ -34,7 +34,7 @@ class MinimumRisk(Section):
 
     def conflicts(self) -> Iterator[str]:
         if self.samples == 1 and not self.reference:
-            yield "samples=1 leaves one candidate, with nothing to be better than; set samples=2, or reference=true"
+            yield "samples=1 leaves one candidate, whose risk is constant; set samples=2 or reference=true"
 
 
 class Distillation(Section):
