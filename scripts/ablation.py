@@ -16,7 +16,6 @@ import runs
 from tqdm import tqdm
 
 from nmt.cli.compose import preview
-from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 
 RECIPE = "recipe"
@@ -73,14 +72,7 @@ def main() -> int:
         if not (name and sign and "/" not in name):
             parser.error(f"--add {text}: give it as NAME=OVERRIDES, such as wide=encoder.hidden=512")
         changes[name] = change
-    try:
-        return train_and_compare(arguments, effective(changes, arguments.overrides))
-    except UserError as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted: the same command resumes", file=sys.stderr)
-        return 130
+    return runs.exit_status(parser.prog, lambda: train_and_compare(arguments, effective(changes, arguments.overrides)))
 
 
 def effective(changes: dict[str, str], overrides: list[str]) -> dict[str, str]:

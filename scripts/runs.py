@@ -61,10 +61,15 @@ def run_script(work: Callable[[argparse.Namespace], int], parser: argparse.Argum
     options = parser.parse_intermixed_args()
     if options.models < 1 or options.jobs < 1:
         parser.error("--models and --jobs must be at least 1")
+    return exit_status(parser.prog, lambda: work(options))
+
+
+def exit_status(program: str, work: Callable[[], int]) -> int:
+    """The status that `work` returns. After a user's mistake, prints it in one line and returns 2; 130 after Ctrl-C."""
     try:
-        return work(options)
+        return work()
     except (UserError, OSError) as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        print(f"{program}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted: the same command resumes", file=sys.stderr)

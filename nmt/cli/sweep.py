@@ -1,6 +1,7 @@
 """Sweeps: a directory for each job, named by its values; a failed job is recorded there and the others continue."""
 
 import hashlib
+import io
 import logging
 import math
 import os
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -201,7 +202,7 @@ def _running(name: str, in_worker: bool) -> Iterator[None]:
     stderr = sys.stderr
     BUSY.set()
     if in_worker:
-        sys.stderr = _Prefixed(stderr, name)  # not a terminal: progress bars of several jobs would overwrite each other
+        sys.stderr = _Prefixed(stderr, name)  # no terminal: progress bars of several jobs would overwrite each other
         log_to(sys.stderr)
         if HydraConfig.get().launcher.get("n_jobs"):  # a worker on a cluster has another parent
             _start_watching()
@@ -228,10 +229,10 @@ def _end_with_the_sweep() -> None:
     os._exit(1)
 
 
-class _Prefixed:
-    """A stream that starts each line with a job's name."""
+class _Prefixed(io.TextIOBase):
+    """A stream, not a terminal, that starts each line with a job's name."""
 
-    def __init__(self, stream: Any, name: str) -> None:  # noqa: ANN401
+    def __init__(self, stream: TextIO, name: str) -> None:
         self._stream, self._name = stream, name
 
     def write(self, text: str) -> int:
@@ -240,9 +241,6 @@ class _Prefixed:
 
     def flush(self) -> None:
         self._stream.flush()
-
-    def isatty(self) -> bool:
-        return False
 
 
 def finish() -> int:
