@@ -34,7 +34,7 @@ def test_runs_are_compared_and_not_repeated(tmp_path: Path) -> None:
     words = ["out", *changes, *TINY, "training.max_steps=3"]
     done = ablation(tmp_path, *words)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("validation: 20 sentences")
+    assert done.stdout.startswith("validation: 8 sentences")
     assert (tmp_path / "out" / "comparison" / "index.html").is_file()
     trained = {path.parent.parent.name: path.read_bytes() for path in tmp_path.glob("out/*/1/metrics.jsonl")}
     assert set(trained) == {"recipe", "no-dropout", "wide"}

@@ -31,6 +31,7 @@ MEMBERS = {
     "none": ["attention=none", "embedding.dim=12", "seed=3", "search.beam_size=5"],
     "other": ["tokenizer.vocab_size=300"],
 }
+SIZES = ["data.train_size=400", "data.validation_size=20", "data.test_size=20"]
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +42,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
     home = tmp_path_factory.mktemp("ensemble")
     for name, overrides in MEMBERS.items():
-        values = {
-            word.split("=")[0]: word for word in [*TINY, "data.train_size=400", "training.max_steps=8", *overrides]
-        }
+        values = {word.split("=")[0]: word for word in [*TINY, *SIZES, "training.max_steps=8", *overrides]}
         config = typed(TrainConfig, values_of("train", list(values.values())))
         assert train(config, home / name, overrides, {"attention": config.attention.kind}) == 0
     shutil.copytree(home / "bahdanau", home / "lower")

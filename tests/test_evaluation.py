@@ -59,7 +59,7 @@ def test_scores_are_those_of_the_written_translations(run: RunDirectory) -> None
         round(value, 4) for value in (again.bleu, again.chrf or 0, again.ter or 0)
     )
     assert json.loads(run.results.read_text())["test"] == result
-    assert result["sentences"] == 20
+    assert result["sentences"] == 8
 
 
 def test_two_evaluations_of_one_run_at_a_time_keep_the_results_of_both(

@@ -115,14 +115,20 @@ def test_a_killed_sweep_ends_like_one_that_was_not_and_can_grow(tmp_path: Path) 
     whole.mkdir()
     killed.mkdir()
     sweep(whole, *given, "seed=1,2,3")
-    command = [NMT_TRAIN, "-m", *SHORT, "hydra.sweep.dir=sweep", *given, "seed=1,2,3"]
-    process = subprocess.Popen(command, cwd=killed, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def work() -> int:
+        os.chdir(killed)
+        sys.argv = ["nmt-train", "-m", *SHORT, "hydra.sweep.dir=sweep", *given, "seed=1,2,3"]
+        train.main()
+        return 0
+
+    process = forked(work, tmp_path / "output")
     first, second = (killed / "sweep" / f"seed-{seed}" / "checkpoints" / "last.pt" for seed in (1, 2))
     while not second.exists():
-        assert process.poll() is None
+        assert os.waitpid(process, os.WNOHANG) == (0, 0), (tmp_path / "output").read_text()
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    os.kill(process, signal.SIGKILL)
+    assert ended(process) == -signal.SIGKILL
     before = first.stat()
     done = sweep(killed, *given, "seed=1,2,3")
     assert done.stderr.count("already finished: skipped") == 1

@@ -21,7 +21,7 @@ from nmt.config.schema import TrainConfig
 # Validations, checkpoints between them, an average in the end, a schedule with memory, dropout, drawn segmentations.
 RECIPE = [
     *TINY,
-    "data.train_size=200",
+    "training.batch_tokens=640",
     "training.max_epochs=2",
     "training.log_every=3",
     "training.checkpoint_every=5",
@@ -30,6 +30,7 @@ RECIPE = [
     "tokenizer.sampling=0.1",
     "validation.unit=steps",
     "validation.every=7",
+    "validation.samples=1",
 ]
 
 

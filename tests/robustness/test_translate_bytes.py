@@ -143,14 +143,19 @@ def test_a_lone_surrogate_of_python_is_a_broken_character(run: Path) -> None:
 
 
 def million(text: str) -> bytes:
-    return (text * 1_000_000).encode()[:1_000_000]
+    return endless(text, 1_000_000)
 
 
-def test_lines_of_a_megabyte_are_cut(
-    run: Path, translate: Translate, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def endless(text: str, size: int) -> bytes:
+    return (text * size).encode()[:size]
+
+
+@pytest.mark.parametrize("size", [100_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+def test_endless_lines_are_cut(
+    size: int, run: Path, translate: Translate, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    long = [million(text) for text in ("a", "\u0301", " ")]
-    data = b"\n".join([b"the cat", *long, bytes(1_000_000), b"\xff" * 1_000_000, b"a dog"])
+    long = [endless(text, size) for text in ("a", "\u0301", " ")]
+    data = b"\n".join([b"the cat", *long, bytes(size), b"\xff" * size, b"a dog"])
     began = time.process_time()
     found = translate(data)
     assert len(found) == 7
@@ -158,8 +163,8 @@ def test_lines_of_a_megabyte_are_cut(
     (tmp_path / "references").write_bytes(data)
     assert len(translate(data, f"references={tmp_path}/references")) == 7
     assert time.process_time() - began < 60
-    assert "line 2 has 1000001 tokens: cut to search.max_source_length=500" in caplog.text
-    assert "translation 2 has 1000001 tokens: cut to" in caplog.text
+    assert f"line 2 has {size + 1} tokens: cut to search.max_source_length=500" in caplog.text
+    assert f"translation 2 has {size + 1} tokens: cut to" in caplog.text
 
 
 @pytest.mark.slow

@@ -19,7 +19,9 @@ from nmt.data.prepared import Prepared, write_checksums
 def config_of(*overrides: str) -> schema.TrainConfig:
     from conftest import TINY, values_of
 
-    return typed(schema.TrainConfig, values_of("train", [*TINY, *overrides]))
+    return typed(
+        schema.TrainConfig, values_of("train", [*TINY, "data.validation_size=20", "data.test_size=20", *overrides])
+    )
 
 
 @pytest.fixture

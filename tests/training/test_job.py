@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -16,8 +15,10 @@ from typing import Any
 import pytest
 import torch
 from conftest import TINY, values_of
+from forks import ended, forked
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from nmt.cli.train import main
 from nmt.config.compose import typed
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
@@ -29,6 +30,8 @@ from nmt.training.job import train
 from nmt.training.step import Update, Updater
 
 Config = Callable[..., TrainConfig]
+LARGE = "training.batch_tokens=3200"  # two updates an epoch
+THREE = ["training.max_steps=9", "validation.unit=steps", "validation.every=3"]
 STEPS = ["training.max_epochs=2", "training.log_every=3", "validation.unit=steps", "validation.every=8"]
 
 
@@ -47,12 +50,23 @@ def same_weights(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"] | other["model"])
 
 
+def finished(run: Path, *overrides: str) -> Path:
+    assert train(typed(TrainConfig, values_of("train", [*TINY, *STEPS, *overrides])), run, []) == 0
+    return run
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nothing disturbed."""
-    run = tmp_path_factory.mktemp("trained")
-    assert train(typed(TrainConfig, values_of("train", [*TINY, *STEPS])), run, []) == 0
-    return run
+    return finished(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture(scope="module")
+def pictured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that draws alignments; tests only read it."""
+    return finished(
+        tmp_path_factory.mktemp("pictured"), "validation.samples=1", "data.test_size=20", "training.max_steps=9"
+    )
 
 
 @pytest.fixture
@@ -66,19 +80,21 @@ def test_killed_in_mid_epoch_and_resumed_it_ends_in_the_same_bits(
     whole: Path, train_config: Config, tiny_overrides: list[str], tmp_path: Path
 ) -> None:
     run = tmp_path / "killed"
-    command = [sys.executable, "-c", "from nmt.cli.train import main; main()", *tiny_overrides, *STEPS]
+
+    def work() -> int:
+        sys.argv = ["nmt-train", *tiny_overrides, *STEPS, f"hydra.run.dir={run}"]
+        main()
+        return 0
+
     kills = 0
     for wait_for in (10, 21):  # a step between two checkpoints, in the first epoch and in the second
-        process = subprocess.Popen(
-            [*command, f"hydra.run.dir={run}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        deadline = time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < deadline:
+        process = forked(work, tmp_path / "output")
+        while os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             if (run / "metrics.jsonl").exists() and any(line["step"] >= wait_for for line in metrics_so_far(run)):
-                process.send_signal(signal.SIGKILL)
+                os.kill(process, signal.SIGKILL)
                 break
-            time.sleep(0.002)
-        kills += process.wait() == -signal.SIGKILL
+            time.sleep(0.01)
+        kills += ended(process) == -signal.SIGKILL
     assert kills == 2
     assert train(train_config(*STEPS), run, []) == 0
     assert same_weights(state(run), state(whole))
@@ -97,11 +113,11 @@ def metrics_so_far(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in complete]
 
 
-def test_equal_seeds_give_equal_runs_and_others_do_not(whole: Path, train_config: Config, tmp_path: Path) -> None:
-    train(train_config(*STEPS), tmp_path / "again", [])
-    train(train_config(*STEPS, "seed=2"), tmp_path / "other", [])
-    assert same_weights(state(tmp_path / "again"), state(whole))
-    assert not same_weights(state(tmp_path / "other"), state(whole))
+def test_equal_seeds_give_equal_runs_and_others_do_not(train_config: Config, tmp_path: Path) -> None:
+    for name, seed in (("one", 1), ("again", 1), ("other", 2)):
+        train(train_config("training.max_steps=3", f"seed={seed}"), tmp_path / name, [])
+    assert same_weights(state(tmp_path / "again"), state(tmp_path / "one"))
+    assert not same_weights(state(tmp_path / "other"), state(tmp_path / "one"))
 
 
 @pytest.mark.usefixtures("signals_of_a_terminal")
@@ -165,23 +181,23 @@ def test_every_objective_goes_on_in_the_same_bits(
     assert ("train/r_drop_loss" in logged) == (config.training.r_drop > 0)
 
 
-def test_the_run_directory_holds_what_the_run_needs_and_ran_with(whole: Path) -> None:
-    names = {path.name for path in whole.iterdir()}
+def test_the_run_directory_holds_what_the_run_needs_and_ran_with(pictured: Path) -> None:
+    names = {path.name for path in pictured.iterdir()}
     assert names >= {"config.yaml", "manifest.json", "train.log", "metrics.jsonl", "tensorboard", "checkpoints"}
     assert names >= {"tokenizer.model", "hypotheses", "results.json", "alignments", "data"}
-    manifest = json.loads((whole / "manifest.json").read_text())
+    manifest = json.loads((pictured / "manifest.json").read_text())
     assert manifest["seed"] == 1
     assert len(manifest["data"]["fingerprint"]) == 64
     assert manifest["starts"][0]["versions"]["torch"]
     assert manifest["parameters"] > 0
-    assert manifest["training"]["steps"] == state(whole)["step"]
-    results = json.loads((whole / "results.json").read_text())
+    assert manifest["training"]["steps"] == state(pictured)["step"]
+    results = json.loads((pictured / "results.json").read_text())
     assert set(results) == {"validation", "test"}
-    for split, result in results.items():
-        assert {"bleu", "chrf", "ter", "signature", "sentences_per_second", "aer"} <= set(result)
-        assert len((whole / "hypotheses" / f"{split}.txt").read_text().splitlines()) == 20
-    assert len(list((whole / "alignments" / "test").glob("*.png"))) == 1
-    log = (whole / "train.log").read_text()
+    for split, count in (("validation", 8), ("test", 20)):
+        assert {"bleu", "chrf", "ter", "signature", "sentences_per_second", "aer"} <= set(results[split])
+        assert len((pictured / "hypotheses" / f"{split}.txt").read_text().splitlines()) == count
+    assert len(list((pictured / "alignments" / "test").glob("*.png"))) == 1
+    log = (pictured / "train.log").read_text()
     assert "test: BLEU" in log
     for split in ("validation", "test"):
         assert f"round trip BLEU {manifest['data']['splits'][split]['round_trip_bleu']:.2f}" in log
@@ -200,8 +216,8 @@ def test_the_logged_loss_is_that_of_its_perplexity_and_the_smoothed_one_stands_b
     assert logged["train/smoothed_loss"] != pytest.approx(logged["train/loss"])
 
 
-def test_tensorboard_holds_scalars_samples_alignments_and_the_config(whole: Path) -> None:
-    events = EventAccumulator(str(whole / "tensorboard"), size_guidance={"images": 0, "tensors": 0, "scalars": 0})
+def test_tensorboard_holds_scalars_samples_alignments_and_the_config(pictured: Path) -> None:
+    events = EventAccumulator(str(pictured / "tensorboard"), size_guidance={"images": 0, "tensors": 0, "scalars": 0})
     events.Reload()
     scalars = set(events.Tags()["scalars"])
     assert scalars >= {f"train/{name}" for name in ("loss", "perplexity", "learning_rate", "gradient_norm")}
@@ -213,7 +229,7 @@ def test_tensorboard_holds_scalars_samples_alignments_and_the_config(whole: Path
 
 def test_without_attention_there_is_no_heatmap_and_no_aer(train_config: Config, tmp_path: Path) -> None:
     run = tmp_path / "none"
-    assert train(train_config("attention=none"), run, []) == 0
+    assert train(train_config("attention=none", "validation.samples=1", "training.max_steps=2"), run, []) == 0
     assert "aer" not in json.loads((run / "results.json").read_text())["test"]
     assert not list((run / "alignments").rglob("*.png"))
 
@@ -229,7 +245,7 @@ def test_what_failed_before_its_first_checkpoint_is_not_in_the_way(train_config:
     run = tmp_path / "run"
     with pytest.raises(UserError, match=r"schedule\.cycles"):
         train(train_config(*STEPS, "schedule.cycles=10000", "data.train_size=300"), run, ["wrong"])
-    assert train(train_config(*STEPS), run, ["right"]) == 0
+    assert train(train_config("training.max_steps=2"), run, ["right"]) == 0
     (start,) = json.loads((run / "manifest.json").read_text())["starts"]
     assert start["overrides"] == ["right"]
     (run / "results.json").unlink()
@@ -288,14 +304,16 @@ def test_a_corrupt_checkpoint_is_refused_and_kept(whole: Path, train_config: Con
 
 
 def test_patience_ends_a_run_early(train_config: Config, tmp_path: Path) -> None:
-    config = train_config("training.max_epochs=50", "validation.patience=2", "optimizer.lr=1e-9", "schedule=constant")
+    config = train_config(
+        "training.max_epochs=50", "validation.patience=2", "optimizer.lr=1e-9", "schedule=constant", LARGE
+    )
     assert train(config, tmp_path / "run", []) == 0
     assert state(tmp_path / "run")["epoch"] == 2
     assert "stopped early: bleu has not improved in 2 validations" in (tmp_path / "run" / "train.log").read_text()
 
 
 def test_the_last_updates_are_told_where_patience_ends_a_run(train_config: Config, tmp_path: Path) -> None:
-    given = ["training.max_epochs=50", "validation.patience=1", "optimizer.lr=1e-9", "schedule=constant"]
+    given = ["training.max_epochs=50", "validation.patience=1", "optimizer.lr=1e-9", "schedule=constant", LARGE]
     assert train(train_config(*given, "training.log_every=1000"), tmp_path / "run", []) == 0
     lines = metrics(tmp_path / "run")
     (told,) = [line for line in lines if "train/loss" in line]
@@ -303,7 +321,7 @@ def test_the_last_updates_are_told_where_patience_ends_a_run(train_config: Confi
 
 
 def test_monitoring_the_loss_keeps_the_checkpoint_of_the_lowest(train_config: Config, tmp_path: Path) -> None:
-    assert train(train_config(*STEPS, "validation.monitor=loss"), tmp_path / "run", []) == 0
+    assert train(train_config(*THREE, "validation.monitor=loss"), tmp_path / "run", []) == 0
     losses = {line["step"]: line["validation/loss"] for line in metrics(tmp_path / "run") if "validation/loss" in line}
     assert state(tmp_path / "run", "best")["step"] == min(losses, key=lambda step: losses[step])
 
@@ -367,7 +385,7 @@ def test_more_parts_than_sentences_do_no_harm(train_config: Config, tmp_path: Pa
 
 def test_a_plateau_schedule_hears_of_validations(train_config: Config, tmp_path: Path) -> None:
     slow = ["schedule=plateau", "schedule.patience=0", "optimizer.lr=1e-9", "validation.patience=null"]
-    assert train(train_config(*STEPS, *slow), tmp_path / "run", []) == 0
+    assert train(train_config(*THREE, *slow), tmp_path / "run", []) == 0
     assert state(tmp_path / "run")["schedule"]["reduction"] < 1
 
 
@@ -431,7 +449,7 @@ def test_tensorboard_knows_what_was_chosen_and_what_came_of_it(train_config: Con
     run = tmp_path / "run"
     overrides = ["optimizer.lr=0.01", "seed=3", "device=cpu", "attention/score=dot"]
     choices = {"attention": "luong_general", "attention/window": "global"}
-    assert train(train_config("optimizer.lr=0.01", "seed=3"), run, overrides, choices) == 0
+    assert train(train_config("optimizer.lr=0.01", "seed=3", "training.max_steps=3"), run, overrides, choices) == 0
     events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()
     content = events.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
@@ -448,7 +466,9 @@ def test_tensorboard_knows_what_was_chosen_and_what_came_of_it(train_config: Con
         for key in ("bleu", "chrf", "ter", "aer"):
             (event,) = events.Scalars(f"best/{split}_{key}")
             assert event.value == pytest.approx(results[split][key], rel=1e-5)
-    assert train(train_config("optimizer.lr=0.01", "seed=3"), run, overrides, choices) == 0  # evaluated again
+    assert (
+        train(train_config("optimizer.lr=0.01", "seed=3", "training.max_steps=3"), run, overrides, choices) == 0
+    )  # evaluated again
     events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()
     assert len(events.Scalars("best/test_bleu")) == 1
