@@ -17,7 +17,7 @@ from nmt.ops.matmul import input_gradient, matmul, weight_gradient
 from nmt.ops.shared import in_autocast_dtype
 
 CHUNK_NUMBERS = 2**24  # logits held at a time: 64 MiB in float32
-CPU_NUMBERS = 2**20  # logits a criterion gets at a time on a CPU: 4 MiB in float32, which stay in its cache
+CPU_NUMBERS = 2**19  # logits a criterion gets at a time on a CPU: 2 MiB in float32, which stay in its cache
 GPU_NUMBERS = 2**22  # the same elsewhere
 
 Criterion = Callable[..., tuple[Tensor, dict[str, Tensor]]]
