@@ -137,7 +137,7 @@ def _choices(runs: Sequence[RunDirectory], search: schema.Search) -> dict[str, A
 
 
 def warn_if_texts_differ(runs: Sequence[RunDirectory], split: str) -> None:
-    """Warn of runs with another test set than the first run: they may have been trained on its sentences."""
+    """Warn of runs whose test set differs from the first run's: they may have been trained on the first run's."""
 
     def text(run: RunDirectory) -> list[bytes | None]:
         files = [run.data / f"{split}.{side}" for side in ("source", "target")]
@@ -145,7 +145,7 @@ def warn_if_texts_differ(runs: Sequence[RunDirectory], split: str) -> None:
 
     for run in runs[1:]:
         if text(run) != text(runs[0]):
-            log.warning("%s: has another %s set than %s, whose set is scored", run.path, split, runs[0].path)
+            log.warning("%s: its %s set differs from that of %s, which is scored", run.path, split, runs[0].path)
 
 
 def evaluate_run(
@@ -162,8 +162,8 @@ def evaluate_run(
     """Evaluate a split of a run's corpus. Returns the entry of results.json and the translations.
 
     Writes hypotheses/<split>.txt, word alignments of translations and references to alignments/, and the entry, to the
-    run or to `output`. `variant` names settings that differ from the run's own; it is appended to <split>, so that the
-    run's own results stay. `on_result` receives the entry before anything is written, which may fail.
+    run or to `output`. `variant` names settings that differ from the run's own. It is appended to <split>, so that
+    results with the run's own settings stay. `on_result` receives the entry before the files are written.
     """
     sources, references, gold = run.held_out(split)
     evaluation = evaluate(translator, sources, references, settings, progress=progress)

@@ -23,7 +23,7 @@ from nmt.data.prepared import Prepared
 
 # Keys that change nothing but rounding in a run's results.
 NO_EFFECT = {"run", "device", "threads", "data.cache_dir", "training.log_every", "training.checkpoint_every"}
-STOPPING = {"training.max_epochs", "training.max_steps", "validation.patience"}  # bend a cosine schedule too
+STOPPING = {"training.max_epochs", "training.max_steps", "validation.patience"}  # they also stretch some schedules
 # Keys that may change when a run is resumed.
 CHANGEABLE = NO_EFFECT | PATH_KEYS | STOPPING | {"validation.samples", "validation.saliency"}
 LOCK = ".lock"
@@ -159,7 +159,8 @@ class RunDirectory:
         return {key: value for key, value in choices.items() if key not in NO_EFFECT and key != "seed"}
 
     def system(self) -> str:
-        """A digest equal for runs that differ only in seed, also in the seeds of their teachers or initial weights."""
+        """A digest that is equal for runs that differ only in their seeds, or in the seeds of the runs they start or
+        learn from."""
         ignored = CHANGEABLE - STOPPING | {"seed"}
         values = {key: value for key, value in flatten(load_values(self.config)) if key not in ignored}
         values["corpus"] = self.read_manifest().get("data", {}).get("content")

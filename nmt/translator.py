@@ -110,7 +110,7 @@ class Translator:
         """The one model. Raises UserError for an ensemble."""
         if isinstance(self.model, Ensemble):
             raise UserError(
-                f"gradients are those of one model, not of an ensemble of {len(self.model.members)}; load one run"
+                f"gradients are defined for one model, not for an ensemble of {len(self.model.members)}; load one run"
             )
         return self.model
 
@@ -126,9 +126,9 @@ class Translator:
     def translate_nbest(
         self, lines: Sequence[str], n: int, progress: Progress | None = None, first_line: int = 1
     ) -> list[list[Translation]]:
-        """The n best translations of each line, best first; `first_line` is its number in warnings.
+        """The n best translations of each line, best first. Warnings number the lines from `first_line`.
 
-        The translation is empty for an empty line, or if no hypothesis has a finite probability. Raises UserError if
+        The translation is empty for an empty line, or if no hypothesis has a probability above 0. Raises UserError if
         the search cannot return n translations.
         """
         self.check_nbest(n)
@@ -168,7 +168,7 @@ class Translator:
                 total = float(log_probs[row, :length].sum())
                 hypothesis = Hypothesis(target_ids[i], total / self._penalty()(length), total, weights)
                 translation = self._translation(source_pieces[i], hypothesis)
-                # Original text and pieces, not <unk>: the word alignment counts each of several unknown words.
+                # The given text and its pieces, not <unk>, so that the word alignment counts each unknown word.
                 results[i] = replace(translation, text=targets[i], tokens=target_pieces[i])
 
         longer = [max(pair, key=len) for pair in zip(source_ids, target_ids, strict=True)]
@@ -193,7 +193,7 @@ class Translator:
     def _encode(
         self, tokenizer: Tokenizer, lines: Sequence[str], first_line: int, name: str
     ) -> tuple[list[list[int]], list[list[str]]]:
-        """Encodes line by line, so that memory holds all tokens of one overlong line, not of many."""
+        """Encode line by line, so that memory never holds all tokens of more than one overlong line."""
         encoded: list[list[int]] = []
         surfaces: list[list[str]] = []
         limit = self.search.max_source_length

@@ -118,7 +118,7 @@ def test_what_is_no_ensemble_is_refused(runs: dict[str, Path], tmp_path: Path) -
         Translator.load([])
     with pytest.raises(UserError, match=r"run=.*nowhere: no such directory"):
         Translator.load([runs["bahdanau"], tmp_path / "nowhere"])
-    with pytest.raises(UserError, match="gradients are those of one model, not of an ensemble of 3; load one run"):
+    with pytest.raises(UserError, match="gradients are defined for one model, not for an ensemble of 3; load one run"):
         saliency(Translator.load(three(runs)), LINES[:1], TARGETS[:1])
 
 
@@ -203,4 +203,4 @@ def test_a_member_with_another_test_set_is_told(
     assert caplog.text == ""
     (moved / "data" / "test.source").write_text("something else\n")
     warn_if_texts_differ(directories, "test")
-    assert f"{moved}: has another test set than {runs['bahdanau']}" in caplog.text
+    assert f"{moved}: its test set differs from that of {runs['bahdanau']}" in caplog.text

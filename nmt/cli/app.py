@@ -1,4 +1,4 @@
-"""What the four commands share: Hydra composes, a user's mistake is one line and exit status 2."""
+"""What the four commands share: start Hydra, and report a user's mistake as one line with exit status 2."""
 
 import contextlib
 import errno
@@ -29,7 +29,7 @@ from nmt.config.overrides import user_path
 
 T = TypeVar("T", bound=BaseModel)
 MAX_MESSAGE = 500  # characters
-STOPPED = 128  # a command that signal N stops exits with status STOPPED + N
+STOPPED = 128  # the exit status of a command that signal N stopped is STOPPED + N
 # System errors that a user can cause: closed pipes and streams, full disks, missing permissions, unsuitable paths.
 USER_ERRNOS = {
     *(errno.EPIPE, errno.EBADF),

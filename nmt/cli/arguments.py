@@ -173,12 +173,12 @@ def _check_choice_by_value(override: Override) -> None:
     if group is None or override.is_delete() or isinstance(override.value(), dict):
         return
     choices = choices_of(group.partition("@")[0], "train")
-    right = f"{group}={value}" if {*value.split(",")} <= {*choices} else f"{group}= and one of {', '.join(choices)}"
-    raise UserError(f"{format_value(override.input_line)}: a choice sets several values; give {right}")
+    right = f"{group}={value}" if {*value.split(",")} <= {*choices} else f"{group}=CHOICE, one of {', '.join(choices)}"
+    raise UserError(f"{format_value(override.input_line)}: a choice sets several values; write {right}")
 
 
 def _group_of(section: str) -> str | None:
-    """The group whose choices fill a section, as an argument names it; None if there is none."""
+    """The configuration group whose choices fill a section, as written in an argument; None for other sections."""
     group = section.replace(".", "/")
     part = f"attention/{section.removeprefix('encoder.self_attention.')}"  # self-attention has the same parts
     if (config_dir() / group).is_dir():

@@ -29,7 +29,7 @@ def job_config(schema: type[T], config: DictConfig, command: str) -> T:
 
 
 def preview(command: str, schema: type[T], overrides: Sequence[str]) -> T:
-    """The configuration of a command that a script will start; with size=small where it says size=auto.
+    """The configuration of a command that a script will start. It has size=small in place of size=auto.
 
     Raises UserError with the command's own message, so that a script can report all mistakes before its first run.
     """

@@ -1,4 +1,4 @@
-"""A search instead of a grid: Optuna (Akiba et al. 2019) proposes each trial from the results so far, and prunes.
+"""A sweeper that searches: Optuna (Akiba et al. 2019) proposes each trial from the results so far, and prunes trials.
 
 Hydra's own Optuna plugin is limited to Optuna 2, cannot resume a search and cannot prune.
 """
@@ -190,7 +190,7 @@ def observer() -> Callable[[float, float], bool] | None:
 
     def observe(epochs: float, score: float) -> bool:
         step = round(STEPS_PER_EPOCH * epochs)
-        if step not in frozen.intermediate_values:  # which a resumed trial reported before
+        if step not in frozen.intermediate_values:  # a resumed trial has reported earlier steps already
             trial.report(score, step)
         return bool(trial.should_prune())
 
@@ -216,7 +216,7 @@ def _distribution(override: Override) -> Any:  # noqa: ANN401
     distributions, value = _optuna().distributions, override.value()
     tags = set(getattr(value, "tags", ()))
     if tags - ({"log"} if isinstance(value, IntervalSweep) else set()):
-        raise UserError(f"{override.input_line}: the only tag is log, of an interval: tag(log,interval(a,b))")
+        raise UserError(f"{override.input_line}: the only tag is log, for an interval: tag(log,interval(a,b))")
     if isinstance(value, IntervalSweep):
         try:
             return distributions.FloatDistribution(value.start, value.end, log="log" in tags)

@@ -88,11 +88,13 @@ def _refusal(config: DictConfig, directory: Path, varied: list[str], count: int)
         return f"{', '.join(varied)}: no values, so there is no job to run"
     for override in arguments.job_overrides(config.hydra, "hydra"):
         if override.startswith("hydra.run.dir="):
-            return f"{override}: is for a single run; a sweep's directory is hydra.sweep.dir"
+            return f"{override}: sets the directory of a single run; that of a sweep is hydra.sweep.dir"
     recipes = " ".join(word for word in arguments.job_overrides(config.hydra) if word.startswith("experiment="))
     sweeps = [path.stem for path in (config_dir() / "experiment").glob("*.yaml") if "MULTIRUN" in path.read_text()]
     if "experiment" in varied and any(name in recipes for name in sweeps):
-        return "experiment: a sweep from configs/ cannot be one value of a sweep; run them one after the other"
+        return (
+            "experiment: one of these recipes is itself a sweep, which cannot be part of another; run them one by one"
+        )
     return None
 
 
@@ -116,7 +118,7 @@ def _varied(config: DictConfig) -> tuple[list[str], int]:
 def job_name(overrides: list[str] | ListConfig, *varied: str) -> str:
     """A directory name such as attention-bahdanau_lr-0.003, without characters that need quoting.
 
-    A hash replaces omitted characters, so that names stay distinct.
+    If characters are omitted, a hash is appended, so that names stay distinct.
     """
     plain = OmegaConf.to_container(overrides, resolve=False) if isinstance(overrides, ListConfig) else overrides
     values = override_values(cast(list[str], plain))
@@ -185,7 +187,7 @@ def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
             record_failure(directory, message, arguments.job_overrides(HydraConfig.get()))
             log.error("%s: failed: %s", directory.name, message)
             return None
-        (directory / ERROR).unlink(missing_ok=True)  # written by another sweep that found this job running
+        (directory / ERROR).unlink(missing_ok=True)  # another sweep may have written it because this job was running
         if status >= STOPPED:
             if in_worker:
                 return signal.Signals(status - STOPPED).name

@@ -50,7 +50,8 @@ def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:
     config = config.with_absolute_paths()
     run = RunDirectory(directory)
     run.check_contained()
-    # A run that a sweep pruned is complete for the sweep, but can be resumed alone. The corpus is read last.
+    # A run that a sweep pruned is complete for the sweep, but can be resumed as a single run. Its corpus is read last,
+    # since that may take long.
     complete = run.status() in ({FINISHED, PRUNED} if sweep.sweeping() else {FINISHED})
     if complete and run.has_finished(config.model_dump(mode="json"), fingerprint_of(config.data, config.tokenizer)):
         log.info("already finished: skipped")

@@ -118,7 +118,7 @@ def _filter(translator: "Translator", config: TranslateConfig, alignments: Binar
 
 
 class LineReader:
-    """The lines of a stream that may be a pipe another program still writes to. Only newlines end a line."""
+    """The lines of a stream, such as a pipe to which another program still writes. Only newlines end a line."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = cast(BufferedReader, stream)

@@ -20,7 +20,7 @@ from nmt.metrics.bleu import METRICS, score_by_length, sentence_bleu, signatures
 from nmt.metrics.significance import MetricResult, Significance
 from nmt.report.table import short
 
-MIN_BUCKET, MAX_BUCKETS = 50, 8  # BLEU by length: sentences per bucket (BLEU of fewer means little), buckets
+MIN_BUCKET, MAX_BUCKETS = 50, 8  # BLEU by length: at least 50 sentences per bucket, at most 8 buckets
 PERCENT = 100  # the largest attention weight
 log = logging.getLogger(__name__)
 
@@ -106,8 +106,8 @@ def compare(
 ) -> Comparison:
     """Score and rank systems, and test each run against the baseline's run of the same seed, or its first.
 
-    `baseline` is the name of a system (None: the best). `sentences` are numbers of example sentences, from 1; if empty,
-    `examples` of them are chosen. docs/run.md describes the result. Raises UserError for a sentence out of range.
+    `baseline` is the name of a system (None: the best). `sentences` are the numbers of example sentences, from 1; if
+    empty, `examples` sentences are chosen. docs/run.md describes the result. Raises UserError if one is out of range.
     """
     significance = Significance(held_out.references, held_out.settings, bootstrap_samples, randomisation_trials)
     base = next((system for system in systems if system.name == baseline), None)

@@ -78,7 +78,7 @@ class Entry:
 def find_runs(names: Sequence[str]) -> dict[Path, bool]:
     """Run directories from paths, folders that hold runs (such as a sweep's) and patterns: each once, in order.
 
-    The value is True for a run named itself. Raises UserError for a name that leads to no run.
+    The value is True if a name is the run's own path, not a folder's. Raises UserError for a name without any run.
     """
     runs: dict[Path, bool] = {}
     first: dict[Path, Path] = {}  # by resolved path: several names may lead to one run

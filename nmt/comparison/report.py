@@ -73,7 +73,7 @@ def write_comparison(
 ) -> str:
     """Compare, write all files to `output`, and return the tables to print. `settings` are those of `compare`.
 
-    `baseline` names a system or a run. Raises UserError for an unknown one, and those of `gather` and `compare`.
+    `baseline` names a system or a run. Raises UserError if it is unknown, and for the errors of `gather` and `compare`.
     """
     groups = [(group(entries), held_out) for entries, held_out in gather(runs, systems, split, separate_incomparable)]
     bases = [None if baseline is None else find(baseline, members) for members, _ in groups]
@@ -105,11 +105,11 @@ def _text(comparisons: Sequence[Comparison], render: Render, with_runs: bool = F
 def _notes(comparison: Comparison) -> str:
     samples, trials = comparison["bootstrap_samples"], comparison["randomisation_trials"]
     return (
-        "± after a mean: standard deviation over seeds; after a single score and under 95 %: half the width of the "
-        "95 % bootstrap interval of one run. p: of a difference in BLEU from "
-        f"{comparison['baseline']} arising by chance, by paired bootstrap ({samples} samples) and paired approximate "
-        f"randomisation ({trials} trials), the largest of the seeds; * below {SIGNIFICANT}, not corrected for the "
-        "number of systems."
+        "± after a mean: standard deviation over seeds; after a single score: half the width of its 95 % bootstrap "
+        "interval. 95 %: half the width of the 95 % bootstrap interval, the mean over seeds. p: probability of a "
+        f"difference in BLEU from {comparison['baseline']} at least this large if both systems were equally good, by "
+        f"paired bootstrap ({samples} samples) and paired approximate randomisation ({trials} trials); the largest p "
+        f"of the seeds; * below {SIGNIFICANT}, not corrected for the number of systems."
     )
 
 

@@ -31,7 +31,7 @@ class Batch(NamedTuple):
     alignment: Tensor | None = None  # float32 (B, T, S), gold attention for guided training
 
     def to(self, device: torch.device) -> Self:
-        """The batch on a device. Lengths stay on the CPU, where packing needs them; on CUDA they are pinned."""
+        """The batch on a device. Lengths stay on the CPU, where packing needs them; for CUDA in pinned memory."""
         if device.type == "cpu":
             return self
         pins = device.type == "cuda"
@@ -73,10 +73,10 @@ def collate(source: Sequence[Ids], target: Sequence[Ids], tokenizers: Tokenizers
 def gold_attention(
     alignments: Sequence[str], source: Sequence[Sequence[str]], target: Sequence[Sequence[str]]
 ) -> Tensor:
-    """Pharaoh lines and pieces, </s> last -> float32 (B, T, S).
+    """Gold attention weights: Pharaoh lines and pieces with </s> last -> float32 (B, T, S).
 
-    Each row is uniform over the pieces of all source words that its word is linked to, sure or possible, and zero if
-    there are none. </s> is linked to </s>.
+    The weights of a target piece are uniform over the pieces of all source words that its word is linked to (sure or
+    possible), and zero if the word has no link. </s> is linked to </s>.
     """
     shape = len(source), max(map(len, target)), max(map(len, source))
     weights = np.zeros(shape, dtype=np.float32)
@@ -104,8 +104,8 @@ def plan(
     """Lengths (N,) -> batches of indices that cover every pair once; pairs of similar length share a batch.
 
     A batch holds as many pairs as fit, at least one: pairs x longest side <= batch_tokens. `rng` shuffles pairs of
-    equal length and the order of batches. With `sampled_lengths`, pairs are grouped by these instead, in batches of the
-    same sizes, so that the number of batches does not change.
+    equal length and the order of batches. `sampled_lengths`, those of sampled segmentations, replace the lengths for
+    grouping, but the batch sizes stay, so that the number of batches does not change.
     """
     shuffled = rng.permutation(len(source_lengths))
     order = _by_length(shuffled, source_lengths, target_lengths)
@@ -153,8 +153,8 @@ class _Side(NamedTuple):
         return [self.tokenizer.restore_spaces(line, pieces) for line, pieces in pairs]
 
     def lengths(self, epoch: int) -> Indices:
-        """(N,). Sampled segmentations are discarded and sampled again by `ids`: those of an epoch would take as much
-        memory as the text."""
+        """Lengths in tokens (N,). If segmentations are sampled, `ids` samples the same ones again later: keeping them
+        for a whole epoch would take as much memory as the text."""
         if not self.alpha:
             return self.lines.lengths
         parts = np.array_split(np.arange(len(self.lines)), -(-len(self.lines) // 10_000))

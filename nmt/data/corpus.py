@@ -16,7 +16,7 @@ from nmt.metrics.alignment import parse_pharaoh, words_of_line
 
 
 class Pair(NamedTuple):
-    """A sentence pair. A side is None if it is not valid UTF-8 and to be dropped."""
+    """A sentence pair. A side is None if it is not valid UTF-8 and the pair is to be dropped."""
 
     source: str | None
     target: str | None
@@ -243,7 +243,7 @@ def _cell(row: dict[str, Any], column: str, location: str) -> str:
     if not isinstance(value, str):
         raise UserError(f"{location}: column '{column}' holds {type(value).__name__}, not text")
     if not value.isascii() and LONE_SURROGATES.search(value):
-        raise UserError(f"{location}: column '{column}' holds half of a surrogate pair, which is no character")
+        raise UserError(f"{location}: column '{column}' holds half of a surrogate pair, which is not a character")
     return value.replace("\n", " ")
 
 
@@ -258,7 +258,7 @@ def _with_alignment(pair: Pair, links: str, location: str) -> Pair:
         for source, target in sorted(possible):
             if source >= lengths[0] or target >= lengths[1]:
                 raise UserError(
-                    f"{location}: link {source}-{target}, but the pair has {lengths[0]} and {lengths[1]} words "
-                    "(counted from 0, separated by spaces)"
+                    f"{location}: link {source}-{target} is out of range: the source has {lengths[0]} words, the "
+                    f"target {lengths[1]} (separated by spaces, numbered from 0)"
                 )
     return pair._replace(alignment=links)

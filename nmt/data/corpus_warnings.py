@@ -13,7 +13,7 @@ from nmt.data.corpus import Pair, locate
 from nmt.data.prepared import Row
 
 MAX_EXAMPLES = 3  # pairs named in a warning
-WARNINGS = {  # share of a split's pairs above which to warn, and the text of the warning
+WARNINGS = {  # the share of a split's pairs above which to warn, what these pairs do, and a remedy
     "duplicates": (0.1, "repeat an earlier pair"),
     "copies": (0.05, "have the same text on both sides"),
     "quoted": (0.001, 'have text quoted as in CSV ("say ""hi"""); the quotes are kept: use a .csv file or remove them'),

@@ -1,4 +1,4 @@
-"""Preparing a corpus once per content: filter, train the tokenizer, encode, write a report, cache the result."""
+"""Prepare a corpus: filter it, train the tokenizer, encode, write a report. Equal content is prepared only once."""
 
 import fcntl
 import hashlib
@@ -49,7 +49,7 @@ def prepare(data: schema.Data, tokenizer: schema.TokenizerConfig) -> Prepared:
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"data.cache_dir={data.cache_dir}: cannot be made ({error.strerror})") from None
+        raise UserError(f"data.cache_dir={data.cache_dir}: cannot create this directory ({error.strerror})") from None
     with _locked(directory.with_name(f".{directory.name}.lock")):
         prepared = _from_cache(directory, warn=True)  # another process may have prepared it meanwhile
         if prepared is None:
@@ -81,7 +81,7 @@ def _from_cache(directory: Path, *, warn: bool) -> Prepared | None:
 
 
 def _remove_leftovers(directory: Path) -> None:
-    """Delete partial corpora of killed processes: of this corpus, whose lock we hold, and those that nobody locks."""
+    """Delete what killed processes left half-prepared: of this corpus, whose lock we hold, and of unlocked ones."""
     for leftover in directory.parent.glob(".*.*.part"):
         name = leftover.name.split(".")[1]
         if name == directory.name or not is_locked(directory.with_name(f".{name}.lock")):
@@ -164,7 +164,7 @@ class _Split:
             )
 
     def _usable(self, pairs: Iterable[Pair]) -> Iterator[Row]:
-        """Drops training pairs with an empty side. Held-out pairs are all translated and scored."""
+        """Drop invalid pairs, and training pairs with an empty side; held-out pairs are all translated and scored."""
         for source, target, alignment in pairs:
             self.counts["read"] += 1
             if source is None or target is None:
@@ -262,7 +262,7 @@ def _prepare(data: schema.Data, tokenizer: schema.TokenizerConfig, fingerprint: 
     if not train.counts["kept"]:
         raise UserError(
             f"data: the filters drop all {train.counts['read']} training pairs (data.max_length={data.max_length}, "
-            f"data.max_ratio={data.max_ratio}; see the numbers: {dict(train.counts)})"
+            f"data.max_ratio={data.max_ratio}; pairs dropped by each filter: {dict(train.counts)})"
         )
     report: Report = {
         "fingerprint": fingerprint,

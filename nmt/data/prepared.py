@@ -1,4 +1,4 @@
-"""The files of a prepared corpus: written part by part, read as memory-mapped arrays. Needs NumPy only."""
+"""The files of a prepared corpus: written part by part, read as memory-mapped arrays."""
 
 import array
 import itertools
@@ -177,7 +177,7 @@ class RawPairs:
             yield from zip(lines, lines, lines, strict=True)
 
     def chunks(self, max_pairs: int, max_characters: int) -> Iterator[list[Row]]:
-        """Lists of `max_pairs` pairs, fewer where they are long."""
+        """Lists of at most `max_pairs` pairs and about `max_characters` characters."""
         chunk: list[Row] = []
         size = 0
         for row in self:
@@ -194,7 +194,7 @@ class RawPairs:
 
 
 class SideWriter:
-    """Writes the files of a `Side`. Memory holds 16 bytes per sentence."""
+    """Writes the files of a `Side`. Takes 16 bytes of memory per sentence."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self.directory, self.name = directory, name
@@ -247,7 +247,7 @@ def _are_offsets(offsets: Array, end: int, min_length: int) -> bool:
         return False
     if offsets[0] != 0 or offsets[-1] != end:
         return False
-    # Chunks overlap by one number, for the differences between them.
+    # Chunks overlap by one number, so that np.diff also compares the last number of one with the first of the next.
     return all(
         bool((part >= 0).all() and (part <= end).all() and (np.diff(part) >= min_length).all())
         for part in (offsets[start : start + CHUNK + 1] for start in range(0, len(offsets), CHUNK))

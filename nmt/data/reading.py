@@ -31,7 +31,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def read_valid_lines(path: Path, drop_invalid: bool) -> Iterator[str | None]:
-    """Like `read_lines`, but with `drop_invalid` yields None for a line that is not valid UTF-8."""
+    """Like `read_lines`, but if `drop_invalid` is set, a line that is not valid UTF-8 becomes None."""
     return _decoded(path, drop_invalid, "convert the file, or drop such pairs with data.invalid_utf8=drop")
 
 
@@ -70,8 +70,8 @@ def _check_is_text(path: Path, line: bytes) -> None:
     if name is None and 3 * line.count(0) > len(line):  # UTF-16 without a byte order mark: "a" is 61 00 or 00 61
         name = "UTF-16"
     if name is not None:
-        remedies = {"UTF-16": "convert the file", "gzip": "its name must end in .gz, and be zipped once"}
-        raise UserError(f"{path}, line 1: looks like {name}, not like UTF-8 text; {remedies.get(name, 'unpack it')}")
+        remedies = {"UTF-16": "convert the file", "gzip": "compress it only once and let its name end in .gz"}
+        raise UserError(f"{path}, line 1: looks like {name}, not UTF-8 text; {remedies.get(name, 'unpack it')}")
 
 
 def first_line(error: Exception) -> str:
@@ -97,7 +97,7 @@ def read_table(path: Path) -> Iterator[Row]:
         case "csv":
             return _with_header(path, _csv_rows(path))
     if kind == "parquet" and path.suffix == ".gz":
-        raise UserError(f"{path}: Parquet is compressed within itself; unpack it (gunzip)")
+        raise UserError(f"{path}: Parquet files contain their own compression; unpack this one (gunzip)")
     return _dataset_rows(path)
 
 

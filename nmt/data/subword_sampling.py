@@ -15,14 +15,14 @@ from functools import lru_cache
 from random import Random
 from typing import Any, NamedTuple
 
-# Of sentencepiece_model.proto (protobuf), which is parsed here: SentencePiece's Python API does not tell a model's kind
-# or whether a piece is user-defined, and some versions of protobuf cannot load SentencePiece's own classes.
+# Numbers from sentencepiece_model.proto. This module parses the protobuf itself: SentencePiece's Python API reveals
+# neither a model's kind nor which pieces are user-defined, and some versions of protobuf cannot load its classes.
 UNIGRAM, BPE = 1, 2  # kinds of models
 NORMAL, UNKNOWN, USER_DEFINED, UNUSED, BYTE = 1, 2, 4, 5, 6  # types of pieces
 PIECES, TRAINER_SPEC = 1, 2  # fields of a model
 TEXT, SCORE, TYPE = 1, 2, 3  # fields of a piece
 MODEL_TYPE = 3  # field of the trainer spec
-CONTINUES = 0x80  # bit of a varint's byte that is not the last one
+CONTINUES = 0x80  # bit that is set in every byte of a varint but the last
 
 SPACE = "▁"  # SentencePiece's mark of a space
 CACHED_WORDS, LONGEST_CACHED = 2**16, 32  # longer words are rare and take much memory
@@ -88,8 +88,10 @@ def _varint(message: bytes, position: int) -> tuple[int, int]:
 
 
 def make_sampler(model: bytes) -> "Sampler | None":
-    """None for models of words or characters, and for BPE models with unused pieces, which SentencePiece segments again
-    in a way that depends on the rest of the line."""
+    """The sampler of a SentencePiece model; None for a word or character model, and for a BPE model with unused pieces.
+
+    SentencePiece splits unused pieces again in a way that depends on the rest of the line.
+    """
     kind, pieces = read_model(model)
     if kind == UNIGRAM:
         return UnigramSampler(pieces)

@@ -92,9 +92,9 @@ class Tokenizer:
         return [self.restore_spaces(line, pieces) for line, pieces in zip(lines, segmented, strict=True)]
 
     def restore_spaces(self, line: str, pieces: list[str]) -> list[str]:
-        """A line's pieces, with "▁" only for spaces of the line, so that their words are those that spaces separate.
+        """A line's pieces, with "▁" only where the line has a space, so that words are separated by spaces only.
 
-        Other white space that normalisation turns into a space, such as a no-break space, is restored.
+        Normalisation turns other white space, such as a no-break space, into a space; this puts it back.
         """
         if line.isascii() and line.isprintable():
             return pieces
@@ -105,7 +105,7 @@ class Tokenizer:
 
         def restore(match: re.Match[str]) -> str:
             i = next(marks)
-            # No-break spaces for the characters that `_with_spaces` replaces: they do not separate words.
+            # The characters that `_with_spaces` replaces do not separate words: show them as no-break spaces.
             span = re.sub(f"[{WORD_START}\r\n]", "\xa0", original[origins[i] if i else 0 : origins[i + 1]])
             before, space, after = re.sub(" +", WORD_START, span).rpartition(WORD_START)
             if i == 0 and not span:
@@ -125,7 +125,7 @@ def clean(line: str, lowercase: bool) -> str:
 
 
 def _with_spaces(text: str) -> str:
-    """Spaces instead of "▁", which SentencePiece uses internally, and of line ends."""
+    """The text with spaces in place of line ends and of "▁", which SentencePiece uses internally."""
     return text.replace(WORD_START, " ").replace("\n", " ").replace("\r", " ")
 
 

@@ -52,7 +52,7 @@ def check_sampling(config: schema.FileTokenizer, tokenizers: Tokenizers) -> None
     names = config.source_model, config.target_model or config.source_model
     for alpha, name, tokenizer in zip(config.sampling_by_side, names, tokenizers, strict=True):
         if alpha and not tokenizer.can_sample():
-            reason = "is no bpe or unigram model, or a bpe one with unused pieces"
+            reason = "is not a bpe or unigram model, or it is a bpe model with unused pieces"
             raise UserError(f"tokenizer.sampling={alpha}: {name} {reason}; set it to 0")
 
 
@@ -114,13 +114,13 @@ def _explanation(message: str, config: schema.TrainedTokenizer) -> str:
     if "(all_chars_count) > (0)" in message:
         return f"tokenizer.normalization={config.normalization}: leaves nothing of the training text"
     if "!sentences_.empty()" in message:
-        return f"data.train: every line has more than {LONGEST_LINE:,} bytes; it must be one sentence a line"
+        return f"data.train: every line has more than {LONGEST_LINE:,} bytes; write one sentence per line"
     return f"tokenizer: SentencePiece could not be trained ({message.strip().splitlines()[-1]})"
 
 
 @contextmanager
 def _normalization_options(name: str) -> Iterator[dict[str, Any]]:
-    """SentencePiece's training options for a rule of its own, or for "nfc" in a temporary file."""
+    """Training options for a rule that SentencePiece has built in, or for "nfc", whose rule is in a temporary file."""
     if name != "nfc":
         yield {"normalization_rule_name": name}
         return
@@ -160,7 +160,7 @@ def _composed() -> dict[str, list[str]]:
 
 
 def _spellings(decomposed: str) -> Iterator[str]:
-    """Canonically equivalent spellings: the marks in other orders, and with the first ones composed or not."""
+    """Canonically equivalent spellings: all orders of the marks, with and without composing the first ones."""
     for order in map("".join, permutations(decomposed)):
         if normalize("NFD", order) == decomposed:
             for end in range(1, len(order) + 1):

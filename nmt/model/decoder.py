@@ -127,8 +127,10 @@ class Decoder(nn.Module):
         return Weights(layers, word, fixed, fed, conditional, readout_mask=readout_mask)
 
     def _word_gates(self, embedded: Tensor, state: DecoderState) -> Tensor:
-        """(B, T, E) or (B, E) -> (B, T, G) or (B, G): the part of the first layer's gates that comes from words and
-        fixed vector, with its bias unless that is added after a normalisation."""
+        """The contribution of the words and the fixed vector to the first layer's gates.
+
+        (B, T, E) or (B, E) -> (B, T, G) or (B, G). Includes the bias unless layer normalisation adds it later.
+        """
         first = state.weights.layers[0]
         gates = linear(embedded, state.weights.word, first.bias_ih if first.norms is None else None)
         if state.fixed is not None:
@@ -202,7 +204,7 @@ class Decoder(nn.Module):
         assert state.words is not None
         by_sentence = weights.view(
             len(state.words), -1, weights.shape[-1]
-        )  # hypotheses of one sentence take the place of steps
+        )  # the attention gets the hypotheses of a sentence as if they were steps
         added: Tensor = self.lexical(by_sentence, state.words)
         return readouts + self._drop(added.view(readouts.shape), state)
 

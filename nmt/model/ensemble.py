@@ -51,8 +51,8 @@ class Ensemble(nn.Module):
         return EnsembleState(tuple(member.encode(source, lengths) for member in self.members))
 
     def step(self, tokens: Tensor, state: EnsembleState) -> StepOutput[EnsembleState]:
-        """int64 (B,) previous tokens -> the logarithm of the next one's mean probabilities (B, V), float32; the mean
-        attention (B, S); the next state."""
+        """Previous tokens, int64 (B,) -> logarithm of the members' mean probabilities of the next token, float32
+        (B, V), their mean attention (B, S), and the next state."""
         steps = [member.step(tokens, own) for member, own in zip(self.members, state.members, strict=True)]
         log_probs = log_mean([step.logits.log_softmax(-1, dtype=torch.float32) for step in steps])
         return StepOutput(log_probs, _mean([s.weights for s in steps]), EnsembleState(tuple(s.state for s in steps)))

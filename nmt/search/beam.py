@@ -33,7 +33,7 @@ def beam_search(
 
     The search of a sentence stops when no live hypothesis can score above its n-th best finished one; with `stop`
     "beam" also when K hypotheses have finished, although a live one might still score higher. Fewer hypotheses are
-    returned only if fewer have a finite probability. Raises ValueError unless 1 <= n_best <= beam_size.
+    returned only if fewer have a probability above 0. Raises ValueError unless 1 <= n_best <= beam_size.
     """
     if not 1 <= n_best <= beam_size:
         raise ValueError(f"n_best is {n_best} and beam_size {beam_size}, but 1 <= n_best <= beam_size must hold")

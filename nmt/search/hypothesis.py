@@ -20,7 +20,7 @@ class State(Protocol):
         ...
 
     def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
-        """Like `select`, for equally many rows per sentence, grouped by sentence, so that they may share its memory.
+        """Like `select`, but every sentence has the same number of rows, in a group; these may share its memory.
 
         `sentences`, int64 (A,): the sentences that remain; None: all.
         """
@@ -55,9 +55,9 @@ class Symbols(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """Lengths in tokens: at least `min_length` without eos, at most `max_lengths[b]` with eos for sentence b.
+    """Tokens per hypothesis: at least `min_length` without eos, at most `max_lengths[b]` with eos for sentence b.
 
-    The maximum takes precedence. Raises ValueError for a negative minimum or a maximum below 1.
+    Where the two conflict, the maximum counts. Raises ValueError for a negative minimum or a maximum below 1.
     """
 
     min_length: int

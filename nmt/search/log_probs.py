@@ -53,8 +53,8 @@ def pack_top(log_probs: Tensor, k: int) -> Tensor:
     """
     rows, columns = log_probs.shape
     blocks = log_probs.view(rows, columns // BLOCK, BLOCK)
-    # The k best lie in the k blocks with the best maxima: every block ranked before an element's own block holds an
-    # element ranked before it. One pass over the maxima leaves k * BLOCK of the M columns to rank.
+    # The k best elements lie in the k blocks with the greatest maxima: if k blocks rank before an element's own block,
+    # k maxima rank before the element. Ranking the maxima leaves k * BLOCK of the M columns to rank.
     first = torch.arange(0, columns, BLOCK, device=log_probs.device)
     top = _pack(blocks.amax(-1), first).topk(min(k, len(first)), largest=False, sorted=False).values
     starts = unpack(top)[1]

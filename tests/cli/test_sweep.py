@@ -335,7 +335,7 @@ def test_a_trial_that_cannot_be_composed_fails_alone(tmp_path: Path) -> None:
         ("hydra.sweeper.n_trials=0", "hydra.sweeper.n_trials=0: must be a whole number, 1 or more"),
         ("hydra.sweeper.n_jobs=-1", "hydra.sweeper.n_jobs=-1: must be a whole number, 1 or more"),
         ("hydra.sweeper.sampler=tpa", "hydra.sweeper.sampler=tpa: not one of tpe, random; did you mean 'tpe'?"),
-        ("seed=tag(lgo,interval(1,2))", "the only tag is log, of an interval"),
+        ("seed=tag(lgo,interval(1,2))", "the only tag is log, for an interval"),
         ("seed=range(4,1)", "no values"),
         ("seed=tag(log,interval(0,2))", "seed=tag(log,interval(0,2)): "),
     ],
@@ -351,11 +351,11 @@ def test_a_search_that_makes_no_sense_is_one_line(override: str, message: str, t
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["-m", "experiment=attention_study,cells"], "a sweep from configs/ cannot be one value of a sweep"),
+        (["-m", "experiment=attention_study,cells"], "one of these recipes is itself a sweep"),
         (["-m", "attention=glob(lunog*)"], "attention: no values, so there is no job to run"),
         (
             ["-m", "seed=1,2", "hydra.run.dir=x"],
-            "hydra.run.dir=x: is for a single run; a sweep's directory is hydra.sweep.dir",
+            "hydra.run.dir=x: sets the directory of a single run; that of a sweep is hydra.sweep.dir",
         ),
         (["-m", "optimizer.lr=interval(0.1,0.2)"], "interval(a,b) is for a search: add hydra/sweeper=optuna"),
         (["hydra/sweeper=optuna"], "hydra/sweeper=optuna: is for a sweep; add -m"),

@@ -105,7 +105,7 @@ def test_sampling_is_refused_also_where_the_corpus_is_prepared(corpus: Path) -> 
     off, on = (FileTokenizer.model_validate({**existing, "sampling": sampling}) for sampling in (0.0, 0.1))
     data = config(corpus).data
     first = prepare(data, off)
-    with pytest.raises(UserError, match=r"tokenizer\.sampling=0\.1: .*\.model is no bpe or unigram model"):
+    with pytest.raises(UserError, match=r"tokenizer\.sampling=0\.1: .*\.model is not a bpe or unigram model"):
         prepare(data, on)
     assert prepare(data, off).directory == first.directory
 

@@ -327,7 +327,7 @@ def test_sampling_needs_a_model_that_can(foreign: Callable[..., Path]) -> None:
         if possible:
             assert make_tokenizers(config, lambda: iter(()), lambda: iter(())).source.can_sample()
         else:
-            with pytest.raises(UserError, match=r"tokenizer\.sampling=0\.1: .* is no bpe or unigram model"):
+            with pytest.raises(UserError, match=r"tokenizer\.sampling=0\.1: .* is not a bpe or unigram model"):
                 make_tokenizers(config, lambda: iter(()), lambda: iter(()))
 
 
@@ -345,7 +345,7 @@ def test_only_the_sides_that_are_sampled_need_a_model_that_can(foreign: Callable
         if possible:
             make_tokenizers(config, lambda: iter(()), lambda: iter(()))
         else:
-            with pytest.raises(UserError, match=r"tokenizer\.sampling=0\.1: .*characters.model is no bpe or unigram"):
+            with pytest.raises(UserError, match=r"tokenizer\.sampling=0\.1: .*characters.model is not a bpe"):
                 make_tokenizers(config, lambda: iter(()), lambda: iter(()))
 
 
