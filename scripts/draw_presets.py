@@ -5,7 +5,7 @@ python scripts/draw_presets.py SWEEP OUTPUT [--presets NAME ...] [OVERRIDE ...]
 Writes OUTPUT/NAME.png for each preset (the attention over one sentence; for `none` the gradients), OUTPUT/gradients.png
 (the gradients of `bahdanau` over the same sentence) and OUTPUT/length.png (BLEU by sentence length). The runs are one
 sweep in the directory SWEEP, as by `nmt-train -m`; with the same directory again, finished runs are not trained again.
-Overrides are those of nmt-train: training.max_epochs=2 hydra/launcher=parallel threads=1.
+Overrides are those of nmt-train: hydra/launcher=parallel threads=1.
 """
 
 import argparse
