@@ -38,7 +38,7 @@ def test_comments_change_no_value(command: str, overrides: list[str]) -> None:
     [
         "  patience: 10              # stop after this many validations without a new best; null: never",
         "  joint: true               # one vocabulary for both languages",
-        "                            # except for normalisation and repeated spaces",
+        "                            # normalisation and repeated spaces",
         "  cell: gru                 # rnn | gru | lstm; choose it with encoder=rnn, gru or lstm",
         "  splits:                   # the dataset's names for the three splits",
         "  kind: adam                # Adam (Kingma and Ba 2015).",
