@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from nmt.data.batching import Batch
 from nmt.model.decoder import Decoded
@@ -56,7 +57,7 @@ def distillation(
     log_probs = logits[0].log_softmax(-1)
     smoothed, nll = smoothed_nll(log_probs, targets, smoothing)
     q = mean_probabilities(readouts, output_layers, log_probs.dtype)
-    divergence = torch.xlogy(q, q).sum(-1) - torch.linalg.vecdot(q, log_probs)
+    divergence = functional.kl_div(log_probs, q, reduction="none").sum(-1)  # summed last: two sums would cancel
     loss = (1 - teacher_weight) * smoothed + teacher_weight * divergence
     return loss, {"loss": nll, "smoothed_loss": smoothed, "distillation_loss": divergence}
 
