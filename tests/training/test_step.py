@@ -1,6 +1,7 @@
 """One update: accumulation, clipping, non-finite gradients, every optimizer."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -55,6 +56,26 @@ def test_a_split_batch_gives_the_same_update(overrides: list[str], train_config:
     assert results[0][1].tokens == results[1][1].tokens
     torch.testing.assert_close(results[0][1].terms, results[1][1].terms, rtol=1e-4, atol=1e-4)
     assert results[0][0].abs().max() > 1e-3
+
+
+def test_scaled_gradients_are_clipped_by_their_true_norm(train_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = torch.amp.GradScaler
+    results = []
+    for scale in (1.0, 64.0):
+        monkeypatch.setattr(torch.amp, "GradScaler", partial(scaled, real, scale))
+        _, batches, model, updater = setup(train_config(*STILL, "optimizer=sgd", "training.max_grad_norm=0.1"))
+        before = weights(model)
+        update = updater(parts(batches, 1), 0.5, 1)
+        assert update.applied
+        results.append((weights(model) - before, update.gradient_norm))
+    torch.testing.assert_close(results[1], results[0])
+    assert results[0][1] > 0.1  # there is something to clip
+
+
+def scaled(scaler: type[torch.amp.GradScaler], scale: float, device: str, enabled: bool) -> torch.amp.GradScaler:
+    """A scaler that is active on a CPU, too."""
+    assert not enabled
+    return scaler(device, init_scale=scale, enabled=True)
 
 
 def test_clipping_bounds_the_step_and_reports_the_norm_before(train_config: Config) -> None:
