@@ -68,13 +68,17 @@ class ReferenceAlignment(NamedTuple):
 
 
 def align(
-    translator: Translator, sources: Sequence[str], references: Sequence[str], gold: Sequence[str] | None
+    translator: Translator,
+    sources: Sequence[str],
+    references: Sequence[str],
+    gold: Sequence[str] | None,
+    progress: Progress | None = None,
 ) -> ReferenceAlignment | None:
     """Word alignments that the attention gives to the references, with AER, precision and recall (Och and Ney 2003)
     against gold alignments. None for a model without attention."""
     if not translator.model.attends:
         return None
-    pharaoh = [translation.word_alignment() for translation in translator.score(sources, references)]
+    pharaoh = [translation.word_alignment() for translation in translator.score(sources, references, progress=progress)]
     if gold is None:
         return ReferenceAlignment(pharaoh, {})
     links = [parse_pharaoh(line)[0] for line in pharaoh]
@@ -182,7 +186,21 @@ def evaluate_run(
         result["members"] = output.description["members"]
     if on_result is not None:
         on_result(result)
+    translator.group.on_main(lambda: _write(run, split, variant, output, result, evaluation, aligned))
+    return result, evaluation
+
+
+def _write(
+    run: RunDirectory,
+    split: str,
+    variant: str,
+    output: EvaluationFolder | None,
+    result: dict[str, Any],
+    evaluation: Evaluation,
+    aligned: ReferenceAlignment | None,
+) -> None:
     if output is not None:
+        sources, references, gold = run.held_out(split)
         run = output.folder
         output.write_description()
         run.write_held_out(split, sources, references, gold)
@@ -196,4 +214,3 @@ def evaluate_run(
     write_lines(run.hypotheses / f"{name}.txt", evaluation.hypotheses)
     with locked(run.path):
         run.update_json(run.results, {name: result})
-    return result, evaluation

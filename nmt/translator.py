@@ -4,12 +4,13 @@ Shapes: S source positions, T target positions.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -21,17 +22,20 @@ from nmt.config.compose import load_config, merge_search
 from nmt.config.errors import UserError
 from nmt.data.batching import collate, padded
 from nmt.data.tokenizer import Tokenizer, Tokenizers, copy_unknown
+from nmt.distributed import ProcessGroup
 from nmt.machine import Machine, retry_in_halves
 from nmt.metrics.alignment import attention_to_links, format_pharaoh, merge_to_words, words
 from nmt.model.ensemble import Ensemble
 from nmt.model.load import load_runs
 from nmt.model.seq2seq import Seq2Seq
+from nmt.ops.sentence_draws import sampling_draws, sentence_keys
 from nmt.run import RunDirectory
 from nmt.search.beam import beam_search
 from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits, Symbols
 from nmt.search.rollout import SamplingOptions, greedy_search, sample
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MIN_THREAD_TOKENS = 1024  # tokens x beam in a batch that is worth a thread of its own
 
@@ -69,8 +73,16 @@ class Translator:
     """A trained model or an ensemble, with its tokenizers and search settings."""
 
     def __init__(
-        self, model: Seq2Seq | Ensemble, tokenizers: Tokenizers, search: schema.Search, machine: Machine, seed: int = 1
+        self,
+        model: Seq2Seq | Ensemble,
+        tokenizers: Tokenizers,
+        search: schema.Search,
+        machine: Machine,
+        seed: int = 1,
+        group: ProcessGroup | None = None,
     ) -> None:
+        """group: processes that all translate the same lines and share the work; None: this process alone."""
+        self.group = group or ProcessGroup()
         self.model, self.tokenizers, self.search = model, tokenizers, search
         self.machine, self.seed = machine, seed
         self.reseed()
@@ -86,6 +98,7 @@ class Translator:
         precision: str | None = None,
         threads: int | None = None,
         seed: int | None = None,
+        group: ProcessGroup | None = None,
     ) -> Self:
         """Load a run's model, or the ensemble of several runs. None stands for the (first) run's own setting.
 
@@ -103,7 +116,7 @@ class Translator:
         model, tokenizers = load_runs(directories, configs, checkpoint)
         settings = merge_search(config.search, search or {})
         seed = config.seed if seed is None else seed
-        return cls(model.to(machine.device).eval(), tokenizers, settings, machine, seed)
+        return cls(model.to(machine.device).eval(), tokenizers, settings, machine, seed, group)
 
     @property
     def single(self) -> Seq2Seq:
@@ -115,8 +128,8 @@ class Translator:
         return self.model
 
     def reseed(self) -> None:
-        """Restart the random generator of sampling from the seed."""
-        self._generator = torch.Generator(self.machine.device).manual_seed(self.seed)
+        """Sample the next line as the first one: a sample depends on the seed and on the line's number since then."""
+        self._sampled = 0
 
     def translate(self, lines: Sequence[str]) -> list[Translation]:
         """The best translation of each line."""
@@ -135,15 +148,25 @@ class Translator:
         sources, pieces = self.encode(lines, first_line)
         results = [[Translation("", 0.0, 0.0, ["</s>"], ["</s>"], None)] for _ in lines]
         with evaluation_mode(self.model):
-            for batch, nbests in self._search_batches(sources, n):
-                for index, hypotheses in zip(batch, nbests, strict=True):
-                    results[index] = [self._translation(pieces[index], h) for h in hypotheses] or results[index]
-                if progress is not None:
-                    progress(len(batch))
+            batches = list(self._batches(sources, workers=self._workers()))
+            translated = (
+                [
+                    [self._translation(pieces[index], h) for h in nbest]
+                    for index, nbest in zip(batch, nbests, strict=True)
+                ]
+                for batch, nbests in self._search_batches(self.group.share(batches), sources, n)
+            )
+            merged = self.group.merge(_counted(translated, progress, self.group.size))
+        for batch, nbests in zip(batches, merged, strict=True):
+            for index, nbest in zip(batch, nbests, strict=True):
+                results[index] = nbest or results[index]
+        self._sampled += len(lines)
         return results
 
     @torch.no_grad()
-    def score(self, sources: Sequence[str], targets: Sequence[str], first_line: int = 1) -> list[Translation]:
+    def score(
+        self, sources: Sequence[str], targets: Sequence[str], first_line: int = 1, progress: Progress | None = None
+    ) -> list[Translation]:
         """Forced decoding: log-probability and attention of existing translations.
 
         Both sides are truncated to search.max_source_length. `first_line` is the first line's number in warnings.
@@ -152,15 +175,14 @@ class Translator:
             raise ValueError(f"{len(sources)} sources, but {len(targets)} targets")
         source_ids, source_pieces = self.encode(sources, first_line)
         target_ids, target_pieces = self._encode(self.tokenizers.target, targets, first_line, "translation")
-        results: dict[int, Translation] = {}
 
-        def force(indices: list[int]) -> None:
+        def force(indices: Sequence[int]) -> list[Translation]:
             pairs = [source_ids[i] for i in indices], [target_ids[i] for i in indices]
             batch = collate(*pairs, self.tokenizers, np.asarray(indices)).to(self.machine.device)
             pad = self.tokenizers.target.pad
             with self.machine.autocast():
                 forced = self.model.force(batch.source, batch.lengths, batch.target_in, batch.target_out, pad)
-            log_probs = forced.log_probs.cpu()
+            log_probs, results = forced.log_probs.cpu(), []
             for row, i in enumerate(indices):
                 length, weights = len(target_ids[i]), None
                 if forced.weights is not None:
@@ -169,12 +191,15 @@ class Translator:
                 hypothesis = Hypothesis(target_ids[i], total / self._penalty()(length), total, weights)
                 translation = self._translation(source_pieces[i], hypothesis)
                 # The given text and its pieces, not <unk>, so that the word alignment counts each unknown word.
-                results[i] = replace(translation, text=targets[i], tokens=target_pieces[i])
+                results.append(replace(translation, text=targets[i], tokens=target_pieces[i]))
+            return results
 
         longer = [max(pair, key=len) for pair in zip(source_ids, target_ids, strict=True)]
+        batches = list(self._batches(longer, with_empty=True))
         with evaluation_mode(self.model):
-            for indices in self._batches(longer, with_empty=True):
-                retry_in_halves(force, indices)
+            scored = (list(chain.from_iterable(retry_in_halves(force, batch))) for batch in self.group.share(batches))
+            merged = self.group.merge(_counted(scored, progress, self.group.size))
+        results = dict(zip(chain.from_iterable(batches), chain.from_iterable(merged), strict=True))
         return [results[i] for i in range(len(sources))]
 
     def check_nbest(self, n: int) -> None:
@@ -206,20 +231,20 @@ class Translator:
             surfaces.append(pieces)
         return encoded, surfaces
 
-    def _search_batches(self, sources: list[list[int]], n: int) -> Iterator[tuple[list[int], list[list[Hypothesis]]]]:
-        """Batches of indices, each with the n best hypotheses of its sentences.
+    def _workers(self) -> int:
+        """Threads that each search a batch of their own. On a CPU this is faster than sharing small products."""
+        if self.machine.device.type != "cpu":
+            return 1
+        return max(1, min(torch.get_num_threads(), self.search.batch_tokens // MIN_THREAD_TOKENS))
 
-        On a CPU each thread searches a batch of its own, which is faster than sharing small products. Sampling runs
-        in order, because its batches draw from one generator.
-        """
-        threads, workers = torch.get_num_threads(), 1
-        if self.machine.device.type == "cpu" and not isinstance(self.search, schema.Sampling):
-            workers = max(1, min(threads, self.search.batch_tokens // MIN_THREAD_TOKENS))
-        batches = list(self._batches(sources, workers=workers))
+    def _search_batches(
+        self, batches: Sequence[list[int]], sources: list[list[int]], n: int
+    ) -> Iterator[tuple[list[int], list[list[Hypothesis]]]]:
+        """Batches of indices, each with the n best hypotheses of its sentences."""
+        threads, workers = torch.get_num_threads(), self._workers()
 
         def search(batch: list[int]) -> list[list[Hypothesis]]:
-            parts = retry_in_halves(lambda part: self._search(part, n), [sources[i] for i in batch])
-            return [nbest for part in parts for nbest in part]
+            return list(chain.from_iterable(retry_in_halves(lambda part: self._search(part, sources, n), batch)))
 
         if workers == 1 or len(batches) == 1:
             yield from ((batch, search(batch)) for batch in batches)
@@ -247,9 +272,10 @@ class Translator:
             start += size
 
     @torch.no_grad()
-    def _search(self, sources: list[list[int]], n: int) -> list[list[Hypothesis]]:
-        """Token ids, longest first -> the n best hypotheses of each sentence."""
+    def _search(self, batch: list[int], all_sources: list[list[int]], n: int) -> list[list[Hypothesis]]:
+        """Indices of sentences, the longest first, and token ids -> the n best hypotheses of each."""
         config, device, target = self.search, self.machine.device, self.tokenizers.target
+        sources = [all_sources[i] for i in batch]
         source = torch.from_numpy(padded(sources, self.tokenizers.source.pad)).to(device)
         lengths = torch.tensor([len(ids) for ids in sources])
         symbols = Symbols(target.bos, target.eos, banned=(target.pad, target.bos))
@@ -268,7 +294,9 @@ class Translator:
                     )
                 case schema.Sampling():
                     options = SamplingOptions(config.temperature, config.top_k, config.top_p, n)
-                    return sample(*inputs, options=options, generator=self._generator, penalty=penalty, device=device)
+                    keys = sentence_keys((self.seed,), torch.tensor(batch, device=device) + self._sampled)
+                    draws = sampling_draws(keys, n)
+                    return sample(*inputs, options=options, uniform=draws, penalty=penalty, device=device)
 
     def _penalty(self) -> LengthPenalty:
         if isinstance(self.search, schema.Beam):
@@ -283,6 +311,14 @@ class Translator:
             if self.search.replace_unknown and target.unk in tokens:
                 text = copy_unknown(pieces, alignment, source_pieces)
         return Translation(text, hypothesis.score, hypothesis.log_prob, source_pieces, pieces, alignment)
+
+
+def _counted(batches: Iterable[list[T]], progress: Progress | None, processes: int) -> Iterator[list[T]]:
+    """Report each batch; the other processes are about as far."""
+    for batch in batches:
+        yield batch
+        if progress is not None:
+            progress(len(batch) * processes)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from nmt.attention.memory import Past
 from nmt.attention.parts import Normalized, Normalizer
 from nmt.ops.monotonic import monotonic_log_weights
+from nmt.ops.sentence_draws import draw
 
 
 class SoftmaxNormalizer(Normalizer):
@@ -67,12 +68,14 @@ class HardNormalizer(Normalizer):
         log_probs = _masked(energies, drop).log_softmax(-1)
         if not self.training:
             return Normalized(_one_hot(log_probs, drop))
-        sample = _one_hot(log_probs + _gumbel_noise(log_probs), drop)
+        B, T, _ = log_probs.shape
+        position_draws, soft_draws = draw(B, 2 * T, log_probs.device).view(B, T, 2).unbind(-1)
+        sample = _sampled(log_probs, drop, position_draws)
         finite = log_probs.masked_fill(drop, 0.0)
         probs = log_probs.exp().masked_fill(drop, 0.0)
         log_prob, entropy = (sample * finite).sum(-1), -(probs * finite).sum(-1)
         if self.expected:
-            soft = torch.rand_like(log_prob) < self.expected
+            soft = soft_draws < self.expected
             sample = torch.where(soft[..., None], probs, sample)
             log_prob = log_prob.masked_fill(soft, 0.0)
         return Normalized(sample, log_prob=log_prob, entropy=entropy)
@@ -159,6 +162,16 @@ def _one_hot(energies: Tensor, drop: Tensor) -> Tensor:
     """1 at the greatest energy of each row, unless `drop` excludes it."""
     best = energies.argmax(-1, keepdim=True)
     return torch.zeros_like(energies).scatter_(-1, best, 1.0).masked_fill(drop, 0.0)
+
+
+def _sampled(log_probs: Tensor, drop: Tensor, uniform: Tensor) -> Tensor:
+    """One-hot draws (B, T, W) from the rows' distributions, by inverse transform sampling; zeros in a row that `drop`
+    excludes as a whole. uniform: (B, T) in [0, 1)."""
+    cdf = log_probs.detach().masked_fill(drop, -torch.inf).to(uniform.dtype).exp().cumsum(-1)
+    total = cdf[..., -1:]
+    # The first position above the threshold. One that reaches the total is the last with a probability above 0.
+    position = ((cdf <= uniform[..., None] * total) & (cdf < total)).sum(-1, keepdim=True)
+    return torch.zeros_like(log_probs).scatter_(-1, position, 1.0).masked_fill(drop, 0.0)
 
 
 def _gumbel_noise(like: Tensor) -> Tensor:

@@ -47,10 +47,7 @@ class Policy(nn.Module):
             self.register_buffer("mean_reward", torch.zeros(()))
 
     def forward(self, choice: Choice, log_probs: Tensor, real: Tensor) -> PolicyLoss:
-        """log_probs (B, T) of the target tokens, bool (B, T) False on padding -> PolicyLoss.
-
-        In training, the moving baseline is updated with these rewards after use.
-        """
+        """log_probs (B, T) of the target tokens, bool (B, T) False on padding -> PolicyLoss."""
         rewards = log_probs.detach().float().masked_fill(~real, 0.0)
         returns, ahead = self._to_go(rewards), self._to_go(real.float())
         if self.learned is None:
@@ -63,15 +60,13 @@ class Policy(nn.Module):
         regression = loss.new_zeros(())
         if self.learned is not None:
             regression = ((returns - baseline).square() * real).sum()
-        elif self.training:
-            self._update_mean(rewards.sum() / real.sum().clamp(min=1))
         return PolicyLoss(loss, regression, entropy.detach())
 
     @torch.no_grad()
-    def _update_mean(self, reward: Tensor) -> None:
-        """A non-finite reward, whose update will be skipped, does not change the mean."""
-        moved = self.mean_reward.lerp(reward.to(self.mean_reward.dtype), 1 - MOMENTUM)
-        self.mean_reward.copy_(torch.where(moved.isfinite(), moved, self.mean_reward))
+    def after_update(self, reward: Tensor) -> None:
+        """Update the moving baseline with the mean reward () of a token in the whole batch."""
+        if self.learned is None:
+            self.mean_reward.lerp_(reward.to(self.mean_reward.dtype), 1 - MOMENTUM)
 
     def _to_go(self, rewards: Tensor) -> Tensor:
         """(B, T) -> (B, T), the discounted sum from each step on."""

@@ -26,6 +26,7 @@ from nmt.cli.help import explain
 from nmt.config.compose import config_dir
 from nmt.config.errors import UserError, format_value, printable
 from nmt.config.overrides import user_path
+from nmt.processes import local_rank, rank
 
 T = TypeVar("T", bound=BaseModel)
 MAX_MESSAGE = 500  # characters
@@ -61,7 +62,7 @@ def run_command(
         if sweep is not None and sweep.sweeping():
             return sweep.run_job(work, command)
         outcomes.append(None)
-        outcomes[-1] = status = _attempt(work, debug, created)
+        outcomes[-1] = status = attempt(work, debug, created)
         if isinstance(status, int) and status >= STOPPED:
             sys.exit(status)
         return None
@@ -77,7 +78,7 @@ def run_command(
                 raise
             outcomes.append(_named(error))  # from the command line or a launcher: jobs report their own errors
         if sweep is not None:
-            outcomes.append(_attempt(sweep.finish, debug))
+            outcomes.append(attempt(sweep.finish, debug))
     except KeyboardInterrupt:
         print(f"nmt-{command}: interrupted", file=sys.stderr)
         outcomes = [STOPPED + signal.SIGINT]
@@ -119,14 +120,14 @@ def _named(error: Exception) -> Exception:
     return error
 
 
-def _attempt(work: Callable[[], int], debug: bool, created: list[Path] | None = None) -> int | Exception:
-    """The exit status, or the user's error. Caught here: Hydra would print its own message."""
+def attempt(work: Callable[[], int], debug: bool, created: list[Path] | None = None) -> int | Exception:
+    """The exit status of a job, or the user's error. Caught here: Hydra would print its own message."""
     try:
         return work()
     except (UserError, OmegaConfBaseException, OSError) as error:
         if debug or (isinstance(error, OSError) and error.errno not in USER_ERRNOS):
             raise
-        if created is not None:
+        if created is not None and rank() == 0:
             _remove_empty_directories(created)
         return error
     except (RuntimeError, MemoryError) as error:
@@ -144,9 +145,23 @@ def _exit(outcomes: list[int | Exception | None], command: str) -> None:
     if errors and isinstance(errors[0], BrokenPipeError):  # the reader has left, as in `nmt-translate ... | head`
         sys.exit(0)
     for error in errors:
-        for line in explain(error, command).split("\n"):
-            print(f"nmt-{command}: error: {format_value(line, MAX_MESSAGE)}", file=sys.stderr)
+        report(error, command)
     sys.exit(2 if errors else max((outcome for outcome in outcomes if isinstance(outcome, int)), default=0))
+
+
+def report(error: Exception, command: str) -> None:
+    """Print an error in one line. Of several processes, the first one prints what all of them meet."""
+    name = f"nmt-{command}" if rank() == 0 else f"nmt-{command}, process {rank()}"
+    if rank() and ((local_rank() and not _joined()) or type(error).__name__ == "OtherProcessFailed"):
+        return
+    for line in explain(error, command).split("\n"):
+        print(f"{name}: error: {format_value(line, MAX_MESSAGE)}", file=sys.stderr)
+
+
+def _joined() -> bool:
+    """Has this process joined a group, within which errors are exchanged?"""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and bool(distributed.is_initialized())
 
 
 def _remove_empty_directories(created: list[Path]) -> None:
@@ -228,7 +243,8 @@ def log_to(stream: Any) -> None:  # noqa: ANN401
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_Printable("%(message)s"))
     # A filter, because tqdm's handler copies filters but no level.
-    handler.addFilter(lambda record: record.levelno >= logging.INFO)
+    level = logging.INFO if rank() == 0 else logging.CRITICAL  # of several processes, the first one speaks for all
+    handler.addFilter(lambda record: record.levelno >= level)
     logger = logging.getLogger("nmt")
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)

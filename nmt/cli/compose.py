@@ -18,6 +18,7 @@ from nmt.config.errors import UserError, format_value
 from nmt.config.overrides import user_path
 from nmt.config.schema.data import Data
 from nmt.config.schema.model import SizeThresholds
+from nmt.processes import agreed
 
 T = TypeVar("T", bound=BaseModel)
 log = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ def _with_size(config: DictConfig, command: str) -> DictConfig:
 def _run_dir(run: str | int | None, new: str) -> str:
     """The directory of the run to resume, else `new`. Raises UserError before Hydra creates anything."""
     if run is None:
-        return new
+        return agreed("run directory", new)
     path = user_path(str(run))
     if not path.is_dir():
         raise UserError(

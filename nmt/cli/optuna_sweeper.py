@@ -7,6 +7,8 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType
@@ -176,25 +178,39 @@ def _register() -> None:
 _register()
 
 
-def observer() -> Callable[[float, float], bool] | None:
-    """For a job of a search, a function that reports a validation (epochs, score) to Optuna and returns whether to
-    prune; else None."""
-    hydra = HydraConfig.get()
-    if not hydra.sweeper._target_.endswith(".OptunaSweeper"):
-        return None
-    optuna = _optuna()
-    pruner = PRUNERS[hydra.sweeper.pruner](hydra.sweeper.startup_trials)
-    study = optuna.load_study(study_name=STUDY, storage=_storage(Path(hydra.sweep.dir)), pruner=pruner)
-    frozen = study.trials[hydra.job.num]
-    trial = optuna.trial.Trial(study, frozen._trial_id)
+@dataclass
+class TrialObserver:
+    """Reports validations of a job to Optuna. Other processes can use it: it opens the study where it is called."""
 
-    def observe(epochs: float, score: float) -> bool:
+    directory: Path  # of the search
+    job: int
+    pruner: str
+    startup_trials: int
+
+    def __call__(self, epochs: float, score: float) -> bool:
+        """Report a validation. Returns whether to prune."""
+        trial, reported = self._trial
         step = round(STEPS_PER_EPOCH * epochs)
-        if step not in frozen.intermediate_values:  # a resumed trial has reported earlier steps already
+        if step not in reported:  # a resumed trial has reported earlier steps already
             trial.report(score, step)
         return bool(trial.should_prune())
 
-    return observe
+    @cached_property
+    def _trial(self) -> Any:  # noqa: ANN401
+        optuna = _optuna()
+        pruner = PRUNERS[self.pruner](self.startup_trials)
+        study = optuna.load_study(study_name=STUDY, storage=_storage(self.directory), pruner=pruner)
+        frozen = study.trials[self.job]
+        return optuna.trial.Trial(study, frozen._trial_id), set(frozen.intermediate_values)
+
+
+def observer() -> TrialObserver | None:
+    """For a job of a search, what reports its validations to Optuna; else None."""
+    hydra = HydraConfig.get()
+    if not hydra.sweeper._target_.endswith(".OptunaSweeper"):
+        return None
+    sweeper = hydra.sweeper
+    return TrialObserver(Path(hydra.sweep.dir).absolute(), hydra.job.num, sweeper.pruner, sweeper.startup_trials)
 
 
 def _optuna() -> Any:  # noqa: ANN401

@@ -31,6 +31,7 @@ from nmt.comparison.jobs import record_failure, report_jobs
 from nmt.config.compose import config_dir
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell, override_values
+from nmt.processes import cores, join_cluster, rank
 from nmt.run import ERROR, LOCK, RunDirectory, read_json
 
 MARK = ".nmt-sweep"  # an empty file in the directory of a sweep
@@ -161,10 +162,9 @@ def refuse_sweep_options() -> None:
 def job_threads() -> int | None:
     """CPU threads per job, so that parallel jobs share the cores; None: PyTorch's default."""
     launcher = HydraConfig.get().launcher
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     jobs: int | None = launcher.get("n_jobs")
     if jobs is not None:
-        return max(1, cores // (jobs if jobs > 0 else cores))
+        return max(1, cores() // (jobs if jobs > 0 else cores()))
     threads: int | None = launcher.get("cpus_per_task")
     return threads
 
@@ -174,9 +174,11 @@ def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
 
     Returns a result for the sweeper: the best validation score, None after an error, a signal's name after a signal.
     """
+    join_cluster()
     directory = output_dir()
     in_worker = NameJobs.directory is None  # with n_jobs=1 the parallel launcher starts no worker
-    (directory / ERROR).unlink(missing_ok=True)
+    if rank() == 0:
+        (directory / ERROR).unlink(missing_ok=True)
     with _running(directory.name, in_worker):
         number, count = HydraConfig.get().job.num + 1, os.environ.get(COUNT)
         log.info("\njob %s%s: %s", number, f" of {count}" if count else "", directory.name)
@@ -184,10 +186,12 @@ def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
             status = work()
         except Exception as error:
             message = explain(error, command)
-            record_failure(directory, message, arguments.job_overrides(HydraConfig.get()))
+            if rank() == 0:
+                record_failure(directory, message, arguments.job_overrides(HydraConfig.get()))
             log.error("%s: failed: %s", directory.name, message)
             return None
-        (directory / ERROR).unlink(missing_ok=True)  # another sweep may have written it because this job was running
+        if rank() == 0:
+            (directory / ERROR).unlink(missing_ok=True)  # another sweep may have written it while this job was running
         if status >= STOPPED:
             if in_worker:
                 return signal.Signals(status - STOPPED).name

@@ -15,6 +15,7 @@ from nmt.config.compose import PATH_KEYS, flatten, load_values, typed, with_valu
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell
 from nmt.config.schema import TrainConfig
+from nmt.processes import rank, started_in_group
 
 log = logging.getLogger(__name__)
 PATH_GROUPS = {"data", "tokenizer", "objective", "experiment"}  # groups that determine which of PATH_KEYS exist
@@ -37,6 +38,8 @@ def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:
     from nmt.run import FINISHED, PRUNED, RunDirectory
 
     directory = output_dir()
+    if started_in_group():
+        _check_group(overrides)
     if sweep.sweeping():
         if config.run is not None:
             raise UserError(f"run={config.run} resumes a single run; resume a sweep with hydra.sweep.dir=DIR")
@@ -58,13 +61,23 @@ def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:
         status = 0
     else:
         with exit_at_ctrl_c("train"):
+            from nmt.cli.launch import train_in_processes
             from nmt.training.job import train
 
         observer = sweep.observer() if sweep.sweeping() else None
-        status = train(config, directory, [*overrides, *paths], choices(), observer)
-    if not sweep.sweeping():
+        launch = train_in_processes if config.processes > 1 and not started_in_group() else train
+        status = launch(config, directory, [*overrides, *paths], choices(), observer)
+    if not sweep.sweeping() and rank() == 0:
         _print_next_steps(os.path.relpath(directory))
     return status
+
+
+def _check_group(overrides: list[str]) -> None:
+    """Raises UserError for what torchrun's processes cannot do."""
+    if any(override.startswith("processes=") for override in overrides):
+        raise UserError("processes=: several processes were started already; leave it out")
+    if sweep.sweeping() and "TORCHELASTIC_RUN_ID" in os.environ:
+        raise UserError("a sweep cannot run under torchrun; give its jobs several processes with processes=N")
 
 
 def _print_next_steps(run: str) -> None:

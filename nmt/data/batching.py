@@ -207,6 +207,12 @@ class Batches:
             if len(part)
         ]
 
+    def target_tokens(self, indices: Indices, epoch: int) -> int:
+        """Target tokens of the pairs `indices` in an epoch."""
+        if self.sampling[1]:
+            return sum(map(len, self._target.ids(indices, epoch)))
+        return int(self._lengths[1][indices].sum())
+
     def padded_size(self, indices: Indices) -> int:
         """Pairs x tokens of the longest side, without sampling."""
         return len(indices) * max(int(lengths[indices].max()) for lengths in self._lengths)

@@ -19,8 +19,9 @@ from nmt.model.decoder import Decoded
 from nmt.model.state import DecoderState
 from nmt.objectives.token_losses import Prediction, Terms, TokenLoss
 from nmt.ops.output_loss import output_loss
+from nmt.ops.sentence_draws import copied_draws, current_keys, sampling_draws
 from nmt.search.hypothesis import LengthPenalty, Limits, StepOutput, Symbols
-from nmt.search.rollout import SamplingOptions, sample
+from nmt.search.rollout import SamplingOptions, Uniform, sample
 
 NO_PENALTY = LengthPenalty("none", 0.0)
 
@@ -54,7 +55,8 @@ class MinimumRisk:
         targets = on_host.to(device, non_blocking=True)
         inputs = torch.cat([targets.new_full((len(targets), 1), self.symbols.bos), targets[:, :-1]], dim=1)
         sentences = candidates.sentences.to(device, non_blocking=True)
-        decoded: Decoded = self.model(batch.source, batch.lengths, inputs, sentences)
+        with copied_draws(candidates.sentences, numbers_within(candidates.sentences)):
+            decoded: Decoded = self.model(batch.source, batch.lengths, inputs, sentences)
         risk = self._expected_risk(decoded.readouts, targets, real, candidates)
         references = candidates.sentences.diff(prepend=torch.tensor([-1])).nonzero()[:, 0]
         references = references.to(device, non_blocking=True)
@@ -66,7 +68,7 @@ class MinimumRisk:
         return self.likelihood.of_decoded(batch, of_references, batch.target_out), risk
 
     def candidates(self, batch: Batch) -> Candidates:
-        """Samples from the model, with torch's global generator."""
+        """Samples from the model."""
         tokens: list[list[int]] = []
         sentences: list[int] = []
         counted: list[bool] = []
@@ -91,13 +93,20 @@ class MinimumRisk:
             self.symbols,
             Limits(0, longest),
             options=SamplingOptions(temperature=1.0, top_k=0, top_p=1.0, n_samples=self.config.samples),
-            generator=None,
+            uniform=self._uniform(len(references), batch.source.device),
             penalty=NO_PENALTY,
             device=batch.source.device,
         )
         self.model.train()
         torch.clear_autocast_cache()  # before 2.10, torch would reuse these casts, which have no gradient, in training
         return [[hypothesis.tokens for hypothesis in group] for group in hypotheses]
+
+    def _uniform(self, sentences: int, device: torch.device) -> Uniform:
+        """The numbers that samples are drawn with, of the current sentences if there are any."""
+        keys = current_keys()
+        if keys is None:
+            keys = torch.randint(2**62, (sentences,), device=device)
+        return sampling_draws(keys, self.config.samples)
 
     def _step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
         return self.model.step(tokens, state)._replace(weights=None)  # no one reads the samples' attention
@@ -136,7 +145,7 @@ def expected_risk(log_probs: Tensor, candidates: Candidates, sharpness: float) -
     model is computed on the host."""
     sentences = candidates.sentences
     counts = torch.bincount(sentences)
-    columns = torch.arange(len(sentences)) - (counts.cumsum(0) - counts)[sentences]
+    columns = numbers_within(sentences)
     shape = len(counts), int(counts.max())  # (B, C)
     sentences, columns, counted, risks = (
         part.to(log_probs.device, non_blocking=True)
@@ -145,3 +154,9 @@ def expected_risk(log_probs: Tensor, candidates: Candidates, sharpness: float) -
     sharpened = (sharpness * log_probs).masked_fill(~counted, -torch.inf)
     probs = log_probs.new_full(shape, -torch.inf).index_put((sentences, columns), sharpened).softmax(-1)
     return (probs[sentences, columns] * risks.to(probs.dtype)).sum()
+
+
+def numbers_within(sentences: Tensor) -> Tensor:
+    """int64 (N,), sorted -> (N,), the number of each candidate among those of its sentence, from 0."""
+    counts = torch.bincount(sentences)
+    return torch.arange(len(sentences)) - (counts.cumsum(0) - counts)[sentences]

@@ -3,7 +3,7 @@
 Shapes: B batch, T target positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from nmt.objectives.auxiliary import Auxiliary, CoverageLoss, GuidedAlignment, P
 from nmt.objectives.minimum_risk import MinimumRisk
 from nmt.objectives.token_losses import Distillation, TokenLoss, distillation, likelihood, r_drop
 from nmt.ops.output_loss import most_probable
+from nmt.ops.sentence_draws import SentenceDraws, draw, sentence_draws, sentence_keys
 
 
 class Value(NamedTuple):
@@ -47,9 +48,9 @@ class ScheduledSampling:
         return self.final * min(1.0, step / self.steps)
 
     def __call__(self, batch: Batch, step: int) -> Batch:
-        """The batch with some inputs of the decoder replaced; <s> and padding stay. Uses torch's global generator."""
+        """The batch with some inputs of the decoder replaced; <s> and padding stay."""
         first, reference = batch.target_in[:, :1], batch.target_in[:, 1:]
-        chosen = torch.rand(reference.shape, device=reference.device) < self.probability(step)
+        chosen = draw(*reference.shape, reference.device) < self.probability(step)
         mixed = torch.where(chosen & (reference != self.pad), self._predictions(batch)[:, :-1], reference)
         return batch._replace(target_in=torch.cat([first, mixed], dim=1))
 
@@ -69,6 +70,7 @@ class Objective:
     def __init__(
         self, model: Seq2Seq, config: TrainConfig, target: Tokenizer, teachers: Sequence[Seq2Seq] = ()
     ) -> None:
+        self.seed = config.seed
         self.model, self.loss = model, build_token_loss(model, config, target.pad, teachers)
         self.auxiliary = build_auxiliary(model, config, target.pad)
         self.risk: MinimumRisk | None = None
@@ -84,12 +86,14 @@ class Objective:
 
         tokens_per_sentence: mean number of target tokens, of the whole update if the batch is only a part of it.
         """
-        if self.scheduled is not None:
-            batch = self.scheduled(batch, step)
-        if self.risk is None:
-            prediction, risk = self.loss(batch), None
-        else:
-            prediction, risk = self.risk(batch)
+        numbers = torch.from_numpy(batch.indices).to(batch.source.device)
+        with sentence_draws(SentenceDraws(sentence_keys((self.seed, step), numbers))):
+            if self.scheduled is not None:
+                batch = self.scheduled(batch, step)
+            if self.risk is None:
+                prediction, risk = self.loss(batch), None
+            else:
+                prediction, risk = self.risk(batch)
         total = prediction.total
         terms = {name: term.sum() for name, term in prediction.terms.items()}
         if self.risk is not None and risk is not None:
@@ -100,6 +104,11 @@ class Objective:
             total = total + added.total / prediction.copies
             terms |= {name: term / prediction.copies for name, term in added.terms.items()}
         return Value(total, {name: term.detach() for name, term in terms.items()})
+
+    def after_update(self, terms: Mapping[str, Tensor], tokens: int) -> None:
+        """Call this with the terms and target tokens of the whole batch after each update."""
+        if self.model.policy is not None:
+            self.model.policy.after_update(-terms["loss"] / tokens)
 
 
 def build_token_loss(model: Seq2Seq, config: TrainConfig, pad: int, teachers: Sequence[Seq2Seq] = ()) -> TokenLoss:

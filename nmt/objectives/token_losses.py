@@ -22,6 +22,7 @@ from nmt.model.readout import Operands
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.matmul import matmul
 from nmt.ops.output_loss import Criterion, cross_entropy
+from nmt.ops.sentence_draws import copied_draws
 from nmt.ops.shared import in_autocast_dtype
 
 Terms = dict[str, Tensor]
@@ -100,7 +101,9 @@ class TokenLoss:
     def __call__(self, batch: Batch) -> Prediction:
         """The loss of a batch on the model's device."""
         repeated = repeat(batch, self.copies)
-        decoded: Decoded = self.model(repeated.source, repeated.lengths, repeated.target_in)
+        rows = torch.arange(len(repeated.source))
+        with copied_draws(rows % len(batch.source), rows // len(batch.source)):
+            decoded: Decoded = self.model(repeated.source, repeated.lengths, repeated.target_in)
         return self.of_decoded(repeated, decoded, batch.target_out)
 
     def of_decoded(self, batch: Batch, decoded: Decoded, targets: Tensor) -> Prediction:

@@ -5,13 +5,17 @@ Shapes: N active rows, V vocabulary, C candidates.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from nmt.search.hypothesis import Ending, History, Hypothesis, LengthPenalty, Limits, StateT, Step, Symbols
 from nmt.search.log_probs import LogProbs
+
+Choose = Callable[[Tensor, Tensor], Tensor]
+Uniform = Callable[[Tensor], Tensor]
+"""int64 row numbers (N,) -> (N,) in [0, 1), other numbers at each call. In float64 where the device has it: sums in
+float32 would lose tokens of probability 1e-8."""
 
 
 def greedy_search(
@@ -24,7 +28,8 @@ def greedy_search(
     device: torch.device,
 ) -> list[list[Hypothesis]]:
     """The most probable token at every step: a list with one hypothesis per sentence (row of the state)."""
-    rows = _rollout(step, state, symbols, limits, choose=partial(torch.argmax, dim=-1), penalty=penalty, device=device)
+    choose: Choose = lambda log_probs, _: log_probs.argmax(-1)  # noqa: E731
+    rows = _rollout(step, state, symbols, limits, choose=choose, penalty=penalty, device=device)
     return [[hypothesis] for hypothesis in rows]
 
 
@@ -59,14 +64,14 @@ def sample(
     limits: Limits,
     *,
     options: SamplingOptions,
-    generator: torch.Generator | None,
+    uniform: Uniform,
     penalty: LengthPenalty,
     device: torch.device,
 ) -> list[list[Hypothesis]]:
     """`options.n_samples` independent hypotheses per sentence (row of the state), best first; they may repeat.
 
-    Their log-probabilities are the model's own: at temperature 1, without truncation. The generator must be on
-    `device`; None means torch's global one.
+    Their log-probabilities are the model's own: at temperature 1, without truncation. Sample j of sentence i is drawn
+    in row i * n_samples + j.
     """
     n = options.n_samples
     sentences = torch.arange(len(limits.max_lengths), device=device)
@@ -75,7 +80,7 @@ def sample(
         state.select(sentences.repeat_interleave(n)),
         symbols,
         Limits(limits.min_length, [length for length in limits.max_lengths for _ in range(n)]),
-        choose=partial(_draw, options=options, generator=generator),
+        choose=lambda log_probs, rows: _draw(log_probs, uniform(rows), options),
         penalty=penalty,
         device=device,
     )
@@ -90,11 +95,11 @@ def _rollout(
     symbols: Symbols,
     limits: Limits,
     *,
-    choose: Callable[[Tensor], Tensor],
+    choose: Choose,
     penalty: LengthPenalty,
     device: torch.device,
 ) -> list[Hypothesis]:
-    """One hypothesis per row of the state; `choose` maps log-probabilities (N, V) to tokens, int64 (N,).
+    """One hypothesis per row of the state; `choose` maps log-probabilities (N, V) and row numbers (N,) to tokens (N,).
 
     Finished rows leave the batch.
     """
@@ -110,7 +115,7 @@ def _rollout(
         history.add_attention(output.weights)
         at_max = [now + 1 >= limits.max_lengths[row] for row in active]
         log_probs = normalise(output.logits, now + 1, at_max)
-        tokens = choose(log_probs)
+        tokens = choose(log_probs, origin)
         totals.index_add_(0, origin, log_probs.gather(1, tokens[:, None]).squeeze(1))
         chosen = tokens.cpu().tolist()  # the only synchronisation of a step
         unfinished = []
@@ -134,12 +139,9 @@ def _rollout(
     return history.hypotheses([endings])[0]
 
 
-def _draw(log_probs: Tensor, options: SamplingOptions, generator: torch.Generator | None) -> Tensor:
-    """(N, V) -> int64 (N,), one draw per row."""
-    # Sums in float32 would lose tokens of probability 1e-8. MPS has no float64.
-    device = log_probs.device
-    wide = torch.float32 if device.type == "mps" else torch.float64
-    uniform = torch.rand(len(log_probs), 1, dtype=wide, device=device, generator=generator)
+def _draw(log_probs: Tensor, uniform: Tensor, options: SamplingOptions) -> Tensor:
+    """(N, V), (N,) in [0, 1) -> int64 (N,), one draw per row."""
+    uniform = uniform[:, None]
     if options.top_k == 0 and options.top_p == 1:
         return _inverse_cdf(log_probs, options.temperature, uniform)
     size = log_probs.shape[1]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config.errors import UserError
+from nmt.distributed import ProcessGroup
 from nmt.model.load import same_form
 from nmt.model.weights import BEST
 from nmt.training import checkpoint
@@ -147,7 +148,9 @@ class BestCheckpoints:
     They can be deleted to save space.
     """
 
-    def __init__(self, directory: Path, monitor: str, count: int) -> None:
+    def __init__(self, directory: Path, monitor: str, count: int, group: ProcessGroup | None = None) -> None:
+        """group: processes that all read the checkpoints; the main process writes them."""
+        self.group = group or ProcessGroup()
         self.directory, self.monitor, self.count = directory, monitor, count
         self.ranked: list[tuple[float, int]] = []  # cost and step, the best first; the earlier one of equals
         self.average: Average | None = None  # at the last end of the run, unless a validation was better since
@@ -156,18 +159,18 @@ class BestCheckpoints:
         """Save "model", "step" and "scores" of a validation where needed. `best`: is it the best of all so far?"""
         step, score = weights["step"], weights["scores"][self.monitor]
         if best:
-            checkpoint.save(self.directory / BEST, weights)
+            self._save(self.directory / BEST, weights)
             self.average = None
         if self.count > 1 and math.isfinite(score):
             entry = (cost(self.monitor, score), step)
             self.ranked = sorted([*self.ranked, entry])[: self.count]
             if entry in self.ranked:
-                checkpoint.save(self._path(step), weights)
+                self._save(self._path(step), weights)
 
     def remove_superseded(self) -> None:
         """Remove checkpoints that are no longer among the best. Call this after the checkpoint to resume from was
         saved: a killed run goes back to that."""
-        if self.count > 1:
+        if self.count > 1 and self.group.is_main:
             wanted = {self._path(step) for _, step in self.ranked}
             for path in set(self.directory.glob(self._path("*").name)) - wanted:
                 path.unlink()
@@ -183,20 +186,22 @@ class BestCheckpoints:
         """
         if self.count == 1 or (self.average is not None and self.average.step == step):
             return None
+        self.group.wait()  # until the checkpoints are written
         steps = sorted(step for _, step in self.ranked if self._path(step).is_file())
         if len(steps) < 2:  # noqa: PLR2004
             log.warning("training.average_best=%d: there are no two validations to average", self.count)
             return None
         lowest_cost, best_step = self.ranked[0]
         with swapped_weights(model, mean_weights(self._load(step, model) for step in steps)):
-            scores = validate().scores
+            validation = validate()
+            scores = self.group.on_main(lambda: validation.scores)
             score = scores[self.monitor]
             taken = cost(self.monitor, score) <= lowest_cost
             if taken:
                 weights = {"model": model.state_dict(), "step": step, "scores": scores, "averaged": steps}
-                checkpoint.save(self.directory / BEST, weights)
+                self._save(self.directory / BEST, weights)
             elif self._path(best_step).is_file():  # the best may be an average of an earlier end of the run
-                checkpoint.save(self.directory / BEST, checkpoint.load(self._path(best_step)))
+                self._save(self.directory / BEST, checkpoint.load(self._path(best_step)))
         self.average = Average(step, steps, self.monitor, score, cost(self.monitor, lowest_cost), taken)
         return scores, self.average
 
@@ -210,6 +215,10 @@ class BestCheckpoints:
         self.average = None if state["average"] is None else Average(**state["average"])
         if any(step < 0 for _, step in self.ranked):  # steps are part of file names
             raise ValueError("a negative step")
+
+    def _save(self, path: Path, weights: dict[str, Any]) -> None:
+        if self.group.is_main:
+            checkpoint.save(path, weights)
 
     def _load(self, step: int, model: nn.Module) -> dict[str, Any]:
         weights: dict[str, Any] = checkpoint.load(self._path(step)).get("model", {})

@@ -1,18 +1,14 @@
-"""Checkpoints, and the state of every random generator in them."""
+"""Checkpoints: saved, loaded, checked."""
 
-import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from nmt.config.errors import UserError
 from nmt.model.load import same_form
 from nmt.model.weights import read_checkpoint, save_checkpoint
-
-MT19937 = 624  # words of state of NumPy's generator
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
@@ -51,37 +47,3 @@ def check(state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimi
         raise ValueError("the best score is not a number")
     if any(term.dim() or update.keys() != updates[0].keys() for update in updates for term in update.values()):
         raise ValueError("a sum is not a number")
-
-
-def random_state() -> dict[str, Any]:
-    """The state of the generators of Python, NumPy and torch, as plain values and tensors."""
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    return {
-        "python": random.getstate(),
-        "numpy": [str(name), torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, cached],
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "mps": [torch.mps.get_rng_state()] if torch.backends.mps.is_available() else [],
-    }
-
-
-def restore_random_state(state: dict[str, Any]) -> None:
-    """Restore the result of random_state."""
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    name, keys, position, has_gauss, cached = state["numpy"]
-    if keys.shape != (MT19937,) or not 0 <= position <= MT19937:
-        raise ValueError("a random generator of another size")  # NumPy would read out of bounds
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(state["torch"])
-    if len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
-    if state["mps"] and torch.backends.mps.is_available():
-        torch.mps.set_rng_state(state["mps"][0])
-
-
-def seed_everything(seed: int) -> None:
-    """Seed the generators of Python, NumPy and torch."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)

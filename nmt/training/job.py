@@ -1,19 +1,23 @@
 """One training job: prepare, train, evaluate, record."""
 
 import logging
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from nmt.config import schema
+from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell
 from nmt.config.schema.training import Validation
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
+from nmt.distributed import Interrupted, OtherProcessFailed, ProcessGroup
 from nmt.evaluation import evaluate_run, score_settings
 from nmt.machine import Machine, tune_memory
 from nmt.metrics.bleu import ScoreSettings
@@ -21,18 +25,18 @@ from nmt.model.load import load_weights, new_model
 from nmt.model.weights import BEST, LAST
 from nmt.objectives.auxiliary import CoverageLoss
 from nmt.objectives.objective import Objective
+from nmt.processes import local_rank
 from nmt.report.tensorboard import TensorBoard
 from nmt.run import FINISHED, PRUNED, RunDirectory, read_json
-from nmt.training import checkpoint
 from nmt.training.corpus_report import log_corpus_report, report_round_trips
 from nmt.training.journal import save_figures
-from nmt.training.signals import Interrupted
 from nmt.training.start import Start, Teachers, load_start, load_teachers
 from nmt.training.trainer import Observer, Pruned, Trainer
 from nmt.training.validation import pick_samples
 from nmt.translator import Translator
 
 log = logging.getLogger(__name__)
+MIN_SHARE = 1000  # tokens of a batch that are worth a process
 
 
 def train(
@@ -48,57 +52,104 @@ def train(
     `observer` prunes is not evaluated.
     """
     tune_memory()
-    machine = Machine.choose(config.device, config.precision, config.threads)
-    scoring = score_settings(config.evaluation, config.data.target_lang)
+    machine = Machine.choose(config.device, config.precision, config.threads, local_rank())
     run = RunDirectory(directory)
+    with ProcessGroup.join() as group, _log_of_others(group, run.log):
+        return _train_in_group(config, run, machine, group, overrides, choices or {}, observer)
+
+
+def _train_in_group(
+    config: schema.TrainConfig,
+    run: RunDirectory,
+    machine: Machine,
+    group: ProcessGroup,
+    overrides: list[str],
+    choices: Mapping[str, str],
+    observer: Observer | None,
+) -> int:
+    group.refuse_differences(str(run.path.absolute()), "hydra.run.dir: differs from that of the main process; name one")
+    scoring = group.everywhere(lambda: score_settings(config.evaluation, config.data.target_lang))
     values = config.model_dump(mode="json")
-    run.claim(values)
+    group.on_main(lambda: run.claim(values))
     try:
-        prepared = prepare(config.data, config.tokenizer)
-        report_round_trips(prepared, config, scoring)
-        resumed = (run.checkpoints / LAST).exists()
-        start = None if resumed else load_start(config, prepared)
-        teachers = load_teachers(config, prepared, machine, run.first_start().get("teachers", []) if resumed else [])
-        record: dict[str, Any] = {"overrides": overrides, "choices": choices or {}, "machine": machine.describe()}
+        prepared = group.main_first(lambda: prepare(config.data, config.tokenizer))
+        group.refuse_differences(
+            prepared.report["content"], "data: another corpus than that of the main process; give all machines the same"
+        )
+        group.on_main(lambda: report_round_trips(prepared, config, scoring))
+        resumed = group.on_main((run.checkpoints / LAST).exists)
+        start = None if resumed else group.everywhere(lambda: load_start(config, prepared))
+        recorded = run.first_start().get("teachers", []) if resumed else []
+        teachers = group.everywhere(lambda: load_teachers(config, prepared, machine, recorded))
+        record: dict[str, Any] = {"overrides": overrides, "choices": choices, "machine": machine.describe()}
+        record["machine"]["processes"] = group.size
         if start is not None:
             record["start_from"] = start.record
         if teachers.records:
             record["teachers"] = teachers.records
-        run.begin(values, prepared, record)
-        with _log_to(run.log):
+        group.on_main(lambda: run.begin(values, prepared, record))
+        group.everywhere(lambda: _refuse_unshared(run))
+        with _log_to(run.log) if group.is_main else nullcontext():
             log_corpus_report(prepared)
-            return _train(config, run, prepared, machine, scoring, observer, start, teachers)
+            _warn_of_small_shares(config, group)
+            translator = _new_translator(config, prepared, machine, start, group)
+            return _train(config, run, prepared, translator, scoring, observer, teachers)
     finally:
         run.release()
+
+
+def _refuse_unshared(run: RunDirectory) -> None:
+    if not run.config.is_file():
+        raise UserError(f"{run.path}: not on this machine; put the run on a file system that all machines share")
+
+
+def _warn_of_small_shares(config: schema.TrainConfig, group: ProcessGroup) -> None:
+    share = config.training.batch_tokens // group.size
+    if group.size > 1 and share < MIN_SHARE:
+        log.warning(
+            "training.batch_tokens=%d: each of %d processes gets %d tokens of a batch, too few to pay; "
+            "training.batch_tokens=%d would suit them",
+            config.training.batch_tokens,
+            group.size,
+            share,
+            MIN_SHARE * group.size,
+        )
+
+
+def _new_translator(
+    config: schema.TrainConfig, prepared: Prepared, machine: Machine, start: Start | None, group: ProcessGroup
+) -> Translator:
+    """A translator with a new model, with random weights or those of `start`."""
+    torch.manual_seed(config.seed)
+    model = new_model(config, prepared.tokenizers)
+    if start is not None:
+        model.load_state_dict(start.weights)
+        log.info("initial weights: step %d of %s", start.record["step"], start.record["run"])
+    model = model.to(machine.device)
+    return Translator(model, prepared.tokenizers, config.search, machine, config.seed, group)
 
 
 def _train(
     config: schema.TrainConfig,
     run: RunDirectory,
     prepared: Prepared,
-    machine: Machine,
+    translator: Translator,
     scoring: ScoreSettings,
     observer: Observer | None,
-    start: Start | None,
     teachers: Teachers,
 ) -> int:
-    checkpoint.seed_everything(config.seed)
-    model = new_model(config, prepared.tokenizers)
-    if start is not None:
-        model.load_state_dict(start.weights)
-        log.info("initial weights: step %d of %s", start.record["step"], start.record["run"])
-    model = model.to(machine.device)
-    translator = Translator(model, prepared.tokenizers, config.search, machine, config.seed)
+    model, machine, group = translator.single, translator.machine, translator.group
     objective = Objective(model, config, prepared.tokenizers.target, teachers.models)
     trainer = Trainer(config, prepared, translator, scoring, run, objective, observer)
-    resumed = trainer.resume()
+    resumed = group.everywhere(trainer.resume)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     log.info(
-        "model: %s parameters; %s in %s, threads: %d",
+        "model: %s parameters; %s in %s, threads: %d%s",
         f"{parameters:,}",
         machine.device,
         machine.precision,
         machine.describe()["threads"],
+        f", processes: {group.size}" if group.size > 1 else "",
     )
     if resumed:
         log.info("resumed at step %d of %d", trainer.step, trainer.total_steps)
@@ -117,13 +168,18 @@ def _train(
         status = {"status": PRUNED}
         return 0
     finally:
-        run.update_json(run.manifest, {"parameters": parameters, "training": _summary(trainer), **status})
+        if group.is_main:
+            run.update_json(run.manifest, {"parameters": parameters, "training": _summary(trainer), **status})
     _evaluate(run, translator, prepared, scoring, config.validation)
-    # At a step after all others, so that a run that is made longer removes its old results.
-    with TensorBoard(run.tensorboard, resume_step=trainer.step) as board:
-        board.outcome(trainer.step + 1, _results(run, prepared.splits.keys() - {"train"}))
-    run.update_json(run.manifest, {"status": FINISHED})
+    group.on_main(lambda: _finish(run, trainer.step, prepared.splits.keys() - {"train"}))
     return 0
+
+
+def _finish(run: RunDirectory, step: int, splits: Iterable[str]) -> None:
+    # At a step after all others, so that a run that is made longer removes its old results.
+    with TensorBoard(run.tensorboard, resume_step=step) as board:
+        board.outcome(step + 1, _results(run, splits))
+    run.update_json(run.manifest, {"status": FINISHED})
 
 
 def _warn_of_unreached(config: schema.TrainConfig, objective: Objective, total_steps: int) -> None:
@@ -166,11 +222,19 @@ def _evaluate(
     run: RunDirectory, translator: Translator, prepared: Prepared, scoring: ScoreSettings, config: Validation
 ) -> None:
     """Evaluate the best checkpoint on every held-out split: scores, translations, heatmaps."""
+    group = translator.group
+    group.wait()  # until the checkpoint is written
     load_weights(translator.single, run.checkpoints / BEST)
     for split in prepared:
         if split.name == "train":
             continue
-        with tqdm(total=len(split), desc=f"translate {split.name}", unit=" sent", disable=None, leave=False) as bar:
+        with tqdm(
+            total=len(split),
+            desc=f"translate {split.name}",
+            unit=" sent",
+            disable=None if group.is_main else True,
+            leave=False,
+        ) as bar:
             result, evaluation = evaluate_run(run, translator, split.name, scoring, "best", bar.update)
         aer = f"  AER {100 * result['aer']:.1f} %" if "aer" in result else ""
         log.info(
@@ -183,7 +247,20 @@ def _evaluate(
             result["signature"],
         )
         texts = split.source.lines(), split.target.lines()
-        save_figures(run.alignments / split.name, pick_samples(translator, *texts, evaluation.translations, config))
+        if group.is_main:
+            save_figures(run.alignments / split.name, pick_samples(translator, *texts, evaluation.translations, config))
+
+
+@contextmanager
+def _log_of_others(group: ProcessGroup, path: Path) -> Iterator[None]:
+    """Add an error of another process than the main one to the run's train.log, with its rank."""
+    try:
+        yield
+    except Exception as error:
+        if not group.is_main and not isinstance(error, OtherProcessFailed) and path.is_file():
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} ERROR process {group.rank}: {error}\n")
+        raise
 
 
 class _LogFile(logging.FileHandler):

@@ -133,6 +133,15 @@ class Journal:
             file.write(to_json(line) + "\n")
 
 
+class SilentJournal(Journal):
+    """The journal of a process that writes nothing."""
+
+    def __init__(self) -> None: ...
+
+    def __getattribute__(self, name: str) -> Any:  # noqa: ANN401
+        return lambda *_: None
+
+
 def sample_figures(sample: Sample, title: str = "") -> dict[str, Figure]:
     """Heatmaps "alignment", if the model has an attention, and "saliency", if it was computed."""
     figures, (translation, saliency) = {}, sample[2:]

@@ -5,13 +5,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-
-class Interrupted(Exception):  # noqa: N818
-    """A signal stopped the run; the last checkpoint has everything."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(signal.Signals(signum).name)
-        self.signum = signum
+from nmt.distributed import Interrupted
 
 
 class StopSignals:
@@ -39,6 +33,11 @@ class StopSignals:
     ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+
+    def check(self, _: int = 0) -> None:
+        """Raises Interrupted if a signal was received."""
+        if self.received is not None:
+            raise Interrupted(self.received)
 
     def call_launcher(self) -> None:
         """Call the launcher's handler of the received signal; it may end the process."""

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -10,10 +11,10 @@ from torch import Tensor, nn
 
 from nmt.config.errors import UserError
 from nmt.data.batching import Batch
+from nmt.distributed import GradientSum
 from nmt.machine import Machine, is_out_of_memory, release_memory
 from nmt.model.seq2seq import Seq2Seq
 from nmt.objectives.objective import Objective
-from nmt.training import checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,21 @@ class Update(NamedTuple):
     tokens: int  # target tokens
     gradient_norm: Tensor  # () before clipping
     applied: bool  # False: the loss or gradient was not finite, and nothing was changed
+    stop: bool = False  # was any process to stop?
+
+
+class Part(NamedTuple):
+    """What a process computes of a batch that all processes share."""
+
+    batches: Sequence[Batch]  # to be processed one after the other
+    tokens: int  # target tokens of the whole batch
+    sentences: int  # of the whole batch
+    counts: bool = True  # False: a batch with fewer sentences than processes, of which this one repeats a sentence
+
+
+def whole(batches: Sequence[Batch]) -> Part:
+    """The part of the only process: everything."""
+    return Part(batches, sum(batch.target_tokens for batch in batches), sum(len(batch.indices) for batch in batches))
 
 
 class Sums:
@@ -62,7 +78,10 @@ class Updater:
         optimizer: torch.optim.Optimizer,
         max_grad_norm: float | None,
         machine: Machine,
+        gradient_sum: GradientSum | None = None,
     ) -> None:
+        """gradient_sum: over several processes."""
+        self.gradient_sum = gradient_sum
         self.objective, self.optimizer, self.machine = objective, optimizer, machine
         self.max_grad_norm = torch.inf if max_grad_norm is None else max_grad_norm
         # A policy's baseline has a loss of its own: its gradient must not use up the limit of the others.
@@ -71,37 +90,58 @@ class Updater:
         self.parameters = [parameter for parameter in model.parameters() if id(parameter) not in policy]
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
 
-    def __call__(self, batches: Sequence[Batch], learning_rate: float, step: int) -> Update:
-        """One update from the parts of one batch: each part's gradient is divided by the tokens of all parts.
+    def __call__(self, part: Part, learning_rate: float, step: int, stop: Callable[[], bool] = lambda: False) -> Update:
+        """One update. The gradient of each piece of a batch is divided by the target tokens of the whole batch.
 
-        Raises OutOfMemory if a part does not fit. Then nothing has changed but the mean reward of a policy with a
-        moving baseline.
+        stop: read after the backward pass. Raises OutOfMemory, on all processes, if a piece does not fit on one of
+        them. Then nothing has changed.
         """
-        tokens = sum(batch.target_tokens for batch in batches)
-        sentences = sum(len(batch.indices) for batch in batches)
-        terms: dict[str, Tensor] = {}
-        total = torch.zeros((), device=self.machine.device)
         self.optimizer.zero_grad(set_to_none=True)
         self.set_rate(learning_rate)
-        for batch in batches:
-            try:
-                with self.machine.autocast():
-                    part = self.objective(batch.to(self.machine.device), step, tokens / sentences)
-                torch.autograd.backward(self.scaler.scale(part.total / tokens))
-            except (RuntimeError, MemoryError) as error:
-                if is_out_of_memory(error):
-                    raise OutOfMemory from None
+        total = torch.zeros((), device=self.machine.device)
+        try:
+            terms = self._backward(part, step, total)
+            fits = True
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
                 raise
-            total += part.total.detach()
-            terms = {name: terms[name] + term if terms else term for name, term in part.terms.items()}
+            terms, fits = {}, False
+        stops = stop()
+        if self.gradient_sum is not None:
+            total, terms, fits, stops = self._summed(total, terms, fits, stops, part.counts)
+        if not fits:
+            raise OutOfMemory
         self.scaler.unscale_(self.optimizer)  # before clipping, so that the norm is that of the true gradient
         norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
         nn.utils.clip_grad_norm_(self.policy_parameters, self.max_grad_norm)
         applied = bool((norm + total).isfinite())  # the only value an update waits for the device for
         if applied:
             self.scaler.step(self.optimizer)
+            self.objective.after_update(terms, part.tokens)
         self.scaler.update()
-        return Update(terms, tokens, norm.detach(), applied)
+        return Update(terms, part.tokens, norm.detach(), applied, stops)
+
+    def _backward(self, part: Part, step: int, total: Tensor) -> dict[str, Tensor]:
+        """Add up gradients, the objective in `total` (), and its terms, which it returns."""
+        terms: dict[str, Tensor] = {}
+        for batch in part.batches:
+            with self.machine.autocast():
+                value = self.objective(batch.to(self.machine.device), step, part.tokens / part.sentences)
+            torch.autograd.backward(self.scaler.scale(value.total / part.tokens))
+            total += value.total.detach()
+            terms = {name: terms[name] + term if terms else term for name, term in value.terms.items()}
+        return terms
+
+    def _summed(
+        self, total: Tensor, terms: dict[str, Tensor], fits: bool, stops: bool, counts: bool
+    ) -> tuple[Tensor, dict[str, Tensor], bool, bool]:
+        """The same for all processes together. Gradients that do not count or are incomplete are left out."""
+        assert self.gradient_sum is not None
+        flags = [float(not fits), float(stops)]
+        counted = [total, *terms.values()] if fits and counts else []
+        failed, stopped, total, *sums = self.gradient_sum([*flags, *counted], fits and counts).unbind()
+        failed_anywhere, stopped_anywhere = torch.stack([failed, stopped]).cpu().tolist()
+        return total, dict(zip(terms, sums, strict=False)), not failed_anywhere, bool(stopped_anywhere)
 
     def set_rate(self, learning_rate: float) -> None:
         """Set the learning rate of the next update."""
@@ -112,7 +152,8 @@ class Updater:
 class MicroBatcher:
     """Splits a batch into parts if it does not fit in memory as a whole, and remembers what size did not fit.
 
-    The gradients of the parts add up to that of the batch; only dropout draws other masks.
+    The gradients of the parts add up to that of the batch; only dropout draws other masks. With several processes, the
+    batch is a process's share, and all of them split alike.
     """
 
     def __init__(self, parts: int) -> None:
@@ -128,13 +169,10 @@ class MicroBatcher:
         parts = self.parts
         while tokens / parts >= self.too_many and parts < sentences:
             parts *= 2
-        random_state = checkpoint.random_state()
         while True:
-            try:
+            with suppress(OutOfMemory):
                 return attempt(parts)
-            except OutOfMemory:
-                checkpoint.restore_random_state(random_state)
-            release_memory()  # outside of the except block, whose traceback holds tensors
+            release_memory()
             self.too_many = min(self.too_many, tokens / parts)
             if parts >= sentences:
                 raise UserError(

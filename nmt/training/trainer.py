@@ -1,7 +1,6 @@
 """The training loop."""
 
 import logging
-import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,16 +11,18 @@ from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.data.batching import Batches
 from nmt.data.prepared import Prepared
+from nmt.distributed import GradientSum, Interrupted, seed_draws
+from nmt.machine import DTYPES
 from nmt.metrics.bleu import ScoreSettings, perplexity
 from nmt.model.weights import LAST
 from nmt.objectives.objective import Objective
 from nmt.run import RunDirectory
 from nmt.training import checkpoint
 from nmt.training.best import BestCheckpoints, EarlyStopping, MovingAverage
-from nmt.training.journal import Journal
+from nmt.training.journal import Journal, SilentJournal
 from nmt.training.optimizer import Schedule, make_optimizer
-from nmt.training.signals import Interrupted, StopSignals
-from nmt.training.step import MicroBatcher, Sums, Update, Updater
+from nmt.training.signals import StopSignals
+from nmt.training.step import MicroBatcher, Part, Sums, Update, Updater, whole
 from nmt.training.validation import Validator
 from nmt.translator import Translator
 
@@ -49,6 +50,8 @@ class Trainer:
         objective: Objective,
         observer: Observer | None = None,
     ) -> None:
+        """The translator's group of processes trains together."""
+        self.group = translator.group
         self.objective, self.observer = objective, observer
         self.config, self.prepared, self.translator, self.run = config, prepared, translator, run
         self.model = translator.single
@@ -57,10 +60,17 @@ class Trainer:
             raise UserError("training.guided_alignment: the training corpus has no word alignments (data.alignments)")
         self.train_batches = self._batches("train", config.tokenizer.sampling_by_side, guided)
         split, batches = prepared.splits["validation"], self._batches("validation", (0.0, 0.0), False)
-        self.validator = Validator(split, batches, translator, scoring, config.validation)
+        self.signals = StopSignals()
+        self.validator = Validator(split, batches, translator, scoring, config.validation, self.signals.check)
         self.optimizer = make_optimizer(config.optimizer, self.model)
+        dtype, parameters = DTYPES[config.training.reduce_dtype], list(self.model.parameters())
         self.updater = Updater(
-            self.model, self.objective, self.optimizer, config.training.max_grad_norm, translator.machine
+            self.model,
+            self.objective,
+            self.optimizer,
+            config.training.max_grad_norm,
+            translator.machine,
+            GradientSum(parameters, dtype) if self.group.size > 1 else None,
         )
         self.micro_batcher = MicroBatcher(config.training.accumulate)
         self.average = MovingAverage(self.model, config.training.ema_decay)
@@ -69,13 +79,15 @@ class Trainer:
         self.total_steps = min(config.training.max_steps or all_epochs, all_epochs)
         self.schedule = Schedule(config.schedule, self.total_steps)
         self.stopping = EarlyStopping(config.validation.monitor, config.validation.patience)
-        self.best = BestCheckpoints(run.checkpoints, config.validation.monitor, config.training.average_best)
+        self.best = BestCheckpoints(
+            run.checkpoints, config.validation.monitor, config.training.average_best, self.group
+        )
         self.step, self.epoch, self.position = 0, 0, 0  # position: batches of this epoch processed
         self.bad_steps, self.bad_in_a_row = 0, 0
         self.validated = 0  # the step of the last validation
         self.logged_step = -1  # the journal is complete up to this step; later lines of a killed run are removed
         self.seconds, self.tokens = 0.0, 0  # of updates, over all starts of the run
-        self.window, self.signals = Sums(), StopSignals()
+        self.window, self.saved_at = Sums(), time.monotonic()
         self.schedule_has_moved = False  # resumed with another number of updates than before
 
     def fit(self) -> None:
@@ -83,7 +95,9 @@ class Trainer:
 
         Raises Interrupted at a signal, Pruned if the observer says so, UserError after too many bad gradients.
         """
-        self.journal = Journal(self.run, self.logged_step, self.step, self.total_steps)
+        self.journal: Journal = SilentJournal()
+        if self.group.is_main:
+            self.journal = Journal(self.run, self.logged_step, self.step, self.total_steps)
         if self.logged_step < 0:
             self.journal.config(self.config.model_dump(mode="json"))
         try:
@@ -95,14 +109,20 @@ class Trainer:
                 if self.validated < self.step or self._finished():  # stopped before a validation, or the end has moved
                     self._after_update()
                 while not self._finished():
-                    self._update()
+                    stop = self._update()
                     self.journal.advance()
-                    self._stop_if_signalled()
+                    if stop:
+                        self._stop_if_signalled()
                     self._after_update()
-                    self._stop_if_signalled()
+                self._stop_if_signalled()
             if self.stopping.exhausted:
                 waited = f"{self.stopping.monitor} has not improved in {self.stopping.waited} validations"
                 log.info("stopped early: %s (validation.patience); best at step %d", waited, self.stopping.best_step)
+        except Interrupted as stop:
+            log.warning("%s: saving a checkpoint", stop)
+            self._save()
+            self.signals.call_launcher()
+            raise
         finally:
             self.journal.close()
 
@@ -123,7 +143,8 @@ class Trainer:
     def _finished(self) -> bool:
         return self.step >= self.total_steps or self.stopping.exhausted
 
-    def _update(self) -> None:
+    def _update(self) -> bool:
+        """Returns whether any process was signalled to stop."""
         start = time.perf_counter()
         if self.position == len(self.plan):
             self.epoch, self.position = self.epoch + 1, 0
@@ -133,9 +154,11 @@ class Trainer:
         self.position += 1
 
         def attempt(parts: int) -> Update:
-            return self.updater(self.train_batches.load(indices, self.epoch, parts), self._rate(self.step), self.step)
+            seed_draws(self.config.seed, self.step, self.group.rank)
+            return self.updater(self._load(indices, parts), self._rate(self.step), self.step, self._is_signalled)
 
-        update = self.micro_batcher(attempt, len(indices), self.train_batches.padded_size(indices), f"step {self.step}")
+        share = -(-len(indices) // self.group.size), self.train_batches.padded_size(indices) / self.group.size
+        update = self.micro_batcher(attempt, *share, f"step {self.step}")
         if update.applied:
             self.bad_in_a_row = 0
             self.average.update(self.step)
@@ -146,6 +169,18 @@ class Trainer:
         self.window.seconds += seconds
         self.seconds += seconds
         self.tokens += update.tokens
+        return update.stop
+
+    def _load(self, indices: np.ndarray[Any, Any], parts: int) -> Part:
+        """This process's share of a batch, in up to `parts` pieces."""
+        own = self.group.share(indices)
+        batches = self.train_batches.load(own if len(own) else indices[:1], self.epoch, parts)
+        if self.group.size == 1:
+            return whole(batches)
+        return Part(batches, self.train_batches.target_tokens(indices, self.epoch), len(indices), len(own) > 0)
+
+    def _is_signalled(self) -> bool:
+        return self.signals.received is not None
 
     def _rate(self, step: int) -> float:
         return self.config.optimizer.lr * self.schedule.factor(step)
@@ -171,18 +206,30 @@ class Trainer:
         training = self.config.training
         if self.step % training.log_every == 0 or self._finished():
             self._log()
+        self.logged_step = self.step  # a signal during the validation saves a checkpoint
         score = self._validate() if self._validation_due() else None
         average = None
         if self._finished():
             self._log()  # the rest, if patience has just ended the run
             if average := self.best.average_at(self.step, self.model, self.validator):
                 self.journal.average(self.step, self._progress(), *average)
-        pruned = score is not None and self.observer is not None and self.observer(self._progress(), score)
-        self.logged_step = self.step
-        if score is not None or average or (training.checkpoint_every and self.step % training.checkpoint_every == 0):
+        pruned = score is not None and self.group.on_main(lambda: self._is_pruned(score))
+        if score is not None or average or self._checkpoint_due():
             self._save()
         if pruned and not self._finished():
             raise Pruned
+
+    def _is_pruned(self, score: float) -> bool:
+        return self.observer is not None and self.observer(self._progress(), score)
+
+    def _checkpoint_due(self) -> bool:
+        """By the updates, or by this process's clock."""
+        training = self.config.training
+        if training.checkpoint_every is None:
+            return False
+        if training.checkpoint_unit == "minutes":
+            return time.monotonic() - self.saved_at >= 60 * training.checkpoint_every
+        return self.step % training.checkpoint_every == 0
 
     def _validation_due(self) -> bool:
         validation = self.config.validation
@@ -195,12 +242,9 @@ class Trainer:
         return self.position == len(self.plan) and (self.epoch + 1) % validation.every == 0
 
     def _stop_if_signalled(self) -> None:
-        if self.signals.received is None:
-            return
-        log.warning("%s: saving a checkpoint", signal.Signals(self.signals.received).name)
-        self._save()
-        self.signals.call_launcher()
-        raise Interrupted(self.signals.received)
+        """Raises Interrupted on all processes if any of them was signalled."""
+        if signum := self.group.largest(self.signals.received or 0):
+            raise Interrupted(signum)
 
     def _log(self) -> None:
         window, self.window = self.window, Sums()
@@ -228,6 +272,7 @@ class Trainer:
         """Validate, keep the checkpoint if it is among the best, and return the monitored score."""
         with self.average.in_model():
             scores, samples, positions = self.validator()
+            scores = self.group.on_main(lambda: scores)  # other processes may compute with other rounding
             best = self.stopping.update(scores, self.step)
             self.best.add({"model": self.model.state_dict(), "step": self.step, "scores": scores}, best)
         self.schedule.observe(best)
@@ -248,6 +293,9 @@ class Trainer:
         )
 
     def _save(self) -> None:
+        if not self.group.is_main:
+            return
+        self.saved_at = time.monotonic()
         self.journal.flush()  # lines up to logged_step must be on disk before the checkpoint that says so
         checkpoint.save(self.run.checkpoints / LAST, self._state())
         self.best.remove_superseded()
@@ -260,7 +308,6 @@ class Trainer:
             "schedule": self.schedule.state_dict(),
             "stopping": self.stopping.state_dict(),
             "best": self.best.state_dict(),
-            "random": checkpoint.random_state(),
             "step": self.step,
             "epoch": self.epoch,
             "position": self.position,
@@ -296,4 +343,3 @@ class Trainer:
         self.plan = self.train_batches.epoch(self.epoch)
         if self.position > len(self.plan):
             raise ValueError(f"batch {self.position} of {len(self.plan)}")
-        checkpoint.restore_random_state(state["random"])

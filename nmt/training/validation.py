@@ -3,7 +3,8 @@
 Shapes: as in nmt.model.seq2seq.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from nmt.machine import retry_in_halves
 from nmt.metrics.alignment import Positions, attention_statistics, chosen_positions
 from nmt.metrics.bleu import ScoreSettings, perplexity
 from nmt.saliency import Saliency, saliency
-from nmt.translator import Translation, Translator
+from nmt.translator import Progress, Translation, Translator, evaluation_mode
 
 
 class Sample(NamedTuple):
@@ -42,25 +43,35 @@ class Validator:
     """Translates and scores the validation split."""
 
     def __init__(
-        self, split: Split, batches: Batches, translator: Translator, scoring: ScoreSettings, config: schema.Validation
+        self,
+        split: Split,
+        batches: Batches,
+        translator: Translator,
+        scoring: ScoreSettings,
+        config: schema.Validation,
+        progress: Progress,
     ) -> None:
+        """progress: called after each batch; its exceptions end the validation."""
+        self.progress = progress
         self.translator, self.scoring, self.config = translator, scoring, config
         self.sources, self.references, self.gold = split.source.lines(), split.target.lines(), split.alignments
         self.batches = batches
 
     def __call__(self) -> Validation:
-        """Validate the model's current weights. Leaves it in training mode."""
+        """Validate the model's current weights."""
         nll, tokens = self._loss()
-        evaluation = evaluate(self.translator, self.sources, self.references, self.scoring, ("bleu",))
+        evaluation = evaluate(self.translator, self.sources, self.references, self.scoring, ("bleu",), self.progress)
         scores = {"loss": nll / tokens, "perplexity": perplexity(nll, tokens), "bleu": evaluation.scores.bleu}
         alignments = [result.alignment for result in evaluation.translations if result.alignment is not None]
         if alignments:
             statistics = attention_statistics(alignments)
             scores |= {"attention_entropy": statistics.entropy, "attention_on_end": statistics.on_end}
             if self.gold is not None:
-                aligned = align(self.translator, self.sources, self.references, self.gold)
+                aligned = align(self.translator, self.sources, self.references, self.gold, self.progress)
                 scores |= {} if aligned is None else {"aer": aligned.scores["aer"]}
-        samples = pick_samples(self.translator, self.sources, self.references, evaluation.translations, self.config)
+        samples = []
+        if self.translator.group.is_main:
+            samples = pick_samples(self.translator, self.sources, self.references, evaluation.translations, self.config)
         return Validation(scores, samples, chosen_positions(alignments) if alignments else None)
 
     @torch.no_grad()
@@ -76,14 +87,16 @@ class Validator:
                 log_probs = model.log_probs(decoded.readouts, batch.target_out, pad)
                 return -log_probs.sum().cpu(), batch.target_tokens
 
-        model.eval()
-        nll, tokens = torch.zeros((), dtype=torch.float64), 0
-        for indices in self.batches.epoch(0):
-            for part_nll, part_tokens in retry_in_halves(measure, indices):
-                nll += part_nll
-                tokens += part_tokens
-        model.train()
-        return float(nll), tokens
+        def measured(plan: Sequence[Indices]) -> Iterator[list[tuple[Tensor, int]]]:
+            for indices in plan:
+                yield retry_in_halves(measure, indices)
+                self.progress(len(indices))
+
+        group = self.translator.group
+        with evaluation_mode(model):
+            parts = list(chain.from_iterable(group.merge(measured(group.share(self.batches.epoch(0))))))
+        nll = torch.stack([part_nll.double() for part_nll, _ in parts]).sum()
+        return float(nll), sum(part_tokens for _, part_tokens in parts)
 
 
 def pick_samples(

@@ -77,6 +77,7 @@ class TrainConfig(Model, Machine):
 
     run: PathName | None
     seed: Seed
+    processes: Annotated[int, Field(gt=0, le=1024)]
     size: Size
     data: Data
     tokenizer: TokenizerConfig

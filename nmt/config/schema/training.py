@@ -128,6 +128,8 @@ class Training(Section):
     max_bad_steps: Count
     log_every: Annotated[int, Field(gt=0, le=10_000)]  # checkpoints store the sums since the last log line
     checkpoint_every: Count | None
+    checkpoint_unit: Literal["steps", "minutes"]
+    reduce_dtype: Literal["fp32", "bf16"]
     ema_decay: Probability
     average_best: Count
 

@@ -1,0 +1,79 @@
+"""Training in several processes of this machine, by torch's elastic launcher: what processes=N does."""
+
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from nmt.cli.app import STOPPED, attempt, log_to, report
+from nmt.config.errors import UserError
+from nmt.config.schema import TrainConfig
+from nmt.processes import cores
+from nmt.training.job import train
+from nmt.training.trainer import Observer
+
+
+def train_in_processes(
+    config: TrainConfig,
+    directory: Path,
+    overrides: list[str],
+    choices: Mapping[str, str] | None = None,
+    observer: Observer | None = None,
+) -> int:
+    """`train` in config.processes processes. Returns the exit status."""
+    settings = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=config.processes,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+    )
+    logging.getLogger("torch.distributed").setLevel(logging.ERROR)  # it would announce signals and failures itself
+    with _threads_per_process(config.processes):
+        try:
+            statuses = elastic_launch(settings, _train)(config, directory, overrides, choices, observer)
+        except SignalException as stop:
+            return STOPPED + int(stop.sigval)
+        except ChildFailedError as error:
+            _, failure = error.get_first_failure()
+            reason = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"status {failure.exitcode}"
+            raise UserError(f"process {failure.local_rank} ended with {reason}; the checkpoints are intact") from None
+    return max(statuses.values())
+
+
+@contextmanager
+def _threads_per_process(processes: int) -> Iterator[None]:
+    """Within this context, new processes divide the cores among them, unless the user has set OMP_NUM_THREADS."""
+    if "OMP_NUM_THREADS" in os.environ:
+        yield
+        return
+    os.environ["OMP_NUM_THREADS"] = str(max(1, cores() // processes))
+    try:
+        yield
+    finally:
+        del os.environ["OMP_NUM_THREADS"]
+
+
+def _train(
+    config: TrainConfig,
+    directory: Path,
+    overrides: list[str],
+    choices: Mapping[str, str] | None,
+    observer: Observer | None,
+) -> int:
+    """One of the processes. Returns the exit status; an error was printed."""
+    log_to(sys.stderr)
+    outcome = attempt(lambda: train(config, directory, overrides, choices, observer), debug=False)
+    if isinstance(outcome, Exception):
+        report(outcome, "train")
+        return 2
+    return outcome

@@ -1,0 +1,106 @@
+"""Random numbers that belong to sentences, so that it does not matter which processes and parts share a batch.
+
+A counter-based generator (Salmon et al. 2011): every number is a hash of its sentence's key and a counter. The hash is
+SplitMix64 (Steele et al. 2014). Shapes: B sentences, N rows.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_INCREMENT = 0x9E3779B97F4A7C15 - 2**64  # as a signed number, like the multipliers
+_MULTIPLIERS = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+_BITS = 53  # of a float64's fraction
+_SAMPLING = 2**32  # the first counter for sampled translations; smaller ones are for other draws
+
+
+class SentenceDraws:
+    """Uniform numbers for the sentences of a batch."""
+
+    def __init__(self, keys: Tensor) -> None:
+        """int64 (B,), a key for each sentence."""
+        self.keys, self.counter = keys, 0
+
+    def __call__(self, rows: int, count: int) -> Tensor:
+        """(rows, count) in [0, 1). rows: as many as sentences, or a multiple with the rows of a sentence together."""
+        keys = _copies(self.keys, rows // len(self.keys))
+        counters = torch.arange(self.counter, self.counter + count, device=keys.device)
+        self.counter += count
+        return _uniform(keys[:, None], counters)
+
+
+_current: SentenceDraws | None = None
+
+
+@contextmanager
+def sentence_draws(draws: SentenceDraws | None) -> Iterator[None]:
+    """Within this context, `draw` uses these numbers."""
+    global _current  # noqa: PLW0603
+    before, _current = _current, draws
+    try:
+        yield
+    finally:
+        _current = before
+
+
+def copied_draws(sentences: Tensor, copies: Tensor) -> AbstractContextManager[None]:
+    """Within this context, `draw` is for copies of the current sentences: row n is copy number `copies[n]` of sentence
+    `sentences[n]`, int64 (N,) both."""
+    if _current is None:
+        return nullcontext()
+    keys = _current.keys
+    return sentence_draws(SentenceDraws(_hash(keys[sentences.to(keys.device)] + 1 + copies.to(keys.device))))
+
+
+def draw(rows: int, count: int, device: torch.device) -> Tensor:
+    """(rows, count) in [0, 1): of the current sentences, or from torch's global generator if there are none."""
+    return torch.rand(rows, count, device=device) if _current is None else _current(rows, count)
+
+
+def sentence_keys(seed: Sequence[int], numbers: Tensor) -> Tensor:
+    """int64 (B,) numbers of sentences, such as their places in a corpus -> int64 (B,)."""
+    start = int(np.random.SeedSequence(seed).generate_state(1, np.uint32)[0])
+    return _hash(numbers + (start << 31))
+
+
+def current_keys() -> Tensor | None:
+    """int64 (B,): the keys of the current sentences, if there are any."""
+    return None if _current is None else _current.keys
+
+
+def sampling_draws(keys: Tensor, samples: int) -> Callable[[Tensor], Tensor]:
+    """int64 (B,) -> a function of row numbers (N,) that returns (N,) in [0, 1), other numbers at each call. Sentence i
+    has the rows from i * samples to (i + 1) * samples - 1."""
+    rows, counters = _copies(keys, samples), itertools.count(_SAMPLING)
+    return lambda numbers: _uniform(rows[numbers], next(counters))
+
+
+def _copies(keys: Tensor, copies: int) -> Tensor:
+    """int64 (B,) -> (B * copies,), the copies of a sentence together; the same for one copy."""
+    if copies == 1:
+        return keys
+    return _hash(keys[:, None] + 1 + torch.arange(copies, device=keys.device)).flatten()
+
+
+def _uniform(keys: Tensor, counters: Tensor | int) -> Tensor:
+    """int64 keys and counters of shapes that broadcast -> float64 in [0, 1); float32 on MPS, which has no float64."""
+    increments = counters * _INCREMENT if isinstance(counters, Tensor) else counters * _INCREMENT % 2**63
+    bits = _shifted(_hash(keys + increments), 64 - _BITS)
+    return bits.to(torch.float32 if bits.device.type == "mps" else torch.float64) * 2.0**-_BITS
+
+
+def _hash(numbers: Tensor) -> Tensor:
+    """SplitMix64's output function; products wrap around."""
+    mixed = numbers
+    for shift, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):
+        mixed = (mixed ^ _shifted(mixed, shift)) * multiplier
+    return mixed ^ _shifted(mixed, 31)
+
+
+def _shifted(numbers: Tensor, bits: int) -> Tensor:
+    """To the right, filled with zeros."""
+    return (numbers >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,44 @@
+"""How this process was started: alone, or with others by torchrun or a cluster. Imports no torch until it must."""
+
+import os
+
+
+def started_in_group() -> bool:
+    """Was this process started together with others?"""
+    names = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    return names <= os.environ.keys() and int(os.environ["WORLD_SIZE"]) > 1
+
+
+def rank() -> int:
+    """The number of this process among all, from 0."""
+    return int(os.environ["RANK"]) if started_in_group() else 0
+
+
+def local_rank() -> int | None:
+    """The number of this process among those on its machine, from 0; None for a process alone."""
+    return int(os.environ.get("LOCAL_RANK", "0")) if started_in_group() else None
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def join_cluster() -> None:
+    """In a cluster's job of several tasks, started by submitit, set the variables that torchrun would set."""
+    if "SUBMITIT_EXECUTOR" not in os.environ or started_in_group():
+        return
+    import submitit
+
+    if submitit.JobEnvironment().num_tasks > 1:
+        submitit.helpers.TorchDistributedEnvironment().export(set_cuda_visible_devices=False)
+
+
+def agreed(name: str, value: str) -> str:
+    """The value of the first process that calls this, also after torchrun has restarted the processes."""
+    if not started_in_group() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return value
+    from torch.distributed import TCPStore
+
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    return bytes(store.compare_set(f"nmt/{name}", "", value)).decode()
