@@ -10,20 +10,20 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from itertools import chain, zip_longest
 from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nmt.config.errors import UserError
 from nmt.processes import started_in_group
 
 T = TypeVar("T")
+S = TypeVar("S", Sequence[Any], NDArray[Any])
 MAX_WAIT = timedelta(days=7)  # for another process
-MISSING = object()
 
 
 class Interrupted(Exception):  # noqa: N818
@@ -74,7 +74,7 @@ class ProcessGroup:
         """Is this the process that writes?"""
         return self.rank == 0
 
-    def share(self, items: Sequence[T]) -> Sequence[T]:
+    def share(self, items: S) -> S:
         """This process's items: every `size`-th one, so that neighbours of similar length go to different processes."""
         return items[self.rank :: self.size]
 
@@ -86,8 +86,7 @@ class ProcessGroup:
         if self.size == 1:
             return list(results)
         shares = self._exchange(lambda: list(results))
-        dealt = chain.from_iterable(zip_longest(*shares, fillvalue=MISSING))
-        return [result for result in dealt if result is not MISSING]
+        return [shares[i % self.size][i // self.size] for i in range(sum(map(len, shares)))]
 
     def everywhere(self, work: Callable[[], T]) -> T:
         """The result of `work` on this process; its error on any process is raised on all."""
@@ -170,7 +169,7 @@ class GradientSum:
         self._sums = torch.zeros(size + (0 if apart else self.NUMBERS), dtype=dtype, device=device)
         self._numbers = torch.zeros(self.NUMBERS, device=device) if apart else self._sums[size:]
         self._reduced = [self._sums, self._numbers] if apart else [self._sums]
-        parts = self._sums[:size].split([parameter.numel() for parameter in parameters])
+        parts = torch.split(self._sums[:size], [parameter.numel() for parameter in parameters])
         self._parts = [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
 
     @torch.no_grad()
@@ -183,7 +182,7 @@ class GradientSum:
         if not counts or len(pairs) < len(self._parts):
             self._sums.zero_()
         if counts:
-            torch._foreach_copy_([part for _, part in pairs], [p.grad for p, _ in pairs])
+            torch._foreach_copy_([part for _, part in pairs], [p.grad for p, _ in pairs if p.grad is not None])
         self._numbers.zero_()
         for index, number in enumerate(numbers):
             self._numbers[index] = number

@@ -38,7 +38,7 @@ def agreed(name: str, value: str) -> str:
     """The value of the first process that calls this, also after torchrun has restarted the processes."""
     if not started_in_group() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return value
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     return bytes(store.compare_set(f"nmt/{name}", "", value)).decode()

@@ -40,7 +40,7 @@ def train_in_processes(
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)  # it would announce signals and failures itself
     with _threads_per_process(config.processes):
         try:
-            statuses = elastic_launch(settings, _train)(config, directory, overrides, choices, observer)
+            statuses: dict[int, int] = elastic_launch(settings, _train)(config, directory, overrides, choices, observer)
         except SignalException as stop:
             return STOPPED + int(stop.sigval)
         except ChildFailedError as error:

@@ -50,7 +50,8 @@ class ScheduledSampling:
     def __call__(self, batch: Batch, step: int) -> Batch:
         """The batch with some inputs of the decoder replaced; <s> and padding stay."""
         first, reference = batch.target_in[:, :1], batch.target_in[:, 1:]
-        chosen = draw(*reference.shape, reference.device) < self.probability(step)
+        B, T = reference.shape
+        chosen = draw(B, T, reference.device) < self.probability(step)
         mixed = torch.where(chosen & (reference != self.pad), self._predictions(batch)[:, :-1], reference)
         return batch._replace(target_in=torch.cat([first, mixed], dim=1))
 

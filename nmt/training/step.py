@@ -29,18 +29,12 @@ class Update(NamedTuple):
     stop: bool = False  # was any process to stop?
 
 
-class Part(NamedTuple):
-    """What a process computes of a batch that all processes share."""
+class Whole(NamedTuple):
+    """A batch that several processes share."""
 
-    batches: Sequence[Batch]  # to be processed one after the other
-    tokens: int  # target tokens of the whole batch
-    sentences: int  # of the whole batch
-    counts: bool = True  # False: a batch with fewer sentences than processes, of which this one repeats a sentence
-
-
-def whole(batches: Sequence[Batch]) -> Part:
-    """The part of the only process: everything."""
-    return Part(batches, sum(batch.target_tokens for batch in batches), sum(len(batch.indices) for batch in batches))
+    tokens: int  # target tokens
+    sentences: int
+    counts: bool = True  # False on a process for which no sentence is left; it repeats one, which does not count
 
 
 class Sums:
@@ -90,17 +84,27 @@ class Updater:
         self.parameters = [parameter for parameter in model.parameters() if id(parameter) not in policy]
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
 
-    def __call__(self, part: Part, learning_rate: float, step: int, stop: Callable[[], bool] = lambda: False) -> Update:
-        """One update. The gradient of each piece of a batch is divided by the target tokens of the whole batch.
+    def __call__(
+        self,
+        batches: Sequence[Batch],
+        learning_rate: float,
+        step: int,
+        whole: Whole | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Update:
+        """One update from the parts of one batch: each part's gradient is divided by the tokens of all parts.
 
-        stop: read after the backward pass. Raises OutOfMemory, on all processes, if a piece does not fit on one of
-        them. Then nothing has changed.
+        whole: the batch, if `batches` are only this process's share of it. stop: read after the backward pass. Raises
+        OutOfMemory, on all processes, if a part does not fit on one of them. Then nothing has changed.
         """
+        if whole is None:
+            tokens = sum(batch.target_tokens for batch in batches)
+            whole = Whole(tokens, sum(len(batch.indices) for batch in batches))
         self.optimizer.zero_grad(set_to_none=True)
         self.set_rate(learning_rate)
         total = torch.zeros((), device=self.machine.device)
         try:
-            terms = self._backward(part, step, total)
+            terms = self._backward(batches, whole, step, total)
             fits = True
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -108,7 +112,7 @@ class Updater:
             terms, fits = {}, False
         stops = stop()
         if self.gradient_sum is not None:
-            total, terms, fits, stops = self._summed(total, terms, fits, stops, part.counts)
+            total, terms, fits, stops = self._summed(total, terms, fits, stops, whole.counts)
         if not fits:
             raise OutOfMemory
         self.scaler.unscale_(self.optimizer)  # before clipping, so that the norm is that of the true gradient
@@ -117,17 +121,17 @@ class Updater:
         applied = bool((norm + total).isfinite())  # the only value an update waits for the device for
         if applied:
             self.scaler.step(self.optimizer)
-            self.objective.after_update(terms, part.tokens)
+            self.objective.after_update(terms, whole.tokens)
         self.scaler.update()
-        return Update(terms, part.tokens, norm.detach(), applied, stops)
+        return Update(terms, whole.tokens, norm.detach(), applied, stops)
 
-    def _backward(self, part: Part, step: int, total: Tensor) -> dict[str, Tensor]:
+    def _backward(self, batches: Sequence[Batch], whole: Whole, step: int, total: Tensor) -> dict[str, Tensor]:
         """Add up gradients, the objective in `total` (), and its terms, which it returns."""
         terms: dict[str, Tensor] = {}
-        for batch in part.batches:
+        for batch in batches:
             with self.machine.autocast():
-                value = self.objective(batch.to(self.machine.device), step, part.tokens / part.sentences)
-            torch.autograd.backward(self.scaler.scale(value.total / part.tokens))
+                value = self.objective(batch.to(self.machine.device), step, whole.tokens / whole.sentences)
+            torch.autograd.backward(self.scaler.scale(value.total / whole.tokens))
             total += value.total.detach()
             terms = {name: terms[name] + term if terms else term for name, term in value.terms.items()}
         return terms
@@ -161,7 +165,7 @@ class MicroBatcher:
         self.parts = parts
         self.too_many = math.inf  # padded tokens of the smallest part that did not fit
 
-    def __call__(self, attempt: Callable[[int], Update], sentences: int, tokens: int, name: str) -> Update:
+    def __call__(self, attempt: Callable[[int], Update], sentences: int, tokens: float, name: str) -> Update:
         """The update of a batch with this number of sentences and padded tokens; `attempt` makes it from n parts.
 
         Raises UserError if a single sentence pair does not fit.
@@ -185,5 +189,5 @@ class MicroBatcher:
                 "parts (as with training.accumulate)",
                 name,
                 -(-2 * sentences // parts),
-                tokens * 2 // parts,
+                round(tokens * 2 // parts),
             )

@@ -5,11 +5,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.data.batching import Batches
+from nmt.data.batching import Batches, Indices
 from nmt.data.prepared import Prepared
 from nmt.distributed import GradientSum, Interrupted, seed_draws
 from nmt.machine import DTYPES
@@ -22,7 +20,7 @@ from nmt.training.best import BestCheckpoints, EarlyStopping, MovingAverage
 from nmt.training.journal import Journal, SilentJournal
 from nmt.training.optimizer import Schedule, make_optimizer
 from nmt.training.signals import StopSignals
-from nmt.training.step import MicroBatcher, Part, Sums, Update, Updater, whole
+from nmt.training.step import MicroBatcher, Sums, Update, Updater, Whole
 from nmt.training.validation import Validator
 from nmt.translator import Translator
 
@@ -153,12 +151,18 @@ class Trainer:
         self.step += 1
         self.position += 1
 
+        own, whole = self.group.share(indices), None
+        if self.group.size > 1:
+            tokens = self.train_batches.target_tokens(indices, self.epoch)
+            whole = Whole(tokens, len(indices), counts=len(own) > 0)
+
         def attempt(parts: int) -> Update:
             seed_draws(self.config.seed, self.step, self.group.rank)
-            return self.updater(self._load(indices, parts), self._rate(self.step), self.step, self._is_signalled)
+            batches = self.train_batches.load(own if len(own) else indices[:1], self.epoch, parts)
+            return self.updater(batches, self._rate(self.step), self.step, whole, self._is_signalled)
 
-        share = -(-len(indices) // self.group.size), self.train_batches.padded_size(indices) / self.group.size
-        update = self.micro_batcher(attempt, *share, f"step {self.step}")
+        sentences, tokens = -(-len(indices) // self.group.size), self.train_batches.padded_size(indices)
+        update = self.micro_batcher(attempt, sentences, tokens / self.group.size, f"step {self.step}")
         if update.applied:
             self.bad_in_a_row = 0
             self.average.update(self.step)
@@ -171,21 +175,13 @@ class Trainer:
         self.tokens += update.tokens
         return update.stop
 
-    def _load(self, indices: np.ndarray[Any, Any], parts: int) -> Part:
-        """This process's share of a batch, in up to `parts` pieces."""
-        own = self.group.share(indices)
-        batches = self.train_batches.load(own if len(own) else indices[:1], self.epoch, parts)
-        if self.group.size == 1:
-            return whole(batches)
-        return Part(batches, self.train_batches.target_tokens(indices, self.epoch), len(indices), len(own) > 0)
-
     def _is_signalled(self) -> bool:
         return self.signals.received is not None
 
     def _rate(self, step: int) -> float:
         return self.config.optimizer.lr * self.schedule.factor(step)
 
-    def _count_bad(self, indices: np.ndarray[Any, Any]) -> None:
+    def _count_bad(self, indices: Indices) -> None:
         if self.updater.scaler.is_enabled() and self.updater.scaler.get_scale() > 1:
             return  # the gradient scaler of fp16 is still looking for its scale
         self.bad_steps += 1

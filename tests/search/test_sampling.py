@@ -6,6 +6,7 @@ import pytest
 import torch
 from search_toy import BOS, CPU, EOS, PAD, PENALTIES, SYMBOLS, Toy, enumerate_all
 
+from nmt.ops.sentence_draws import sampling_draws, sentence_keys
 from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits
 from nmt.search.rollout import SamplingOptions, _inverse_cdf, greedy_search, sample
 
@@ -26,7 +27,7 @@ def draw(
         SYMBOLS,
         limits,
         options=SamplingOptions(temperature, top_k, top_p, n_samples),
-        generator=torch.Generator().manual_seed(seed),
+        uniform=sampling_draws(sentence_keys([seed], torch.arange(len(limits.max_lengths))), n_samples),
         penalty=penalty,
         device=CPU,
     )
@@ -137,7 +138,7 @@ def test_a_small_temperature_is_greedy_search(options: dict[str, Any], temperatu
         assert [h.tokens for h in hypotheses] == [best.tokens] * 5
 
 
-def test_the_generator_decides() -> None:
+def test_the_seed_decides() -> None:
     toy = Toy(5, vocabulary=30)
     limits = Limits(0, [9, 9])
     first, again, other = ([[h.tokens for h in group] for group in draw(toy, limits, 8, seed=s)] for s in (0, 0, 1))
