@@ -127,7 +127,7 @@ class RunDirectory:
             raise UserError(
                 f"{self.path}: the corpus or its tokenizer has changed since this run began; start a new run"
             )
-        if "status" in manifest:  # a finished run is trained further
+        if "status" in manifest:  # the run had ended, and is trained further
             manifest = self.update_json(self.manifest, {"status": None})
         save_values(self.config, values)  # first: a directory with a config can be resumed after a kill
         prepared.tokenizers.save(self.path)

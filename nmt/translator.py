@@ -294,8 +294,8 @@ class Translator:
                     )
                 case schema.Sampling():
                     options = SamplingOptions(config.temperature, config.top_k, config.top_p, n)
-                    keys = sentence_keys((self.seed,), torch.tensor(batch, device=device) + self._sampled)
-                    draws = sampling_draws(keys, n)
+                    keys = sentence_keys((self.seed,), np.array(batch) + self._sampled)
+                    draws = sampling_draws(keys, n, device)
                     return sample(*inputs, options=options, uniform=draws, penalty=penalty, device=device)
 
     def _penalty(self) -> LengthPenalty:

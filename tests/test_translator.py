@@ -87,17 +87,15 @@ def test_threads_share_batches_and_change_nothing(
             noted = lambda *args, f=search_batch, into=ran_in: into.add(threading.get_ident()) or f(*args)  # noqa: E731
             monkeypatch.setattr(translator, "_search", noted)
             found.append([nbest[0] for nbest in translator.translate_nbest(lines, 1, progress=told.append)])
-            alone = threads == 1 or search.get("kind") == "sampling"
-            assert (ran_in == {threading.get_ident()}) == alone
+            assert (ran_in == {threading.get_ident()}) == (threads == 1)
             assert threads_of_a_new_thread() == threads
         finally:
             torch.set_num_threads(1)
     assert len(told) > 4
     assert sum(told) == 2 * sum(bool(line) for line in lines)
-    if search.get("kind") != "sampling":  # whose batches are others
-        for one, two in zip(*found, strict=True):
-            assert one.text == two.text
-            assert one.log_prob == pytest.approx(two.log_prob, abs=1e-4)
+    for one, two in zip(*found, strict=True):
+        assert one.text == two.text
+        assert one.log_prob == pytest.approx(two.log_prob, abs=1e-4)
 
 
 def test_an_error_in_a_thread_is_the_callers(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

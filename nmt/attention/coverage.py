@@ -11,8 +11,8 @@ from nmt.attention.parts import Coverage
 
 
 class LinearCoverage(Coverage):
-    """k'_s = k_s + w c_s + b, c_s the sum of earlier weights on s   (See et al. 2017, eq. 11: inside an additive
-    score's tanh)."""
+    """Adds coverage to the keys: k'_s = k_s + w c_s + b, where c_s is the sum of the weights that earlier steps gave to
+    s. An additive score sums k'_s and the query inside its tanh   (See et al. 2017, eq. 11)."""
 
     def __init__(self, keys_dim: int) -> None:
         super().__init__()

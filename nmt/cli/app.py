@@ -190,9 +190,10 @@ def choices() -> dict[str, str]:
 
 @contextlib.contextmanager
 def output_folder(output: str, marker: str, content: str, option: str = "output=") -> Iterator[Path]:
-    """The folder given by `option`, created if missing. An error removes the created folders again if they are empty.
+    """The folder `output`, created if missing. If the body raises, new folders that are empty are removed again.
 
-    Raises UserError if it is not writable, or holds files but no file `marker` of an earlier `content`.
+    Raises UserError if the folder cannot be created or written, or if it holds files but not `marker`, by which an
+    earlier result is recognised. In messages, `option` names the argument and `content` the kind of result.
     """
     folder = user_path(output)
     if any(path.exists() and not path.is_dir() for path in (folder, *folder.parents)):

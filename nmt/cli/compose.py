@@ -103,7 +103,7 @@ def _for_several(run: str | float | list[str] | None, folder: str) -> str | None
     return None if run is None or isinstance(run, str | int | float) or len(run) == 1 else folder
 
 
-# Functions that YAML files call. Registered at import because a launcher's worker process only imports modules.
+# Functions that YAML files call. Registered at import: a launcher's worker process imports modules but runs no `main`.
 OmegaConf.register_new_resolver("run_dir", _run_dir, replace=True)
 OmegaConf.register_new_resolver("for_several", _for_several, replace=True)
 OmegaConf.register_new_resolver("choices", help.all_choices, replace=True)

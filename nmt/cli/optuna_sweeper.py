@@ -128,7 +128,7 @@ class OptunaSweeper(Sweeper):
         return self.n_jobs or (jobs if jobs > 0 else os.cpu_count() or 1)
 
     def _launch(self, study: Any, trials: Sequence[Any]) -> None:  # noqa: ANN401
-        """Run trials, each in the directory of its number, and report their scores to Optuna."""
+        """Run trials, each in the directory named by its number, and report their scores to Optuna."""
         states = _optuna().trial.TrialState
         jobs = {}
         for trial in trials:

@@ -101,10 +101,8 @@ def _filter(translator: "Translator", config: TranslateConfig, alignments: Binar
     """Read, translate and write, one buffer of lines at a time."""
     interactive = config.interactive and sys.stdin.isatty()
     reader = LineReader(sys.stdin.buffer)
-    # Samples depend on which lines are translated together, so with sampling the buffers must not depend on timing.
-    has_next = (lambda: True) if translator.search.kind == "sampling" else reader.has_line
     done = 0
-    for buffer in _buffers(_lines(reader, interactive), 1 if interactive else config.buffer_lines, has_next):
+    for buffer in _buffers(_lines(reader, interactive), 1 if interactive else config.buffer_lines, reader.has_line):
         lines: list[str] = []
         links: list[str] = []
         for hypotheses in translator.translate_nbest(buffer, config.nbest, first_line=done + 1):

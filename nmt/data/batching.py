@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nmt.data.prepared import Side, Split
+from nmt.config.schema import TrainConfig
+from nmt.data.prepared import Prepared, Side, Split
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.metrics.alignment import parse_pharaoh, words_of_pieces
 
@@ -153,8 +154,8 @@ class _Side(NamedTuple):
         return [self.tokenizer.restore_spaces(line, pieces) for line, pieces in pairs]
 
     def lengths(self, epoch: int) -> Indices:
-        """Lengths in tokens (N,). If segmentations are sampled, `ids` samples the same ones again later: keeping them
-        for a whole epoch would take as much memory as the text."""
+        """Lengths in tokens (N,). Sampled segmentations are not kept, since those of an epoch would take as much memory
+        as the text; `ids` samples the same ones again, from the same seeds."""
         if not self.alpha:
             return self.lines.lengths
         parts = np.array_split(np.arange(len(self.lines)), -(-len(self.lines) // 10_000))
@@ -225,3 +226,22 @@ class Batches:
         alignments = [self.split.alignments[int(i)] for i in indices]
         pieces = self._source.pieces(indices, source), self._target.pieces(indices, target)
         return batch._replace(alignment=gold_attention(alignments, *pieces))
+
+
+def make_batches(
+    prepared: Prepared,
+    split: str,
+    config: TrainConfig,
+    sampling: tuple[float, float] = (0.0, 0.0),
+    guided: bool = False,
+) -> Batches:
+    """The batches of a split as the configuration of training sizes them."""
+    return Batches(
+        prepared.splits[split],
+        prepared.tokenizers,
+        batch_tokens=config.training.batch_tokens,
+        batch_sentences=config.training.batch_sentences,
+        seed=config.seed,
+        sampling=sampling,
+        guided=guided,
+    )

@@ -44,7 +44,7 @@ def prepare(data: schema.Data, tokenizer: schema.TokenizerConfig) -> Prepared:
     if prepared is not None:
         log.info("corpus: prepared before, %s", directory)
         if isinstance(tokenizer, schema.FileTokenizer):
-            check_sampling(tokenizer, prepared.tokenizers)  # the fingerprint does not include sampling
+            check_sampling(tokenizer, prepared.tokenizers)  # which is not part of the fingerprint
         return prepared
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)

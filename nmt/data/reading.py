@@ -176,7 +176,7 @@ def _dataset_rows(path: Path) -> Iterator[Row]:
 
 
 def import_datasets() -> Any:  # noqa: ANN401
-    """Import Hugging Face datasets, which takes seconds, and disable its download statistics."""
+    """Import the library `datasets` of Hugging Face, which takes seconds, and turn off its download statistics."""
     import datasets
 
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False

@@ -38,7 +38,9 @@ class Tokenizer:
         processor = self._processor
         self.unk, self.bos, self.eos = processor.unk_id(), processor.bos_id(), processor.eos_id()
         if min(self.bos, self.eos) < 0:
-            raise UserError(f"{name}: the SentencePiece model lacks <s> or </s>; train it with bos_id and eos_id")
+            raise UserError(
+                f"{name}: the SentencePiece model lacks <s> or </s>; train it without bos_id=-1 and eos_id=-1"
+            )
         size, pad = processor.get_piece_size(), processor.pad_id()
         self.pad, self.vocab_size = (pad, size) if pad >= 0 else (size, size + 1)  # a model may lack padding
 

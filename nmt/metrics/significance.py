@@ -24,7 +24,7 @@ class MetricResult(NamedTuple):
 
 
 class Significance:
-    """Scores and tests systems on one set of references. Caches the statistics of each output."""
+    """Scores systems on one set of references and tests their differences. Caches the statistics of each output."""
 
     def __init__(self, references: Sequence[str], settings: ScoreSettings, samples: int, trials: int) -> None:
         """Number of bootstrap samples and randomisation trials. $SACREBLEU_SEED sets the seed."""

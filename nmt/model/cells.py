@@ -39,7 +39,10 @@ class CellState(NamedTuple):
 
 
 class Norms(NamedTuple):
-    """Layer normalisation of one layer (Ba et al. 2016), before the layer's own biases are added. Always in float32."""
+    """Parameters of the layer normalisation in one recurrent layer (Ba et al. 2016), which autocast leaves in float32.
+
+    W_ih x and W_hh h are each normalised and multiplied by a gain before the layer's biases are added.
+    """
 
     input: Tensor | None  # (G,) gain of W_ih x, where there is an input
     hidden: Tensor  # (G,) gain of W_hh h

@@ -105,8 +105,8 @@ class MinimumRisk:
         """The numbers that samples are drawn with, of the current sentences if there are any."""
         keys = current_keys()
         if keys is None:
-            keys = torch.randint(2**62, (sentences,), device=device)
-        return sampling_draws(keys, self.config.samples)
+            keys = torch.randint(2**62, (sentences,))
+        return sampling_draws(keys, self.config.samples, device)
 
     def _step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
         return self.model.step(tokens, state)._replace(weights=None)  # no one reads the samples' attention

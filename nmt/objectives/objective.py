@@ -87,8 +87,7 @@ class Objective:
 
         tokens_per_sentence: mean number of target tokens, of the whole update if the batch is only a part of it.
         """
-        numbers = torch.from_numpy(batch.indices).to(batch.source.device)
-        with sentence_draws(SentenceDraws(sentence_keys((self.seed, step), numbers))):
+        with sentence_draws(SentenceDraws(lambda: sentence_keys((self.seed, step), batch.indices))):
             if self.scheduled is not None:
                 batch = self.scheduled(batch, step)
             if self.risk is None:

@@ -39,8 +39,8 @@ class _MonotonicLogWeights(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         energies, drop, started, offsets, unreached = ctx.saved_tensors
         grad = grad.masked_fill(drop | unreached, 0.0)
-        # dL/dlog w'_k = sum_{s>=k} grad_s share_sk, where share_sk <= 1 is the part of q_s that comes from k. Also
-        # summed in log space, separately for positive and negative terms.
+        # dL/dlog w'_k = sum_{s>=k} grad_s share_sk, where share_sk <= 1 is the part of q_s that comes from k. This sum,
+        # too, is computed in log space, with positive and negative terms apart.
         signed = torch.stack([grad, -grad]).clamp_(min=0.0).log_().add_(offsets)
         positive, negative = signed.flip(-1).logcumsumexp(-1).flip(-1).add_(started).exp_()
         of_previous = positive - negative

@@ -7,9 +7,12 @@ SplitMix64 (Steele et al. 2014). Shapes: B sentences, N rows.
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _INCREMENT = 0x9E3779B97F4A7C15 - 2**64  # as a signed number, like the multipliers
@@ -21,14 +24,19 @@ _SAMPLING = 2**32  # the first counter for sampled translations; smaller ones ar
 class SentenceDraws:
     """Uniform numbers for the sentences of a batch."""
 
-    def __init__(self, keys: Tensor) -> None:
-        """int64 (B,), a key for each sentence."""
-        self.keys, self.counter = keys, 0
+    def __init__(self, make_keys: Callable[[], Tensor]) -> None:
+        """make_keys: called at the first draw; int64 (B,), a key for each sentence."""
+        self.make_keys, self.counter = make_keys, 0
 
-    def __call__(self, rows: int, count: int) -> Tensor:
+    @cached_property
+    def keys(self) -> Tensor:
+        """int64 (B,)."""
+        return self.make_keys()
+
+    def __call__(self, rows: int, count: int, device: torch.device) -> Tensor:
         """(rows, count) in [0, 1). rows: as many as sentences, or a multiple with the rows of a sentence together."""
-        keys = _copies(self.keys, rows // len(self.keys))
-        counters = torch.arange(self.counter, self.counter + count, device=keys.device)
+        keys = _copies(self.keys.to(device, non_blocking=True), rows // len(self.keys))
+        counters = torch.arange(self.counter, self.counter + count, device=device)
         self.counter += count
         return _uniform(keys[:, None], counters)
 
@@ -49,33 +57,33 @@ def sentence_draws(draws: SentenceDraws | None) -> Iterator[None]:
 
 def copied_draws(sentences: Tensor, copies: Tensor) -> AbstractContextManager[None]:
     """Within this context, `draw` is for copies of the current sentences: row n is copy number `copies[n]` of sentence
-    `sentences[n]`, int64 (N,) both."""
-    if _current is None:
+    `sentences[n]`, int64 (N,) both, on the CPU."""
+    current = _current
+    if current is None:
         return nullcontext()
-    keys = _current.keys
-    return sentence_draws(SentenceDraws(_hash(keys[sentences.to(keys.device)] + 1 + copies.to(keys.device))))
+    return sentence_draws(SentenceDraws(lambda: _hash(current.keys[sentences] + 1 + copies)))
 
 
 def draw(rows: int, count: int, device: torch.device) -> Tensor:
     """(rows, count) in [0, 1): of the current sentences, or from torch's global generator if there are none."""
-    return torch.rand(rows, count, device=device) if _current is None else _current(rows, count)
+    return torch.rand(rows, count, device=device) if _current is None else _current(rows, count, device)
 
 
-def sentence_keys(seed: Sequence[int], numbers: Tensor) -> Tensor:
-    """int64 (B,) numbers of sentences, such as their places in a corpus -> int64 (B,)."""
+def sentence_keys(seed: Sequence[int], numbers: NDArray[Any]) -> Tensor:
+    """Numbers of sentences, such as their places in a corpus -> int64 (B,) on the CPU."""
     start = int(np.random.SeedSequence(seed).generate_state(1, np.uint32)[0])
-    return _hash(numbers + (start << 31))
+    return _hash(torch.from_numpy(numbers.astype(np.int64)) + (start << 31))
 
 
 def current_keys() -> Tensor | None:
-    """int64 (B,): the keys of the current sentences, if there are any."""
+    """int64 (B,), on the CPU: the keys of the current sentences, if there are any."""
     return None if _current is None else _current.keys
 
 
-def sampling_draws(keys: Tensor, samples: int) -> Callable[[Tensor], Tensor]:
+def sampling_draws(keys: Tensor, samples: int, device: torch.device) -> Callable[[Tensor], Tensor]:
     """int64 (B,) -> a function of row numbers (N,) that returns (N,) in [0, 1), other numbers at each call. Sentence i
     has the rows from i * samples to (i + 1) * samples - 1."""
-    rows, counters = _copies(keys, samples), itertools.count(_SAMPLING)
+    rows, counters = _copies(keys.to(device, non_blocking=True), samples), itertools.count(_SAMPLING)
     return lambda numbers: _uniform(rows[numbers], next(counters))
 
 

@@ -92,7 +92,8 @@ def _draw_grid(axes: Axes, rows: int, columns: int, points: float) -> None:
 
 
 def _label(axes: Axes, source: Sequence[str], target: Sequence[str], title: str, points: float) -> None:
-    """Label all rows and columns, or every n-th if cells of this size in points are too small."""
+    """Set the title and label the axes: every row and column, or every n-th if the labels would overlap. `points`: the
+    side of a cell."""
     size = min(max(0.62 * points, MIN_FONT), MAX_FONT)
     step = math.ceil(1.2 * size / (points * math.sin(math.radians(LABEL_ANGLE))))
     slant: dict[str, Any] = {"rotation": LABEL_ANGLE, "rotation_mode": "anchor", "ha": "left", "va": "center"}

@@ -211,7 +211,7 @@ def _summary(trainer: Trainer) -> dict[str, Any]:
         "seconds": round(trainer.seconds, 1),
         "target_tokens": trainer.tokens,
         "target_tokens_per_second": round(trainer.tokens / max(trainer.seconds, 1e-9), 1),
-        "bad_steps": trainer.bad_steps,
+        "bad_steps": trainer.bad.count,
         "best_step": trainer.stopping.best_step,
         f"best_{trainer.stopping.monitor}": average.score if average and average.taken else trainer.stopping.best,
         **({"average": average._asdict()} if average else {}),

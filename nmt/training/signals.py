@@ -34,6 +34,10 @@ class StopSignals:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
+    def is_set(self) -> bool:
+        """Was a signal received?"""
+        return self.received is not None
+
     def check(self, _: int = 0) -> None:
         """Raises Interrupted if a signal was received."""
         if self.received is not None:

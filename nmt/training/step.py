@@ -4,13 +4,13 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from nmt.config.errors import UserError
-from nmt.data.batching import Batch
+from nmt.data.batching import Batch, Indices
 from nmt.distributed import GradientSum
 from nmt.machine import Machine, is_out_of_memory, release_memory
 from nmt.model.seq2seq import Seq2Seq
@@ -49,6 +49,18 @@ class Sums:
         self.updates.append({**update.terms, "gradient_norm": update.gradient_norm})
         self.tokens += update.tokens
 
+    def state(self) -> list[Any]:
+        """For a checkpoint."""
+        return [self.updates, self.tokens, self.seconds]
+
+    @classmethod
+    def load(cls, state: list[Any], device: torch.device) -> Self:
+        """The sums with this state."""
+        sums = cls()
+        updates, sums.tokens, sums.seconds = state
+        sums.updates = [{name: term.to(device) for name, term in update.items()} for update in updates]
+        return sums
+
     def means(self) -> dict[str, float]:
         """Of at least one update: terms per target token, the gradient norm per update."""
         names = list(self.updates[0])
@@ -56,6 +68,29 @@ class Sums:
         totals = torch.stack(columns).cpu().double().sum(1).tolist()
         counts = [len(self.updates) if name == "gradient_norm" else self.tokens for name in names]
         return {name: total / count for name, total, count in zip(names, totals, counts, strict=True)}
+
+
+class BadUpdates:
+    """Counts updates with a non-finite loss or gradient."""
+
+    def __init__(self, most: int, scaler: torch.amp.GradScaler) -> None:
+        """most: in a row. With fp16, overflows do not count while the scaler looks for its scale."""
+        self.most, self.scaler = most, scaler
+        self.count, self.in_a_row = 0, 0
+
+    def add(self, indices: Indices, step: int) -> None:
+        """Count an update that was skipped, of these training pairs. Raises UserError if there are too many."""
+        if self.scaler.is_enabled() and self.scaler.get_scale() > 1:
+            return
+        self.count += 1
+        self.in_a_row += 1
+        pairs = ", ".join(map(str, sorted(indices.tolist())))
+        log.warning("step %d: non-finite loss or gradient, skipped (training pairs %s)", step, pairs)
+        if self.in_a_row >= self.most:
+            raise UserError(
+                f"{self.in_a_row} non-finite losses or gradients in a row (training.max_bad_steps): try a smaller "
+                "optimizer.lr or training.max_grad_norm, or precision=fp32; the checkpoints are intact"
+            )
 
 
 class OutOfMemory(Exception):  # noqa: N818
@@ -72,10 +107,8 @@ class Updater:
         optimizer: torch.optim.Optimizer,
         max_grad_norm: float | None,
         machine: Machine,
-        gradient_sum: GradientSum | None = None,
     ) -> None:
-        """gradient_sum: over several processes."""
-        self.gradient_sum = gradient_sum
+        self.gradient_sum: GradientSum | None = None  # over several processes
         self.objective, self.optimizer, self.machine = objective, optimizer, machine
         self.max_grad_norm = torch.inf if max_grad_norm is None else max_grad_norm
         # A policy's baseline has a loss of its own: its gradient must not use up the limit of the others.

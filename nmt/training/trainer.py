@@ -3,11 +3,12 @@
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.data.batching import Batches, Indices
+from nmt.data.batching import make_batches
 from nmt.data.prepared import Prepared
 from nmt.distributed import GradientSum, Interrupted, seed_draws
 from nmt.machine import DTYPES
@@ -20,7 +21,7 @@ from nmt.training.best import BestCheckpoints, EarlyStopping, MovingAverage
 from nmt.training.journal import Journal, SilentJournal
 from nmt.training.optimizer import Schedule, make_optimizer
 from nmt.training.signals import StopSignals
-from nmt.training.step import MicroBatcher, Sums, Update, Updater, Whole
+from nmt.training.step import BadUpdates, MicroBatcher, Sums, Update, Updater, Whole
 from nmt.training.validation import Validator
 from nmt.translator import Translator
 
@@ -50,38 +51,31 @@ class Trainer:
     ) -> None:
         """The translator's group of processes trains together."""
         self.group = translator.group
-        self.objective, self.observer = objective, observer
+        self.objective, self.observer = objective, observer or (lambda *_: False)
         self.config, self.prepared, self.translator, self.run = config, prepared, translator, run
         self.model = translator.single
-        guided = config.training.guided_alignment > 0
+        training, validation = config.training, config.validation
+        guided = training.guided_alignment > 0
         if guided and prepared.splits["train"].alignments is None:
             raise UserError("training.guided_alignment: the training corpus has no word alignments (data.alignments)")
-        self.train_batches = self._batches("train", config.tokenizer.sampling_by_side, guided)
-        split, batches = prepared.splits["validation"], self._batches("validation", (0.0, 0.0), False)
+        self.train_batches = make_batches(prepared, "train", config, config.tokenizer.sampling_by_side, guided)
+        split, batches = prepared.splits["validation"], make_batches(prepared, "validation", config)
         self.signals = StopSignals()
-        self.validator = Validator(split, batches, translator, scoring, config.validation, self.signals.check)
+        self.validator = Validator(split, batches, translator, scoring, validation, self.signals.check)
         self.optimizer = make_optimizer(config.optimizer, self.model)
-        dtype, parameters = DTYPES[config.training.reduce_dtype], list(self.model.parameters())
-        self.updater = Updater(
-            self.model,
-            self.objective,
-            self.optimizer,
-            config.training.max_grad_norm,
-            translator.machine,
-            GradientSum(parameters, dtype) if self.group.size > 1 else None,
-        )
-        self.micro_batcher = MicroBatcher(config.training.accumulate)
-        self.average = MovingAverage(self.model, config.training.ema_decay)
+        self.updater = Updater(self.model, objective, self.optimizer, training.max_grad_norm, translator.machine)
+        if self.group.size > 1:
+            self.updater.gradient_sum = GradientSum([*self.model.parameters()], DTYPES[training.reduce_dtype])
+        self.micro_batcher = MicroBatcher(training.accumulate)
+        self.average = MovingAverage(self.model, training.ema_decay)
         self.plan = self.train_batches.epoch(0)
-        all_epochs = config.training.max_epochs * len(self.plan)
-        self.total_steps = min(config.training.max_steps or all_epochs, all_epochs)
+        all_epochs = training.max_epochs * len(self.plan)
+        self.total_steps = min(training.max_steps or all_epochs, all_epochs)
         self.schedule = Schedule(config.schedule, self.total_steps)
-        self.stopping = EarlyStopping(config.validation.monitor, config.validation.patience)
-        self.best = BestCheckpoints(
-            run.checkpoints, config.validation.monitor, config.training.average_best, self.group
-        )
+        self.stopping = EarlyStopping(validation.monitor, validation.patience)
+        self.best = BestCheckpoints(run.checkpoints, validation.monitor, training.average_best, self.group)
         self.step, self.epoch, self.position = 0, 0, 0  # position: batches of this epoch processed
-        self.bad_steps, self.bad_in_a_row = 0, 0
+        self.bad = BadUpdates(training.max_bad_steps, self.updater.scaler)
         self.validated = 0  # the step of the last validation
         self.logged_step = -1  # the journal is complete up to this step; later lines of a killed run are removed
         self.seconds, self.tokens = 0.0, 0  # of updates, over all starts of the run
@@ -151,48 +145,32 @@ class Trainer:
         self.step += 1
         self.position += 1
 
-        own, whole = self.group.share(indices), None
-        if self.group.size > 1:
+        processes, own, whole = self.group.size, self.group.share(indices), None
+        if processes > 1:
             tokens = self.train_batches.target_tokens(indices, self.epoch)
             whole = Whole(tokens, len(indices), counts=len(own) > 0)
 
         def attempt(parts: int) -> Update:
             seed_draws(self.config.seed, self.step, self.group.rank)
             batches = self.train_batches.load(own if len(own) else indices[:1], self.epoch, parts)
-            return self.updater(batches, self._rate(self.step), self.step, whole, self._is_signalled)
+            return self.updater(batches, self._rate(self.step), self.step, whole, self.signals.is_set)
 
-        sentences, tokens = -(-len(indices) // self.group.size), self.train_batches.padded_size(indices)
-        update = self.micro_batcher(attempt, sentences, tokens / self.group.size, f"step {self.step}")
+        padded_size = self.train_batches.padded_size(indices) / processes
+        update = self.micro_batcher(attempt, -(-len(indices) // processes), padded_size, f"step {self.step}")
         if update.applied:
-            self.bad_in_a_row = 0
+            self.bad.in_a_row = 0
             self.average.update(self.step)
             self.window.add(update)
         else:
-            self._count_bad(indices)
+            self.bad.add(indices, self.step)
         seconds = time.perf_counter() - start
         self.window.seconds += seconds
         self.seconds += seconds
         self.tokens += update.tokens
         return update.stop
 
-    def _is_signalled(self) -> bool:
-        return self.signals.received is not None
-
     def _rate(self, step: int) -> float:
         return self.config.optimizer.lr * self.schedule.factor(step)
-
-    def _count_bad(self, indices: Indices) -> None:
-        if self.updater.scaler.is_enabled() and self.updater.scaler.get_scale() > 1:
-            return  # the gradient scaler of fp16 is still looking for its scale
-        self.bad_steps += 1
-        self.bad_in_a_row += 1
-        pairs = ", ".join(map(str, sorted(indices.tolist())))
-        log.warning("step %d: non-finite loss or gradient, skipped (training pairs %s)", self.step, pairs)
-        if self.bad_in_a_row >= self.config.training.max_bad_steps:
-            raise UserError(
-                f"{self.bad_in_a_row} non-finite losses or gradients in a row (training.max_bad_steps): try a smaller "
-                "optimizer.lr or training.max_grad_norm, or precision=fp32; the checkpoints are intact"
-            )
 
     def _after_update(self) -> None:
         """Log, validate and save after an update, as configured.
@@ -209,14 +187,11 @@ class Trainer:
             self._log()  # the rest, if patience has just ended the run
             if average := self.best.average_at(self.step, self.model, self.validator):
                 self.journal.average(self.step, self._progress(), *average)
-        pruned = score is not None and self.group.on_main(lambda: self._is_pruned(score))
+        pruned = score is not None and self.group.on_main(partial(self.observer, self._progress(), score))
         if score is not None or average or self._checkpoint_due():
             self._save()
         if pruned and not self._finished():
             raise Pruned
-
-    def _is_pruned(self, score: float) -> bool:
-        return self.observer is not None and self.observer(self._progress(), score)
 
     def _checkpoint_due(self) -> bool:
         """By the updates, or by this process's clock."""
@@ -255,7 +230,7 @@ class Trainer:
                 "perplexity": perplexity(means["loss"], 1),
                 "learning_rate": self.optimizer.param_groups[0]["lr"],
                 "tokens_per_second": window.tokens / max(window.seconds, 1e-9),
-                "bad_steps": self.bad_steps,
+                "bad_steps": self.bad.count,
                 "seconds_left": self.seconds / self.step * (self.total_steps - self.step),
             },
         )
@@ -277,16 +252,6 @@ class Trainer:
         self.journal.samples(self.step, samples)
         self.journal.positions(self.step, positions)
         return scores[self.stopping.monitor]
-
-    def _batches(self, split: str, sampling: tuple[float, float], guided: bool) -> Batches:
-        return Batches(
-            self.prepared.splits[split],
-            self.prepared.tokenizers,
-            **self.config.training.model_dump(include={"batch_tokens", "batch_sentences"}),
-            seed=self.config.seed,
-            sampling=sampling,
-            guided=guided,
-        )
 
     def _save(self) -> None:
         if not self.group.is_main:
@@ -311,9 +276,9 @@ class Trainer:
             "logged_step": self.logged_step,
             "too_many": self.micro_batcher.too_many,
             "total_steps": self.total_steps,
-            "bad": [self.bad_steps, self.bad_in_a_row],
+            "bad": [self.bad.count, self.bad.in_a_row],
             "spent": [self.seconds, self.tokens],
-            "window": [self.window.updates, self.window.tokens, self.window.seconds],
+            "window": self.window.state(),
         }
 
     def _load_state(self, state: dict[str, Any]) -> None:
@@ -331,11 +296,9 @@ class Trainer:
         self.validated, self.logged_step = state["validated"], state["logged_step"]
         self.micro_batcher.too_many = float(state["too_many"])
         self.schedule_has_moved = state["total_steps"] != self.total_steps
-        self.bad_steps, self.bad_in_a_row = state["bad"]
+        self.bad.count, self.bad.in_a_row = state["bad"]
         self.seconds, self.tokens = state["spent"]
-        updates, self.window.tokens, self.window.seconds = state["window"]
-        device = self.translator.machine.device
-        self.window.updates = [{name: term.to(device) for name, term in update.items()} for update in updates]
+        self.window = Sums.load(state["window"], self.translator.machine.device)
         self.plan = self.train_batches.epoch(self.epoch)
         if self.position > len(self.plan):
             raise ValueError(f"batch {self.position} of {len(self.plan)}")

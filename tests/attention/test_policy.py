@@ -163,26 +163,15 @@ def test_the_moving_baseline_is_the_mean_reward_for_each_token_to_come(discount:
     torch.testing.assert_close(gradient, torch.zeros_like(gradient))
 
 
-def test_the_moving_mean_follows_in_training_after_it_was_used() -> None:
-    policy = policy_of("moving")
-    log_prob = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
-    choice = simple_choice(log_prob)
-    fresh = policy.eval()(choice, LOG_PROBS, REAL).loss
-    assert policy.mean_reward == 0
-    torch.testing.assert_close(policy.train()(choice, LOG_PROBS, REAL).loss, fresh)
-    mean = -(1 + 2 + 4 + 8) / 4  # of the real tokens
-    assert policy.mean_reward.item() == pytest.approx(0.1 * mean)
-    policy(choice, LOG_PROBS, REAL)
-    assert policy.mean_reward.item() == pytest.approx(0.1 * mean + 0.9 * 0.1 * mean)
-    assert "mean_reward" in policy.state_dict()
-
-
-def test_a_non_finite_reward_does_not_spoil_the_moving_mean() -> None:
+def test_the_moving_mean_follows_the_updates() -> None:
     policy = policy_of("moving").train()
     policy(simple_choice(torch.zeros(2, 3).double()), LOG_PROBS, REAL)
-    before = policy.mean_reward.clone()
-    policy(simple_choice(torch.zeros(2, 3).double()), LOG_PROBS.masked_fill(REAL, torch.nan), REAL)
-    assert torch.equal(policy.mean_reward, before)
+    assert policy.mean_reward == 0  # until the update, which knows the whole batch
+    policy.after_update(torch.tensor(-4.0))
+    assert policy.mean_reward.item() == pytest.approx(0.1 * -4)
+    policy.after_update(torch.tensor(-4.0))
+    assert policy.mean_reward.item() == pytest.approx(0.1 * -4 + 0.9 * 0.1 * -4)
+    assert "mean_reward" in policy.state_dict()
 
 
 def test_the_learned_baseline_learns_the_returns_and_the_query_does_not_know() -> None:

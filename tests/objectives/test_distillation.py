@@ -128,10 +128,10 @@ def test_a_run_goes_on_in_the_same_bits_where_its_teachers_have_moved(
     assert train(config, tmp_path / "whole", []) == 0
     real = Updater.__call__
 
-    def interrupted(self: Updater, batches: Any, rate: float, step: int) -> Update:  # noqa: ANN401
+    def interrupted(self: Updater, batches: Any, rate: float, step: int, *rest: Any) -> Update:  # noqa: ANN401
         if step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-        return real(self, batches, rate, step)
+        return real(self, batches, rate, step, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(Updater, "__call__", interrupted)

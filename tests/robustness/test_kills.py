@@ -135,10 +135,10 @@ def signalled_in(work: Work, step: int) -> Work:
 
         update = Updater.__call__
 
-        def interrupted(self: Updater, batches: Any, rate: float, number: int) -> Any:  # noqa: ANN401
+        def interrupted(self: Updater, batches: Any, rate: float, number: int, *rest: Any) -> Any:  # noqa: ANN401
             if number == step:
                 os.kill(os.getpid(), signal.SIGTERM)
-            return update(self, batches, rate, number)
+            return update(self, batches, rate, number, *rest)
 
         Updater.__call__ = interrupted  # type: ignore[method-assign]
         return work()

@@ -2,6 +2,7 @@ import math
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from search_toy import BOS, CPU, EOS, PAD, PENALTIES, SYMBOLS, Toy, enumerate_all
@@ -27,7 +28,7 @@ def draw(
         SYMBOLS,
         limits,
         options=SamplingOptions(temperature, top_k, top_p, n_samples),
-        uniform=sampling_draws(sentence_keys([seed], torch.arange(len(limits.max_lengths))), n_samples),
+        uniform=sampling_draws(sentence_keys([seed], np.arange(len(limits.max_lengths))), n_samples, CPU),
         penalty=penalty,
         device=CPU,
     )

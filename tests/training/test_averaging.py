@@ -160,10 +160,10 @@ def test_a_run_validates_and_saves_the_average_and_trains_the_weights(
     seen: dict[int, dict[str, torch.Tensor]] = {}
     update, objective = Updater.__call__, Objective.__call__
 
-    def recorded(self: Updater, batches: list[Batch], rate: float, step: int) -> Update:
+    def recorded(self: Updater, batches: list[Batch], rate: float, step: int, *rest: Any) -> Update:  # noqa: ANN401
         if not seen:
             seen[0] = copied(self.objective.model)
-        done = update(self, batches, rate, step)
+        done = update(self, batches, rate, step, *rest)
         if done.applied:
             seen[step] = copied(self.objective.model)
         return done

@@ -1,37 +1,13 @@
-"""Checkpoints: whole or not at all, data only, every random generator."""
+"""Checkpoints: whole or not at all, data only."""
 
 import pickle
-import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from nmt.config.errors import UserError
 from nmt.training import checkpoint
-
-
-def draw() -> tuple[float, float, float]:
-    return random.random(), float(np.random.random()), float(torch.rand(()))
-
-
-def test_random_state_comes_back_through_a_file(tmp_path: Path) -> None:
-    checkpoint.seed_everything(5)
-    draw()
-    checkpoint.save(tmp_path / "c.pt", {"random": checkpoint.random_state()})
-    expected = [draw() for _ in range(3)]
-    checkpoint.restore_random_state(checkpoint.load(tmp_path / "c.pt")["random"])
-    assert [draw() for _ in range(3)] == expected
-
-
-def test_equal_seeds_draw_equal_numbers() -> None:
-    drawn = []
-    for seed in (3, 3, 4):
-        checkpoint.seed_everything(seed)
-        drawn.append(draw())
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert all(one != other for one, other in zip(drawn[0], drawn[2], strict=True))
 
 
 def test_a_failed_write_leaves_the_old_checkpoint(tmp_path: Path) -> None:

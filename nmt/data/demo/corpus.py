@@ -96,7 +96,7 @@ class Grammar:
 
     def intransitive(self, compound: bool) -> Phrase:
         verb = self.rng.choice(lexicon.INTRANSITIVE)
-        # No relative clause between a subject and the participle that agrees with it.
+        # After "être" the participle agrees with the subject, so no relative clause stands between them.
         subject = self.subject(compound, relative=not verb.etre and self.chance(0.2))
         group, words = self.verb_group(verb, subject)
         parts = [subject, words]
