@@ -74,6 +74,11 @@ class ProcessGroup:
         """Is this the process that writes?"""
         return self.rank == 0
 
+    @property
+    def hides_progress(self) -> bool | None:
+        """tqdm's `disable`: None shows a bar if standard error is a terminal."""
+        return None if self.is_main else True
+
     def share(self, items: S) -> S:
         """This process's items: every `size`-th one, so that neighbours of similar length go to different processes."""
         return items[self.rank :: self.size]
@@ -105,6 +110,11 @@ class ProcessGroup:
     def on_main(self, work: Callable[[], T]) -> T:
         """The result of `work`, which runs on the main process only; its error is raised on all."""
         return self._exchange(work if self.is_main else lambda: None)[0] if self.size > 1 else work()  # type: ignore[return-value]
+
+    def from_main(self, items: Iterator[T]) -> Iterator[T]:
+        """The main process's items, on all processes."""
+        while (item := self.on_main(lambda: next(items, None))) is not None:
+            yield item
 
     def wait(self) -> None:
         """Wait until all processes have come here."""
@@ -201,10 +211,11 @@ def seed_draws(seed: int, step: int, rank: int) -> None:
 
 @contextmanager
 def _connected() -> Iterator[None]:
-    """Raises UserError if a process of the group has ended."""
+    """Raises UserError if a process of the group has ended; its own message says why."""
     try:
         yield
     except RuntimeError as error:  # of gloo or NCCL
         if isinstance(error, dist.DistBackendError) or "peer" in str(error) or "onnect" in str(error):
-            raise UserError("another process of this run has ended, so this one ends too") from error
+            reason = "another process has ended, so this one ends too"
+            raise (OtherProcessFailed if dist.get_rank() else UserError)(reason) from error
         raise

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nmt.data.batching import Batch, collate
-from nmt.model.seq2seq import Seq2Seq
-from nmt.translator import Translator, evaluation_mode
+from nmt.model.seq2seq import Seq2Seq, evaluation_mode
+from nmt.translator import Translator
 
 COPIES = 32  # of a sentence pair in a batch
 

@@ -6,7 +6,6 @@ Shapes: S source positions, T target positions.
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -15,20 +14,20 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from nmt.config import schema
 from nmt.config.compose import load_config, merge_search
 from nmt.config.errors import UserError
 from nmt.data.batching import collate, padded
-from nmt.data.tokenizer import Tokenizer, Tokenizers, copy_unknown
+from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines
 from nmt.distributed import ProcessGroup
 from nmt.machine import Machine, retry_in_halves
 from nmt.metrics.alignment import attention_to_links, format_pharaoh, merge_to_words, words
 from nmt.model.ensemble import Ensemble
 from nmt.model.load import load_runs
-from nmt.model.seq2seq import Seq2Seq
+from nmt.model.seq2seq import Seq2Seq, evaluation_mode
 from nmt.ops.sentence_draws import sampling_draws, sentence_keys
+from nmt.processes import local_rank
 from nmt.run import RunDirectory
 from nmt.search.beam import beam_search
 from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits, Symbols
@@ -111,7 +110,10 @@ class Translator:
         configs = [load_config(directory.config) for directory in directories]
         config = configs[0]
         machine = Machine.choose(
-            device or config.device, precision or config.precision, config.threads if threads is None else threads
+            device or config.device,
+            precision or config.precision,
+            config.threads if threads is None else threads,
+            local_rank(),
         )
         model, tokenizers = load_runs(directories, configs, checkpoint)
         settings = merge_search(config.search, search or {})
@@ -174,7 +176,8 @@ class Translator:
         if len(sources) != len(targets):
             raise ValueError(f"{len(sources)} sources, but {len(targets)} targets")
         source_ids, source_pieces = self.encode(sources, first_line)
-        target_ids, target_pieces = self._encode(self.tokenizers.target, targets, first_line, "translation")
+        limit = self.search.max_source_length
+        target_ids, target_pieces = encode_lines(self.tokenizers.target, targets, limit, "translation", first_line)
 
         def force(indices: Sequence[int]) -> list[Translation]:
             pairs = [source_ids[i] for i in indices], [target_ids[i] for i in indices]
@@ -213,23 +216,7 @@ class Translator:
         """Source lines -> token ids and pieces, truncated to search.max_source_length."""
         if isinstance(lines, str):
             raise TypeError("a list of lines is expected, not one string")
-        return self._encode(self.tokenizers.source, lines, first_line, "line")
-
-    def _encode(
-        self, tokenizer: Tokenizer, lines: Sequence[str], first_line: int, name: str
-    ) -> tuple[list[list[int]], list[list[str]]]:
-        """Encode line by line, so that memory never holds all tokens of more than one overlong line."""
-        encoded: list[list[int]] = []
-        surfaces: list[list[str]] = []
-        limit = self.search.max_source_length
-        for number, line in enumerate(lines, first_line):
-            (ids,), (pieces,) = tokenizer.encode([line]), tokenizer.surfaces([line])
-            if len(ids) > limit:
-                log.warning("%s %d has %d tokens: cut to search.max_source_length=%d", name, number, len(ids), limit)
-                del ids[limit - 1 : -1], pieces[limit - 1 : -1]  # all but </s>
-            encoded.append(ids)
-            surfaces.append(pieces)
-        return encoded, surfaces
+        return encode_lines(self.tokenizers.source, lines, self.search.max_source_length, "line", first_line)
 
     def _workers(self) -> int:
         """Threads that each search a batch of their own. On a CPU this is faster than sharing small products."""
@@ -319,14 +306,3 @@ def _counted(batches: Iterable[list[T]], progress: Progress | None, processes: i
         yield batch
         if progress is not None:
             progress(len(batch) * processes)
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off inside the block."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)

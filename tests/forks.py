@@ -4,6 +4,7 @@ import importlib
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -31,6 +33,20 @@ def forked(work: Work, output: Path) -> int:
 def ended(child: int) -> int:
     """Wait for it. Returns its status, negative after a signal."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def forked_group(work: Work, size: int, output: Path) -> list[int]:
+    """Start `work` in `size` processes that form a group, as torchrun would. Process r prints to output.r."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+
+    def member(rank: int) -> int:
+        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in names.items()})
+        return work()
+
+    return [forked(partial(member, rank), output.with_name(f"{output.name}.{rank}")) for rank in range(size)]
 
 
 def killed_after(work: Work, seconds: float, output: Path) -> int:

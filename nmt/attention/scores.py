@@ -164,8 +164,8 @@ class LocationScore(Score):
 
 
 class LocationAwareScore(AdditiveScore):
-    """e_ts = v . tanh(W q_t + V k_s + U f_ts + b), f_t = F * weights_{t-1}, a convolution   (Chorowski et al. 2015, eq. 8
-    and 9)."""
+    """e_ts = v . tanh(W q_t + V k_s + U f_ts + b), f_t = F * weights_{t-1}, a convolution
+    (Chorowski et al. 2015, eq. 8 and 9)."""
 
     reads_past = True
 

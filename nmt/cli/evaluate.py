@@ -4,6 +4,7 @@ import json
 import os
 import re
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nmt.cli.app import output_folder, run_command
@@ -26,6 +27,7 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
         from tqdm import tqdm
 
         from nmt.config.compose import load_config
+        from nmt.distributed import ProcessGroup
         from nmt.evaluation import EvaluationFolder, evaluate_run, score_settings, warn_if_texts_differ
         from nmt.machine import tune_memory
         from nmt.run import EVALUATION, RunDirectory
@@ -43,11 +45,12 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
     sources, _, _ = runs[0].held_out(config.split)
     if config.output is None:
         _check_writable(runs[0])
-    translator = Translator.load(config.run, **config.loading)
-    warn_if_texts_differ(runs, config.split)
     machine = (runs[0].read_manifest().get("starts") or [{}])[-1].get("machine", {})
     result: dict[str, Any] = {}
     with ExitStack() as stack:
+        group = stack.enter_context(ProcessGroup.join())
+        translator = group.everywhere(partial(Translator.load, config.run, **config.loading, group=group))
+        warn_if_texts_differ(runs, config.split)
         if config.output is None:
             folder, variant, location = None, _variant(config, trained, machine.get("precision")), {}
         else:
@@ -55,7 +58,7 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
             folder = EvaluationFolder.at(path, runs, translator, settings, config.checkpoint)
             variant, location = "", {"output": config.output}
         bar = stack.enter_context(
-            tqdm(total=len(sources), desc=f"translate {config.split}", unit=" sent", disable=None)
+            tqdm(total=len(sources), desc=f"translate {config.split}", unit=" sent", disable=group.hides_progress)
         )
         try:
             evaluate_run(
@@ -77,7 +80,7 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
                 "output=FOLDER to save them elsewhere"
             ) from None
         finally:
-            if result:
+            if result and group.is_main:
                 bar.close()
                 run = config.run[0] if len(config.run) == 1 else config.run
                 print(json.dumps({"run": run, "split": config.split, **location, **result}))

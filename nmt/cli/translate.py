@@ -7,10 +7,11 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from io import BufferedReader
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, BinaryIO, Literal, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar, cast
 
 from nmt.cli.app import run_command, write
 from nmt.cli.entry import exit_at_ctrl_c
@@ -36,12 +37,17 @@ def main() -> None:
 
 def _translate(config: TranslateConfig, overrides: list[str]) -> None:
     with exit_at_ctrl_c("translate"):
+        from nmt.distributed import ProcessGroup
         from nmt.machine import tune_memory
         from nmt.translator import Translator
 
     tune_memory()
-    translator = Translator.load(config.run, **config.loading)
     with ExitStack() as files:
+        group = files.enter_context(ProcessGroup.join())
+        translator = group.everywhere(partial(Translator.load, config.run, **config.loading, group=group))
+        if not group.is_main:
+            _help(translator, config)
+            return
         alignments, references = None, None
         if config.references is not None:
             references = files.enter_context(_opened("references", config.references, "rb"))
@@ -56,6 +62,19 @@ def _translate(config: TranslateConfig, overrides: list[str]) -> None:
             _score(translator, references, config.buffer_lines, alignments)
         else:
             _filter(translator, config, alignments)
+
+
+def _help(translator: "Translator", config: TranslateConfig) -> None:
+    """What the other processes do: translate or score their share of what the main process reads."""
+    done = 0
+    nothing: Iterator[list[Any]] = iter(())
+    for buffer in translator.group.from_main(nothing):
+        if config.references is None:
+            translator.translate_nbest(buffer, config.nbest, first_line=done + 1)
+        else:
+            sources, targets = ([pair[side] for pair in buffer] for side in (0, 1))
+            translator.score(sources, targets, first_line=done + 1)
+        done += len(buffer)
 
 
 def _opened(key: str, path: str, mode: Literal["rb", "wb"]) -> BinaryIO:
@@ -77,7 +96,7 @@ def _score(translator: "Translator", references: BinaryIO, buffer_lines: int, al
     done = 0
     reader = LineReader(sys.stdin.buffer)
     pairs = _pairs(_decoded(reader, "input"), references)
-    for buffer in _buffers(pairs, buffer_lines, reader.has_line):
+    for buffer in translator.group.from_main(_buffers(pairs, buffer_lines, reader.has_line)):
         sources, targets = ([pair[side] for pair in buffer] for side in (0, 1))
         results = translator.score(sources, targets, first_line=done + 1)
         links = [result.word_alignment() for result in results] if alignments is not None else []
@@ -102,7 +121,8 @@ def _filter(translator: "Translator", config: TranslateConfig, alignments: Binar
     interactive = config.interactive and sys.stdin.isatty()
     reader = LineReader(sys.stdin.buffer)
     done = 0
-    for buffer in _buffers(_lines(reader, interactive), 1 if interactive else config.buffer_lines, reader.has_line):
+    buffers = _buffers(_lines(reader, interactive), 1 if interactive else config.buffer_lines, reader.has_line)
+    for buffer in translator.group.from_main(buffers):
         lines: list[str] = []
         links: list[str] = []
         for hypotheses in translator.translate_nbest(buffer, config.nbest, first_line=done + 1):

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.prepared import Prepared, Side, Split
 from nmt.data.tokenizer import Tokenizer, Tokenizers
@@ -233,9 +234,12 @@ def make_batches(
     split: str,
     config: TrainConfig,
     sampling: tuple[float, float] = (0.0, 0.0),
-    guided: bool = False,
 ) -> Batches:
-    """The batches of a split as the configuration of training sizes them."""
+    """The batches of a split as the configuration of training sizes them; with guided alignment, those of "train"
+    contain the gold attention. Raises UserError if there is none."""
+    guided = split == "train" and config.training.guided_alignment > 0
+    if guided and prepared.splits[split].alignments is None:
+        raise UserError("training.guided_alignment: the training corpus has no word alignments (data.alignments)")
     return Batches(
         prepared.splits[split],
         prepared.tokenizers,

@@ -3,6 +3,7 @@
 Shapes: S source positions, T target positions.
 """
 
+import logging
 import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -18,6 +19,7 @@ from nmt.data.subword_sampling import Sampler, make_sampler
 from nmt.files import read_bytes, write_atomically
 from nmt.metrics.alignment import END, UNKNOWN, WORD_START
 
+log = logging.getLogger(__name__)
 LONE_SURROGATES = re.compile("[\ud800-\udfff]")  # possible in Python strings, but not in UTF-8
 
 
@@ -166,3 +168,22 @@ def copy_unknown(pieces: Sequence[str], weights: NDArray[np.float32], source: Se
     copies = [source[row.argmax()] if row.any() else UNKNOWN for row in weights]
     replaced = [copy if piece == UNKNOWN else piece for piece, copy in zip(pieces, copies, strict=True)]
     return "".join(piece for piece in replaced if piece != END).replace(WORD_START, " ").strip()
+
+
+def encode_lines(
+    tokenizer: Tokenizer, lines: Sequence[str], limit: int, name: str, first_line: int = 1
+) -> tuple[list[list[int]], list[list[str]]]:
+    """Token ids and pieces of each line, truncated to `limit` tokens with a warning, such as "line 3 has 900 tokens".
+
+    Encodes line by line, so that memory never holds all tokens of more than one overlong line.
+    """
+    encoded: list[list[int]] = []
+    surfaces: list[list[str]] = []
+    for number, line in enumerate(lines, first_line):
+        (ids,), (pieces,) = tokenizer.encode([line]), tokenizer.surfaces([line])
+        if len(ids) > limit:
+            log.warning("%s %d has %d tokens: cut to search.max_source_length=%d", name, number, len(ids), limit)
+            del ids[limit - 1 : -1], pieces[limit - 1 : -1]  # all but </s>
+        encoded.append(ids)
+        surfaces.append(pieces)
+    return encoded, surfaces

@@ -103,8 +103,8 @@ def score_by_length(
 ) -> list[dict[str, float | list[int]]]:
     """BLEU by source length, in `count` bins of about equal size, the longest sentences last.
 
-    Sentences of equal length share a bin, so there may be fewer bins. "words" holds a bin's shortest and longest length;
-    it counts characters in text without spaces, such as Chinese.
+    Sentences of equal length share a bin, so there may be fewer bins. "words" holds a bin's shortest and longest
+    length; it counts characters in text without spaces, such as Chinese.
     """
     lengths = np.array([len(source.split()) for source in sources])
     if np.median(lengths) <= 1:

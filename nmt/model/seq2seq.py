@@ -3,6 +3,8 @@
 Shapes: B batch, S source positions, T target positions, E embedding, H hidden, R readout, V vocabulary.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -180,3 +182,14 @@ def _negative_log_likelihood(logits: Tensor, targets: Tensor) -> tuple[Tensor, d
     """(1, n, V), int64 (n,) -> (n,)."""
     _, nll = cross_entropy(logits[0], targets)
     return nll, {"nll": nll}
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Switch dropout off inside the block."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

@@ -232,7 +232,7 @@ def _evaluate(
             total=len(split),
             desc=f"translate {split.name}",
             unit=" sent",
-            disable=None if group.is_main else True,
+            disable=group.hides_progress,
             leave=False,
         ) as bar:
             result, evaluation = evaluate_run(run, translator, split.name, scoring, "best", bar.update)

@@ -55,10 +55,7 @@ class Trainer:
         self.config, self.prepared, self.translator, self.run = config, prepared, translator, run
         self.model = translator.single
         training, validation = config.training, config.validation
-        guided = training.guided_alignment > 0
-        if guided and prepared.splits["train"].alignments is None:
-            raise UserError("training.guided_alignment: the training corpus has no word alignments (data.alignments)")
-        self.train_batches = make_batches(prepared, "train", config, config.tokenizer.sampling_by_side, guided)
+        self.train_batches = make_batches(prepared, "train", config, config.tokenizer.sampling_by_side)
         split, batches = prepared.splits["validation"], make_batches(prepared, "validation", config)
         self.signals = StopSignals()
         self.validator = Validator(split, batches, translator, scoring, validation, self.signals.check)
@@ -90,11 +87,12 @@ class Trainer:
         self.journal: Journal = SilentJournal()
         if self.group.is_main:
             self.journal = Journal(self.run, self.logged_step, self.step, self.total_steps)
-        if self.logged_step < 0:
+        first = self.logged_step < 0
+        if first:
             self.journal.config(self.config.model_dump(mode="json"))
         try:
             with self.signals:
-                if self.logged_step < 0 and self.config.training.start_from is not None:
+                if first and self.config.training.start_from is not None:
                     self._validate()  # the start is the best checkpoint until a better one is found
                     self.logged_step = 0
                     self._save()

@@ -18,8 +18,9 @@ from nmt.evaluation import align, evaluate
 from nmt.machine import retry_in_halves
 from nmt.metrics.alignment import Positions, attention_statistics, chosen_positions
 from nmt.metrics.bleu import ScoreSettings, perplexity
+from nmt.model.seq2seq import evaluation_mode
 from nmt.saliency import Saliency, saliency
-from nmt.translator import Progress, Translation, Translator, evaluation_mode
+from nmt.translator import Progress, Translation, Translator
 
 
 class Sample(NamedTuple):

@@ -1,0 +1,332 @@
+"""One run on several processes: the same updates as one process, decisions in common, and no process that hangs."""
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import TINY, values_of
+from forks import ended, forked_group
+
+from nmt.cli.app import attempt, log_to, report
+from nmt.config.compose import typed
+from nmt.config.schema import TrainConfig
+from nmt.model.weights import read_checkpoint
+from nmt.training import job
+
+STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0", "precision=fp32", "validation.every=100"]
+SHORT = [*TINY, *STILL, "training.max_steps=6", "training.max_epochs=3", "data.train_size=100"]
+SECONDS = 60
+Prepare = Callable[[int], object]
+
+
+@pytest.fixture(autouse=True)
+def no_spinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def weights(run: Path) -> torch.Tensor:
+    model = read_checkpoint(run / "checkpoints" / "last.pt")["model"]
+    return torch.cat([model[name].double().flatten() for name in sorted(model)])
+
+
+def difference(run: Path, other: Path) -> float:
+    return float((weights(run) - weights(other)).norm() / weights(other).norm())
+
+
+class Group:
+    """Processes that train `run` together."""
+
+    def __init__(self, run: Path, size: int, *overrides: str, prepare: Prepare = lambda _: None) -> None:
+        """prepare: called with the rank before the training, to break something."""
+        self.output = run.with_name(f"{run.name}.output")
+        config = typed(TrainConfig, values_of("train", [*SHORT, *overrides]))
+
+        def work() -> int:
+            import sys
+
+            log_to(sys.stderr)
+            prepare(int(os.environ.get("RANK", "0")))
+            outcome = attempt(lambda: job.train(config, run, []), debug=False)
+            if isinstance(outcome, Exception):
+                report(outcome, "train")
+                return 2
+            return outcome
+
+        self.processes = forked_group(work, size, self.output)
+
+    def wait(self) -> list[int]:
+        """The exit statuses. A process that hangs fails the test."""
+        deadline = time.monotonic() + SECONDS
+        statuses = []
+        for process in self.processes:
+            while os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                if time.monotonic() > deadline:
+                    for other in self.processes:
+                        os.kill(other, signal.SIGKILL)
+                    pytest.fail(f"a process hangs; the first one printed:\n{self.printed()}")
+                time.sleep(0.01)
+            statuses.append(ended(process))
+        return statuses
+
+    def printed(self, rank: int = 0) -> str:
+        return self.output.with_name(f"{self.output.name}.{rank}").read_text()
+
+
+def trained(run: Path, size: int, *overrides: str, prepare: Prepare = lambda _: None) -> Path:
+    group = Group(run, size, *overrides, prepare=prepare)
+    statuses = group.wait()
+    assert statuses == [0] * size, [group.printed(rank) for rank in range(size)]
+    return run
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one process."""
+    return trained(tmp_path_factory.mktemp("alone") / "run", 1)
+
+
+def test_processes_make_the_updates_of_one(alone: Path, tmp_path: Path) -> None:
+    for size in (2, 3):
+        run = trained(tmp_path / str(size), size)
+        assert difference(run, alone) < 1e-6
+        scores = [json.loads((each / "results.json").read_text())["test"] for each in (run, alone)]
+        for entry in scores:
+            entry.pop("sentences_per_second")
+        assert scores[0] == scores[1]
+        assert (run / "hypotheses" / "test.txt").read_text() == (alone / "hypotheses" / "test.txt").read_text()
+        manifest = json.loads((run / "manifest.json").read_text())
+        assert manifest["starts"][0]["machine"]["processes"] == size
+        assert not list(run.rglob("*.part"))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["attention=hard", "attention.normalizer.baseline=moving"],
+        ["objective=minimum_risk", "objective.samples=3"],
+        ["training.r_drop=2", "training.accumulate=2", "training.reduce_dtype=fp32"],
+        ["attention=coverage", "attention.coverage.loss_start=2", "training.ema_decay=0.9"],
+    ],
+)
+def test_whatever_is_minimised(overrides: list[str], tmp_path: Path) -> None:
+    """Samples of positions and of translations belong to sentences, and a moving baseline sees all of them."""
+    one = trained(tmp_path / "one", 1, *overrides)
+    assert difference(trained(tmp_path / "two", 2, *overrides), one) < 1e-5
+
+
+def test_a_batch_smaller_than_the_group(tmp_path: Path) -> None:
+    """Two sentences for three processes: one has none, but takes part."""
+    small = ["training.batch_sentences=2", "training.max_steps=4"]
+    one = trained(tmp_path / "one", 1, *small)
+    assert difference(trained(tmp_path / "three", 3, *small), one) < 1e-6
+
+
+def test_dropout_depends_on_seed_step_and_share(tmp_path: Path) -> None:
+    dropout = ["embedding.dropout=0.3", "decoder.dropout=0.3"]
+    runs = [trained(tmp_path / name, 2, *dropout) for name in ("one", "again")]
+    assert torch.equal(weights(runs[0]), weights(runs[1]))
+    assert difference(trained(tmp_path / "alone", 1, *dropout), runs[0]) > 1e-6  # other shares, other masks
+
+
+def test_another_number_of_processes_goes_on(tmp_path: Path) -> None:
+    """Every pair once in every epoch."""
+    steps = ["training.max_epochs=2", "validation.unit=steps", "validation.every=100", "training.max_steps=null"]
+    whole, run, seen = tmp_path / "whole", tmp_path / "run", tmp_path / "seen"
+    trained(whole, 1, *steps)
+    total = read_checkpoint(whole / "checkpoints" / "last.pt")["step"]
+
+    def stop_after(step: int) -> Prepare:
+        def prepare(rank: int) -> None:
+            from nmt.data.batching import Batches
+            from nmt.training.step import Updater
+
+            load, update = Batches.load, Updater.__call__
+
+            def noted(self: Batches, indices: Any, epoch: int, parts: int = 1) -> Any:  # noqa: ANN401
+                with seen.open("a") as file:
+                    file.writelines(f"{self.split.name} {epoch} {index}\n" for index in indices)
+                return load(self, indices, epoch, parts)
+
+            def signalled(self: Updater, batches: Any, rate: float, number: int, *rest: Any) -> Any:  # noqa: ANN401
+                if number == step and rank == 0:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                return update(self, batches, rate, number, *rest)
+
+            Batches.load, Updater.__call__ = noted, signalled  # type: ignore[method-assign]
+
+        return prepare
+
+    stops = [total // 4, total // 2, 3 * total // 4, 10**9]
+    for size, stop in zip((1, 2, 3, 1), stops, strict=True):
+        status = Group(run, size, *steps, prepare=stop_after(stop)).wait()
+        assert status == [0 if stop == 10**9 else 128 + signal.SIGTERM] * size
+    assert difference(run, whole) < 1e-5
+    read = [line for line in seen.read_text().splitlines() if line.startswith("train")]
+    assert (
+        len(read)
+        == len(set(read))
+        == 2 * json.loads((run / "manifest.json").read_text())["data"]["splits"]["train"]["kept"]
+    )
+
+
+def breaking(rank: int, step: int, change: Callable[[Any], Any]) -> Prepare:
+    """Change the objective's value on one process in one update."""
+
+    def prepare(own: int) -> None:
+        from nmt.objectives.objective import Objective
+
+        real = Objective.__call__
+        calls = iter(range(10**9))
+
+        def changed(self: Objective, batch: Any, number: int, *rest: Any) -> Any:  # noqa: ANN401
+            value = real(self, batch, number, *rest)
+            return change(value) if own == rank and number == step and next(calls) == 0 else value
+
+        Objective.__call__ = changed  # type: ignore[method-assign]
+
+    return prepare
+
+
+def test_a_non_finite_loss_on_one_skips_the_update_on_all(tmp_path: Path) -> None:
+    group = Group(
+        tmp_path / "run", 2, prepare=breaking(1, 3, lambda value: value._replace(total=value.total * torch.inf))
+    )
+    assert group.wait() == [0, 0]
+    assert "step 3: non-finite loss or gradient, skipped" in group.printed()
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["training"]["bad_steps"] == 1
+
+
+def test_memory_that_fails_on_one_splits_the_batch_on_all(alone: Path, tmp_path: Path) -> None:
+    def fail(_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    group = Group(tmp_path / "run", 2, prepare=breaking(1, 3, fail))
+    assert group.wait() == [0, 0]
+    assert group.printed().count("step 3: out of memory") == 1
+    assert difference(tmp_path / "run", alone) < 1e-6
+
+
+def test_an_error_on_one_ends_all_in_one_line(tmp_path: Path) -> None:
+    def prepare(rank: int) -> None:
+        from nmt.data.tokenizer import Tokenizer
+
+        real = Tokenizer.decode
+
+        def decode(self: Tokenizer, tokens: Any) -> str:  # noqa: ANN401
+            if rank == 1:
+                from nmt.config.errors import UserError
+
+                raise UserError("the disk of this machine is full of cats")
+            return real(self, tokens)
+
+        Tokenizer.decode = decode  # type: ignore[method-assign]
+
+    group = Group(tmp_path / "run", 2, "search.batch_tokens=30", prepare=prepare)
+    assert group.wait() == [2, 2]
+    assert "nmt-train: error: process 1: the disk of this machine is full of cats" in group.printed()
+    assert "Traceback" not in group.printed() + group.printed(1)
+    assert "error" not in group.printed(1)
+
+
+def test_a_lost_process_ends_the_others(tmp_path: Path) -> None:
+    def prepare(rank: int) -> None:
+        from nmt.training.step import Updater
+
+        if rank == 1:
+            Updater.__call__ = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,assignment]
+
+    group = Group(tmp_path / "run", 2, prepare=prepare)
+    assert group.wait() == [2, -signal.SIGKILL]
+    assert "nmt-train: error: another process has ended, so this one ends too" in group.printed()
+    assert "Traceback" not in group.printed()
+
+
+@pytest.mark.parametrize("where", ["update", "validation"])
+def test_a_signal_to_one_stops_all_with_a_checkpoint(where: str, alone: Path, tmp_path: Path) -> None:
+    def prepare(rank: int) -> None:
+        from nmt.training.step import Updater
+        from nmt.training.validation import Validator
+
+        def signalled(real: Callable[..., Any]) -> Callable[..., Any]:
+            def called(self: Any, *values: Any) -> Any:  # noqa: ANN401
+                if rank == 1 and (where == "validation" or values[2] == 3):
+                    os.kill(os.getpid(), signal.SIGTERM)
+                return real(self, *values)
+
+            return called
+
+        if where == "update":
+            Updater.__call__ = signalled(Updater.__call__)  # type: ignore[method-assign]
+        else:
+            Validator.__call__ = signalled(Validator.__call__)  # type: ignore[method-assign]
+
+    group = Group(tmp_path / "run", 2, prepare=prepare)
+    assert group.wait() == [128 + signal.SIGTERM] * 2
+    assert "SIGTERM: saving a checkpoint" in group.printed()
+    saved = read_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")
+    assert saved["step"] == (3 if where == "update" else 6)
+    assert saved["validated"] == 0
+    trained(tmp_path / "run", 2)
+    assert difference(tmp_path / "run", alone) < 1e-6
+    steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in steps if "validation/bleu" in line] == [6]
+    assert sum("train/loss" in line for line in steps if line["step"] == 6) == 1
+
+
+def test_patience_ends_all(tmp_path: Path) -> None:
+    group = Group(
+        tmp_path / "run", 2, "validation.unit=steps", "validation.every=1", "validation.patience=1", "optimizer.lr=1e-9"
+    )
+    assert group.wait() == [0, 0]
+    assert "stopped early" in group.printed()
+
+
+def test_a_validation_may_take_longer_than_torch_would_wait(tmp_path: Path) -> None:
+    def prepare(rank: int) -> None:
+        from datetime import timedelta
+
+        import torch.distributed.distributed_c10d as c10d
+
+        from nmt.training.validation import Validator
+
+        c10d.default_pg_timeout = timedelta(seconds=0.3)
+        real = Validator.__call__
+
+        def slow(self: Validator) -> Any:  # noqa: ANN401
+            time.sleep(1.5 * (rank == 0))
+            return real(self)
+
+        Validator.__call__ = slow  # type: ignore[method-assign]
+
+    trained(tmp_path / "run", 2, prepare=prepare)
+
+
+def test_another_corpus_is_refused(tmp_path: Path) -> None:
+    def prepare(rank: int) -> None:
+        real = job.prepare
+        job.prepare = lambda data, tokenizer: real(data.model_copy(update={"seed": 7 + rank}), tokenizer)  # type: ignore[attr-defined]
+
+    group = Group(tmp_path / "run", 2, prepare=prepare)
+    assert group.wait() == [2, 2]
+    assert "process 1: data: another corpus than that of the main process" in group.printed()
+    assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+def test_small_shares_are_warned_of(tmp_path: Path) -> None:
+    group = Group(tmp_path / "run", 2)
+    group.wait()
+    assert re.search(
+        r"training\.batch_tokens=320: each of 2 processes gets 160 tokens .*batch_tokens=2000", group.printed()
+    )
+
+
+def lengths(values: list[int]) -> Iterator[np.ndarray[Any, Any]]:
+    """Token ids of sentences of these lengths."""
+    yield from (np.full(length, 5) for length in values)
