@@ -136,7 +136,7 @@ class Journal:
 class SilentJournal(Journal):
     """The journal of a process that writes nothing."""
 
-    def __init__(self) -> None: ...
+    def __init__(self, *_: object) -> None: ...
 
     def __getattribute__(self, name: str) -> Any:  # noqa: ANN401
         return lambda *_: None

@@ -84,11 +84,9 @@ class Trainer:
 
         Raises Interrupted at a signal, Pruned if the observer says so, UserError after too many bad gradients.
         """
-        self.journal: Journal = SilentJournal()
-        if self.group.is_main:
-            self.journal = Journal(self.run, self.logged_step, self.step, self.total_steps)
-        first = self.logged_step < 0
-        if first:
+        journal = Journal if self.group.is_main else SilentJournal
+        self.journal = journal(self.run, self.logged_step, self.step, self.total_steps)
+        if first := self.logged_step < 0:
             self.journal.config(self.config.model_dump(mode="json"))
         try:
             with self.signals:
