@@ -147,7 +147,7 @@ class ProcessGroup:
         if not failures:
             return outcomes
         rank, failure = min(failures.items())
-        if own is not None and failures.get(self.rank) is failure:
+        if own is not None and rank == self.rank and (self.is_main or not isinstance(own, UserError)):
             raise own
         self._raise(rank, failure.error or RuntimeError(f"process {rank}:\n{failure.text}"))
         return []

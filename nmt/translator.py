@@ -30,7 +30,7 @@ from nmt.ops.sentence_draws import sampling_draws, sentence_keys
 from nmt.processes import local_rank
 from nmt.run import RunDirectory
 from nmt.search.beam import beam_search
-from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits, Symbols
+from nmt.search.hypothesis import NO_PENALTY, Hypothesis, LengthPenalty, Limits, Symbols
 from nmt.search.rollout import SamplingOptions, greedy_search, sample
 
 log = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ class Translator:
                 if forced.weights is not None:
                     weights = forced.weights[row, :length, : len(source_ids[i])].float().cpu()
                 total = float(log_probs[row, :length].sum())
-                hypothesis = Hypothesis(target_ids[i], total / self._penalty()(length), total, weights)
+                hypothesis = Hypothesis(target_ids[i], total / length_penalty(self.search)(length), total, weights)
                 translation = self._translation(source_pieces[i], hypothesis)
                 # The given text and its pieces, not <unk>, so that the word alignment counts each unknown word.
                 results.append(replace(translation, text=targets[i], tokens=target_pieces[i]))
@@ -268,7 +268,7 @@ class Translator:
         symbols = Symbols(target.bos, target.eos, banned=(target.pad, target.bos))
         max_lengths = [min(config.max_length, int(config.max_ratio * len(ids)) + 10) for ids in sources]
         limits = Limits(max(0, config.min_length - 1), max_lengths)
-        penalty = self._penalty()
+        penalty = length_penalty(config)
         with self.machine.autocast():
             state: Any = self.model.encode(source, lengths)
             inputs = self.model.step, state, symbols, limits
@@ -285,11 +285,6 @@ class Translator:
                     draws = sampling_draws(keys, n, device)
                     return sample(*inputs, options=options, uniform=draws, penalty=penalty, device=device)
 
-    def _penalty(self) -> LengthPenalty:
-        if isinstance(self.search, schema.Beam):
-            return LengthPenalty(self.search.length_penalty, self.search.alpha)
-        return LengthPenalty("none", 0.0)
-
     def _translation(self, source_pieces: list[str], hypothesis: Hypothesis) -> Translation:
         target, tokens = self.tokenizers.target, hypothesis.tokens
         pieces, text, alignment = target.pieces(tokens), target.decode(tokens), None
@@ -298,6 +293,11 @@ class Translator:
             if self.search.replace_unknown and target.unk in tokens:
                 text = copy_unknown(pieces, alignment, source_pieces)
         return Translation(text, hypothesis.score, hypothesis.log_prob, source_pieces, pieces, alignment)
+
+
+def length_penalty(search: schema.Search) -> LengthPenalty:
+    """What scores of this search are divided by."""
+    return LengthPenalty(search.length_penalty, search.alpha) if isinstance(search, schema.Beam) else NO_PENALTY
 
 
 def _counted(batches: Iterable[list[T]], progress: Progress | None, processes: int) -> Iterator[list[T]]:

@@ -20,10 +20,8 @@ from nmt.model.state import DecoderState
 from nmt.objectives.token_losses import Prediction, Terms, TokenLoss
 from nmt.ops.output_loss import output_loss
 from nmt.ops.sentence_draws import copied_draws, current_keys, sampling_draws
-from nmt.search.hypothesis import LengthPenalty, Limits, StepOutput, Symbols
+from nmt.search.hypothesis import NO_PENALTY, Limits, StepOutput, Symbols
 from nmt.search.rollout import SamplingOptions, Uniform, sample
-
-NO_PENALTY = LengthPenalty("none", 0.0)
 
 
 class Candidates(NamedTuple):

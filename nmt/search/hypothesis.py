@@ -96,6 +96,9 @@ class LengthPenalty:
         assert_never(self.kind)
 
 
+NO_PENALTY = LengthPenalty("none", 0.0)
+
+
 @dataclass(frozen=True)
 class Hypothesis:
     """One translation of a sentence."""

@@ -253,13 +253,15 @@ def _evaluate(
 
 @contextmanager
 def _log_of_others(group: ProcessGroup, path: Path) -> Iterator[None]:
-    """Add an error of another process than the main one to the run's train.log, with its rank."""
+    """Add the error that ends a group to the run's train.log: on the main process all that it knows of, on another one
+    what it could not report."""
     try:
         yield
     except Exception as error:
-        if not group.is_main and not isinstance(error, OtherProcessFailed) and path.is_file():
+        if group.size > 1 and path.is_file() and not isinstance(error, OtherProcessFailed):
+            name = "" if group.is_main else f"process {group.rank}: "
             with path.open("a", encoding="utf-8") as file:
-                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} ERROR process {group.rank}: {error}\n")
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} ERROR {name}{error}\n")
         raise
 
 

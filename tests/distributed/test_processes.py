@@ -231,6 +231,7 @@ def test_an_error_on_one_ends_all_in_one_line(tmp_path: Path) -> None:
     assert "nmt-train: error: process 1: the disk of this machine is full of cats" in group.printed()
     assert "Traceback" not in group.printed() + group.printed(1)
     assert "error" not in group.printed(1)
+    assert "ERROR process 1: the disk" in (tmp_path / "run" / "train.log").read_text()
 
 
 def test_a_lost_process_ends_the_others(tmp_path: Path) -> None:

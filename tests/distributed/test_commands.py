@@ -1,0 +1,155 @@
+"""The commands on several processes, as users start them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TINY
+from forks import call, ended, forked_group
+
+from nmt.model.weights import read_checkpoint
+from nmt.processes import agreed
+
+BIN = Path(sys.executable).parent
+SHORT = [*TINY, "training.max_steps=8", "data.train_size=100", "precision=fp32", "threads=1"]
+
+
+def torchrun(*words: str | Path, processes: int = 2, options: tuple[str, ...] = ()) -> list[str]:
+    """A command line: several processes on this machine."""
+    start = [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={processes}", *options, "--no-python"]
+    return [*start, str(BIN / words[0]), *map(str, words[1:])]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("commands") / "run"
+    done = call("nmt-train", *SHORT, f"hydra.run.dir={directory}")
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
+def in_group(size: int, output: Path, *command: str | Path, stdin: bytes = b"") -> list[tuple[int, str]]:
+    """Status and output of each process. All share a standard input, which only the first one may read."""
+    given = output.with_suffix(".in")
+    given.write_bytes(stdin)
+
+    def work() -> int:
+        os.dup2(os.open(given, os.O_RDONLY), 0)
+        done = call(*command, stdin=stdin)
+        print(done.stdout.decode() + done.stderr.decode(), end="")
+        return done.returncode
+
+    processes = forked_group(work, size, output)
+    return [(ended(p), output.with_name(f"{output.name}.{rank}").read_text()) for rank, p in enumerate(processes)]
+
+
+@pytest.mark.parametrize("options", [["search.batch_tokens=40"], ["search=sampling", "search.batch_tokens=40"]])
+def test_translations_keep_their_order(options: list[str], run: Path, tmp_path: Path) -> None:
+    lines = (run / "data" / "test.source").read_bytes() + b"\na dog\n"
+    words = ["nmt-translate", f"run={run}", "buffer_lines=5", *options]
+    alone = call(*words, stdin=lines)
+    assert alone.returncode == 0
+    assert alone.stdout.count(b"\n") == lines.count(b"\n")
+    links = tmp_path / "links"
+    (first, printed), (second, nothing) = in_group(2, tmp_path / "out", *words, f"alignments={links}", stdin=lines)
+    assert (first, second) == (0, 0)
+    assert printed.encode() == alone.stdout
+    assert nothing == ""
+    assert links.read_bytes().count(b"\n") == lines.count(b"\n")
+
+
+def test_references_are_scored_in_order(run: Path, tmp_path: Path) -> None:
+    lines, references = ((run / "data" / f"test.{side}") for side in ("source", "target"))
+    words = ["nmt-translate", f"run={run}", f"references={references}", "buffer_lines=3"]
+    alone = call(*words, stdin=lines.read_bytes())
+    (_, printed), (_, nothing) = in_group(2, tmp_path / "out", *words, stdin=lines.read_bytes())
+    assert printed.encode() == alone.stdout
+    assert alone.stdout.count(b"\n") == 8
+    assert nothing == ""
+
+
+def test_an_evaluation_is_that_of_one_process(run: Path, tmp_path: Path) -> None:
+    words = ["nmt-evaluate", f"run={run}", "split=test", "search.batch_tokens=40"]
+    alone = json.loads(call(*words, f"output={tmp_path / 'alone'}").stdout)
+    (status, printed), (_, nothing) = in_group(2, tmp_path / "out", *words, f"output={tmp_path / 'group'}")
+    assert status == 0, printed
+    shared = json.loads(printed)
+    for result in (alone, shared):
+        result.pop("sentences_per_second")
+        result.pop("output")
+    assert shared == alone
+    assert nothing == ""
+
+
+def test_an_error_is_printed_once(run: Path, tmp_path: Path) -> None:
+    group = in_group(2, tmp_path / "out", "nmt-translate", f"run={run}", "alignments=/nowhere/links")
+    assert [status for status, _ in group] == [2, 2]
+    assert "alignments=/nowhere/links: cannot be written" in group[0][1]
+    assert group[1][1] == ""
+    group = in_group(2, tmp_path / "out2", "nmt-train", "attention=bahdanaw")
+    assert [status for status, _ in group] == [2, 2]
+    assert group[0][1].startswith("nmt-train: error: ")
+    assert group[1][1] == ""
+
+
+def test_processes_is_refused_where_there_are_several(tmp_path: Path) -> None:
+    group = in_group(2, tmp_path / "out", "nmt-train", *SHORT, "processes=2", f"hydra.run.dir={tmp_path / 'run'}")
+    assert "processes=: several processes were started already" in group[0][1]
+
+
+def test_the_first_value_is_agreed_on_and_outlives_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert agreed("place", "here") == "here"
+    store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    names = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
+    for name, value in {**names, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+        monkeypatch.setenv(name, value)
+    assert [agreed("place", "here"), agreed("place", "there"), agreed("other", "there")] == ["here", "here", "there"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["torchrun", "processes=2"])
+def test_both_ways_to_start(start: str, tmp_path: Path) -> None:
+    words = ["nmt-train", *SHORT, f"data.cache_dir={tmp_path}"]
+    command = torchrun(*words) if start == "torchrun" else [str(BIN / "nmt-train"), *words[1:], start]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "outputs" / "train").glob("*/*")  # of both processes
+    assert done.stdout.endswith(f"run: {run.relative_to(tmp_path)}\n")
+    assert done.stdout.count("run: ") == 1
+    assert json.loads((run / "manifest.json").read_text())["starts"][0]["machine"]["processes"] == 2
+    assert "processes: 2" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_replaced_and_the_run_ends_in_the_same_bits(tmp_path: Path) -> None:
+    steps = ["training.checkpoint_every=2", "training.max_steps=40", "training.max_epochs=20", "training.log_every=1"]
+    words = ["nmt-train", *SHORT, *steps, f"data.cache_dir={tmp_path}"]
+    whole = tmp_path / "whole"
+    subprocess.run(torchrun(*words, f"hydra.run.dir={whole}"), check=True, capture_output=True, timeout=200)
+    os.chdir(tmp_path)
+    process = subprocess.Popen(
+        torchrun(*words, options=("--max-restarts=2",)), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    killed = False
+    while process.poll() is None and not killed:
+        time.sleep(0.02)
+        for metrics in (tmp_path / "outputs").rglob("metrics.jsonl"):
+            if metrics.read_text().count("\n") >= 7:
+                workers = subprocess.run(
+                    ["pgrep", "-P", str(process.pid)], capture_output=True, text=True
+                ).stdout.split()
+                os.kill(int(workers[-1]), signal.SIGKILL)
+                killed = True
+    printed, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, printed.decode()
+    assert killed
+    (run,) = (tmp_path / "outputs" / "train").glob("*/*")  # after the restart too
+    last, expected = (read_checkpoint(each / "checkpoints" / "last.pt")["model"] for each in (run, whole))
+    assert all(torch.equal(last[name], expected[name]) for name in expected)
+    assert len(json.loads((run / "manifest.json").read_text())["starts"]) == 2
