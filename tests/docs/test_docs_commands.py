@@ -47,7 +47,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shell(command: str, folder: Path) -> str:
     """Its standard output. A command of ours runs in a fork of this process, unless it is part of a pipe."""
     words = shlex.split(command)
-    if "|" in words:
+    if "|" in words or words[0] == "torchrun":
         environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         done = subprocess.run(
             ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, timeout=240, check=False
@@ -72,8 +72,14 @@ def shell(command: str, folder: Path) -> str:
 def shortened(command: str) -> str:
     """A training command with small values, except for those that the page sets itself."""
     name, *arguments = shlex.split(command)
+    if name == "torchrun":
+        options, _, job = command.partition(" --no-python ")
+        options = re.sub(r"--nproc-per-node=\d+", "--nproc-per-node=2", options)
+        options = re.sub(r"--nnodes=\S+", "--nnodes=1", options).replace("HOST:29500", "localhost:0")
+        return f"{options} --no-python {shortened(job)}"
     if name != "nmt-train" or "run=DIR" in arguments:
         return command
+    arguments = ["processes=2" if word.startswith("processes=") else word for word in arguments]
     small = [value for value in SMALL if not ("data=files" in arguments and value.startswith("data."))]
     own = {argument.partition("=")[0] for argument in arguments}
     values = [value for value in small if value.partition("=")[0] not in own]
@@ -133,7 +139,7 @@ def test_every_command_runs(page: Path, prepared: Path, tmp_path: Path) -> None:
         for command in block.lines:
             if command.split()[0] in NOT_RUN:
                 continue
-            assert re.match(r"nmt-\w+ |python scripts/\w+\.py ", command), f"not a command of ours: {command}"
+            assert re.match(r"nmt-\w+ |python scripts/\w+\.py |torchrun ", command), f"not a command of ours: {command}"
             if block.long:
                 compose(command)
                 continue
