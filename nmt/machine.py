@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 import torch
 
 from nmt.config.errors import UserError
+from nmt.processes import local_rank
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 _VENDORS = ("AuthenticAMD", "GenuineIntel")
@@ -36,10 +37,10 @@ class Machine(NamedTuple):
     precision: str  # fp32 | bf16 | fp16
 
     @classmethod
-    def choose(cls, device: str, precision: str, threads: int | None, local_rank: int | None = None) -> Self:
+    def choose(cls, device: str, precision: str, threads: int | None) -> Self:
         """Resolve "auto" and set the number of threads. Raises UserError for an unavailable device or precision.
 
-        local_rank: number of this process among several on this machine, which each take a GPU.
+        Of several processes on a machine, each takes a GPU.
         """
         if threads is not None:
             torch.set_num_threads(threads)
@@ -51,15 +52,16 @@ class Machine(NamedTuple):
             precision = "bf16" if _gains_from_bf16(kind) else "fp16" if kind == "cuda" else "fp32"
         if precision == "fp16" and kind != "cuda":
             raise UserError(f"precision=fp16 needs a CUDA GPU, but the device is {kind}; use fp32 or bf16")
-        if kind != "cuda" or local_rank is None:
+        rank = local_rank()
+        if kind != "cuda" or rank is None:
             return cls(torch.device(kind), precision)
-        if local_rank >= torch.cuda.device_count():
+        if rank >= torch.cuda.device_count():
             raise UserError(
                 f"device={device}: this machine has fewer GPUs ({torch.cuda.device_count()}) than processes; start one "
                 "process per GPU"
             )
-        torch.cuda.set_device(local_rank)
-        return cls(torch.device(kind, local_rank), precision)
+        torch.cuda.set_device(rank)
+        return cls(torch.device(kind, rank), precision)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Context in which matrix products use this precision."""

@@ -27,7 +27,6 @@ from nmt.model.ensemble import Ensemble
 from nmt.model.load import load_runs
 from nmt.model.seq2seq import Seq2Seq, evaluation_mode
 from nmt.ops.sentence_draws import sampling_draws, sentence_keys
-from nmt.processes import local_rank
 from nmt.run import RunDirectory
 from nmt.search.beam import beam_search
 from nmt.search.hypothesis import NO_PENALTY, Hypothesis, LengthPenalty, Limits, Symbols
@@ -84,6 +83,9 @@ class Translator:
         self.group = group or ProcessGroup()
         self.model, self.tokenizers, self.search = model, tokenizers, search
         self.machine, self.seed = machine, seed
+        self.penalty = NO_PENALTY
+        if isinstance(search, schema.Beam):
+            self.penalty = LengthPenalty(search.length_penalty, search.alpha)
         self.reseed()
 
     @classmethod
@@ -109,12 +111,7 @@ class Translator:
             raise UserError("run=[]: needs one run or several")
         configs = [load_config(directory.config) for directory in directories]
         config = configs[0]
-        machine = Machine.choose(
-            device or config.device,
-            precision or config.precision,
-            config.threads if threads is None else threads,
-            local_rank(),
-        )
+        machine = Machine.choose(device or config.device, precision or config.precision, threads or config.threads)
         model, tokenizers = load_runs(directories, configs, checkpoint)
         settings = merge_search(config.search, search or {})
         seed = config.seed if seed is None else seed
@@ -191,7 +188,7 @@ class Translator:
                 if forced.weights is not None:
                     weights = forced.weights[row, :length, : len(source_ids[i])].float().cpu()
                 total = float(log_probs[row, :length].sum())
-                hypothesis = Hypothesis(target_ids[i], total / length_penalty(self.search)(length), total, weights)
+                hypothesis = Hypothesis(target_ids[i], total / self.penalty(length), total, weights)
                 translation = self._translation(source_pieces[i], hypothesis)
                 # The given text and its pieces, not <unk>, so that the word alignment counts each unknown word.
                 results.append(replace(translation, text=targets[i], tokens=target_pieces[i]))
@@ -268,7 +265,7 @@ class Translator:
         symbols = Symbols(target.bos, target.eos, banned=(target.pad, target.bos))
         max_lengths = [min(config.max_length, int(config.max_ratio * len(ids)) + 10) for ids in sources]
         limits = Limits(max(0, config.min_length - 1), max_lengths)
-        penalty = length_penalty(config)
+        penalty = self.penalty
         with self.machine.autocast():
             state: Any = self.model.encode(source, lengths)
             inputs = self.model.step, state, symbols, limits
@@ -293,11 +290,6 @@ class Translator:
             if self.search.replace_unknown and target.unk in tokens:
                 text = copy_unknown(pieces, alignment, source_pieces)
         return Translation(text, hypothesis.score, hypothesis.log_prob, source_pieces, pieces, alignment)
-
-
-def length_penalty(search: schema.Search) -> LengthPenalty:
-    """What scores of this search are divided by."""
-    return LengthPenalty(search.length_penalty, search.alpha) if isinstance(search, schema.Beam) else NO_PENALTY
 
 
 def _counted(batches: Iterable[list[T]], progress: Progress | None, processes: int) -> Iterator[list[T]]:

@@ -2,8 +2,8 @@
 
 python scripts/scaling.py [OPTION ...] [OVERRIDE ...]
 
-Overrides are those of nmt-train. It measures an update by the tokens in a process's share, in one process alone, in several
-side by side, and in several with their reduction, in rounds that alternate; and a reduction by its size.
+Overrides are those of nmt-train. It measures an update by the tokens in a process's share: in one process alone, in
+several side by side, and in several with their reduction, in rounds that alternate; and a reduction by its size.
   --processes N ...   numbers of processes on this machine (default 2 3)
   --tokens N ...      padded tokens of a process's share (default 1024 2048 4096 8192)
   --rounds N          (default 3)

@@ -143,6 +143,10 @@ def test_other_searches(run: Path) -> None:
     assert [each.tokens for each in greedy.translate(LINES)] == [each.tokens for each in one_beam.translate(LINES)]
     sampling = {"kind": "sampling", "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     drawn = [[each.text for each in Translator.load(run, search=sampling, seed=s).translate(LINES)] for s in (1, 1, 2)]
+    one_by_one = Translator.load(
+        run, search=sampling, seed=1
+    )  # a line's number decides, not what is translated with it
+    assert [one_by_one.translate([line])[0].text for line in LINES] == drawn[0]
     assert drawn[0] == drawn[1] != drawn[2]
 
 

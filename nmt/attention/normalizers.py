@@ -70,9 +70,9 @@ class HardNormalizer(Normalizer):
             return Normalized(_one_hot(log_probs, drop))
         B, T, _ = log_probs.shape
         position_draws, soft_draws = draw(B, 2 * T, log_probs.device).view(B, T, 2).unbind(-1)
-        sample = _sampled(log_probs, drop, position_draws)
         finite = log_probs.masked_fill(drop, 0.0)
         probs = log_probs.exp().masked_fill(drop, 0.0)
+        sample = _sampled(probs, drop, position_draws)
         log_prob, entropy = (sample * finite).sum(-1), -(probs * finite).sum(-1)
         if self.expected:
             soft = soft_draws < self.expected
@@ -164,14 +164,14 @@ def _one_hot(energies: Tensor, drop: Tensor) -> Tensor:
     return torch.zeros_like(energies).scatter_(-1, best, 1.0).masked_fill(drop, 0.0)
 
 
-def _sampled(log_probs: Tensor, drop: Tensor, uniform: Tensor) -> Tensor:
-    """One-hot draws (B, T, W) from the rows' distributions, by inverse transform sampling; zeros in a row that `drop`
+def _sampled(probs: Tensor, drop: Tensor, uniform: Tensor) -> Tensor:
+    """One-hot draws (B, T, W) from rows of probabilities, by inverse transform sampling; zeros in a row that `drop`
     excludes as a whole. uniform: (B, T) in [0, 1)."""
-    cdf = log_probs.detach().masked_fill(drop, -torch.inf).to(uniform.dtype).exp().cumsum(-1)
+    cdf = probs.detach().cumsum(-1, dtype=uniform.dtype)
     total = cdf[..., -1:]
     # The first position above the threshold. One that reaches the total is the last with a probability above 0.
     position = ((cdf <= uniform[..., None] * total) & (cdf < total)).sum(-1, keepdim=True)
-    return torch.zeros_like(log_probs).scatter_(-1, position, 1.0).masked_fill(drop, 0.0)
+    return torch.zeros_like(probs).scatter_(-1, position, 1.0).masked_fill(drop, 0.0)
 
 
 def _gumbel_noise(like: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 _INCREMENT = 0x9E3779B97F4A7C15 - 2**64  # as a signed number, like the multipliers
 _MULTIPLIERS = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 _BITS = 53  # of a float64's fraction
+BLOCK = 64  # numbers of a sentence made at a time: one by one, each step of a decoder would need all these operations
 _SAMPLING = 2**32  # the first counter for sampled translations; smaller ones are for other draws
 
 
@@ -27,6 +28,7 @@ class SentenceDraws:
     def __init__(self, make_keys: Callable[[], Tensor]) -> None:
         """make_keys: called at the first draw; int64 (B,), a key for each sentence."""
         self.make_keys, self.counter = make_keys, 0
+        self._block, self._start = torch.empty(0, 0), 0  # numbers of some counters, from the start on
 
     @cached_property
     def keys(self) -> Tensor:
@@ -35,10 +37,12 @@ class SentenceDraws:
 
     def __call__(self, rows: int, count: int, device: torch.device) -> Tensor:
         """(rows, count) in [0, 1). rows: as many as sentences, or a multiple with the rows of a sentence together."""
-        keys = _copies(self.keys.to(device, non_blocking=True), rows // len(self.keys))
-        counters = torch.arange(self.counter, self.counter + count, device=device)
-        self.counter += count
-        return _uniform(keys[:, None], counters)
+        first, self.counter = self.counter, self.counter + count
+        if len(self._block) != rows or self.counter > self._start + self._block.shape[1]:
+            keys = _copies(self.keys.to(device, non_blocking=True), rows // len(self.keys))
+            self._start = first
+            self._block = _uniform(keys[:, None], torch.arange(first, first + max(count, BLOCK), device=device))
+        return self._block[:, first - self._start : self.counter - self._start]
 
 
 _current: SentenceDraws | None = None

@@ -25,7 +25,6 @@ from nmt.model.load import load_weights, new_model
 from nmt.model.weights import BEST, LAST
 from nmt.objectives.auxiliary import CoverageLoss
 from nmt.objectives.objective import Objective
-from nmt.processes import local_rank
 from nmt.report.tensorboard import TensorBoard
 from nmt.run import FINISHED, PRUNED, RunDirectory, read_json
 from nmt.training.corpus_report import log_corpus_report, report_round_trips
@@ -52,7 +51,7 @@ def train(
     `observer` prunes is not evaluated.
     """
     tune_memory()
-    machine = Machine.choose(config.device, config.precision, config.threads, local_rank())
+    machine = Machine.choose(config.device, config.precision, config.threads)
     run = RunDirectory(directory)
     with ProcessGroup.join() as group, _log_of_others(group, run.log):
         return _train_in_group(config, run, machine, group, overrides, choices or {}, observer)

@@ -4,13 +4,13 @@ import io
 import os
 import sys
 from pathlib import Path
-from threading import Timer
 from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import pytest
 
 from nmt.cli.translate import CHUNK, LineReader, _buffers, _decoded, _filter
+from nmt.distributed import ProcessGroup
 
 
 def buffers(stream: BinaryIO, most: int) -> Any:  # noqa: ANN401
@@ -51,35 +51,15 @@ def test_of_a_file_as_many_lines_are_read_as_are_allowed(tmp_path: Path) -> None
 class Echo:
     """In place of a translator: returns what it is given."""
 
-    def __init__(self, kind: str) -> None:
-        self.search = SimpleNamespace(kind=kind)
+    group = ProcessGroup()
+
+    def __init__(self) -> None:
         self.seen: list[list[str]] = []
 
     def translate_nbest(self, lines: list[str], n: int, first_line: int) -> list[list[Any]]:
         assert first_line == sum(map(len, self.seen)) + 1
         self.seen.append(lines)
         return [[SimpleNamespace(text=line, score=0.0, word_alignment=lambda: "0-0")] * n for line in lines]
-
-
-def test_sampling_draws_for_the_same_lines_together_however_fast_they_arrive(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    end, other = os.pipe()
-
-    def write_the_rest() -> None:
-        os.write(other, b"two\nthree\n")
-        os.close(other)
-
-    config: Any = SimpleNamespace(interactive=True, buffer_lines=2, nbest=1)
-    translator: Any = Echo("sampling")
-    with open(end) as given, (tmp_path / "out").open("w") as written, monkeypatch.context() as patch:
-        patch.setattr(sys, "stdin", given)
-        patch.setattr(sys, "stdout", written)
-        os.write(other, b"one\n")
-        Timer(0.2, write_the_rest).start()
-        _filter(translator, config, None)
-    assert translator.seen == [["one", "two"], ["three"]]
-    assert (tmp_path / "out").read_text() == "one\ntwo\nthree\n"
 
 
 def test_translations_and_alignments_can_be_read_as_soon_as_they_are_made(
@@ -101,7 +81,7 @@ def test_translations_and_alignments_can_be_read_as_soon_as_they_are_made(
             return super().translate_nbest(lines, n, first_line)
 
     config: Any = SimpleNamespace(interactive=True, buffer_lines=1024, nbest=2)
-    translator: Any = Watching("beam")
+    translator: Any = Watching()
     with open(end) as given, output.open("w") as written, links.open("wb") as aligned, monkeypatch.context() as patch:
         patch.setattr(sys, "stdin", given)
         patch.setattr(sys, "stdout", written)

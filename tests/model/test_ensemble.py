@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from itertools import chain
 
+import numpy as np
 import pytest
 import torch
 from test_model import BOS, EOS, LENGTHS, NONE, PAD, SOURCE, TARGET, V, attention, model_of
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from nmt.model.ensemble import Ensemble, log_mean
 from nmt.model.seq2seq import Seq2Seq
+from nmt.ops.sentence_draws import sampling_draws, sentence_keys
 from nmt.search.beam import beam_search
 from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits, Symbols
 from nmt.search.rollout import SamplingOptions, greedy_search, sample
@@ -98,7 +100,7 @@ def test_hypotheses_are_worth_what_forced_decoding_says() -> None:
         SYMBOLS,
         LIMITS,
         options=options,
-        generator=torch.Generator().manual_seed(1),
+        uniform=sampling_draws(sentence_keys([1], np.arange(len(LENGTHS))), 4, CPU),
         penalty=PENALTY,
         device=CPU,
     )

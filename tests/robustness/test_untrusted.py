@@ -101,11 +101,6 @@ def _setter(*path: str | int, value: object) -> Callable[[State], object]:
 
 
 STATES: dict[str, Callable[[State], object]] = {
-    "NumPy's generator beyond its end": _setter("random", "numpy", 2, value=10**6),
-    "NumPy's generator of two words": _setter("random", "numpy", 1, value=torch.zeros(2, dtype=torch.int64)),
-    "torch's generator of ten bytes": _setter("random", "torch", value=torch.zeros(10, dtype=torch.uint8)),
-    "Python's generator of nothing": _setter("random", "python", value=(3, (), None)),
-    "no generator": lambda state: state.pop("random"),
     "moments of another size": _optimizer,
     "moments of a parameter that is none": lambda state: state["optimizer"]["state"].update({10**6: {}}),
     "a path for a kept step": _setter("best", "ranked", value=[(1.0, "../../x")]),
