@@ -4,10 +4,10 @@ python scripts/scaling.py [OPTION ...] [OVERRIDE ...]
 
 Overrides are those of nmt-train. It measures an update by the tokens in a process's share: in one process alone, in
 several side by side, and in several with their reduction, in rounds that alternate; and a reduction by its size.
-  --processes N ...   numbers of processes on this machine (default 2 3)
-  --tokens N ...      padded tokens of a process's share (default 1024 2048 4096 8192)
-  --rounds N          (default 3)
-  --device-speed X    predict for devices X times as fast as a process here (default 1, 20 and 100)
+  --processes N,...      numbers of processes on this machine (default 2,3)
+  --tokens N,...         padded tokens of a process's share (default 1024,2048,4096,8192)
+  --rounds N             (default 3)
+  --device-speed X,...   predict for devices X times as fast as a process here (default 1,20,100)
 Writes scaling.json to its output directory.
 """
 
@@ -18,6 +18,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -239,13 +240,18 @@ def report(results: dict[str, Any]) -> None:
     print(markdown(results["predictions"], columns))
 
 
+def numbers(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """A parser of numbers with commas between them."""
+    return lambda text: [kind(word) for word in text.split(",")]
+
+
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, nargs="+", default=[2, 3])
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
+    parser.add_argument("--processes", type=numbers(int), default=[2, 3])
+    parser.add_argument("--tokens", type=numbers(int), default=[1024, 2048, 4096, 8192])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--device-speed", type=float, nargs="+", default=[1.0, 20.0, 100.0])
+    parser.add_argument("--device-speed", type=numbers(float), default=[1.0, 20.0, 100.0])
     options, sys.argv[1:] = parser.parse_known_args()
     if min(options.processes) < 2 or min(options.tokens) < 1 or options.rounds < 1 or min(options.device_speed) <= 0:  # noqa: PLR2004
         parser.error("--processes must be at least 2, the others above 0")

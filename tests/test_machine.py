@@ -105,3 +105,19 @@ print(resident() - before)
 def test_the_processor_names_its_maker() -> None:
     line = re.search(r"^vendor_id\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
     assert cpu_vendor() == (line[1] if line else "")
+
+
+def test_each_process_of_a_machine_takes_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    names = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    assert Machine.choose("cuda", "fp32", None).device == torch.device("cuda", 1)
+    assert chosen == [1]
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(UserError, match=r"device=cuda: this machine has fewer GPUs \(2\) than processes"):
+        Machine.choose("cuda", "fp32", None)
+    assert Machine.choose("cpu", "fp32", None).device == torch.device("cpu")

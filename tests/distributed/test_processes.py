@@ -333,3 +333,11 @@ def test_lengths_as_uneven_as_one_and_a_hundred(tmp_path: Path) -> None:
     overrides += [f"data.validation={text}", f"data.cache_dir={tmp_path}", "data.max_ratio=null", "tokenizer=word"]
     one = trained(tmp_path / "one", 1, *overrides)
     assert difference(trained(tmp_path / "two", 2, *overrides), one) < 1e-6
+
+
+def test_gradients_may_be_added_up_in_bf16(alone: Path, tmp_path: Path) -> None:
+    rough = trained(tmp_path / "run", 2, "training.reduce_dtype=bf16")
+    assert 1e-6 < difference(rough, alone) < 1e-2
+    lines = [json.loads(line) for line in (rough / "metrics.jsonl").read_text().splitlines()]
+    exact = [json.loads(line) for line in (alone / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["train/loss"] == pytest.approx(exact[0]["train/loss"], rel=1e-4)  # the terms are added up in fp32

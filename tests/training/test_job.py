@@ -486,3 +486,22 @@ def test_what_a_run_does_not_reach_is_told(
     assert train(train_config("training.max_steps=2", override), tmp_path / "run", []) == 0
     assert message in caplog.text
     assert caplog.text.count("the run ends before") == 1
+
+
+def test_checkpoints_by_the_clock(train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute passes with every update; a validation saves too, and starts the clock again."""
+    saved: list[int] = []
+    real = trainer_module.Trainer._save
+
+    def noted(self: trainer_module.Trainer) -> None:
+        saved.append(self.step)
+        real(self)
+
+    monkeypatch.setattr(trainer_module.Trainer, "_save", noted)
+    monkeypatch.setattr(trainer_module.time, "monotonic", iter(range(0, 60 * 10**4, 60)).__next__)
+    every = ["training.checkpoint_every=4", "training.checkpoint_unit=minutes", "training.max_steps=9"]
+    train(train_config(*every, "validation.unit=steps", "validation.every=5"), tmp_path / "run", [])
+    assert saved[-1] == 9
+    assert 5 in saved
+    assert [step for step in saved if step not in {5, 9}]
+    assert saved != list(range(1, 10))
