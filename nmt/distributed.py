@@ -5,10 +5,12 @@ one of them is raised in all of them, so that none waits for another that has gi
 a lost process: a process may wait as long as another one validates.
 """
 
+import os
 import signal
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -17,12 +19,14 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch._C._distributed_c10d import Store, TCPStore
 
 from nmt.config.errors import UserError
-from nmt.processes import started_in_group
+from nmt.processes import agent_store, has_agent, rank, started_in_group
 
 T = TypeVar("T")
 S = TypeVar("S", Sequence[Any], NDArray[Any])
+PORT = "nmt/port"  # in torchrun's store
 MAX_WAIT = timedelta(days=7)  # for another process
 
 
@@ -65,7 +69,8 @@ class ProcessGroup:
             yield cls()
             return
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, timeout=MAX_WAIT)
+        store, number, size = (_fresh_store(), rank(), int(os.environ["WORLD_SIZE"])) if has_agent() else (None, -1, -1)
+        dist.init_process_group(backend, timeout=MAX_WAIT, store=store, rank=number, world_size=size)
         yield cls(dist.get_rank(), dist.get_world_size())
         dist.destroy_process_group()  # not after an error: others may still wait, and see that this process ends
 
@@ -202,6 +207,23 @@ class GradientSum:
         for parameter, part in pairs:
             parameter.grad = part.to(parameter.dtype)
         return self._numbers.clone()
+
+
+def _fresh_store() -> Store:
+    """A store for the processes to find each other. That of torchrun still has the addresses of processes before a
+    restart, so the main process starts another one."""
+    host = os.environ["MASTER_ADDR"]
+    agent = agent_store()
+    if rank() == 0:
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=MAX_WAIT)
+        agent.set(PORT, str(store.port))
+        return store
+    while True:
+        with suppress(dist.DistNetworkError, dist.DistStoreError):  # the port may be that before the restart
+            store = TCPStore(host, int(agent.get(PORT)), is_master=False, timeout=timedelta(seconds=2))
+            store.set_timeout(MAX_WAIT)
+            return store
+        time.sleep(0.1)
 
 
 def seed_draws(seed: int, step: int, rank: int) -> None:

@@ -1,6 +1,10 @@
 """How this process was started: alone, or with others by torchrun or a cluster. Imports no torch until it must."""
 
 import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
 
 
 def started_in_group() -> bool:
@@ -36,9 +40,16 @@ def join_cluster() -> None:
 
 def agreed(name: str, value: str) -> str:
     """The value of the first process that calls this, also after torchrun has restarted the processes."""
-    if not started_in_group() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return value
+    return bytes(agent_store().compare_set(f"nmt/{name}", "", value)).decode() if has_agent() else value
+
+
+def has_agent() -> bool:
+    """Does torchrun watch over this process and others, and restart them?"""
+    return started_in_group() and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def agent_store() -> "TCPStore":
+    """torchrun's store, which outlives a restart."""
     from torch._C._distributed_c10d import TCPStore
 
-    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    return bytes(store.compare_set(f"nmt/{name}", "", value)).decode()
+    return TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)

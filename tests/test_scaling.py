@@ -51,19 +51,8 @@ def test_the_batch_that_is_named_keeps_the_efficiency(script: ModuleType) -> Non
 
 @pytest.mark.slow
 def test_it_measures_and_predicts(tmp_path: Path) -> None:
-    words = [
-        "--processes",
-        "2",
-        "--tokens",
-        "128",
-        "256",
-        "--rounds",
-        "1",
-        "--device-speed",
-        "10",
-        *TINY,
-        "precision=fp32",
-    ]
+    options = ["--processes", "2", "--tokens", "128,256", "--rounds", "1", "--device-speed", "10"]
+    words = [*options, *TINY, "precision=fp32"]
     done = subprocess.run(
         [sys.executable, SCRIPT, *words], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
     )
