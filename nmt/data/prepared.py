@@ -1,12 +1,9 @@
 """The files of a prepared corpus: written part by part, read as memory-mapped arrays."""
 
-import array
-import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, overload
 
 import numpy as np
@@ -25,7 +22,6 @@ CHECKSUMS = "checksums.json"
 CHUNK = 2**22  # numbers checked at a time
 
 Array = NDArray[Any]
-Row = tuple[str, str, str]  # source, target and word alignment of a pair
 
 
 class Prepared:
@@ -159,64 +155,6 @@ class Alignments(Sequence[str]):
         except ValueError as error:
             raise _damaged(f"{self._path}, line {index + 1}", f"is invalid ({error})") from None
         return line
-
-
-class RawPairs:
-    """The usable pairs of a split in a temporary file, from reading to encoding."""
-
-    def __init__(self, directory: Path, name: str) -> None:
-        self.path = directory / f"{name}.raw"
-
-    def write(self, rows: Iterable[Row]) -> None:
-        with self.path.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{source}\n{target}\n{alignment}\n" for source, target, alignment in rows)
-
-    def __iter__(self) -> Iterator[Row]:
-        with self.path.open(encoding="utf-8", newline="\n") as file:
-            lines = (line[:-1] for line in file)
-            yield from zip(lines, lines, lines, strict=True)
-
-    def chunks(self, max_pairs: int, max_characters: int) -> Iterator[list[Row]]:
-        """Lists of at most `max_pairs` pairs and about `max_characters` characters."""
-        chunk: list[Row] = []
-        size = 0
-        for row in self:
-            chunk.append(row)
-            size += len(row[0]) + len(row[1])
-            if len(chunk) == max_pairs or size > max_characters:
-                yield chunk
-                chunk, size = [], 0
-        if chunk:
-            yield chunk
-
-    def delete(self) -> None:
-        self.path.unlink()
-
-
-class SideWriter:
-    """Writes the files of a `Side`. Takes 16 bytes of memory per sentence."""
-
-    def __init__(self, directory: Path, name: str) -> None:
-        self.directory, self.name = directory, name
-        self.offsets, self._line_ends = array.array("q", [0]), array.array("q", [0])
-
-    def add(self, ids: Sequence[Sequence[int]], lines: Sequence[str]) -> None:
-        with (
-            (self.directory / f"{self.name}.ids").open("ab") as id_file,
-            (self.directory / f"{self.name}.txt").open("ab") as text_file,
-        ):
-            id_file.write(np.fromiter(itertools.chain.from_iterable(ids), dtype=IDS).tobytes())
-            for sentence, line in zip(ids, lines, strict=True):
-                text = line.encode("utf-8")
-                text_file.write(text)
-                self.offsets.append(self.offsets[-1] + len(sentence))
-                self._line_ends.append(self._line_ends[-1] + len(text))
-
-    def close(self) -> None:
-        for name, values in (("offsets", self.offsets), ("lines", self._line_ends)):
-            with (self.directory / f"{self.name}.{name}.npy").open("wb") as file:
-                # Not `file` itself: NumPy would write with C functions, whose errors do not mention a full disk.
-                np.lib.format.write_array(SimpleNamespace(write=file.write), np.asarray(values))
 
 
 def write_checksums(directory: Path) -> None:
