@@ -104,10 +104,26 @@ class Side:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def lengths_of(self, indices: Array) -> Array:
+        """int64 (B,), tokens of these sentences, with </s>."""
+        lengths: Array = self.offsets[indices + 1] - self.offsets[indices]
+        return lengths
+
     @property
     def lengths(self) -> Array:
-        """int64 (N,), tokens of each sentence, with </s>."""
-        return np.diff(self.offsets)
+        """int32 (N,), tokens of each sentence, with </s>."""
+        return self.lengths_in([(0, len(self))])
+
+    def lengths_in(self, ranges: Sequence[tuple[int, int]]) -> Array:
+        """int32 (N,), tokens of the sentences in these ranges, with </s>."""
+        lengths = np.empty(sum(end - start for start, end in ranges), np.int32)
+        done = 0
+        for first, last in ranges:
+            for start in range(first, last, CHUNK):
+                end = min(start + CHUNK, last)
+                lengths[done : done + end - start] = np.diff(self.offsets[start : end + 1])
+                done += end - start
+        return lengths
 
     def ids(self, index: int) -> Array:
         """Token ids of a sentence, </s> last."""

@@ -15,7 +15,8 @@ from pydantic import TypeAdapter
 from nmt.config.errors import UserError
 from nmt.config.schema import data as schema
 from nmt.data import reading
-from nmt.data.corpus import Pair, files, locate, splits
+from nmt.data.corpus import files, splits
+from nmt.data.sources import Pair, locate
 
 PAIRS = [
     ("a cat", "une chatte"),
