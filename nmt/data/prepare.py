@@ -5,7 +5,9 @@ import itertools
 import json
 import logging
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from nmt.data import corpus
 from nmt.data.cache import locked, remove_leftovers, working_directory
 from nmt.data.demo import corpus as demo
 from nmt.data.encoding import JOURNAL, MAX_HELD_OUT, EncodedSplit, Encoder, read_journal, write_journal
+from nmt.data.file_states import recall, remember, state_of
 from nmt.data.first_pass import FirstPass, read_corpus
 from nmt.data.prepared import FORMAT, Prepared, write_checksums
 from nmt.data.sources import Pair, locate
@@ -26,6 +29,7 @@ from nmt.files import named_errors, write_atomically
 
 log = logging.getLogger(__name__)
 
+THREADS = 4  # that hash files
 Report = dict[str, Any]
 
 
@@ -88,18 +92,31 @@ def fingerprint_of(data: schema.Data, tokenizer: schema.TokenizerConfig) -> str:
     models = []
     if isinstance(tokenizer, schema.FileTokenizer):
         models = [user_path(name) for name in (tokenizer.source_model, tokenizer.target_model) if name]
-    return _digest_of_files([*corpus.files(data), *models], json.dumps(settings, sort_keys=True).encode())
+    start = json.dumps(settings, sort_keys=True).encode()
+    return _digest_of_files([*corpus.files(data), *models], start, user_path(data.cache_dir))
 
 
-def _digest_of_files(paths: Iterable[Path], start: bytes = b"") -> str:
+def _digest_of_files(paths: Sequence[Path], start: bytes = b"", states: Path | None = None) -> str:
+    """SHA-256 of files; those of large ones are remembered in the folder `states`."""
     digest = hashlib.sha256(start)
-    for path in paths:
-        try:
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    with ThreadPoolExecutor(THREADS) as pool:  # hashing releases the interpreter's lock
+        for value in pool.map(partial(_digest_of_file, states=states), paths):
+            digest.update(bytes.fromhex(value))
     return digest.hexdigest()
+
+
+def _digest_of_file(path: Path, states: Path | None) -> str:
+    try:
+        state, key = state_of([path]) if states else None, f"SHA-256 {path.resolve()}"
+        value = recall(states, key, state) if states else None
+        if value is None:
+            with path.open("rb") as file:
+                value = hashlib.file_digest(file, "sha256").hexdigest()
+            if states:
+                remember(states, key, state, value)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    return value
 
 
 def _prepare(data: schema.Data, tokenizer: schema.TokenizerConfig, fingerprint: str, working: Path) -> None:

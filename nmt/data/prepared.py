@@ -1,7 +1,8 @@
 """The files of a prepared corpus: written part by part, read as memory-mapped arrays."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 
 from nmt.config.errors import UserError
 from nmt.config.schema.record import Report
+from nmt.data.file_states import recall, remember, state_of
 from nmt.data.tokenizer import Tokenizers
 from nmt.files import check_contained, checksum, raise_system_error, read_bytes, write_atomically
 from nmt.metrics.alignment import parse_pharaoh
@@ -20,6 +22,7 @@ FORMAT = 3  # part of the fingerprint: increase it when the files change
 IDS = np.dtype("<i4")
 CHECKSUMS = "checksums.json"
 CHUNK = 2**22  # numbers checked at a time
+THREADS = 4  # that compute checksums
 
 Array = NDArray[Any]
 
@@ -44,10 +47,19 @@ class Prepared:
         self.fingerprint: str = self.report["fingerprint"]
         self.tokenizers = Tokenizers.load(directory, self.report["lowercase"])
         self.splits = {name: Split(directory, name) for name in self.report["splits"]}
+        self._check_content()
+
+    def _check_content(self) -> None:
+        """Raises UserError for damaged files. Large ones are read only once, until they change."""
+        folder, key = self.directory.resolve().parent, f"checked {self.directory.resolve()}"
+        state = state_of(self.directory.iterdir())
+        if recall(folder, key, state) is not None:
+            return
         for split in self:
             split.source.check(self.tokenizers.source.vocab_size)
             split.target.check(self.tokenizers.target.vocab_size)
-        _check_sums(directory)
+        _check_sums(self.directory)
+        remember(folder, key, state, "undamaged")
 
     def __iter__(self) -> Iterator["Split"]:
         return iter(self.splits.values())
@@ -90,13 +102,15 @@ class Side:
         except (OSError, ValueError) as error:
             raise_system_error(error)
             raise _damaged(directory, f"the prepared corpus is incomplete ({error})") from None
-        valid = _are_offsets(self.offsets, len(self.tokens), 1) and _are_offsets(self.line_ends, len(self._text), 0)
+        self._name = f"{directory}: {name}"
+        valid = _span(self.offsets, len(self.tokens)) and _span(self.line_ends, len(self._text))
         if not valid or len(self.offsets) != len(self.line_ends):
             raise _damaged(directory, f"{name} does not match its offsets")
-        self._name = f"{directory}: {name}"
 
     def check(self, vocabulary: int) -> None:
-        """Raises UserError if a token id is not in the vocabulary."""
+        """Raises UserError if the offsets decrease or a token id is not in the vocabulary."""
+        if not (_are_apart(self.offsets, 1) and _are_apart(self.line_ends, 0)):
+            raise _damaged(self._name, "does not match its offsets")
         chunks = (self.tokens[start : start + CHUNK] for start in range(0, len(self.tokens), CHUNK))
         if any(bool(chunk.min() < 0) or bool(chunk.max() >= vocabulary) for chunk in chunks):
             raise _damaged(self._name, "has token ids that are not in the tokenizer's vocabulary")
@@ -148,7 +162,9 @@ class Alignments(Sequence[str]):
 
     def __init__(self, path: Path) -> None:
         self._path, self._text = path, _mapped(path, np.dtype("u1"))
-        self._ends = np.flatnonzero(self._text == ord("\n"))
+        starts = range(0, len(self._text), CHUNK)
+        ends = [start + np.flatnonzero(self._text[start : start + CHUNK] == ord("\n")) for start in starts]
+        self._ends = np.concatenate([np.zeros(0, np.int64), *ends])
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -175,7 +191,8 @@ class Alignments(Sequence[str]):
 
 def write_checksums(directory: Path) -> None:
     """Write checksums.json, of all other files in the directory."""
-    sums = {path.name: checksum(path) for path in sorted(directory.iterdir()) if path.name != CHECKSUMS}
+    paths = [path for path in sorted(directory.iterdir()) if path.name != CHECKSUMS]
+    sums = dict(zip([path.name for path in paths], _checksums(paths), strict=True))
     write_atomically(directory / CHECKSUMS, json.dumps(sums, indent=2).encode())
 
 
@@ -183,27 +200,36 @@ def _check_sums(directory: Path) -> None:
     """Raises UserError for a file that has changed since it was written."""
     try:
         sums = json.loads(read_bytes(directory / CHECKSUMS))
-        changed = [name for name, value in sums.items() if checksum(directory / name) != value]
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        values = _checksums([directory / name for name in sums])
+        changed = [name for name, value in zip(sums, values, strict=True) if value != sums[name]]
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise_system_error(error)
         raise UserError(f"{directory}: is not a prepared corpus ({error})") from None
     if changed:
         raise _damaged(directory, f"{changed[0]} is damaged (its checksum differs)")
 
 
+def _checksums(paths: Iterable[Path]) -> list[int]:
+    with ThreadPoolExecutor(THREADS) as pool:  # zlib releases the interpreter's lock
+        return list(pool.map(checksum, paths))
+
+
 def _damaged(path: Path | str, reason: str) -> UserError:
     return UserError(f"{path}: {reason}; delete the folder to prepare the corpus again")
 
 
-def _are_offsets(offsets: Array, end: int, min_length: int) -> bool:
-    """Do these divide `end` elements into parts, each of at least `min_length`?"""
+def _span(offsets: Array, end: int) -> bool:
+    """Do these offsets begin at 0 and end at `end`?"""
     if offsets.dtype != np.int64 or offsets.ndim != 1 or not len(offsets[1:]):
         return False
-    if offsets[0] != 0 or offsets[-1] != end:
-        return False
-    # Chunks overlap by one number, so that np.diff also compares the last number of one with the first of the next.
+    return bool(offsets[0] == 0 and offsets[-1] == end)
+
+
+def _are_apart(offsets: Array, min_length: int) -> bool:
+    """Do these offsets increase by at least `min_length`?"""
+    # Chunks overlap by one number. The comparison comes first: a difference may overflow.
     return all(
-        bool((part >= 0).all() and (part <= end).all() and (np.diff(part) >= min_length).all())
+        bool((part[1:] >= part[:-1]).all()) and bool((np.diff(part) >= min_length).all())
         for part in (offsets[start : start + CHUNK + 1] for start in range(0, len(offsets), CHUNK))
     )
 
