@@ -22,6 +22,11 @@ def working_directory(directory: Path) -> Path:
     return directory.with_name(f".{directory.name}.part")
 
 
+def can_continue(working: Path) -> bool:
+    """Did the preparation in this directory end after its first pass?"""
+    return (working / FIRST_PASS).is_file()
+
+
 def remove_leftovers(directory: Path) -> None:
     """Delete what killed processes left half-prepared: of this corpus, whose lock we hold, and of unlocked ones.
 
@@ -33,7 +38,7 @@ def remove_leftovers(directory: Path) -> None:
         if not own and is_locked(directory.with_name(f".{name}.lock")):
             continue
         recent = own or time.time() - leftover.stat().st_mtime < KEPT
-        if recent and leftover.name == f".{name}.part" and (leftover / FIRST_PASS).is_file():
+        if recent and leftover.name == f".{name}.part" and can_continue(leftover):
             continue
         shutil.rmtree(leftover, ignore_errors=True)
 

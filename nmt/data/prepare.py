@@ -15,7 +15,7 @@ from nmt.config.errors import UserError
 from nmt.config.overrides import user_path
 from nmt.config.schema import data as schema
 from nmt.data import corpus
-from nmt.data.cache import locked, remove_leftovers, working_directory
+from nmt.data.cache import can_continue, locked, remove_leftovers, working_directory
 from nmt.data.demo import corpus as demo
 from nmt.data.encoding import JOURNAL, MAX_HELD_OUT, EncodedSplit, Encoder, read_journal, write_journal
 from nmt.data.file_states import recall, remember, state_of
@@ -59,8 +59,9 @@ def prepare(data: schema.Data, tokenizer: schema.TokenizerConfig) -> Prepared:
                     working.mkdir(exist_ok=True)
                     _prepare(data, tokenizer, fingerprint, working)
                     working.rename(directory)  # all or nothing
-            except Exception:  # but not for Ctrl-C: the next start continues
-                shutil.rmtree(working, ignore_errors=True)
+            except BaseException as error:
+                if isinstance(error, Exception) or not can_continue(working):  # after Ctrl-C, the next start continues
+                    shutil.rmtree(working, ignore_errors=True)
                 raise
             prepared = Prepared(directory)
     return prepared

@@ -169,6 +169,16 @@ def test_a_killed_reading_starts_again(corpus: Path) -> None:
     assert [path.name for path in (corpus / "cache").iterdir()] == [directory.name]
 
 
+def test_an_interrupted_reading_leaves_nothing(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "read_corpus", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        make(corpus)
+    assert list((corpus / "cache").iterdir()) == []
+
+
 def test_others_leftovers_are_kept_for_a_week(corpus: Path) -> None:
     (corpus / "cache").mkdir()
     for name, days in (("recent", 6), ("old", 8)):
