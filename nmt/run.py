@@ -22,8 +22,8 @@ from nmt.config.schema.record import Manifest
 from nmt.data.prepared import Prepared
 
 # Keys that change nothing but rounding in a run's results.
-NO_EFFECT = {"run", "device", "threads", "processes", "data.cache_dir", "training.log_every"}
-NO_EFFECT |= {"training.checkpoint_every", "training.checkpoint_unit"}
+NO_EFFECT = {"run", "device", "threads", "processes", "data.cache_dir", "data.workers"}
+NO_EFFECT |= {"training.log_every", "training.checkpoint_every", "training.checkpoint_unit"}
 STOPPING = {"training.max_epochs", "training.max_steps", "validation.patience"}  # they also stretch some schedules
 # Keys that may change when a run is resumed.
 CHANGEABLE = NO_EFFECT | PATH_KEYS | STOPPING | {"validation.samples", "validation.saliency"}

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmt.config.schema import TrainConfig
-from nmt.data.batching import plan
+from nmt.data.planning import plan
 from nmt.model.build import build_model
 from nmt.objectives.token_losses import likelihood
 from nmt.ops import shared

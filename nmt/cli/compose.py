@@ -69,12 +69,13 @@ def _with_size(config: DictConfig, command: str) -> DictConfig:
     if not _has_automatic_size(config):
         return config
     from nmt.data.corpus import splits
+    from nmt.data.sources import count_pairs
 
     values = OmegaConf.to_container(config.data, resolve=True, throw_on_missing=True)
     data = typed_union(Data, cast(dict[str, Any], values), "data")
     values = cast(dict[str, Any], OmegaConf.to_container(config.size))["thresholds"]
     thresholds = typed_union(SizeThresholds, cast(dict[str, Any], values), "size.thresholds")
-    pairs = sum(1 for _ in splits(data)["train"])
+    pairs = count_pairs(splits(data)["train"])
     reached = {least: size for size, least in thresholds if pairs >= least}
     if not reached:
         raise UserError(f"size.thresholds: no size begins at or below {pairs:,} training pairs; set one to 0")

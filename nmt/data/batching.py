@@ -1,9 +1,10 @@
-"""Batches with little padding, in an order that depends only on seed and epoch.
+"""Batches of padded sentence pairs.
 
 Shapes: B batch, S source positions, T target positions, N sentence pairs.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -13,11 +14,12 @@ from torch import Tensor
 
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
+from nmt.data.planning import Blocks
+from nmt.data.planning import Indices as Indices  # noqa: PLC0414
 from nmt.data.prepared import Prepared, Side, Split
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.metrics.alignment import parse_pharaoh, words_of_pieces
 
-Indices = NDArray[Any]  # int64
 Ids = Sequence[int] | NDArray[Any]  # token ids of a sentence, </s> last
 
 
@@ -94,43 +96,6 @@ def gold_attention(
     return torch.from_numpy(weights / np.maximum(weights.sum(-1, keepdims=True), 1.0))
 
 
-def plan(
-    source_lengths: Indices,
-    target_lengths: Indices,
-    *,
-    batch_tokens: int,
-    batch_sentences: int | None,
-    rng: np.random.Generator,
-    sampled_lengths: tuple[Indices, Indices] | None = None,
-) -> list[Indices]:
-    """Lengths (N,) -> batches of indices that cover every pair once; pairs of similar length share a batch.
-
-    A batch holds as many pairs as fit, at least one: pairs x longest side <= batch_tokens. `rng` shuffles pairs of
-    equal length and the order of batches. `sampled_lengths`, those of sampled segmentations, replace the lengths for
-    grouping, but the batch sizes stay, so that the number of batches does not change.
-    """
-    shuffled = rng.permutation(len(source_lengths))
-    order = _by_length(shuffled, source_lengths, target_lengths)
-    longest = np.maximum(source_lengths, target_lengths)[order]
-    max_pairs = min(batch_tokens, batch_sentences or batch_tokens)
-    batches: list[slice] = []
-    start = 0
-    while start < len(order):
-        window = longest[start : start + max_pairs]
-        padded_size = np.maximum.accumulate(window) * np.arange(1, len(window) + 1)
-        size = max(1, int(np.searchsorted(padded_size, batch_tokens, side="right")))
-        batches.append(slice(start, start + size))
-        start += size
-    if sampled_lengths is not None:
-        order = _by_length(shuffled, *sampled_lengths)
-    return [order[batches[i]] for i in rng.permutation(len(batches))]
-
-
-def _by_length(indices: Indices, source_lengths: Indices, target_lengths: Indices) -> Indices:
-    """Sorted by target length, then source length."""
-    return indices[np.lexsort((source_lengths[indices], target_lengths[indices]))]
-
-
 class _Side(NamedTuple):
     """One side of a split. With alpha > 0 its segmentations are sampled anew in every epoch."""
 
@@ -154,12 +119,12 @@ class _Side(NamedTuple):
         pairs = zip(lines, map(self.tokenizer.pieces, ids), strict=True)
         return [self.tokenizer.restore_spaces(line, pieces) for line, pieces in pairs]
 
-    def lengths(self, epoch: int) -> Indices:
+    def sampled_lengths(self, indices: Indices, epoch: int) -> Indices:
         """Lengths in tokens (N,). Sampled segmentations are not kept, since those of an epoch would take as much memory
         as the text; `ids` samples the same ones again, from the same seeds."""
         if not self.alpha:
-            return self.lines.lengths
-        parts = np.array_split(np.arange(len(self.lines)), -(-len(self.lines) // 10_000))
+            return self.lines.lengths_of(indices)
+        parts = np.array_split(indices, -(-len(indices) // 10_000))
         return np.concatenate([[len(ids) for ids in self.ids(part, epoch)] for part in parts])
 
     def _text(self, indices: Indices) -> list[str]:
@@ -185,20 +150,16 @@ class Batches:
         self.split, self.tokenizers = split, tokenizers
         self.batch_tokens, self.batch_sentences = batch_tokens, batch_sentences
         self.seed, self.sampling, self.guided = seed, sampling, guided
-        self._lengths = split.source.lengths, split.target.lengths
+        self._blocks = Blocks(split.source, split.target, batch_tokens, batch_sentences, seed)
         self._source = _Side(split.source, tokenizers.source, sampling[0], seed)
         self._target = _Side(split.target, tokenizers.target, sampling[1], seed)
 
-    def epoch(self, epoch: int) -> list[Indices]:
+    def epoch(self, epoch: int) -> Sequence[Indices]:
         """The batches of an epoch as indices, the same for the same seed and epoch."""
-        sampled = (self._source.lengths(epoch), self._target.lengths(epoch)) if any(self.sampling) else None
-        return plan(
-            *self._lengths,
-            batch_tokens=self.batch_tokens,
-            batch_sentences=self.batch_sentences,
-            rng=np.random.default_rng([self.seed, epoch]),
-            sampled_lengths=sampled,
-        )
+        return self._blocks.epoch(epoch, partial(self._sampled_lengths, epoch) if any(self.sampling) else None)
+
+    def _sampled_lengths(self, epoch: int, indices: Indices) -> tuple[Indices, Indices]:
+        return self._source.sampled_lengths(indices, epoch), self._target.sampled_lengths(indices, epoch)
 
     def load(self, indices: Indices, epoch: int, parts: int = 1) -> list[Batch]:
         """The pairs `indices` as one batch, or split into up to `parts` smaller ones."""
@@ -213,11 +174,13 @@ class Batches:
         """Target tokens of the pairs `indices` in an epoch."""
         if self.sampling[1]:
             return sum(map(len, self._target.ids(indices, epoch)))
-        return int(self._lengths[1][indices].sum())
+        return int(self.split.target.lengths_of(indices).sum())
 
     def padded_size(self, indices: Indices) -> int:
         """Pairs x tokens of the longest side, without sampling."""
-        return len(indices) * max(int(lengths[indices].max()) for lengths in self._lengths)
+        return len(indices) * max(
+            int(side.lengths_of(indices).max()) for side in (self.split.source, self.split.target)
+        )
 
     def _batch(self, source: list[NDArray[Any]], target: list[NDArray[Any]], indices: Indices) -> Batch:
         batch = collate(source, target, self.tokenizers, indices)

@@ -1,17 +1,22 @@
 """Warnings about a corpus: duplicates, copies, train-test overlap, CSV quotes, swapped or wrong languages."""
 
 import array
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from nmt.data.corpus import Pair, locate
-from nmt.data.prepared import Row
+from nmt.data.sources import Pair, locate
 
+Array = NDArray[Any]
+
+FACTOR = np.int64(-7046029254386353131)  # odd; makes a hash of a pair from those of its sides
+HASHES = 2**22  # compared at a time
 MAX_EXAMPLES = 3  # pairs named in a warning
 WARNINGS = {  # the share of a split's pairs above which to warn, what these pairs do, and a remedy
     "duplicates": (0.1, "repeat an earlier pair"),
@@ -28,56 +33,89 @@ class Matches(NamedTuple):
     total: int = 0
     examples: tuple[int, ...] = ()
 
-    def plus(self, number: int) -> "Matches":
-        return Matches(self.total + 1, (*self.examples, number)[:MAX_EXAMPLES])
+    def plus(self, numbers: Sequence[int]) -> "Matches":
+        """With the pairs of these numbers."""
+        return Matches(self.total + len(numbers), (*self.examples, *numbers)[:MAX_EXAMPLES])
+
+
+@dataclass(frozen=True)
+class PairFacts:
+    """What the warnings need to know of N consecutive pairs of a split."""
+
+    numbers: range  # (N,) of the pairs in the split, from 1
+    usable: Array  # bool (N,): both sides have text
+    hashes: Array  # int64 (N, 2) of source and of pair, equal in all processes; the pair's number if it is not usable
+    copies: list[int]  # numbers of pairs with the same text on both sides
+    quoted: list[int]  # numbers of pairs with quotes as in CSV
+
+    @classmethod
+    def of(cls, pairs: Sequence[Pair], first: int) -> "PairFacts":
+        """first: number of the first pair."""
+        digests, usable = [], []
+        copies, quoted = [], []
+        for number, (source, target, _) in enumerate(pairs, first):
+            if source and target and not source.isspace() and not target.isspace():
+                digests += [_digest(source), _digest(target)]
+                usable.append(True)
+                if source == target:
+                    copies.append(number)
+                if _has_csv_quotes(source) or _has_csv_quotes(target):
+                    quoted.append(number)
+            else:
+                usable.append(False)
+        numbers = range(first, first + len(pairs))
+        hashes = np.repeat(np.asarray(numbers, dtype=np.int64), 2).reshape(-1, 2)
+        sides = np.frombuffer(b"".join(digests), dtype="<i8").reshape(-1, 2)
+        mask = np.array(usable, dtype=bool)
+        hashes[mask, 0] = sides[:, 0]
+        hashes[mask, 1] = sides[:, 0] * FACTOR + sides[:, 1]
+        return cls(numbers, mask, hashes, copies, quoted)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
 class PairStatistics:
     """Counts the pairs that each of WARNINGS is about, while the splits are read, train last.
 
-    Needs 8 bytes per training pair (32 for a moment at the end) and about 200 per held-out pair.
+    Needs 8 bytes per training pair (16 for a moment at the end) and about 200 per held-out pair.
     """
 
     def __init__(self) -> None:
-        self._train = array.array("q")  # hash of each pair, or its number for a pair that is dropped
-        self._held_out: dict[str, tuple[array.array[int], array.array[int]]] = {}  # hashes of sources and of pairs
+        self._train = array.array("q")  # hash of each pair
+        self._held_out: dict[str, list[Array]] = {}  # hashes (N, 2) of each chunk
+        self._sorted: Array | None = None  # all hashes of held-out pairs
         self._matches: dict[str, dict[str, Matches]] = {}
         self._in_train: set[int] = set()  # hashes of held-out sources and pairs that train contains too
 
-    def watch(self, name: str, pairs: Iterable[Pair]) -> Iterator[Pair]:
-        """Yields the pairs of a split and counts them."""
-        train = name == "train"
-        copies = quoted = Matches()
-        source_hashes, pair_hashes = array.array("q"), self._train if train else array.array("q")
-        held_out = {value for split in self._held_out.values() for side in split for value in side}
-        for number, pair in enumerate(pairs, 1):
-            source, target, _ = pair
-            if source and target and source.strip() and target.strip():
-                source_hash, pair_hash = hash(source), hash((source, target))
-                if source == target:
-                    copies = copies.plus(number)
-                if _has_csv_quotes(source) or _has_csv_quotes(target):
-                    quoted = quoted.plus(number)
-                if train and (source_hash in held_out or pair_hash in held_out):
-                    self._in_train |= {source_hash, pair_hash}
-            else:
-                source_hash = pair_hash = number
-            pair_hashes.append(pair_hash)
-            if not train:
-                source_hashes.append(source_hash)
-            yield pair
-        self._matches[name] = {"copies": copies, "quoted": quoted}
-        if not train:
-            self._held_out[name] = source_hashes, pair_hashes
+    def add(self, name: str, facts: PairFacts) -> None:
+        """Count the next pairs of a split."""
+        matches = self._matches.setdefault(name, {"copies": Matches(), "quoted": Matches()})
+        matches["copies"] = matches["copies"].plus(facts.copies)
+        matches["quoted"] = matches["quoted"].plus(facts.quoted)
+        if name != "train":
+            self._held_out.setdefault(name, []).append(facts.hashes)
+            return
+        if self._sorted is None:
+            chunks = [hashes.ravel() for split in self._held_out.values() for hashes in split]
+            self._sorted = np.unique(np.concatenate(chunks))
+        self._train.frombytes(facts.hashes[:, 1].tobytes())
+        hashes = facts.hashes[facts.usable]
+        nearest = np.minimum(np.searchsorted(self._sorted, hashes), len(self._sorted) - 1)
+        self._in_train.update(hashes[(self._sorted[nearest] == hashes).any(axis=1)].ravel().tolist())
 
     def of(self, name: str) -> dict[str, Matches]:
         """Matches in a split, by the keys of WARNINGS. Call it after all splits were read."""
         if name == "train":
             return {"duplicates": self._duplicates(), **self._matches[name]}
         matches = dict(self._matches[name])
-        for kind, hashes in zip(("sources_in_train", "pairs_in_train"), self._held_out[name], strict=True):
-            numbers = [number for number, value in enumerate(hashes, 1) if value in self._in_train]
-            matches[kind] = Matches(len(numbers), tuple(numbers[:MAX_EXAMPLES]))
+        hashes = np.concatenate(self._held_out[name])
+        for kind, column in (("sources_in_train", 0), ("pairs_in_train", 1)):
+            values = hashes[:, column].tolist()
+            matches[kind] = Matches().plus(
+                [number for number, value in enumerate(values, 1) if value in self._in_train]
+            )
         return matches
 
     def _duplicates(self) -> Matches:
@@ -87,9 +125,17 @@ class PairStatistics:
         repeats = ordered[1:][ordered[1:] == ordered[:-1]]
         if not len(repeats):
             return Matches()
-        nearest = np.minimum(np.searchsorted(repeats, hashes), len(repeats) - 1)
-        first = hashes[np.argmax(repeats[nearest] == hashes)]
-        return Matches(len(repeats), tuple((np.flatnonzero(hashes == first)[:MAX_EXAMPLES] + 1).tolist()))
+        del ordered
+        for start in range(0, len(hashes), HASHES):
+            part = hashes[start : start + HASHES]
+            nearest = np.minimum(np.searchsorted(repeats, part), len(repeats) - 1)
+            if (repeated := repeats[nearest] == part).any():
+                first = part[np.argmax(repeated)]
+                break
+        examples: list[int] = []
+        for start in range(0, len(hashes), HASHES):
+            examples += (np.flatnonzero(hashes[start : start + HASHES] == first) + start + 1).tolist()
+        return Matches(len(repeats), tuple(examples[:MAX_EXAMPLES]))
 
 
 def _has_csv_quotes(text: str) -> bool:
@@ -150,20 +196,16 @@ def _trigrams(line: str) -> Iterator[str]:
 def corpus_warnings(
     splits: Mapping[str, Iterable[Pair]],
     matches: Mapping[str, Mapping[str, Matches]],
-    usable: Mapping[str, Iterable[Row]],
+    samples: Mapping[str, Sample],
     counts: Mapping[str, int],
 ) -> list[str]:
-    """One line per warning. By split: pairs as read, matches of WARNINGS, usable pairs and their number."""
+    """One line per warning. By split: pairs as read, matches of WARNINGS, some usable pairs and the number of all."""
     warnings = []
     for name, pairs in splits.items():
         for kind, (total, examples) in matches[name].items():
             max_share, text = WARNINGS[kind]
             if total > max_share * counts[name]:
                 warnings.append(f"{name}: {total} of {counts[name]} pairs {text}, such as {locate(pairs, examples)}")
-    samples = {  # spread over the split
-        name: [(source, target) for source, target, _ in islice(rows, 0, None, -(-counts[name] // MAX_SAMPLE))]
-        for name, rows in usable.items()
-    }
     classifier = SideClassifier(samples["train"])
     for name in (name for name in splits if name != "train"):
         if problem := classifier.problem(samples[name]):

@@ -1,12 +1,10 @@
 """The files of a prepared corpus: written part by part, read as memory-mapped arrays."""
 
-import array
-import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, overload
 
 import numpy as np
@@ -15,6 +13,7 @@ from pydantic import ValidationError
 
 from nmt.config.errors import UserError
 from nmt.config.schema.record import Report
+from nmt.data.file_states import recall, remember, state_of
 from nmt.data.tokenizer import Tokenizers
 from nmt.files import check_contained, checksum, raise_system_error, read_bytes, write_atomically
 from nmt.metrics.alignment import parse_pharaoh
@@ -23,9 +22,9 @@ FORMAT = 3  # part of the fingerprint: increase it when the files change
 IDS = np.dtype("<i4")
 CHECKSUMS = "checksums.json"
 CHUNK = 2**22  # numbers checked at a time
+THREADS = 4  # that compute checksums
 
 Array = NDArray[Any]
-Row = tuple[str, str, str]  # source, target and word alignment of a pair
 
 
 class Prepared:
@@ -48,10 +47,19 @@ class Prepared:
         self.fingerprint: str = self.report["fingerprint"]
         self.tokenizers = Tokenizers.load(directory, self.report["lowercase"])
         self.splits = {name: Split(directory, name) for name in self.report["splits"]}
+        self._check_content()
+
+    def _check_content(self) -> None:
+        """Raises UserError for damaged files. Large ones are read only once, until they change."""
+        folder, key = self.directory.resolve().parent, f"checked {self.directory.resolve()}"
+        state = state_of(self.directory.iterdir())
+        if recall(folder, key, state) is not None:
+            return
         for split in self:
             split.source.check(self.tokenizers.source.vocab_size)
             split.target.check(self.tokenizers.target.vocab_size)
-        _check_sums(directory)
+        _check_sums(self.directory)
+        remember(folder, key, state, "undamaged")
 
     def __iter__(self) -> Iterator["Split"]:
         return iter(self.splits.values())
@@ -94,13 +102,15 @@ class Side:
         except (OSError, ValueError) as error:
             raise_system_error(error)
             raise _damaged(directory, f"the prepared corpus is incomplete ({error})") from None
-        valid = _are_offsets(self.offsets, len(self.tokens), 1) and _are_offsets(self.line_ends, len(self._text), 0)
+        self._name = f"{directory}: {name}"
+        valid = _span(self.offsets, len(self.tokens)) and _span(self.line_ends, len(self._text))
         if not valid or len(self.offsets) != len(self.line_ends):
             raise _damaged(directory, f"{name} does not match its offsets")
-        self._name = f"{directory}: {name}"
 
     def check(self, vocabulary: int) -> None:
-        """Raises UserError if a token id is not in the vocabulary."""
+        """Raises UserError if the offsets decrease or a token id is not in the vocabulary."""
+        if not (_are_apart(self.offsets, 1) and _are_apart(self.line_ends, 0)):
+            raise _damaged(self._name, "does not match its offsets")
         chunks = (self.tokens[start : start + CHUNK] for start in range(0, len(self.tokens), CHUNK))
         if any(bool(chunk.min() < 0) or bool(chunk.max() >= vocabulary) for chunk in chunks):
             raise _damaged(self._name, "has token ids that are not in the tokenizer's vocabulary")
@@ -108,10 +118,26 @@ class Side:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def lengths_of(self, indices: Array) -> Array:
+        """int64 (B,), tokens of these sentences, with </s>."""
+        lengths: Array = self.offsets[indices + 1] - self.offsets[indices]
+        return lengths
+
     @property
     def lengths(self) -> Array:
-        """int64 (N,), tokens of each sentence, with </s>."""
-        return np.diff(self.offsets)
+        """int32 (N,), tokens of each sentence, with </s>."""
+        return self.lengths_in([(0, len(self))])
+
+    def lengths_in(self, ranges: Sequence[tuple[int, int]]) -> Array:
+        """int32 (N,), tokens of the sentences in these ranges, with </s>."""
+        lengths = np.empty(sum(end - start for start, end in ranges), np.int32)
+        done = 0
+        for first, last in ranges:
+            for start in range(first, last, CHUNK):
+                end = min(start + CHUNK, last)
+                lengths[done : done + end - start] = np.diff(self.offsets[start : end + 1])
+                done += end - start
+        return lengths
 
     def ids(self, index: int) -> Array:
         """Token ids of a sentence, </s> last."""
@@ -136,7 +162,9 @@ class Alignments(Sequence[str]):
 
     def __init__(self, path: Path) -> None:
         self._path, self._text = path, _mapped(path, np.dtype("u1"))
-        self._ends = np.flatnonzero(self._text == ord("\n"))
+        starts = range(0, len(self._text), CHUNK)
+        ends = [start + np.flatnonzero(self._text[start : start + CHUNK] == ord("\n")) for start in starts]
+        self._ends = np.concatenate([np.zeros(0, np.int64), *ends])
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -161,67 +189,10 @@ class Alignments(Sequence[str]):
         return line
 
 
-class RawPairs:
-    """The usable pairs of a split in a temporary file, from reading to encoding."""
-
-    def __init__(self, directory: Path, name: str) -> None:
-        self.path = directory / f"{name}.raw"
-
-    def write(self, rows: Iterable[Row]) -> None:
-        with self.path.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{source}\n{target}\n{alignment}\n" for source, target, alignment in rows)
-
-    def __iter__(self) -> Iterator[Row]:
-        with self.path.open(encoding="utf-8", newline="\n") as file:
-            lines = (line[:-1] for line in file)
-            yield from zip(lines, lines, lines, strict=True)
-
-    def chunks(self, max_pairs: int, max_characters: int) -> Iterator[list[Row]]:
-        """Lists of at most `max_pairs` pairs and about `max_characters` characters."""
-        chunk: list[Row] = []
-        size = 0
-        for row in self:
-            chunk.append(row)
-            size += len(row[0]) + len(row[1])
-            if len(chunk) == max_pairs or size > max_characters:
-                yield chunk
-                chunk, size = [], 0
-        if chunk:
-            yield chunk
-
-    def delete(self) -> None:
-        self.path.unlink()
-
-
-class SideWriter:
-    """Writes the files of a `Side`. Takes 16 bytes of memory per sentence."""
-
-    def __init__(self, directory: Path, name: str) -> None:
-        self.directory, self.name = directory, name
-        self.offsets, self._line_ends = array.array("q", [0]), array.array("q", [0])
-
-    def add(self, ids: Sequence[Sequence[int]], lines: Sequence[str]) -> None:
-        with (
-            (self.directory / f"{self.name}.ids").open("ab") as id_file,
-            (self.directory / f"{self.name}.txt").open("ab") as text_file,
-        ):
-            id_file.write(np.fromiter(itertools.chain.from_iterable(ids), dtype=IDS).tobytes())
-            for sentence, line in zip(ids, lines, strict=True):
-                text = line.encode("utf-8")
-                text_file.write(text)
-                self.offsets.append(self.offsets[-1] + len(sentence))
-                self._line_ends.append(self._line_ends[-1] + len(text))
-
-    def close(self) -> None:
-        for name, values in (("offsets", self.offsets), ("lines", self._line_ends)):
-            with (self.directory / f"{self.name}.{name}.npy").open("wb") as file:
-                # Not `file` itself: NumPy would write with C functions, whose errors do not mention a full disk.
-                np.lib.format.write_array(SimpleNamespace(write=file.write), np.asarray(values))
-
-
 def write_checksums(directory: Path) -> None:
     """Write checksums.json, of all other files in the directory."""
-    sums = {path.name: checksum(path) for path in sorted(directory.iterdir()) if path.name != CHECKSUMS}
+    paths = [path for path in sorted(directory.iterdir()) if path.name != CHECKSUMS]
+    sums = dict(zip([path.name for path in paths], _checksums(paths), strict=True))
     write_atomically(directory / CHECKSUMS, json.dumps(sums, indent=2).encode())
 
 
@@ -229,27 +200,36 @@ def _check_sums(directory: Path) -> None:
     """Raises UserError for a file that has changed since it was written."""
     try:
         sums = json.loads(read_bytes(directory / CHECKSUMS))
-        changed = [name for name, value in sums.items() if checksum(directory / name) != value]
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        values = _checksums([directory / name for name in sums])
+        changed = [name for name, value in zip(sums, values, strict=True) if value != sums[name]]
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise_system_error(error)
         raise UserError(f"{directory}: is not a prepared corpus ({error})") from None
     if changed:
         raise _damaged(directory, f"{changed[0]} is damaged (its checksum differs)")
 
 
+def _checksums(paths: Iterable[Path]) -> list[int]:
+    with ThreadPoolExecutor(THREADS) as pool:  # zlib releases the interpreter's lock
+        return list(pool.map(checksum, paths))
+
+
 def _damaged(path: Path | str, reason: str) -> UserError:
     return UserError(f"{path}: {reason}; delete the folder to prepare the corpus again")
 
 
-def _are_offsets(offsets: Array, end: int, min_length: int) -> bool:
-    """Do these divide `end` elements into parts, each of at least `min_length`?"""
+def _span(offsets: Array, end: int) -> bool:
+    """Do these offsets begin at 0 and end at `end`?"""
     if offsets.dtype != np.int64 or offsets.ndim != 1 or not len(offsets[1:]):
         return False
-    if offsets[0] != 0 or offsets[-1] != end:
-        return False
-    # Chunks overlap by one number, so that np.diff also compares the last number of one with the first of the next.
+    return bool(offsets[0] == 0 and offsets[-1] == end)
+
+
+def _are_apart(offsets: Array, min_length: int) -> bool:
+    """Do these offsets increase by at least `min_length`?"""
+    # Chunks overlap by one number. The comparison comes first: a difference may overflow.
     return all(
-        bool((part >= 0).all() and (part <= end).all() and (np.diff(part) >= min_length).all())
+        bool((part[1:] >= part[:-1]).all()) and bool((np.diff(part) >= min_length).all())
         for part in (offsets[start : start + CHUNK + 1] for start in range(0, len(offsets), CHUNK))
     )
 

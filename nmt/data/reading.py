@@ -9,12 +9,16 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from nmt.config.errors import UserError
 
 BOM = b"\xef\xbb\xbf"
+LINES, BLOCK = 1000, 2**20  # lines decoded at a time; bytes read at a time to count lines
+CONVERT = "convert the file"  # remedies for invalid UTF-8
+CONVERT_OR_DROP = "convert the file, or drop such pairs with data.invalid_utf8=drop"
 OTHER_FORMATS = {  # by their first bytes
     b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x1f\x8b": "gzip", b"PAR1": "Parquet", b"PK\x03\x04": "zip",
 }  # fmt: skip
@@ -27,41 +31,71 @@ csv.field_size_limit(sys.maxsize)  # sentences may be long
 
 def read_lines(path: Path) -> Iterator[str]:
     """Lines of a text file, plain or .gz, without line ends. Raises UserError for invalid UTF-8."""
-    return cast(Iterator[str], _decoded(path, drop_invalid=False, remedy="convert the file"))
+    lines, first = raw_lines(path), 1
+    while block := list(islice(lines, LINES)):
+        yield from cast(list[str], decode_lines(path, first, b"".join(block), False, CONVERT))
+        first += len(block)
 
 
-def read_valid_lines(path: Path, drop_invalid: bool) -> Iterator[str | None]:
-    """Like `read_lines`, but if `drop_invalid` is set, a line that is not valid UTF-8 becomes None."""
-    return _decoded(path, drop_invalid, "convert the file, or drop such pairs with data.invalid_utf8=drop")
-
-
-def _decoded(path: Path, drop_invalid: bool, remedy: str) -> Iterator[str | None]:
-    """Lines end only at "\\n", optionally after a carriage return."""
-    open_file = gzip.open if path.suffix == ".gz" else open
+def raw_lines(path: Path) -> Iterator[bytes]:
+    """Lines of a text file, plain or .gz, with their ends ("\n" only). Raises UserError, also for an empty file."""
     number = 0
     try:
-        with cast(BinaryIO, open_file(path, "rb")) as file:
-            for number, raw in enumerate(file, 1):
-                line = raw.removesuffix(b"\n").removesuffix(b"\r")
-                if number == 1:
-                    _check_is_text(path, line)
-                    if b"\r" in line and not raw.endswith(b"\n"):
-                        raise UserError(
-                            f"{path}: its lines end in carriage returns alone, as on the first Macs; convert it: "
-                            f"tr '\\r' '\\n' < {shlex.quote(str(path))} > NEW"
-                        )
-                    line = line.removeprefix(BOM)
-                try:
-                    yield line.decode("utf-8")
-                except UnicodeDecodeError as error:
-                    if not drop_invalid:
-                        position = f"byte {error.start + 1} of the line"
-                        raise UserError(f"{path}, line {number}: not valid UTF-8 ({position}); {remedy}") from None
-                    yield None
+        with _opened(path) as file:
+            for raw in file:
+                number += 1
+                yield raw
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}, after line {number}: cannot be read ({first_line(error)})") from None
     if number == 0:
         raise UserError(f"{path}: is empty")
+
+
+def count_lines(path: Path) -> int:
+    """The number of lines of a text file, plain or .gz. Raises UserError."""
+    count, end = 0, b"\n"
+    try:
+        with _opened(path) as file:
+            while block := file.read(BLOCK):
+                count += block.count(b"\n")
+                end = block[-1:]
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path}, after line {count}: cannot be read ({first_line(error)})") from None
+    return count + (end != b"\n")
+
+
+def _opened(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb"))
+
+
+def decode_lines(path: Path, first: int, content: bytes, drop_invalid: bool, remedy: str) -> list[str | None]:
+    """Decode consecutive lines of a file, of which `first` is the number of the first; they lose their ends.
+
+    Raises UserError for a line that is not UTF-8; with `drop_invalid` it becomes None.
+    """
+    if first == 1:
+        line, end, _ = content.partition(b"\n")
+        line = line.removesuffix(b"\r")
+        _check_is_text(path, line)
+        if not end and b"\r" in line:
+            raise UserError(
+                f"{path}: its lines end in carriage returns alone, as on the first Macs; convert it: "
+                f"tr '\\r' '\\n' < {shlex.quote(str(path))} > NEW"
+            )
+        content = content.removeprefix(BOM)
+    lines: list[str | None] = []
+    try:
+        lines += content.decode("utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError:
+        for number, raw in enumerate(content.removesuffix(b"\n").split(b"\n"), first):
+            try:
+                lines.append(raw.decode("utf-8"))
+            except UnicodeDecodeError as error:
+                if not drop_invalid:
+                    position = f"byte {error.start + 1} of the line"
+                    raise UserError(f"{path}, line {number}: not valid UTF-8 ({position}); {remedy}") from None
+                lines.append(None)
+    return [line and line.removesuffix("\r") for line in lines] if b"\r" in content else lines
 
 
 def _check_is_text(path: Path, line: bytes) -> None:

@@ -54,6 +54,9 @@ class Tokenizer:
         except OSError as error:
             raise UserError(f"{path}: cannot read the tokenizer ({error.strerror})") from None
 
+    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[bytes, bool]]:
+        return Tokenizer, (self.model, self.lowercase)
+
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Lines -> ids, each ending in </s>."""
         encoded: list[list[int]] = self._processor.encode(self._clean(lines), add_eos=True)

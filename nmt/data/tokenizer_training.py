@@ -5,7 +5,6 @@ zero-width non-joiner becomes a space. Translations should keep these.
 """
 
 import io
-import random
 import re
 import tempfile
 from collections import defaultdict
@@ -23,7 +22,6 @@ from nmt.config.overrides import user_path
 from nmt.config.schema import data as schema
 from nmt.data.tokenizer import Tokenizer, Tokenizers, clean
 
-TRAINING_LINES = 2_000_000  # sampled from the corpus to train a tokenizer
 LONGEST_LINE = 2**16  # bytes; longer lines are left out
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # in models trained here
 NO_RULE_FILE = b"\x1a\x02\x32\x00"  # appended to a model, it clears normalizer_spec.normalization_rule_tsv
@@ -61,7 +59,7 @@ def _train(config: schema.TrainedTokenizer, lines: Lines) -> Tokenizer:
     try:
         with _normalization_options(config.normalization) as normalization:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=(clean(line, config.lowercase) for line in _sample(TRAINING_LINES, lines)),
+                sentence_iterator=(clean(line, config.lowercase) for line in lines()),
                 model_writer=model,
                 model_type=config.kind,
                 vocab_size=config.vocab_size,
@@ -83,20 +81,6 @@ def _train(config: schema.TrainedTokenizer, lines: Lines) -> Tokenizer:
     if config.normalization == "nfc":  # the name of a temporary file would make equal models differ
         trained = sentencepiece.SentencePieceProcessor(model_proto=trained + NO_RULE_FILE).serialized_model_proto()
     return Tokenizer(trained, config.lowercase)
-
-
-def _sample(count: int, lines: Lines) -> Iterator[str]:
-    """At most `count` lines, drawn uniformly with a fixed seed (Knuth, algorithm S) and in their order.
-
-    SentencePiece's own sample differs between processes.
-    """
-    total = sum(1 for _ in lines())
-    rng = random.Random(1)
-    needed = min(count, total)
-    for line, left in zip(lines(), range(total, 0, -1), strict=True):
-        if rng.random() * left < needed:
-            needed -= 1
-            yield line
 
 
 def _explanation(message: str, config: schema.TrainedTokenizer) -> str:

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from nmt.config.compose import typed
 from nmt.config.schema import TrainConfig
-from nmt.data.batching import Batches, plan
+from nmt.data import planning
+from nmt.data.batching import Batches
+from nmt.data.planning import plan
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.data.tokenizer import Tokenizer
@@ -130,7 +132,7 @@ def test_pairs_are_batched_by_the_lengths_that_are_drawn(prepared: Prepared) -> 
     assert sorted(i for batch in fresh for i in batch) == list(range(len(prepared.splits["train"])))
     assert sorted(map(len, fresh)) == sorted(map(len, plain.epoch(1)))
 
-    def share_of_padding(plan: list[Any]) -> float:
+    def share_of_padding(plan: Sequence[Any]) -> float:
         loaded = [drawn.load(indices, 1)[0] for indices in plan]
         return 1 - sum(batch.target_tokens for batch in loaded) / sum(batch.target_out.numel() for batch in loaded)
 
@@ -170,3 +172,61 @@ def test_alignments_count_words_that_spaces_separate(sampling: float, tmp_path: 
     assert batch.alignment is not None
     real = batch.target_out != prepared.tokenizers.target.pad
     assert torch.equal(batch.alignment.sum(-1) > 0, real)  # each word, to its last, is linked
+
+
+@pytest.mark.parametrize("sampling", [(0.0, 0.0), (0.3, 0.0)])
+def test_a_large_corpus_is_planned_in_blocks(
+    sampling: tuple[float, float], prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    N = len(prepared.splits["train"])
+    monkeypatch.setattr(planning, "BLOCK", N // 3)  # four blocks
+    monkeypatch.setattr(planning, "RUN", 7)
+    first, second = (batches(prepared, sampling=sampling).epoch(epoch) for epoch in (0, 1))
+    assert len(first) == len(second)
+    for epoch in (first, second):
+        assert sorted(i for batch in epoch for i in batch.tolist()) == list(range(N))
+    assert [batch.tolist() for batch in first] != [batch.tolist() for batch in second]
+    middle = len(first) // 2
+    resumed = batches(prepared, sampling=sampling).epoch(0)
+    assert resumed[middle].tolist() == first[middle].tolist()
+    assert resumed[-1].tolist() == first[-1].tolist()
+    with pytest.raises(IndexError):
+        resumed[len(resumed)]
+    quarter = np.concatenate([first[i] for i in range(len(first) // 4)])
+    assert quarter.min() < N / 8
+    assert quarter.max() > 7 * N / 8
+    if sampling == (0.0, 0.0):
+        source, target = prepared.splits["train"].source, prepared.splits["train"].target
+        for batch in first:
+            assert len(batch) * max(source.lengths_of(batch).max(), target.lengths_of(batch).max()) <= 512
+
+
+def test_one_block_is_planned_as_a_whole(prepared: Prepared) -> None:
+    train = prepared.splits["train"]
+    expected = plan(
+        np.diff(train.source.offsets),
+        np.diff(train.target.offsets),
+        batch_tokens=512,
+        batch_sentences=None,
+        rng=np.random.default_rng([1, 3]),
+    )
+    assert order(batches(prepared), 3) == [batch.tolist() for batch in expected]
+
+
+def test_only_the_block_in_use_is_planned(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = []
+    real = planning.plan
+
+    def counted(*args: Any, **options: Any) -> list[Any]:  # noqa: ANN401
+        planned.append(len(args[0]))
+        return real(*args, **options)
+
+    monkeypatch.setattr(planning, "plan", counted)
+    monkeypatch.setattr(planning, "BLOCK", 100)
+    monkeypatch.setattr(planning, "RUN", 7)
+    epoch = batches(prepared).epoch(0)
+    assert planned == []
+    for position in range(3):
+        epoch[position]
+    assert len(planned) == 1
+    assert planned[0] <= 107

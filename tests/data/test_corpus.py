@@ -15,7 +15,8 @@ from pydantic import TypeAdapter
 from nmt.config.errors import UserError
 from nmt.config.schema import data as schema
 from nmt.data import reading
-from nmt.data.corpus import Pair, files, locate, splits
+from nmt.data.corpus import files, splits
+from nmt.data.sources import Pair, count_pairs, locate
 
 PAIRS = [
     ("a cat", "une chatte"),
@@ -405,3 +406,56 @@ def test_every_kind_of_corpus_takes_more_pairs(tmp_path: Path) -> None:
     assert files(demo) == [tmp_path / "more.en", tmp_path / "more.fr", table]
     with pytest.raises(UserError, match=r"nowhere\.en: no such file"):
         splits(demo.model_copy(update={"extra": ["nowhere"]}))
+
+
+def test_several_parts_are_read_one_after_the_other(tmp_path: Path) -> None:
+    plain = [Pair(*pair) for pair in PAIRS]
+    for number in (2, 0, 1):
+        write_text(tmp_path / f"part-0{number}", PAIRS[number : number + 1])
+    to_tsv(tmp_path / "part-03.tsv")
+    (tmp_path / "part-04.en.gz").write_bytes(gzip.compress(b"zipped\n"))
+    (tmp_path / "part-04.fr").write_text("comprim\n")
+    to_parquet(tmp_path / "part-05.parquet")
+    tail = [Pair("zipped", "comprim"), *plain[:4]]
+    parts = f"[{tmp_path}/part-00,{tmp_path}/part-02]"
+    assert read(train=parts, validation=tmp_path / "part-00") == [plain[0], plain[2]]
+    config = files_config(train=f"'{tmp_path}/part-*'", validation=f"'{tmp_path}/part-0[01]'", test=f"{tmp_path}/*.tsv")
+    found = splits(config)
+    assert list(found["train"]) == [*plain[:3], *plain[:4], *tail]
+    assert list(found["validation"]) == plain[:2]
+    assert list(found["test"]) == plain[:4]
+    assert locate(found["train"], [3, 5, 8]) == (
+        f"{tmp_path}/part-02.en, line 1; {tmp_path}/part-03.tsv, row 2; {tmp_path}/part-04.en.gz, line 1"
+    )
+    extra = files_config(train=parts, validation=tmp_path / "part-00", extra=f"'{tmp_path}/part-0[12]'")
+    assert list(splits(extra)["train"]) == [plain[0], plain[2], plain[1], plain[2]]
+    assert [path.name for path in files(extra)[:4]] == ["part-00.en", "part-00.fr", "part-02.en", "part-02.fr"]
+
+
+def test_a_pattern_without_matches_is_refused(corpus: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"^data\.validation=\S*/valid-\*: matches neither a table .* file valid-\*\.en$"
+    ):
+        splits(files_config(train=corpus, validation=f"{corpus.parent}/valid-*"))
+
+
+def test_a_name_with_the_characters_of_a_pattern_is_a_name(tmp_path: Path) -> None:
+    prefix = write_text(tmp_path / "a[1]*", PAIRS[:1])
+    write_text(tmp_path / "a1x", PAIRS[1:2])
+    assert read(train=f"'{prefix}'", validation=f"'{prefix}'") == [Pair(*PAIRS[0])]
+
+
+def test_errors_in_a_part_name_its_line(tmp_path: Path) -> None:
+    for number in (0, 1):
+        write_text(tmp_path / f"part-{number}")
+    (tmp_path / "part-1.fr").write_bytes(b"un\ndeux\n\xff\nquatre\ncinq\n")
+    with pytest.raises(UserError, match=r"part-1\.fr, line 3: not valid UTF-8"):
+        read(train=f"'{tmp_path}/part-*'", validation=tmp_path / "part-0")
+
+
+def test_pairs_are_counted_without_decoding(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "more.en").write_bytes(b"\xff\n\nlast")
+    (tmp_path / "more.fr").write_bytes(b"un\n\ndeux\n")
+    to_tsv(tmp_path / "t.tsv")
+    config = files_config(train=f"[{corpus},{tmp_path}/more,{tmp_path}/t.tsv]", validation=corpus)
+    assert count_pairs(splits(config)["train"]) == len(PAIRS) + 3 + 4

@@ -5,6 +5,7 @@ import math
 import re
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
@@ -19,9 +20,9 @@ from sentencepiece import sentencepiece_model_pb2
 
 from nmt.config.schema.data import TrainedTokenizer
 from nmt.data import subword_sampling
-from nmt.data import tokenizer_training as module
 from nmt.data.demo import corpus as demo
 from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer_sample import Candidates, TokenizerSample
 
 ENGLISH, FRENCH, _ = (list(side) for side in zip(*demo.generate(300, 1, 1, 1).train, strict=True))
 PLAIN: dict[str, Any] = {"vocab_size": 300}
@@ -170,13 +171,20 @@ def test_a_draw_depends_on_its_seed_alone(kind: str) -> None:
 
 
 IN_A_PROCESS = """
-import hashlib, sys
+import hashlib, sys, tempfile
+from pathlib import Path
+from nmt.data.tokenizer_sample import Candidates, TokenizerSample
 sys.path.insert(0, sys.argv[1])
 from nmt.data import tokenizer_training as tokenizer
 import test_sampled_segmentations as tests
-tokenizer.TRAINING_LINES = 200  # fewer than there are
 config = tests.trained(sys.argv[2])
-found = tokenizer.make_tokenizers(config, lambda: iter(tests.ENGLISH), lambda: iter(tests.FRENCH)).source
+with tempfile.TemporaryDirectory() as folder:
+    sample = TokenizerSample(Path(folder), config.max_train_lines, config.joint)
+    sides = tests.ENGLISH, tests.FRENCH
+    sample.add(*(Candidates.draw(lines, 2.0, [0, side]) for side, lines in enumerate(sides)))
+    lines = [list(sample.lines(side)) for side in (0, 1)]
+    assert sum(map(len, lines)) == 200
+    found = tokenizer.make_tokenizers(config, *(lambda side=side: iter(side) for side in lines)).source
 drawn = [found.sample(tests.ENGLISH, alpha, range(300)) for alpha in (0.1, 0.5)]
 print(hashlib.sha256(found.model).hexdigest(), hashlib.sha256(str(drawn).encode()).hexdigest())
 """
@@ -194,6 +202,7 @@ def trained(kind: str) -> TrainedTokenizer:
         lowercase=False,
         sampling=0.1,
         sampling_sides="both",
+        max_train_lines=200,  # fewer than there are
     )
 
 
@@ -244,8 +253,31 @@ def test_unused_pieces_stay_unused_or_the_model_is_refused(kind: str, possible: 
 
 def test_lines_for_training_are_a_fair_sample_in_their_order() -> None:
     lines = [str(i) for i in range(100)]
-    assert list(module._sample(100, lambda: iter(lines))) == list(module._sample(101, lambda: iter(lines))) == lines
-    drawn = list(module._sample(30, lambda: iter(lines)))
-    assert len(drawn) == 30
-    assert drawn == sorted({*drawn}, key=int) == list(module._sample(30, lambda: iter(lines)))
-    assert 5 <= sum(int(line) < 50 for line in drawn) <= 25
+    chunks = [lines[start : start + 10] for start in range(0, 100, 10)]
+
+    def sample(max_lines: int, joint: bool, delay: int = 0) -> list[list[str]]:
+        """The sample of both sides; `delay`: number of chunks drawn before the first one is added."""
+        with tempfile.TemporaryDirectory() as folder:
+            result = TokenizerSample(Path(folder), max_lines, joint)
+            waiting: list[tuple[Candidates, ...]] = []
+            for number, chunk in enumerate(chunks):
+                thresholds = result.thresholds
+                waiting.append(tuple(Candidates.draw(chunk, thresholds[side], (number, side)) for side in (0, 1)))
+                if len(waiting) > delay:
+                    result.add(*waiting.pop(0))
+            for candidates in waiting:
+                result.add(*candidates)
+            drawn = [list(result.lines(side)) for side in (0, 1)]
+            result.delete()
+            assert not any(Path(folder).iterdir())
+        return drawn
+
+    assert sample(200, True) == sample(201, True) == sample(100, False) == [lines, lines]
+    for joint, size in ((False, 60), (True, 30)):
+        drawn = sample(30, joint)
+        assert sum(map(len, drawn)) == size
+        for side in drawn:
+            assert side == sorted({*side}, key=int)
+            assert len(side) / 6 <= sum(int(line) < 50 for line in side) <= 5 * len(side) / 6
+        assert drawn[0] != drawn[1]
+        assert drawn == sample(30, joint, delay=3) == sample(30, joint, delay=10)  # with higher thresholds

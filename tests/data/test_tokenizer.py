@@ -36,6 +36,7 @@ VALUES: dict[str, Any] = {
     "lowercase": False,
     "sampling": 0.0,
     "sampling_sides": "both",
+    "max_train_lines": 1000,
 }
 
 

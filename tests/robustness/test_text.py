@@ -17,9 +17,11 @@ from forks import call
 from nmt.config.compose import typed
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.data import prepare as module
+from nmt.data import encoding, sources
+from nmt.data.encoding import Encoder
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
+from nmt.data.usable_pairs import RawChunk
 from nmt.training.corpus_report import log_corpus_report
 
 pytestmark = pytest.mark.no_cover  # hundreds of corpora through the same lines, which tests of data cover
@@ -371,14 +373,15 @@ def test_an_endless_held_out_sentence_is_refused(options: tuple[str, ...], home:
 
 def test_long_lines_are_encoded_a_few_at_a_time(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    real: Callable[..., Any] = module.SideWriter.add
+    real: Callable[..., Any] = Encoder.__call__
 
-    def watched(self: Any, ids: Any, lines: list[str]) -> None:  # noqa: ANN401
-        sizes.append(len(lines))
-        real(self, ids, lines)
+    def watched(self: Any, chunk: RawChunk) -> Any:  # noqa: ANN401
+        sizes.append(len(chunk.rows(self.path)))
+        return real(self, chunk)
 
-    monkeypatch.setattr(module, "CHARACTERS", 100)
-    monkeypatch.setattr(module.SideWriter, "add", watched)
+    monkeypatch.setattr(sources, "CHARACTERS", 100)
+    monkeypatch.setattr(encoding, "IN_MAIN", 1000)
+    monkeypatch.setattr(Encoder, "__call__", watched)
     few = doubtful(home, PAIRS, NEW)
     assert max(sizes) <= 3
     assert few.splits["train"].source.lines() == [source for source, _ in PAIRS]

@@ -8,6 +8,7 @@ from pydantic import Field
 from nmt.config.schema.base import Count, Factor, Fraction, Name, Names, Section, Seed
 
 DemoSize = Annotated[int, Field(gt=0, le=10_000_000)]  # sentences, generated in memory
+Parts = Annotated[Names, Field(min_length=1)]  # paths or patterns
 VocabularySize = Annotated[int, Field(ge=6, le=1_000_000)]  # at least four special symbols, a space and a character
 
 
@@ -20,6 +21,7 @@ class Corpus(Section):
     max_length: Count
     max_ratio: Factor | None
     invalid_utf8: Literal["error", "drop"]
+    workers: Count | None
     cache_dir: Name
 
 
@@ -35,9 +37,9 @@ class DemoData(Corpus):
 
 class FilesData(Corpus):
     kind: Literal["files"]
-    train: Name
-    validation: Name
-    test: Name | None
+    train: Parts
+    validation: Parts
+    test: Parts | None
     source_column: Name | None
     target_column: Name | None
     alignments: Name | None
@@ -87,6 +89,7 @@ class TrainedTokenizer(SegmentationSampling):
     joint: bool
     byte_fallback: bool
     normalization: Literal["nfc", "nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"]
+    max_train_lines: Count
     character_coverage: Annotated[float, Field(ge=0.98, le=1.0)]  # limits of SentencePiece
     split_punctuation: bool
     lowercase: bool

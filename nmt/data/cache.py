@@ -1,0 +1,73 @@
+"""The cache of prepared corpora: its locks, and what killed preparations left in it."""
+
+import fcntl
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nmt.data.first_pass import FIRST_PASS
+from nmt.files import is_locked
+
+log = logging.getLogger(__name__)
+
+KEPT = 7 * 24 * 3600  # seconds that a killed preparation is kept to be continued
+
+
+def working_directory(directory: Path) -> Path:
+    """Where a corpus is prepared, beside its directory."""
+    return directory.with_name(f".{directory.name}.part")
+
+
+def can_continue(working: Path) -> bool:
+    """Did the preparation in this directory end after its first pass?"""
+    return (working / FIRST_PASS).is_file()
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Delete what killed processes left half-prepared: of this corpus, whose lock we hold, and of unlocked ones.
+
+    A preparation that can be continued is kept: of this corpus, and for a week of others.
+    """
+    for leftover in directory.parent.glob(".*.part"):
+        name = leftover.name.split(".")[1]
+        own = name == directory.name
+        if not own and is_locked(directory.with_name(f".{name}.lock")):
+            continue
+        recent = own or time.time() - leftover.stat().st_mtime < KEPT
+        if recent and leftover.name == f".{name}.part" and can_continue(leftover):
+            continue
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock: the jobs of a sweep wait until the first one has prepared their corpus."""
+    while True:
+        with open(_open_lock(path), "rb") as lock:  # closing it releases the lock, also after a kill
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                log.info("corpus: another process is preparing it, waiting")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                if not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                    continue
+            except FileNotFoundError:
+                continue  # the previous owner has deleted the file that we locked
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def _open_lock(path: Path) -> int:
+    """Open the lock file, which may belong to another user, without following a link."""
+    try:
+        return os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o666)  # NFS locks only writable files
+    except PermissionError:
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
