@@ -133,3 +133,15 @@ def test_waiting_ends_with_the_lock_or_with_patience(tmp_path: Path) -> None:
     other.wait_until_free(60)
     assert 0.6 <= time.monotonic() - began < 10
     release.join()
+
+
+def test_a_run_may_be_resumed_with_another_number_of_workers(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.claim(VALUES | {"data": {"workers": 1}})
+    save_values(run.config, VALUES | {"data": {"workers": 1}})
+    run.results.write_text("{}")
+    run.release()
+    run.claim(VALUES | {"data": {"workers": 8}})
+    run.release()
+    with pytest.raises(UserError, match="holds a run of another configuration"):
+        run.claim(VALUES | {"data": {"max_length": 8}})

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain, count, islice
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -93,6 +94,7 @@ class Workers:
         if self._processes:
             return
         context = multiprocessing.get_context("spawn")
+        resource_tracker.ensure_running()  # it would change the mask below
         # A worker inherits the mask: Ctrl-C reaches all processes of a terminal, but the main one ends the workers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:

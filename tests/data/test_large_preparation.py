@@ -212,6 +212,7 @@ def test_a_large_corpus_is_checked_once_per_state_of_its_files(corpus: Path, mon
     data[0:4] = (10**6).to_bytes(4, "little")
     path.write_bytes(data)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # as if nothing had happened
+    time.sleep(2 * file_states.RECENT)
     with pytest.raises(UserError, match="has token ids that are not in the tokenizer's vocabulary"):
         Prepared(directory)
     elsewhere = corpus / "elsewhere"

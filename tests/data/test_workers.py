@@ -112,12 +112,17 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_the_workers_end_with_the_main_process(end: signal.Signals) -> None:
     command = [sys.executable, "-c", SLEEPERS, str(Path(__file__).parent)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as main:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as main:
         assert main.stdout is not None
         pids = [int(pid) for pid in main.stdout.readline().split()]
         assert len(pids) == 2
         time.sleep(0.2)
-        main.send_signal(end)
+        if end == signal.SIGINT:
+            os.killpg(main.pid, end)  # as Ctrl-C in a terminal
+        else:
+            main.send_signal(end)
         _, errors = main.communicate(timeout=10)
     assert all(map(ends, pids))
     assert errors.count("Traceback") == (end == signal.SIGINT)  # of the main process alone
