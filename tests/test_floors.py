@@ -20,10 +20,10 @@ FLOORS = [  # from the top down
     "data",
     "distributed",
     "machine",
-    "processes",
     "report",
     "search",
     "metrics",
+    "processes",
     "config",
     "files",
 ]

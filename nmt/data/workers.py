@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import pickle
 import queue
 import signal
 import threading
@@ -11,10 +10,12 @@ from contextlib import suppress
 from itertools import chain, count, islice
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from nmt.config.errors import UserError
+from nmt.processes import cores
 
 QUEUED = 2  # tasks that a worker has at a time, so that it need not wait for the next one
 AHEAD = 4  # tasks per worker whose results are not yet yielded: bounds memory
@@ -31,7 +32,7 @@ class Workers:
 
     def __init__(self, workers: int | None) -> None:
         """workers: number of processes, None for one per core; with 1, all work is done in this process."""
-        self._count = workers or _cores()
+        self._count = workers or cores()
         if multiprocessing.current_process().daemon:  # such a process may not start others
             self._count = 1
         self._processes: dict[Connection, multiprocessing.process.BaseProcess] = {}
@@ -133,11 +134,6 @@ class Workers:
         )
 
 
-def _cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _serve(connection: Connection) -> None:
     """A worker: apply the latest function to each task."""
     received: queue.SimpleQueue[tuple[int | None, Any]] = queue.SimpleQueue()
@@ -167,7 +163,7 @@ def _receive_all(connection: Connection, received: "queue.SimpleQueue[Any]") -> 
 
 def _picklable(error: Exception) -> Exception:
     try:
-        pickle.loads(pickle.dumps(error))
+        ForkingPickler.loads(ForkingPickler.dumps(error))
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error

@@ -355,7 +355,7 @@ def test_resume_by_run_where_the_corpus_has_moved(home: Path) -> None:
     done = call(*again, "data.train=new/train", "data.validation=new/valid", cwd=home)
     assert done.returncode == 0, done.stderr.decode()
     assert b"resumed at step 2 of 4" in done.stderr
-    assert f"train: {home}/new/train\n" in (home / "moved" / "config.yaml").read_text()
+    assert f"train:\n  - {home}/new/train\n" in (home / "moved" / "config.yaml").read_text()
     for word, told in (
         ("data.path=new", "data.path: unknown key"),
         ("data.train='a\nb'", "control characters"),
