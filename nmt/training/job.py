@@ -35,7 +35,7 @@ from nmt.training.validation import pick_samples
 from nmt.translator import Translator
 
 log = logging.getLogger(__name__)
-MIN_SHARE = 1024  # tokens of a batch that are worth a process
+MIN_SHARE = 512  # tokens of a batch that are worth a process
 
 
 def train(

@@ -321,7 +321,7 @@ def test_another_corpus_is_refused(tmp_path: Path) -> None:
 def test_small_shares_are_warned_of(tmp_path: Path) -> None:
     group = Group(tmp_path / "run", 2)
     group.wait()
-    warning = r"training\.batch_tokens=320: each of 2 processes gets 160 tokens .*batch_tokens=2048"
+    warning = r"training\.batch_tokens=320: each of 2 processes gets 160 tokens .*batch_tokens=1024"
     assert re.search(warning, group.printed())
 
 
