@@ -73,7 +73,7 @@ def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:
 
 
 def _check_group(overrides: list[str]) -> None:
-    """Raises UserError for what torchrun's processes cannot do."""
+    """Raises UserError for options that several processes do not support."""
     if any(override.startswith("processes=") for override in overrides):
         raise UserError("processes=: several processes were started already; leave it out")
     if sweep.sweeping() and "TORCHELASTIC_RUN_ID" in os.environ:

@@ -69,7 +69,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def decode_lines(path: Path, first: int, content: bytes, drop_invalid: bool, remedy: str) -> list[str | None]:
-    """Decode consecutive lines of a file, of which `first` is the number of the first; they lose their ends.
+    """Decode consecutive lines of a file, without their line ends. `first`: the number of the first line.
 
     Raises UserError for a line that is not UTF-8; with `drop_invalid` it becomes None.
     """

@@ -304,7 +304,7 @@ def test_a_validation_may_take_longer_than_torch_would_wait(tmp_path: Path) -> N
 
         Validator.__call__ = slow  # type: ignore[method-assign]
 
-    trained(tmp_path / "run", 2, prepare=prepare)
+    assert Group(tmp_path / "run", 2, prepare=prepare).wait() == [0, 0]
 
 
 def test_another_corpus_is_refused(tmp_path: Path) -> None:
