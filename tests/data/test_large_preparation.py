@@ -66,7 +66,7 @@ def content(directory: Path) -> dict[str, bytes]:
 SEPARATE = ("tokenizer.joint=false", "embedding.tie_source_target=false", "tokenizer.max_train_lines=100")
 
 
-@pytest.mark.parametrize("options", [(), SEPARATE])
+@pytest.mark.parametrize("options", [(), pytest.param(SEPARATE, marks=pytest.mark.slow)])
 def test_files_are_the_same_for_any_number_of_workers(options: tuple[str, ...], corpus: Path) -> None:
     whole = []
     for workers in ("1", "2", "3", "null"):
@@ -120,7 +120,7 @@ def killed_after(chunks: int, corpus: Path, monkeypatch: pytest.MonkeyPatch, sig
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
-@pytest.mark.parametrize("chunks", [0, 1, 5])
+@pytest.mark.parametrize("chunks", [0, pytest.param(1, marks=pytest.mark.slow), 5])
 def test_a_killed_preparation_is_continued(
     chunks: int, sign: signal.Signals, corpus: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -113,11 +113,13 @@ def test_processes_make_the_updates_of_one(alone: Path, tmp_path: Path) -> None:
     [
         ["attention=hard", "attention.normalizer.baseline=moving"],
         ["objective=minimum_risk", "objective.samples=3"],
-        ["training.r_drop=2", "training.accumulate=2", "training.reduce_dtype=fp32"],
-        ["attention=coverage", "attention.coverage.loss_start=2", "training.ema_decay=0.9"],
+        pytest.param(["training.r_drop=2", "training.accumulate=2"], marks=pytest.mark.slow),
+        pytest.param(
+            ["attention=coverage", "attention.coverage.loss_start=2", "training.ema_decay=0.9"], marks=pytest.mark.slow
+        ),
     ],
 )
-def test_whatever_is_minimised(overrides: list[str], tmp_path: Path) -> None:
+def test_the_same_for_objectives_and_attentions(overrides: list[str], tmp_path: Path) -> None:
     """Samples of positions and of translations belong to sentences, and a moving baseline sees all of them."""
     one = trained(tmp_path / "one", 1, *overrides)
     assert difference(trained(tmp_path / "two", 2, *overrides), one) < 1e-5
@@ -325,6 +327,7 @@ def test_small_shares_are_warned_of(tmp_path: Path) -> None:
     assert re.search(warning, group.printed())
 
 
+@pytest.mark.slow
 def test_lengths_as_uneven_as_one_and_a_hundred(tmp_path: Path) -> None:
     rows = [(" ".join(["ein Hund"] * s), " ".join(["a dog"] * t)) for s, t in ((1, 50), (50, 1), (1, 1), (50, 50)) * 10]
     text = tmp_path / "text.tsv"
