@@ -23,9 +23,11 @@ from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines
 from nmt.distributed import ProcessGroup
 from nmt.machine import Machine, retry_in_halves
 from nmt.metrics.alignment import attention_to_links, format_pharaoh, merge_to_words, words
-from nmt.model.ensemble import Ensemble
+from nmt.model.ensemble import Ensemble, SearchEnsemble
 from nmt.model.load import load_runs
+from nmt.model.search_model import SearchModel, prepare_for_search
 from nmt.model.seq2seq import Seq2Seq, evaluation_mode
+from nmt.ops.packed import pack
 from nmt.ops.sentence_draws import sampling_draws, sentence_keys
 from nmt.run import RunDirectory
 from nmt.search.beam import beam_search
@@ -86,6 +88,7 @@ class Translator:
         self.penalty = NO_PENALTY
         if isinstance(search, schema.Beam):
             self.penalty = LengthPenalty(search.length_penalty, search.alpha)
+        self._prepared: tuple[list[tuple[int, int]], SearchModel | SearchEnsemble] | None = None
         self.reseed()
 
     @classmethod
@@ -227,8 +230,10 @@ class Translator:
         """Batches of indices, each with the n best hypotheses of its sentences."""
         threads, workers = torch.get_num_threads(), self._workers()
 
+        model = self._search_model()
+
         def search(batch: list[int]) -> list[list[Hypothesis]]:
-            return list(chain.from_iterable(retry_in_halves(lambda part: self._search(part, sources, n), batch)))
+            return list(chain.from_iterable(retry_in_halves(lambda part: self._search(model, part, sources, n), batch)))
 
         if workers == 1 or len(batches) == 1:
             yield from ((batch, search(batch)) for batch in batches)
@@ -256,7 +261,19 @@ class Translator:
             start += size
 
     @torch.no_grad()
-    def _search(self, batch: list[int], all_sources: list[list[int]], n: int) -> list[list[Hypothesis]]:
+    def _search_model(self) -> SearchModel | SearchEnsemble:
+        """The model prepared for search, anew if its weights have changed."""
+        versions = [(weight.data_ptr(), weight._version) for weight in self.model.parameters()]
+        if self._prepared is None or self._prepared[0] != versions:
+            hypotheses = self.search.beam_size if isinstance(self.search, schema.Beam) else 1
+            with self.machine.autocast():
+                self._prepared = versions, prepare_for_search(self.model, hypotheses, pack)
+        return self._prepared[1]
+
+    @torch.no_grad()
+    def _search(
+        self, model: SearchModel | SearchEnsemble, batch: list[int], all_sources: list[list[int]], n: int
+    ) -> list[list[Hypothesis]]:
         """Indices of sentences, the longest first, and token ids -> the n best hypotheses of each."""
         config, device, target = self.search, self.machine.device, self.tokenizers.target
         sources = [all_sources[i] for i in batch]
@@ -267,8 +284,8 @@ class Translator:
         limits = Limits(max(0, config.min_length - 1), max_lengths)
         penalty = self.penalty
         with self.machine.autocast():
-            state: Any = self.model.encode(source, lengths)
-            inputs = self.model.step, state, symbols, limits
+            state: Any = model.encode(source, lengths)
+            inputs: Any = model.step, state, symbols, limits
             match config:
                 case schema.Greedy():
                     return greedy_search(*inputs, penalty=penalty, device=device)

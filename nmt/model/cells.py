@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from nmt.ops.dropout import dropout, masked, zoneout
 from nmt.ops.gru import gru_gates
 from nmt.ops.linear import linear
+from nmt.ops.packed import Weight
 from nmt.ops.shared import in_autocast_dtype
 
 Recurrent = nn.RNN | nn.GRU | nn.LSTM
@@ -57,6 +58,7 @@ class Transition(NamedTuple):
     bias_hh: Tensor  # (G,)
     norms: Norms | None = None
     hidden_mask: Tensor | None = None  # (B, H)
+    packed: Weight | None = None  # replaces weight_hh in search
 
     def select(self, index: Tensor) -> Self:
         """Rows `index` of the batch, of one direction."""
@@ -76,6 +78,8 @@ class LayerWeights(NamedTuple):
     zoneout: float = 0.0
     residual: bool = False  # is the input added to the output?
     transitions: tuple[Transition, ...] = ()
+    packed_ih: Weight | None = None  # these replace weight_ih and weight_hh in search
+    packed: Weight | None = None
 
     def select(self, index: Tensor) -> Self:
         """Rows `index` of the batch, of one direction."""
@@ -110,9 +114,10 @@ def layer_parameters(
 
 def input_gates(rnn: Recurrent, weights: LayerWeights, inputs: Tensor) -> Tensor:
     """(..., I) -> (..., G): W_ih x + b_ih, normalised if the layer has norms."""
+    weight = weights.weight_ih if weights.packed_ih is None else weights.packed_ih
     if weights.norms is None:
-        return linear(inputs, weights.weight_ih, weights.bias_ih)
-    return norm_gates(rnn, weights, linear(inputs, weights.weight_ih))
+        return linear(inputs, weight, weights.bias_ih)
+    return norm_gates(rnn, weights, linear(inputs, weight))
 
 
 def norm_gates(rnn: Recurrent, weights: LayerWeights, gates: Tensor) -> Tensor:
@@ -138,10 +143,11 @@ def _step(
     rnn: Recurrent, weights: LayerWeights | Transition, gates: Tensor, hidden: Tensor, memory: Tensor | None
 ) -> State:
     norms, entering = weights.norms, masked(hidden, weights.hidden_mask)
+    weight = weights.weight_hh if weights.packed is None else weights.packed
     if norms is None:
-        recurrent = linear(entering, weights.weight_hh, weights.bias_hh)
+        recurrent = linear(entering, weight, weights.bias_hh)
     else:
-        recurrent = _normed(rnn, linear(entering, weights.weight_hh), norms.hidden, weights.bias_hh)
+        recurrent = _normed(rnn, linear(entering, weight), norms.hidden, weights.bias_hh)
     if isinstance(rnn, nn.GRU):
         return gru_gates(gates, recurrent, hidden), None
     if isinstance(rnn, nn.LSTM):

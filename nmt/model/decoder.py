@@ -24,9 +24,8 @@ from nmt.model.cells import (
 from nmt.model.readout import LexicalModel, Readout
 from nmt.model.recurrence import run_rnn
 from nmt.model.regularisation import PLAIN, Options, Regularisation
-from nmt.model.state import DecoderState, Weights
+from nmt.model.state import BatchWeights, DecoderState, Weights
 from nmt.ops.dropout import Dropout, masked
-from nmt.ops.linear import linear
 from nmt.ops.shared import loop
 
 
@@ -92,7 +91,7 @@ class Decoder(nn.Module):
 
     def forward_stepped(self, embedded: Tensor, state: DecoderState) -> Decoded:
         """Step by step; everything that does not depend on the previous step is computed before or after the loop."""
-        gates = self._word_gates(embedded, state)
+        gates = state.weights.word_gates(embedded, state.fixed)
         steps: list[_Step] = []
         with loop():
             for gates_t, word in zip(gates.unbind(1), embedded.unbind(1), strict=True):
@@ -107,15 +106,16 @@ class Decoder(nn.Module):
         return self._decoded(outputs, attended, embedded, state)
 
     def step(self, word: Tensor, state: DecoderState) -> tuple[Tensor, Tensor | None, DecoderState]:
-        """(B, E) embedding of the previous token -> readout (B, R), weights (B, S) or None, next state."""
-        step = self._step(self._word_gates(word, state), word, state)
+        """(B, E) embedding of the previous token, or what else the state's weights take for it -> readout (B, R),
+        weights (B, S) or None, next state."""
+        step = self._step(state.weights.word_gates(word, state.fixed), word, state)
         readout = step.readout
         if readout is None:
             readout = self._read_out(self._output(step.state.cell), step.context, word, state)
         weights = None if step.attended is None else step.attended.weights[:, 0]
         return self._with_words(readout, weights, state), weights, step.state
 
-    def weights(self, rows: int, word_dim: int, fixed_dim: int) -> Weights:
+    def weights(self, rows: int, word_dim: int, fixed_dim: int) -> BatchWeights:
         """The weights for a batch of `rows` sentences, for all steps; fixed_dim = M with a fixed vector, else 0."""
         layers = self.regularisation.prepare(self.rnn, rows)
         widths = [word_dim, fixed_dim, self.rnn.input_size - word_dim - fixed_dim]
@@ -124,28 +124,14 @@ class Decoder(nn.Module):
         if self.conditional is not None and self.conditional_regularisation is not None:
             (conditional,) = self.conditional_regularisation.prepare(self.conditional, rows)
         readout_mask = self.dropout.sentence_mask(layers[0].weight_hh, rows, self.readout.dim)
-        return Weights(layers, word, fixed, fed, conditional, readout_mask=readout_mask)
-
-    def _word_gates(self, embedded: Tensor, state: DecoderState) -> Tensor:
-        """The contribution of the words and the fixed vector to the first layer's gates.
-
-        (B, T, E) or (B, E) -> (B, T, G) or (B, G). Includes the bias unless layer normalisation adds it later.
-        """
-        first = state.weights.layers[0]
-        gates = linear(embedded, state.weights.word, first.bias_ih if first.norms is None else None)
-        if state.fixed is not None:
-            fixed = linear(state.fixed, state.weights.fixed)
-            gates = gates + (fixed[:, None] if embedded.dim() == 3 else fixed)  # noqa: PLR2004
-        return gates
+        return BatchWeights(layers, word, fixed, fed, conditional, self.readout, readout_mask=readout_mask)
 
     def _step(self, gates: Tensor, word: Tensor, state: DecoderState) -> "_Step":
         attended, weights = None, state.weights
-        fed = [] if state.feed is None else [state.feed]
         if self.attend == "before":
             attended = self._attend(self._output(state.cell)[:, None], state)
-            fed = fed if attended is None else [attended.context[:, 0], *fed]
-        if fed:
-            gates = gates + linear(torch.cat(fed, dim=1), weights.fed)
+        fed = weights.fed_gates(None if attended is None else attended.context[:, 0], state.feed)
+        gates = gates if fed is None else gates + fed
         lowest = weights.layers[0]
         first = step_layer(self.rnn, lowest, norm_gates(self.rnn, lowest, gates), *state.cell.of(0))
         if self.attend == "between":
@@ -166,7 +152,7 @@ class Decoder(nn.Module):
         assert self.conditional is not None
         assert weights.conditional is not None
         assert attended is not None
-        gates = input_gates(self.conditional, weights.conditional, attended.context[:, 0])
+        gates = weights.conditional_gates(self.conditional, attended.context[:, 0])
         return step_layer(self.conditional, weights.conditional, gates, *first)
 
     def _upper_layers(self, first: State, state: CellState, weights: Weights) -> CellState:
@@ -194,7 +180,7 @@ class Decoder(nn.Module):
 
     def _read_out(self, output: Tensor, context: Tensor | None, word: Tensor, state: DecoderState) -> Tensor:
         """(B, T, H), (B, T, M) or None, (B, T, E), or without T -> (B, T, R) or (B, R), after dropout."""
-        return self._drop(self.readout(output, context, word), state)
+        return self._drop(state.weights.read_out(output, context, word), state)
 
     def _with_words(self, readouts: Tensor, weights: Tensor | None, state: DecoderState) -> Tensor:
         """(B, T, R), (B, T, S) or None, or without T -> (B, T, R) or (B, R), plus the lexical model's result."""

@@ -5,7 +5,7 @@ Shapes: B batch, S source positions, T target positions, V vocabulary, K models.
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -29,26 +29,42 @@ class EnsembleState(NamedTuple):
         return self._replace(members=tuple(member.branch(index, sentences) for member in self.members))
 
 
-class Ensemble(nn.Module):
+class Member(Protocol):
+    """A model that translates step by step: a Seq2Seq, or one prepared for search."""
+
+    @property
+    def attends(self) -> bool:
+        """Does it have an attention?"""
+        ...
+
+    def encode(self, source: Tensor, lengths: Tensor, *vocabulary: Tensor) -> DecoderState:
+        """See Seq2Seq.encode and SearchModel.encode."""
+        ...
+
+    def step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
+        """See Seq2Seq.step."""
+        ...
+
+
+class SearchEnsemble:
     """p(y_t | y_<t, x) = 1/K sum_k p_k(y_t | y_<t, x)   (ensembles: Sutskever et al. 2014, 3.6).
 
     The models may differ in everything but their vocabularies. Attention weights are averaged over the models that have
     an attention.
     """
 
-    def __init__(self, members: Sequence[Seq2Seq]) -> None:
-        super().__init__()
+    def __init__(self, members: Sequence[Member]) -> None:
         self.members = tuple(members)
-        self._registered = nn.ModuleList(members)
 
     @property
     def attends(self) -> bool:
         """Does any model have an attention?"""
         return any(member.attends for member in self.members)
 
-    def encode(self, source: Tensor, lengths: Tensor) -> EnsembleState:
-        """int64 (B, S), int64 (B,) on the CPU -> the decoders' states before their first step."""
-        return EnsembleState(tuple(member.encode(source, lengths) for member in self.members))
+    def encode(self, source: Tensor, lengths: Tensor, *vocabulary: Tensor) -> EnsembleState:
+        """int64 (B, S), int64 (B,) on the CPU -> the decoders' states before their first step. vocabulary: see
+        SearchModel.encode."""
+        return EnsembleState(tuple(member.encode(source, lengths, *vocabulary) for member in self.members))
 
     def step(self, tokens: Tensor, state: EnsembleState) -> StepOutput[EnsembleState]:
         """Previous tokens, int64 (B,) -> logarithm of the members' mean probabilities of the next token, float32
@@ -57,9 +73,19 @@ class Ensemble(nn.Module):
         log_probs = log_mean([step.logits.log_softmax(-1, dtype=torch.float32) for step in steps])
         return StepOutput(log_probs, _mean([s.weights for s in steps]), EnsembleState(tuple(s.state for s in steps)))
 
+
+class Ensemble(nn.Module, SearchEnsemble):
+    """A SearchEnsemble of whole models, which can also score translations."""
+
+    def __init__(self, members: Sequence[Seq2Seq]) -> None:
+        nn.Module.__init__(self)
+        SearchEnsemble.__init__(self, members)
+        self.models = tuple(members)
+        self._registered = nn.ModuleList(members)
+
     def force(self, source: Tensor, lengths: Tensor, target_in: Tensor, target_out: Tensor, pad: int) -> Forced:
         """As Seq2Seq.force: the logarithm of each token's mean probability, the mean attention."""
-        forced = [member.force(source, lengths, target_in, target_out, pad) for member in self.members]
+        forced = [member.force(source, lengths, target_in, target_out, pad) for member in self.models]
         return Forced(log_mean([member.log_probs for member in forced]), _mean([member.weights for member in forced]))
 
 

@@ -33,7 +33,8 @@ class Readout(nn.Module):
         self.kind, self.dim = kind, readout_dim
         word_dim = 0 if kind == "attentional" else word_dim
         width = readout_dim * (2 if kind == "maxout" else 1)
-        self.proj = Linear(state_dim + context_dim + word_dim, width)
+        self.sizes = (state_dim, context_dim, word_dim)  # of the inputs
+        self.proj = Linear(sum(self.sizes), width)
 
     def forward(self, state: Tensor, context: Tensor | None, word: Tensor) -> Tensor:
         """(..., H), (..., M) or None, (..., E) -> (..., R)."""
@@ -43,6 +44,10 @@ class Readout(nn.Module):
         if self.kind != "attentional":
             parts.append(word)
         projected: Tensor = self.proj(torch.cat(parts, dim=-1))
+        return self.activation(projected)
+
+    def activation(self, projected: Tensor) -> Tensor:
+        """W [...] (..., R or 2 R) -> (..., R)."""
         if self.kind == "maxout":
             return projected.reshape(*projected.shape[:-1], -1, 2).amax(-1)
         return torch.tanh(projected)
@@ -88,9 +93,11 @@ class Output(Linear):
 
     def operands(self, readouts: Tensor, table: Tensor | None = None) -> Operands:
         """(..., R) -> the operands of the logits. `table`: the result of an earlier call of `table()`."""
-        if self.scale is not None:
-            readouts = self.scale * normalize(readouts, dim=-1)
-        return Operands(readouts, self.table() if table is None else table, self.bias)
+        return Operands(self.scaled(readouts), self.table() if table is None else table, self.bias)
+
+    def scaled(self, readouts: Tensor) -> Tensor:
+        """(..., R) -> (..., R), as they enter the product with the table."""
+        return readouts if self.scale is None else self.scale * normalize(readouts, dim=-1)
 
     def table(self) -> Tensor:
         """(V, R), one row for each token. (A tied table starts with zeros for padding: `eps` bounds its gradient.)"""

@@ -16,7 +16,7 @@ from nmt.model.cells import CellState
 from nmt.model.decoder import Decoded, Decoder
 from nmt.model.encoder import Encoder
 from nmt.model.readout import Output
-from nmt.model.state import DecoderState
+from nmt.model.state import BatchWeights, DecoderState, Weights
 from nmt.ops.dropout import Dropout, dropout, masked
 from nmt.ops.linear import Linear, linear
 from nmt.ops.output_loss import Criterion, OutputLoss, cross_entropy, output_loss
@@ -103,8 +103,9 @@ class Seq2Seq(nn.Module):
         """int64 (B, S), int64 (B,) on the CPU -> the decoder's initial state."""
         return self.encode_embedded(self.source_embedding(source), lengths)
 
-    def encode_embedded(self, embedded: Tensor, lengths: Tensor) -> DecoderState:
-        """(B, S, E), int64 (B,) on the CPU -> the decoder's initial state."""
+    def encode_embedded(self, embedded: Tensor, lengths: Tensor, weights: Weights | None = None) -> DecoderState:
+        """(B, S, E), int64 (B,) on the CPU -> the decoder's initial state. weights: of the decoder; None: prepared
+        here for this batch."""
         positions = torch.arange(embedded.shape[1], device=embedded.device)
         valid = positions < lengths.to(embedded.device, non_blocking=True)[:, None]
         dropped = self.dropout(embedded)
@@ -116,9 +117,10 @@ class Seq2Seq(nn.Module):
         if self.decoder.input_feeding:
             feed = encoded.summary.new_zeros(embedded.shape[0], self.output.in_features)
         fixed = encoded.summary if self.fixed_context else None
-        B, E = embedded.shape[0], self.target_embedding.embedding_dim
-        weights = self.decoder.weights(B, E, 0 if fixed is None else fixed.shape[1])
-        weights = weights._replace(word_mask=self.dropout.sentence_mask(embedded, B, E))
+        if weights is None:
+            B, E = embedded.shape[0], self.target_embedding.embedding_dim
+            weights = self.decoder.weights(B, E, 0 if fixed is None else fixed.shape[1])
+            weights = weights._replace(word_mask=self.dropout.sentence_mask(embedded, B, E))
         beams_share_memory = attention is not None and not attention.reads_past
         words = None if self.decoder.lexical is None else dropped
         return DecoderState(self.bridge(encoded.summary), feed, past, memory, words, fixed, weights, beams_share_memory)
@@ -159,17 +161,20 @@ class Seq2Seq(nn.Module):
 
     def step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
         """int64 (B,) previous tokens -> logits of the next token, attention weights, next state."""
-        if state.weights.table is None:
-            state = self._before_steps(state)
+        state, table = self._before_steps(state)
         embedded = masked(self._embed_target(tokens), state.weights.word_mask)
         readout, weights, state = self.decoder.step(embedded, state)
-        return StepOutput(linear(*self.output.operands(readout, state.weights.table)), weights, state)
+        return StepOutput(linear(*self.output.operands(readout, table)), weights, state)
 
-    def _before_steps(self, state: DecoderState) -> DecoderState:
-        """The state with tensors that every step reads cast to the precision of its products, once."""
+    def _before_steps(self, state: DecoderState) -> tuple[DecoderState, Tensor]:
+        """The state with tensors that every step reads cast to the precision of its products, once; the output table
+        among them."""
+        assert isinstance(state.weights, BatchWeights)
+        if state.weights.table is not None:
+            return state, state.weights.table
         words = None if state.words is None else in_autocast_dtype(state.words)
-        weights = state.weights._replace(table=in_autocast_dtype(self.output.table()))
-        return state._replace(words=words, weights=weights)
+        table = in_autocast_dtype(self.output.table())
+        return state._replace(words=words, weights=state.weights._replace(table=table)), table
 
     def _embed_target(self, tokens: Tensor) -> Tensor:
         """int64 (...) -> (..., E), after dropout, except the variational one, whose mask is in the decoder's state."""

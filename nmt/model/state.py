@@ -3,28 +3,105 @@
 Shapes: B batch, S source positions, E embedding, M memory, R readout, G gates x H.
 """
 
-from typing import NamedTuple, Self
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, Self
 
+import torch
 from torch import Tensor
 
 from nmt.attention.memory import Memory, Past
-from nmt.model.cells import CellState, LayerWeights
+from nmt.model.cells import CellState, LayerWeights, Recurrent, input_gates
+from nmt.model.readout import Readout
+from nmt.ops.linear import linear
 
 
-class Weights(NamedTuple):
-    """Parameters in the precision of the computation and dropout masks, prepared once per batch for all steps."""
+class Weights(Protocol):
+    """The decoder's weights for a batch, and the products of a step with them."""
+
+    @property
+    def layers(self) -> Sequence[LayerWeights]:
+        """Of the recurrent network, the lowest first."""
+        ...
+
+    @property
+    def conditional(self) -> LayerWeights | None:
+        """Of the second half of a conditional step."""
+        ...
+
+    @property
+    def word_mask(self) -> Tensor | None:
+        """(B, E), of dropout."""
+        ...
+
+    @property
+    def readout_mask(self) -> Tensor | None:
+        """(B, R), of dropout."""
+        ...
+
+    def word_gates(self, word: Tensor, fixed: Tensor | None) -> Tensor:
+        """The contribution of previous words and of `fixed` to the lowest layer's gates, (..., G)."""
+        ...
+
+    def fed_gates(self, context: Tensor | None, feed: Tensor | None) -> Tensor | None:
+        """That of what the step itself computes, (B, G): of the context, if the decoder attends before the step, and
+        of the previous readout (B, R), if it is fed back."""
+        ...
+
+    def conditional_gates(self, rnn: Recurrent, context: Tensor) -> Tensor:
+        """The context's gates (B, G) in the second half of a conditional step."""
+        ...
+
+    def read_out(self, output: Tensor, context: Tensor | None, word: Tensor) -> Tensor:
+        """Outputs (..., H) of the top layer, contexts, words -> readouts (..., R), before dropout."""
+        ...
+
+    def select(self, index: Tensor) -> Self:
+        """Rows `index` of the batch."""
+        ...
+
+
+class BatchWeights(NamedTuple):
+    """Parameters in the precision of the computation and dropout masks, prepared once per batch for all steps.
+
+    Words are embeddings (..., E), contexts are (..., M).
+    """
 
     layers: list[LayerWeights]
     word: Tensor  # (G, E), columns of the first layer's weight_ih: for the word,
     fixed: Tensor  # (G, M or 0), for the fixed vector,
     fed: Tensor  # (G, ...), for what the step itself computes: context, previous readout
     conditional: LayerWeights | None
+    readout: Readout
     word_mask: Tensor | None = None  # (B, E)
     readout_mask: Tensor | None = None  # (B, R)
     table: Tensor | None = None  # (V, R) of the output layer; None before the first step of a search
 
+    def word_gates(self, word: Tensor, fixed: Tensor | None) -> Tensor:
+        """See Weights. Includes the bias unless layer normalisation adds it later."""
+        first = self.layers[0]
+        gates = linear(word, self.word, first.bias_ih if first.norms is None else None)
+        if fixed is not None:
+            of_fixed = linear(fixed, self.fixed)
+            gates = gates + (of_fixed[:, None] if word.dim() == 3 else of_fixed)  # noqa: PLR2004
+        return gates
+
+    def fed_gates(self, context: Tensor | None, feed: Tensor | None) -> Tensor | None:
+        """See Weights."""
+        fed = [part for part in (context, feed) if part is not None]
+        return linear(torch.cat(fed, dim=1), self.fed) if fed else None
+
+    def conditional_gates(self, rnn: Recurrent, context: Tensor) -> Tensor:
+        """See Weights."""
+        assert self.conditional is not None
+        return input_gates(rnn, self.conditional, context)
+
+    def read_out(self, output: Tensor, context: Tensor | None, word: Tensor) -> Tensor:
+        """See Weights."""
+        readout: Tensor = self.readout(output, context, word)
+        return readout
+
     def select(self, index: Tensor) -> Self:
-        """Rows `index` of the batch."""
+        """See Weights."""
         return self._replace(
             layers=[layer.select(index) for layer in self.layers],
             conditional=None if self.conditional is None else self.conditional.select(index),

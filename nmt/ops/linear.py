@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from nmt.ops.matmul import input_gradient, matmul, uses_onednn, weight_gradient
+from nmt.ops.packed import Weight
 from nmt.ops.shared import defer_gradient, in_loop
 
 PENDING_ELEMENTS = 2**24  # of stored inputs and gradients, above which they are reduced to a product
@@ -18,13 +19,17 @@ PENDING_ELEMENTS = 2**24  # of stored inputs and gradients, above which they are
 class Linear(nn.Linear):
     """nn.Linear, faster inside loops, and on processors where torch's own products are slow."""
 
+    packed: Weight | None = None  # replaces the weight in search
+
     def forward(self, inputs: Tensor) -> Tensor:
         """(..., I) -> (..., O)."""
-        return linear(inputs, self.weight, self.bias)
+        return linear(inputs, self.weight if self.packed is None else self.packed, self.bias)
 
 
-def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(inputs: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     """x W' + b: (..., I), (O, I), (O,) -> (..., O), or with D operands (D, N, I), (D, O, I), (D, O) -> (D, N, O)."""
+    if not isinstance(weight, Tensor):
+        return weight.product(inputs, bias)
     if in_loop() or (torch.is_grad_enabled() and uses_onednn(inputs, weight)):
         shared = defer_gradient((weight, bias), _linear_gradients)
         applied: Tensor = _Linear.apply(inputs, shared.anchor, shared.pending, *shared.values)  # type: ignore[no-untyped-call]
