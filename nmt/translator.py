@@ -29,6 +29,7 @@ from nmt.model.search_model import SearchModel, prepare_for_search
 from nmt.model.seq2seq import Seq2Seq, evaluation_mode
 from nmt.ops.packed import pack
 from nmt.ops.sentence_draws import sampling_draws, sentence_keys
+from nmt.ops.shared import loop
 from nmt.run import RunDirectory
 from nmt.search.beam import beam_search
 from nmt.search.hypothesis import NO_PENALTY, Hypothesis, LengthPenalty, Limits, Symbols
@@ -283,7 +284,7 @@ class Translator:
         max_lengths = [min(config.max_length, int(config.max_ratio * len(ids)) + 10) for ids in sources]
         limits = Limits(max(0, config.min_length - 1), max_lengths)
         penalty = self.penalty
-        with self.machine.autocast():
+        with self.machine.autocast(), loop():  # so that what a score computes from the keys is kept between steps
             state: Any = model.encode(source, lengths)
             inputs: Any = model.step, state, symbols, limits
             match config:

@@ -3,7 +3,7 @@
 Shapes: B batch, S source positions, T target positions, V vocabulary, K models.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import NamedTuple, Protocol, Self
 
@@ -37,7 +37,8 @@ class Member(Protocol):
         """Does it have an attention?"""
         ...
 
-    def encode(self, source: Tensor, lengths: Tensor, *vocabulary: Tensor) -> DecoderState:
+    @property
+    def encode(self) -> Callable[..., DecoderState]:
         """See Seq2Seq.encode and SearchModel.encode."""
         ...
 

@@ -3,6 +3,7 @@
 Shapes: B batch, S source positions, T target positions, A attention, F features.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nmt.ops.shared import defer_gradient
+
+MAX_EXPONENT = 86.0  # e^86 and e^-86 are normal numbers in float32
+CACHED_NUMBERS = 2**18  # hidden units computed at a time if there are few: 1 MiB, which fit a core's cache
 
 
 def additive_energies(
@@ -24,9 +28,10 @@ def additive_energies(
 
     The hidden units (B, T, S, A) are not stored: the backward pass recomputes them from the features and the keys, of
     which a loop stores one copy. They are computed as tanh(x) = 2 sigmoid(2 x) - 1, which is several times faster on a
-    CPU:  e = 2 v . sigmoid(2 q + 2 k + 2 P f) - sum(v).
+    CPU:  e = 2 v . sigmoid(2 q + 2 k + 2 P f) - sum(v). Without features, sigmoid(2 q + 2 k) = 1 / (1 + e^-2q e^-2k):
+    each exponential is computed once, not for every pair of query and key.
     """
-    shared = defer_gradient((keys, weight, projection), _gradients, _doubled)
+    shared = defer_gradient((keys, weight, projection), _gradients, _doubled if features is not None else _exponentials)
     energies: Tensor = _Energies.apply(query, features, shared.anchor, shared.pending, *shared.values)  # type: ignore[no-untyped-call]
     return energies
 
@@ -37,6 +42,17 @@ def _doubled(keys: Tensor, weight: Tensor, projection: Tensor | None) -> tuple[T
     doubled = 2 * weight[0].to(wide)
     projection = keys.new_empty(keys.shape[-1], 0) if projection is None else projection
     return 2 * keys.to(wide), doubled, doubled.sum() / 2, 2 * projection.to(wide)
+
+
+def _exponentials(keys: Tensor, weight: Tensor, projection: Tensor | None) -> tuple[Tensor, ...]:
+    """e^-2k, and the rest as `_doubled`."""
+    keys, *others = _doubled(keys, weight, projection)
+    return _exponential(keys), *others
+
+
+def _exponential(doubled: Tensor) -> Tensor:
+    """e^-x, where neither it nor its inverse overflows: a product of two is never 0 times infinity."""
+    return doubled.clamp(-MAX_EXPONENT, MAX_EXPONENT).neg_().exp_()
 
 
 class _Energies(torch.autograd.Function):
@@ -57,9 +73,10 @@ class _Energies(torch.autograd.Function):
         features = None if features is None else features.to(keys.dtype)
         ctx.save_for_backward(query, features, keys, weight, projection)
         with torch.autocast(keys.device.type, enabled=False):  # energies stay in float32
-            keys = _updated(keys, features, projection)
-            energies = [(_hidden(one, keys) @ weight).sub_(total) for one in query.unbind(1)]
-        return energies[0][:, None] if len(energies) == 1 else torch.stack(energies, dim=1)
+            hidden = _hidden_units(keys, features, projection)
+            together = max(1, CACHED_NUMBERS // keys.numel())  # queries
+            energies = [hidden(part).matmul(weight).sub_(total) for part in torch.split(query, together, dim=1)]
+        return energies[0] if len(energies) == 1 else torch.cat(energies, dim=1)
 
     @staticmethod
     @once_differentiable
@@ -70,9 +87,9 @@ class _Energies(torch.autograd.Function):
         needs_sums = ctx.needs_input_grad[2]
         if needs_sums and not ctx.pending:
             ctx.pending.append(_Sums(keys, weight, projection))
-        updated = _updated(keys, features, projection)
-        for t, (one, part) in enumerate(zip(query.unbind(1), grad.unbind(1), strict=True)):
-            hidden = _hidden(one, updated)
+        hidden_units = _hidden_units(keys, features, projection)
+        for t, (one, part) in enumerate(zip(torch.split(query, 1, dim=1), grad.unbind(1), strict=True)):
+            hidden = hidden_units(one)[:, 0]
             if needs_sums:
                 ctx.pending[0].weight += part.reshape(1, -1) @ hidden.flatten(0, 1) - part.sum() / 2
             slope = hidden.addcmul_(hidden, hidden, value=-1)
@@ -102,13 +119,11 @@ def _gradients(pending: list[_Sums]) -> tuple[Tensor, ...]:
     return sums.keys.mul_(sums.factor), sums.weight.mul_(2), sums.projection.mul_(sums.factor[:, None])
 
 
-def _updated(keys: Tensor, features: Tensor | None, projection: Tensor) -> Tensor:
-    """(B, S, A), (B, S, F), (A, F) -> (B, S, A)."""
+def _hidden_units(keys: Tensor, features: Tensor | None, projection: Tensor) -> Callable[[Tensor], Tensor]:
+    """Keys (B, S, A) as converted, (B, S, F), (A, F) -> the function q (B, T, A) -> sigmoid(2 q + 2 k + 2 P f)
+    (B, T, S, A)."""
     if features is None:
-        return keys
-    return torch.addmm(keys.flatten(0, 1), features.flatten(0, 1), projection.t()).view(keys.shape)
-
-
-def _hidden(query: Tensor, keys: Tensor) -> Tensor:
-    """sigmoid(2 q + 2 k): q (B, A), 2 k (B, S, A) -> (B, S, A)."""
-    return torch.add(keys, query[:, None], alpha=2).sigmoid_()
+        one = keys.new_ones(())
+        return lambda query: torch.addcmul(one, keys[:, None], _exponential(2 * query)[:, :, None]).reciprocal_()
+    updated = torch.addmm(keys.flatten(0, 1), features.flatten(0, 1), projection.t()).view(keys.shape)
+    return lambda query: torch.add(updated[:, None], query[:, :, None], alpha=2).sigmoid_()
