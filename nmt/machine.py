@@ -35,6 +35,7 @@ class Machine(NamedTuple):
 
     device: torch.device
     precision: str  # fp32 | bf16 | fp16
+    int8: bool = False  # does a search on this machine use 8-bit weights?
 
     @classmethod
     def choose(cls, device: str, precision: str, threads: int | None) -> Self:

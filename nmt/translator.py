@@ -5,7 +5,6 @@ Shapes: S source positions, T target positions.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -18,22 +17,18 @@ from numpy.typing import NDArray
 from nmt.config import schema
 from nmt.config.compose import load_config, merge_search
 from nmt.config.errors import UserError
-from nmt.data.batching import collate, padded
+from nmt.data.batching import collate
 from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines
 from nmt.distributed import ProcessGroup
 from nmt.machine import Machine, retry_in_halves
 from nmt.metrics.alignment import attention_to_links, format_pharaoh, merge_to_words, words
-from nmt.model.ensemble import Ensemble, SearchEnsemble
+from nmt.model.ensemble import Ensemble
 from nmt.model.load import load_runs
-from nmt.model.search_model import SearchModel, prepare_for_search
 from nmt.model.seq2seq import Seq2Seq, evaluation_mode
-from nmt.ops.packed import pack
-from nmt.ops.sentence_draws import sampling_draws, sentence_keys
-from nmt.ops.shared import loop
 from nmt.run import RunDirectory
-from nmt.search.beam import beam_search
-from nmt.search.hypothesis import NO_PENALTY, Hypothesis, LengthPenalty, Limits, Symbols
-from nmt.search.rollout import SamplingOptions, greedy_search, sample
+from nmt.search.hypothesis import Hypothesis
+from nmt.search.shortlist import Shortlist
+from nmt.searcher import Searcher
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -81,15 +76,13 @@ class Translator:
         machine: Machine,
         seed: int = 1,
         group: ProcessGroup | None = None,
+        shortlist: Shortlist | None = None,
     ) -> None:
         """group: processes that all translate the same lines and share the work; None: this process alone."""
         self.group = group or ProcessGroup()
-        self.model, self.tokenizers, self.search = model, tokenizers, search
+        self.model, self.tokenizers = model, tokenizers
         self.machine, self.seed = machine, seed
-        self.penalty = NO_PENALTY
-        if isinstance(search, schema.Beam):
-            self.penalty = LengthPenalty(search.length_penalty, search.alpha)
-        self._prepared: tuple[list[tuple[int, int]], SearchModel | SearchEnsemble] | None = None
+        self.searcher = Searcher(model, tokenizers, search, machine, seed, shortlist)
         self.reseed()
 
     @classmethod
@@ -104,11 +97,13 @@ class Translator:
         threads: int | None = None,
         seed: int | None = None,
         group: ProcessGroup | None = None,
+        shortlist: str | None = None,
     ) -> Self:
         """Load a run's model, or the ensemble of several runs. None stands for the (first) run's own setting.
 
-        `search` holds values that replace the run's own, such as {"beam_size": 10} or {"kind": "greedy"}. Raises
-        UserError if a run cannot be loaded or if the runs do not share their tokenizers.
+        `search` holds values that replace the run's own, such as {"beam_size": 10} or {"kind": "greedy"}. shortlist:
+        "auto" or a file, see nmt.shortlist; None: searches use the whole vocabulary. Raises UserError if a run cannot
+        be loaded or if the runs do not share their tokenizers.
         """
         directories = [RunDirectory.existing(path) for path in ([run] if isinstance(run, str | Path) else run)]
         if not directories:
@@ -119,20 +114,31 @@ class Translator:
         model, tokenizers = load_runs(directories, configs, checkpoint)
         settings = merge_search(config.search, search or {})
         seed = config.seed if seed is None else seed
-        return cls(model.to(machine.device).eval(), tokenizers, settings, machine, seed, group)
+        model = model.to(machine.device).eval()
+        words = None
+        if shortlist is not None:
+            from nmt.shortlist import load_shortlist  # imports the preparation of corpora
+
+            words = load_shortlist(shortlist, directories[0], config)
+        return cls(model, tokenizers, settings, machine, seed, group, words)
+
+    @property
+    def search(self) -> schema.Search:
+        """The settings of the search."""
+        return self.searcher.settings
 
     @property
     def single(self) -> Seq2Seq:
         """The one model. Raises UserError for an ensemble."""
         if isinstance(self.model, Ensemble):
             raise UserError(
-                f"gradients are defined for one model, not for an ensemble of {len(self.model.members)}; load one run"
+                f"gradients are defined for one model, not for an ensemble of {len(self.model.models)}; load one run"
             )
         return self.model
 
     def reseed(self) -> None:
         """Sample the next line as the first one: a sample depends on the seed and on the line's number since then."""
-        self._sampled = 0
+        self._translated = 0
 
     def translate(self, lines: Sequence[str]) -> list[Translation]:
         """The best translation of each line."""
@@ -151,19 +157,19 @@ class Translator:
         sources, pieces = self.encode(lines, first_line)
         results = [[Translation("", 0.0, 0.0, ["</s>"], ["</s>"], None)] for _ in lines]
         with evaluation_mode(self.model):
-            batches = list(self._batches(sources, workers=self._workers()))
+            batches = list(self.searcher.batches(sources, workers=self.searcher.workers()))
             translated = (
                 [
                     [self._translation(pieces[index], h) for h in nbest]
                     for index, nbest in zip(batch, nbests, strict=True)
                 ]
-                for batch, nbests in self._search_batches(self.group.share(batches), sources, n)
+                for batch, nbests in self.searcher.search(self.group.share(batches), sources, self._translated, n)
             )
             merged = self.group.merge(_counted(translated, progress, self.group.size))
         for batch, nbests in zip(batches, merged, strict=True):
             for index, nbest in zip(batch, nbests, strict=True):
                 results[index] = nbest or results[index]
-        self._sampled += len(lines)
+        self._translated += len(lines)
         return results
 
     @torch.no_grad()
@@ -192,14 +198,14 @@ class Translator:
                 if forced.weights is not None:
                     weights = forced.weights[row, :length, : len(source_ids[i])].float().cpu()
                 total = float(log_probs[row, :length].sum())
-                hypothesis = Hypothesis(target_ids[i], total / self.penalty(length), total, weights)
+                hypothesis = Hypothesis(target_ids[i], total / self.searcher.penalty(length), total, weights)
                 translation = self._translation(source_pieces[i], hypothesis)
                 # The given text and its pieces, not <unk>, so that the word alignment counts each unknown word.
                 results.append(replace(translation, text=targets[i], tokens=target_pieces[i]))
             return results
 
         longer = [max(pair, key=len) for pair in zip(source_ids, target_ids, strict=True)]
-        batches = list(self._batches(longer, with_empty=True))
+        batches = list(self.searcher.batches(longer, with_empty=True))
         with evaluation_mode(self.model):
             scored = (list(chain.from_iterable(retry_in_halves(force, batch))) for batch in self.group.share(batches))
             merged = self.group.merge(_counted(scored, progress, self.group.size))
@@ -218,87 +224,6 @@ class Translator:
         if isinstance(lines, str):
             raise TypeError("a list of lines is expected, not one string")
         return encode_lines(self.tokenizers.source, lines, self.search.max_source_length, "line", first_line)
-
-    def _workers(self) -> int:
-        """Threads that each search a batch of their own. On a CPU this is faster than sharing small products."""
-        if self.machine.device.type != "cpu":
-            return 1
-        return max(1, min(torch.get_num_threads(), self.search.batch_tokens // MIN_THREAD_TOKENS))
-
-    def _search_batches(
-        self, batches: Sequence[list[int]], sources: list[list[int]], n: int
-    ) -> Iterator[tuple[list[int], list[list[Hypothesis]]]]:
-        """Batches of indices, each with the n best hypotheses of its sentences."""
-        threads, workers = torch.get_num_threads(), self._workers()
-
-        model = self._search_model()
-
-        def search(batch: list[int]) -> list[list[Hypothesis]]:
-            return list(chain.from_iterable(retry_in_halves(lambda part: self._search(model, part, sources, n), batch)))
-
-        if workers == 1 or len(batches) == 1:
-            yield from ((batch, search(batch)) for batch in batches)
-            return
-        pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,))
-        try:
-            yield from zip(batches, pool.map(search, batches), strict=True)
-        finally:
-            pool.shutdown(cancel_futures=True)
-            torch.set_num_threads(threads)  # some libraries share one setting among all threads
-
-    def _batches(self, sources: list[list[int]], with_empty: bool = False, workers: int = 1) -> Iterator[list[int]]:
-        """Batches of indices, longest first for little padding; `workers` batches share search.batch_tokens.
-
-        Sentences without tokens are left out unless `with_empty`.
-        """
-        order = [i for i in range(len(sources)) if with_empty or len(sources[i]) > 1]
-        order.sort(key=lambda i: -len(sources[i]))
-        beam = self.search.beam_size if isinstance(self.search, schema.Beam) else 1
-        budget = self.search.batch_tokens // (beam * workers)
-        start = 0
-        while start < len(order):
-            size = max(1, budget // len(sources[order[start]]))
-            yield order[start : start + size]
-            start += size
-
-    @torch.no_grad()
-    def _search_model(self) -> SearchModel | SearchEnsemble:
-        """The model prepared for search, anew if its weights have changed."""
-        versions = [(weight.data_ptr(), weight._version) for weight in self.model.parameters()]
-        if self._prepared is None or self._prepared[0] != versions:
-            hypotheses = self.search.beam_size if isinstance(self.search, schema.Beam) else 1
-            with self.machine.autocast():
-                self._prepared = versions, prepare_for_search(self.model, hypotheses, pack)
-        return self._prepared[1]
-
-    @torch.no_grad()
-    def _search(
-        self, model: SearchModel | SearchEnsemble, batch: list[int], all_sources: list[list[int]], n: int
-    ) -> list[list[Hypothesis]]:
-        """Indices of sentences, the longest first, and token ids -> the n best hypotheses of each."""
-        config, device, target = self.search, self.machine.device, self.tokenizers.target
-        sources = [all_sources[i] for i in batch]
-        source = torch.from_numpy(padded(sources, self.tokenizers.source.pad)).to(device)
-        lengths = torch.tensor([len(ids) for ids in sources])
-        symbols = Symbols(target.bos, target.eos, banned=(target.pad, target.bos))
-        max_lengths = [min(config.max_length, int(config.max_ratio * len(ids)) + 10) for ids in sources]
-        limits = Limits(max(0, config.min_length - 1), max_lengths)
-        penalty = self.penalty
-        with self.machine.autocast(), loop():  # so that what a score computes from the keys is kept between steps
-            state: Any = model.encode(source, lengths)
-            inputs: Any = model.step, state, symbols, limits
-            match config:
-                case schema.Greedy():
-                    return greedy_search(*inputs, penalty=penalty, device=device)
-                case schema.Beam():
-                    return beam_search(
-                        *inputs, beam_size=config.beam_size, n_best=n, stop=config.stop, penalty=penalty, device=device
-                    )
-                case schema.Sampling():
-                    options = SamplingOptions(config.temperature, config.top_k, config.top_p, n)
-                    keys = sentence_keys((self.seed,), np.array(batch) + self._sampled)
-                    draws = sampling_draws(keys, n, device)
-                    return sample(*inputs, options=options, uniform=draws, penalty=penalty, device=device)
 
     def _translation(self, source_pieces: list[str], hypothesis: Hypothesis) -> Translation:
         target, tokens = self.tokenizers.target, hypothesis.tokens

@@ -71,7 +71,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     translator.translate(sources[:WARM_UP])
     rows: list[dict[str, Any]] = []
     with tqdm(total=len(settings) * len(sources), unit=" sent", disable=None) as bar:
-        for setting, translator.search in zip(settings, searches, strict=True):
+        for setting, translator.searcher.settings in zip(settings, searches, strict=True):
             bar.set_description(" ".join(str(value) for value in setting.values() if value is not None))
             try:
                 result = evaluate(translator, sources, references, scoring, ("bleu", "chrf"), bar.update)

@@ -83,7 +83,7 @@ def test_threads_share_batches_and_change_nothing(
         monkeypatch.setattr(module, "MIN_THREAD_TOKENS", 1)
         try:
             ran_in: set[int] = set()
-            search_batch = translator._search
+            search_batch = translator.searcher._search_batch
             noted = lambda *args, f=search_batch, into=ran_in: into.add(threading.get_ident()) or f(*args)  # noqa: E731
             monkeypatch.setattr(translator, "_search", noted)
             found.append([nbest[0] for nbest in translator.translate_nbest(lines, 1, progress=told.append)])
@@ -117,7 +117,7 @@ def test_an_error_in_a_thread_is_the_callers(run: Path, monkeypatch: pytest.Monk
 def test_sentences_of_like_length_are_translated_together(run: Path) -> None:
     translator = Translator.load(run, search={"batch_tokens": 24})
     sources, _ = translator.encode(["the cat", "the " * 9, "a dog sleeps", "", "the " * 8])
-    batches = list(translator._batches(sources))
+    batches = list(translator.searcher.batches(sources))
     lengths = [len(sources[i]) for batch in batches for i in batch]
     assert lengths == sorted(lengths, reverse=True)
     assert sorted(i for batch in batches for i in batch) == [0, 1, 2, 4]
