@@ -3,8 +3,8 @@
 Shapes: B batch, S source positions, T target positions, A attention, F features.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -12,8 +12,9 @@ from torch.autograd.function import once_differentiable
 
 from nmt.ops.shared import defer_gradient
 
-MAX_EXPONENT = 86.0  # e^86 and e^-86 are normal numbers in float32
-CACHED_NUMBERS = 2**18  # hidden units computed at a time if there are few: 1 MiB, which fit a core's cache
+MAX_EXPONENT = 86.0  # e^86 and e^-86 are normal numbers in float32: their product is never 0 times infinity
+CACHED_NUMBERS = 2**18  # hidden units computed at a time on a CPU: 1 MiB, which fit a core's cache
+MAX_NUMBERS = 2**26  # elsewhere: 256 MiB
 
 
 def additive_energies(
@@ -31,9 +32,45 @@ def additive_energies(
     CPU:  e = 2 v . sigmoid(2 q + 2 k + 2 P f) - sum(v). Without features, sigmoid(2 q + 2 k) = 1 / (1 + e^-2q e^-2k):
     each exponential is computed once, not for every pair of query and key.
     """
-    shared = defer_gradient((keys, weight, projection), _gradients, _doubled if features is not None else _exponentials)
+    shared = defer_gradient(
+        (keys, weight, projection), _gradients, _exponentials if _factorises(keys, features) else _doubled
+    )
+    if not torch.is_grad_enabled():
+        return _energies(query, features, *shared.values)
     energies: Tensor = _Energies.apply(query, features, shared.anchor, shared.pending, *shared.values)  # type: ignore[no-untyped-call]
     return energies
+
+
+def _factorises(keys: Tensor, features: Tensor | None) -> bool:
+    """Is sigmoid(2 q + 2 k) computed from an exponential of each? On a GPU that would only add kernels."""
+    return features is None and keys.device.type == "cpu"
+
+
+def _energies(query: Tensor, features: Tensor | None, *values: Tensor | None) -> Tensor:
+    """values: as `_doubled` or `_exponentials` returns them -> (B, T, S)."""
+    keys, weight, total, projection = cast(tuple[Tensor, ...], values)
+    query = query.to(keys.dtype)
+    features = None if features is None else features.to(keys.dtype)
+    with torch.autocast(keys.device.type, enabled=False):  # energies stay in float32
+        hidden = _hidden_units(keys, features, projection)
+        blocks = list(_blocks(query, keys))
+        if len(blocks) == 1:
+            return (hidden(query, *blocks[0]) @ weight).sub_(total)
+        energies = keys.new_empty(*query.shape[:2], keys.shape[1])
+        for block, steps in blocks:
+            energies[block, steps] = hidden(query, block, steps) @ weight
+    return energies.sub_(total)
+
+
+def _blocks(query: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Sentences and steps whose hidden units are computed together."""
+    (B, T, _), (_, S, A) = query.shape, keys.shape
+    most = CACHED_NUMBERS if keys.device.type == "cpu" else MAX_NUMBERS
+    steps = min(T, max(1, most // (S * A)))
+    sentences = max(1, most // (steps * S * A))
+    for b in range(0, B, sentences):
+        for t in range(0, T, steps):
+            yield slice(b, b + sentences), slice(t, t + steps)
 
 
 def _doubled(keys: Tensor, weight: Tensor, projection: Tensor | None) -> tuple[Tensor, ...]:
@@ -47,12 +84,7 @@ def _doubled(keys: Tensor, weight: Tensor, projection: Tensor | None) -> tuple[T
 def _exponentials(keys: Tensor, weight: Tensor, projection: Tensor | None) -> tuple[Tensor, ...]:
     """e^-2k, and the rest as `_doubled`."""
     keys, *others = _doubled(keys, weight, projection)
-    return _exponential(keys), *others
-
-
-def _exponential(doubled: Tensor) -> Tensor:
-    """e^-x, where neither it nor its inverse overflows: a product of two is never 0 times infinity."""
-    return doubled.clamp(-MAX_EXPONENT, MAX_EXPONENT).neg_().exp_()
+    return keys.clamp_(-MAX_EXPONENT, MAX_EXPONENT).neg_().exp_(), *others
 
 
 class _Energies(torch.autograd.Function):
@@ -72,11 +104,7 @@ class _Energies(torch.autograd.Function):
         query = query.to(keys.dtype)
         features = None if features is None else features.to(keys.dtype)
         ctx.save_for_backward(query, features, keys, weight, projection)
-        with torch.autocast(keys.device.type, enabled=False):  # energies stay in float32
-            hidden = _hidden_units(keys, features, projection)
-            together = max(1, CACHED_NUMBERS // keys.numel())  # queries
-            energies = [hidden(part).matmul(weight).sub_(total) for part in torch.split(query, together, dim=1)]
-        return energies[0] if len(energies) == 1 else torch.cat(energies, dim=1)
+        return _energies(query, features, keys, weight, total, projection)
 
     @staticmethod
     @once_differentiable
@@ -88,19 +116,21 @@ class _Energies(torch.autograd.Function):
         if needs_sums and not ctx.pending:
             ctx.pending.append(_Sums(keys, weight, projection))
         hidden_units = _hidden_units(keys, features, projection)
-        for t, (one, part) in enumerate(zip(torch.split(query, 1, dim=1), grad.unbind(1), strict=True)):
-            hidden = hidden_units(one)[:, 0]
+        for block, steps in _blocks(query, keys):
+            part = grad[block, steps]
+            hidden = hidden_units(query, block, steps)  # (b, t, S, A)
             if needs_sums:
-                ctx.pending[0].weight += part.reshape(1, -1) @ hidden.flatten(0, 1) - part.sum() / 2
+                ctx.pending[0].weight += part.reshape(1, -1) @ hidden.flatten(0, 2) - part.sum() / 2
             slope = hidden.addcmul_(hidden, hidden, value=-1)
-            query_grad[:, t] = torch.bmm(part[:, None], slope)[:, 0]
-            if needs_sums:
-                ctx.pending[0].keys.addcmul_(part[..., None], slope)
-            if features is not None and features_grad is not None:
+            query_grad[block, steps] = (part[:, :, None] @ slope)[:, :, 0]
+            for step, of_step in zip(part.unbind(1), slope.unbind(1), strict=True):
                 if needs_sums:
-                    scaled = (part[..., None] * features).flatten(0, 1)
-                    ctx.pending[0].projection += slope.flatten(0, 1).t() @ scaled
-                features_grad.addcmul_(part[..., None], slope @ (weight[:, None] * projection))
+                    ctx.pending[0].keys[block].addcmul_(step[..., None], of_step)
+                if features is not None and features_grad is not None:
+                    if needs_sums:
+                        weighted = (step[..., None] * features[block]).flatten(0, 1)
+                        ctx.pending[0].projection += of_step.flatten(0, 1).t() @ weighted
+                    features_grad[block].addcmul_(step[..., None], of_step @ (weight[:, None] * projection))
         query_grad = (query_grad * (2 * weight)).to(ctx.dtypes[0])
         return query_grad, None if features_grad is None else features_grad.to(ctx.dtypes[1]), *[None] * 6
 
@@ -119,11 +149,20 @@ def _gradients(pending: list[_Sums]) -> tuple[Tensor, ...]:
     return sums.keys.mul_(sums.factor), sums.weight.mul_(2), sums.projection.mul_(sums.factor[:, None])
 
 
-def _hidden_units(keys: Tensor, features: Tensor | None, projection: Tensor) -> Callable[[Tensor], Tensor]:
+def _hidden_units(
+    keys: Tensor, features: Tensor | None, projection: Tensor
+) -> Callable[[Tensor, slice, slice], Tensor]:
     """Keys (B, S, A) as converted, (B, S, F), (A, F) -> the function q (B, T, A) -> sigmoid(2 q + 2 k + 2 P f)
-    (B, T, S, A)."""
-    if features is None:
+    (b, t, S, A) of some sentences and steps."""
+    if _factorises(keys, features):
         one = keys.new_ones(())
-        return lambda query: torch.addcmul(one, keys[:, None], _exponential(2 * query)[:, :, None]).reciprocal_()
-    updated = torch.addmm(keys.flatten(0, 1), features.flatten(0, 1), projection.t()).view(keys.shape)
-    return lambda query: torch.add(updated[:, None], query[:, :, None], alpha=2).sigmoid_()
+
+        def quotients(query: Tensor, block: slice, steps: slice) -> Tensor:
+            exponential = (query[block, steps] * -2).clamp_(-MAX_EXPONENT, MAX_EXPONENT).exp_()
+            return torch.addcmul(one, keys[block, None], exponential[:, :, None]).reciprocal_()
+
+        return quotients
+    updated = keys
+    if features is not None:
+        updated = torch.addmm(keys.flatten(0, 1), features.flatten(0, 1), projection.t()).view(keys.shape)
+    return lambda query, block, steps: torch.add(updated[block, None], query[block, steps, None], alpha=2).sigmoid_()

@@ -16,22 +16,30 @@ _tanh_backward = torch.ops.aten.tanh_backward
 def gru_gates(gates: Tensor, recurrent: Tensor, previous: Tensor) -> Tensor:
     """W x + b (..., 3H), U h + b' (..., 3H), h (..., H) -> h' = (1 - z) n + z h   (Cho et al. 2014), with
     r = sigmoid(.), z = sigmoid(.), n = tanh(. + r .): the reset gate after the product, as in cuDNN."""
+    if not torch.is_grad_enabled():
+        return _next_state(gates, recurrent, previous)[0]
     hidden: Tensor = _GRU.apply(gates, recurrent, previous)  # type: ignore[no-untyped-call]
     return hidden
+
+
+def _next_state(gates: Tensor, recurrent: Tensor, previous: Tensor) -> tuple[Tensor, ...]:
+    """h', and what its gradient needs: r and z side by side, U_n h + b', n, h."""
+    H = previous.shape[-1]
+    reset_update = (gates[..., : 2 * H] + recurrent[..., : 2 * H]).sigmoid_()
+    reset, update = reset_update.chunk(2, dim=-1)
+    inner = recurrent[..., 2 * H :]
+    new = torch.addcmul(gates[..., 2 * H :], reset, inner).tanh_()
+    previous = previous.to(new.dtype)
+    return torch.lerp(new, previous, update), reset_update, inner, new, previous
 
 
 class _GRU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gates: Tensor, recurrent: Tensor, previous: Tensor) -> Tensor:  # noqa: ANN401
-        H = previous.shape[-1]
         ctx.dtypes = gates.dtype, recurrent.dtype, previous.dtype
-        reset_update = (gates[..., : 2 * H] + recurrent[..., : 2 * H]).sigmoid_()
-        reset, update = reset_update.chunk(2, dim=-1)
-        inner = recurrent[..., 2 * H :]
-        new = torch.addcmul(gates[..., 2 * H :], reset, inner).tanh_()
-        previous = previous.to(new.dtype)
-        ctx.save_for_backward(reset_update, inner, new, previous)
-        return torch.lerp(new, previous, update)
+        hidden, *saved = _next_state(gates, recurrent, previous)
+        ctx.save_for_backward(*saved)
+        return hidden
 
     @staticmethod
     @once_differentiable
