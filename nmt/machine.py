@@ -35,13 +35,14 @@ class Machine(NamedTuple):
 
     device: torch.device
     precision: str  # fp32 | bf16 | fp16
-    int8: bool = False  # does a search on this machine use 8-bit weights?
+    int8: bool = False  # does a search use 8-bit weights?
 
     @classmethod
     def choose(cls, device: str, precision: str, threads: int | None) -> Self:
         """Resolve "auto" and set the number of threads. Raises UserError for an unavailable device or precision.
 
-        Of several processes on a machine, each takes a GPU.
+        precision: "int8" is 8-bit weights in a search on a CPU, and "auto" for everything else. Of several processes on
+        a machine, each takes a GPU.
         """
         if threads is not None:
             torch.set_num_threads(threads)
@@ -49,13 +50,18 @@ class Machine(NamedTuple):
         kind = next(name for name in available if available[name]) if device == "auto" else device
         if not available[kind]:
             raise UserError(f"device={device}: this machine or this build of torch has none; use device=auto")
-        if precision == "auto":
+        int8 = precision == "int8"
+        if int8 and kind != "cpu":
+            raise UserError(
+                f"precision=int8 is for CPUs, but the device is {kind}; add device=cpu or use precision=auto"
+            )
+        if precision in {"auto", "int8"}:
             precision = "bf16" if _gains_from_bf16(kind) else "fp16" if kind == "cuda" else "fp32"
         if precision == "fp16" and kind != "cuda":
             raise UserError(f"precision=fp16 needs a CUDA GPU, but the device is {kind}; use fp32 or bf16")
         rank = local_rank()
         if kind != "cuda" or rank is None:
-            return cls(torch.device(kind), precision)
+            return cls(torch.device(kind), precision, int8)
         if rank >= torch.cuda.device_count():
             raise UserError(
                 f"device={device}: this machine has fewer GPUs ({torch.cuda.device_count()}) than processes; start one "
@@ -76,7 +82,7 @@ class Machine(NamedTuple):
         return {
             "device": str(self.device),
             "name": name,
-            "precision": self.precision,
+            "precision": "int8" if self.int8 else self.precision,
             "threads": torch.get_num_threads(),
             "cpus": os.cpu_count() or 0,
         }

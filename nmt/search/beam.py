@@ -7,7 +7,9 @@ V' padded vocabulary.
 import math
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nmt.search.hypothesis import Ending, History, Hypothesis, LengthPenalty, Limits, StateT, Step, Symbols
@@ -58,21 +60,21 @@ def beam_search(
         if len(unfinished) < len(active):
             remaining = torch.tensor(unfinished).to(device, non_blocking=True)
             active = [active[a] for a in unfinished]
-            live = _Candidates(*(field[unfinished] for field in live))
-        parents, chosen = live.rows.flatten(), live.tokens.flatten()
+            live = _Candidates(live.log_probs[unfinished], live.rows[unfinished], live.tokens[unfinished])
+        parents, chosen = live.rows.ravel(), live.tokens.ravel()
         history.advance(parents.tolist(), chosen.tolist())
-        state = output.state.branch(parents.to(device, non_blocking=True), remaining)
-        tokens = chosen.to(device, non_blocking=True)
-        scores = live.log_probs.to(device, non_blocking=True)
+        state = output.state.branch(torch.from_numpy(parents).to(device, non_blocking=True), remaining)
+        tokens = torch.from_numpy(chosen).to(device, non_blocking=True)
+        scores = torch.from_numpy(live.log_probs).to(device, non_blocking=True)
     return history.hypotheses(finished.best())
 
 
 class _Candidates(NamedTuple):
-    """Extended hypotheses, best first, (A, C) each, on the CPU. Impossible ones have a log-probability of -inf."""
+    """Extended hypotheses, best first, (A, C) each. Impossible ones have a log-probability of -inf."""
 
-    log_probs: Tensor  # of the whole hypothesis
-    rows: Tensor  # of the hypothesis that is extended
-    tokens: Tensor  # that extend it
+    log_probs: NDArray[np.float32]  # of the whole hypothesis
+    rows: NDArray[np.int64]  # of the hypothesis that is extended
+    tokens: NDArray[np.int64]  # that extend it
 
 
 def _rank(
@@ -90,19 +92,21 @@ def _rank(
         totals = log_probs.view(-1, width, vocabulary).add_(scores[part, :, None]).flatten(1)
         packed.append(pack_top(totals, min(size, totals.shape[1])))
     # The only synchronisation of a step: operations on the few candidates run on the CPU.
-    values, positions = unpack(torch.cat(packed).cpu())
-    first_rows = torch.arange(0, sentences * width, width)
-    return _Candidates(values, first_rows[:, None] + positions // vocabulary, positions % vocabulary)
+    values, positions = unpack((packed[0] if len(packed) == 1 else torch.cat(packed)).cpu().numpy())
+    rows, tokens = np.divmod(positions, vocabulary)
+    return _Candidates(values, rows + np.arange(0, sentences * width, width)[:, None], tokens)
 
 
 def _continuations(ranked: _Candidates, eos: int, beam_size: int) -> _Candidates:
     """The best candidates that do not end, (A, K)."""
     ends = ranked.tokens == eos
-    order = ends.int().argsort(dim=1, stable=True)[:, :beam_size]
-    log_probs = ranked.log_probs.masked_fill(ends, -math.inf).gather(1, order)
+    order = ends.argsort(axis=1, kind="stable")[:, :beam_size]
+    possible = np.where(ends, np.float32(-math.inf), ranked.log_probs)
+    sentences = np.arange(len(order))[:, None]
+    log_probs, tokens = possible[sentences, order], ranked.tokens[sentences, order]
     # The token of an impossible candidate may lie in the vocabulary's padding, which has no embedding.
-    tokens = ranked.tokens.gather(1, order).masked_fill(~log_probs.isfinite(), eos)
-    return _Candidates(log_probs, ranked.rows.gather(1, order), tokens)
+    tokens[~np.isfinite(log_probs)] = eos
+    return _Candidates(log_probs, ranked.rows[sentences, order], tokens)
 
 
 class _Finished:
@@ -116,15 +120,13 @@ class _Finished:
 
     def add(self, now: int, active: list[int], ranked: _Candidates, eos: int) -> None:
         """Add the candidates of step `now` that end, if they are among the K best."""
-        top = _Candidates(*(field[:, : self._beam_size] for field in ranked))
-        ends = (top.tokens == eos) & top.log_probs.isfinite()
+        top = slice(self._beam_size)
+        ends = (ranked.tokens[:, top] == eos) & np.isfinite(ranked.log_probs[:, top])
+        if not ends.any():
+            return
         divisor = self._penalty(now + 1)
-        sentences, rows, log_probs = (
-            ends.nonzero()[:, 0].tolist(),
-            top.rows[ends].tolist(),
-            top.log_probs[ends].tolist(),
-        )
-        for a, row, log_prob in zip(sentences, rows, log_probs, strict=True):
+        found = ends.nonzero()[0], ranked.rows[:, top][ends], ranked.log_probs[:, top][ends]
+        for a, row, log_prob in zip(*(field.tolist() for field in found), strict=True):
             self._endings[active[a]].append(Ending(now, row, log_prob, log_prob / divisor))
 
     def can_improve(self, sentence: int, log_prob: float) -> bool:

@@ -2,13 +2,17 @@
 
 import math
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nmt.search.hypothesis import Symbols
 
 BLOCK = 64  # columns of a block in `pack_top`
+FEW = 2**14  # numbers that are ranked without blocks
 _POSITION_BITS = 32
+_POSITIONS = 2**_POSITION_BITS - 1
 
 
 class LogProbs:
@@ -33,7 +37,7 @@ class LogProbs:
         log_probs = self._buffer[:rows]
         torch.log_softmax(logits, -1, dtype=torch.float32, out=log_probs[:, :vocabulary])
         eos = log_probs[:, self._eos]
-        unmasked_eos = eos.clone()
+        unmasked_eos = eos.clone() if any(at_max) else eos
         log_probs.index_fill_(1, self._banned, -math.inf)
         if length <= self._min_length:
             eos.fill_(-math.inf)
@@ -52,20 +56,21 @@ def pack_top(log_probs: Tensor, k: int) -> Tensor:
     scores are common: logits in bfloat16 have 8 significant bits.
     """
     rows, columns = log_probs.shape
+    if rows * columns <= FEW:
+        return _pack(log_probs, torch.arange(columns, device=log_probs.device)).topk(k, largest=False).values
     blocks = log_probs.view(rows, columns // BLOCK, BLOCK)
     # The k best elements lie in the k blocks with the greatest maxima: if k blocks rank before an element's own block,
     # k maxima rank before the element. Ranking the maxima leaves k * BLOCK of the M columns to rank.
     first = torch.arange(0, columns, BLOCK, device=log_probs.device)
     top = _pack(blocks.amax(-1), first).topk(min(k, len(first)), largest=False, sorted=False).values
-    starts = unpack(top)[1]
+    starts = top & _POSITIONS
     positions = (starts[:, :, None] + torch.arange(BLOCK, device=log_probs.device)).flatten(1)
     return _pack(log_probs.gather(1, positions), positions).topk(k, largest=False).values
 
 
-def unpack(packed: Tensor) -> tuple[Tensor, Tensor]:
+def unpack(packed: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """int64 of any shape -> log-probabilities (float32) and positions (int64)."""
-    values = -(packed >> _POSITION_BITS).int().view(torch.float32)
-    return values, packed & ((1 << _POSITION_BITS) - 1)
+    return -(packed >> _POSITION_BITS).astype(np.int32).view(np.float32), packed & _POSITIONS
 
 
 def _pack(log_probs: Tensor, positions: Tensor) -> Tensor:

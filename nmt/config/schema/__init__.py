@@ -14,6 +14,7 @@ from nmt.config.schema.training import Objective, Optimizer, Schedule, Training,
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
+SearchPrecision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 Values = dict[str, str | int | float | bool | None]
 
 
@@ -156,9 +157,10 @@ class SavedRunCommand(Section):
     run: Paths
     checkpoint: Literal["best", "last"]
     device: Device | None
-    precision: Precision | None
+    precision: SearchPrecision | None
     threads: Threads | None
     seed: Seed | None
+    shortlist: PathName | None
     search: Values
 
     @property
