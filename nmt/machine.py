@@ -41,8 +41,8 @@ class Machine(NamedTuple):
     def choose(cls, device: str, precision: str, threads: int | None) -> Self:
         """Resolve "auto" and set the number of threads. Raises UserError for an unavailable device or precision.
 
-        precision: "int8" is 8-bit weights in a search on a CPU, and "auto" for everything else. Of several processes on
-        a machine, each takes a GPU.
+        precision: "int8" is 8-bit weights in a search on a CPU, and float32 for everything else. Of several processes
+        on a machine, each takes a GPU.
         """
         if threads is not None:
             torch.set_num_threads(threads)
@@ -55,7 +55,9 @@ class Machine(NamedTuple):
             raise UserError(
                 f"precision=int8 is for CPUs, but the device is {kind}; add device=cpu or use precision=auto"
             )
-        if precision in {"auto", "int8"}:
+        if int8:
+            precision = "fp32"
+        if precision == "auto":
             precision = "bf16" if _gains_from_bf16(kind) else "fp16" if kind == "cuda" else "fp32"
         if precision == "fp16" and kind != "cuda":
             raise UserError(f"precision=fp16 needs a CUDA GPU, but the device is {kind}; use fp32 or bf16")

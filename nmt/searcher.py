@@ -91,7 +91,11 @@ class Searcher:
             return list(chain.from_iterable(parts))
 
         if workers == 1 or len(batches) == 1:
-            yield from ((batch, search(batch)) for batch in batches)
+            torch.set_num_threads(self._threads(batches, sources, threads))
+            try:
+                yield from ((batch, search(batch)) for batch in batches)
+            finally:
+                torch.set_num_threads(threads)
             return
         pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,))
         try:
@@ -99,6 +103,13 @@ class Searcher:
         finally:
             pool.shutdown(cancel_futures=True)
             torch.set_num_threads(threads)  # some libraries share one setting among all threads
+
+    def _threads(self, batches: Sequence[list[int]], sources: Sequence[list[int]], most: int) -> int:
+        """Threads for the products of one batch after the other: a few sentences are slower on several."""
+        if self.machine.device.type != "cpu":
+            return most
+        longest = max((len(sources[i]) * len(batch) for batch in batches for i in batch), default=0)
+        return max(1, min(most, longest * self.beam_size // MIN_THREAD_TOKENS))
 
     def _search_model(self) -> SearchModel | SearchEnsemble:
         """The model prepared for search, anew if its weights have changed."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nmt.attention.attention import Attention
 from nmt.attention.heads import MultiHeadAttention
-from nmt.model.cells import Recurrent
+from nmt.model.cells import LayerWeights, Recurrent
 from nmt.model.recurrence import run_rnn
 from nmt.model.regularisation import PLAIN, Options, Regularisation
 from nmt.ops.dropout import Dropout
@@ -58,6 +58,7 @@ class Encoder(nn.Module):
         self.rnn, self.regularisation = rnn, Regularisation(rnn, options)
         self.self_attention = nn.ModuleList(self_attention)  # over the states of the top layer, one after another
         self.dropout = Dropout(dropout, options.variational)
+        self.layers: list[LayerWeights] | None = None  # prepared once, for search
         self.summary = summary
         directions = 2 if rnn.bidirectional else 1
         self.output_dim = rnn.hidden_size * directions
@@ -66,7 +67,7 @@ class Encoder(nn.Module):
 
     def forward(self, embedded: Tensor, lengths: Tensor, valid: Tensor) -> Encoded:
         """(B, S, E), int64 (B,) on the CPU, bool (B, S) -> Encoded."""
-        states, final = run_rnn(self.rnn, embedded, lengths, regularisation=self.regularisation)
+        states, final = run_rnn(self.rnn, embedded, lengths, None, self.regularisation, self.layers)
         for layer in self.self_attention:
             states = layer(states, valid)
         if self.summary == "mean":

@@ -23,6 +23,7 @@ from nmt.ops.packed import Pack, Weight
 from nmt.ops.shared import in_autocast_dtype
 from nmt.search.hypothesis import StepOutput
 
+MIN_ROWS = 32  # of a product, for which packing a shortlist's part of the output table pays
 MAX_TABLE = 2**26  # numbers in the table of all words' products; with more, each step computes its own
 
 
@@ -141,11 +142,15 @@ class SearchModel:
         self.model = _shallow_copy(model)
         self.attends = model.attends
         for part in (self.model.decoder.attention, self.model.decoder.lexical):
-            for linear_layer in () if part is None else part.modules():
-                if isinstance(linear_layer, Linear):
-                    linear_layer.packed = pack(in_autocast_dtype(linear_layer.weight.detach()))
-        self._pack = pack
+            for layer in () if part is None else part.modules():
+                if isinstance(layer, Linear):
+                    layer.packed = pack(in_autocast_dtype(layer.weight.detach()))
+        encoder = self.model.encoder
+        encoder.layers = encoder.regularisation.prepare(encoder.rnn, 1)
+        self._pack, self._hypotheses = pack, hypotheses
         self._table = in_autocast_dtype(model.output.table())
+        decoder, output = model.decoder, model.output
+        self._bounded = decoder.readout.kind != "maxout" and decoder.lexical is None and output.scale is None
         self._weights, context = self._prepare()
         self._fixed = None
         if self.model.decoder.attention is not None:
@@ -175,11 +180,11 @@ class SearchModel:
             layers=[_packed(layer, self._pack) for layer in batch.layers],
             conditional=None if batch.conditional is None else _packed(batch.conditional, self._pack),
             words=Words(embedding, self._pack(words) if table is None else words, word_bias, table),
-            output=self._pack(self._table),
+            output=self._pack(self._table, self._bounded),
             output_bias=self.model.output.bias,
             readout=decoder.readout,
-            state=self._pack(state.contiguous()),
-            feed=None if feed is None else self._pack(feed.contiguous()),
+            state=self._pack(state.contiguous(), bounded=not decoder.regularisation.options.residual),
+            feed=None if feed is None else self._pack(feed.contiguous(), bounded=decoder.readout.kind != "maxout"),
             sizes=(len(batch.word), len(gates)),
         )
         return weights, torch.cat([gates, of_context]).contiguous()
@@ -189,9 +194,11 @@ class SearchModel:
         the steps may use; without: all."""
         weights = self._weights
         for tokens in vocabulary:
+            table = self._table.index_select(0, tokens)
+            few = len(source) * self._hypotheses < MIN_ROWS
             weights = weights._replace(
                 words=weights.words._replace(vocabulary=tokens),
-                output=self._pack(self._table.index_select(0, tokens)),
+                output=table if few else self._pack(table, self._bounded),
                 output_bias=weights.output_bias.index_select(0, tokens),
             )
         state = self.model.encode_embedded(self.model.source_embedding(source), lengths, weights)
@@ -224,10 +231,10 @@ def _context_gates(attend: str, fixed: bool, batch: BatchWeights, M: int) -> tup
 
 
 def _packed(layer: LayerWeights, pack: Pack) -> LayerWeights:
-    transitions = tuple(step._replace(packed=pack(step.weight_hh)) for step in layer.transitions)
-    return layer._replace(
-        packed_ih=pack(layer.weight_ih.contiguous()), packed=pack(layer.weight_hh), transitions=transitions
-    )
+    """Hidden states lie between -1 and 1."""
+    transitions = tuple(step._replace(packed=pack(step.weight_hh, bounded=True)) for step in layer.transitions)
+    weights = pack(layer.weight_ih.contiguous()), pack(layer.weight_hh, bounded=True)
+    return layer._replace(packed_ih=weights[0], packed=weights[1], transitions=transitions)
 
 
 def _shallow_copy(model: Seq2Seq) -> Seq2Seq:

@@ -4,7 +4,6 @@ oneDNN multiplies blocks of a weight matrix and otherwise rearranges the matrix 
 the product itself if there are few rows. Shapes: N rows, I inputs, O outputs.
 """
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -25,21 +24,28 @@ class PackedWeight(Protocol):
 
 
 Weight = Tensor | PackedWeight
-Pack = Callable[[Tensor], Weight]
 
 
-def pack(weight: Tensor) -> Weight:
+class Pack(Protocol):
+    """How weights are packed."""
+
+    def __call__(self, weight: Tensor, bounded: bool = False) -> Weight:
+        """(O, I) -> a weight for products. bounded: all inputs lie between -1 and 1."""
+        ...
+
+
+def pack(weight: Tensor, bounded: bool = False) -> Weight:
     """(O, I) -> the weight packed in its own precision, or unchanged where that gains nothing."""
     if weight.device.type != "cpu" or len(weight) < MIN_OUTPUTS or weight.dtype not in _FloatWeight.dtypes():
         return weight
     return _FloatWeight(weight)
 
 
-def pack_int8(weight: Tensor) -> Weight:
+def pack_int8(weight: Tensor, bounded: bool = False) -> Weight:
     """(O, I) -> the weight in 8-bit integers, or unchanged if it is small. Raises UserError if the CPU has no such
     product."""
     check_int8()
-    return weight if len(weight) < MIN_OUTPUTS else _Int8Weight(weight.float())
+    return weight if len(weight) < MIN_OUTPUTS else _Int8Weight(weight.float(), bounded)
 
 
 def check_int8() -> None:
@@ -68,13 +74,15 @@ class _FloatWeight:
 
 
 class _Int8Weight:
-    """Symmetric integers with a scale for each output, times inputs with a scale for each row.
+    """Symmetric integers with a scale for each output, times inputs with a scale for each row, or with that of all
+    inputs between -1 and 1.
 
     Sums of integers are exact, so a row's result does not depend on the other rows. CPUs without VNNI add pairs of
     products in 16 bits: there, inputs have 7 bits, so that no sum overflows.
     """
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, bounded: bool) -> None:
+        self.bounded = bounded
         self.scales = weight.abs().amax(1).clamp_(min=torch.finfo(torch.float32).tiny) / INT8_LEVELS
         integers = (weight / self.scales[:, None]).round_().to(torch.int8)
         self.zeros = torch.zeros(len(weight), dtype=torch.int32)
@@ -84,15 +92,21 @@ class _Int8Weight:
         self.levels = INT8_LEVELS if vnni else INT8_LEVELS // 2
 
     def product(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        rows = inputs.reshape(-1, inputs.shape[-1]).float()
-        largest = rows.abs().amax(1, keepdim=True).clamp_(min=1e-30)
-        integers = (rows * (self.levels / largest)).round_().to(torch.int8)
-        outputs: Tensor = torch.ops.onednn.qlinear_pointwise(
-            *(integers, 1 / self.levels, 0, self.packed, self.scales, self.zeros, None),
-            *(1.0, 0, torch.float32, "none", [], ""),
-        ).mul_(largest)
-        outputs = outputs if bias is None else outputs.add_(bias)
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        if self.bounded:
+            outputs = self._product(rows * self.levels, bias)
+        else:
+            largest = rows.abs().amax(1, keepdim=True).clamp_(min=1e-30)
+            outputs = self._product(rows * (self.levels / largest), None).mul_(largest)
+            outputs = outputs if bias is None else outputs.add_(bias)
         return outputs.to(inputs.dtype).view(*inputs.shape[:-1], -1)
+
+    def _product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        outputs: Tensor = torch.ops.onednn.qlinear_pointwise(
+            *(rows.round_().to(torch.int8), 1 / self.levels, 0, self.packed, self.scales, self.zeros, bias),
+            *(1.0, 0, torch.float32, "none", [], ""),
+        )
+        return outputs
 
 
 def _capabilities() -> dict[str, bool]:

@@ -9,6 +9,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from nmt.search.log_probs import BLOCK
+
 Ids = NDArray[np.int64]
 MIN_COUNT = 0.3  # of a pair of tokens in the training corpus
 MOST = 0.75  # of the vocabulary; a longer shortlist saves nothing
@@ -60,9 +62,13 @@ class Shortlist:
         return np.unique(np.concatenate([self.always, *parts]))
 
     def vocabulary(self, sources: Iterable[Iterable[int]]) -> Ids | None:
-        """int64 (L,), ascending: the shortlists of several sentences together; None if that is nearly all tokens."""
+        """int64 (L,), ascending: the shortlists of several sentences together, with further tokens that make L a
+        multiple of `BLOCK`, which spares a search copies; None if that is nearly all tokens."""
         ids = self.of({token for source in sources for token in source})
-        return ids if len(ids) < MOST * self.size else None
+        if len(ids) > MOST * self.size - BLOCK:
+            return None
+        more = np.setdiff1d(np.arange(len(ids) + BLOCK), ids, assume_unique=True)[: -len(ids) % BLOCK]
+        return np.sort(np.concatenate([ids, more]))
 
     def missing(self, sources: Sequence[Iterable[int]], targets: Sequence[Sequence[int]]) -> float:
         """The share of the target tokens that are not in the shortlist of their own source sentence."""

@@ -10,7 +10,7 @@ from small_models import LENGTHS, SOURCE, TARGET, model_of
 from nmt.model.search_model import SearchModel
 from nmt.ops.packed import Pack, pack
 
-same = lambda weight: weight
+
 
 
 @pytest.fixture(params=COMBINATIONS, ids=label)
