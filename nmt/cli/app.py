@@ -26,9 +26,11 @@ from nmt.cli.help import explain
 from nmt.config.compose import config_dir
 from nmt.config.errors import UserError, format_value, printable
 from nmt.config.overrides import user_path
-from nmt.processes import local_rank, rank
+from nmt.config.schema import SavedRunCommand
+from nmt.processes import local_rank, rank, started_in_group
 
 T = TypeVar("T", bound=BaseModel)
+S = TypeVar("S", bound=SavedRunCommand)
 MAX_MESSAGE = 500  # characters
 STOPPED = 128  # the exit status of a command that signal N stopped is STOPPED + N
 # System errors that a user can cause: closed pipes and streams, full disks, missing permissions, unsuitable paths.
@@ -111,6 +113,22 @@ def _check_streams(command: str) -> None:
 def _call(schema: type[T], task: Callable[[T, list[str]], int | None], config: DictConfig, command: str) -> int:
     """Run one job. Returns its exit status."""
     return task(job_config(schema, config, command), arguments.job_overrides(HydraConfig.get())) or 0
+
+
+def shared_by_processes(command: str, task: Callable[[S, list[str]], None]) -> Callable[[S, list[str]], int]:
+    """The task of a command that starts itself again in config.processes processes, which share its work."""
+
+    def run(config: S, overrides: list[str]) -> int:
+        if config.processes > 1 and started_in_group():
+            raise UserError("processes=: several processes were started already; leave it out")
+        if config.processes > 1:
+            from nmt.cli.launch import repeat_in_processes
+
+            return repeat_in_processes(command, config.processes)
+        task(config, overrides)
+        return 0
+
+    return run
 
 
 def _named(error: Exception) -> Exception:

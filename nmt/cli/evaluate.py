@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nmt.cli.app import output_folder, run_command
+from nmt.cli.app import output_folder, run_command, shared_by_processes
 from nmt.cli.entry import exit_at_ctrl_c
 from nmt.config import schema
 from nmt.config.errors import UserError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Entry point."""
-    run_command("evaluate", EvaluateConfig, _evaluate)
+    run_command("evaluate", EvaluateConfig, shared_by_processes("evaluate", _evaluate))
 
 
 def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:

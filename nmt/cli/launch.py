@@ -1,12 +1,13 @@
-"""Training in several processes of this machine, by torch's elastic launcher: what processes=N does."""
+"""A command in several processes of this machine, by torch's elastic launcher: what processes=N does."""
 
 import logging
 import os
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -28,26 +29,47 @@ def train_in_processes(
     observer: Observer | None = None,
 ) -> int:
     """`train` in config.processes processes. Returns the exit status."""
+    try:
+        return _launch(config.processes, _train, config, directory, overrides, choices, observer)
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        reason = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"status {failure.exitcode}"
+        raise UserError(f"process {failure.local_rank} ended with {reason}; the checkpoints are intact") from None
+
+
+def repeat_in_processes(command: str, processes: int) -> int:
+    """This command line in several processes, which share the standard streams. Returns the exit status; errors were
+    printed."""
+    words = [word for word in sys.argv[1:] if not word.startswith("processes=")]
+    os.environ.pop("HYDRA_FULL_ERROR", None)  # set by this process; the others print errors in one line, too
+    start = f"from nmt.cli.entry import {command}; {command}()"
+    try:
+        return _launch(processes, sys.executable, "-c", start, *words)
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        if failure.exitcode < 0:
+            raise UserError(f"process {failure.local_rank} ended with signal {-failure.exitcode}") from None
+        return int(failure.exitcode)
+
+
+def _launch(processes: int, work: Callable[..., int] | str, *arguments: Any) -> int:  # noqa: ANN401
+    """The highest status that the processes return. Raises ChildFailedError if one fails."""
     settings = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=config.processes,
+        nproc_per_node=processes,
         run_id=uuid.uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=0,
     )
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)  # it would announce signals and failures itself
-    with _threads_per_process(config.processes):
+    with _threads_per_process(processes):
         try:
-            statuses: dict[int, int] = elastic_launch(settings, _train)(config, directory, overrides, choices, observer)
+            statuses: dict[int, int | None] = elastic_launch(settings, work)(*arguments)
         except SignalException as stop:
             return STOPPED + int(stop.sigval)
-        except ChildFailedError as error:
-            _, failure = error.get_first_failure()
-            reason = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"status {failure.exitcode}"
-            raise UserError(f"process {failure.local_rank} ended with {reason}; the checkpoints are intact") from None
-    return max(statuses.values())
+    return max(status or 0 for status in statuses.values())
 
 
 @contextmanager

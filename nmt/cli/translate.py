@@ -13,7 +13,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar, cast
 
-from nmt.cli.app import run_command, write
+from nmt.cli.app import run_command, shared_by_processes, write
 from nmt.cli.entry import exit_at_ctrl_c
 from nmt.config.errors import UserError
 from nmt.config.overrides import user_path
@@ -32,7 +32,7 @@ Text = TypeVar("Text", str, tuple[str, str])
 
 def main() -> None:
     """Entry point."""
-    run_command("translate", TranslateConfig, _translate)
+    run_command("translate", TranslateConfig, shared_by_processes("translate", _translate))
 
 
 def _translate(config: TranslateConfig, overrides: list[str]) -> None:

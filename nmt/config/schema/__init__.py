@@ -15,6 +15,7 @@ from nmt.config.schema.training import Objective, Optimizer, Schedule, Training,
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 SearchPrecision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
+Processes = Annotated[int, Field(gt=0, le=1024)]
 Values = dict[str, str | int | float | bool | None]
 
 
@@ -78,7 +79,7 @@ class TrainConfig(Model, Machine):
 
     run: PathName | None
     seed: Seed
-    processes: Annotated[int, Field(gt=0, le=1024)]
+    processes: Processes
     size: Size
     data: Data
     tokenizer: TokenizerConfig
@@ -159,6 +160,7 @@ class SavedRunCommand(Section):
     device: Device | None
     precision: SearchPrecision | None
     threads: Threads | None
+    processes: Processes
     seed: Seed | None
     shortlist: PathName | None
     search: Values
@@ -166,7 +168,7 @@ class SavedRunCommand(Section):
     @property
     def loading(self) -> dict[str, Any]:
         """The arguments of Translator.load besides the run."""
-        return {name: getattr(self, name) for name in SavedRunCommand.model_fields if name != "run"}
+        return {name: getattr(self, name) for name in SavedRunCommand.model_fields if name not in {"run", "processes"}}
 
 
 class EvaluateConfig(SavedRunCommand):
