@@ -63,7 +63,7 @@ def _launch(processes: int, work: Callable[..., int] | str, *arguments: Any) -> 
         rdzv_endpoint="localhost:0",
         max_restarts=0,
     )
-    logging.getLogger("torch.distributed").setLevel(logging.ERROR)  # it would announce signals and failures itself
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # it would announce signals and failures itself
     with _threads_per_process(processes):
         try:
             statuses: dict[int, int | None] = elastic_launch(settings, work)(*arguments)
