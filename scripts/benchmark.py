@@ -7,6 +7,7 @@ Overrides are those of nmt-train: attention=luong_concat decoder.hidden=512 prec
   --presets       time every attention preset
   --growth        time growing sentence lengths and vocabulary sizes
   --no-decoding   time only training
+  --busy N        time training beside N busy processes, too
 Writes benchmark.json to its output directory.
 """
 
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from competition import competing, processor_share
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
@@ -30,6 +32,7 @@ from nmt.cli.app import choices, output_dir, run_command
 from nmt.config.compose import config_dir, typed
 from nmt.config.errors import UserError
 from nmt.config.schema import Beam, Greedy, SearchLimits, TrainConfig
+from nmt.contention import fair_waiting
 from nmt.data.batching import Batch, Batches, collate
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
@@ -197,6 +200,21 @@ def decoding(bench: Bench) -> list[dict[str, Any]]:
     return rows
 
 
+def busy(bench: Bench, processes: int, updates: int) -> dict[str, Any]:
+    """Time training alone and beside busy processes, and compare with the processor's share that the kernel leaves."""
+    alone = bench.training(updates)["tokens_per_second"]
+    with competing(processes):
+        share = processor_share(torch.get_num_threads())
+        beside = bench.training(updates)["tokens_per_second"]
+    return {
+        "processes": processes,
+        "alone": alone,
+        "beside": beside,
+        "processor_share": share,
+        "share_of_fair": beside / (alone * share),
+    }
+
+
 def presets(config: TrainConfig, prepared: Prepared, updates: int) -> list[dict[str, Any]]:
     """Time training with every attention preset; the rest is as configured unless a preset sets it."""
     rows = []
@@ -234,6 +252,29 @@ def growth(config: TrainConfig, prepared: Prepared, updates: int) -> list[dict[s
     return rows
 
 
+def measure(
+    config: TrainConfig, bench: Bench, prepared: Prepared, overrides: list[str], options: argparse.Namespace
+) -> dict[str, Any]:
+    """All results that the options ask for."""
+    results: dict[str, Any] = {
+        "overrides": overrides,
+        "machine": bench.machine.describe(),
+        "torch": torch.__version__,
+        "parameters": sum(parameter.numel() for parameter in bench.model.parameters()),
+        "training": bench.training(options.updates),
+        "phases": bench.phases(max(3, options.updates // 3)),
+    }
+    if options.busy:
+        results["busy"] = busy(bench, options.busy, options.updates)
+    if not options.no_decoding:
+        results["decoding"] = decoding(bench)
+    if options.presets:
+        results["presets"] = presets(config, prepared, options.updates)
+    if options.growth:
+        results["growth"] = growth(config, prepared, options.updates)
+    return results
+
+
 def report(results: dict[str, Any]) -> None:
     """Print tables of all results."""
     machine, training = results["machine"], results["training"]
@@ -253,6 +294,16 @@ def report(results: dict[str, Any]) -> None:
     phases = [{"part": name, "ms": ms, "share": ms / total} for name, ms in results["phases"].items()]
     share = Column("share", "share", "{:.0%}".format)
     print(markdown(phases, [Column("part", "part"), Column("ms", "ms", decimals(1)), share]))
+    if "busy" in results:
+        rate, percent = "{:,.0f}".format, "{:.0%}".format
+        contention = [
+            Column("processes", "busy processes"),
+            Column("alone", "tokens/s alone", rate),
+            Column("beside", "beside them", rate),
+            Column("processor_share", "processor share left", percent),
+            Column("share_of_fair", "of the fair rate", percent),
+        ]
+        print("\n" + markdown([results["busy"]], contention))
     sentences_per_second = Column("sentences_per_second", "sentences/s", decimals(1))
     tables = {
         "decoding": [Column("search", "search"), sentences_per_second, columns[0]],
@@ -271,9 +322,10 @@ def main() -> None:
     parser.add_argument("--presets", action="store_true")
     parser.add_argument("--growth", action="store_true")
     parser.add_argument("--no-decoding", action="store_true")
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="train beside N busy processes, too")
     options, sys.argv[1:] = parser.parse_known_args()
-    if options.updates < 1:
-        parser.error("--updates must be at least 1")
+    if options.updates < 1 or options.busy < 0:
+        parser.error("--updates must be at least 1, and --busy at least 0")
     sys.argv.append("hydra.job.name=benchmark")
 
     def task(config: TrainConfig, overrides: list[str]) -> None:
@@ -285,20 +337,8 @@ def main() -> None:
             raise UserError("objective=distillation: the benchmark has no teachers; leave it out")
         prepared = prepare(config.data, config.tokenizer)
         bench = Bench(config, prepared)
-        results: dict[str, Any] = {
-            "overrides": overrides,
-            "machine": bench.machine.describe(),
-            "torch": torch.__version__,
-            "parameters": sum(parameter.numel() for parameter in bench.model.parameters()),
-            "training": bench.training(options.updates),
-            "phases": bench.phases(max(3, options.updates // 3)),
-        }
-        if not options.no_decoding:
-            results["decoding"] = decoding(bench)
-        if options.presets:
-            results["presets"] = presets(config, prepared, options.updates)
-        if options.growth:
-            results["growth"] = growth(config, prepared, options.updates)
+        with fair_waiting():
+            results = measure(config, bench, prepared, overrides, options)
         report(results)
         path = output_dir() / "benchmark.json"
         path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

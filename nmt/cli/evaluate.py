@@ -27,6 +27,7 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
         from tqdm import tqdm
 
         from nmt.config.compose import load_config
+        from nmt.contention import fair_waiting
         from nmt.distributed import ProcessGroup
         from nmt.evaluation import EvaluationFolder, evaluate_run, score_settings, warn_if_texts_differ
         from nmt.machine import tune_memory
@@ -50,6 +51,7 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
     with ExitStack() as stack:
         group = stack.enter_context(ProcessGroup.join())
         translator = group.everywhere(partial(Translator.load, config.run, **config.loading, group=group))
+        stack.enter_context(fair_waiting())
         warn_if_texts_differ(runs, config.split)
         if config.output is None:
             folder, variant, location = None, _variant(config, trained, machine.get("precision")), {}

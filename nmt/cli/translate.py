@@ -37,6 +37,7 @@ def main() -> None:
 
 def _translate(config: TranslateConfig, overrides: list[str]) -> None:
     with exit_at_ctrl_c("translate"):
+        from nmt.contention import fair_waiting
         from nmt.distributed import ProcessGroup
         from nmt.machine import tune_memory
         from nmt.translator import Translator
@@ -45,6 +46,7 @@ def _translate(config: TranslateConfig, overrides: list[str]) -> None:
     with ExitStack() as files:
         group = files.enter_context(ProcessGroup.join())
         translator = group.everywhere(partial(Translator.load, config.run, **config.loading, group=group))
+        files.enter_context(fair_waiting())
         if not group.is_main:
             _help(translator, config)
             return

@@ -15,6 +15,7 @@ from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell
 from nmt.config.schema.training import Validation
+from nmt.contention import fair_waiting
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.distributed import Interrupted, OtherProcessFailed, ProcessGroup
@@ -53,7 +54,7 @@ def train(
     tune_memory()
     machine = Machine.choose(config.device, config.precision, config.threads)
     run = RunDirectory(directory)
-    with ProcessGroup.join() as group, _log_of_others(group, run.log):
+    with fair_waiting(), ProcessGroup.join() as group, _log_of_others(group, run.log):
         return _train_in_group(config, run, machine, group, overrides, choices or {}, observer)
 
 

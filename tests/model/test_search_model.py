@@ -4,13 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_model import COMBINATIONS, label
 from small_models import LENGTHS, SOURCE, TARGET, model_of
+from test_model import COMBINATIONS, label
 
 from nmt.model.search_model import SearchModel
-from nmt.ops.packed import Pack, pack
-
-
 
 
 @pytest.fixture(params=COMBINATIONS, ids=label)

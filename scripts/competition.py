@@ -1,0 +1,37 @@
+"""Competing processes, and the share of the processor that the kernel leaves to this one."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+SPIN = "import sys, time\nend = time.monotonic() + float(sys.argv[1])\nwhile time.monotonic() < end: pass"
+MEASURE = f"{SPIN}\nprint(time.process_time())"
+MAX_SECONDS = 900.0  # after which a competitor ends by itself
+PROBE_SECONDS = 2.0
+
+
+@contextmanager
+def competing(processes: int) -> Iterator[None]:
+    """Within this context, as many busy processes run, each in a session of its own, like those of other users."""
+    command = [sys.executable, "-c", SPIN, str(MAX_SECONDS)]
+    started = [subprocess.Popen(command, start_new_session=True) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def processor_share(threads: int) -> float:
+    """The share of its wall-clock time for which each of as many busy threads gets a processor, from 0 to 1.
+
+    They are processes of this session that never wait for each other.
+    """
+    command = [sys.executable, "-c", MEASURE, str(PROBE_SECONDS)]
+    began = time.perf_counter()
+    probes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(threads)]
+    seconds = [float(probe.communicate()[0]) for probe in probes]
+    return sum(seconds) / threads / (time.perf_counter() - began)
