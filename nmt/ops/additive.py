@@ -116,21 +116,20 @@ class _Energies(torch.autograd.Function):
         if needs_sums and not ctx.pending:
             ctx.pending.append(_Sums(keys, weight, projection))
         hidden_units = _hidden_units(keys, features, projection)
-        for block, steps in _blocks(query, keys):
-            part = grad[block, steps]
-            hidden = hidden_units(query, block, steps)  # (b, t, S, A)
+        for t in range(query.shape[1]):
+            part = grad[:, t]
+            hidden = hidden_units(query, slice(None), slice(t, t + 1))[:, 0]  # (B, S, A)
             if needs_sums:
-                ctx.pending[0].weight += part.reshape(1, -1) @ hidden.flatten(0, 2) - part.sum() / 2
+                ctx.pending[0].weight += part.reshape(1, -1) @ hidden.flatten(0, 1) - part.sum() / 2
             slope = hidden.addcmul_(hidden, hidden, value=-1)
-            query_grad[block, steps] = (part[:, :, None] @ slope)[:, :, 0]
-            for step, of_step in zip(part.unbind(1), slope.unbind(1), strict=True):
+            query_grad[:, t] = torch.bmm(part[:, None], slope)[:, 0]
+            if needs_sums:
+                ctx.pending[0].keys.addcmul_(part[..., None], slope)
+            if features is not None and features_grad is not None:
                 if needs_sums:
-                    ctx.pending[0].keys[block].addcmul_(step[..., None], of_step)
-                if features is not None and features_grad is not None:
-                    if needs_sums:
-                        weighted = (step[..., None] * features[block]).flatten(0, 1)
-                        ctx.pending[0].projection += of_step.flatten(0, 1).t() @ weighted
-                    features_grad[block].addcmul_(step[..., None], of_step @ (weight[:, None] * projection))
+                    scaled = (part[..., None] * features).flatten(0, 1)
+                    ctx.pending[0].projection += slope.flatten(0, 1).t() @ scaled
+                features_grad.addcmul_(part[..., None], slope @ (weight[:, None] * projection))
         query_grad = (query_grad * (2 * weight)).to(ctx.dtypes[0])
         return query_grad, None if features_grad is None else features_grad.to(ctx.dtypes[1]), *[None] * 6
 
