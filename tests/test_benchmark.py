@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from forks import call_text, ended, forked
@@ -23,7 +24,8 @@ def measured(folder: Path, *words: str) -> str:
     assert spec is not None
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    with patch.object(sys, "path", [str(SCRIPT.parent), *sys.path]):  # for its imports of other scripts
+        spec.loader.exec_module(script)
 
     def work() -> int:
         os.chdir(folder)
@@ -87,3 +89,14 @@ def test_a_corpus_without_a_test_set_is_measured_on_its_validation_set(
     measured(tmp_path, "--updates", "1", *kept, *corpus, "size=small", "tokenizer=word")
     (path,) = tmp_path.rglob("benchmark.json")
     assert all(row["sentences_per_second"] > 0 for row in json.loads(path.read_text())["decoding"])
+
+
+@pytest.mark.slow
+def test_beside_busy_processes(tmp_path: Path, tiny_overrides: list[str]) -> None:
+    printed = measured(tmp_path, "--updates", "2", "--busy", "1", "--no-decoding", *tiny_overrides)
+    (path,) = tmp_path.rglob("benchmark.json")
+    busy = json.loads(path.read_text())["busy"]
+    assert busy["processes"] == 1
+    assert 0 < busy["processor_share"] <= 1.05
+    assert busy["share_of_fair"] == pytest.approx(busy["beside"] / busy["alone"] / busy["processor_share"])
+    assert "beside them" in printed

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nmt import Translator
-from nmt import translator as module
+from nmt import searcher as module
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.training.job import train
@@ -85,7 +85,7 @@ def test_threads_share_batches_and_change_nothing(
             ran_in: set[int] = set()
             search_batch = translator.searcher._search_batch
             noted = lambda *args, f=search_batch, into=ran_in: into.add(threading.get_ident()) or f(*args)  # noqa: E731
-            monkeypatch.setattr(translator, "_search", noted)
+            monkeypatch.setattr(translator.searcher, "_search_batch", noted)
             found.append([nbest[0] for nbest in translator.translate_nbest(lines, 1, progress=told.append)])
             assert (ran_in == {threading.get_ident()}) == (threads == 1)
             assert threads_of_a_new_thread() == threads
@@ -105,7 +105,7 @@ def test_an_error_in_a_thread_is_the_callers(run: Path, monkeypatch: pytest.Monk
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(translator, "_search", fail)
+    monkeypatch.setattr(translator.searcher, "_search_batch", fail)
     try:
         with pytest.raises(ZeroDivisionError):
             translator.translate(LINES)

@@ -77,8 +77,8 @@ class _Int8Weight:
     """Symmetric integers with a scale for each output, times inputs with a scale for each row, or with that of all
     inputs between -1 and 1.
 
-    Sums of integers are exact, so a row's result does not depend on the other rows. CPUs without VNNI add pairs of
-    products in 16 bits: there, inputs have 7 bits, so that no sum overflows.
+    A row's result does not depend on the other rows, except for the rounding of the last bit. CPUs without VNNI add
+    pairs of products in 16 bits: there, inputs have 7 bits, so that no sum overflows.
     """
 
     def __init__(self, weight: Tensor, bounded: bool) -> None:

@@ -64,6 +64,26 @@ def test_translations_keep_their_order(options: list[str], run: Path, tmp_path: 
     assert links.read_bytes().count(b"\n") == lines.count(b"\n")
 
 
+def test_a_command_starts_several_processes_itself(run: Path) -> None:
+    def translate(*options: str) -> subprocess.CompletedProcess[bytes]:
+        command = [str(BIN / "nmt-translate"), "search.batch_tokens=40", *options]
+        lines = (run / "data" / "test.source").read_bytes()
+        return subprocess.run(command, input=lines, capture_output=True, timeout=120, check=False)
+
+    alone, shared = translate(f"run={run}"), translate(f"run={run}", "processes=2", "threads=1")
+    assert shared.returncode == 0, shared.stderr
+    assert shared.stdout == alone.stdout
+    failed = translate("run=nowhere", "processes=2")
+    assert failed.returncode == 2
+    assert failed.stderr.decode() == "nmt-translate: error: run=nowhere: no such directory\n"
+
+
+def test_several_processes_are_not_started_twice(run: Path, tmp_path: Path) -> None:
+    group = in_group(2, tmp_path / "out", "nmt-translate", f"run={run}", "processes=2")
+    assert [status for status, _ in group] == [2, 2]
+    assert "processes=: several processes were started already; leave it out" in group[0][1]
+
+
 def test_references_are_scored_in_order(run: Path, tmp_path: Path) -> None:
     lines, references = ((run / "data" / f"test.{side}") for side in ("source", "target"))
     words = ["nmt-translate", f"run={run}", f"references={references}", "buffer_lines=3"]

@@ -4,21 +4,39 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import LENGTHS, SOURCE, TARGET, model_of
+from small_models import BOS, EOS, LENGTHS, PAD, SOURCE, TARGET, attention, model_of
 from test_model import COMBINATIONS, label
+from torch import Tensor
 
+from nmt.model import search_model
 from nmt.model.search_model import SearchModel
+from nmt.ops.packed import Weight, pack
+from nmt.search.beam import beam_search
+from nmt.search.hypothesis import LengthPenalty, Limits, Symbols
+
+SYMBOLS, LIMITS = Symbols(BOS, EOS, (PAD, BOS)), Limits(1, [9, 6, 8])
+CPU = torch.device("cpu")
 
 
-@pytest.fixture(params=COMBINATIONS, ids=label)
-def changes(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return request.param
+def unpacked(weight: Tensor, bounded: bool = False) -> Weight:
+    """As it is, but the caller's claim must be true: see `Bounded`."""
+    return Bounded(weight) if bounded else weight
 
 
-@pytest.mark.parametrize("hypotheses", [1, 2])
-def test_steps_equal_the_models_own(changes: dict[str, Any], hypotheses: int) -> None:
+class Bounded:
+    """A weight whose inputs are claimed to lie between -1 and 1."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+    def product(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        assert inputs.abs().max() <= 1
+        return torch.nn.functional.linear(inputs, self.weight, bias)
+
+
+def assert_same_steps(changes: dict[str, Any], hypotheses: int) -> None:
     model = model_of(**changes)
-    prepared = SearchModel(model, hypotheses, same)
+    prepared = SearchModel(model, hypotheses, unpacked)
     own, state = model.encode(SOURCE, LENGTHS), prepared.encode(SOURCE, LENGTHS)
     for t in range(TARGET.shape[1]):
         expected, step = model.step(TARGET[:, t], own), prepared.step(TARGET[:, t], state)
@@ -26,3 +44,57 @@ def test_steps_equal_the_models_own(changes: dict[str, Any], hypotheses: int) ->
         if expected.weights is not None:
             torch.testing.assert_close(step.weights, expected.weights, rtol=1e-10, atol=1e-10)
         own, state = expected.state, step.state
+
+
+@pytest.mark.parametrize("changes", COMBINATIONS, ids=label)
+def test_steps_equal_the_models_own(changes: dict[str, Any]) -> None:
+    assert_same_steps(changes, hypotheses=1)
+    assert_same_steps(changes, hypotheses=2)  # which share a projected memory
+
+
+@pytest.mark.parametrize("changes", COMBINATIONS[::7], ids=label)
+def test_without_a_table_of_words(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_model, "MAX_TABLE", 0)
+    assert_same_steps(changes, hypotheses=2)
+
+
+@pytest.mark.parametrize("changes", COMBINATIONS[::5], ids=label)
+def test_a_beam_finds_the_same(changes: dict[str, Any]) -> None:
+    model = model_of(**changes)
+    prepared = SearchModel(model, 3, unpacked)
+    results = [
+        beam_search(
+            *(each.step, each.encode(SOURCE, LENGTHS), SYMBOLS, LIMITS),
+            **{"beam_size": 3, "n_best": 2, "penalty": LengthPenalty("average", 1.0), "device": CPU},
+        )
+        for each in (model, prepared)
+    ]
+    for one, other in zip(*results, strict=True):
+        assert [each.tokens for each in one] == [each.tokens for each in other]
+        assert [each.log_prob for each in one] == pytest.approx([each.log_prob for each in other], abs=1e-5)
+
+
+@pytest.mark.parametrize("changes", COMBINATIONS[::7], ids=label)
+def test_a_vocabulary_leaves_the_logits_of_its_tokens(changes: dict[str, Any]) -> None:
+    model, vocabulary = model_of(**changes), torch.tensor([0, 1, 2, 3, 4, 6, 7, 10])
+    prepared = SearchModel(model, 2, unpacked)
+    own, state = model.encode(SOURCE, LENGTHS), prepared.encode(SOURCE, LENGTHS, vocabulary)
+    for words in ([2, 2, 2], [4, 6, 7], [5, 1, 4]):  # positions in the vocabulary
+        positions = torch.tensor(words)
+        expected, step = model.step(vocabulary[positions], own), prepared.step(positions, state)
+        torch.testing.assert_close(step.logits, expected.logits[:, vocabulary], rtol=1e-10, atol=1e-10)
+        own, state = expected.state, step.state
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_weights_change_rounding_alone(dtype: torch.dtype) -> None:
+    wide = {"embedding__dim": 64, "decoder__readout_dim": 64, "encoder__hidden": 64, "decoder__hidden": 128}
+    model = model_of(attention=attention("general"), decoder__input_feeding=True, **wide).float()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16), torch.no_grad():
+        prepared = SearchModel(model, 2, pack)
+        state = prepared.encode(SOURCE, LENGTHS)
+        assert not isinstance(state.weights.layers[0].packed, Tensor)
+        step = prepared.step(TARGET[:, 0], state)
+    expected = model.step(TARGET[:, 0], model.encode(SOURCE, LENGTHS))
+    tolerance = 1e-5 if dtype == torch.float32 else 0.05
+    torch.testing.assert_close(step.logits.float(), expected.logits, rtol=tolerance, atol=tolerance)

@@ -1,0 +1,141 @@
+"""Waiting threads on a busy machine."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nmt import contention
+from nmt.contention import Usage, is_contended
+
+pytestmark = pytest.mark.skipif(not Path("/proc/stat").exists(), reason="of Linux alone")
+
+
+@pytest.mark.parametrize(
+    ("others", "threads", "cpus", "expected"),
+    [
+        (0.0, 2, 2, False),
+        (0.2, 2, 2, False),  # some daemon
+        (1.0, 2, 2, True),
+        (2.0, 2, 2, True),
+        (1.0, 2, 4, False),  # there is room for all
+        (3.0, 2, 4, True),
+        (14.0, 2, 16, False),
+    ],
+)
+def test_the_machine_is_busy_if_others_leave_too_little(others: float, threads: int, cpus: int, expected: bool) -> None:
+    before, after = Usage(100.0, 50.0, 10.0), Usage(100.0 + 3.0 + 2 * others, 53.0, 12.0)
+    assert is_contended(before, after, threads, cpus) is expected
+
+
+def test_usage_counts_this_process_among_all() -> None:
+    before = Usage.now()
+    while Usage.now().own < before.own + 0.2:
+        pass
+    after = Usage.now()
+    assert after.all - before.all > 0.1
+    assert after.clock > before.clock
+
+
+def in_new_process(code: str, **environment: str) -> str:
+    kept = {key: value for key, value in os.environ.items() if key not in (*contention.SETTINGS, "OMP_NUM_THREADS")}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=kept | environment).stdout
+
+
+def test_idle_threads_come_and_go() -> None:
+    """For two threads on four CPUs: three Python threads, each with one more of OpenMP, are seven managed threads."""
+    code = """
+import os, time, torch
+from nmt.contention import IdleThreads
+torch.set_num_threads(2)
+torch.ones(2**20).add_(1.0)
+count = lambda: len(os.listdir("/proc/self/task"))
+before = count()
+idle = IdleThreads(2, 4)
+print(count() - before)
+idle.end()
+end = time.monotonic() + 20
+while count() > before and time.monotonic() < end:
+    time.sleep(0.01)
+print(count() - before)
+"""
+    assert in_new_process(code).split() == ["6", "0"]
+
+
+WATCHED = """
+import threading, torch
+from nmt.contention import fair_waiting
+torch.set_num_threads({threads})
+with fair_waiting():
+    print(threading.active_count())
+print(threading.active_count())
+"""
+
+
+def test_a_watch_ends_with_its_context() -> None:
+    assert in_new_process(WATCHED.format(threads=2)).split() == ["2", "1"]
+
+
+def test_one_thread_and_users_own_settings_need_no_watch() -> None:
+    assert in_new_process(WATCHED.format(threads=1)).split() == ["1", "1"]
+    assert in_new_process(WATCHED.format(threads=2), GOMP_SPINCOUNT="1000").split() == ["1", "1"]
+    assert in_new_process(WATCHED.format(threads=2), OMP_WAIT_POLICY="active").split() == ["1", "1"]
+
+
+def test_the_watch_reacts_to_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle threads are added once when it becomes busy, and end when it no longer is."""
+    import threading
+
+    answers, seen = iter([True, True, False, False, True]), []
+
+    class Recorded:
+        def __init__(self, threads: int, cpus: int) -> None:
+            seen.append("start")
+
+        def end(self) -> None:
+            seen.append("end")
+
+    end = threading.Event()
+
+    def next_answer(*_: object) -> bool:
+        answer = next(answers, None)
+        if answer is None:
+            end.set()
+        return bool(answer)
+
+    monkeypatch.setattr(contention, "PERIOD", 0.0)
+    monkeypatch.setattr(contention, "IdleThreads", Recorded)
+    monkeypatch.setattr(contention, "is_contended", next_answer)
+    contention._watch(2, 2, end)
+    assert seen == ["start", "end", "start", "end"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif((os.cpu_count() or 1) > 8, reason="many competitors would be needed")
+def test_beside_busy_processes_a_fair_share_remains() -> None:
+    """Small products by all CPUs beside one other process, with long waits and with short ones."""
+    code = """
+import os, subprocess, sys, time, torch
+from nmt.contention import IdleThreads
+cpus = os.cpu_count()
+torch.set_num_threads(cpus)
+inputs, weight = torch.ones(64, 512), torch.ones(1536, 512)
+def rate():
+    rounds, end = 0, time.monotonic() + 2
+    while time.monotonic() < end:
+        torch.nn.functional.linear(inputs, weight)
+        rounds += 1
+    return rounds
+rate()
+spin = "import time\\nend = time.monotonic() + 30\\nwhile time.monotonic() < end: pass"
+other = subprocess.Popen([sys.executable, "-c", spin], start_new_session=True)
+time.sleep(0.5)
+before = rate()
+idle = IdleThreads(cpus, cpus)
+print(rate() / before)
+other.kill()
+"""
+    assert float(in_new_process(code)) > 1.5

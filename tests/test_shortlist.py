@@ -1,0 +1,134 @@
+"""The shortlist of a run: made once from its training corpus, and what searches do with it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import TINY, values_of
+from forks import call
+
+from nmt import Translator
+from nmt.config.compose import load_config, typed
+from nmt.config.errors import UserError
+from nmt.config.schema import TrainConfig
+from nmt.run import RunDirectory
+from nmt.search.shortlist import Shortlist
+from nmt.shortlist import load_shortlist, translation_counts
+from nmt.training.job import train
+
+LINES = ["the cat sleeps .", "", "a small dog sees the red house .", "x", "the"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    directory = tmp_path_factory.mktemp("shortlist") / "run"
+    assert train(typed(TrainConfig, values_of("train", [*TINY, "data.train_size=400"])), directory, []) == 0
+    return RunDirectory(directory)
+
+
+def model_1(pairs: list[tuple[list[int], list[int]]], iterations: int) -> dict[tuple[int, int], float]:
+    """IBM Model 1, word by word."""
+    probs = dict.fromkeys(((s, t) for source, target in pairs for s in source for t in target), 1.0)
+    counts: dict[tuple[int, int], float] = {}
+    for _ in range(iterations):
+        counts = dict.fromkeys(probs, 0.0)
+        for source, target in pairs:
+            for t in target:
+                total = sum(probs[s, t] for s in source)
+                for s in source:
+                    counts[s, t] += probs[s, t] / total
+        of_source = {s: sum(c for (other, _), c in counts.items() if other == s) for s, _ in counts}
+        probs = {(s, t): count / of_source[s] for (s, t), count in counts.items()}
+    return counts
+
+
+def test_expected_counts_are_those_of_model_1() -> None:
+    draw = np.random.default_rng(0)
+    pairs = [
+        (draw.integers(0, 7, n).tolist(), draw.integers(0, 9, m).tolist()) for n, m in [(3, 4), (1, 2), (5, 2), (4, 6)]
+    ]
+    keys, counts = translation_counts([np.array(s) for s, _ in pairs], [np.array(t) for _, t in pairs], (7, 9), 4)
+    expected = model_1(pairs, 4)
+    assert {(int(key) // 9, int(key) % 9) for key in keys} == set(expected)
+    for key, count in zip(keys.tolist(), counts, strict=True):
+        assert count == pytest.approx(expected[key // 9, key % 9])
+
+
+def test_is_made_once_and_kept_with_the_run(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(run.config)
+    first = load_shortlist("auto", run, config)
+    path = run.path / "shortlist.safetensors"
+    assert path.is_file()
+    monkeypatch.setattr("nmt.shortlist.prepare", None)  # it is not made again
+    for value in ("auto", str(path)):
+        again = load_shortlist(value, run, config)
+        assert {name: array.tolist() for name, array in again.arrays().items()} == {
+            name: array.tolist() for name, array in first.arrays().items()
+        }
+
+
+def test_knows_translations(run: RunDirectory) -> None:
+    """On the demo corpus, the words of a sentence's translation are in its shortlist."""
+    translator = Translator.load(run.path, shortlist="auto")
+    shortlist = translator.searcher.shortlist
+    assert shortlist is not None
+    sources, targets = ((run.data / f"test.{side}").read_text().splitlines() for side in ("source", "target"))
+    tokenizers = translator.tokenizers
+    assert shortlist.missing(tokenizers.source.encode(sources), tokenizers.target.encode(targets)) < 0.05
+
+
+@pytest.mark.parametrize(
+    "search", [{}, {"kind": "greedy"}, {"kind": "sampling", "temperature": 1.0, "top_k": 0, "top_p": 1.0}]
+)
+def test_a_list_of_nearly_all_tokens_changes_nothing(
+    run: RunDirectory, search: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens are counted within the list, and translated back."""
+    plain, listed = (Translator.load(run.path, search=search) for _ in range(2))
+    size = listed.tokenizers.target.vocab_size
+    ids = np.array([i for i in range(size) if i != listed.tokenizers.target.unk or search])
+    shortlist = Shortlist(np.zeros(0, np.int64), np.zeros(listed.tokenizers.source.vocab_size, np.int64), ids, size)
+    monkeypatch.setattr(shortlist, "vocabulary", lambda _: ids)
+    listed.searcher.shortlist = shortlist
+    for one, other in zip(plain.translate(LINES), listed.translate(LINES), strict=True):
+        assert one.text == other.text
+        assert one.tokens == other.tokens
+
+
+def test_a_search_uses_no_other_tokens(run: RunDirectory) -> None:
+    translator = Translator.load(run.path)
+    target = translator.tokenizers.target
+    ids = np.array([target.pad, target.unk, target.bos, target.eos, *range(10, 70)])
+    ends = np.zeros(translator.tokenizers.source.vocab_size, np.int64)
+    translator.searcher.shortlist = Shortlist(np.zeros(0, np.int64), ends, np.sort(ids), target.vocab_size)
+    allowed = {target.pieces([int(i)])[0] for i in ids}
+    for translation in translator.translate(LINES):
+        assert set(translation.tokens) <= allowed
+
+
+def test_damaged_and_foreign_files_are_one_line(run: RunDirectory, tmp_path: Path) -> None:
+    config = load_config(run.config)
+    whole = load_shortlist("auto", run, config)
+    damaged = tmp_path / "damaged.safetensors"
+    damaged.write_bytes((run.path / "shortlist.safetensors").read_bytes()[:-8])
+    with pytest.raises(UserError, match=r"shortlist=.*damaged.safetensors is not a shortlist of this vocabulary"):
+        load_shortlist(str(damaged), run, config)
+    with pytest.raises(UserError, match="cannot be read"):
+        load_shortlist(str(tmp_path / "none"), run, config)
+    from safetensors.numpy import save_file
+
+    other = tmp_path / "other.safetensors"
+    save_file({**whole.arrays(), "ends": whole.ends[:-1], "candidates": whole.candidates[: whole.ends[-2]]}, other)
+    with pytest.raises(UserError, match="belongs to another source vocabulary"):
+        load_shortlist(str(other), run, config)
+
+
+def test_the_commands_take_it(run: RunDirectory) -> None:
+    lines = "\n".join([*LINES, ""]).encode()
+    plain = call("nmt-translate", f"run={run.path}", stdin=lines)
+    listed = call("nmt-translate", f"run={run.path}", "shortlist=auto", stdin=lines)
+    assert listed.returncode == 0, listed.stderr
+    assert listed.stdout.count(b"\n") == plain.stdout.count(b"\n") == len(LINES)
+    absent = call("nmt-translate", f"run={run.path}", "shortlist=nowhere", stdin=lines)
+    assert absent.returncode == 2
+    assert b"nmt-translate: error: shortlist=nowhere: " in absent.stderr
