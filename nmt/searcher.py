@@ -111,8 +111,13 @@ class Searcher:
         longest = max((len(sources[i]) * len(batch) for batch in batches for i in batch), default=0)
         return max(1, min(most, longest * self.beam_size // MIN_THREAD_TOKENS))
 
+    def forget(self) -> None:
+        """Prepare the model again for the next search, as its weights may have changed: fused optimizers leave no
+        trace."""
+        self._prepared = None
+
     def _search_model(self) -> SearchModel | SearchEnsemble:
-        """The model prepared for search, anew if its weights have changed."""
+        """The model prepared for search, anew if its weights have visibly changed."""
         versions = [(weight.data_ptr(), weight._version) for weight in self.model.parameters()]
         versions.append((self.beam_size, 0))
         if self._prepared is None or self._prepared[0] != versions:

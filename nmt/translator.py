@@ -81,7 +81,7 @@ class Translator:
         """group: processes that all translate the same lines and share the work; None: this process alone."""
         self.group = group or ProcessGroup()
         self.model, self.tokenizers = model, tokenizers
-        self.machine, self.seed = machine, seed
+        self.machine = machine
         self.searcher = Searcher(model, tokenizers, search, machine, seed, shortlist)
         self.reseed()
 
@@ -123,6 +123,11 @@ class Translator:
         return cls(model, tokenizers, settings, machine, seed, group, words)
 
     @property
+    def seed(self) -> int:
+        """Of samples."""
+        return self.searcher.seed
+
+    @property
     def search(self) -> schema.Search:
         """The settings of the search."""
         return self.searcher.settings
@@ -154,6 +159,8 @@ class Translator:
         the search cannot return n translations.
         """
         self.check_nbest(n)
+        if self.model.training:
+            self.searcher.forget()
         sources, pieces = self.encode(lines, first_line)
         results = [[Translation("", 0.0, 0.0, ["</s>"], ["</s>"], None)] for _ in lines]
         with evaluation_mode(self.model):

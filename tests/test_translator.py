@@ -252,3 +252,21 @@ def test_a_run_moves_with_its_directory(run: Path, tmp_path: Path, train_config:
     assert [each.text for each in moved.translate(LINES)] == [
         each.text for each in Translator.load(run).translate(LINES)
     ]
+
+
+def test_a_model_in_training_is_prepared_for_search_again(run: Path) -> None:
+    """Fused optimizers change weights without counting a version."""
+    translator = Translator.load(run)
+    before = translator.translate(LINES)
+    translator.model.train()
+    translator.translate(LINES)
+    optimizer = torch.optim.AdamW(translator.model.parameters(), lr=0.1, fused=True)
+    for parameter in translator.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    translator.model.train()
+    changed = translator.translate(LINES)
+    translator.searcher.forget()
+    again = translator.translate(LINES)
+    assert [each.log_prob for each in changed] == [each.log_prob for each in again]
+    assert changed[0].log_prob != before[0].log_prob

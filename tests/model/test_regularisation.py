@@ -59,7 +59,7 @@ def test_without_options_nothing_is_drawn_or_added(kind: type[Recurrent]) -> Non
     for layer, weights in enumerate(prepared):
         parameters = layer_weights(rnn, layer)
         assert all(one is other for one, other in zip(weights[:4], parameters[:4], strict=True))
-        assert weights[4:] == parameters[4:] == (None, None, None, 0.0, False, ())
+        assert weights[4:] == parameters[4:] == (None, None, None, 0.0, False, (), None, None)
 
 
 @BOTH
