@@ -46,7 +46,7 @@ class Usage(NamedTuple):
 
 
 def is_contended(before: Usage, after: Usage, threads: int, cpus: int) -> bool:
-    """Did other processes leave too few CPUs for as many threads between these two moments?"""
+    """Did other processes leave too few CPUs for this number of threads between these two moments?"""
     others = (after.all - before.all - (after.own - before.own)) / (after.clock - before.clock)
     return others > MARGIN and threads + others > cpus + MARGIN
 

@@ -27,7 +27,7 @@ from nmt.search.hypothesis import NO_PENALTY, Hypothesis, LengthPenalty, Limits,
 from nmt.search.rollout import SamplingOptions, greedy_search, sample
 from nmt.search.shortlist import Shortlist
 
-MIN_THREAD_TOKENS = 1024  # tokens x beam in a batch that is worth a thread of its own
+MIN_THREAD_TOKENS = 1024  # tokens x beam size; a smaller batch is not worth another thread
 
 
 class Searcher:

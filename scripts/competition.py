@@ -14,7 +14,7 @@ PROBE_SECONDS = 2.0
 
 @contextmanager
 def competing(processes: int) -> Iterator[None]:
-    """Within this context, as many busy processes run, each in a session of its own, like those of other users."""
+    """Run this number of busy processes within the context, each in a new session, like those of other users."""
     command = [sys.executable, "-c", SPIN, str(MAX_SECONDS)]
     started = [subprocess.Popen(command, start_new_session=True) for _ in range(processes)]
     try:
@@ -26,7 +26,7 @@ def competing(processes: int) -> Iterator[None]:
 
 
 def processor_share(threads: int) -> float:
-    """The share of its wall-clock time for which each of as many busy threads gets a processor, from 0 to 1.
+    """The share of the time for which each of `threads` busy threads has a processor, from 0 to 1.
 
     They are processes of this session that never wait for each other.
     """

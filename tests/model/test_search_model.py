@@ -19,12 +19,12 @@ CPU = torch.device("cpu")
 
 
 def unpacked(weight: Tensor, bounded: bool = False) -> Weight:
-    """As it is, but the caller's claim must be true: see `Bounded`."""
+    """The weight unchanged; if `bounded`, its inputs are checked."""
     return Bounded(weight) if bounded else weight
 
 
 class Bounded:
-    """A weight whose inputs are claimed to lie between -1 and 1."""
+    """A weight that checks that its inputs lie between -1 and 1."""
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight
