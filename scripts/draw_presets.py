@@ -33,7 +33,7 @@ IN_CHART = {"none": "o", "bahdanau": "s", "luong_dot": "^"}  # presets and their
 
 def train(sweep: Path, presets: list[str], overrides: list[str]) -> dict[str, Path]:
     """Run the sweep, or what is left of it. Returns the run of each preset. Raises UserError if one fails."""
-    words = ["-m", f"attention={','.join(presets)}", f"hydra.sweep.dir={quoted(sweep)}", *overrides]
+    words = ["-m", f"attention=choice({','.join(presets)})", f"hydra.sweep.dir={quoted(sweep)}", *overrides]
     if subprocess.run([command("nmt-train"), *words], check=False).returncode:
         raise UserError(f"{sweep}: a run failed, see the messages above")
     return {name: sweep / f"attention-{name}" for name in presets}

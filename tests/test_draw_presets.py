@@ -11,12 +11,13 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "draw_presets.py"
 
 @pytest.mark.slow
 @pytest.mark.system
-def test_each_preset_has_a_picture(tmp_path: Path) -> None:
-    presets = ["--presets", "none", "luong_dot"]
-    done = call_text(SCRIPT, "sweep", "pictures", *TINY, "training.max_steps=2", *presets, cwd=tmp_path)
+@pytest.mark.parametrize("presets", [["none", "luong_dot"], ["gnmt"]], ids=",".join)
+def test_each_preset_has_a_picture(presets: list[str], tmp_path: Path) -> None:
+    words = [*TINY, "training.max_steps=2", "--presets", *presets]
+    done = call_text(SCRIPT, "sweep", "pictures", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     pictures = {path.name for path in (tmp_path / "pictures").iterdir()}
-    assert pictures == {"none.png", "luong_dot.png", "length.png"}
+    assert pictures == {f"{name}.png" for name in presets} | ({"length.png"} if len(presets) > 1 else set())
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in (tmp_path / "pictures").iterdir())
 
 

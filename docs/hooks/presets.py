@@ -15,8 +15,22 @@ PARTS = {
     "normalizer": "Normalizer",
     "coverage": "Coverage",
     "projection": "Projection",
+    "/encoder": "Encoder",
+    "/decoder": "Decoder",
 }
-DECODER = {"attend": "Attends", "input_feeding": "Input feeding", "readout": "Readout", "bridge": "First state"}
+ENCODER = {
+    "layers": "Encoder layers",
+    "bidirectional": "Both directions",
+    "residual": "Residual connections from layer",
+}
+DECODER = {
+    "layers": "Decoder layers",
+    "residual": "Residual connections from layer",
+    "attend": "Attends",
+    "input_feeding": "Input feeding",
+    "readout": "Readout",
+    "bridge": "First state",
+}
 
 
 def parts(root: Path, name: str) -> str:
@@ -26,13 +40,14 @@ def parts(root: Path, name: str) -> str:
     for entry in values.get("defaults", []):
         if isinstance(entry, dict):
             ((group, choice),) = entry.items()
-            part = group.partition("@")[0]
-            rows.append((PARTS[part], f"`attention/{part}={choice}`"))
+            part = group.removeprefix("override ").partition("@")[0]
+            name = part.removeprefix("/") if part.startswith("/") else f"attention/{part}"
+            rows.append((PARTS[part], f"`{name}={choice}`"))
     if "context" in values["attention"]:
         rows.append(("Context", f"`attention.context={values['attention']['context']}`"))
-    for key, title in DECODER.items():
-        if key in values["decoder"]:
-            rows.append((title, f"`decoder.{key}={str(values['decoder'][key]).lower()}`"))
+    for section, titles in (("encoder", ENCODER), ("decoder", DECODER)):
+        own = values.get(section, {})
+        rows += [(title, f"`{section}.{key}={str(own[key]).lower()}`") for key, title in titles.items() if key in own]
     return "\n".join(["| Part | Setting |", "|---|---|", *(f"| {title} | {setting} |" for title, setting in rows)])
 
 

@@ -16,6 +16,7 @@ from nmt.model.encoder import Encoder, SelfAttention
 from nmt.model.readout import LexicalModel, Output, Readout
 from nmt.model.regularisation import Options
 from nmt.model.seq2seq import Bridge, EmbeddingDropout, Seq2Seq
+from nmt.model.upper import UpperLayers
 from nmt.ops.dropout import Dropout
 
 CELLS: dict[str, type[Recurrent]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
@@ -115,14 +116,11 @@ def _gates(model: Seq2Seq, name: str) -> int:
 
 def _encoder(config: Model) -> Encoder:
     encoder = config.encoder
-    rnn = CELLS[encoder.cell](
-        config.embedding.dim,
-        encoder.hidden,
-        encoder.layers,
-        batch_first=True,
-        dropout=encoder.dropout if encoder.layers > 1 else 0.0,
-        bidirectional=encoder.bidirectional,
-    )
+    if encoder.bidirectional == "first":
+        rnn = _recurrent(encoder, config.embedding.dim, 1, bidirectional=True)
+        upper = _upper_layers(config, encoder, [2 * encoder.hidden] + [encoder.hidden] * (encoder.layers - 2))
+    else:
+        rnn, upper = _recurrent(encoder, config.embedding.dim, encoder.layers, encoder.bidirectional), None
     attention, dim = encoder.self_attention, encoder.output_dim
     layers: list[SelfAttention] = []
     if isinstance(attention, EncoderSelfAttention):
@@ -132,7 +130,7 @@ def _encoder(config: Model) -> Encoder:
             )
             for _ in range(attention.layers)
         ]
-    return Encoder(rnn, encoder.dropout, config.decoder.bridge, layers, _options(config, encoder))
+    return Encoder(rnn, config.decoder.bridge, layers, _options(config, encoder), upper)
 
 
 def _decoder(config: Model, encoder: Encoder, context_dim: int) -> Decoder:
@@ -143,13 +141,10 @@ def _decoder(config: Model, encoder: Encoder, context_dim: int) -> Decoder:
     # The input is [word; fixed vector, or context if the decoder attends before the step; previous readout if fed].
     has_context = attention is None or decoder.attend == "before"
     input_dim = word_dim + (context_dim if has_context else 0) + (decoder.readout_dim if decoder.input_feeding else 0)
-    rnn = CELLS[decoder.cell](
-        input_dim,
-        decoder.hidden,
-        decoder.layers,
-        batch_first=True,
-        dropout=decoder.dropout if decoder.layers > 1 else 0.0,
-    )
+    upper = None
+    if decoder.attend == "first_layer":
+        upper = _upper_layers(config, decoder, [decoder.hidden + context_dim] * (decoder.layers - 1))
+    rnn = _recurrent(decoder, input_dim, decoder.layers if upper is None else 1)
     conditional = None
     if decoder.attend == "between":
         conditional = CELLS[decoder.cell](context_dim, decoder.hidden, batch_first=True)
@@ -160,11 +155,21 @@ def _decoder(config: Model, encoder: Encoder, context_dim: int) -> Decoder:
         readout,
         conditional,
         LexicalModel(word_dim) if decoder.lexical else None,
+        upper,
         attend=decoder.attend,
         input_feeding=decoder.input_feeding,
-        dropout=decoder.dropout,
         options=_options(config, decoder),
     )
+
+
+def _recurrent(network: Network, input_dim: int, layers: int, bidirectional: bool = False) -> Recurrent:
+    rnn = CELLS[network.cell](input_dim, network.hidden, layers, batch_first=True, bidirectional=bidirectional)
+    rnn.dropout = network.dropout if network.layers > 1 else 0.0  # torch warns of an argument `dropout` with one layer
+    return rnn
+
+
+def _upper_layers(config: Model, network: Network, input_dims: list[int]) -> UpperLayers:
+    return UpperLayers([_recurrent(network, dim, 1) for dim in input_dims], _options(config, network))
 
 
 def _options(config: Model, network: Network) -> Options:
@@ -174,6 +179,7 @@ def _options(config: Model, network: Network) -> Options:
         zoneout=network.zoneout,
         weight_drop=network.weight_drop,
         layer_norm=network.layer_norm,
-        residual=network.residual,
+        residual=network.first_residual,
         transition_depth=network.transition_depth,
+        dropout=network.dropout,
     )

@@ -31,6 +31,10 @@ class CellState(NamedTuple):
         """Hidden state and memory of one layer."""
         return self.hidden[layer], self.memory[layer] if self.memory else None
 
+    def layers(self, start: int, stop: int) -> Self:
+        """States of the layers from `start` up to but not including `stop`, counted from 0."""
+        return self._replace(hidden=self.hidden[start:stop], memory=self.memory[start:stop])
+
     def select(self, index: Tensor) -> Self:
         """Rows `index` of the batch, for beam search."""
         return self._replace(

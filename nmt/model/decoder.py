@@ -25,6 +25,7 @@ from nmt.model.readout import LexicalModel, Readout
 from nmt.model.recurrence import run_rnn
 from nmt.model.regularisation import PLAIN, Options, Regularisation
 from nmt.model.state import BatchWeights, DecoderState, Weights
+from nmt.model.upper import UpperLayers
 from nmt.ops.dropout import Dropout, masked
 from nmt.ops.shared import loop
 
@@ -43,7 +44,8 @@ class Decoder(nn.Module):
     2015, A.2.2); "after": the query is the current state (Luong et al. 2015, 3); "between": the step is two, the
     query is the state after the first, over the word, and the context enters the second, `conditional` (Sennrich et
     al. 2017, the conditional GRU of Nematus); its transitions and further layers follow. Zoneout keeps the state
-    from before both steps.
+    from before both steps. "first_layer": the query is the first layer's current state, which depends on the words
+    alone, and the context enters the layers above, `upper` (Wu et al. 2016, 3; here with the current state).
     """
 
     def __init__(
@@ -53,25 +55,26 @@ class Decoder(nn.Module):
         readout: Readout,
         conditional: Recurrent | None = None,
         lexical: LexicalModel | None = None,
+        upper: UpperLayers | None = None,
         *,
-        attend: Literal["before", "between", "after"],
+        attend: Literal["before", "between", "after", "first_layer"],
         input_feeding: bool,
-        dropout: float,
         options: Options = PLAIN,
     ) -> None:
         """conditional: one layer over the context, for "between" only; lexical: its result is added to the readout, but
-        not fed back."""
+        not fed back; upper: the layers above the one of `rnn`, for "first_layer" only."""
         super().__init__()
         assert (attend == "between") == (conditional is not None)
+        assert (attend == "first_layer") == (upper is not None)
         self.rnn, self.attention, self.readout, self.conditional = rnn, attention, readout, conditional
-        self.lexical = lexical
+        self.lexical, self.upper = lexical, upper
         self.attend, self.input_feeding = attend, input_feeding
         # In a conditional decoder, the lowest layer's transitions come after the second step.
         self.regularisation = Regularisation(rnn, options, lowest=0 if conditional is None else 1)
         self.conditional_regularisation = None if conditional is None else Regularisation(conditional, options)
-        self.dropout = Dropout(dropout, options.variational)
+        self.dropout = Dropout(options.dropout, options.variational)
         # Does the attention or readout of a step enter the next step?
-        self.stepped = input_feeding or (attention is not None and attend != "after")
+        self.stepped = input_feeding or (attention is not None and attend in ("before", "between"))
 
     def forward(self, embedded: Tensor, state: DecoderState) -> Decoded:
         """Teacher forcing: (B, T, E) embeddings of <s> y_1 ... y_{T-1} -> Decoded with all T steps."""
@@ -79,14 +82,18 @@ class Decoder(nn.Module):
         return decoded._replace(readouts=self._with_words(decoded.readouts, decoded.weights, state))
 
     def forward_fused(self, embedded: Tensor, state: DecoderState) -> Decoded:
-        """One call of the recurrent network for the whole target, one product for the attention of all steps."""
+        """One call of each recurrent network for the whole target, one product for the attention of all steps."""
         inputs = embedded
         if state.fixed is not None:
             inputs = torch.cat([embedded, state.fixed[:, None].expand(-1, embedded.shape[1], -1)], dim=-1)
-        hidden, _ = run_rnn(self.rnn, inputs, None, state.cell, self.regularisation, state.weights.layers)
+        own, cell, layers = self.rnn.num_layers, state.cell, state.weights.layers
+        hidden, final = run_rnn(self.rnn, inputs, None, cell.layers(0, own), self.regularisation, layers[:own])
         attended = None
         if self.attention is not None:
             attended = self.attention.sequence(hidden, *state.attention())
+        if self.upper is not None and attended is not None:
+            upper = cell.layers(own, len(layers))
+            hidden, _ = self.upper(hidden, final, layers[own:], start=upper, context=attended.context)
         return self._decoded(hidden, attended, embedded, state)
 
     def forward_stepped(self, embedded: Tensor, state: DecoderState) -> Decoded:
@@ -118,6 +125,7 @@ class Decoder(nn.Module):
     def weights(self, rows: int, word_dim: int, fixed_dim: int) -> BatchWeights:
         """The weights for a batch of `rows` sentences, for all steps; fixed_dim = M with a fixed vector, else 0."""
         layers = self.regularisation.prepare(self.rnn, rows)
+        layers += [] if self.upper is None else self.upper.prepare(rows)
         widths = [word_dim, fixed_dim, self.rnn.input_size - word_dim - fixed_dim]
         word, fixed, fed = (part.contiguous() for part in torch.split(layers[0].weight_ih, widths, dim=1))
         conditional = None
@@ -127,7 +135,7 @@ class Decoder(nn.Module):
         return BatchWeights(layers, word, fixed, fed, conditional, self.readout, readout_mask=readout_mask)
 
     def _step(self, gates: Tensor, word: Tensor, state: DecoderState) -> "_Step":
-        attended, weights = None, state.weights
+        attended, beside, weights = None, None, state.weights
         if self.attend == "before":
             attended = self._attend(self._output(state.cell)[:, None], state)
         fed = weights.fed_gates(None if attended is None else attended.context[:, 0], state.feed)
@@ -138,7 +146,10 @@ class Decoder(nn.Module):
             attended = self._attend(first[0][:, None], state)
             first = self._condition(first, attended, weights)
         first = zone_out(self.rnn, lowest, first, state.cell.of(0))
-        cell = self._upper_layers(first, state.cell, weights)
+        if self.attend == "first_layer":
+            attended = self._attend(first[0][:, None], state)
+            beside = None if attended is None else weights.upper_input(attended.context[:, 0])
+        cell = self._upper_layers(first, state.cell, weights, beside)
         output = self._output(cell)
         if self.attend == "after":
             attended = self._attend(output[:, None], state)
@@ -155,11 +166,13 @@ class Decoder(nn.Module):
         gates = weights.conditional_gates(self.conditional, attended.context[:, 0])
         return step_layer(self.conditional, weights.conditional, gates, *first)
 
-    def _upper_layers(self, first: State, state: CellState, weights: Weights) -> CellState:
-        """The step of the layers above the first, given the first layer's new state."""
+    def _upper_layers(self, first: State, state: CellState, weights: Weights, beside: Tensor | None) -> CellState:
+        """The step of the layers above the first, given the first layer's new state; `beside` (B, M) or None enters
+        each of them beside the output of the layer below."""
         steps, output = [first], first[0]
         for layer, upper in enumerate(weights.layers[1:], 1):
-            gates = input_gates(self.rnn, upper, drop_inputs(self.rnn, upper, output))
+            inputs = output if beside is None else torch.cat([output, beside], dim=1)
+            gates = input_gates(self.rnn, upper, drop_inputs(self.rnn, upper, inputs))
             new = step_layer(self.rnn, upper, gates, *state.of(layer))
             steps.append(zone_out(self.rnn, upper, new, state.of(layer)))
             output = output + steps[-1][0] if upper.residual else steps[-1][0]
@@ -168,8 +181,9 @@ class Decoder(nn.Module):
         )
 
     def _output(self, cell: CellState) -> Tensor:
-        """The top layer's output (B, H): its state, or with residual connections the sum of all layers' states."""
-        return sum(cell.hidden[1:], cell.hidden[0]) if self.regularisation.options.residual else cell.hidden[-1]
+        """The top layer's output (B, H): its state, added to the output of the layer below in a residual connection."""
+        residual = self.regularisation.options.residual
+        return sum(cell.hidden[residual - 1 :], cell.hidden[residual - 2]) if residual else cell.hidden[-1]
 
     def _decoded(self, outputs: Tensor, attended: Attended | None, embedded: Tensor, state: DecoderState) -> Decoded:
         """Reads out all steps at once: outputs (B, T, H) of the top layer, embeddings (B, T, E)."""

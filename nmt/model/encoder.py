@@ -1,6 +1,6 @@
 """The recurrent encoder, and self-attention over its states.
 
-Shapes: B batch, S source positions, E embedding, H hidden, M = directions x H memory.
+Shapes: B batch, S source positions, E embedding, H hidden, M = directions of the top layer x H memory.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from nmt.attention.heads import MultiHeadAttention
 from nmt.model.cells import LayerWeights, Recurrent
 from nmt.model.recurrence import run_rnn
 from nmt.model.regularisation import PLAIN, Options, Regularisation
+from nmt.model.upper import UpperLayers
 from nmt.ops.dropout import Dropout
 
 
@@ -42,6 +43,8 @@ class Encoded(NamedTuple):
 class Encoder(nn.Module):
     """Encoder states h_s, forward and backward side by side   (Schuster and Paliwal 1997; Bahdanau et al. 2015, 3.2).
 
+    With upper layers, the layers below them alone read in both directions (Wu et al. 2016, 3.2).
+
     summary: "final" = each direction's last state of the top layer (with an LSTM's memory beside it),
     "mean" = the average state.
     """
@@ -49,18 +52,19 @@ class Encoder(nn.Module):
     def __init__(
         self,
         rnn: Recurrent,
-        dropout: float,
         summary: str,
         self_attention: Sequence[SelfAttention] = (),
         options: Options = PLAIN,
+        upper: UpperLayers | None = None,
     ) -> None:
+        """upper: layers in one direction above those of `rnn`."""
         super().__init__()
-        self.rnn, self.regularisation = rnn, Regularisation(rnn, options)
+        self.rnn, self.regularisation, self.upper = rnn, Regularisation(rnn, options), upper
         self.self_attention = nn.ModuleList(self_attention)  # over the states of the top layer, one after another
-        self.dropout = Dropout(dropout, options.variational)
-        self.layers: list[LayerWeights] | None = None  # prepared once, for search
+        self.dropout = Dropout(options.dropout, options.variational)
+        self.layers: list[LayerWeights] | None = None  # of `rnn`, prepared once for search
         self.summary = summary
-        directions = 2 if rnn.bidirectional else 1
+        directions = 2 if rnn.bidirectional and upper is None else 1
         self.output_dim = rnn.hidden_size * directions
         with_memory = summary == "final" and isinstance(rnn, nn.LSTM)
         self.summary_dim = self.output_dim * (2 if with_memory else 1)
@@ -68,6 +72,8 @@ class Encoder(nn.Module):
     def forward(self, embedded: Tensor, lengths: Tensor, valid: Tensor) -> Encoded:
         """(B, S, E), int64 (B,) on the CPU, bool (B, S) -> Encoded."""
         states, final = run_rnn(self.rnn, embedded, lengths, None, self.regularisation, self.layers)
+        if self.upper is not None:
+            states, final = self.upper(states, final, self.upper.prepare(len(states)), lengths)
         for layer in self.self_attention:
             states = layer(states, valid)
         if self.summary == "mean":

@@ -21,8 +21,9 @@ class Options(NamedTuple):
     zoneout: float = 0.0
     weight_drop: float = 0.0
     layer_norm: bool = False
-    residual: bool = False
+    residual: int = 0  # the first layer, counted from 1, whose input is added to its output; 0: none
     transition_depth: int = 0
+    dropout: float = 0.0  # of the encoder's states and summary, or of the decoder's readout
 
 
 PLAIN = Options()
@@ -34,15 +35,15 @@ class Regularisation(nn.Module):
     Recurrent dropout: on h_{t-1} where it enters W_hh, one mask per sentence (Gal and Ghahramani 2016); the state that
     gates carry over is not dropped. Weight drop: on the elements of W_hh, one mask per batch (Merity et al. 2018, 2).
     Zoneout: each unit of state and memory keeps its value with this probability (Krueger et al. 2017). Layer norm: of
-    W x and U h, and of an LSTM's memory (Ba et al. 2016, supplement). Residual: from the second layer on, a layer's
+    W x and U h, and of an LSTM's memory (Ba et al. 2016, supplement). Residual: from some layer on, a layer's
     output is added to its input (Wu et al. 2016, 3.1). Transitions: further steps at each position, without input
     (Pascanu et al. 2014; Miceli Barone et al. 2017), with all of the above but residual connections.
     """
 
-    def __init__(self, rnn: Recurrent, options: Options, lowest: int = 0) -> None:
-        """lowest: the first layer that has transitions."""
+    def __init__(self, rnn: Recurrent, options: Options, lowest: int = 0, below: int = 0) -> None:
+        """lowest: the first layer that has transitions; below: the number of layers below the network."""
         super().__init__()
-        self.options, self.lowest = options, lowest
+        self.options, self.lowest, self.below = options, lowest, below
         self.norm = LayerNorms(rnn, rnn) if options.layer_norm else None
         layers = range(lowest, rnn.num_layers)
         self.transitions = nn.ModuleList(
@@ -52,18 +53,19 @@ class Regularisation(nn.Module):
 
     def needs_loop(self, rnn: Recurrent) -> bool:
         """Is there an option that torch's own call does not support?"""
-        options = self.options
-        drops = options.recurrent_dropout or options.weight_drop or (options.variational and rnn.dropout)
-        always = options.layer_norm or options.residual or options.zoneout > 0 or len(self.transitions) > 0
-        return always or bool(rnn.training and drops)
+        options, stacked = self.options, rnn.num_layers > 1
+        drops = options.recurrent_dropout or options.weight_drop or (options.variational and rnn.dropout and stacked)
+        residual = options.residual and stacked
+        always = options.layer_norm or residual or options.zoneout > 0 or len(self.transitions) > 0
+        return bool(always or (rnn.training and drops))
 
     def prepare(self, rnn: Recurrent, rows: int) -> list[LayerWeights]:
         """The layers for a batch with this number of sentences, with masks drawn for all its steps."""
         return [self._layer(rnn, layer, rows) for layer in range(rnn.num_layers)]
 
     def _layer(self, rnn: Recurrent, layer: int, rows: int) -> LayerWeights:
-        options, weights = self.options, layer_weights(rnn, layer)
-        between = rnn.dropout if options.variational and layer else 0.0
+        options, weights, number = self.options, layer_weights(rnn, layer), self.below + layer + 1
+        between = rnn.dropout if options.variational and number > 1 else 0.0
         if self.norm is not None:
             bias_ih, bias_hh = layer_parameters(rnn, ("bias_ih", "bias_hh"), rnn, layer, cast=False)
             weights = weights._replace(bias_ih=bias_ih, bias_hh=bias_hh)
@@ -73,7 +75,7 @@ class Regularisation(nn.Module):
             input_mask=mask(weights.weight_hh, (rows, weights.weight_ih.shape[-1]), between, rnn.training),
             hidden_mask=self._hidden_mask(rnn, weights.weight_hh, rows),
             zoneout=options.zoneout,
-            residual=options.residual and layer > 0,
+            residual=0 < options.residual <= number,
             transitions=self._transitions(rnn, layer, rows) if layer >= self.lowest else (),
         )
 

@@ -1,7 +1,8 @@
 """A model prepared for search: what every step would compute again is computed once, and weights are packed.
 
 Shapes: B batch, S source positions, T target positions, E embedding, H hidden, M memory, R readout (2 R before a
-maxout), G gates x H, V vocabulary, L its part that a search may use, C the gates that a context enters (G or 0).
+maxout), G gates x H, V vocabulary, L its part that a search may use, C what a context gives to the recurrent layers: G
+for the gates of one, M itself where several layers read it, or nothing.
 """
 
 from copy import deepcopy
@@ -80,6 +81,10 @@ class SearchWeights(NamedTuple):
         if self.conditional.norms is None:
             return gates + self.conditional.bias_ih
         return norm_gates(rnn, self.conditional, gates)
+
+    def upper_input(self, context: Tensor) -> Tensor:
+        """(N, C + R) -> (N, M)."""
+        return context[:, : self.sizes[1]]
 
     def read_out(self, output: Tensor, context: Tensor | None, word: Tensor) -> Tensor:
         """(N, H), (N, C + R) or None, (N, G + R) -> (N, R)."""
@@ -225,6 +230,8 @@ def _context_gates(attend: str, fixed: bool, batch: BatchWeights, M: int) -> tup
         context = batch.fixed
     elif batch.conditional is not None:
         context = batch.conditional.weight_ih
+    elif attend == "first_layer":
+        context = torch.eye(M, dtype=feed.dtype, device=feed.device)
     elif attend == "before":
         context, feed = feed[:, :M], feed[:, M:]
     return context, feed if feed.shape[1] else None

@@ -51,6 +51,10 @@ class Weights(Protocol):
         """The context's gates (B, G) in the second half of a conditional step."""
         ...
 
+    def upper_input(self, context: Tensor) -> Tensor:
+        """What the layers above the first read of the context, (B, M)."""
+        ...
+
     def read_out(self, output: Tensor, context: Tensor | None, word: Tensor) -> Tensor:
         """Outputs (..., H) of the top layer, contexts, words -> readouts (..., R), before dropout."""
         ...
@@ -94,6 +98,10 @@ class BatchWeights(NamedTuple):
         """See Weights."""
         assert self.conditional is not None
         return input_gates(rnn, self.conditional, context)
+
+    def upper_input(self, context: Tensor) -> Tensor:
+        """See Weights."""
+        return context
 
     def read_out(self, output: Tensor, context: Tensor | None, word: Tensor) -> Tensor:
         """See Weights."""

@@ -44,6 +44,10 @@ def error(values: dict[str, Any]) -> str:
         ("decoder.transition_depth", 101, ["decoder.transition_depth=101", "less than or equal to 100"]),
         ("decoder.recurrent_dropout", 1.0, ["decoder.recurrent_dropout=1.0", "less than 1"]),
         ("variational_dropout", 0.1, ["variational_dropout=0.1", "true or false"]),
+        ("encoder.residual", 1, ["encoder.residual=1: input should be true, false or the number of a layer from 2 to"]),
+        ("decoder.residual", "3", ["decoder.residual=3", "true, false or the number"]),
+        ("encoder.bidirectional", "firts", ["encoder.bidirectional=firts: not one of true, false, first", "'first'"]),
+        ("encoder.bidirectional", 1, ["encoder.bidirectional=1: not one of true, false, first"]),
         ("optimizer.lr", float("nan"), ["optimizer.lr=nan", "finite"]),
         ("optimizer.kind", "adamm", ["optimizer.kind=adamm", "adam, adamw, sgd, adadelta", "'adam'"]),
         ("attention.score.kind", "aditive", ["attention.score.kind=aditive", "dot, general, additive", "'additive'"]),
@@ -84,6 +88,31 @@ def test_a_missing_value_is_named(values: dict[str, Any]) -> None:
         (["tokenizer.joint=false"], ["embedding.tie_source_target", "tokenizer.joint=true"]),
         (["encoder.residual=true"], ["encoder: residual=true", "layers=1", "set layers=2 or more, or residual=false"]),
         (["decoder.layers=1", "decoder.residual=true"], ["decoder: residual=true", "layers=1"]),
+        (
+            ["decoder.layers=2", "decoder.residual=3"],
+            ["residual=3", "layers=2", "set layers=3 or more, or residual=false"],
+        ),
+        (
+            ["encoder.bidirectional=first"],
+            ["bidirectional=first", "layers=1", "set layers=2 or more, or bidirectional=true"],
+        ),
+        (
+            ["encoder.bidirectional=first", "encoder.layers=3", "encoder.residual=true"],
+            ["encoder: residual=true", "bidirectional=first", "set residual=3 or more, or bidirectional=true"],
+        ),
+        (["decoder.attend=first_layer"], ["attend=first_layer", "layers=1", "set layers=2 or more, or attend=after"]),
+        (
+            ["attention=gnmt", "decoder.input_feeding=true"],
+            ["input_feeding=true", "attend=first_layer", "set input_feeding=false, or attend=after"],
+        ),
+        (
+            ["attention=none", "decoder.attend=first_layer", "decoder.layers=2"],
+            ["decoder.attend=first_layer needs an attention", "attention.kind=none", "set it to after"],
+        ),
+        (
+            ["attention=luong_dot", "encoder.bidirectional=first", "encoder.layers=2"],
+            ["attention.score.kind=dot", "encoder.hidden=16 x 1 directions = 16", "set decoder.hidden=16"],
+        ),
         (["tokenizer=char", "tokenizer.sampling=0.1"], ["tokenizer", "sampling=0.1", "bpe or unigram"]),
     ],
 )
@@ -112,6 +141,24 @@ def test_saved_values_come_back_equal(values: dict[str, Any], tmp_path: Path) ->
     save_values(path, config.model_dump(mode="json"))
     assert load_config(path) == config
     assert [entry.name for entry in tmp_path.iterdir()] == ["config.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("residual", "first", "bidirectional", "directions"), [(False, 0, False, 1), (True, 2, True, 2), (3, 3, "first", 1)]
+)
+def test_layers_with_residual_connections_and_with_both_directions(
+    residual: bool | int, first: int, bidirectional: bool | str, directions: int, tmp_path: Path
+) -> None:
+    """Saved as they were set, so that runs of all forms load."""
+    values = values_of("train", [*TINY, "encoder.layers=4"])
+    values["encoder"] |= {"residual": residual, "bidirectional": bidirectional}
+    encoder = typed(schema.TrainConfig, values).encoder
+    assert (encoder.first_residual, encoder.directions) == (first, directions)
+    assert encoder.output_dim == encoder.hidden * directions
+    save_values(tmp_path / "config.yaml", typed(schema.TrainConfig, values).model_dump(mode="json"))
+    loaded = load_config(tmp_path / "config.yaml").encoder
+    assert (loaded.residual, loaded.bidirectional) == (residual, bidirectional)
+    assert type(loaded.residual) is type(residual)
 
 
 @pytest.mark.parametrize("search", ["greedy", "sampling"])

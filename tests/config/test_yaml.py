@@ -155,6 +155,12 @@ def test_a_value_of_the_command_line_wins_over_a_preset() -> None:
     assert values["encoder"]["hidden"] == 7
 
 
+def test_a_group_of_the_command_line_wins_over_a_preset() -> None:
+    values = values_of("train", ["attention=gnmt", "decoder=gru", "encoder.layers=3"])
+    assert (values["decoder"]["cell"], values["decoder"]["layers"]) == ("gru", 4)
+    assert (values["encoder"]["cell"], values["encoder"]["layers"]) == ("lstm", 3)
+
+
 def test_presets_are_what_their_papers_say() -> None:
     systems = {
         name: typed(schema.TrainConfig, values_of("train", [f"attention={name}"])) for name in choices("attention")
@@ -167,7 +173,16 @@ def test_presets_are_what_their_papers_say() -> None:
             assert systems[luong].decoder.input_feeding
             assert systems[luong].decoder.readout == "attentional"
     assert systems["nematus"].decoder.attend == "between"
+    gnmt = systems["gnmt"]
+    assert (gnmt.decoder.attend, gnmt.decoder.input_feeding, gnmt.encoder.bidirectional) == (
+        "first_layer",
+        False,
+        "first",
+    )
+    for network in (gnmt.encoder, gnmt.decoder):
+        assert (network.cell, network.layers, network.residual) == ("lstm", 4, 3)
     parts = {
+        "gnmt": ("normed_additive", "global", "softmax"),
         "luong_concat": ("concat", "global", "softmax"),
         "luong_location": ("location", "global", "softmax"),
         "luong_local_m": ("general", "local_m", "softmax"),

@@ -18,6 +18,7 @@ KERNELS = {
     "none": (0, 0),
     "bahdanau": (21, 38),
     "nematus": (25, 51),
+    "gnmt": (4, 12),
     "luong_dot": (21, 28),
     "luong_general": (21, 28),
     "luong_concat": (25, 41),

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from small_models import CHO, LENGTHS, NONE, PAD, SELF_ATTENTION, SOURCE, TARGET, V, attention, regularised, values
+from test_model import GNMT
 
 from nmt.config.schema.model import Model
 from nmt.model.build import build_model, build_unfilled
@@ -31,8 +32,9 @@ HEADS = {"kind": "heads", "heads": 2, "dim": 4}
         {"attention": attention("location_aware"), "encoder__self_attention": SELF_ATTENTION},
         {"attention": attention("dot", normalizer=HARD)},
         {"decoder__fixnorm": True, **regularised("lstm", attention=attention("additive"))},
+        {**regularised("lstm", 3), **GNMT},
     ],
-    ids=["none", "cho", "monotonic", "heads", "self_attention", "hard", "regularised"],
+    ids=["none", "cho", "monotonic", "heads", "self_attention", "hard", "regularised", "gnmt"],
 )
 def test_filled_it_is_the_model(changes: dict[str, Any]) -> None:
     asked = Model.model_validate(values(**changes)), V, V, (PAD, PAD)

@@ -22,11 +22,13 @@ PENALTY, CPU = LengthPenalty("average", 1.0), torch.device("cpu")
 
 
 def members() -> list[Seq2Seq]:
-    """One whose hypotheses share their sentence's memory, one whose do not, one without attention."""
+    """One whose hypotheses share their sentence's memory, one whose do not, one that attends with its first layer, one
+    without attention."""
     monotonic = attention("normed_additive", normalizer={"kind": "monotonic", "noise": 1.0, "initial_offset": 1.0})
     models = [
         model_of(attention=attention("dot")),
         model_of(encoder__cell="lstm", decoder__cell="lstm", decoder__layers=2, attention=monotonic),
+        model_of(decoder__attend="first_layer", decoder__layers=2, attention=attention("additive")),
         model_of(attention=NONE, encoder__hidden=7, embedding__dim=5, embedding__tie_output=False),
     ]
     with torch.no_grad():
@@ -67,7 +69,7 @@ def test_a_step_has_the_mean_probabilities_and_the_mean_attention() -> None:
         assert step.logits.dtype == torch.float32
         torch.testing.assert_close(step.logits.exp().double(), probs, rtol=1e-5, atol=1e-7)
         weights = torch.stack([each.weights for each in steps if each.weights is not None])
-        assert len(weights) == 2
+        assert len(weights) == 3
         torch.testing.assert_close(step.weights, weights.mean(0).float())
         state, states = step.state, [each.state for each in steps]
 
@@ -145,8 +147,8 @@ def test_members_follow_the_ensemble() -> None:
     models = members()
     ensemble = Ensemble(models)
     assert ensemble.attends
-    assert not Ensemble(models[2:] * 2).attends
-    assert Ensemble(models[2:] * 2).step(TARGET[:, 0], Ensemble(models[2:] * 2).encode(SOURCE, LENGTHS)).weights is None
+    assert not Ensemble(models[3:] * 2).attends
+    assert Ensemble(models[3:] * 2).step(TARGET[:, 0], Ensemble(models[3:] * 2).encode(SOURCE, LENGTHS)).weights is None
     ensemble.train()
     assert all(model.training for model in models)
     assert not any(model.training for model in ensemble.eval().members)

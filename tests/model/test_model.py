@@ -52,7 +52,7 @@ COMBINATIONS = [
             ("rnn", 2, "deep", "final"),
             ("lstm", 1, "deep", "final"),
         ],
-        ["before", "between", "after"],
+        ["before", "between", "after", "first_layer"],
         [False, True],
         [
             NONE,
@@ -68,7 +68,7 @@ COMBINATIONS = [
             attention("normed_additive", normalizer={"kind": "monotonic", "noise": 1.0, "initial_offset": 1.0}),
         ],
     )
-    if attend == "after" or kind["kind"] != "none"
+    if (attend == "after" or kind["kind"] != "none") and (attend != "first_layer" or (layers == 2 and not feeding))
 ]
 COMBINATIONS += [
     regularised(
@@ -82,8 +82,20 @@ COMBINATIONS += [
         ("rnn", 2, "after", True, False, attention("general")),
         ("lstm", 3, "after", False, True, attention("dot")),
         ("gru", 2, "after", False, False, CHO),
+        ("lstm", 3, "first_layer", False, True, attention("additive")),
+        ("gru", 2, "first_layer", False, False, attention("location_aware")),
     ]
 ]
+GNMT = {
+    "encoder__bidirectional": "first",
+    "encoder__residual": 3,
+    "decoder__residual": 3,
+    "decoder__attend": "first_layer",
+    "decoder__input_feeding": False,
+    "decoder__lexical": False,
+    "attention": attention("normed_additive"),
+}
+COMBINATIONS.append({**regularised("lstm", 4), **GNMT})
 
 
 class Casts(TorchDispatchMode):
@@ -255,6 +267,7 @@ def test_fused_only_where_nothing_feeds_back() -> None:
     assert not model_of().decoder.stepped
     assert model_of(decoder__attend="before").decoder.stepped
     assert model_of(decoder__input_feeding=True).decoder.stepped
+    assert not model_of(decoder__attend="first_layer", decoder__layers=2).decoder.stepped
 
 
 @pytest.mark.parametrize("kind", ["before", "after"])
@@ -399,6 +412,27 @@ def test_dropout_between_decoder_layers_acts_on_both_ways(feeding: bool) -> None
 def test_a_unidirectional_deep_encoder_works() -> None:
     model = model_of(encoder__bidirectional=False, encoder__layers=2, encoder__hidden=8)
     assert model(SOURCE, LENGTHS, TARGET).weights.shape == (3, 4, 5)
+
+
+@pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
+def test_an_encoder_may_read_in_both_directions_in_its_first_layer_only(cell: str) -> None:
+    """As torch's own modules one after another, with residual connections from the third layer on (Wu et al. 2016)."""
+    model = model_of(
+        encoder__cell=cell, encoder__bidirectional="first", encoder__layers=4, encoder__residual=3, encoder__hidden=8
+    )
+    embedded, encoder = model.source_embedding(SOURCE), model.encoder
+    states, summary = encoder(embedded, LENGTHS, VALID)
+    assert encoder.rnn.bidirectional
+    assert encoder.rnn.num_layers == 1
+    for row, length in enumerate(LENGTHS.tolist()):
+        below, _ = encoder.rnn(embedded[row : row + 1, :length])
+        for number, layer in enumerate(encoder.upper.layers, 2):
+            own, final = layer(below)
+            below = below + own if number >= 3 else own
+        torch.testing.assert_close(states[row, :length], below[0])
+        assert not states[row, length:].any()
+        last = torch.cat([below[0, -1], final[1][0, 0]]) if cell == "lstm" else below[0, -1]
+        torch.testing.assert_close(summary[row], last)
 
 
 def test_loss_counts_real_tokens_alone() -> None:

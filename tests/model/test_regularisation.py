@@ -144,16 +144,17 @@ def test_variational_dropout_between_layers_is_the_same_at_all_positions(bidirec
     assert torch.equal(outputs, above)
 
 
+@pytest.mark.parametrize("residual", [2, 3])
 @BOTH
 @KIND
 def test_residual_connections_add_each_upper_layers_input_to_its_output(
-    kind: type[Recurrent], bidirectional: bool, inputs: Tensor
+    kind: type[Recurrent], bidirectional: bool, residual: int, inputs: Tensor
 ) -> None:
     rnn = network(kind, 3, bidirectional=bidirectional)
-    layers = made(rnn, residual=True).prepare(rnn, B)
+    layers = made(rnn, residual=residual).prepare(rnn, B)
     outputs, final = _loop(rnn, inputs, LENGTHS, None, layers)
-    expected, _ = _loop(rnn, inputs, LENGTHS, None, [layers[0]])
-    for layer in layers[1:]:
+    expected, _ = _loop(rnn, inputs, LENGTHS, None, layers[: residual - 1])
+    for layer in layers[residual - 1 :]:
         expected = expected + _loop(rnn, expected, LENGTHS, None, [layer._replace(residual=False)])[0]
     torch.testing.assert_close(outputs, expected)
     assert not torch.equal(outputs, _loop(rnn, inputs, LENGTHS, None)[0])
@@ -323,7 +324,7 @@ def test_layer_normalisation_knows_no_scale_of_a_matrix(
     assert not torch.allclose(*ways[1], rtol=0.1, atol=0.1)
 
 
-@pytest.mark.parametrize("options", [{"layer_norm": True}, {"layer_norm": True, "residual": True, "zoneout": 0.3}])
+@pytest.mark.parametrize("options", [{"layer_norm": True}, {"layer_norm": True, "residual": 2, "zoneout": 0.3}])
 @BOTH
 @KIND
 def test_gradients(kind: type[Recurrent], bidirectional: bool, options: dict[str, Any]) -> None:
@@ -346,7 +347,7 @@ ALONE: list[tuple[dict[str, Any], str]] = [
     ({"weight_drop": 0.1}, "training"),
     ({"zoneout": 0.1}, "always"),
     ({"layer_norm": True}, "always"),
-    ({"residual": True}, "always"),
+    ({"residual": 2}, "always"),
     ({"transition_depth": 1}, "always"),
 ]
 
@@ -375,7 +376,7 @@ def test_torchs_own_call_is_made_where_it_knows_all(
 def test_the_loop_of_an_lstm_with_everything_keeps_to_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
     rnn = nn.LSTM(SIZE, H, 3, batch_first=True, dropout=0.1).to("meta")
-    regularisation = Regularisation(rnn, Options(True, 0.1, 0.1, 0.1, True, True, 2)).to("meta")
+    regularisation = Regularisation(rnn, Options(True, 0.1, 0.1, 0.1, True, 2, 2)).to("meta")
     for training in (True, False):
         outputs, final = run_rnn(
             rnn.train(training), torch.randn(B, T, SIZE, device="meta"), LENGTHS, regularisation=regularisation

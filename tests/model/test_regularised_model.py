@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ TIMINGS = [
     ("gru", 2, "before", False),
     ("gru", 2, "between", True),
     ("lstm", 1, "between", False),
+    ("lstm", 3, "first_layer", False),
+    ("gru", 2, "first_layer", False),
 ]
 TIMED = pytest.mark.parametrize(("cell", "layers", "attend", "feeding"), TIMINGS)
 
@@ -105,8 +108,10 @@ WIDE = {"embedding__dim": 32, "decoder__readout_dim": 32, "encoder__hidden": 16,
 
 
 @pytest.mark.parametrize("variational", [False, True])
-@pytest.mark.parametrize("attend", ["before", "between", "after"])
-@pytest.mark.parametrize("feeding", [False, True])
+@pytest.mark.parametrize(
+    ("attend", "feeding"),
+    [*product(["before", "between", "after"], [False, True]), ("first_layer", False)],
+)
 def test_a_sentence_drops_the_same_at_all_positions(variational: bool, attend: str, feeding: bool) -> None:
     """Of its embedded tokens, between layers, of the encoder's states and of the readouts, also where they are fed."""
     p = {f"{side}__dropout": 0.5 for side in ("embedding", "encoder", "decoder")}
@@ -178,7 +183,7 @@ ALONE: list[tuple[dict[str, Any], bool]] = [
 
 
 @pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
-@pytest.mark.parametrize("attend", ["between", "after"])
+@pytest.mark.parametrize("attend", ["between", "after", "first_layer"])
 @pytest.mark.parametrize(("options", "in_evaluation"), ALONE, ids=str)
 def test_each_option_changes_the_loss_of_training(
     options: dict[str, Any], in_evaluation: bool, attend: str, cell: str
@@ -258,6 +263,7 @@ def test_equal_seeds_drop_the_same() -> None:
     [
         ("rnn", 2, "after", True),
         ("lstm", 3, "between", True),
+        ("lstm", 4, "first_layer", False),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [("gru", 1, "before", False), ("gru", 4, "after", False), ("lstm", 4, "before", True)]

@@ -17,6 +17,7 @@ from torch import Tensor
 from nmt.config.compose import typed
 from nmt.config.schema import TrainConfig
 from nmt.model.build import build_model
+from nmt.model.decoder import Decoder
 from nmt.model.seq2seq import Seq2Seq
 
 Array = NDArray[np.float64]
@@ -24,7 +25,12 @@ Parameters = dict[str, Array]
 Cell = tuple[Array, Array | None]  # hidden (H,), memory (H,) of an LSTM
 
 V, PAD = 11, 0
-PRESETS = {"before": "bahdanau", "between": "nematus", "after": "luong_concat"}  # additive scores, three readouts
+PRESETS = {  # additive scores, three readouts
+    "before": "bahdanau",
+    "between": "nematus",
+    "after": "luong_concat",
+    "first_layer": "nematus",
+}
 LENGTHS = torch.tensor([5, 2, 4])
 SOURCE = torch.randint(4, V, (3, 5), generator=torch.Generator().manual_seed(0))
 TARGET = torch.randint(4, V, (3, 4), generator=torch.Generator().manual_seed(1))
@@ -35,14 +41,27 @@ class Timing(NamedTuple):
     input_feeding: bool
     cell: str
     layers: int
+    residual: bool | int = False
+
+    def __str__(self) -> str:
+        feeding, residual = "-feeding" * self.input_feeding, f"-residual{self.residual}" * bool(self.residual)
+        return f"{self.attend}{feeding}-{self.cell}{self.layers}{residual}"
 
 
 TIMINGS = [
     Timing(attend, feeding, cell, layers)
-    for attend in PRESETS
+    for attend in ("before", "between", "after")
     for feeding in (False, True)
     for cell in ("gru", "lstm")
     for layers in (1, 2)
+]
+ONE_OF_EACH = [*TIMINGS[::4], Timing("first_layer", False, "gru", 2)]
+TIMINGS += [
+    ONE_OF_EACH[-1],
+    Timing("first_layer", False, "lstm", 4, 3),
+    Timing("first_layer", False, "gru", 3, True),
+    Timing("after", False, "lstm", 4, 3),
+    Timing("after", True, "gru", 3, 3),
 ]
 
 
@@ -64,7 +83,7 @@ def model_of(timing: Timing, coverage: str = "none", **decoder: Any) -> Seq2Seq:
     return model
 
 
-@pytest.fixture(params=TIMINGS, ids=lambda t: f"{t.attend}{'-feeding' * t.input_feeding}-{t.cell}{t.layers}")
+@pytest.fixture(params=TIMINGS, ids=str)
 def model(request: pytest.FixtureRequest) -> Seq2Seq:
     return model_of(request.param)
 
@@ -96,6 +115,12 @@ def additive(p: Parameters, query: Array, states: Array) -> tuple[Array, Array]:
     return weights @ states, weights
 
 
+def output_of(layer: int, cells: list[Cell], residual: int) -> Array:
+    """Wu et al. 2016, equation 6: from layer `residual` on (counted from 1; 0: none), a layer's input is added."""
+    hidden = cells[layer][0]
+    return hidden + output_of(layer - 1, cells, residual) if 0 < residual <= layer + 1 else hidden
+
+
 def read_out(p: Parameters, kind: str, state: Array, context: Array, word: Array) -> Array:
     seen = [state, context] if kind == "attentional" else [state, context, word]
     projected = p["weight"] @ np.concatenate(seen) + p["bias"]
@@ -112,13 +137,15 @@ def decode(model: Seq2Seq, words: Array, states: Array, cells: list[Cell]) -> tu
     """(T, E), (S, M), the first state of each layer -> readouts (T, R), weights (T, S)."""
     decoder = model.decoder
     rnn, conditional, readout = (parameters(part) for part in (decoder.rnn, decoder.conditional, decoder.readout.proj))
+    upper = [] if decoder.upper is None else [parameters(layer) for layer in decoder.upper.layers]
+    residual = decoder.regularisation.options.residual
     score = parameters(decoder.attention.score)
     feed = np.zeros(model.output.in_features)
     rows = []
     for word in words:
         inputs = [word]
         if decoder.attend == "before":  # Bahdanau et al. 2015, A.2.2
-            context, weights = additive(score, cells[-1][0], states)
+            context, weights = additive(score, output_of(len(cells) - 1, cells, residual), states)
             inputs.append(context)
         if decoder.input_feeding:  # Luong et al. 2015, 3.3
             inputs.append(feed)
@@ -126,12 +153,19 @@ def decode(model: Seq2Seq, words: Array, states: Array, cells: list[Cell]) -> tu
         if decoder.attend == "between":  # Sennrich et al. 2017: the conditional GRU
             context, weights = additive(score, new[0][0], states)
             new[0] = recurrent(conditional, 0, context, new[0])
+        if decoder.attend == "first_layer":  # Wu et al. 2016, 3, with the current state as the query
+            context, weights = additive(score, new[0][0], states)
         for layer in range(1, len(cells)):
-            new.append(recurrent(rnn, layer, new[-1][0], cells[layer]))
+            below = output_of(layer - 1, new, residual)
+            if decoder.attend == "first_layer":
+                new.append(recurrent(upper[layer - 1], 0, np.concatenate([below, context]), cells[layer]))
+            else:
+                new.append(recurrent(rnn, layer, below, cells[layer]))
         cells = new
+        top = output_of(len(cells) - 1, cells, residual)
         if decoder.attend == "after":  # Luong et al. 2015, 3
-            context, weights = additive(score, cells[-1][0], states)
-        feed = read_out(readout, decoder.readout.kind, cells[-1][0], context, word)
+            context, weights = additive(score, top, states)
+        feed = read_out(readout, decoder.readout.kind, top, context, word)
         rows.append((feed, weights))
     readouts, all_weights = zip(*rows, strict=True)
     return np.stack(readouts), np.stack(all_weights)
@@ -174,7 +208,7 @@ def test_a_word_moves_the_weights_after_it_and_where_the_query_has_seen_it_those
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("timing", TIMINGS[::4], ids=lambda t: f"{t.attend}{'-feeding' * t.input_feeding}")
+@pytest.mark.parametrize("timing", ONE_OF_EACH, ids=str)
 def test_the_readout_of_a_step_sees_the_context_of_its_own_row(timing: Timing) -> None:
     """With a readout that passes the first numbers of the context on, and nothing else."""
     model = model_of(timing, readout="attentional")
@@ -188,27 +222,30 @@ def test_the_readout_of_a_step_sees_the_context_of_its_own_row(timing: Timing) -
 
 
 @torch.no_grad()
-def test_attending_before_asks_with_the_state_before_and_after_with_the_state_of_the_step(model: Seq2Seq) -> None:
+def test_the_query_is_the_top_state_before_or_after_the_step_or_the_first_layers(model: Seq2Seq) -> None:
     """A score that records its queries."""
     queries: list[Tensor] = []
     model.decoder.attention.score.register_forward_pre_hook(lambda _, given: queries.append(given[0]))
     state = model.encode(SOURCE, LENGTHS)
-    tops = [state.cell.hidden[-1]]
+    tops, bottoms = [model.decoder._output(state.cell)], []
     for t in range(TARGET.shape[1]):
         _, _, state = model.decoder.step(model.target_embedding(TARGET[:, t]), state)
-        tops.append(state.cell.hidden[-1])
+        tops.append(model.decoder._output(state.cell))
+        bottoms.append(state.cell.hidden[0])
     asked = torch.cat(queries, dim=1)
     if model.decoder.attend == "before":
         assert torch.equal(asked, torch.stack(tops[:-1], dim=1))
     elif model.decoder.attend == "after":
         assert torch.equal(asked, torch.stack(tops[1:], dim=1))
+    elif model.decoder.attend == "first_layer":
+        assert torch.equal(asked, torch.stack(bottoms, dim=1))
     else:
         for place in (tops[:-1], tops[1:]):
             assert len(changed(asked, torch.stack(place, dim=1))) == TARGET.shape[1]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("timing", TIMINGS[::4], ids=lambda t: f"{t.attend}{'-feeding' * t.input_feeding}")
+@pytest.mark.parametrize("timing", ONE_OF_EACH, ids=str)
 def test_each_step_goes_on_from_what_the_steps_before_it_attended_to(timing: Timing) -> None:
     """Coverage over a sentence: as if the attention had been asked all its queries at once."""
     model, queries = model_of(timing, coverage="linear"), []
@@ -219,3 +256,26 @@ def test_each_step_goes_on_from_what_the_steps_before_it_attended_to(timing: Tim
     asked = torch.cat(queries, dim=1)
     expected = attention.sequence(asked, start.memory, start.past).weights
     torch.testing.assert_close(stepped, expected, rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("coverage", ["none", "linear"])
+def test_the_first_layer_queries_for_all_steps_at_once(coverage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the attention reads its past; then the attention alone goes step by step."""
+    model, queries = model_of(Timing("first_layer", False, "lstm", 3), coverage=coverage), []
+    model.decoder.attention.score.register_forward_pre_hook(lambda _, given: queries.append(given[0].shape[1]))
+    monkeypatch.delattr(Decoder, "_step")
+    model(SOURCE, LENGTHS, TARGET)
+    T = TARGET.shape[1]
+    assert queries == ([T] if coverage == "none" else [1] * T)
+
+
+@torch.no_grad()
+def test_the_first_layer_sees_words_alone_and_the_layers_above_see_the_context() -> None:
+    """Another source changes the context: with the same first states, the first layer stays as it is."""
+    model = model_of(Timing("first_layer", False, "lstm", 3))
+    start = model.encode(SOURCE, LENGTHS)
+    other = start._replace(memory=start.memory._replace(values=start.memory.values + 1))
+    word = model.target_embedding(TARGET[:, 0])
+    one, two = (model.decoder.step(word, state)[2].cell for state in (start, other))
+    assert [torch.equal(*each) for each in zip(one.hidden, two.hidden, strict=True)] == [True, False, False]

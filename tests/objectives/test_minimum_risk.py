@@ -71,6 +71,7 @@ def gradient(model: Seq2Seq, total: Tensor) -> Tensor:
         ["attention=luong_dot", "decoder.fixnorm=true", "decoder.lexical=true"],
         ["attention=coverage", "attention.coverage.loss_weight=0"],
         ["attention=multihead"],
+        ["attention=gnmt"],
         ["attention=none"],
         ["attention=luong_local_m"],
     ],

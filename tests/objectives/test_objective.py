@@ -128,6 +128,7 @@ def test_r_drop_pulls_two_predictions_together(train_config: Config) -> None:
         [],
         ["training.label_smoothing=0.1"],
         ["attention=luong_general", "training.guided_alignment=0.7"],
+        ["attention=gnmt", "training.guided_alignment=0.7"],
         ["attention=coverage", "attention.coverage.loss_start=0"],
     ],
 )
@@ -158,8 +159,11 @@ def test_guided_alignment_teaches_the_alignments(train_config: Config) -> None:
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_the_policy_sees_the_likelihood_of_each_token_and_not_of_padding(train_config: Config) -> None:
-    model, objective, batch = setup(train_config(*STILL, "attention=hard", "attention.normalizer.expected=0"))
+@pytest.mark.parametrize("timing", [[], ["decoder.attend=first_layer", "decoder.layers=2"]], ids=str)
+def test_the_policy_sees_the_likelihood_of_each_token_and_not_of_padding(
+    timing: list[str], train_config: Config
+) -> None:
+    model, objective, batch = setup(train_config(*STILL, "attention=hard", "attention.normalizer.expected=0", *timing))
     seen = {}
     assert model.policy is not None
     original = model.policy.forward

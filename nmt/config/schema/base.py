@@ -5,9 +5,10 @@ exhausts the memory or overflows float32.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from nmt.config.errors import CONTROL, format_value
 
@@ -42,6 +43,25 @@ Names = Annotated[list[Name], BeforeValidator(lambda value: [value] if isinstanc
 PathName = Annotated[Name, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 _as_list = BeforeValidator(lambda value: [value] if isinstance(value, str | int) else value)
 Paths = Annotated[list[PathName], Field(min_length=1), _as_list]
+
+
+# Each reports one error in place of one for every type of a union.
+def _refuse_unless_layer(value: object) -> object:
+    if isinstance(value, bool) or (type(value) is int and 2 <= value <= 100):  # noqa: PLR2004
+        return value
+    raise PydanticCustomError("first_layer", "Input should be true, false or the number of a layer from 2 to 100")
+
+
+def _refuse_unless_directions(value: object) -> object:
+    if isinstance(value, bool) or value == "first":
+        return value
+    raise PydanticKnownError("literal_error", {"expected": "true, false or 'first'"})
+
+
+# The first of the layers that have something, counted from 1; true: the second, false: no layer has it.
+FirstLayer = Annotated[bool | Annotated[int, Field(ge=2, le=100)], BeforeValidator(_refuse_unless_layer)]
+# Which layers read in both directions: all, none or the first.
+Bidirectional = Annotated[bool | Literal["first"], BeforeValidator(_refuse_unless_directions)]
 
 
 class Section(BaseModel):

@@ -3,8 +3,19 @@
 from collections.abc import Iterator
 from typing import Literal
 
+from nmt.config.errors import format_value
 from nmt.config.schema.attention import Attention, SelfAttention, unequal_sizes
-from nmt.config.schema.base import CountOrZero, Layers, LayersOrZero, Positive, Probability, Section, Units
+from nmt.config.schema.base import (
+    Bidirectional,
+    CountOrZero,
+    FirstLayer,
+    Layers,
+    LayersOrZero,
+    Positive,
+    Probability,
+    Section,
+    Units,
+)
 from nmt.config.schema.data import VocabularySize
 
 Cell = Literal["rnn", "gru", "lstm"]
@@ -44,35 +55,72 @@ class Network(Section):
     zoneout: Probability
     weight_drop: Probability
     layer_norm: bool
-    residual: bool
+    residual: FirstLayer
     transition_depth: LayersOrZero
 
+    @property
+    def first_residual(self) -> int:
+        """The first layer, counted from 1, with a residual connection; 0: none."""
+        return 2 * self.residual if isinstance(self.residual, bool) else self.residual
+
     def conflicts(self) -> Iterator[str]:
-        if self.residual and self.layers == 1:
+        if self.first_residual > self.layers:
             yield (
-                "residual=true adds a layer's output to its input from the second layer on, but layers=1; set layers=2 "
-                "or more, or residual=false"
+                f"residual={format_value(self.residual)} adds a layer's output to its input from layer "
+                f"{self.first_residual} on, but layers={self.layers}; set layers={self.first_residual} or more, or "
+                "residual=false"
             )
 
 
 class Encoder(Network):
-    bidirectional: bool
+    bidirectional: Bidirectional
     self_attention: SelfAttention
+
+    @property
+    def directions(self) -> int:
+        """Of the top layer."""
+        return 2 if self.bidirectional is True else 1
 
     @property
     def output_dim(self) -> int:
         """M: the size of one encoder state, both directions together."""
-        return self.hidden * (2 if self.bidirectional else 1)
+        return self.hidden * self.directions
+
+    def conflicts(self) -> Iterator[str]:
+        yield from super().conflicts()
+        if self.bidirectional == "first" and self.layers == 1:
+            yield (
+                "bidirectional=first needs layers in one direction above the first, but layers=1; set layers=2 or "
+                "more, or bidirectional=true"
+            )
+        if self.bidirectional == "first" and self.first_residual == 2:  # noqa: PLR2004
+            yield (
+                f"residual={format_value(self.residual)} adds the output of the second layer to its input, which with "
+                "bidirectional=first is twice as wide; set residual=3 or more, or bidirectional=true"
+            )
 
 
 class Decoder(Network):
-    attend: Literal["before", "between", "after"]
+    attend: Literal["before", "between", "after", "first_layer"]
     input_feeding: bool
     readout: Literal["attentional", "deep", "maxout"]
     readout_dim: Units
     lexical: bool
     fixnorm: bool
     bridge: Literal["final", "mean"]
+
+    def conflicts(self) -> Iterator[str]:
+        yield from super().conflicts()
+        if self.attend == "first_layer" and self.layers == 1:
+            yield (
+                "attend=first_layer feeds the context into the layers above the first, but layers=1; set layers=2 or "
+                "more, or attend=after"
+            )
+        if self.attend == "first_layer" and self.input_feeding:
+            yield (
+                "input_feeding=true feeds the readout into the first layer, which with attend=first_layer reads the "
+                "previous word alone; set input_feeding=false, or attend=after"
+            )
 
 
 class Model(Section):
@@ -95,7 +143,7 @@ class Model(Section):
                 "decoder.bridge=final nothing reads them; set decoder.bridge=mean"
             )
         if attention.kind == "attention" and unequal_sizes(attention.score.kind, attention.projection, query, memory):
-            directions = 2 if self.encoder.bidirectional else 1
+            directions = self.encoder.directions
             yield (
                 f"attention.score.kind={attention.score.kind} compares vectors of equal size, but "
                 f"decoder.hidden={query} and encoder.hidden={self.encoder.hidden} x {directions} directions "
