@@ -16,19 +16,22 @@ from nmt.ops.sentence_draws import draw
 class SoftmaxNormalizer(Normalizer):
     """w = exp(e / temperature) / sum, over the positions in `keep`."""
 
-    def __init__(self, temperature: float = 1.0) -> None:
+    def __init__(self, temperature: float = 1.0, keeps_some: bool = False) -> None:
+        """keeps_some: `keep` has a position for every query."""
         super().__init__()
-        self.temperature = temperature
+        self.temperature, self.keeps_some = temperature, keeps_some
         self.with_log_weights = False  # needed by guided alignment only
 
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
         """(B, T, W), bool (B, 1 or T, W) -> weights (B, T, W)."""
-        drop = ~keep
-        masked = _masked(energies if self.temperature == 1.0 else energies / self.temperature, drop)
+        drop, wide = ~keep, torch.promote_types(energies.dtype, torch.float32)
+        energies = energies if self.temperature == 1.0 else energies / self.temperature
+        masked = energies.masked_fill(drop, torch.finfo(energies.dtype).min)
         if self.with_log_weights:
-            log_weights = masked.log_softmax(-1)
+            log_weights = masked.log_softmax(-1, dtype=wide)
             return Normalized(log_weights.exp().masked_fill(drop, 0.0), log_weights.masked_fill(drop, -torch.inf))
-        return Normalized(masked.softmax(-1).masked_fill(drop, 0.0))
+        weights = masked.softmax(-1, dtype=wide)  # 0 outside `keep`, or the same everywhere
+        return Normalized(weights if self.keeps_some else weights.masked_fill(drop, 0.0))
 
 
 class SparsemaxNormalizer(Normalizer):

@@ -82,9 +82,11 @@ def _modules(config: Model, source_vocab: int, target_vocab: int, pad: tuple[int
 
 @torch.no_grad()
 def initialize(model: Seq2Seq) -> None:
-    """Glorot-uniform matrices, orthogonal recurrent ones (Saxe et al. 2014), zero biases (1 for an LSTM's
-    forget gate: Jozefowicz et al. 2015), embeddings of about unit length, zero for padding. Scalars and layer norms
-    keep their own initial values."""
+    """Glorot-uniform matrices, orthogonal recurrent ones (Saxe et al. 2014), zero biases, embeddings of about unit
+    length, zero for padding. Scalars and layer norms keep their own initial values.
+
+    An LSTM's input and output gates are half open at first, so that its output is about a quarter of its candidate, and
+    a stack of layers hardly sees the words. The candidate's input weights are therefore 4 times as large."""
     embeddings = {model.source_embedding, model.target_embedding}
     tables = [embedding.weight for embedding in embeddings]
     for name, parameter in model.named_parameters():
@@ -95,15 +97,15 @@ def initialize(model: Seq2Seq) -> None:
                 nn.init.orthogonal_(gate)
         elif "weight_ih" in name:
             hidden = parameter.shape[0] // _gates(model, name)
-            for gate in torch.split(parameter, hidden):
+            gates = torch.split(parameter, hidden)
+            for gate in gates:
                 nn.init.xavier_uniform_(gate)
+            if len(gates) == 4:  # noqa: PLR2004
+                gates[2].mul_(4)  # the candidate's
         elif parameter.dim() > 1:
             nn.init.xavier_uniform_(parameter)
         else:
             nn.init.zeros_(parameter)
-            if "bias_ih" in name and _gates(model, name) == 4:  # noqa: PLR2004
-                hidden = parameter.shape[0] // 4
-                parameter[hidden : 2 * hidden] = 1.0
     for embedding in (model.source_embedding, model.target_embedding):
         nn.init.normal_(embedding.weight, std=embedding.embedding_dim**-0.5)
         embedding.weight[embedding.padding_idx] = 0.0

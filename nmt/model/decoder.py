@@ -138,7 +138,7 @@ class Decoder(nn.Module):
         attended, beside, weights = None, None, state.weights
         if self.attend == "before":
             attended = self._attend(self._output(state.cell)[:, None], state)
-        fed = weights.fed_gates(None if attended is None else attended.context[:, 0], state.feed)
+        fed = weights.fed_gates(None if attended is None else attended.context.squeeze(1), state.feed)
         gates = gates if fed is None else gates + fed
         lowest = weights.layers[0]
         first = step_layer(self.rnn, lowest, norm_gates(self.rnn, lowest, gates), *state.cell.of(0))
@@ -148,12 +148,12 @@ class Decoder(nn.Module):
         first = zone_out(self.rnn, lowest, first, state.cell.of(0))
         if self.attend == "first_layer":
             attended = self._attend(first[0][:, None], state)
-            beside = None if attended is None else weights.upper_input(attended.context[:, 0])
+            beside = None if attended is None else weights.upper_input(attended.context.squeeze(1))
         cell = self._upper_layers(first, state.cell, weights, beside)
         output = self._output(cell)
         if self.attend == "after":
             attended = self._attend(output[:, None], state)
-        context = state.fixed if attended is None else attended.context[:, 0]
+        context = state.fixed if attended is None else attended.context.squeeze(1)
         readout = self._read_out(output, context, word, state) if self.input_feeding else None
         past = state.past if attended is None else attended.past
         return _Step(attended, context, readout, state._replace(cell=cell, feed=readout, past=past))
@@ -163,7 +163,7 @@ class Decoder(nn.Module):
         assert self.conditional is not None
         assert weights.conditional is not None
         assert attended is not None
-        gates = weights.conditional_gates(self.conditional, attended.context[:, 0])
+        gates = weights.conditional_gates(self.conditional, attended.context.squeeze(1))
         return step_layer(self.conditional, weights.conditional, gates, *first)
 
     def _upper_layers(self, first: State, state: CellState, weights: Weights, beside: Tensor | None) -> CellState:

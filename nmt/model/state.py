@@ -91,8 +91,11 @@ class BatchWeights(NamedTuple):
 
     def fed_gates(self, context: Tensor | None, feed: Tensor | None) -> Tensor | None:
         """See Weights."""
-        fed = [part for part in (context, feed) if part is not None]
-        return linear(torch.cat(fed, dim=1), self.fed) if fed else None
+        if context is None or feed is None:
+            fed = feed if context is None else context
+        else:
+            fed = torch.cat([context, feed], dim=1)
+        return None if fed is None else linear(fed, self.fed)
 
     def conditional_gates(self, rnn: Recurrent, context: Tensor) -> Tensor:
         """See Weights."""

@@ -4,7 +4,7 @@ Shapes: B batch, S source positions, T target positions, A attention, F features
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,38 +28,70 @@ def additive_energies(
     or wider.
 
     The hidden units (B, T, S, A) are not stored: the backward pass recomputes them from the features and the keys, of
-    which a loop stores one copy. They are computed as tanh(x) = 2 sigmoid(2 x) - 1, which is several times faster on a
-    CPU:  e = 2 v . sigmoid(2 q + 2 k + 2 P f) - sum(v). Without features, sigmoid(2 q + 2 k) = 1 / (1 + e^-2q e^-2k):
+    which a loop stores one copy. On a CPU they are computed as tanh(x) = 2 sigmoid(2 x) - 1, which is several times
+    faster:  e = 2 v . sigmoid(2 q + 2 k + 2 P f) - sum(v). Without features, sigmoid(2 q + 2 k) = 1 / (1 + e^-2q e^-2k):
     each exponential is computed once, not for every pair of query and key.
     """
-    shared = defer_gradient(
-        (keys, weight, projection), _gradients, _exponentials if _factorises(keys, features) else _doubled
-    )
+    convert = _plain
+    if prefers_sigmoid(keys):
+        convert = _exponentials if features is None else _doubled
+    shared = defer_gradient((keys, weight, projection), _gradients, convert)
     if not torch.is_grad_enabled():
-        return _energies(query, features, *shared.values)
+        return _energies(query, features, _Values(*shared.values))  # type: ignore[arg-type]
     energies: Tensor = _Energies.apply(query, features, shared.anchor, shared.pending, *shared.values)  # type: ignore[no-untyped-call]
     return energies
 
 
-def _factorises(keys: Tensor, features: Tensor | None) -> bool:
-    """Is sigmoid(2 q + 2 k) computed from an exponential of each? On a GPU that would only add kernels."""
-    return features is None and keys.device.type == "cpu"
+def prefers_sigmoid(keys: Tensor) -> bool:
+    """Are the hidden units computed from the logistic function? On a GPU that would only add kernels."""
+    return keys.device.type == "cpu"
 
 
-def _energies(query: Tensor, features: Tensor | None, *values: Tensor | None) -> Tensor:
-    """values: as `_doubled` or `_exponentials` returns them -> (B, T, S)."""
-    keys, weight, total, projection = cast(tuple[Tensor, ...], values)
-    query = query.to(keys.dtype)
-    features = None if features is None else features.to(keys.dtype)
-    with torch.autocast(keys.device.type, enabled=False):  # energies stay in float32
-        hidden = _hidden_units(keys, features, projection)
-        blocks = list(_blocks(query, keys))
+class _Values(NamedTuple):
+    """What the uses read, in float32 or wider."""
+
+    keys: Tensor  # (B, S, A) k, or 2 k, or e^-2k
+    weight: Tensor  # (A,) v, or 2 v
+    slope: Tensor  # (A,) v, or 4 v: the energies' derivative is this times that of tanh, or of the logistic function
+    projection: Tensor  # (A, F) P; (A, 0) without features
+    one: Tensor  # ()
+    total: Tensor | None  # None, or sum(v)
+
+
+def _plain(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
+    """For tanh."""
+    wide = torch.promote_types(keys.dtype, torch.float32)
+    weight = weight[0].to(wide)
+    projection = keys.new_empty(keys.shape[-1], 0) if projection is None else projection
+    return _Values(keys.to(wide), weight, weight, projection.to(wide), weight.new_ones(()), None)
+
+
+def _doubled(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
+    """For the logistic function."""
+    plain = _plain(keys, weight, projection)
+    return plain._replace(keys=2 * plain.keys, weight=2 * plain.weight, slope=4 * plain.weight, total=plain.weight.sum())
+
+
+def _exponentials(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
+    """For the logistic function, without features."""
+    doubled = _doubled(keys, weight, projection)
+    return doubled._replace(keys=doubled.keys.clamp_(-MAX_EXPONENT, MAX_EXPONENT).neg_().exp_())
+
+
+def _energies(query: Tensor, features: Tensor | None, values: _Values) -> Tensor:
+    """-> (B, T, S)."""
+    query, features = (None if each is None else each.to(values.keys.dtype) for each in (query, features))
+    assert query is not None
+    with torch.autocast(query.device.type, enabled=False):  # energies stay in float32
+        hidden = _hidden_units(features, values)
+        blocks = list(_blocks(query, values.keys))
         if len(blocks) == 1:
-            return (hidden(query, *blocks[0]) @ weight).sub_(total)
-        energies = keys.new_empty(*query.shape[:2], keys.shape[1])
-        for block, steps in blocks:
-            energies[block, steps] = hidden(query, block, steps) @ weight
-    return energies.sub_(total)
+            energies = hidden(query, *blocks[0]) @ values.weight
+        else:
+            energies = query.new_empty(*query.shape[:2], values.keys.shape[1])
+            for block, steps in blocks:
+                energies[block, steps] = hidden(query, block, steps) @ values.weight
+    return energies if values.total is None else energies.sub_(values.total)
 
 
 def _blocks(query: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
@@ -73,20 +105,6 @@ def _blocks(query: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
             yield slice(b, b + sentences), slice(t, t + steps)
 
 
-def _doubled(keys: Tensor, weight: Tensor, projection: Tensor | None) -> tuple[Tensor, ...]:
-    """2 k, 2 v, sum(v) and 2 P, in float32 or wider."""
-    wide = torch.promote_types(keys.dtype, torch.float32)
-    doubled = 2 * weight[0].to(wide)
-    projection = keys.new_empty(keys.shape[-1], 0) if projection is None else projection
-    return 2 * keys.to(wide), doubled, doubled.sum() / 2, 2 * projection.to(wide)
-
-
-def _exponentials(keys: Tensor, weight: Tensor, projection: Tensor | None) -> tuple[Tensor, ...]:
-    """e^-2k, and the rest as `_doubled`."""
-    keys, *others = _doubled(keys, weight, projection)
-    return keys.clamp_(-MAX_EXPONENT, MAX_EXPONENT).neg_().exp_(), *others
-
-
 class _Energies(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -95,73 +113,87 @@ class _Energies(torch.autograd.Function):
         features: Tensor | None,
         anchor: Tensor,
         pending: list[Any],
-        keys: Tensor,
-        weight: Tensor,
-        total: Tensor,
-        projection: Tensor,
+        *values: Tensor,
     ) -> Tensor:
+        given = _Values(*values)
         ctx.pending, ctx.dtypes = pending, (query.dtype, None if features is None else features.dtype)
-        query = query.to(keys.dtype)
-        features = None if features is None else features.to(keys.dtype)
-        ctx.save_for_backward(query, features, keys, weight, projection)
-        return _energies(query, features, keys, weight, total, projection)
+        query = query.to(given.keys.dtype)
+        features = None if features is None else features.to(given.keys.dtype)
+        ctx.save_for_backward(query, features, *values)
+        return _energies(query, features, given)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        query, features, keys, weight, projection = ctx.saved_tensors
-        query_grad = torch.empty_like(query)
-        features_grad = None if features is None else torch.zeros_like(features)
+        query, features, *saved = ctx.saved_tensors
+        values = _Values(*saved)
         needs_sums = ctx.needs_input_grad[2]
         if needs_sums and not ctx.pending:
-            ctx.pending.append(_Sums(keys, weight, projection))
-        hidden_units = _hidden_units(keys, features, projection)
+            ctx.pending.append(_Sums(values))
+        hidden_units = _hidden_units(features, values)
+        query_grads, features_grad = [], None if features is None else torch.zeros_like(features)
         for t in range(query.shape[1]):
             part = grad[:, t]
             hidden = hidden_units(query, slice(None), slice(t, t + 1))[:, 0]  # (B, S, A)
             if needs_sums:
-                ctx.pending[0].weight += part.reshape(1, -1) @ hidden.flatten(0, 1) - part.sum() / 2
-            slope = hidden.addcmul_(hidden, hidden, value=-1)
-            query_grad[:, t] = torch.bmm(part[:, None], slope)[:, 0]
+                ctx.pending[0].add_weight(part, hidden)
+            slope = _slope(hidden, values)
+            query_grads.append(torch.bmm(part[:, None], slope))
             if needs_sums:
                 ctx.pending[0].keys.addcmul_(part[..., None], slope)
             if features is not None and features_grad is not None:
                 if needs_sums:
                     scaled = (part[..., None] * features).flatten(0, 1)
                     ctx.pending[0].projection += slope.flatten(0, 1).t() @ scaled
-                features_grad.addcmul_(part[..., None], slope @ (weight[:, None] * projection))
-        query_grad = (query_grad * (2 * weight)).to(ctx.dtypes[0])
-        return query_grad, None if features_grad is None else features_grad.to(ctx.dtypes[1]), *[None] * 6
+                features_grad.addcmul_(part[..., None], slope @ (values.slope[:, None] * values.projection))
+        query_grad = query_grads[0] if len(query_grads) == 1 else torch.cat(query_grads, dim=1)
+        query_grad = (query_grad * values.slope).to(ctx.dtypes[0])
+        return query_grad, None if features_grad is None else features_grad.to(ctx.dtypes[1]), *[None] * 8
 
 
 class _Sums:
-    """Sums over all queries: the gradients of the keys and the projection without the factor 2 v, and half of v's."""
+    """Sums over all queries: the gradients of the keys and the projection without the factor v, and of v."""
 
-    def __init__(self, keys: Tensor, weight: Tensor, projection: Tensor) -> None:
-        self.factor = 2 * weight
-        self.keys, self.projection = torch.zeros_like(keys), torch.zeros_like(projection)
-        self.weight = weight.new_zeros(1, len(weight))
+    def __init__(self, values: _Values) -> None:
+        self.slope, self.logistic = values.slope, values.total is not None
+        self.keys, self.projection = torch.zeros_like(values.keys), torch.zeros_like(values.projection)
+        self.weight, self.grads = values.weight.new_zeros(1, len(values.weight)), values.keys.new_zeros(values.keys.shape[:2])
+
+    def add_weight(self, grads: Tensor, hidden: Tensor) -> None:
+        """(B, S), (B, S, A)."""
+        self.weight.addmm_(grads.reshape(1, -1), hidden.flatten(0, 1))
+        if self.logistic:
+            self.grads += grads
 
 
 def _gradients(pending: list[_Sums]) -> tuple[Tensor, ...]:
     (sums,) = pending
-    return sums.keys.mul_(sums.factor), sums.weight.mul_(2), sums.projection.mul_(sums.factor[:, None])
+    weight = sums.weight.mul_(2).sub_(sums.grads.sum()) if sums.logistic else sums.weight
+    return sums.keys.mul_(sums.slope), weight, sums.projection.mul_(sums.slope[:, None])
 
 
-def _hidden_units(
-    keys: Tensor, features: Tensor | None, projection: Tensor
-) -> Callable[[Tensor, slice, slice], Tensor]:
-    """Keys (B, S, A) as converted, (B, S, F), (A, F) -> the function q (B, T, A) -> sigmoid(2 q + 2 k + 2 P f)
-    (b, t, S, A) of some sentences and steps."""
-    if _factorises(keys, features):
-        one = keys.new_ones(())
+def _slope(hidden: Tensor, values: _Values) -> Tensor:
+    """The derivative of tanh, or of the logistic function, from its value, which is overwritten."""
+    if values.total is None:
+        return torch.addcmul(values.one, hidden, hidden, value=-1)
+    return hidden.addcmul_(hidden, hidden, value=-1)
+
+
+def _hidden_units(features: Tensor | None, values: _Values) -> Callable[[Tensor, slice, slice], Tensor]:
+    """(B, S, F) -> the function q (B, T, A) -> tanh(q + k + P f), or sigmoid of twice that, (b, t, S, A) for some
+    sentences and steps."""
+    keys = values.keys
+    if values.total is not None and features is None:
 
         def quotients(query: Tensor, block: slice, steps: slice) -> Tensor:
             exponential = (query[block, steps] * -2).clamp_(-MAX_EXPONENT, MAX_EXPONENT).exp_()
-            return torch.addcmul(one, keys[block, None], exponential[:, :, None]).reciprocal_()
+            return torch.addcmul(values.one, keys[block, None], exponential[:, :, None]).reciprocal_()
 
         return quotients
-    updated = keys
     if features is not None:
-        updated = torch.addmm(keys.flatten(0, 1), features.flatten(0, 1), projection.t()).view(keys.shape)
-    return lambda query, block, steps: torch.add(updated[block, None], query[block, steps, None], alpha=2).sigmoid_()
+        scale = 1 if values.total is None else 2
+        sums = torch.addmm(keys.flatten(0, 1), features.flatten(0, 1), values.projection.t(), alpha=scale)
+        keys = sums.view(keys.shape)
+    if values.total is None:
+        return lambda query, block, steps: (keys[block, None] + query[block, steps, None]).tanh_()
+    return lambda query, block, steps: torch.add(keys[block, None], query[block, steps, None], alpha=2).sigmoid_()

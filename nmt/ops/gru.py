@@ -16,10 +16,19 @@ _tanh_backward = torch.ops.aten.tanh_backward
 def gru_gates(gates: Tensor, recurrent: Tensor, previous: Tensor) -> Tensor:
     """W x + b (..., 3H), U h + b' (..., 3H), h (..., H) -> h' = (1 - z) n + z h   (Cho et al. 2014), with
     r = sigmoid(.), z = sigmoid(.), n = tanh(. + r .): the reset gate after the product, as in cuDNN."""
+    if gates.is_cuda and gates.dtype == recurrent.dtype:
+        return _one_kernel(gates, recurrent, previous)
     if not torch.is_grad_enabled():
         return _next_state(gates, recurrent, previous)[0]
     hidden: Tensor = _GRU.apply(gates, recurrent, previous)  # type: ignore[no-untyped-call]
     return hidden
+
+
+def _one_kernel(gates: Tensor, recurrent: Tensor, previous: Tensor) -> Tensor:
+    """The same on a GPU, by the kernel of torch's own nn.GRUCell, which has another for the backward pass."""
+    operands = (each.to(gates.dtype).flatten(0, -2) for each in (gates, recurrent, previous))
+    hidden: Tensor = torch.ops.aten._thnn_fused_gru_cell(*operands)[0]
+    return hidden.view(previous.shape)
 
 
 def _next_state(gates: Tensor, recurrent: Tensor, previous: Tensor) -> tuple[Tensor, ...]:

@@ -122,6 +122,10 @@ def replace_libraries(replace: Callable[[object, str, object], None]) -> None:
     replace(torch.cuda, "is_available", lambda: True)
     replace(torch.cuda, "is_bf16_supported", lambda *_, **__: True)
     replace(torch.cuda, "empty_cache", lambda: None)
+    kernels = torch.library.Library("aten", "IMPL", "Meta")
+    kernels.impl("_thnn_fused_gru_cell", _gru_cell)
+    kernels.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward)
+    replace(recurrence, "kernels", kernels)  # they are there as long as this
 
 
 def _library(rnn: Any, inputs: Tensor, lengths: Tensor | None, start: Any) -> Any:  # noqa: ANN401
@@ -134,3 +138,17 @@ def _library(rnn: Any, inputs: Tensor, lengths: Tensor | None, start: Any) -> An
         outputs = outputs + sum(part.sum() for state in start for part in state).to(inputs.dtype)
     last = outputs[:, -1].chunk(D, dim=-1)
     return outputs, recurrence.CellState(last, last if isinstance(rnn, nn.LSTM) else ())
+
+
+def _gru_cell(gates: Tensor, recurrent: Tensor, hidden: Tensor, *biases: None) -> tuple[Tensor, Tensor]:
+    """The shapes of a kernel that only a GPU has, with its checks."""
+    rows, width = hidden.shape
+    assert gates.dtype == recurrent.dtype == hidden.dtype
+    assert gates.shape == recurrent.shape == (rows, 3 * width)
+    return torch.empty_like(hidden), hidden.new_empty(rows, 5 * width)
+
+
+def _gru_cell_backward(grad: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor, ...]:
+    rows, width = grad.shape
+    gates = grad.new_empty(rows, 3 * width)
+    return gates, torch.empty_like(gates), torch.empty_like(grad), grad.new_empty(0), grad.new_empty(0)

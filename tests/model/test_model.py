@@ -479,3 +479,12 @@ def test_initialisation_keeps_single_numbers_and_layer_norms() -> None:
     inner = model.decoder.attention
     assert inner.normalizer.offset.item() == -3
     assert inner.score.gain.item() == pytest.approx(6**-0.5)
+
+
+def test_an_lstm_passes_its_inputs_on_as_strongly_as_a_gru() -> None:
+    sizes = {}
+    for cell in ("gru", "lstm"):
+        encoder = model_of(encoder__cell=cell, encoder__layers=1, encoder__hidden=64, attention=NONE).encoder.rnn
+        inputs = torch.randn(64, 1, encoder.input_size, dtype=torch.float64) / encoder.input_size**0.5
+        sizes[cell] = encoder(inputs)[0].std().item()
+    assert 0.5 < sizes["lstm"] / sizes["gru"] < 2
