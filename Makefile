@@ -7,7 +7,7 @@ OVERRIDES ?=
 
 .DEFAULT_GOAL := help
 
-.PHONY: help train study bench test coverage test-slow lint docs build tensorboard clean
+.PHONY: help train study bench test coverage test-slow test-gpu lint docs build tensorboard clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ coverage: $(READY)  ## run the tests with coverage, which must reach 90 %
 
 test-slow: $(READY)  ## run the long tests that `make test` leaves out: kills, full products, every page's commands
 	@$(BIN)/pytest -n auto --dist worksteal -m slow
+
+test-gpu: $(READY)  ## run the tests that need a CUDA GPU
+	@$(BIN)/pytest -m gpu
 
 lint: $(READY)  ## ruff and mypy
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

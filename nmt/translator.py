@@ -219,6 +219,15 @@ class Translator:
         results = dict(zip(chain.from_iterable(batches), chain.from_iterable(merged), strict=True))
         return [results[i] for i in range(len(sources))]
 
+    def outside_shortlist(self, sources: Sequence[str], targets: Sequence[str]) -> float | None:
+        """The share of the targets' tokens that are not in the shortlist of their source; None without a shortlist."""
+        shortlist = self.searcher.shortlist
+        if shortlist is None:
+            return None
+        limit = self.search.max_source_length
+        target_ids, _ = encode_lines(self.tokenizers.target, targets, limit, "translation", 1)
+        return shortlist.missing(self.encode(sources)[0], target_ids)
+
     def check_nbest(self, n: int) -> None:
         """Raises UserError if this search cannot return n translations."""
         if isinstance(self.search, schema.Beam) and n > self.search.beam_size:

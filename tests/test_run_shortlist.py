@@ -1,11 +1,13 @@
 """The shortlist of a run: made once from its training corpus, and what searches do with it."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import TINY, values_of
 from forks import call
+from safetensors.numpy import save
 
 from nmt import Translator
 from nmt.config.compose import load_config, typed
@@ -72,9 +74,11 @@ def test_knows_translations(run: RunDirectory) -> None:
     translator = Translator.load(run.path, shortlist="auto")
     shortlist = translator.searcher.shortlist
     assert shortlist is not None
-    sources, targets = ((run.data / f"test.{side}").read_text().splitlines() for side in ("source", "target"))
+    sources, targets, _ = run.held_out("test")
+    outside = translator.outside_shortlist(sources, targets)
     tokenizers = translator.tokenizers
-    assert shortlist.missing(tokenizers.source.encode(sources), tokenizers.target.encode(targets)) < 0.05
+    assert outside == shortlist.missing(tokenizers.source.encode(sources), tokenizers.target.encode(targets))
+    assert outside < 0.05
 
 
 @pytest.mark.parametrize(
@@ -132,3 +136,18 @@ def test_the_commands_take_it(run: RunDirectory) -> None:
     absent = call("nmt-translate", f"run={run.path}", "shortlist=nowhere", stdin=lines)
     assert absent.returncode == 2
     assert b"nmt-translate: error: shortlist=nowhere: " in absent.stderr
+
+
+def test_an_evaluation_with_it_stands_beside_the_run_s_own(run: RunDirectory, tmp_path: Path) -> None:
+    translator = Translator.load(run.path)
+    ends = np.zeros(translator.tokenizers.source.vocab_size, np.int64)
+    few = Shortlist(np.zeros(0, np.int64), ends, np.arange(100), translator.tokenizers.target.vocab_size)
+    file, own = tmp_path / "few", json.loads(run.results.read_bytes())
+    file.write_bytes(save(few.arrays()))
+    listed = call("nmt-evaluate", f"run={run.path}", "split=validation", f"shortlist={file}")
+    assert listed.returncode == 0, listed.stderr
+    printed = json.loads(listed.stdout)
+    results = json.loads(run.results.read_bytes())
+    (added,) = results.keys() - own.keys()
+    assert results == {**own, added: results[added]}
+    assert printed["reference_tokens_outside_shortlist"] == results[added]["reference_tokens_outside_shortlist"] > 0.3

@@ -64,8 +64,7 @@ def _attention(
         with torch.no_grad():
             keys = score.keys(torch.zeros(1, 1, memory_dim))
         coverage = LinearCoverage(keys.shape[-1])
-    window = _window(config.window, query_dim)
-    return Attention(score, window, _normalizer(config.normalizer, window), coverage, config.dropout)
+    return Attention(score, _window(config.window, query_dim), _normalizer(config.normalizer), coverage, config.dropout)
 
 
 def _score(config: schema.Score, query_dim: int, memory_dim: int) -> Score:  # noqa: PLR0911
@@ -100,10 +99,10 @@ def _window(config: schema.Window, query_dim: int) -> Window:
             return LocalPredictiveWindow(config.reach, query_dim, config.dim)
 
 
-def _normalizer(config: schema.Normalizer, window: Window) -> Normalizer:
+def _normalizer(config: schema.Normalizer) -> Normalizer:
     match config:
         case schema.Softmax():
-            return SoftmaxNormalizer(config.temperature, keeps_some=window.reach is None)
+            return SoftmaxNormalizer(config.temperature)
         case schema.Sparsemax():
             return SparsemaxNormalizer()
         case schema.Entmax15():

@@ -16,10 +16,9 @@ from nmt.ops.sentence_draws import draw
 class SoftmaxNormalizer(Normalizer):
     """w = exp(e / temperature) / sum, over the positions in `keep`."""
 
-    def __init__(self, temperature: float = 1.0, keeps_some: bool = False) -> None:
-        """keeps_some: `keep` has a position for every query."""
+    def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
-        self.temperature, self.keeps_some = temperature, keeps_some
+        self.temperature = temperature
         self.with_log_weights = False  # needed by guided alignment only
 
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
@@ -30,8 +29,7 @@ class SoftmaxNormalizer(Normalizer):
         if self.with_log_weights:
             log_weights = masked.log_softmax(-1, dtype=wide)
             return Normalized(log_weights.exp().masked_fill(drop, 0.0), log_weights.masked_fill(drop, -torch.inf))
-        weights = masked.softmax(-1, dtype=wide)  # 0 outside `keep`, or the same everywhere
-        return Normalized(weights if self.keeps_some else weights.masked_fill(drop, 0.0))
+        return Normalized(masked.softmax(-1, dtype=wide).masked_fill(drop, 0.0))
 
 
 class SparsemaxNormalizer(Normalizer):

@@ -98,9 +98,9 @@ def _check_writable(run: "RunDirectory") -> None:
 def _variant(config: EvaluateConfig, trained: schema.TrainConfig, precision: str | None) -> str:
     """The settings that differ from those of training, for the names of files and results. The run was trained in
     `precision`."""
-    own = {"checkpoint": "best", "seed": trained.seed, "precision": precision}
+    own = {"checkpoint": "best", "seed": trained.seed, "precision": precision, "shortlist": None}
     own |= {**trained.evaluation.model_dump(), **trained.search.model_dump()}
-    names = ("checkpoint", "seed", "precision", "tokenize", "lowercase")
+    names = ("checkpoint", "seed", "precision", "shortlist", "tokenize", "lowercase")
     settings = {**{name: getattr(config, name) for name in names}, **config.search}
     changed = {k: v for k, v in settings.items() if v is not None and own.get(k) != v}
     return re.sub(r"[^\w.-]", "-", "_".join(f"{key}-{value}" for key, value in changed.items()))

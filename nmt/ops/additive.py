@@ -29,8 +29,8 @@ def additive_energies(
 
     The hidden units (B, T, S, A) are not stored: the backward pass recomputes them from the features and the keys, of
     which a loop stores one copy. On a CPU they are computed as tanh(x) = 2 sigmoid(2 x) - 1, which is several times
-    faster:  e = 2 v . sigmoid(2 q + 2 k + 2 P f) - sum(v). Without features, sigmoid(2 q + 2 k) = 1 / (1 + e^-2q e^-2k):
-    each exponential is computed once, not for every pair of query and key.
+    faster:  e = 2 v . sigmoid(2 q + 2 k + 2 P f) - sum(v).  Without features, sigmoid(2 q + 2 k) is computed as
+    1 / (1 + e^-2q e^-2k): each exponential is computed once, not for every pair of query and key.
     """
     convert = _plain
     if prefers_sigmoid(keys):
@@ -69,7 +69,9 @@ def _plain(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
 def _doubled(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
     """For the logistic function."""
     plain = _plain(keys, weight, projection)
-    return plain._replace(keys=2 * plain.keys, weight=2 * plain.weight, slope=4 * plain.weight, total=plain.weight.sum())
+    return plain._replace(
+        keys=2 * plain.keys, weight=2 * plain.weight, slope=4 * plain.weight, total=plain.weight.sum()
+    )
 
 
 def _exponentials(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
@@ -80,8 +82,8 @@ def _exponentials(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _V
 
 def _energies(query: Tensor, features: Tensor | None, values: _Values) -> Tensor:
     """-> (B, T, S)."""
-    query, features = (None if each is None else each.to(values.keys.dtype) for each in (query, features))
-    assert query is not None
+    query = query.to(values.keys.dtype)
+    features = None if features is None else features.to(values.keys.dtype)
     with torch.autocast(query.device.type, enabled=False):  # energies stay in float32
         hidden = _hidden_units(features, values)
         blocks = list(_blocks(query, values.keys))
@@ -157,7 +159,10 @@ class _Sums:
     def __init__(self, values: _Values) -> None:
         self.slope, self.logistic = values.slope, values.total is not None
         self.keys, self.projection = torch.zeros_like(values.keys), torch.zeros_like(values.projection)
-        self.weight, self.grads = values.weight.new_zeros(1, len(values.weight)), values.keys.new_zeros(values.keys.shape[:2])
+        self.weight, self.grads = (
+            values.weight.new_zeros(1, len(values.weight)),
+            values.keys.new_zeros(values.keys.shape[:2]),
+        )
 
     def add_weight(self, grads: Tensor, hidden: Tensor) -> None:
         """(B, S), (B, S, A)."""

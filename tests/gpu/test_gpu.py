@@ -1,0 +1,127 @@
+"""A GPU computes what the CPU computes: every preset trains, is interrupted, resumes and translates there.
+
+`make test-gpu`, on a machine with a CUDA GPU.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import TINY, values_of
+from torch import Tensor, nn
+
+from nmt import Translator
+from nmt.config.compose import config_dir, typed
+from nmt.config.schema import TrainConfig
+from nmt.model.build import build_model
+from nmt.ops.additive import additive_energies
+from nmt.ops.gru import gru_gates
+from nmt.run import RunDirectory
+
+DEVICE = "cuda"
+UPDATES, INTERRUPTED_AT = 50, 20
+SIZES = ["data.train_size=2000", "data.test_size=64", "validation.every=25", "validation.unit=steps"]
+PRESETS = sorted(path.stem for path in (config_dir() / "attention").glob("*.yaml"))
+RANDOM = {"hard", "gumbel", "monotonic"}  # they sample positions or noise in training
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+
+def train(run: Path, *words: str, stop_at: int | None = None) -> None:
+    """nmt-train, with Ctrl-C once it has logged this step."""
+    tiny = [word for word in TINY if not word.startswith(("device=", "training.max_epochs="))]
+    overrides = [*tiny, *SIZES, f"training.max_steps={UPDATES}", f"device={DEVICE}", f"hydra.run.dir={run}", *words]
+    entry = "from nmt.cli.entry import train; train()"
+    arguments = [f"run={run}"] if (run / "config.yaml").exists() else overrides
+    process = subprocess.Popen([sys.executable, "-c", entry, *arguments], stderr=subprocess.PIPE, text=True)
+    while stop_at is not None and process.poll() is None:
+        if max((line["step"] for line in metrics(run)), default=0) >= stop_at:
+            process.send_signal(signal.SIGINT)
+            break
+        time.sleep(0.02)
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == (0 if stop_at is None else 130), errors[-3000:]
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    path = run / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
+
+def losses(run: Path) -> list[float]:
+    return [line["validation/loss"] for line in metrics(run) if "validation/loss" in line]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_learns_resumes_and_translates_as_on_the_cpu(name: str, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    train(run.path, f"attention={name}", stop_at=INTERRUPTED_AT)
+    assert 0 < max(line["step"] for line in metrics(run.path)) < UPDATES
+    train(run.path)
+    assert max(line["step"] for line in metrics(run.path)) == UPDATES
+    first, last = losses(run.path)
+    assert last < first
+    sources, targets, _ = run.held_out("test")
+    there, here = (Translator.load(run.path, device=device, precision="fp32") for device in (DEVICE, "cpu"))
+    for one, other in zip(there.score(sources, targets), here.score(sources, targets), strict=True):
+        assert one.log_prob == pytest.approx(other.log_prob, rel=1e-3)
+    pairs = zip(there.translate(sources), here.translate(sources), strict=True)
+    assert sum(one.text == other.text for one, other in pairs) >= 0.95 * len(sources)
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name not in RANDOM])
+def test_a_preset_s_gradient_is_that_of_the_cpu(name: str) -> None:
+    config = typed(TrainConfig, values_of("train", [*TINY, f"attention={name}", "embedding.dropout=0"]))
+    model = build_model(config, 50, 50, (0, 0)).double().train()
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module.dropout = 0.0
+        elif hasattr(module, "p"):
+            module.p = 0.0
+    source, target = torch.randint(4, 50, (5, 9)), torch.randint(4, 50, (5, 7))
+    lengths = torch.tensor([9, 9, 6, 4, 1])
+    found: list[list[Tensor]] = []
+    for device in ("cpu", DEVICE):
+        model.to(device).zero_grad(set_to_none=True)
+        readouts = model(source.to(device), lengths, target.to(device)).readouts
+        model.output(readouts).log_softmax(-1)[..., 7].sum().backward()
+        found.append([parameter.grad.cpu() for parameter in model.parameters() if parameter.grad is not None])
+    assert len(found[0]) == len(found[1]) > 0
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
+
+
+def test_operations_of_their_own_on_a_gpu() -> None:
+    """A GRU's gates by one kernel, energies by tanh."""
+    operations = {
+        gru_gates: [(3, 12), (3, 12), (3, 4)],
+        additive_energies: [(2, 3, 5), (2, 4, 5), (1, 5), (2, 4, 2), (5, 2)],
+    }
+    for operation, shapes in operations.items():
+        here = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+        there = [each.detach().to(DEVICE).requires_grad_() for each in here]
+        results = [operation(*each) for each in (here, there)]  # type: ignore[operator]
+        torch.testing.assert_close(results[1].cpu(), results[0])
+        gradients = [
+            torch.autograd.grad(result.square().sum(), each)
+            for result, each in zip(results, (here, there), strict=True)
+        ]
+        for one, other in zip(*gradients, strict=True):
+            torch.testing.assert_close(other.cpu(), one)
+
+
+def test_the_benchmark_prints_its_table(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "scripts" / "benchmark.py"
+    command = [sys.executable, str(script), "--updates", "3", *TINY, f"device={DEVICE}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "target tokens/s" in done.stdout
