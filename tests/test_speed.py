@@ -65,9 +65,9 @@ def of_one_step(config: TrainConfig) -> tuple[int, int]:
     ("preset", "products", "operations"),
     [
         # Forward: recurrence, query, context, what is fed, and with input feeding the readout; backward as many, and
-        # two for the additive energies. No weight's gradient is among them.
-        ("luong_concat", 12, 190),
-        ("bahdanau", 10, 150),
+        # one for the additive energies. No weight's gradient is among them.
+        ("luong_concat", 11, 190),
+        ("bahdanau", 9, 150),
         ("multihead", 14, 190),
         ("none", 2, 40),
     ],
