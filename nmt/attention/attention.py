@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from nmt.attention.alignment import ExpectedAlignment
 from nmt.attention.memory import Attended, Choice, Memory, Past, join_steps
-from nmt.attention.parts import Coverage, KeyUpdate, Normalized, Normalizer, Score, Window
+from nmt.attention.parts import Aligned, Alignment, Coverage, KeyUpdate, Normalized, Normalizer, Score, Window
 from nmt.ops.dropout import dropout
 from nmt.ops.linear import product
 from nmt.ops.rows import rows
@@ -18,19 +19,22 @@ from nmt.ops.shared import in_autocast_dtype, loop
 
 
 class Attention(nn.Module):
-    """context_t = sum_s w_ts h_s, with w = normalizer(score(query, keys), window)   (Bahdanau et al. 2015, eq. 5)."""
+    """context_t = sum_s w_ts h_s, with w = alignment(normalizer(score(query, keys), window))   (Bahdanau et al. 2015,
+    eq. 5)."""
 
     def __init__(
         self,
         score: Score,
         window: Window,
         normalizer: Normalizer,
+        alignment: Alignment | None = None,
         coverage: Coverage | None = None,
         dropout: float = 0.0,
     ) -> None:
-        """dropout: on the weights, in the context only."""
+        """alignment: None: the expected one; dropout: on the weights, in the context only."""
         super().__init__()
         self.score, self.window, self.normalizer, self.coverage = score, window, normalizer, coverage
+        self.alignment = alignment or ExpectedAlignment()
         self.dropout = dropout
         self.reads_past = score.reads_past or normalizer.reads_past or coverage is not None
 
@@ -101,9 +105,10 @@ class Attention(nn.Module):
             offsets = torch.arange(keep.shape[-1], device=keep.device) - centre[:, :, None]
             keep, falloff = keep & self.window.holds(offsets), self.window.falloff(offsets)
         energies = self.score(query, memory.keys, self._key_update(memory, past))
-        normalized = _scaled(self.normalizer(energies, keep, past), falloff)
-        context = product(self._dropped(normalized.weights, memory), memory.values)
-        return Attended(context, normalized.weights, past, normalized.log_weights, _choice(normalized, query))
+        distribution = self._scaled(self.normalizer(energies, keep, past), falloff)
+        aligned = self.alignment(distribution)
+        context = product(self._dropped(aligned.weights, memory), memory.values)
+        return Attended(context, aligned.weights, past, distribution.log_weights, _choice(aligned, query))
 
     def _attend_window(self, query: Tensor, memory: Memory, past: Past, centre: Tensor) -> Attended:
         """The same for a window much narrower than the sentence: reads only the window's positions."""
@@ -119,20 +124,33 @@ class Attention(nn.Module):
         energies = self.score(query.reshape(B * T, 1, Q), keys, update).view(B, T, W)
         offsets = positions - centre[:, :, None]
         keep = memory.valid.flatten()[index].view(B, T, W) & self.window.holds(offsets)
-        normalized = _scaled(self.normalizer(energies, keep, past), self.window.falloff(offsets))
-        context = torch.bmm(self._dropped(normalized.weights, memory).view(B * T, 1, W), values)
+        distribution = self._scaled(self.normalizer(energies, keep, past), self.window.falloff(offsets))
+        aligned = self.alignment(distribution)
+        context = torch.bmm(self._dropped(aligned.weights, memory).view(B * T, 1, W), values)
 
         def everywhere(part: Tensor, outside: float) -> Tensor:
             return part.new_full((B, T, S), outside).scatter(-1, positions, part)
 
-        log_weights = normalized.log_weights
+        log_weights = distribution.log_weights
         return Attended(
             context.view(B, T, -1),
-            everywhere(normalized.weights, 0.0),
+            everywhere(aligned.weights, 0.0),
             past,
             None if log_weights is None else everywhere(log_weights, -torch.inf),
-            _choice(normalized, query),
+            _choice(aligned, query),
         )
+
+    def _scaled(self, normalized: Normalized, falloff: Tensor | None) -> Normalized:
+        """The distribution times the window's falloff, summing to 1 again if the alignment needs that."""
+        if falloff is None:
+            return normalized
+        weights, log_weights = normalized.weights * falloff, normalized.log_weights
+        total = weights.sum(-1, keepdim=True) if self.alignment.needs_distribution else weights.new_ones(())
+        total = total.masked_fill(total == 0, 1.0)
+        if log_weights is not None:
+            inside = log_weights != -torch.inf
+            log_weights = log_weights + torch.where(inside, falloff, 1.0).log() - total.log()
+        return Normalized(weights / total, log_weights)
 
     def _dropped(self, weights: Tensor, memory: Memory) -> Tensor:
         return dropout(weights, self.dropout, self.training).to(memory.values.dtype)
@@ -153,17 +171,6 @@ class Attention(nn.Module):
         return first[:, :, None] + torch.arange(self._width(), device=centre.device)
 
 
-def _scaled(normalized: Normalized, falloff: Tensor | None) -> Normalized:
-    """Weights times the window's falloff."""
-    if falloff is None:
-        return normalized
-    log_weights = normalized.log_weights
-    if log_weights is not None:
-        inside = log_weights != -torch.inf
-        log_weights = log_weights + torch.where(inside, falloff, 1.0).log()
-    return normalized._replace(weights=normalized.weights * falloff, log_weights=log_weights)
-
-
 def _side_by_side(parts: Sequence[Tensor | None]) -> Tensor | None:
     """(..., F) each -> (..., sum of F), None without any."""
     present = [part for part in parts if part is not None]
@@ -172,7 +179,7 @@ def _side_by_side(parts: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(present, dim=-1)
 
 
-def _choice(normalized: Normalized, query: Tensor) -> Choice | None:
-    if normalized.log_prob is None or normalized.entropy is None:
+def _choice(aligned: Aligned, query: Tensor) -> Choice | None:
+    if aligned.log_prob is None or aligned.entropy is None:
         return None
-    return Choice(normalized.log_prob, normalized.entropy, query)
+    return Choice(aligned.log_prob, aligned.entropy, query)

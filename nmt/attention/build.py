@@ -2,18 +2,18 @@
 
 import torch
 
+from nmt.attention.alignment import ExpectedAlignment, LatentAlignment, SampledAlignment, StraightThroughAlignment
 from nmt.attention.attention import Attention
 from nmt.attention.coverage import LinearCoverage
 from nmt.attention.heads import MultiHeadAttention
 from nmt.attention.normalizers import (
     EntmaxNormalizer,
-    GumbelNormalizer,
-    HardNormalizer,
+    FirstOrderNormalizer,
     MonotonicNormalizer,
     SoftmaxNormalizer,
     SparsemaxNormalizer,
 )
-from nmt.attention.parts import Coverage, Normalizer, Score, Window
+from nmt.attention.parts import Alignment, Coverage, Normalizer, Score, Window
 from nmt.attention.policy import Policy
 from nmt.attention.scores import (
     AdditiveScore,
@@ -27,6 +27,7 @@ from nmt.attention.scores import (
     ScaledDotScore,
 )
 from nmt.attention.windows import GlobalWindow, LocalMonotonicWindow, LocalPredictiveWindow
+from nmt.config.schema import alignment as alignments
 from nmt.config.schema import attention as schema
 
 
@@ -43,15 +44,15 @@ def build_attention(
 
 
 def build_policy(config: schema.Attention, query_dim: int) -> Policy | None:
-    """The policy that trains a hard attention; None for any other."""
-    if not isinstance(config, schema.ScoredAttention) or not isinstance(config.normalizer, schema.Hard):
+    """The policy that trains sampled positions; None for any other alignment."""
+    if not isinstance(config, schema.ScoredAttention) or not isinstance(config.alignment, alignments.Sampled):
         return None
-    hard = config.normalizer
+    sampled = config.alignment
     return Policy(
         query_dim,
-        hard.baseline,
-        discount=hard.discount,
-        entropy_weight=hard.entropy_weight,
+        sampled.baseline,
+        discount=sampled.discount,
+        entropy_weight=sampled.entropy_weight,
     )
 
 
@@ -59,12 +60,15 @@ def _attention(
     config: schema.ScoredAttention | schema.EncoderSelfAttention, query_dim: int, memory_dim: int
 ) -> Attention:
     score = _score(config.score, query_dim, memory_dim)
+    window, normalizer = _window(config.window, query_dim), _normalizer(config.normalizer)
+    if isinstance(config, schema.EncoderSelfAttention):
+        return Attention(score, window, normalizer, dropout=config.dropout)
     coverage: Coverage | None = None
-    if isinstance(config, schema.ScoredAttention) and config.coverage.kind == "linear":
+    if config.coverage.kind == "linear":
         with torch.no_grad():
             keys = score.keys(torch.zeros(1, 1, memory_dim))
         coverage = LinearCoverage(keys.shape[-1])
-    return Attention(score, _window(config.window, query_dim), _normalizer(config.normalizer), coverage, config.dropout)
+    return Attention(score, window, normalizer, _alignment(config.alignment), coverage, config.dropout)
 
 
 def _score(config: schema.Score, query_dim: int, memory_dim: int) -> Score:  # noqa: PLR0911
@@ -107,9 +111,19 @@ def _normalizer(config: schema.Normalizer) -> Normalizer:
             return SparsemaxNormalizer()
         case schema.Entmax15():
             return EntmaxNormalizer()
-        case schema.Hard():
-            return HardNormalizer(config.expected)
-        case schema.Gumbel():
-            return GumbelNormalizer(config.temperature)
+        case schema.FirstOrder():
+            return FirstOrderNormalizer(config.reach, config.monotonic)
         case schema.Monotonic():
             return MonotonicNormalizer(config.noise, config.initial_offset)
+
+
+def _alignment(config: alignments.Alignment) -> Alignment:
+    match config:
+        case alignments.Expected():
+            return ExpectedAlignment()
+        case alignments.Sampled():
+            return SampledAlignment(config.expected)
+        case alignments.StraightThrough():
+            return StraightThroughAlignment(config.temperature)
+        case alignments.Marginal() | alignments.Variational() | alignments.Posterior():
+            return LatentAlignment()

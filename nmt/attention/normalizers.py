@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from nmt.attention.memory import Past
 from nmt.attention.parts import Normalized, Normalizer
 from nmt.ops.monotonic import monotonic_log_weights
-from nmt.ops.sentence_draws import draw
 
 
 class SoftmaxNormalizer(Normalizer):
@@ -52,53 +51,39 @@ class EntmaxNormalizer(Normalizer):
         return Normalized(weights.masked_fill(drop, 0.0))
 
 
-class HardNormalizer(Normalizer):
-    """One position: sampled from the softmax in training, the most probable one otherwise   (Xu et al. 2015, 4.1).
+class FirstOrderNormalizer(Normalizer):
+    """The position depends on the previous one: w_s = sum_{s'} w'_{s'} p(s | s'), w' the weights of the previous step,
+    with p(s | s') = exp(e_s + b(s - s')) / sum (Shankar and Sarawagi 2019, eq. 4 and 6). The first step has no bias.
 
-    Sampling is not differentiable; nmt.attention.policy trains it by REINFORCE. With probability `expected`, a step
-    uses the softmax weights instead of a sample, which reduces the variance (ibid.).
+    The bias b is learned for distances up to `reach`, and 0 for larger ones. If monotonic, it is -infinity for negative
+    distances (Wu and Cotterell 2019, 3.1; their transitions also read the states).
     """
 
-    def __init__(self, expected: float) -> None:
+    reads_past = True
+
+    def __init__(self, reach: int, monotonic: bool) -> None:
         super().__init__()
-        self.expected = expected
+        self.reach, self.monotonic = reach, monotonic
+        self.bias = nn.Parameter(torch.zeros(2 * reach + 1 if not monotonic else reach + 1))
 
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
-        """(B, T, W), bool (B, 1 or T, W) -> weights (B, T, W), in training with log_prob and entropy (B, T)."""
+        """(B, 1, W), bool (B, 1, W) -> weights (B, 1, W)."""
+        assert energies.shape[1] == 1
         drop = ~keep
-        log_probs = _masked(energies, drop).log_softmax(-1)
-        if not self.training:
-            return Normalized(_one_hot(log_probs, drop))
-        B, T, _ = log_probs.shape
-        position_draws, soft_draws = draw(B, 2 * T, log_probs.device).view(B, T, 2).unbind(-1)
-        finite = log_probs.masked_fill(drop, 0.0)
-        probs = log_probs.exp().masked_fill(drop, 0.0)
-        sample = _sampled(probs, drop, position_draws)
-        log_prob, entropy = (sample * finite).sum(-1), -(probs * finite).sum(-1)
-        if self.expected:
-            soft = soft_draws < self.expected
-            sample = torch.where(soft[..., None], probs, sample)
-            log_prob = log_prob.masked_fill(soft, 0.0)
-        return Normalized(sample, log_prob=log_prob, entropy=entropy)
-
-
-class GumbelNormalizer(Normalizer):
-    """One position: sampled by the Gumbel-max trick in training, with the gradient of softmax((log p + noise) /
-    temperature) passed straight through; the most probable one otherwise   (Jang et al. 2017, 2.2)."""
-
-    def __init__(self, temperature: float) -> None:
-        super().__init__()
-        self.temperature = temperature
-
-    def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
-        """(B, T, W), bool (B, 1 or T, W) -> weights (B, T, W)."""
-        drop = ~keep
-        masked = _masked(energies, drop)
-        if not self.training:
-            return Normalized(_one_hot(masked, drop))
-        noisy = masked + _gumbel_noise(masked)
-        soft = torch.softmax(noisy / self.temperature, dim=-1).masked_fill(drop, 0.0)
-        return Normalized(_one_hot(noisy, drop) + (soft - soft.detach()))
+        if past.step == 0:
+            return Normalized(_masked(energies, drop).softmax(-1).masked_fill(drop, 0.0))
+        allowed = keep
+        W = energies.shape[-1]
+        positions = torch.arange(W, device=energies.device)
+        distances = positions - positions[:, None]  # (W', W), from the previous position s' to s
+        nearest = distances.clamp(0 if self.monotonic else -self.reach, self.reach)
+        bias = self.bias[nearest + (0 if self.monotonic else self.reach)]
+        bias = bias.masked_fill(nearest != distances, 0.0)
+        if self.monotonic:
+            allowed = keep & (distances >= 0)
+        transitions = _masked(_wide(energies) + bias, ~allowed).softmax(-1)  # (B, W', W)
+        weights = (past.weights[:, :, None] * transitions).sum(1, keepdim=True)
+        return Normalized(weights.masked_fill(drop, 0.0))
 
 
 class MonotonicNormalizer(Normalizer):
@@ -163,18 +148,3 @@ def _one_hot(energies: Tensor, drop: Tensor) -> Tensor:
     """1 at the greatest energy of each row, unless `drop` excludes it."""
     best = energies.argmax(-1, keepdim=True)
     return torch.zeros_like(energies).scatter_(-1, best, 1.0).masked_fill(drop, 0.0)
-
-
-def _sampled(probs: Tensor, drop: Tensor, uniform: Tensor) -> Tensor:
-    """One-hot draws (B, T, W) from rows of probabilities, by inverse transform sampling; zeros in a row that `drop`
-    excludes as a whole. uniform: (B, T) in [0, 1)."""
-    cdf = probs.detach().cumsum(-1, dtype=uniform.dtype)
-    total = cdf[..., -1:]
-    # The first position above the threshold. One that reaches the total is the last with a probability above 0.
-    position = ((cdf <= uniform[..., None] * total) & (cdf < total)).sum(-1, keepdim=True)
-    return torch.zeros_like(probs).scatter_(-1, position, 1.0).masked_fill(drop, 0.0)
-
-
-def _gumbel_noise(like: Tensor) -> Tensor:
-    """-log of an exponential variate that is greater than 0."""
-    return -torch.empty_like(like).exponential_().clamp_(min=torch.finfo(like.dtype).tiny).log_()

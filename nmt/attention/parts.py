@@ -81,12 +81,10 @@ class Window(nn.Module):
 
 
 class Normalized(NamedTuple):
-    """Attention weights; for hard attention in training also how the position was sampled."""
+    """A distribution over positions."""
 
     weights: Tensor  # (B, T, W), zero where not kept
     log_weights: Tensor | None = None  # (B, T, W), -inf where not kept; exact even where the weight underflows
-    log_prob: Tensor | None = None  # (B, T)
-    entropy: Tensor | None = None  # (B, T), nats
 
 
 class Normalizer(nn.Module):
@@ -97,4 +95,22 @@ class Normalizer(nn.Module):
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
         """(B, T, W), bool (B, 1 or T, W) -> weights, float32 or wider, zero where not kept; a row sums to 1, or to 0
         if `keep` has no position (to less than 1 if monotonic attention may pass the end)."""
+        raise NotImplementedError
+
+
+class Aligned(NamedTuple):
+    """The weights of the context; of a sampled position also how it was sampled."""
+
+    weights: Tensor  # (B, T, W)
+    log_prob: Tensor | None = None  # (B, T) of the sampled position
+    entropy: Tensor | None = None  # (B, T) of the distribution, in nats
+
+
+class Alignment(nn.Module):
+    """From the distribution over positions to the weights of the context."""
+
+    needs_distribution = True  # must the weights sum to 1, also in a window that scales them?
+
+    def forward(self, distribution: Normalized) -> Aligned:
+        """(B, T, W), a row of zeros where no position is kept -> weights (B, T, W)."""
         raise NotImplementedError

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from nmt.config.schema import TrainConfig
 from nmt.config.schema import training as schema
-from nmt.config.schema.attention import Hard, LinearCoverage, ScoredAttention
+from nmt.config.schema.alignment import Sampled
+from nmt.config.schema.attention import LinearCoverage, ScoredAttention
 from nmt.data.batching import Batch
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.seq2seq import Seq2Seq
@@ -126,12 +127,12 @@ def build_auxiliary(model: Seq2Seq, config: TrainConfig, pad: int) -> list[Auxil
     """The losses that the configuration adds. Guided alignment makes the model's attention return log-weights."""
     losses: list[Auxiliary] = []
     if isinstance(config.attention, ScoredAttention):
-        coverage, normalizer = config.attention.coverage, config.attention.normalizer
+        coverage, alignment = config.attention.coverage, config.attention.alignment
         if isinstance(coverage, LinearCoverage) and coverage.loss_weight:
             losses.append(CoverageLoss(coverage.loss_weight, coverage.loss_start, pad))
-        if isinstance(normalizer, Hard) and normalizer.weight:
+        if isinstance(alignment, Sampled) and alignment.weight:
             assert model.policy is not None
-            losses.append(PolicyGradient(normalizer.weight, model.policy, pad))
+            losses.append(PolicyGradient(alignment.weight, model.policy, pad))
     if config.training.guided_alignment:
         model.record_log_weights()
         losses.append(GuidedAlignment(config.training.guided_alignment))

@@ -44,23 +44,29 @@ NORMALIZERS: dict[str, dict[str, Any]] = {
     "softmax": {"kind": "softmax", "temperature": 0.7},
     "sparsemax": {"kind": "sparsemax"},
     "entmax15": {"kind": "entmax15"},
-    "hard": {
-        "kind": "hard",
+    "first_order": {"kind": "first_order", "reach": 1, "monotonic": False},
+    "ahead": {"kind": "first_order", "reach": 2, "monotonic": True},
+    "monotonic": {"kind": "monotonic", "noise": 0.0, "initial_offset": -1.0},
+}
+ALIGNMENTS: dict[str, dict[str, Any]] = {
+    "": {"kind": "expected"},
+    "sampled": {
+        "kind": "sampled",
         "expected": 0.0,
         "baseline": "moving",
         "discount": 1.0,
         "weight": 1.0,
         "entropy_weight": 0.0,
     },
-    "gumbel": {"kind": "gumbel", "temperature": 0.7},
-    "monotonic": {"kind": "monotonic", "noise": 0.0, "initial_offset": -1.0},
+    "straight_through": {"kind": "straight_through", "temperature": 0.7},
+    "marginal": {"kind": "marginal", "top_k": None},
 }
 COVERAGES: dict[str, dict[str, Any]] = {
     "": {"kind": "none"},
     "coverage": {"kind": "linear", "loss_weight": 0.0, "loss_start": 0},
 }
 PROJECTIONS: dict[str, dict[str, Any]] = {"": {"kind": "none"}, "heads": {"kind": "heads", "heads": 2, "dim": 8}}
-DRAWING = {"hard", "gumbel"}  # in training
+DRAWING = {"sampled", "straight_through"}  # in training
 DRAWS = torch.Generator().manual_seed(1).get_state()
 
 
@@ -68,6 +74,7 @@ DRAWS = torch.Generator().manual_seed(1).get_state()
 def configuration(name: str, reach: int = 1) -> schema.ScoredAttention:
     """name: the keys above, e.g. additive-local_m-softmax-coverage-heads; ValidationError: they do not fit."""
     score, window, normalizer, *rest = name.split("-")
+    alignment = next((part for part in rest if part in ALIGNMENTS), "")
     local = {} if window == "global" else {"reach": reach}
     return schema.ScoredAttention.model_validate(
         {
@@ -75,6 +82,7 @@ def configuration(name: str, reach: int = 1) -> schema.ScoredAttention:
             "score": SCORES[score],
             "window": WINDOWS[window] | local,
             "normalizer": NORMALIZERS[normalizer],
+            "alignment": ALIGNMENTS[alignment],
             "coverage": COVERAGES["coverage" if "coverage" in rest else ""],
             "projection": PROJECTIONS["heads" if "heads" in rest else ""],
             "dropout": 0.0,
@@ -84,7 +92,7 @@ def configuration(name: str, reach: int = 1) -> schema.ScoredAttention:
 
 def _accepted() -> list[str]:
     names = []
-    for parts in itertools.product(SCORES, WINDOWS, NORMALIZERS, COVERAGES, PROJECTIONS):
+    for parts in itertools.product(SCORES, WINDOWS, NORMALIZERS, ALIGNMENTS, COVERAGES, PROJECTIONS):
         name = "-".join(part for part in parts if part)
         try:
             configuration(name)
@@ -99,7 +107,8 @@ def _pairwise(names: list[str]) -> set[str]:
 
     def part_pairs(name: str) -> set[frozenset[tuple[int, str]]]:
         score, window, normalizer, *rest = name.split("-")
-        parts = enumerate((score, window, normalizer, "coverage" in rest, "heads" in rest))
+        alignment = next((part for part in rest if part in ALIGNMENTS), "")
+        parts = enumerate((score, window, normalizer, alignment, "coverage" in rest, "heads" in rest))
         return {frozenset(pair) for pair in itertools.combinations(((i, str(part)) for i, part in parts), 2)}
 
     uncovered = set().union(*map(part_pairs, names))
@@ -114,9 +123,11 @@ def _pairwise(names: list[str]) -> set[str]:
 COMBINATIONS = _accepted()
 PAIRWISE = _pairwise(COMBINATIONS)
 EVERY = [pytest.param(name, marks=[] if name in PAIRWISE else [pytest.mark.slow]) for name in COMBINATIONS]
-# Every score, and every window with every normalizer, coverage and projection.
+# Every score; every window with every normalizer, coverage and projection; every alignment with a softmax.
 CHOSEN = [f"{score}-global-softmax" for score in SCORES] + [
-    name for name in COMBINATIONS if name.startswith("general-")
+    name
+    for name in COMBINATIONS
+    if name.startswith("general-") and ("softmax" in name or not set(ALIGNMENTS) & set(name.split("-")[3:]))
 ]
 LOCAL = [name for name in COMBINATIONS if "local_" in name]
 
@@ -149,7 +160,7 @@ class Case(NamedTuple):
 
     @property
     def draws(self) -> bool:
-        return self.training and self.config.normalizer.kind in DRAWING
+        return self.training and self.config.alignment.kind in DRAWING
 
     def make(self) -> Made:
         generator = torch.Generator().manual_seed(self.seed)

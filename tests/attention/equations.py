@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from nmt.config.schema import alignment as alignments
 from nmt.config.schema import attention as schema
 
 Array = NDArray[np.float64]
@@ -47,7 +48,7 @@ def attend(config: schema.ScoredAttention, p: Parameters, query: Array, states: 
         kept = window(config.window, p, q, t, length)
         energies = [energy(config.score, p, q, states[s], s, before, added(config, p, covered[s])) for s in kept]
         row = normalized(config.normalizer, p, np.array(energies), before[:length], t, training)
-        weights[t, kept] = row * falloff(config.window, p, q, kept, length)
+        weights[t, kept] = aligned(config.alignment, row * falloff(config.window, p, q, kept, length))
     return weights
 
 
@@ -133,8 +134,8 @@ def normalized(
             return thresholded(energies, 1)
         case schema.Entmax15():  # Peters et al. 2019, 3, with alpha = 1.5
             return thresholded(energies / 2, 2)
-        case schema.Hard() | schema.Gumbel():  # at test the most probable position
-            return np.eye(len(energies))[np.argmax(energies)]
+        case schema.FirstOrder():  # Shankar and Sarawagi 2019, eq. 4 and 6
+            return moved(config, p["normalizer.bias"], energies, before, t)
         case schema.Monotonic():
             energies = energies + p["normalizer.offset"]
             return expected_stop(energies, before, t) if training else first_stop(energies, before, t)
@@ -148,6 +149,36 @@ def thresholded(energies: Array, power: int) -> Array:
         above = (np.maximum(energies - tau, 0) ** power).sum() > 1
         low, high = (tau, high) if above else (low, tau)
     return np.maximum(energies - low, 0) ** power
+
+
+def aligned(config: alignments.Alignment, row: Array) -> Array:
+    """What the context is the weighted sum of, outside training."""
+    if isinstance(config, alignments.Expected):
+        return row
+    row = row / row.sum()
+    if isinstance(config, alignments.Sampled | alignments.StraightThrough):  # at test the most probable position
+        return np.eye(len(row))[np.argmax(row)]
+    return row
+
+
+def moved(config: schema.FirstOrder, bias: Array, energies: Array, before: Array, t: int) -> Array:
+    """The mean over the positions s' of the step before, each with its own distribution."""
+    if t == 0:
+        odds = np.exp(energies - energies.max())
+        return odds / odds.sum()
+    weights = np.zeros(len(energies))
+    for s_before, share in enumerate(before):
+        odds = np.zeros(len(energies))
+        for s, e in enumerate(energies):
+            distance = s - s_before
+            if config.monotonic and distance < 0:
+                continue
+            near = abs(distance) <= config.reach
+            b = bias[distance + (0 if config.monotonic else config.reach)] if near else 0.0
+            odds[s] = np.exp(e - energies.max() + b)
+        if odds.any():
+            weights += share * odds / odds.sum()
+    return weights
 
 
 def expected_stop(energies: Sequence[float] | Array, before: Array, t: int) -> Array:

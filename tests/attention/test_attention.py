@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from combinations import CHOSEN, NORMALIZERS, Case, attend, configuration
+from combinations import ALIGNMENTS, CHOSEN, Case, attend, configuration
 from torch import Tensor
 
 from nmt.attention.build import build_attention, build_policy
@@ -38,7 +38,7 @@ def test_memory_selects_every_part() -> None:
         assert torch.equal(part, whole[[2, 0]])
 
 
-@pytest.mark.parametrize("name", ["additive-global-softmax", "general-local_m-softmax", "dot-global-hard"])
+@pytest.mark.parametrize("name", ["additive-global-softmax", "general-local_m-softmax", "dot-global-softmax-sampled"])
 def test_context_is_the_weighted_sum_of_the_states(name: str) -> None:
     attention, query, states, valid = Case(name).make()
     context, weights, *_ = attend(attention, query, states, valid)
@@ -77,8 +77,8 @@ def test_only_what_reads_its_past_goes_step_by_step() -> None:
 
 
 def test_hard_attention_tells_its_choices_in_training_alone() -> None:
-    for name in ("additive-global-hard", "additive-global-hard-coverage", "additive-global-hard-heads"):
-        case = Case(name, training=True)
+    for parts in ("", "-coverage", "-heads"):
+        case = Case(f"additive-global-softmax-sampled{parts}", training=True)
         attention, query, states, valid = case.make()
         choice = attend(attention, query, states, valid).choice
         assert choice is not None
@@ -87,7 +87,7 @@ def test_hard_attention_tells_its_choices_in_training_alone() -> None:
         assert attend(attention.eval(), query, states, valid).choice is None
 
 
-@pytest.mark.parametrize("name", ["additive-global-hard", "additive-global-hard-coverage"])
+@pytest.mark.parametrize("name", ["additive-global-softmax-sampled", "additive-global-softmax-sampled-coverage"])
 def test_the_log_prob_told_is_that_of_the_position_attended_to(name: str) -> None:
     attention, query, states, valid = Case(name, training=True).make()
     _, weights, *_, choice = attend(attention, query, states, valid)
@@ -96,7 +96,7 @@ def test_the_log_prob_told_is_that_of_the_position_attended_to(name: str) -> Non
     for t in range(query.shape[1]):
         memory = attention.remember(states, valid)
         energies = attention.score(query[:, t : t + 1], memory.keys, attention._key_update(memory, past))
-        log_probs = energies.masked_fill(~valid[:, None], -torch.inf).log_softmax(-1)[:, 0]
+        log_probs = (energies / 0.7).masked_fill(~valid[:, None], -torch.inf).log_softmax(-1)[:, 0]
         torch.testing.assert_close(choice.log_prob[:, t], log_probs[weights[:, t] == 1])
         past = past.after(weights[:, t : t + 1], None)
 
@@ -105,8 +105,10 @@ def test_the_log_prob_told_is_that_of_the_position_attended_to(name: str) -> Non
     ("part", "values", "name", "expected"),
     [
         ("normalizer", {"kind": "softmax", "temperature": 0.6}, "temperature", 0.6),
-        ("normalizer", {"kind": "gumbel", "temperature": 0.6}, "temperature", 0.6),
-        ("normalizer", NORMALIZERS["hard"] | {"expected": 0.3}, "expected", 0.3),
+        ("normalizer", {"kind": "first_order", "reach": 3, "monotonic": True}, "reach", 3),
+        ("normalizer", {"kind": "first_order", "reach": 3, "monotonic": True}, "monotonic", 1),
+        ("alignment", {"kind": "straight_through", "temperature": 0.6}, "temperature", 0.6),
+        ("alignment", ALIGNMENTS["sampled"] | {"expected": 0.3}, "expected", 0.3),
         ("normalizer", {"kind": "monotonic", "noise": 0.3, "initial_offset": -2.0}, "noise", 0.3),
         ("normalizer", {"kind": "monotonic", "noise": 0.3, "initial_offset": -2.0}, "offset", -2.0),
         ("window", {"kind": "local_m", "reach": 4}, "reach", 4),
@@ -131,10 +133,10 @@ def test_dropout_is_built_with_the_configured_share() -> None:
 
 
 def test_a_policy_is_built_for_hard_attention_alone() -> None:
-    policy = build_policy(configuration("additive-global-hard"), 5)
+    policy = build_policy(configuration("additive-global-softmax-sampled"), 5)
     assert policy is not None
     assert (policy.discount, policy.entropy_weight) == (1.0, 0.0)
-    assert build_policy(configuration("additive-global-gumbel"), 5) is None
+    assert build_policy(configuration("additive-global-softmax-straight_through"), 5) is None
     assert build_policy(schema.NoAttention(kind="none", context="first_state"), 5) is None
 
 

@@ -1,4 +1,4 @@
-"""Normalizers that draw a position in training: the law of the draw, what is told of it, and the gradients.
+"""Alignments that draw a position in training: the distribution of the draws, what they return, and the gradients.
 
 Frequencies and means over N draws are compared within 4.5 of their standard deviations.
 Shapes: N draws, S source positions.
@@ -9,48 +9,60 @@ import pytest
 import torch
 from torch import Tensor
 
+from nmt.attention.alignment import SampledAlignment, StraightThroughAlignment
 from nmt.attention.memory import Past
-from nmt.attention.normalizers import GumbelNormalizer, HardNormalizer
-from nmt.attention.parts import Normalized, Normalizer
+from nmt.attention.normalizers import SoftmaxNormalizer
+from nmt.attention.parts import Aligned, Alignment, Normalized
 
 N = 40_000
 ENERGIES = torch.tensor([0.3, -1.0, 1.2, 5.0, 0.0]).double()
 KEEP = torch.tensor([True, True, True, False, True])
+BOTH = pytest.mark.parametrize(
+    "alignment", [SampledAlignment(0.0), StraightThroughAlignment(1.0)], ids=["sampled", "straight_through"]
+)
 PROBS = torch.tensor([0.3, -1.0, 1.2, -torch.inf, 0.0]).double().softmax(0)
 
 
-def draw(normalizer: Normalizer, energies: Tensor = ENERGIES, keep: Tensor = KEEP, times: int = N) -> Normalized:
-    """(S,) -> the weights (1, N, S) of so many draws."""
-    normalized: Normalized = normalizer.train()(
-        energies.expand(1, times, -1), keep.expand(1, 1, -1), Past.start(keep[None])
-    )
-    return normalized
+def softmax(energies: Tensor, keep: Tensor = KEEP, times: int = N, log_weights: bool = False) -> Normalized:
+    """(S,) -> the same distribution (1, N, S) this many times."""
+    normalizer = SoftmaxNormalizer()
+    normalizer.with_log_weights = log_weights
+    distribution: Normalized = normalizer(energies.expand(1, times, -1), keep.expand(1, 1, -1), Past.start(keep[None]))
+    return distribution
+
+
+def draw(alignment: Alignment, energies: Tensor = ENERGIES, times: int = N) -> Aligned:
+    """(S,) -> the weights (1, N, S) of this many draws."""
+    aligned: Aligned = alignment.train()(softmax(energies, times=times))
+    return aligned
 
 
 @pytest.mark.parametrize(
-    "normalizer",
-    [HardNormalizer(0.0), GumbelNormalizer(0.5), GumbelNormalizer(2.0)],
-    ids=["hard", "gumbel-sharp", "gumbel-flat"],
+    "alignment",
+    [SampledAlignment(0.0), StraightThroughAlignment(0.5), StraightThroughAlignment(2.0)],
+    ids=["sampled", "gumbel-sharp", "gumbel-flat"],
 )
-def test_a_position_is_drawn_with_its_probability(normalizer: Normalizer) -> None:
+def test_a_position_is_drawn_with_its_probability(alignment: Alignment) -> None:
     """The temperature is of the gradient alone."""
-    weights = draw(normalizer).weights[0]
+    weights = draw(alignment).weights[0]
     assert torch.equal(weights, torch.eye(5).double()[weights.argmax(-1)])  # exactly one-hot
     deviation = (PROBS * (1 - PROBS) / N).sqrt()
     assert ((weights.mean(0) - PROBS).abs() <= 4.5 * deviation).all()
 
 
-@pytest.mark.parametrize("normalizer", [HardNormalizer(0.0), GumbelNormalizer(1.0)], ids=["hard", "gumbel"])
-def test_draws_are_independent(normalizer: Normalizer) -> None:
+@pytest.mark.parametrize(
+    "alignment", [SampledAlignment(0.0), StraightThroughAlignment(1.0)], ids=["sampled", "straight_through"]
+)
+def test_draws_are_independent(alignment: Alignment) -> None:
     """Of two positions in a row the pairs are as frequent as the product of their probabilities."""
-    drawn = draw(normalizer).weights[0].argmax(-1).view(-1, 2)
+    drawn = draw(alignment).weights[0].argmax(-1).view(-1, 2)
     pairs = torch.bincount(drawn[:, 0] * 5 + drawn[:, 1], minlength=25).view(5, 5) / len(drawn)
     expected = PROBS[:, None] * PROBS
     assert ((pairs - expected).abs() <= 4.5 * (expected * (1 - expected) / len(drawn)).sqrt()).all()
 
 
 def test_log_prob_is_that_of_the_position_drawn_and_entropy_that_of_the_distribution() -> None:
-    weights, _, log_prob, entropy = draw(HardNormalizer(0.0), times=50)
+    weights, log_prob, entropy = draw(SampledAlignment(0.0), times=50)
     assert log_prob is not None
     assert entropy is not None
     torch.testing.assert_close(log_prob[0], PROBS[weights[0].argmax(-1)].log())
@@ -60,7 +72,7 @@ def test_log_prob_is_that_of_the_position_drawn_and_entropy_that_of_the_distribu
 
 def test_log_prob_and_entropy_are_differentiable() -> None:
     energies = ENERGIES.clone().requires_grad_()
-    drawn, _, log_prob, entropy = draw(HardNormalizer(0.0), energies, times=1)
+    drawn, log_prob, entropy = draw(SampledAlignment(0.0), energies, times=1)
     assert log_prob is not None
     assert entropy is not None
     (gradient,) = torch.autograd.grad(log_prob.sum(), [energies], retain_graph=True)
@@ -72,12 +84,12 @@ def test_log_prob_and_entropy_are_differentiable() -> None:
 
 def test_nothing_is_differentiated_through_a_draw() -> None:
     energies = ENERGIES.clone().requires_grad_()
-    assert not draw(HardNormalizer(0.0), energies, times=5).weights.requires_grad
+    assert not draw(SampledAlignment(0.0), energies, times=5).weights.requires_grad
 
 
 def test_the_expected_share_of_steps_takes_the_softmax_and_is_no_draw() -> None:
     energies = ENERGIES.clone().requires_grad_()
-    weights, _, log_prob, entropy = draw(HardNormalizer(0.3), energies)
+    weights, log_prob, entropy = draw(SampledAlignment(0.3), energies)
     assert log_prob is not None
     assert entropy is not None
     soft = (weights[0] < 1).all(-1)
@@ -99,7 +111,11 @@ def test_the_straight_through_gradient_of_two_positions_is_an_integral(temperatu
     which are below 1% of it."""
     energies = torch.tensor([0.4, -0.3]).double().expand(N, 2).clone().requires_grad_()
     keep = torch.ones(1, 1, 2, dtype=torch.bool)
-    weights = GumbelNormalizer(temperature).train()(energies[None], keep, Past.start(keep[0])).weights
+    weights = (
+        StraightThroughAlignment(temperature)
+        .train()(SoftmaxNormalizer()(energies[None], keep, Past.start(keep[0])))
+        .weights
+    )
     cost = torch.tensor([3.0, 1.0]).double()
     (gradients,) = torch.autograd.grad((weights * cost).sum(), [energies])
     grid, width = np.linspace(-60, 60, 400_001, retstep=True)
@@ -112,10 +128,39 @@ def test_the_straight_through_gradient_of_two_positions_is_an_integral(temperatu
     torch.testing.assert_close(gradients[:, 1], -gradients[:, 0])
 
 
-@pytest.mark.parametrize("normalizer", [HardNormalizer(0.5), GumbelNormalizer(1.0)], ids=["hard", "gumbel"])
-def test_at_test_the_most_probable_position_is_taken(normalizer: Normalizer) -> None:
-    found = normalizer.eval()(ENERGIES.expand(1, 3, -1), KEEP.expand(1, 1, -1), Past.start(KEEP[None]))
+@pytest.mark.parametrize(
+    "alignment", [SampledAlignment(0.5), StraightThroughAlignment(1.0)], ids=["sampled", "straight_through"]
+)
+def test_at_test_the_most_probable_position_is_taken(alignment: Alignment) -> None:
+    found = alignment.eval()(softmax(ENERGIES, times=3))
     assert found.weights.argmax(-1).tolist() == [[2, 2, 2]]
     assert found.weights.sum().item() == 3
     assert found.log_prob is None
     assert found.entropy is None
+
+
+@pytest.mark.parametrize(
+    "alignment", [SampledAlignment(0.0), StraightThroughAlignment(1.0)], ids=["sampled", "through"]
+)
+def test_exact_logarithms_serve_as_well_as_those_of_the_weights(alignment: Alignment) -> None:
+    torch.manual_seed(1)
+    one = alignment.train()(softmax(ENERGIES, times=20))
+    torch.manual_seed(1)
+    other = alignment(softmax(ENERGIES, times=20, log_weights=True))
+    for part, same in zip(one, other, strict=True):
+        assert (part is None) == (same is None)
+        if part is not None:
+            torch.testing.assert_close(part, same)
+
+
+@pytest.mark.parametrize(
+    "alignment", [SampledAlignment(0.0), StraightThroughAlignment(1.0)], ids=["sampled", "through"]
+)
+def test_a_position_of_weight_zero_is_never_drawn(alignment: Alignment) -> None:
+    sparse = torch.tensor([0.0, 0.25, 0.0, 0.75]).double().expand(1, 2000, -1).clone().requires_grad_()
+    weights, *_ = alignment.train()(Normalized(sparse))
+    assert not weights[..., [0, 2]].any()
+    loss = (weights * torch.arange(4)).sum()
+    if loss.requires_grad:
+        (gradient,) = torch.autograd.grad(loss, [sparse])
+        assert gradient.isfinite().all()

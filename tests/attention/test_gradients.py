@@ -5,7 +5,7 @@ import torch
 from combinations import CHOSEN, DRAWING, Case
 from torch import Tensor
 
-DIFFERENTIABLE = [name for name in CHOSEN if name.split("-")[2] not in DRAWING]
+DIFFERENTIABLE = [name for name in CHOSEN if not DRAWING & set(name.split("-"))]
 # S = 9: a window of one position on either side is read alone; 5: masked
 LENGTHS = [(9, 2), (5, 3)]
 

@@ -74,7 +74,7 @@ def test_one_head_is_query_key_value_attention() -> None:
 
 def test_the_choice_of_all_heads_is_their_joint_choice() -> None:
     """Independent draws: log probabilities and entropies add up. With energies that are all equal both are known."""
-    attention, query, states, valid = Case("dot-global-hard-heads", training=True).make()
+    attention, query, states, valid = Case("dot-global-softmax-sampled-heads", training=True).make()
     assert isinstance(attention, MultiHeadAttention)
     with torch.no_grad():
         attention.query_proj.weight.zero_()
@@ -86,7 +86,9 @@ def test_the_choice_of_all_heads_is_their_joint_choice() -> None:
 
 
 def test_heads_draw_each_for_itself() -> None:
-    attention, query, states, valid = Case("dot-global-hard-heads", lengths=(4,), steps=200, training=True).make()
+    attention, query, states, valid = Case(
+        "dot-global-softmax-sampled-heads", lengths=(4,), steps=200, training=True
+    ).make()
     with torch.no_grad():
         attention.query_proj.weight.zero_()
     weights = attend(attention, query, states, valid).weights

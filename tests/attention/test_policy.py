@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nmt.attention.memory import Choice, Past
-from nmt.attention.normalizers import HardNormalizer
+from nmt.attention.alignment import SampledAlignment
+from nmt.attention.memory import Choice
+from nmt.attention.parts import Normalized
 from nmt.attention.policy import Policy
 
 S, T, Q, N = 3, 2, 4, 40_000
@@ -87,12 +88,11 @@ def counted(problem: Problem, policy: Policy) -> list[Tensor]:
 
 def sampled(problem: Problem, policy: Policy) -> list[Tensor]:
     """The gradient of each of N sentences, drawn by hard attention: (N, S), (N, S, S)."""
-    hard, keep = HardNormalizer(0.0).train(), torch.ones(N, 1, S, dtype=torch.bool)
-    past = Past.start(keep[:, 0])
+    sample = SampledAlignment(0.0).train()
     first, second = (part.expand(N, *part.shape).clone().requires_grad_() for part in problem[:2])
-    weights1, _, log_prob1, entropy1 = hard(first[:, None], keep, past)
+    weights1, log_prob1, entropy1 = sample(Normalized(first[:, None].softmax(-1)))
     energies2 = torch.einsum("nij,ni->nj", second, weights1[:, 0])
-    weights2, _, log_prob2, entropy2 = hard(energies2[:, None], keep, past)
+    weights2, log_prob2, entropy2 = sample(Normalized(energies2[:, None].softmax(-1)))
     drawn = torch.cat([weights1, weights2], dim=1).argmax(-1)
     choice = Choice(torch.cat([log_prob1, log_prob2], 1), torch.cat([entropy1, entropy2], 1), queries(drawn))
     loss = policy(choice, rewards_of(problem, drawn), torch.ones(N, T, dtype=torch.bool)).loss

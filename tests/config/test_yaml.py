@@ -191,14 +191,16 @@ def test_presets_are_what_their_papers_say() -> None:
         "chorowski": ("location_aware", "global", "softmax"),
         "sparsemax": ("general", "global", "sparsemax"),
         "entmax": ("general", "global", "entmax15"),
-        "hard": ("additive", "global", "hard"),
-        "gumbel": ("additive", "global", "gumbel"),
+        "hard": ("additive", "global", "softmax"),
+        "gumbel": ("additive", "global", "softmax"),
         "monotonic": ("normed_additive", "global", "monotonic"),
     }
     for name, kinds in parts.items():
         attention = systems[name].attention
         assert attention.kind == "attention"
         assert (attention.score.kind, attention.window.kind, attention.normalizer.kind) == kinds
+    for name, alignment in {"hard": "sampled", "gumbel": "straight_through", "bahdanau": "expected"}.items():
+        assert systems[name].attention.alignment.kind == alignment  # type: ignore[union-attr]
     assert systems["coverage"].attention.coverage.kind == "linear"  # type: ignore[union-attr]
     assert systems["multihead"].attention.projection.kind == "heads"  # type: ignore[union-attr]
     assert systems["none"].attention.kind == "none"

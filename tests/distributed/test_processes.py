@@ -111,7 +111,7 @@ def test_processes_make_the_updates_of_one(alone: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["attention=hard", "attention.normalizer.baseline=moving"],
+        ["attention=hard", "attention.alignment.baseline=moving"],
         ["objective=minimum_risk", "objective.samples=3"],
         pytest.param(["training.r_drop=2", "training.accumulate=2"], marks=pytest.mark.slow),
         pytest.param(

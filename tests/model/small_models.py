@@ -38,6 +38,7 @@ def attention(score: str, **parts: dict[str, Any]) -> dict[str, Any]:
         "score": {"kind": score, **extra.get(score, {})},
         "window": {"kind": "global"},
         "normalizer": {"kind": "softmax", "temperature": 1.0},
+        "alignment": {"kind": "expected"},
         "coverage": {"kind": "none"},
         "projection": {"kind": "none"},
         "dropout": 0.0,

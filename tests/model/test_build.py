@@ -11,8 +11,8 @@ from nmt.config.schema.model import Model
 from nmt.model.build import build_model, build_unfilled
 
 MONOTONIC = {"kind": "monotonic", "noise": 1.0, "initial_offset": 1.0}
-HARD = {
-    "kind": "hard",
+SAMPLED = {
+    "kind": "sampled",
     "expected": 0.5,
     "baseline": "moving",
     "discount": 0.9,
@@ -30,7 +30,7 @@ HEADS = {"kind": "heads", "heads": 2, "dim": 4}
         {"attention": attention("normed_additive", normalizer=MONOTONIC), "decoder__lexical": True},
         {"attention": attention("general", window={"kind": "local_p", "reach": 1, "dim": 3}, projection=HEADS)},
         {"attention": attention("location_aware"), "encoder__self_attention": SELF_ATTENTION},
-        {"attention": attention("dot", normalizer=HARD)},
+        {"attention": attention("dot", alignment=SAMPLED)},
         {"decoder__fixnorm": True, **regularised("lstm", attention=attention("additive"))},
         {**regularised("lstm", 3), **GNMT},
     ],

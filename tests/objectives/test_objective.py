@@ -21,7 +21,7 @@ from nmt.training.optimizer import make_optimizer
 from nmt.training.step import Updater
 
 Config = Callable[..., TrainConfig]
-MOVING = "attention.normalizer.baseline=moving"
+MOVING = "attention.alignment.baseline=moving"
 STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0", "training.label_smoothing=0"]
 
 
@@ -49,7 +49,7 @@ def setup(config: TrainConfig) -> tuple[Seq2Seq, Objective, Batch]:
             2.5,
         ),
         (["training.guided_alignment=0.7"], "alignment_loss", 0.7),
-        (["attention=hard", "attention.normalizer.weight=0.3", MOVING], "policy_loss", 0.3),
+        (["attention=hard", "attention.alignment.weight=0.3", MOVING], "policy_loss", 0.3),
     ],
 )
 def test_a_term_is_added_with_its_weight(overrides: list[str], term: str, weight: float, train_config: Config) -> None:
@@ -163,7 +163,7 @@ def test_guided_alignment_teaches_the_alignments(train_config: Config) -> None:
 def test_the_policy_sees_the_likelihood_of_each_token_and_not_of_padding(
     timing: list[str], train_config: Config
 ) -> None:
-    model, objective, batch = setup(train_config(*STILL, "attention=hard", "attention.normalizer.expected=0", *timing))
+    model, objective, batch = setup(train_config(*STILL, "attention=hard", "attention.alignment.expected=0", *timing))
     seen = {}
     assert model.policy is not None
     original = model.policy.forward
@@ -183,7 +183,7 @@ def test_the_policy_sees_the_likelihood_of_each_token_and_not_of_padding(
     ("overrides", "message"),
     [
         (["attention=none"], "guides an attention, but attention.kind=none"),
-        (["attention=hard"], "attention.normalizer.kind=hard; set it to 0"),
+        (["attention=hard", "attention/normalizer=sparsemax"], "attention.normalizer.kind=sparsemax; set it to 0"),
         (["attention=entmax"], "attention.normalizer.kind=entmax15; set it to 0"),
     ],
 )
@@ -193,12 +193,14 @@ def test_what_cannot_be_guided_is_refused(overrides: list[str], message: str, tr
 
 
 def test_what_r_drop_cannot_be_joined_with_is_refused(train_config: Config) -> None:
-    with pytest.raises(UserError, match=r"training\.r_drop=5\.0 .*set it to 0, or use attention/normalizer=gumbel"):
+    with pytest.raises(
+        UserError, match=r"training\.r_drop=5\.0 .*set it to 0, or use attention/alignment=straight_through"
+    ):
         train_config("training.r_drop=5", "attention=hard")
 
 
 def test_a_baseline_neither_uses_up_the_gradients_limit_nor_depends_on_the_policys_weight(train_config: Config) -> None:
-    config = train_config(*STILL, "attention=hard", "optimizer=sgd", "attention.normalizer.weight=0.1")
+    config = train_config(*STILL, "attention=hard", "optimizer=sgd", "attention.alignment.weight=0.1")
     model, objective, batch = setup(config)
     optimizer = make_optimizer(config.optimizer, model)
     updater = Updater(model, objective, optimizer, config.training.max_grad_norm, Machine(torch.device("cpu"), "fp32"))

@@ -128,17 +128,23 @@ class TrainConfig(Model, Machine):
             )
 
     def _conflicts_of_objective(self) -> Iterator[str]:
-        hard = self.attention.kind == "attention" and self.attention.normalizer.kind == "hard"
-        if self.training.r_drop and hard:
-            yield (
-                f"training.r_drop={self.training.r_drop} gives no reward to the positions that "
-                "attention.normalizer.kind=hard samples; set it to 0, or use attention/normalizer=gumbel"
-            )
+        alignment = self.attention.alignment.kind if self.attention.kind == "attention" else "none"
         kind = self.objective.kind
-        if kind in {"minimum_risk", "distillation"} and hard:
+        if self.training.r_drop and alignment in {"sampled", "variational"}:
             yield (
-                f"objective.kind={kind} gives no reward to the positions that attention.normalizer.kind=hard samples; "
-                "use objective=likelihood, or attention/normalizer=gumbel"
+                f"training.r_drop={self.training.r_drop} compares two passes, which "
+                f"attention.alignment.kind={alignment} trains on different positions; set it to 0, or use "
+                "attention/alignment=straight_through"
+            )
+        if kind in {"minimum_risk", "distillation"} and alignment == "sampled":
+            yield (
+                f"objective.kind={kind} gives no reward to the positions that attention.alignment.kind=sampled "
+                "samples; use objective=likelihood, or attention/alignment=straight_through"
+            )
+        if kind == "minimum_risk" and alignment in {"marginal", "variational", "posterior"}:
+            yield (
+                "objective.kind=minimum_risk does not sum over the positions of "
+                f"attention.alignment.kind={alignment}; use objective=likelihood, or attention/alignment=expected"
             )
         unfit = {"minimum_risk": ("r_drop", "scheduled_sampling"), "likelihood": ()}
         for key in unfit.get(kind, ("r_drop",)):

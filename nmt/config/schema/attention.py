@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from nmt.config.schema.alignment import Alignment, Latent
 from nmt.config.schema.base import (
     CountOrZero,
-    Fraction,
     Layers,
     NonNegative,
     Positions,
@@ -113,18 +113,10 @@ class Entmax15(Section):
     kind: Literal["entmax15"]
 
 
-class Hard(Section):
-    kind: Literal["hard"]
-    expected: Probability
-    baseline: Literal["moving", "learned"]
-    discount: Fraction
-    weight: Positive
-    entropy_weight: NonNegative
-
-
-class Gumbel(Section):
-    kind: Literal["gumbel"]
-    temperature: Temperature
+class FirstOrder(Section):
+    kind: Literal["first_order"]
+    reach: Positions
+    monotonic: bool
 
 
 class Monotonic(Section):
@@ -134,7 +126,7 @@ class Monotonic(Section):
 
 
 SoftNormalizer = Softmax | Sparsemax | Entmax15
-Normalizer = Annotated[SoftNormalizer | Hard | Gumbel | Monotonic, Field(discriminator="kind")]
+Normalizer = Annotated[SoftNormalizer | FirstOrder | Monotonic, Field(discriminator="kind")]
 
 
 class NoCoverage(Section):
@@ -167,6 +159,7 @@ class Heads(Section):
 
 Projection = Annotated[NoHeads | Heads, Field(discriminator="kind")]
 
+STARTS_FROM_PREVIOUS = {"first_order", "monotonic"}  # normalizers that read the previous step's weights
 # Scores without a linear term in the keys, to which coverage is added.
 SCORES_WITHOUT_COVERAGE = {
     "cosine": "compares only the directions of the keys",
@@ -179,26 +172,17 @@ class ScoredAttention(Section):
     score: Score
     window: Window
     normalizer: Normalizer
+    alignment: Alignment
     coverage: Coverage
     projection: Projection
     dropout: Probability
 
     def conflicts(self) -> Iterator[str]:
         score, window, normalizer = self.score.kind, self.window.kind, self.normalizer.kind
-        if window != "global" and normalizer == "monotonic":
+        if window != "global" and normalizer in STARTS_FROM_PREVIOUS:
             yield (
-                f"normalizer.kind=monotonic starts from its last position, which may be outside window.kind={window}; "
-                "use attention/window=global, or attention/normalizer=softmax"
-            )
-        if window == "local_p" and normalizer in {"hard", "gumbel"}:
-            yield (
-                f"window.kind=local_p scales the weights, but normalizer.kind={normalizer} gives 0 or 1 only; use "
-                "attention/window=local_m, or attention/normalizer=softmax"
-            )
-        if self.dropout and normalizer in {"hard", "gumbel"}:
-            yield (
-                f"dropout={self.dropout} would drop the only position that normalizer.kind={normalizer} selects; set "
-                "attention.dropout=0, or use attention/normalizer=softmax"
+                f"normalizer.kind={normalizer} starts from its last position, which may be outside "
+                f"window.kind={window}; use attention/window=global, or attention/normalizer=softmax"
             )
         yield from _unused_projection(score, self.projection)
         if self.coverage.kind != "none" and score in SCORES_WITHOUT_COVERAGE:
@@ -206,11 +190,45 @@ class ScoredAttention(Section):
                 f"coverage.kind={self.coverage.kind} adjusts the keys, but score.kind={score} "
                 f"{SCORES_WITHOUT_COVERAGE[score]}; use attention/score=additive, or attention/coverage=none"
             )
-        if isinstance(self.coverage, LinearCoverage) and self.coverage.loss_weight and normalizer == "hard":
+        yield from self._conflicts_of_alignment()
+
+    def _conflicts_of_alignment(self) -> Iterator[str]:
+        alignment, normalizer = self.alignment.kind, self.normalizer.kind
+        if alignment != "expected" and normalizer == "monotonic":
             yield (
-                "coverage.loss_weight needs a gradient through the weights, which normalizer.kind=hard does not have; "
-                "set attention.coverage.loss_weight=0, or attention/normalizer=gumbel"
+                f"alignment.kind={alignment} needs a distribution over positions, but normalizer.kind=monotonic may "
+                "pass the end without one; use attention/alignment=expected, or attention/normalizer=first_order with "
+                "attention.normalizer.monotonic=true"
             )
+        if self.dropout and alignment in {"sampled", "straight_through"}:
+            yield (
+                f"dropout={self.dropout} would drop the only position that alignment.kind={alignment} selects; set "
+                "attention.dropout=0, or use attention/alignment=expected"
+            )
+        if isinstance(self.coverage, LinearCoverage) and self.coverage.loss_weight and alignment == "sampled":
+            yield (
+                "coverage.loss_weight needs a gradient through the weights, which alignment.kind=sampled does not "
+                "have; set attention.coverage.loss_weight=0, or attention/alignment=straight_through"
+            )
+        if isinstance(self.alignment, Latent) and self.projection.kind != "none":
+            yield (
+                f"alignment.kind={alignment} sums over the position of one attention, but projection.kind=heads "
+                "attends with several; use attention/projection=none, or attention/alignment=sampled"
+            )
+        if alignment == "variational" and normalizer != "softmax":
+            yield (
+                f"alignment.kind=variational needs a prior that is nowhere 0, but normalizer.kind={normalizer} may be; "
+                "use attention/normalizer=softmax, or attention/alignment=marginal"
+            )
+
+    @property
+    def reads_past(self) -> bool:
+        """Does a step depend on what earlier steps attended to?"""
+        return (
+            self.score.kind == "location_aware"
+            or self.coverage.kind != "none"
+            or self.normalizer.kind in STARTS_FROM_PREVIOUS
+        )
 
 
 class NoAttention(Section):

@@ -149,6 +149,17 @@ class Model(Section):
                 f"decoder.hidden={query} and encoder.hidden={self.encoder.hidden} x {directions} directions "
                 f"= {memory}; set decoder.hidden={memory}, or use attention/score=general or attention/projection=heads"
             )
+        if (
+            attention.kind == "attention"
+            and attention.alignment.kind == "posterior"
+            and not decoder.input_feeding
+            and not attention.reads_past
+        ):
+            yield (
+                "attention.alignment.kind=posterior changes what later steps read, but here they read nothing of it; "
+                "set decoder.input_feeding=true, or use attention/normalizer=first_order or "
+                "attention/alignment=marginal"
+            )
         if self.embedding.tie_output and decoder.readout_dim != self.embedding.dim:
             yield (
                 f"embedding.tie_output=true needs decoder.readout_dim={decoder.readout_dim} to equal "
