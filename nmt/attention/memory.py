@@ -55,6 +55,10 @@ class Past(NamedTuple):
         log_weights = None if log_weights is None else log_weights.squeeze(-2)
         return self._replace(weights=weights, total=self.total + weights, step=self.step + 1, log_weights=log_weights)
 
+    def corrected(self, weights: Tensor) -> Self:
+        """The past with other weights (B, S) of the previous step."""
+        return self._replace(weights=weights, total=self.total - self.weights + weights, log_weights=None)
+
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """The same with all tensors changed by `function`."""
         log_weights = None if self.log_weights is None else function(self.log_weights)

@@ -8,11 +8,15 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from nmt.attention.build import build_attention, build_policy
-from nmt.config.schema.attention import EncoderSelfAttention
+from nmt.config.schema.alignment import Marginal, Posterior, Variational
+from nmt.config.schema.attention import Attention, EncoderSelfAttention, ScoredAttention
 from nmt.config.schema.model import Model, Network
 from nmt.model.cells import Recurrent
 from nmt.model.decoder import Decoder
 from nmt.model.encoder import Encoder, SelfAttention
+from nmt.model.inference import InferenceNetwork
+from nmt.model.latent import LatentDecoder
+from nmt.model.mixture import LatentPosition
 from nmt.model.readout import LexicalModel, Output, Readout
 from nmt.model.regularisation import Options
 from nmt.model.seq2seq import Bridge, EmbeddingDropout, Seq2Seq
@@ -67,7 +71,7 @@ def _modules(config: Model, source_vocab: int, target_vocab: int, pad: tuple[int
     if embedding.tie_output:
         output.weight = target_embedding.weight
     bridge = Bridge(encoder.summary_dim, config.decoder.layers, config.decoder.hidden, config.decoder.cell == "lstm")
-    return Seq2Seq(
+    model = Seq2Seq(
         source_embedding,
         target_embedding,
         encoder,
@@ -75,9 +79,13 @@ def _modules(config: Model, source_vocab: int, target_vocab: int, pad: tuple[int
         decoder,
         output,
         build_policy(attention, config.decoder.hidden),
+        _inference(config, encoder.output_dim),
         embedding_dropout=EmbeddingDropout(embedding.dropout, embedding.word_dropout, config.variational_dropout),
         fixed_context=fixed,
     )
+    if model.inference is not None:
+        model.record_log_weights()  # of the prior, for the divergence from it
+    return model
 
 
 @torch.no_grad()
@@ -151,7 +159,8 @@ def _decoder(config: Model, encoder: Encoder, context_dim: int) -> Decoder:
     if decoder.attend == "between":
         conditional = CELLS[decoder.cell](context_dim, decoder.hidden, batch_first=True)
     readout = Readout(decoder.readout, decoder.hidden, context_dim, word_dim, decoder.readout_dim)
-    return Decoder(
+    latent = _latent(config.attention)
+    built = (Decoder if latent is None else LatentDecoder)(
         rnn,
         attention,
         readout,
@@ -162,6 +171,29 @@ def _decoder(config: Model, encoder: Encoder, context_dim: int) -> Decoder:
         input_feeding=decoder.input_feeding,
         options=_options(config, decoder),
     )
+    if latent is not None and isinstance(built, LatentDecoder):
+        built.sum_over_positions(latent)
+    return built
+
+
+def _latent(attention: Attention) -> LatentPosition | None:
+    alignment = attention.alignment if isinstance(attention, ScoredAttention) else None
+    match alignment:
+        case Posterior():
+            return LatentPosition(alignment.top_k, observed=True, prior_share=alignment.prior_share)
+        case Marginal() | Variational():
+            return LatentPosition(alignment.top_k)
+    return None
+
+
+def _inference(config: Model, memory_dim: int) -> InferenceNetwork | None:
+    attention, decoder = config.attention, config.decoder
+    if not isinstance(attention, ScoredAttention) or not isinstance(attention.alignment, Variational):
+        return None
+    alignment = attention.alignment
+    rnn = CELLS[decoder.cell](config.embedding.dim, alignment.dim, batch_first=True, bidirectional=True)
+    dropout = Dropout(decoder.dropout, config.variational_dropout)
+    return InferenceNetwork(rnn, memory_dim, dropout, sample=alignment.estimator == "sample")
 
 
 def _recurrent(network: Network, input_dim: int, layers: int, bidirectional: bool = False) -> Recurrent:

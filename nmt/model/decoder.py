@@ -3,6 +3,7 @@
 Shapes: B batch, S source positions, T target positions, E embedding, H hidden, M memory, R readout, G gates x H.
 """
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from nmt.model.cells import (
     step_layer,
     zone_out,
 )
+from nmt.model.mixture import Inferred, Mixture
 from nmt.model.readout import LexicalModel, Readout
 from nmt.model.recurrence import run_rnn
 from nmt.model.regularisation import PLAIN, Options, Regularisation
@@ -34,7 +36,18 @@ class Decoded(NamedTuple):
     readouts: Tensor  # (B, T, R)
     weights: Tensor | None = None  # (B, T, S), row t used to produce token t
     log_weights: Tensor | None = None  # (B, T, S), if the attention returns them
-    choice: Choice | None = None  # of hard attention in training
+    choice: Choice | None = None  # of sampled positions in training
+    mixture: Mixture | None = None  # with a latent position: predictions come from it instead of `readouts`
+    inferred: Inferred | None = None  # by an inference network in training
+
+    @property
+    def predictions(self) -> Tensor | Mixture:
+        """What the output layer reads."""
+        return self.readouts if self.mixture is None else self.mixture
+
+
+Observe = Callable[[int, DecoderState], DecoderState]
+"""A step's number and the state before it -> the state in which the previous token is known."""
 
 
 class Decoder(nn.Module):
@@ -83,6 +96,10 @@ class Decoder(nn.Module):
 
     def forward_fused(self, embedded: Tensor, state: DecoderState) -> Decoded:
         """One call of each recurrent network for the whole target, one product for the attention of all steps."""
+        return self._fused(embedded, state)[0]
+
+    def _fused(self, embedded: Tensor, state: DecoderState) -> tuple[Decoded, Tensor]:
+        """Decoded, and the top layer's outputs (B, T, H)."""
         inputs = embedded
         if state.fixed is not None:
             inputs = torch.cat([embedded, state.fixed[:, None].expand(-1, embedded.shape[1], -1)], dim=-1)
@@ -94,25 +111,35 @@ class Decoder(nn.Module):
         if self.upper is not None and attended is not None:
             upper = cell.layers(own, len(layers))
             hidden, _ = self.upper(hidden, final, layers[own:], start=upper, context=attended.context)
-        return self._decoded(hidden, attended, embedded, state)
+        return self._decoded(hidden, attended, embedded, state), hidden
 
     def forward_stepped(self, embedded: Tensor, state: DecoderState) -> Decoded:
         """Step by step; everything that does not depend on the previous step is computed before or after the loop."""
+        return self._joined(self._run_steps(embedded, state), embedded, state)
+
+    def _run_steps(self, embedded: Tensor, state: DecoderState, observe: Observe | None = None) -> "list[_Step]":
         gates = state.weights.word_gates(embedded, state.fixed)
         steps: list[_Step] = []
         with loop():
-            for gates_t, word in zip(gates.unbind(1), embedded.unbind(1), strict=True):
+            for t, (gates_t, word) in enumerate(zip(gates.unbind(1), embedded.unbind(1), strict=True)):
+                state = state if observe is None else observe(t, state)
                 steps.append(self._step(gates_t, word, state))
                 state = steps[-1].state
+        return steps
+
+    def _joined(self, steps: "list[_Step]", embedded: Tensor, state: DecoderState) -> Decoded:
         attended_steps = [step.attended for step in steps if step.attended is not None]
         attended = join_steps(attended_steps) if attended_steps else None
         fed_back = [step.readout for step in steps if step.readout is not None]
         if fed_back:
             return _with_weights(torch.stack(fed_back, dim=1), attended)
-        outputs = torch.stack([self._output(step.state.cell) for step in steps], dim=1)
-        return self._decoded(outputs, attended, embedded, state)
+        return self._decoded(self._outputs(steps), attended, embedded, state)
 
-    def step(self, word: Tensor, state: DecoderState) -> tuple[Tensor, Tensor | None, DecoderState]:
+    def _outputs(self, steps: "list[_Step]") -> Tensor:
+        """(B, T, H)."""
+        return torch.stack([self._output(step.state.cell) for step in steps], dim=1)
+
+    def step(self, word: Tensor, state: DecoderState) -> tuple[Tensor | Mixture, Tensor | None, DecoderState]:
         """(B, E) embedding of the previous token, or what else the state's weights take for it -> readout (B, R),
         weights (B, S) or None, next state."""
         step = self._step(state.weights.word_gates(word, state.fixed), word, state)
@@ -231,6 +258,7 @@ class _Step(NamedTuple):
     context: Tensor | None  # (B, M) of the attention, or the fixed vector
     readout: Tensor | None  # (B, R), if it is fed back; else computed for all steps at once
     state: DecoderState  # the next one
+    mixture: Mixture | None = None  # T = 1, if the next step reads its posterior
 
 
 def _with_weights(readouts: Tensor, attended: Attended | None) -> Decoded:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from nmt.ops.linear import Linear, linear
+from nmt.ops.rows import rows
 
 MIN_NORM = 0.01  # a shorter row of the output table is not normalised to length 1
 
@@ -46,11 +47,26 @@ class Readout(nn.Module):
         projected: Tensor = self.proj(torch.cat(parts, dim=-1))
         return self.activation(projected)
 
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """W without the context's columns (P, H + E), and these alone (P, M)."""
+        of_state, of_context, of_word = torch.split(self.proj.weight, list(self.sizes), dim=1)
+        return torch.cat([of_state, of_word], dim=1), of_context.contiguous()
+
     def activation(self, projected: Tensor) -> Tensor:
-        """W [...] (..., R or 2 R) -> (..., R)."""
+        """W [...] (..., P = R or 2 R) -> (..., R)."""
         if self.kind == "maxout":
             return projected.reshape(*projected.shape[:-1], -1, 2).amax(-1)
         return torch.tanh(projected)
+
+
+def of_positions(partial: Tensor, contexts: Tensor, positions: Tensor | None) -> Tensor:
+    """What the activation gets for each source position: (B, T, P) without a context, (B, S, P) of each position's own
+    state, int64 (B, T, K) or None -> (B, T, K or S, P)."""
+    if positions is None:
+        return partial[:, :, None] + contexts[:, None]
+    B, T, K = positions.shape
+    starts = contexts.shape[1] * torch.arange(B, device=positions.device)[:, None, None]
+    return partial[:, :, None] + rows(contexts, (positions + starts).flatten()).view(B, T, K, -1)
 
 
 class LexicalModel(nn.Module):
@@ -66,7 +82,11 @@ class LexicalModel(nn.Module):
 
     def forward(self, weights: Tensor, words: Tensor) -> Tensor:
         """(B, T, S), (B, S, E) -> (B, T, E)."""
-        attended = torch.tanh(torch.bmm(weights.to(words.dtype), words))
+        return self.of_attended(torch.bmm(weights.to(words.dtype), words))
+
+    def of_attended(self, words: Tensor) -> Tensor:
+        """sum over s of a_s e_s, or a single e_s: (..., E) -> (..., E)."""
+        attended = torch.tanh(words)
         projected: Tensor = self.proj(attended)
         return torch.tanh(projected) + attended
 

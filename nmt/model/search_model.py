@@ -16,10 +16,13 @@ from nmt.attention.heads import MultiHeadAttention
 from nmt.attention.memory import Attended, Memory, Past
 from nmt.model.cells import LayerWeights, Recurrent, norm_gates
 from nmt.model.ensemble import Ensemble, SearchEnsemble
+from nmt.model.latent import LatentDecoder
+from nmt.model.mixture import Mixture
 from nmt.model.readout import Readout
 from nmt.model.seq2seq import Seq2Seq
 from nmt.model.state import BatchWeights, DecoderState
 from nmt.ops.linear import Linear, linear
+from nmt.ops.mixture import mixture_log_probs, target_log_probs
 from nmt.ops.packed import Pack, Weight
 from nmt.ops.shared import in_autocast_dtype
 from nmt.search.hypothesis import StepOutput
@@ -88,10 +91,18 @@ class SearchWeights(NamedTuple):
 
     def read_out(self, output: Tensor, context: Tensor | None, word: Tensor) -> Tensor:
         """(N, H), (N, C + R) or None, (N, G + R) -> (N, R)."""
-        projected = linear(output, self.state) + word[:, self.sizes[0] :]
+        projected = self.read_out_partly(output, word)
         if context is not None:
             projected = projected + context[:, self.sizes[1] :]
         return self.readout.activation(projected)
+
+    def read_out_partly(self, output: Tensor, word: Tensor) -> Tensor:
+        """(..., H), (..., G + R) -> (..., R)."""
+        return linear(output, self.state) + word[..., self.sizes[0] :]
+
+    def contexts(self, values: Tensor) -> Tensor:
+        """(B, S, C + R) -> (B, S, R)."""
+        return values[..., self.sizes[1] :].contiguous()
 
     def select(self, index: Tensor) -> Self:
         """The same weights: none belongs to a sentence."""
@@ -104,11 +115,14 @@ class SearchAttention(nn.Module):
     Of several hypotheses that share a memory, the memory is multiplied instead, once per sentence.
     """
 
-    def __init__(self, inner: Attention | MultiHeadAttention, weight: Tensor, hypotheses: int, pack: Pack) -> None:
-        """weight: (C + R, M)."""
+    def __init__(
+        self, inner: Attention | MultiHeadAttention, weight: Tensor, hypotheses: int, pack: Pack, positions: bool
+    ) -> None:
+        """weight: (C + R, M); positions: does a prediction need the product of every position?"""
         super().__init__()
         self.inner, self.reads_past = inner, inner.reads_past
-        self.projects_memory = isinstance(inner, Attention) and not inner.reads_past and hypotheses > 1
+        shared = not inner.reads_past and hypotheses > 1
+        self.projects_memory = isinstance(inner, Attention) and (shared or positions)
         self.weight = pack(weight)
 
     def remember(self, states: Tensor, valid: Tensor) -> Memory:
@@ -159,7 +173,8 @@ class SearchModel:
         self._weights, context = self._prepare()
         self._fixed = None
         if self.model.decoder.attention is not None:
-            search_attention = SearchAttention(self.model.decoder.attention, context, hypotheses, pack)
+            positions = isinstance(model.decoder, LatentDecoder)
+            search_attention = SearchAttention(self.model.decoder.attention, context, hypotheses, pack, positions)
             self.model.decoder.attention = search_attention  # type: ignore[assignment]
         elif model.fixed_context:
             self._fixed = context
@@ -218,9 +233,15 @@ class SearchModel:
         vocabulary, tokens count within it and the logits are (B, L)."""
         weights = state.weights
         assert isinstance(weights, SearchWeights)
-        readout, attention, state = self.model.decoder.step(weights.words(tokens), state)
-        logits = linear(self.model.output.scaled(readout), weights.output, weights.output_bias)
-        return StepOutput(logits, attention, state)
+        output, scaled = (weights.output, weights.output_bias), self.model.output.scaled
+        decoder = self.model.decoder
+        if isinstance(decoder, LatentDecoder):
+            state = decoder.observe(state, lambda rows: target_log_probs(scaled(rows), *output, tokens))
+        readout, attention, state = decoder.step(weights.words(tokens), state)
+        if isinstance(readout, Mixture):
+            rows, mixing = readout.readouts.flatten(0, 1), readout.weights.flatten(0, 1)
+            return StepOutput(mixture_log_probs(scaled(rows), *output, mixing), attention, state)
+        return StepOutput(linear(scaled(readout), *output), attention, state)
 
 
 def _context_gates(attend: str, fixed: bool, batch: BatchWeights, M: int) -> tuple[Tensor, Tensor | None]:

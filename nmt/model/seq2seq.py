@@ -5,6 +5,7 @@ Shapes: B batch, S source positions, T target positions, E embedding, H hidden, 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,11 +16,15 @@ from nmt.attention.policy import Policy
 from nmt.model.cells import CellState
 from nmt.model.decoder import Decoded, Decoder
 from nmt.model.encoder import Encoder
+from nmt.model.inference import InferenceNetwork
+from nmt.model.latent import LatentDecoder
+from nmt.model.mixture import Inferred, Mixture
 from nmt.model.readout import Output
 from nmt.model.state import BatchWeights, DecoderState, Weights
 from nmt.ops.dropout import Dropout, dropout, masked
 from nmt.ops.linear import Linear, linear
-from nmt.ops.output_loss import Criterion, OutputLoss, cross_entropy, output_loss
+from nmt.ops.mixture import mean_of_each, mixture_log_probs, mixture_loss, of_the_mean, target_log_probs
+from nmt.ops.output_loss import CHUNK_NUMBERS, Criterion, OutputLoss, cross_entropy, most_probable, output_loss, slices
 from nmt.ops.shared import in_autocast_dtype
 from nmt.search.hypothesis import StepOutput
 
@@ -61,13 +66,13 @@ class Forced(NamedTuple):
     """Result of forced decoding."""
 
     log_probs: Tensor  # (B, T) of their tokens, 0 on padding
-    weights: Tensor | None  # (B, T, S), row t used to produce token t
+    weights: Tensor | None  # (B, T, S), row t used to produce token t; with latent positions their posterior
 
 
 class Seq2Seq(nn.Module):
     """p(y | x), token by token. The token id `pad` marks padding."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         source_embedding: nn.Embedding,
         target_embedding: nn.Embedding,
@@ -76,6 +81,7 @@ class Seq2Seq(nn.Module):
         decoder: Decoder,
         output: Output,
         policy: Policy | None = None,
+        inference: InferenceNetwork | None = None,
         *,
         embedding_dropout: EmbeddingDropout,
         fixed_context: bool,
@@ -83,7 +89,8 @@ class Seq2Seq(nn.Module):
         super().__init__()
         self.source_embedding, self.target_embedding = source_embedding, target_embedding
         self.encoder, self.bridge, self.decoder, self.output = encoder, bridge, decoder, output
-        self.policy = policy  # trains a hard attention
+        self.policy = policy  # trains sampled positions
+        self.inference = inference  # trains a variational attention
         self.dropout = embedding_dropout
         self.fixed_context = fixed_context  # without attention: is the summary an input of every step?
 
@@ -120,51 +127,144 @@ class Seq2Seq(nn.Module):
         if weights is None:
             B, E = embedded.shape[0], self.target_embedding.embedding_dim
             weights = self.decoder.weights(B, E, 0 if fixed is None else fixed.shape[1])
-            weights = weights._replace(word_mask=self.dropout.sentence_mask(embedded, B, E))
+            weights = weights._replace(
+                word_mask=self.dropout.sentence_mask(embedded, B, E),
+                readout_parts=self.decoder.readout.parts() if isinstance(self.decoder, LatentDecoder) else None,
+            )
         beams_share_memory = attention is not None and not attention.reads_past
         words = None if self.decoder.lexical is None else dropped
-        return DecoderState(self.bridge(encoded.summary), feed, past, memory, words, fixed, weights, beams_share_memory)
+        contexts = None
+        if isinstance(self.decoder, LatentDecoder) and memory is not None:
+            contexts = weights.contexts(memory.values)
+        return DecoderState(
+            cell=self.bridge(encoded.summary),
+            feed=feed,
+            past=past,
+            memory=memory,
+            words=words,
+            fixed=fixed,
+            weights=weights,
+            contexts=contexts,
+            pending=None,
+            beams_share_memory=beams_share_memory,
+        )
 
-    def forward(self, source: Tensor, lengths: Tensor, target: Tensor, sentences: Tensor | None = None) -> Decoded:
+    def forward(
+        self,
+        source: Tensor,
+        lengths: Tensor,
+        target: Tensor,
+        sentences: Tensor | None = None,
+        target_out: Tensor | None = None,
+    ) -> Decoded:
         """int64 (B, S), (B,), (B, T) = <s> y_1 ... y_{T-1} -> readouts (B, T, R), weights (B, T, S) or None.
 
-        With `sentences`, int64 (N,), target n of (N, T) belongs to source sentences[n] -> (N, T, R), (N, T, S).
+        With `sentences`, int64 (N,), target n of (N, T) belongs to source sentences[n] -> (N, T, R), (N, T, S). With
+        `target_out`, int64 (B, T) = y_1 ... y_T, an inference network gives the weights of a latent position.
         """
-        embedded, state = self._embed_target(target), self.encode(source, lengths)
-        if sentences is not None:
-            state = state.select(sentences)
-        decoded: Decoded = self.decoder(masked(embedded, state.weights.word_mask), state)
+        state = self.encode(source, lengths)
+        return self.decode(target, state if sentences is None else state.select(sentences), target_out)
+
+    def decode(self, target: Tensor, state: DecoderState, target_out: Tensor | None = None) -> Decoded:
+        """int64 (B, T) = <s> y_1 ... y_{T-1}, the state before the first step; see `forward`."""
+        embedded = masked(self._embed_target(target), state.weights.word_mask)
+        if isinstance(self.decoder, LatentDecoder):
+            infer = None
+            if self.inference is not None and target_out is not None:
+                infer = partial(self._infer, target_out, state)
+            return self.decoder.forward(embedded, state, lambda t, state: self._observe(target[:, t], state), infer)
+        decoded: Decoded = self.decoder(embedded, state)
         return decoded
 
+    def _infer(self, target_out: Tensor, state: DecoderState, prior: Tensor) -> Inferred:
+        """int64 (B, T) = y_1 ... y_T, the state, the prior (B, T, S) -> what the inference network says."""
+        assert self.inference is not None
+        memory, _ = state.attention()
+        lengths = target_out.ne(int(self.target_embedding.padding_idx or 0)).sum(1).cpu()
+        inferred: Inferred = self.inference(self._embed_target(target_out), lengths, memory.values, prior)
+        return inferred
+
+    def _observe(self, tokens: Tensor, state: DecoderState) -> DecoderState:
+        """int64 (N,) previous tokens, the state before a step -> the state in which they are known."""
+        if not isinstance(self.decoder, LatentDecoder):
+            return state
+        table = state.weights.table if isinstance(state.weights, BatchWeights) else None
+        return self.decoder.observe(
+            state, lambda readouts: target_log_probs(*self.output.operands(readouts, table), tokens)
+        )
+
     def loss(
-        self, readouts: Tensor, targets: Tensor, pad: int, criterion: Criterion, *by_position: Tensor
+        self, readouts: Tensor | Mixture, targets: Tensor, pad: int, criterion: Criterion, *by_position: Tensor
     ) -> OutputLoss:
         """(C * B, T, R) of C copies of a batch, int64 (B, T) = y_1 ... y_T, any number of (B * T, ...) -> the
         criterion's total over all target tokens and its terms (B, T), 0 on padding. The criterion gets targets and
         `by_position`."""
-        copies = len(readouts) // len(targets)
-        operands = self.output.operands(readouts.reshape(copies, targets.numel(), -1))
-        counted = (targets != pad).flatten()
-        total, terms = output_loss(*operands, counted, criterion, targets.flatten(), *by_position)
+        counted, others = (targets != pad).flatten(), (targets.flatten(), *by_position)
+        if isinstance(readouts, Mixture):
+            mixture, K = readouts, readouts.weights.shape[2]
+            copies = len(mixture.weights) // len(targets)
+            operands = self.output.operands(mixture.readouts.reshape(copies, targets.numel(), K, -1))
+            mixing = mixture.weights.reshape(copies, -1, K)
+            combine = mean_of_each if mixture.averages_losses else of_the_mean
+            total, terms = mixture_loss(*operands, mixing, counted, combine, criterion, *others)
+        else:
+            copies = len(readouts) // len(targets)
+            operands = self.output.operands(readouts.reshape(copies, targets.numel(), -1))
+            total, terms = output_loss(*operands, counted, criterion, *others)
         return OutputLoss(total, {name: term.view(targets.shape) for name, term in terms.items()})
 
     @torch.no_grad()
-    def log_probs(self, readouts: Tensor, targets: Tensor, pad: int) -> Tensor:
+    def log_probs(self, readouts: Tensor | Mixture, targets: Tensor, pad: int) -> Tensor:
         """(B, T, R), int64 (B, T) = y_1 ... y_T -> log p(y_t | y_1 ... y_{t-1}, x) (B, T), 0 on padding."""
         return -self.loss(readouts, targets, pad, _negative_log_likelihood).terms["nll"]
+
+    def logits(self, readouts: Tensor | Mixture) -> Tensor:
+        """(B, T, R) -> (B, T, V), of a mixture its log-probabilities."""
+        if not isinstance(readouts, Mixture):
+            return linear(*self.output.operands(readouts))
+        rows, mixing = readouts.readouts.flatten(0, 1), readouts.weights.flatten(0, 1)
+        return self._mixture_logits(rows, mixing).view(*readouts.weights.shape[:2], -1)
+
+    @torch.no_grad()
+    def most_probable(self, readouts: Tensor | Mixture, banned: Tensor) -> Tensor:
+        """(B, T, R), int64 ids -> int64 (B, T), the most probable tokens that are not banned."""
+        if not isinstance(readouts, Mixture):
+            tokens = most_probable(*self.output.operands(readouts.flatten(0, 1)), banned)
+            return tokens.view(readouts.shape[:2])
+        B, T, K, _ = readouts.readouts.shape
+        rows, mixing = readouts.readouts.flatten(0, 1), readouts.weights.flatten(0, 1)
+        chunks = [
+            self._mixture_logits(rows[few], mixing[few]).index_fill_(1, banned, -torch.inf).argmax(-1)
+            for few in slices(B * T, K * self.output.out_features, CHUNK_NUMBERS)
+        ]
+        return torch.cat(chunks).view(B, T)
 
     def force(self, source: Tensor, lengths: Tensor, target_in: Tensor, target_out: Tensor, pad: int) -> Forced:
         """Forced decoding: int64 (B, S), (B,), (B, T) = <s> y_1 ... y_{T-1}, (B, T) = y_1 ... y_T ->
         log-probabilities and attention weights. The targets are padded with `pad`."""
-        decoded: Decoded = self(source, lengths, target_in)
-        return Forced(self.log_probs(decoded.readouts, target_out, pad), decoded.weights)
+        decoded = self(source, lengths, target_in)
+        weights, mixture = decoded.weights, decoded.mixture
+        if mixture is not None and weights is not None:
+            rows = self.output.operands(mixture.readouts.flatten(0, 1))
+            log_probs = target_log_probs(*rows, target_out.flatten()).view_as(mixture.weights)
+            weights = mixture.spread(mixture.posterior(log_probs), weights.shape[-1])
+        return Forced(self.log_probs(decoded.predictions, target_out, pad), weights)
+
+    def _mixture_logits(self, readouts: Tensor, mixing: Tensor, table: Tensor | None = None) -> Tensor:
+        """(N, K, R), (N, K) -> (N, V)."""
+        return mixture_log_probs(*self.output.operands(readouts, table), mixing)
 
     def step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
         """int64 (B,) previous tokens -> logits of the next token, attention weights, next state."""
         state, table = self._before_steps(state)
+        state = self._observe(tokens, state)
         embedded = masked(self._embed_target(tokens), state.weights.word_mask)
         readout, weights, state = self.decoder.step(embedded, state)
-        return StepOutput(linear(*self.output.operands(readout, table)), weights, state)
+        if isinstance(readout, Mixture):
+            logits = self._mixture_logits(readout.readouts.flatten(0, 1), readout.weights.flatten(0, 1), table)
+        else:
+            logits = linear(*self.output.operands(readout, table))
+        return StepOutput(logits, weights, state)
 
     def _before_steps(self, state: DecoderState) -> tuple[DecoderState, Tensor]:
         """The state with tensors that every step reads cast to the precision of its products, once; the output table

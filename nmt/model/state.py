@@ -1,6 +1,6 @@
 """The state of the decoder between its steps.
 
-Shapes: B batch, S source positions, E embedding, M memory, R readout, G gates x H.
+Shapes: B batch, S source positions, E embedding, M memory, R readout, P what its activation gets, G gates x H.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nmt.attention.memory import Memory, Past
 from nmt.model.cells import CellState, LayerWeights, Recurrent, input_gates
+from nmt.model.mixture import Pending
 from nmt.model.readout import Readout
 from nmt.ops.linear import linear
 
@@ -59,6 +60,14 @@ class Weights(Protocol):
         """Outputs (..., H) of the top layer, contexts, words -> readouts (..., R), before dropout."""
         ...
 
+    def read_out_partly(self, output: Tensor, word: Tensor) -> Tensor:
+        """Outputs (..., H), words -> what the readout's activation gets, without a context, (..., P)."""
+        ...
+
+    def contexts(self, values: Tensor) -> Tensor:
+        """The values of a memory (B, S, ...) -> what each position adds to that as a context, (B, S, P)."""
+        ...
+
     def select(self, index: Tensor) -> Self:
         """Rows `index` of the batch."""
         ...
@@ -79,6 +88,7 @@ class BatchWeights(NamedTuple):
     word_mask: Tensor | None = None  # (B, E)
     readout_mask: Tensor | None = None  # (B, R)
     table: Tensor | None = None  # (V, R) of the output layer; None before the first step of a search
+    readout_parts: tuple[Tensor, Tensor] | None = None  # (P, H + E), (P, M): without and for a context alone
 
     def word_gates(self, word: Tensor, fixed: Tensor | None) -> Tensor:
         """See Weights. Includes the bias unless layer normalisation adds it later."""
@@ -111,6 +121,17 @@ class BatchWeights(NamedTuple):
         readout: Tensor = self.readout(output, context, word)
         return readout
 
+    def read_out_partly(self, output: Tensor, word: Tensor) -> Tensor:
+        """See Weights."""
+        assert self.readout_parts is not None
+        inputs = torch.cat([output, word], dim=-1) if self.readout.sizes[2] else output
+        return linear(inputs, self.readout_parts[0], self.readout.proj.bias)
+
+    def contexts(self, values: Tensor) -> Tensor:
+        """See Weights."""
+        assert self.readout_parts is not None
+        return linear(values, self.readout_parts[1])
+
     def select(self, index: Tensor) -> Self:
         """See Weights."""
         return self._replace(
@@ -131,6 +152,8 @@ class DecoderState(NamedTuple):
     words: Tensor | None  # (B, S, E) the embedded source, for the lexical model
     fixed: Tensor | None  # (B, M) without attention: the fixed context of every step
     weights: Weights  # of all steps
+    contexts: Tensor | None  # (B, S, P) of each source position, for predictions that sum over them
+    pending: Pending | None  # of the previous step, if this step reads its posterior
     beams_share_memory: bool  # do hypotheses of one sentence share its row of past, memory and words?
 
     def attention(self) -> tuple[Memory, Past]:
@@ -159,6 +182,7 @@ class DecoderState(NamedTuple):
             feed=None if self.feed is None else self.feed.index_select(0, index),
             fixed=None if self.fixed is None else self.fixed.index_select(0, index),
             weights=self.weights.select(index),
+            pending=None if self.pending is None else self.pending.select(index),
         )
 
     def _shared_rows(self, index: Tensor) -> Self:
@@ -166,4 +190,5 @@ class DecoderState(NamedTuple):
             past=None if self.past is None else self.past.select(index),
             memory=None if self.memory is None else self.memory.select(index),
             words=None if self.words is None else self.words.index_select(0, index),
+            contexts=None if self.contexts is None else self.contexts.index_select(0, index),
         )

@@ -1,4 +1,5 @@
-"""Losses that are added to that of the target tokens: on the attention weights, and of a hard attention's policy.
+"""Losses that are added to that of the target tokens: on the attention weights, of sampled positions, and of an
+inference network.
 
 Shapes: B batch, S source positions, T target positions.
 """
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nmt.attention.policy import Policy
+from nmt.model.seq2seq import Seq2Seq
 from nmt.objectives.token_losses import Prediction
 
 
@@ -63,7 +65,48 @@ class PolicyGradient(NamedTuple):
         return AddedLoss(self.weight * result.loss + result.regression, terms)
 
 
-Auxiliary = CoverageLoss | GuidedAlignment | PolicyGradient
+class Divergence(NamedTuple):
+    """KL(q || a_t) between an inference network and the prior, exact for categorical distributions: with the expected
+    loss of the tokens it is the negative evidence lower bound   (Deng et al. 2018, eq. 3)."""
+
+    weight: float
+    pad: int
+
+    def __call__(self, prediction: Prediction, step: int) -> AddedLoss:
+        """The same at every `step`."""
+        inferred, log_prior = prediction.decoded.inferred, prediction.decoded.log_weights
+        assert inferred is not None
+        assert log_prior is not None
+        loss = divergence(inferred.log_probs, log_prior, prediction.batch.target_out != self.pad)
+        return AddedLoss(self.weight * loss, {"kl_loss": loss})
+
+
+class InferenceGradient(NamedTuple):
+    """Trains an inference network by positions sampled from it: REINFORCE, with the token's log-likelihood as the reward
+    and that of soft attention as the baseline   (Deng et al. 2018, 4.1)."""
+
+    model: Seq2Seq
+    pad: int
+
+    def __call__(self, prediction: Prediction, step: int) -> AddedLoss:
+        """The same at every `step`."""
+        decoded, targets = prediction.decoded, prediction.batch.target_out
+        assert decoded.inferred is not None
+        assert decoded.inferred.log_prob is not None
+        baseline = self.model.log_probs(decoded.readouts.detach(), targets, self.pad)
+        advantage = (-prediction.terms["loss"] - baseline).masked_fill(targets == self.pad, 0.0)
+        loss = -(advantage * decoded.inferred.log_prob).sum()
+        return AddedLoss(loss, {"inference_loss": loss})
+
+
+Auxiliary = CoverageLoss | GuidedAlignment | PolicyGradient | Divergence | InferenceGradient
+
+
+def divergence(log_q: Tensor, log_p: Tensor, counted: Tensor) -> Tensor:
+    """sum_t sum_s q_ts (log q_ts - log p_ts): (B, T, S), (B, T, S), bool (B, T) -> (). Where p is 0, so is q."""
+    inside = log_q != -torch.inf
+    difference = torch.where(inside, log_q, 0.0) - torch.where(inside, log_p, 0.0)
+    return ((log_q.exp() * difference).sum(-1) * counted).sum()
 
 
 def coverage_loss(weights: Tensor, counted: Tensor) -> Tensor:

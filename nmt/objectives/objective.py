@@ -12,15 +12,21 @@ from torch import Tensor
 
 from nmt.config.schema import TrainConfig
 from nmt.config.schema import training as schema
-from nmt.config.schema.alignment import Sampled
+from nmt.config.schema.alignment import Sampled, Variational
 from nmt.config.schema.attention import LinearCoverage, ScoredAttention
 from nmt.data.batching import Batch
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.seq2seq import Seq2Seq
-from nmt.objectives.auxiliary import Auxiliary, CoverageLoss, GuidedAlignment, PolicyGradient
+from nmt.objectives.auxiliary import (
+    Auxiliary,
+    CoverageLoss,
+    Divergence,
+    GuidedAlignment,
+    InferenceGradient,
+    PolicyGradient,
+)
 from nmt.objectives.minimum_risk import MinimumRisk
 from nmt.objectives.token_losses import Distillation, TokenLoss, distillation, likelihood, r_drop
-from nmt.ops.output_loss import most_probable
 from nmt.ops.sentence_draws import SentenceDraws, draw, sentence_draws, sentence_keys
 
 
@@ -60,10 +66,10 @@ class ScheduledSampling:
     def _predictions(self, batch: Batch) -> Tensor:
         """int64 (B, T): the most probable token at each position, without dropout."""
         self.model.eval()
-        readouts = self.model(batch.source, batch.lengths, batch.target_in).readouts.flatten(0, 1)
+        predictions = self.model(batch.source, batch.lengths, batch.target_in).predictions
         self.model.train()
         torch.clear_autocast_cache()  # before 2.10, torch would reuse these casts, which have no gradient, in training
-        return most_probable(*self.model.output.operands(readouts), self.banned).view(batch.target_in.shape)
+        return self.model.most_probable(predictions, self.banned)
 
 
 class Objective:
@@ -133,6 +139,10 @@ def build_auxiliary(model: Seq2Seq, config: TrainConfig, pad: int) -> list[Auxil
         if isinstance(alignment, Sampled) and alignment.weight:
             assert model.policy is not None
             losses.append(PolicyGradient(alignment.weight, model.policy, pad))
+        if isinstance(alignment, Variational):
+            losses.append(Divergence(alignment.kl_weight, pad))
+            if alignment.estimator == "sample":
+                losses.append(InferenceGradient(model, pad))
     if config.training.guided_alignment:
         model.record_log_weights()
         losses.append(GuidedAlignment(config.training.guided_alignment))

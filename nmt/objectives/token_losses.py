@@ -18,7 +18,6 @@ from torch.nn import functional
 
 from nmt.data.batching import Batch
 from nmt.model.decoder import Decoded
-from nmt.model.readout import Operands
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.matmul import matmul
 from nmt.ops.output_loss import Criterion, cross_entropy
@@ -53,8 +52,8 @@ def distillation(
     smoothing: float,
 ) -> tuple[Tensor, Terms]:
     """(1, n, V): (1 - w) CE + w KL(q || p) with w the teachers' weight and q the mean of the teachers' distributions,
-    from their readouts (n, R) and output layers (V, R), (V,)   (Kim and Rush 2016, 3.1; there without the entropy of
-    q, which is constant)."""
+    from their readouts (n, K, R), mixing weights (n, K) and output layers (V, R), (V,)   (Kim and Rush 2016, 3.1; there
+    without the entropy of q, which is constant)."""
     log_probs = logits[0].log_softmax(-1)
     smoothed, nll = smoothed_nll(log_probs, targets, smoothing)
     q = mean_probabilities(readouts, output_layers, log_probs.dtype)
@@ -73,12 +72,19 @@ def smoothed_nll(log_probs: Tensor, targets: Tensor, smoothing: float) -> tuple[
 def mean_probabilities(
     readouts: Sequence[Tensor], output_layers: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype
 ) -> Tensor:
-    """(n, R), ((V, R), (V,)) of several models -> (n, V)."""
-    models = zip(readouts, output_layers, strict=True)
-    total, *others = (matmul(rows, *layer).softmax(-1, dtype=dtype) for rows, layer in models)
+    """(n, K, R), (n, K), of several models in turn, and ((V, R), (V,)) of each -> (n, V)."""
+    models = zip(readouts[::2], readouts[1::2], output_layers, strict=True)
+    total, *others = (_mixed(matmul(rows, *layer).softmax(-1, dtype=dtype), mixing) for rows, mixing, layer in models)
     for other in others:
         total += other
-    return total.div_(len(readouts))
+    return total.div_(len(output_layers))
+
+
+def _mixed(probs: Tensor, mixing: Tensor) -> Tensor:
+    """(n, K, V), (n, K) -> (n, V)."""
+    if probs.shape[1] == 1:
+        return probs[:, 0]
+    return torch.bmm(mixing[:, None].to(probs.dtype), probs)[:, 0]
 
 
 class Prediction(NamedTuple):
@@ -103,13 +109,15 @@ class TokenLoss:
         repeated = repeat(batch, self.copies)
         rows = torch.arange(len(repeated.source))
         with copied_draws(rows % len(batch.source), rows // len(batch.source)):
-            decoded: Decoded = self.model(repeated.source, repeated.lengths, repeated.target_in)
+            decoded: Decoded = self.model(
+                repeated.source, repeated.lengths, repeated.target_in, target_out=repeated.target_out
+            )
         return self.of_decoded(repeated, decoded, batch.target_out)
 
     def of_decoded(self, batch: Batch, decoded: Decoded, targets: Tensor) -> Prediction:
-        """The loss of readouts (C * B, T, R) for targets (B, T)."""
+        """The loss of what was decoded for C copies, for targets (B, T)."""
         criterion, inputs = self.with_inputs(batch)
-        total, terms = self.model.loss(decoded.readouts, targets, self.pad, criterion, *inputs)
+        total, terms = self.model.loss(decoded.predictions, targets, self.pad, criterion, *inputs)
         return Prediction(batch, decoded, total, terms, self.copies)
 
     def with_inputs(self, batch: Batch) -> tuple[Criterion, tuple[Tensor, ...]]:
@@ -126,13 +134,21 @@ class Distillation(TokenLoss):
 
     @torch.no_grad()
     def with_inputs(self, batch: Batch) -> tuple[Criterion, tuple[Tensor, ...]]:
-        """`distillation` with the teachers' output layers, and their readouts (B * T, R)."""
-        operands: list[Operands] = []
+        """`distillation` with the teachers' output layers, and their readouts (B * T, K, R) and mixing weights (B * T, K),
+        K = 1 unless their position is latent."""
+        layers: list[tuple[Tensor, Tensor]] = []
+        inputs: list[Tensor] = []
         for teacher in self.teachers:
-            readouts = teacher(batch.source, batch.lengths, batch.target_in).readouts.flatten(0, 1)
-            operands.append(Operands(*map(in_autocast_dtype, teacher.output.operands(readouts))))
-        layers = [(each.table, each.bias) for each in operands]
-        return partial(self.criterion, output_layers=layers), tuple(each.readouts for each in operands)
+            decoded: Decoded = teacher(batch.source, batch.lengths, batch.target_in)
+            if decoded.mixture is None:
+                readouts = decoded.readouts.flatten(0, 1)[:, None]
+                mixing = readouts.new_ones(len(readouts), 1)
+            else:
+                readouts, mixing = (part.flatten(0, 1) for part in (decoded.mixture.readouts, decoded.mixture.weights))
+            rows, table, bias = map(in_autocast_dtype, teacher.output.operands(readouts))
+            layers.append((table, bias))
+            inputs += [rows, mixing]
+        return partial(self.criterion, output_layers=layers), tuple(inputs)
 
 
 def repeat(batch: Batch, copies: int) -> Batch:

@@ -68,7 +68,7 @@ class _OutputLoss(torch.autograd.Function):
         readouts, weight, bias = (in_autocast_dtype(tensor) for tensor in (readouts, weight, bias))
         for rows, logits in _logit_chunks(readouts, weight, bias):
             bias_gradient = bias.new_zeros(bias.shape, dtype=wide)
-            for few in _slices(logits.shape[1], logits[:, 0].numel(), numbers):
+            for few in slices(logits.shape[1], logits[:, 0].numel(), numbers):
                 positions = slice(rows.start + few.start, rows.start + few.stop)
                 chunk = logits[:, few].to(wide).detach().requires_grad_(differentiate)
                 with torch.set_grad_enabled(differentiate):
@@ -126,11 +126,11 @@ def most_probable(readouts: Tensor, weight: Tensor, bias: Tensor, banned: Tensor
 def _logit_chunks(readouts: Tensor, weight: Tensor, bias: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """(C, N, R), (V, R), (V,) -> positions n of N and their logits (C, n, V), which the caller may overwrite."""
     C, N, _ = readouts.shape
-    for rows in _slices(N, C * len(weight), CHUNK_NUMBERS):
+    for rows in slices(N, C * len(weight), CHUNK_NUMBERS):
         yield rows, matmul(readouts[:, rows].flatten(0, 1), weight, bias).view(C, -1, len(weight))
 
 
-def _slices(rows: int, columns: int, numbers: int) -> Iterator[slice]:
+def slices(rows: int, columns: int, numbers: int) -> Iterator[slice]:
     """Rows of a (rows, columns) matrix, at most `numbers` numbers at a time but at least one row."""
     size = max(1, numbers // columns)
     for start in range(0, rows, size):

@@ -46,6 +46,9 @@ def attention(score: str, **parts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+MARGINAL = {"kind": "marginal", "top_k": None}
+VARIATIONAL = {"kind": "variational", "top_k": None, "estimator": "enumerate", "dim": 5, "kl_weight": 1.0}
+POSTERIOR = {"kind": "posterior", "top_k": None, "prior_share": 0.25}
 PLAIN = {
     "recurrent_dropout": 0.0,
     "zoneout": 0.0,

@@ -12,12 +12,15 @@ from small_models import (
     EOS,
     LENGTHS,
     LIKELIHOOD,
+    MARGINAL,
     NONE,
     PAD,
+    POSTERIOR,
     SELF_ATTENTION,
     SOURCE,
     TARGET,
     VALID,
+    VARIATIONAL,
     V,
     attention,
     model_of,
@@ -96,6 +99,48 @@ GNMT = {
     "attention": attention("normed_additive"),
 }
 COMBINATIONS.append({**regularised("lstm", 4), **GNMT})
+FIRST_ORDER = {"kind": "first_order", "reach": 2, "monotonic": False}
+LATENT = [
+    regularised(
+        cell,
+        layers,
+        decoder__attend=attend,
+        decoder__input_feeding=feeding,
+        decoder__readout=readout,
+        decoder__lexical=lexical,
+        decoder__fixnorm=lexical,
+        attention=kind,
+    )
+    for cell, layers, attend, feeding, readout, lexical, kind in [
+        ("gru", 1, "after", True, "deep", True, attention("general", alignment=MARGINAL)),
+        ("lstm", 2, "before", False, "maxout", False, attention("additive", alignment=MARGINAL | {"top_k": 2})),
+        ("gru", 1, "between", True, "attentional", True, attention("dot", alignment=MARGINAL)),
+        ("lstm", 2, "first_layer", False, "deep", True, attention("additive", alignment=MARGINAL | {"top_k": 3})),
+        (
+            *("rnn", 1, "after", False, "deep", False),
+            attention("location_aware", alignment=MARGINAL, window={"kind": "local_m", "reach": 1}),
+        ),
+        (
+            *("gru", 1, "after", False, "deep", False),
+            attention("general", alignment=MARGINAL, window={"kind": "local_p", "reach": 1, "dim": 3}),
+        ),
+        ("gru", 1, "after", True, "deep", False, attention("general", alignment=VARIATIONAL)),
+        ("lstm", 1, "before", False, "deep", True, attention("additive", alignment=VARIATIONAL | {"top_k": 2})),
+        ("gru", 1, "after", True, "deep", True, attention("general", alignment=POSTERIOR)),
+        ("lstm", 2, "after", True, "maxout", False, attention("additive", alignment=POSTERIOR | {"top_k": 2})),
+        (
+            *("gru", 1, "after", False, "deep", True),
+            attention("general", alignment=POSTERIOR | {"prior_share": 0.0}, normalizer=FIRST_ORDER),
+        ),
+        (
+            *("gru", 1, "before", True, "deep", False),
+            attention(
+                "additive", alignment=POSTERIOR, coverage={"kind": "linear", "loss_weight": 1.0, "loss_start": 0}
+            ),
+        ),
+    ]
+]
+COMBINATIONS += LATENT
 
 
 class Casts(TorchDispatchMode):
@@ -113,6 +158,8 @@ class Casts(TorchDispatchMode):
 
 def label(changes: dict[str, Any]) -> str:
     kind = changes["attention"].get("score", {}).get("kind") or changes["attention"]["context"]
+    alignment = changes["attention"].get("alignment", {}).get("kind", "expected")
+    kind += "" if alignment == "expected" else f"-{alignment}"
     feed = "-feed" if changes["decoder__input_feeding"] else ""
     more = "-regularised" if "variational_dropout" in changes else ""
     return f"{changes['encoder__cell']}{changes['decoder__layers']}-{changes['decoder__attend']}{feed}-{kind}{more}"
@@ -126,7 +173,7 @@ def model(request: pytest.FixtureRequest) -> Seq2Seq:
 def test_stepping_equals_one_call(model: Seq2Seq) -> None:
     """The search's steps, given the target's words, go where teacher forcing goes."""
     decoded = model(SOURCE, LENGTHS, TARGET)
-    logits = model.output(decoded.readouts)
+    logits = model.logits(decoded.predictions)
     state = model.encode(SOURCE, LENGTHS)
     for t in range(TARGET.shape[1]):
         step = model.step(TARGET[:, t], state)
@@ -148,20 +195,21 @@ def test_both_ways_through_the_decoder_are_equal(model: Seq2Seq) -> None:
 
 
 def test_padding_and_batch_mates_change_nothing(model: Seq2Seq) -> None:
-    together = model(SOURCE, LENGTHS, TARGET).readouts
+    together = model.logits(model(SOURCE, LENGTHS, TARGET).predictions)
     for row, length in enumerate(LENGTHS.tolist()):
         one = slice(row, row + 1)
-        alone = model(SOURCE[one, :length], LENGTHS[one], TARGET[one]).readouts
+        alone = model.logits(model(SOURCE[one, :length], LENGTHS[one], TARGET[one]).predictions)
         torch.testing.assert_close(alone[0], together[row], rtol=1e-10, atol=1e-10)
     wide = torch.full((3, 9), 12)
     wide[:, :5] = torch.where(SOURCE == PAD, 12, SOURCE)  # other words where padding was
-    torch.testing.assert_close(model(wide, LENGTHS, TARGET).readouts, together, rtol=1e-10, atol=1e-10)
+    other = model.logits(model(wide, LENGTHS, TARGET).predictions)
+    torch.testing.assert_close(other, together, rtol=1e-10, atol=1e-10)
 
 
 def test_a_word_depends_on_the_words_before_it_alone(model: Seq2Seq) -> None:
     changed = TARGET.clone()
     changed[:, 2] = 5
-    before, after = (model(SOURCE, LENGTHS, target).readouts for target in (TARGET, changed))
+    before, after = (model.logits(model(SOURCE, LENGTHS, target).predictions) for target in (TARGET, changed))
     assert torch.equal(before[:, :2], after[:, :2])
     assert not torch.equal(before[:, 2], after[:, 2])
 
@@ -169,8 +217,8 @@ def test_a_word_depends_on_the_words_before_it_alone(model: Seq2Seq) -> None:
 def test_every_parameter_takes_part(model: Seq2Seq) -> None:
     """No part of the model is built and then not used."""
     model.train()
-    decoded = model(SOURCE, LENGTHS, TARGET)
-    model.loss(decoded.readouts, TARGET, PAD, LIKELIHOOD).total.backward()
+    decoded = model(SOURCE, LENGTHS, TARGET, target_out=TARGET)
+    model.loss(decoded.predictions, TARGET, PAD, LIKELIHOOD).total.backward()
     idle = [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()]
     assert idle == []
 
@@ -235,7 +283,7 @@ def test_beam_attention_is_that_of_forced_decoding(model: Seq2Seq) -> None:
         for row, (best, *_) in enumerate(found):
             target = torch.tensor([[BOS, *best.tokens[:-1]]])
             decoded = model(SOURCE[row : row + 1], LENGTHS[row : row + 1], target)
-            log_probs = model.output(decoded.readouts)[0].log_softmax(-1)
+            log_probs = model.logits(decoded.predictions)[0].log_softmax(-1)
             forced = log_probs.gather(1, torch.tensor(best.tokens)[:, None]).sum()
             assert best.log_prob == pytest.approx(float(forced), abs=1e-4)
             if decoded.weights is None:

@@ -1,0 +1,119 @@
+"""A decoder whose predictions sum over a latent source position.
+
+Shapes: B batch, S source positions, T target positions or hypotheses of a sentence, E embedding, H hidden, K positions
+in the sum, P what the readout's activation gets, R readout, N hypotheses.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from nmt.attention.memory import Past
+from nmt.model.decoder import Decoded, Decoder, Observe, _Step
+from nmt.model.mixture import Inferred, LatentPosition, Mixture, Pending, join_mixtures
+from nmt.model.readout import of_positions
+from nmt.model.state import DecoderState
+from nmt.ops.linear import product
+
+Infer = Callable[[Tensor], Inferred]
+"""The prior (B, T, S) -> what an inference network says of the positions."""
+
+
+class LatentDecoder(Decoder):
+    """p(y_t) = sum_s a_ts p(y_t | h_s), the readout of each position computed from its own encoder state (Deng et al.
+    2018, 3). Recurrent steps and what is fed back read the mean context, as in soft attention, or with
+    `latent.observed` its posterior mean (Shankar and Sarawagi 2019)."""
+
+    latent: LatentPosition
+
+    def sum_over_positions(self, latent: LatentPosition) -> None:
+        """Call this once after construction."""
+        assert self.attention is not None
+        self.latent = latent
+        self.stepped = self.stepped or latent.observed
+
+    def forward(
+        self, embedded: Tensor, state: DecoderState, observe: Observe | None = None, infer: Infer | None = None
+    ) -> Decoded:
+        """Teacher forcing: (B, T, E) embeddings of <s> y_1 ... y_{T-1} -> Decoded with all T steps.
+
+        observe: needed if steps read a posterior; infer: gives the weights of the positions in training.
+        """
+        mixture = inferred = None
+        if self.stepped:
+            steps = self._run_steps(embedded, state, observe)
+            decoded, outputs = self._joined(steps, embedded, state), self._outputs(steps)
+            if self.latent.observed:
+                mixture = join_mixtures([step.mixture for step in steps if step.mixture is not None])
+        else:
+            decoded, outputs = self._fused(embedded, state)
+        assert decoded.weights is not None
+        if infer is not None:
+            inferred = infer(decoded.weights)
+            mixture = self._mixture(outputs, inferred.weights, embedded, state)[0]._replace(averages_losses=True)
+        if mixture is None:
+            mixture, _ = self._mixture(outputs, decoded.weights, embedded, state)
+        readouts = self._with_words(decoded.readouts, decoded.weights, state)
+        return decoded._replace(readouts=readouts, mixture=mixture, inferred=inferred)
+
+    def step(self, word: Tensor, state: DecoderState) -> tuple[Mixture, Tensor, DecoderState]:
+        """As Decoder.step, with a mixture grouped by sentence for the readout."""
+        step = self._step(state.weights.word_gates(word, state.fixed), word, state)
+        assert step.attended is not None
+        weights = step.attended.weights[:, 0]
+        mixture = step.mixture or self._mixture(self._output(step.state.cell), weights, word, state)[0]
+        return mixture, weights, step.state
+
+    def observe(self, state: DecoderState, log_probs: Callable[[Tensor], Tensor]) -> DecoderState:
+        """The state in which the previous token is known: what later steps read of the previous attention is its
+        posterior   (Shankar and Sarawagi 2019, eq. 3 to 5).
+
+        log_probs: readouts (N, K, R) of the previous step -> log-probabilities (N, K) of that token.
+        """
+        if state.pending is None:
+            return state
+        memory, past = state.attention()
+        mixture = state.pending.mixture(memory.sentences)
+        posterior = mixture.posterior(log_probs(state.pending.readouts).view_as(mixture.weights))
+        posterior = torch.lerp(posterior, mixture.weights.to(posterior.dtype), self.latent.prior_share)
+        posterior = mixture.spread(posterior, memory.valid.shape[1])  # (B, T, S)
+        feed = state.feed
+        if self.input_feeding:
+            assert state.contexts is not None
+            context = product(posterior.to(state.contexts.dtype), state.contexts).flatten(0, 1)
+            feed = self._drop(self.readout.activation(state.pending.partial + context), state)
+        return state._replace(past=self._corrected(past, posterior), feed=feed, pending=None)
+
+    def _corrected(self, past: Past, posterior: Tensor) -> Past:
+        assert self.attention is not None
+        return past.corrected(posterior[:, 0]) if self.attention.reads_past else past
+
+    def _step(self, gates: Tensor, word: Tensor, state: DecoderState) -> _Step:
+        step = super()._step(gates, word, state)
+        if not self.latent.observed:
+            return step
+        assert step.attended is not None
+        output = self._output(step.state.cell)
+        mixture, partial = self._mixture(output, step.attended.weights[:, 0], word, state)
+        return step._replace(mixture=mixture, state=step.state._replace(pending=Pending.of(mixture, partial)))
+
+    def _mixture(self, output: Tensor, weights: Tensor, word: Tensor, state: DecoderState) -> tuple[Mixture, Tensor]:
+        """(B, T, H), (B, T, S), (B, T, E), or all without T and with rows grouped by sentence -> Mixture, and what the
+        readout's activation gets without a context, (B T, P)."""
+        assert state.contexts is not None
+        B = len(state.contexts)
+        output, weights, word = (part.reshape(B, -1, part.shape[-1]) for part in (output, weights, word))
+        partial = state.weights.read_out_partly(output, word)  # (B, T, P)
+        chosen, positions = self.latent.strongest(weights)
+        readouts = self._drop_each(self.readout.activation(of_positions(partial, state.contexts, positions)), state)
+        if self.lexical is not None:
+            assert state.words is not None
+            words = self.lexical.of_attended(state.words)  # (B, S, R)
+            added = of_positions(words.new_zeros(*partial.shape[:2], 1), words, positions)
+            readouts = readouts + self._drop_each(added.expand_as(readouts), state)
+        return Mixture(readouts, chosen, positions), partial.flatten(0, 1)
+
+    def _drop_each(self, readouts: Tensor, state: DecoderState) -> Tensor:
+        """(B, T, K, R) -> (B, T, K, R)."""
+        return self._drop(readouts.flatten(1, 2), state).view_as(readouts)

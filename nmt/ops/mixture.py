@@ -1,0 +1,218 @@
+"""Losses and probabilities of mixtures: each target position has several readouts, and a weight for each.
+
+The logits of all readouts of all positions never exist at once. Readouts without weight are left out.
+
+Shapes: C copies of a batch, N target positions, n of them in a chunk, K readouts of a position, m readouts with weight
+in a chunk, R readout, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from nmt.ops.linear import linear
+from nmt.ops.matmul import input_gradient, matmul, weight_gradient
+from nmt.ops.output_loss import CHUNK_NUMBERS, CPU_NUMBERS, GPU_NUMBERS, Criterion, OutputLoss, slices
+from nmt.ops.packed import Weight
+from nmt.ops.shared import in_autocast_dtype
+
+Combine = Callable[[Criterion, Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, dict[str, Tensor]]]
+"""A criterion, the logits (m, V) of a chunk's readouts, their weights as a matrix (C * n, m), and what else the
+criterion reads, (n, ...) each -> loss to minimise (n,), terms to report (n,)."""
+
+
+def of_the_mean(
+    criterion: Criterion, logits: Tensor, mixing: Tensor, by_position: tuple[Tensor, ...]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The criterion of log sum_k w_k p_k: a mixture's log-probabilities are logits that are already normalised."""
+    probs = mixing @ logits.softmax(-1)
+    log_probs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
+    return criterion(log_probs.view(-1, len(by_position[0]), logits.shape[-1]), *by_position)
+
+
+def mean_of_each(
+    criterion: Criterion, logits: Tensor, mixing: Tensor, by_position: tuple[Tensor, ...]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """sum_k w_k criterion(logits_k), for one copy."""
+    owners = mixing.detach().argmax(0)
+    loss, terms = criterion(logits[None], *(tensor[owners] for tensor in by_position))
+    return mixing @ loss, {name: mixing.detach() @ term for name, term in terms.items()}
+
+
+def mixture_loss(
+    readouts: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mixing: Tensor,
+    counted: Tensor,
+    combine: Combine,
+    criterion: Criterion,
+    *by_position: Tensor,
+) -> OutputLoss:
+    """(C, N, K, R), (V, R), (V,), weights (C, N, K), bool (N,), one or more (N, ...) -> OutputLoss.
+
+    `combine` says what the weights average: probabilities or losses. Gradients go to readouts, weight, bias and mixing.
+    """
+    terms: dict[str, Tensor] = {}
+    total: Tensor = _MixtureLoss.apply(  # type: ignore[no-untyped-call]
+        readouts, weight, bias, mixing, counted, combine, criterion, by_position, terms, torch.is_grad_enabled()
+    )
+    return OutputLoss(total, terms)
+
+
+class _Rows(NamedTuple):
+    """The readouts with weight of some positions, ordered by position."""
+
+    places: Tensor  # int64 (m,) among all C * N * K readouts
+    owners: Tensor  # int64 (m,) copy * n + position
+    ends: list[int]  # (n,) position i has the rows from ends[i - 1] to ends[i]
+
+
+def _rows(mixing: Tensor, counted: Tensor, positions: slice) -> _Rows:
+    _, N, K = mixing.shape
+    present = (mixing[:, positions] > 0) & counted[positions, None]
+    n = present.shape[1]
+    position, copy, component = present.transpose(0, 1).nonzero().unbind(1)
+    places = (copy * N + positions.start + position) * K + component
+    ends = torch.bincount(position, minlength=n).cumsum(0).tolist()
+    return _Rows(places, copy * n + position, ends)
+
+
+class _MixtureLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(  # noqa: PLR0913, PLR0917
+        ctx: Any,  # noqa: ANN401
+        readouts: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        mixing: Tensor,
+        counted: Tensor,
+        combine: Combine,
+        criterion: Criterion,
+        by_position: tuple[Tensor, ...],
+        terms: dict[str, Tensor],
+        differentiate: bool,
+    ) -> Tensor:
+        ctx.like = [(tensor.shape, tensor.dtype) for tensor in (readouts, weight, bias, mixing)]
+        C, N, K, R = readouts.shape
+        wide = torch.promote_types(torch.float32, weight.dtype)
+        factors, mixing = counted.to(wide), mixing.detach().to(wide)
+        readouts, weight, bias = (in_autocast_dtype(tensor) for tensor in (readouts, weight, bias))
+        flat, flat_mixing = readouts.reshape(-1, R), mixing.reshape(-1)
+        total, reported = factors.new_zeros(()), dict[str, list[Tensor]]()
+        gradients = None
+        if differentiate:
+            gradients = [
+                torch.zeros_like(flat),
+                torch.zeros(weight.shape, dtype=wide, device=weight.device),
+                torch.zeros(bias.shape, dtype=wide, device=weight.device),
+                torch.zeros_like(flat_mixing),
+            ]
+        numbers = CPU_NUMBERS if weight.device.type == "cpu" else GPU_NUMBERS
+        columns = C * K * len(weight)
+        for positions in slices(N, columns, CHUNK_NUMBERS):
+            rows = _rows(mixing, counted, positions)
+            chunk_readouts = flat.index_select(0, rows.places)
+            logits = matmul(chunk_readouts, weight, bias)
+            n = positions.stop - positions.start
+            for few in slices(n, columns, numbers):
+                own = slice(rows.ends[few.start - 1] if few.start else 0, rows.ends[few.stop - 1])
+                few_positions = slice(positions.start + few.start, positions.start + few.stop)
+                part = logits[own].to(wide).detach().requires_grad_(differentiate)
+                shares = flat_mixing.index_select(0, rows.places[own]).requires_grad_(differentiate)
+                size = few.stop - few.start
+                owners = rows.owners[own]
+                owners = owners // n * size + owners % n - few.start
+                with torch.set_grad_enabled(differentiate):
+                    matrix = shares.new_zeros(C * size, len(shares))
+                    matrix = matrix.index_put((owners, torch.arange(len(shares), device=owners.device)), shares)
+                    others = tuple(tensor[few_positions] for tensor in by_position)
+                    loss, named = combine(criterion, part, matrix, others)
+                total += loss.detach() @ factors[few_positions]
+                for name, term in named.items():
+                    reported.setdefault(name, []).append(term.detach() * factors[few_positions])
+                if gradients is not None:
+                    of_logits, of_shares = torch.autograd.grad(loss, (part, shares), factors[few_positions])
+                    gradients[2] += of_logits.sum(0)
+                    gradients[3].index_copy_(0, rows.places[own], of_shares)
+                    logits[own] = of_logits.to(logits.dtype)
+            if gradients is not None:
+                gradients[0].index_copy_(0, rows.places, input_gradient(logits, weight).to(flat.dtype))
+                gradients[1] += weight_gradient(chunk_readouts, logits)
+        terms.update({name: torch.cat(parts) for name, parts in reported.items()})
+        ctx.gradients = gradients
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        if ctx.gradients is None:
+            raise RuntimeError("the loss can go backward only once")  # the gradients are scaled in place, not copied
+        gradients, ctx.gradients = ctx.gradients, None
+        pairs = zip(gradients, ctx.like, strict=True)
+        shaped = (gradient.mul_(factor).view(shape).to(dtype) for gradient, (shape, dtype) in pairs)
+        return *shaped, None, None, None, None, None, None
+
+
+def mixture_log_probs(readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor) -> Tensor:
+    """log sum_k w_k p_k: (N, K, R), (V, R), (V,), (N, K) -> float32 or wider (N, V); where no readout has weight, the
+    same number for all tokens."""
+    chunks = []
+    for positions in slices(len(readouts), readouts.shape[1] * len(bias), CHUNK_NUMBERS):
+        logits = linear(readouts[positions], weight, bias)
+        wide = torch.promote_types(torch.float32, logits.dtype)
+        probs = torch.bmm(mixing[positions, None].to(wide), logits.softmax(-1, dtype=wide)).squeeze(1)
+        chunks.append(probs.clamp_min(torch.finfo(wide).tiny).log())
+    return torch.cat(chunks)
+
+
+def target_log_probs(readouts: Tensor, weight: Weight, bias: Tensor, targets: Tensor) -> Tensor:
+    """log p_k(target): (N, K, R), (V, R), (V,), int64 (N,) -> float32 or wider (N, K). Its backward pass computes the
+    logits again, as a loop would otherwise keep those of all its steps."""
+    if not isinstance(weight, Tensor):
+        return _chosen(linear(readouts, weight, bias), targets)[0]
+    log_probs: Tensor = _TargetLogProbs.apply(readouts, weight, bias, targets)  # type: ignore[no-untyped-call]
+    return log_probs
+
+
+class _TargetLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, readouts: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.dtypes = [tensor.dtype for tensor in (readouts, weight, bias)]
+        readouts, weight, bias = (in_autocast_dtype(tensor) for tensor in (readouts, weight, bias))
+        log_probs, log_totals = [], []
+        for few in slices(len(readouts), readouts.shape[1] * len(weight), CHUNK_NUMBERS):
+            chosen, log_total = _chosen(matmul(readouts[few], weight, bias), targets[few])
+            log_probs.append(chosen)
+            log_totals.append(log_total)
+        ctx.save_for_backward(readouts, weight, bias, targets, torch.cat(log_totals))
+        return torch.cat(log_probs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        readouts, weight, bias, targets, log_totals = ctx.saved_tensors
+        of_readouts, of_weight, of_bias = [], torch.zeros_like(weight), bias.new_zeros(bias.shape, dtype=grad.dtype)
+        for few in slices(len(readouts), readouts.shape[1] * len(weight), CHUNK_NUMBERS):
+            logits = matmul(readouts[few], weight, bias)
+            probs = (logits.to(log_totals.dtype) - log_totals[few, :, None]).exp_()
+            index = targets[few, None, None].expand(-1, probs.shape[1], 1)
+            probs.mul_(-grad[few, :, None]).scatter_add_(-1, index, grad[few, :, None])
+            of_logits = probs.flatten(0, 1)
+            of_bias = of_bias + of_logits.sum(0)
+            of_logits = of_logits.to(logits.dtype)
+            of_readouts.append(input_gradient(of_logits, weight).view(*probs.shape[:2], -1))
+            of_weight = of_weight + weight_gradient(readouts[few].flatten(0, 1), of_logits)
+        gradients = torch.cat(of_readouts), of_weight, of_bias
+        return *(gradient.to(dtype) for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)), None
+
+
+def _chosen(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """(N, K, V), int64 (N,) -> log p(target), log sum exp logits (N, K)."""
+    wide = torch.promote_types(torch.float32, logits.dtype)
+    log_totals = logits.to(wide).logsumexp(-1)
+    index = targets[:, None, None].expand(-1, logits.shape[1], 1)
+    return logits.gather(-1, index)[..., 0].to(wide) - log_totals, log_totals
