@@ -180,9 +180,9 @@ def _latent(attention: Attention) -> LatentPosition | None:
     alignment = attention.alignment if isinstance(attention, ScoredAttention) else None
     match alignment:
         case Posterior():
-            return LatentPosition(alignment.top_k, observed=True, prior_share=alignment.prior_share)
+            return LatentPosition(alignment.top_k, alignment.min_share, True, alignment.prior_share)
         case Marginal() | Variational():
-            return LatentPosition(alignment.top_k)
+            return LatentPosition(alignment.top_k, alignment.min_share)
     return None
 
 

@@ -65,17 +65,17 @@ class LatentDecoder(Decoder):
         mixture = step.mixture or self._mixture(self._output(step.state.cell), weights, word, state)[0]
         return mixture, weights, step.state
 
-    def observe(self, state: DecoderState, log_probs: Callable[[Tensor], Tensor]) -> DecoderState:
+    def observe(self, state: DecoderState, log_probs: Callable[[Pending], Tensor]) -> DecoderState:
         """The state in which the previous token is known: what later steps read of the previous attention is its
         posterior   (Shankar and Sarawagi 2019, eq. 3 to 5).
 
-        log_probs: readouts (N, K, R) of the previous step -> log-probabilities (N, K) of that token.
+        log_probs: gives the log-probabilities (N, K) of that token.
         """
         if state.pending is None:
             return state
         memory, past = state.attention()
         mixture = state.pending.mixture(memory.sentences)
-        posterior = mixture.posterior(log_probs(state.pending.readouts).view_as(mixture.weights))
+        posterior = mixture.posterior(log_probs(state.pending).view_as(mixture.weights))
         posterior = torch.lerp(posterior, mixture.weights.to(posterior.dtype), self.latent.prior_share)
         posterior = mixture.spread(posterior, memory.valid.shape[1])  # (B, T, S)
         feed = state.feed

@@ -90,13 +90,18 @@ class LatentPosition(NamedTuple):
     """How predictions sum over the source position."""
 
     top_k: int | None  # most probable positions in the sum; None: all
+    min_share: float = 0.0  # of the largest weight; positions with less are left out
     observed: bool = False  # do later steps read the posterior, given the token?
     prior_share: float = 0.0  # of the distribution in that posterior
 
     def strongest(self, weights: Tensor) -> tuple[Tensor, Tensor | None]:
         """(B, T, S) -> weights (B, T, K) of the most probable positions, summing to 1 again, and the positions."""
-        if self.top_k is None or weights.shape[-1] <= self.top_k:
+        positions = None
+        if self.top_k is not None and weights.shape[-1] > self.top_k:
+            weights, positions = weights.topk(self.top_k, dim=-1)
+        elif not self.min_share:
             return weights, None
-        largest, positions = weights.topk(self.top_k, dim=-1)
-        total = largest.sum(-1, keepdim=True)
-        return largest / total.masked_fill(total == 0, 1.0), positions
+        if self.min_share:
+            weights = weights.masked_fill(weights < self.min_share * weights.amax(-1, keepdim=True), 0.0)
+        total = weights.sum(-1, keepdim=True)
+        return weights / total.masked_fill(total == 0, 1.0), positions

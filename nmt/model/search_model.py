@@ -236,7 +236,9 @@ class SearchModel:
         output, scaled = (weights.output, weights.output_bias), self.model.output.scaled
         decoder = self.model.decoder
         if isinstance(decoder, LatentDecoder):
-            state = decoder.observe(state, lambda rows: target_log_probs(scaled(rows), *output, tokens))
+            state = decoder.observe(
+                state, lambda last: target_log_probs(scaled(last.readouts), *output, last.weights, tokens)
+            )
         readout, attention, state = decoder.step(weights.words(tokens), state)
         if isinstance(readout, Mixture):
             rows, mixing = readout.readouts.flatten(0, 1), readout.weights.flatten(0, 1)

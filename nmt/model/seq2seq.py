@@ -18,7 +18,7 @@ from nmt.model.decoder import Decoded, Decoder
 from nmt.model.encoder import Encoder
 from nmt.model.inference import InferenceNetwork
 from nmt.model.latent import LatentDecoder
-from nmt.model.mixture import Inferred, Mixture
+from nmt.model.mixture import Inferred, Mixture, Pending
 from nmt.model.readout import Output
 from nmt.model.state import BatchWeights, DecoderState, Weights
 from nmt.ops.dropout import Dropout, dropout, masked
@@ -189,9 +189,11 @@ class Seq2Seq(nn.Module):
         if not isinstance(self.decoder, LatentDecoder):
             return state
         table = state.weights.table if isinstance(state.weights, BatchWeights) else None
-        return self.decoder.observe(
-            state, lambda readouts: target_log_probs(*self.output.operands(readouts, table), tokens)
-        )
+
+        def log_probs(pending: Pending) -> Tensor:
+            return target_log_probs(*self.output.operands(pending.readouts, table), pending.weights, tokens)
+
+        return self.decoder.observe(state, log_probs)
 
     def loss(
         self, readouts: Tensor | Mixture, targets: Tensor, pad: int, criterion: Criterion, *by_position: Tensor
@@ -245,8 +247,8 @@ class Seq2Seq(nn.Module):
         decoded = self(source, lengths, target_in)
         weights, mixture = decoded.weights, decoded.mixture
         if mixture is not None and weights is not None:
-            rows = self.output.operands(mixture.readouts.flatten(0, 1))
-            log_probs = target_log_probs(*rows, target_out.flatten()).view_as(mixture.weights)
+            rows, mixing = self.output.operands(mixture.readouts.flatten(0, 1)), mixture.weights.flatten(0, 1)
+            log_probs = target_log_probs(*rows, mixing, target_out.flatten()).view_as(mixture.weights)
             weights = mixture.spread(mixture.posterior(log_probs), weights.shape[-1])
         return Forced(self.log_probs(decoded.predictions, target_out, pad), weights)
 

@@ -82,8 +82,8 @@ class Divergence(NamedTuple):
 
 
 class InferenceGradient(NamedTuple):
-    """Trains an inference network by positions sampled from it: REINFORCE, with the token's log-likelihood as the reward
-    and that of soft attention as the baseline   (Deng et al. 2018, 4.1)."""
+    """Trains an inference network by positions sampled from it: REINFORCE, with the token's log-likelihood as the
+    reward and that of soft attention as the baseline   (Deng et al. 2018, 4.1)."""
 
     model: Seq2Seq
     pad: int

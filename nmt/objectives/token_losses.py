@@ -134,8 +134,8 @@ class Distillation(TokenLoss):
 
     @torch.no_grad()
     def with_inputs(self, batch: Batch) -> tuple[Criterion, tuple[Tensor, ...]]:
-        """`distillation` with the teachers' output layers, and their readouts (B * T, K, R) and mixing weights (B * T, K),
-        K = 1 unless their position is latent."""
+        """`distillation` with the teachers' output layers, and their readouts (B * T, K, R) and mixing weights
+        (B * T, K), K = 1 unless their position is latent."""
         layers: list[tuple[Tensor, Tensor]] = []
         inputs: list[Tensor] = []
         for teacher in self.teachers:

@@ -161,58 +161,72 @@ def mixture_log_probs(readouts: Tensor, weight: Weight, bias: Tensor, mixing: Te
     """log sum_k w_k p_k: (N, K, R), (V, R), (V,), (N, K) -> float32 or wider (N, V); where no readout has weight, the
     same number for all tokens."""
     chunks = []
-    for positions in slices(len(readouts), readouts.shape[1] * len(bias), CHUNK_NUMBERS):
-        logits = linear(readouts[positions], weight, bias)
-        wide = torch.promote_types(torch.float32, logits.dtype)
-        probs = torch.bmm(mixing[positions, None].to(wide), logits.softmax(-1, dtype=wide)).squeeze(1)
-        chunks.append(probs.clamp_min(torch.finfo(wide).tiny).log())
+    for few in slices(len(readouts), readouts.shape[1] * len(bias), CHUNK_NUMBERS):
+        probs = _mixed(readouts[few], weight, bias, mixing[few])
+        chunks.append(probs.clamp_min(torch.finfo(probs.dtype).tiny).log())
     return torch.cat(chunks)
 
 
-def target_log_probs(readouts: Tensor, weight: Weight, bias: Tensor, targets: Tensor) -> Tensor:
-    """log p_k(target): (N, K, R), (V, R), (V,), int64 (N,) -> float32 or wider (N, K). Its backward pass computes the
-    logits again, as a loop would otherwise keep those of all its steps."""
-    if not isinstance(weight, Tensor):
-        return _chosen(linear(readouts, weight, bias), targets)[0]
-    log_probs: Tensor = _TargetLogProbs.apply(readouts, weight, bias, targets)  # type: ignore[no-untyped-call]
-    return log_probs
+def _mixed(readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor) -> Tensor:
+    """sum_k w_k p_k: (N, K, R), (V, R), (V,), (N, K) -> (N, V). On a CPU, readouts without weight are left out, which
+    elsewhere would make the CPU wait for the device."""
+    if readouts.device.type != "cpu":
+        logits = linear(readouts, weight, bias)
+        wide = torch.promote_types(torch.float32, logits.dtype)
+        return torch.bmm(mixing[:, None].to(wide), logits.softmax(-1, dtype=wide)).squeeze(1)
+    owners, components = mixing.nonzero().unbind(1)
+    logits = linear(readouts[owners, components], weight, bias)
+    wide = torch.promote_types(torch.float32, logits.dtype)
+    probs = logits.softmax(-1, dtype=wide) * mixing[owners, components, None].to(wide)
+    return probs.new_zeros(len(readouts), logits.shape[-1]).index_add(0, owners, probs)
+
+
+def target_log_probs(readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor, targets: Tensor) -> Tensor:
+    """log p_k(target): (N, K, R), (V, R), (V,), (N, K), int64 (N,) -> float32 or wider (N, K), 0 for readouts without
+    weight. Its backward pass computes the logits again, as a loop would otherwise keep those of all its steps."""
+    places = mixing.flatten().nonzero()[:, 0]
+    rows, targets = readouts.flatten(0, 1).index_select(0, places), targets[places // mixing.shape[1]]
+    if isinstance(weight, Tensor):
+        log_probs: Tensor = _TargetLogProbs.apply(rows, weight, bias, targets)  # type: ignore[no-untyped-call]
+    else:
+        log_probs = _chosen(linear(rows, weight, bias), targets)[0]
+    return log_probs.new_zeros(mixing.numel()).index_put((places,), log_probs).view(mixing.shape)
 
 
 class _TargetLogProbs(torch.autograd.Function):
+    """(m, R), (V, R), (V,), int64 (m,) -> (m,)."""
+
     @staticmethod
     def forward(ctx: Any, readouts: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:  # noqa: ANN401
         ctx.dtypes = [tensor.dtype for tensor in (readouts, weight, bias)]
         readouts, weight, bias = (in_autocast_dtype(tensor) for tensor in (readouts, weight, bias))
-        log_probs, log_totals = [], []
-        for few in slices(len(readouts), readouts.shape[1] * len(weight), CHUNK_NUMBERS):
-            chosen, log_total = _chosen(matmul(readouts[few], weight, bias), targets[few])
-            log_probs.append(chosen)
-            log_totals.append(log_total)
-        ctx.save_for_backward(readouts, weight, bias, targets, torch.cat(log_totals))
-        return torch.cat(log_probs)
+        parts = [
+            _chosen(matmul(readouts[few], weight, bias), targets[few])
+            for few in slices(len(readouts), len(weight), CHUNK_NUMBERS)
+        ]
+        log_probs, log_totals = (torch.cat(each) for each in zip(*parts, strict=True))
+        ctx.save_for_backward(readouts, weight, bias, targets, log_totals)
+        return log_probs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         readouts, weight, bias, targets, log_totals = ctx.saved_tensors
         of_readouts, of_weight, of_bias = [], torch.zeros_like(weight), bias.new_zeros(bias.shape, dtype=grad.dtype)
-        for few in slices(len(readouts), readouts.shape[1] * len(weight), CHUNK_NUMBERS):
-            logits = matmul(readouts[few], weight, bias)
-            probs = (logits.to(log_totals.dtype) - log_totals[few, :, None]).exp_()
-            index = targets[few, None, None].expand(-1, probs.shape[1], 1)
-            probs.mul_(-grad[few, :, None]).scatter_add_(-1, index, grad[few, :, None])
-            of_logits = probs.flatten(0, 1)
-            of_bias = of_bias + of_logits.sum(0)
+        for few in slices(len(readouts), len(weight), CHUNK_NUMBERS):
+            logits, slopes = matmul(readouts[few], weight, bias), grad[few, None]
+            of_logits = (logits.to(grad.dtype) - log_totals[few, None]).exp_().mul_(-slopes)
+            of_logits.scatter_add_(-1, targets[few, None], slopes)
+            of_bias += of_logits.sum(0)
             of_logits = of_logits.to(logits.dtype)
-            of_readouts.append(input_gradient(of_logits, weight).view(*probs.shape[:2], -1))
-            of_weight = of_weight + weight_gradient(readouts[few].flatten(0, 1), of_logits)
+            of_readouts.append(input_gradient(of_logits, weight))
+            of_weight += weight_gradient(readouts[few], of_logits)
         gradients = torch.cat(of_readouts), of_weight, of_bias
         return *(gradient.to(dtype) for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)), None
 
 
 def _chosen(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """(N, K, V), int64 (N,) -> log p(target), log sum exp logits (N, K)."""
+    """(m, V), int64 (m,) -> log p(target), log sum exp logits (m,)."""
     wide = torch.promote_types(torch.float32, logits.dtype)
     log_totals = logits.to(wide).logsumexp(-1)
-    index = targets[:, None, None].expand(-1, logits.shape[1], 1)
-    return logits.gather(-1, index)[..., 0].to(wide) - log_totals, log_totals
+    return logits.gather(-1, targets[:, None])[:, 0].to(wide) - log_totals, log_totals

@@ -59,7 +59,7 @@ ALIGNMENTS: dict[str, dict[str, Any]] = {
         "entropy_weight": 0.0,
     },
     "straight_through": {"kind": "straight_through", "temperature": 0.7},
-    "marginal": {"kind": "marginal", "top_k": None},
+    "marginal": {"kind": "marginal", "top_k": None, "min_share": 0.0},
 }
 COVERAGES: dict[str, dict[str, Any]] = {
     "": {"kind": "none"},

@@ -46,9 +46,16 @@ def attention(score: str, **parts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-MARGINAL = {"kind": "marginal", "top_k": None}
-VARIATIONAL = {"kind": "variational", "top_k": None, "estimator": "enumerate", "dim": 5, "kl_weight": 1.0}
-POSTERIOR = {"kind": "posterior", "top_k": None, "prior_share": 0.25}
+MARGINAL = {"kind": "marginal", "top_k": None, "min_share": 0.0}
+VARIATIONAL = {
+    "kind": "variational",
+    "top_k": None,
+    "min_share": 0.0,
+    "estimator": "enumerate",
+    "dim": 5,
+    "kl_weight": 1.0,
+}
+POSTERIOR = {"kind": "posterior", "top_k": None, "min_share": 0.0, "prior_share": 0.25}
 PLAIN = {
     "recurrent_dropout": 0.0,
     "zoneout": 0.0,

@@ -99,6 +99,8 @@ GNMT = {
     "attention": attention("normed_additive"),
 }
 COMBINATIONS.append({**regularised("lstm", 4), **GNMT})
+FEW = MARGINAL | {"top_k": 3, "min_share": 0.5}
+COVERAGE = {"kind": "linear", "loss_weight": 1.0, "loss_start": 0}
 FIRST_ORDER = {"kind": "first_order", "reach": 2, "monotonic": False}
 LATENT = [
     regularised(
@@ -115,7 +117,15 @@ LATENT = [
         ("gru", 1, "after", True, "deep", True, attention("general", alignment=MARGINAL)),
         ("lstm", 2, "before", False, "maxout", False, attention("additive", alignment=MARGINAL | {"top_k": 2})),
         ("gru", 1, "between", True, "attentional", True, attention("dot", alignment=MARGINAL)),
-        ("lstm", 2, "first_layer", False, "deep", True, attention("additive", alignment=MARGINAL | {"top_k": 3})),
+        (
+            "lstm",
+            2,
+            "first_layer",
+            False,
+            "deep",
+            True,
+            attention("additive", alignment=MARGINAL | {"top_k": 3, "min_share": 0.5}),
+        ),
         (
             *("rnn", 1, "after", False, "deep", False),
             attention("location_aware", alignment=MARGINAL, window={"kind": "local_m", "reach": 1}),

@@ -29,6 +29,7 @@ class Latent(Section):
     """Common values of alignments that predict by a sum over positions."""
 
     top_k: Positions | None
+    min_share: Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Marginal(Latent):

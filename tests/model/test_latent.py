@@ -1,0 +1,222 @@
+"""Latent alignments against explicit enumeration, Bayes' rule and plain loops, in float64."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from small_models import (
+    BOS,
+    LENGTHS,
+    MARGINAL,
+    PAD,
+    POSTERIOR,
+    SOURCE,
+    TARGET,
+    VARIATIONAL,
+    attention,
+    model_of,
+)
+from test_model import FIRST_ORDER, LATENT, label
+from torch import Tensor
+
+from nmt.model.latent import LatentDecoder
+from nmt.model.mixture import LatentPosition
+from nmt.model.seq2seq import Seq2Seq
+from nmt.objectives.auxiliary import divergence
+from nmt.objectives.token_losses import likelihood
+
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+OUT = torch.tensor([[4, 5, 6, 3], [7, 8, 9, 3], [10, 4, 12, 3]])  # TARGET's next words
+T, S = 4, 5
+AHEAD = FIRST_ORDER | {"monotonic": True}
+EXACT_SUM = POSTERIOR | {"prior_share": 0.0}
+
+
+def word_probs(model: Seq2Seq, sentence: int) -> tuple[Tensor, Tensor]:
+    """p(y_t | h_s) (T, S), and the energies (T, S), of a decoder that reads words alone; each position by itself."""
+    one, length = slice(sentence, sentence + 1), int(LENGTHS[sentence])
+    state = model.encode(SOURCE[one, :length], LENGTHS[one])
+    memory, _ = state.attention()
+    words = model.target_embedding(TARGET[one])
+    hidden, _ = model.decoder.rnn(words, torch.stack(state.cell.hidden))
+    probs = torch.zeros(T, length, dtype=torch.float64)
+    for t, s in itertools.product(range(T), range(length)):
+        readout = model.decoder.readout(hidden[0, t], memory.values[0, s], words[0, t])
+        probs[t, s] = model.output(readout).softmax(-1)[OUT[sentence, t]]
+    energies = model.decoder.attention.score(hidden, memory.keys)[0]
+    return probs, energies
+
+
+def transitions(model: Seq2Seq, energies: Tensor, monotonic: bool) -> Tensor:
+    """(S',) energies of a step -> p(s | s') (S', S)."""
+    bias, reach = model.decoder.attention.normalizer.bias, 2
+    rows = []
+    for before in range(len(energies)):
+        logits = energies.clone()
+        for s in range(len(energies)):
+            distance = s - before
+            if abs(distance) <= reach and not (monotonic and distance < 0):
+                logits[s] = logits[s] + bias[distance + (0 if monotonic else reach)]
+            if monotonic and distance < 0:
+                logits[s] = -torch.inf
+        rows.append(logits.softmax(-1))
+    return torch.stack(rows)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["marginal", "free", "monotonic"])
+def test_the_likelihood_is_the_sum_over_all_alignments(kind: str) -> None:
+    """S^T alignments, each with the product of its transitions and words (Wu and Cotterell 2019, eq. 1)."""
+    monotonic = kind == "monotonic"
+    parts: dict[str, Any] = {"alignment": MARGINAL}
+    if kind != "marginal":
+        parts = {"alignment": EXACT_SUM, "normalizer": AHEAD if monotonic else FIRST_ORDER}
+    model = model_of(attention=attention("general", **parts))
+    if kind != "marginal":
+        model.decoder.attention.normalizer.bias.normal_()
+    log_probs = model.log_probs(model(SOURCE, LENGTHS, TARGET).predictions, OUT, PAD)
+    for sentence, length in enumerate(LENGTHS.tolist()):
+        probs, energies = word_probs(model, sentence)
+        first = energies[0].softmax(-1)
+        moves = [energies[t].softmax(-1).expand(length, -1) for t in range(T)]
+        if kind != "marginal":
+            moves = [transitions(model, energies[t], monotonic) for t in range(T)]
+        total = 0.0
+        for path in itertools.product(range(length), repeat=T):
+            joint = first[path[0]] * probs[0, path[0]]
+            for t in range(1, T):
+                joint = joint * moves[t][path[t - 1], path[t]] * probs[t, path[t]]
+            total += float(joint)
+        assert float(log_probs[sentence].sum().exp()) == pytest.approx(total, rel=1e-10)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_the_decoder_is_fed_the_posterior_mean(share: float) -> None:
+    """A plain loop (Shankar and Sarawagi 2019, eq. 11 to 13)."""
+    alignment = POSTERIOR | {"prior_share": share}
+    model = model_of(attention=attention("dot", alignment=alignment), decoder__input_feeding=True)
+    found = model.logits(model(SOURCE, LENGTHS, TARGET).predictions)
+    for sentence, length in enumerate(LENGTHS.tolist()):
+        one = slice(sentence, sentence + 1)
+        state = model.encode(SOURCE[one, :length], LENGTHS[one])
+        values, hidden = state.attention()[0].values[0], state.cell.hidden[0]
+        feed = torch.zeros(1, 6, dtype=torch.float64)
+        for t in range(T):
+            word = model.target_embedding(TARGET[one, t])
+            outputs, hidden = model.decoder.rnn(torch.cat([word, feed], dim=-1)[:, None], hidden.view(1, 1, -1))
+            query = outputs[0, 0]
+            prior = (values @ query).softmax(0)
+            readouts = torch.stack([model.decoder.readout(query, value, word[0]) for value in values])
+            probs = model.output(readouts).softmax(-1)
+            mixture = prior @ probs
+            torch.testing.assert_close(found[sentence, t], mixture.log(), **EXACT)
+            posterior = prior * probs[:, OUT[sentence, t]]
+            posterior = (1 - share) * posterior / posterior.sum() + share * prior
+            feed = model.decoder.readout(query, posterior @ values, word[0])[None]
+
+
+def test_forced_decoding_aligns_by_the_posterior() -> None:
+    model = model_of(attention=attention("general", alignment=MARGINAL))
+    forced = model.force(SOURCE, LENGTHS, TARGET, OUT, PAD)
+    for sentence, length in enumerate(LENGTHS.tolist()):
+        probs, energies = word_probs(model, sentence)
+        joint = energies.softmax(-1) * probs
+        torch.testing.assert_close(forced.weights[sentence, :, :length], joint / joint.sum(-1, keepdim=True), **EXACT)
+        torch.testing.assert_close(forced.log_probs[sentence], joint.sum(-1).log(), **EXACT)
+        assert not forced.weights[sentence, :, length:].any()
+
+
+def test_the_bound_falls_short_of_the_likelihood_by_the_divergence_from_the_posterior() -> None:
+    """log p(y_t) = ELBO + KL(q || p(s | y_t)), with every term by itself."""
+    model = model_of(attention=attention("general", alignment=VARIATIONAL))
+    decoded = model(SOURCE, LENGTHS, TARGET, target_out=OUT)
+    expected_loss = model.loss(decoded.predictions, OUT, PAD, lambda *each: likelihood(*each, smoothing=0.0)).total
+    log_q = decoded.inferred.log_probs
+    bound = -expected_loss - divergence(log_q, decoded.log_weights, OUT != PAD)
+    plain = model(SOURCE, LENGTHS, TARGET)
+    exact = model.log_probs(plain.predictions, OUT, PAD).sum()
+    gap, naive = torch.zeros(()).double(), torch.zeros(()).double()
+    for sentence, length in enumerate(LENGTHS.tolist()):
+        probs, energies = word_probs(model, sentence)
+        prior = energies.softmax(-1)
+        posterior = prior * probs / (prior * probs).sum(-1, keepdim=True)
+        q = log_q[sentence, :, :length].exp()
+        torch.testing.assert_close(q.sum(-1), torch.ones(T).double(), **EXACT)
+        gap += (q * (q / posterior).log()).sum()
+        naive += (q * (probs * prior / q).log()).sum()
+    torch.testing.assert_close(bound, naive, **EXACT)
+    torch.testing.assert_close(exact - bound, gap, **EXACT)
+    assert gap > 0
+
+
+def test_the_inference_network_reads_the_whole_target_and_no_padding() -> None:
+    model = model_of(attention=attention("general", alignment=VARIATIONAL))
+    last = OUT.clone()
+    last[:, 3] = 5
+    one, other = (model(SOURCE, LENGTHS, TARGET, target_out=out).inferred.log_probs for out in (OUT, last))
+    assert not torch.allclose(one[:, 0, :2], other[:, 0, :2])
+    longer = torch.cat([OUT, torch.full((3, 2), PAD)], dim=1)
+    inputs = torch.cat([TARGET, torch.full((3, 2), PAD)], dim=1)
+    padded = model(SOURCE, LENGTHS, inputs, target_out=longer).inferred.log_probs[:, :T]
+    torch.testing.assert_close(padded.exp(), one.exp(), **EXACT)
+
+
+@pytest.mark.parametrize("changes", LATENT, ids=label)
+def test_gradients_equal_differences(changes: dict[str, Any]) -> None:
+    """Along a random direction of all parameters: through mixtures, posteriors and inference networks."""
+    model = model_of(**changes)
+
+    def loss() -> Tensor:
+        decoded = model(SOURCE, LENGTHS, TARGET, target_out=OUT)
+        total = model.loss(decoded.predictions, OUT, PAD, lambda *each: likelihood(*each, smoothing=0.1)).total
+        if decoded.inferred is None:
+            return total
+        return total + divergence(decoded.inferred.log_probs, decoded.log_weights, OUT != PAD)
+
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    generator = torch.Generator().manual_seed(1)
+    directions = [torch.randn(each.shape, generator=generator, dtype=torch.float64) for each in parameters]
+    gradients = torch.autograd.grad(loss(), parameters, allow_unused=True)
+    slope = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True) if g is not None)
+    step, values = 1e-6, []
+    with torch.no_grad():
+        for sign in (1, -2):
+            torch._foreach_add_(parameters, directions, alpha=sign * step)
+            values.append(float(loss()))
+    assert (values[0] - values[1]) / (2 * step) == pytest.approx(slope, rel=1e-5, abs=1e-6)
+
+
+def test_the_strongest_positions_share_all_weight() -> None:
+    weights = torch.tensor([[[0.5, 0.004, 0.1, 0.396]], [[0.0, 0.0, 0.0, 0.0]]])
+    chosen, positions = LatentPosition(2).strongest(weights)
+    assert positions[0, 0].tolist() == [0, 3]
+    torch.testing.assert_close(chosen[0, 0], torch.tensor([0.5, 0.396]) / 0.896)
+    assert not chosen[1].any()
+    chosen, positions = LatentPosition(None, min_share=0.01).strongest(weights)
+    assert positions is None
+    torch.testing.assert_close(chosen[0, 0], torch.tensor([0.5, 0.0, 0.1, 0.396]) / 0.996)
+    assert LatentPosition(None).strongest(weights)[0] is weights
+    assert LatentPosition(7).strongest(weights)[1] is None
+
+
+@pytest.mark.parametrize("kind", [MARGINAL, MARGINAL | {"top_k": 2}])
+def test_the_most_probable_tokens_are_the_mixtures(kind: dict[str, Any]) -> None:
+    model = model_of(attention=attention("general", alignment=kind))
+    predictions = model(SOURCE, LENGTHS, TARGET).predictions
+    logits = model.logits(predictions)
+    logits[..., [PAD, BOS]] = -torch.inf
+    assert torch.equal(model.most_probable(predictions, torch.tensor([PAD, BOS])), logits.argmax(-1))
+
+
+def test_a_prior_share_of_one_is_plain_feeding() -> None:
+    """Then the posterior is never read, and the decoder is fed what marginal attention feeds."""
+    models = [
+        model_of(attention=attention("general", alignment=kind), decoder__input_feeding=True)
+        for kind in (POSTERIOR | {"prior_share": 1.0}, MARGINAL)
+    ]
+    models[1].load_state_dict(models[0].state_dict())
+    one, other = (model.logits(model(SOURCE, LENGTHS, TARGET).predictions) for model in models)
+    torch.testing.assert_close(one, other, **EXACT)
+    assert isinstance(models[0].decoder, LatentDecoder)

@@ -1,0 +1,115 @@
+"""Losses and probabilities of mixtures against their plain formulas, in float64."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from nmt.objectives.token_losses import likelihood, r_drop
+from nmt.ops import mixture
+from nmt.ops.mixture import mean_of_each, mixture_log_probs, mixture_loss, of_the_mean, target_log_probs
+from nmt.ops.output_loss import Criterion
+
+N, K, R, V = 7, 4, 5, 11
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+LIKELIHOOD = partial(likelihood, smoothing=0.1)
+
+
+class Problem:
+    """Readouts of C copies, an output layer, weights with some zeros, targets, and positions that count."""
+
+    def __init__(self, copies: int = 1) -> None:
+        generator = torch.Generator().manual_seed(3)
+
+        def drawn(*sizes: int) -> Tensor:
+            return torch.randn(*sizes, generator=generator, dtype=torch.float64)
+
+        mixing = drawn(copies, N, K).softmax(-1) * (torch.rand(copies, N, K, generator=generator) > 0.3)
+        mixing[..., 0] += 0.1
+        self.operands = [drawn(copies, N, K, R), drawn(V, R), drawn(V), mixing]
+        self.operands[3][:, 5] = 0.0  # padding
+        self.targets = torch.randint(V, (N,), generator=generator)
+        self.counted = torch.arange(N) != 5
+
+    def inputs(self) -> list[Tensor]:
+        return [operand.clone().requires_grad_() for operand in self.operands]
+
+
+def naive(inputs: list[Tensor], problem: Problem, criterion: Criterion, of_losses: bool) -> Tensor:
+    """Position by position."""
+    readouts, weight, bias, mixing = inputs
+    total = readouts.new_zeros(())
+    for n in range(N):
+        if not problem.counted[n]:
+            continue
+        logits = readouts[:, n] @ weight.T + bias  # (C, K, V)
+        target = problem.targets[n : n + 1]
+        if of_losses:
+            total = total + sum(mixing[0, n, k] * criterion(logits[:1, k, None], target)[0].sum() for k in range(K))
+        else:
+            probs = (mixing[:, n, :, None] * logits.softmax(-1)).sum(1, keepdim=True)
+            total = total + criterion(probs.log(), target)[0].sum()
+    return total
+
+
+@pytest.mark.parametrize("chunk", [2**24, 3 * V * K, 1], ids=["whole", "chunks", "single"])
+@pytest.mark.parametrize(
+    ("criterion", "copies", "of_losses"),
+    [
+        (LIKELIHOOD, 1, False),
+        (LIKELIHOOD, 1, True),
+        (partial(r_drop, alpha=3.0, smoothing=0.1), 2, False),
+    ],
+    ids=["mean", "losses", "r_drop"],
+)
+def test_loss_and_gradients_equal_the_formula(
+    criterion: Criterion, copies: int, of_losses: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixture, "CHUNK_NUMBERS", chunk)
+    monkeypatch.setattr(mixture, "CPU_NUMBERS", max(1, chunk // 2))
+    problem = Problem(copies)
+    inputs, others = problem.inputs(), problem.inputs()
+    combine = mean_of_each if of_losses else of_the_mean
+    total, terms = mixture_loss(*inputs, problem.counted, combine, criterion, problem.targets)
+    expected = naive(others, problem, criterion, of_losses)
+    torch.testing.assert_close(total, expected, **EXACT)
+    assert not terms["loss"][5]
+    found = torch.autograd.grad(3 * total, inputs)
+    wanted = torch.autograd.grad(3 * expected, others)
+    present = inputs[3] > 0  # a readout without weight is left out, so its weight has no gradient
+    for one, other, keep in zip(found, wanted, (present[..., None], True, True, present), strict=True):
+        torch.testing.assert_close(one, other * keep, **EXACT)
+
+
+def test_the_term_is_the_negative_log_likelihood_of_the_mixture() -> None:
+    problem = Problem()
+    readouts, weight, bias, mixing = problem.operands
+    _, terms = mixture_loss(*problem.operands, problem.counted, of_the_mean, LIKELIHOOD, problem.targets)
+    log_probs = mixture_log_probs(readouts[0], weight, bias, mixing[0])
+    probs = (mixing[0, ..., None] * (readouts[0] @ weight.T + bias).softmax(-1)).sum(1)
+    torch.testing.assert_close(log_probs[problem.counted], probs[problem.counted].log(), **EXACT)
+    chosen = log_probs[torch.arange(N), problem.targets]
+    torch.testing.assert_close(terms["loss"][problem.counted], -chosen[problem.counted], **EXACT)
+
+
+def test_probabilities_without_weight_are_finite() -> None:
+    problem = Problem()
+    log_probs = mixture_log_probs(problem.operands[0][0], *problem.operands[1:3], problem.operands[3][0])
+    assert log_probs[5].isfinite().all()
+    assert (log_probs[5] == log_probs[5, 0]).all()
+
+
+@pytest.mark.parametrize("chunk", [2**24, 2 * V])
+def test_target_log_probs_equal_the_formula_and_their_gradients_differences(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixture, "CHUNK_NUMBERS", chunk)
+    problem = Problem()
+    readouts, weight, bias, mixing = problem.operands
+    found = target_log_probs(readouts[0], weight, bias, mixing[0], problem.targets)
+    log_probs = (readouts[0] @ weight.T + bias).log_softmax(-1)
+    expected = log_probs.gather(-1, problem.targets[:, None, None].expand(-1, K, 1))[..., 0]
+    torch.testing.assert_close(found, expected * (mixing[0] > 0), **EXACT)
+    inputs = tuple(part.requires_grad_() for part in (readouts[0].clone(), weight.clone(), bias.clone()))
+    assert torch.autograd.gradcheck(lambda *each: target_log_probs(*each, mixing[0], problem.targets), inputs)
