@@ -27,6 +27,7 @@ class Problem:
 
         mixing = drawn(copies, N, K).softmax(-1) * (torch.rand(copies, N, K, generator=generator) > 0.3)
         mixing[..., 0] += 0.1
+        mixing = mixing / mixing.sum(-1, keepdim=True)
         self.operands = [drawn(copies, N, K, R), drawn(V, R), drawn(V), mixing]
         self.operands[3][:, 5] = 0.0  # padding
         self.targets = torch.randint(V, (N,), generator=generator)
