@@ -2,6 +2,8 @@
 
 import copy
 import json
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from nmt import faithfulness as module
 from nmt import saliency
+from nmt.config.compose import config_dir
 from nmt.config.schema import Evaluation, TrainConfig
 from nmt.evaluation import evaluate_run, score_settings
 from nmt.faithfulness import faithfulness, of_pair, summary
@@ -198,3 +201,14 @@ def test_texts_alone_determine_the_random_order(run: RunDirectory) -> None:
 def test_nothing_is_left_behind(translator: Translator) -> None:
     of_pair(translator, *PAIR, 1)
     assert all(parameter.grad is None for parameter in translator.single.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", sorted(path.stem for path in (config_dir() / "attention").glob("*.yaml")))
+def test_every_preset_has_figures(preset: str, train_config: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    assert train(train_config(f"attention={preset}", "training.max_steps=1"), tmp_path / "run", []) == 0
+    run, translator = RunDirectory(tmp_path / "run"), Translator.load(tmp_path / "run")
+    figures = faithfulness(translator, *run.held_out("test"), 2)
+    known = {key for key, value in figures.items() if value is not None}
+    assert {"aer_saliency", "area_saliency", "area_random"} <= known
+    assert ("area_attention" in known) == translator.model.attends
