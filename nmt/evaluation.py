@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 from nmt.config import schema
 from nmt.config.compose import flatten, load_values
 from nmt.config.errors import UserError
+from nmt.faithfulness import faithfulness
 from nmt.files import locked, to_json, write_lines
 from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
 from nmt.metrics.bleu import METRICS, Scores, ScoreSettings, score, score_by_length, tokenizer_for
@@ -159,15 +160,16 @@ def evaluate_run(
     settings: ScoreSettings,
     checkpoint: str,
     progress: Progress | None = None,
-    variant: str = "",
-    output: EvaluationFolder | None = None,
+    output: EvaluationFolder | str = "",
+    explained: int = 0,
     on_result: Callable[[dict[str, Any]], object] | None = None,
 ) -> tuple[dict[str, Any], Evaluation]:
     """Evaluate a split of a run's corpus. Returns the entry of results.json and the translations.
 
     Writes hypotheses/<split>.txt, word alignments of translations and references to alignments/, and the entry, to the
-    run or to `output`. `variant` names settings that differ from the run's own. It is appended to <split>, so that
-    results with the run's own settings stay. `on_result` receives the entry before the files are written.
+    folder `output`, or to the run. Then `output` names the settings that differ from the run's own. It is appended to
+    <split>, so that results with the run's own settings stay. `explained` is the number of sentences for the figures of
+    nmt.faithfulness; 0: none. `on_result` receives the entry before the files are written.
     """
     sources, references, gold = run.held_out(split)
     evaluation = evaluate(translator, sources, references, settings, progress=progress)
@@ -185,29 +187,32 @@ def evaluate_run(
     outside = translator.outside_shortlist(sources, references)
     if outside is not None:
         result["reference_tokens_outside_shortlist"] = round(outside, 4)
-    if output is not None:
+    if explained:
+        result["faithfulness"] = faithfulness(translator, sources, references, gold, explained)
+    if isinstance(output, EvaluationFolder):
         result["members"] = output.description["members"]
     if on_result is not None:
         on_result(result)
-    translator.group.on_main(lambda: _write(run, split, variant, output, result, evaluation, aligned))
+    translator.group.on_main(lambda: _write(run, split, output, result, evaluation, aligned))
     return result, evaluation
 
 
 def _write(
     run: RunDirectory,
     split: str,
-    variant: str,
-    output: EvaluationFolder | None,
+    output: EvaluationFolder | str,
     result: dict[str, Any],
     evaluation: Evaluation,
     aligned: ReferenceAlignment | None,
 ) -> None:
-    if output is not None:
+    name = split
+    if isinstance(output, EvaluationFolder):
         sources, references, gold = run.held_out(split)
         run = output.folder
         output.write_description()
         run.write_held_out(split, sources, references, gold)
-    name = f"{split}.{variant}" if variant else split
+    elif output:
+        name = f"{split}.{output}"
     if aligned is not None:
         links = [translation.word_alignment() for translation in evaluation.translations]
         weights = [to_json(translation.word_weights() or {}) for translation in evaluation.translations]

@@ -30,9 +30,7 @@ class Saliency:
     @property
     def shares(self) -> NDArray[np.floating[Any]]:
         """(T, S), each row divided by its sum, as attention weights are."""
-        totals = self.norms.sum(1, keepdims=True)
-        shares: NDArray[np.floating[Any]] = self.norms / np.where(totals > 0, totals, 1.0)
-        return shares
+        return shares_of(self.norms)
 
 
 def saliency(translator: Translator, sources: Sequence[str], targets: Sequence[str]) -> list[Saliency]:
@@ -40,9 +38,15 @@ def saliency(translator: Translator, sources: Sequence[str], targets: Sequence[s
     Simonyan et al. 2014). Raises ValueError for unequal counts, UserError for an ensemble."""
     if len(sources) != len(targets):
         raise ValueError(f"{len(sources)} sources, but {len(targets)} targets")
-    # cuDNN's recurrent layers have no backward pass in evaluation mode.
-    with evaluation_mode(translator.single), torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
+    with evaluation_mode(translator.single):
         return [_of_pair(translator, *pair) for pair in zip(sources, targets, strict=True)]
+
+
+def shares_of(norms: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+    """Gradient norms (T, S) -> (T, S), each row divided by its sum."""
+    totals = norms.sum(1, keepdims=True)
+    shares: NDArray[np.floating[Any]] = norms / np.where(totals > 0, totals, 1.0)
+    return shares
 
 
 def _of_pair(translator: Translator, source: str, target: str) -> Saliency:
@@ -50,22 +54,38 @@ def _of_pair(translator: Translator, source: str, target: str) -> Saliency:
     (source_ids,), (pieces,) = translator.encode([source])
     (target_ids,) = tokenizers.target.encode([target])
     batch = collate([source_ids], [target_ids], tokenizers, np.arange(1)).to(translator.machine.device)
-    parts = torch.split(torch.arange(len(target_ids)), COPIES)
-    norms = torch.cat([_norms(translator.single, batch, part) for part in parts]).cpu().numpy()
-    return Saliency(pieces, tokenizers.target.surfaces([target])[0], norms)
+    return Saliency(pieces, tokenizers.target.surfaces([target])[0], gradient_norms(translator.single, batch))
 
 
-def _norms(model: Seq2Seq, batch: Batch, tokens: Tensor) -> Tensor:
-    """Gradient norms (N, S) for the target tokens (N,) of a batch of one pair.
+def gradient_norms(model: Seq2Seq, batch: Batch) -> NDArray[np.floating[Any]]:
+    """Gradient norms (T, S) of a batch of one pair. Copies the pair N times, so that one backward pass computes N
+    rows."""
+    parts = torch.split(torch.arange(batch.target_out.shape[1]), COPIES)
+    # cuDNN's recurrent layers have no backward pass in evaluation mode.
+    with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
+        return torch.cat([_norms(model, batch, part) for part in parts]).cpu().numpy()
 
-    Copies the pair N times, so that one backward pass computes all rows.
-    """
-    N, tokens = len(tokens), tokens.to(batch.source.device)
-    embedded = model.source_embedding(batch.source).detach().repeat(N, 1, 1).requires_grad_()
-    state = model.encode_embedded(embedded, batch.lengths.repeat(N))
-    decoded = model.decoder(model.target_embedding(batch.target_in).expand(N, -1, -1), state)
-    rows = torch.arange(N, device=embedded.device)
-    log_probs = model.output(decoded.readouts[rows, tokens]).log_softmax(-1)
-    (gradient,) = torch.autograd.grad(log_probs[rows, batch.target_out[0, tokens]].sum(), embedded)
+
+def _norms(model: Seq2Seq, batch: Batch, rows: Tensor) -> Tensor:
+    """Gradient norms (N, S) for the target tokens (N,) of a batch of one pair."""
+    embedded = model.source_embedding(batch.source).detach().repeat(len(rows), 1, 1).requires_grad_()
+    log_probs = token_log_probs(model, embedded, batch.lengths, batch.target_in, batch.target_out, rows)
+    (gradient,) = torch.autograd.grad(log_probs.sum(), embedded)
     norms: Tensor = gradient.norm(dim=-1)
     return norms
+
+
+def token_log_probs(
+    model: Seq2Seq, embedded: Tensor, lengths: Tensor, target_in: Tensor, target_out: Tensor, rows: Tensor
+) -> Tensor:
+    """log p(y_t | y_<t, x) of the target token t = rows[n] for each embedded source n of one sentence pair.
+
+    (N, S, E), int64 (1,) on the CPU, (1, T) = <s> y_1 ... y_{T-1}, (1, T) = y_1 ... y_T, (N,) -> (N,). Decodes no
+    further than the last of `rows`.
+    """
+    N, T = len(embedded), int(rows.max()) + 1
+    copies, rows = torch.arange(N, device=embedded.device), rows.to(embedded.device)
+    state = model.encode_embedded(embedded, lengths.repeat(N))
+    decoded = model.decoder(model.target_embedding(target_in[:, :T]).expand(N, -1, -1), state)
+    log_probs: Tensor = model.output(decoded.readouts[copies, rows]).log_softmax(-1)
+    return log_probs[copies, target_out[0, rows]]

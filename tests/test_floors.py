@@ -11,6 +11,7 @@ FLOORS = [  # from the top down
     "training",
     "objectives",
     "evaluation",
+    "faithfulness",
     "saliency",
     "translator",
     "searcher",

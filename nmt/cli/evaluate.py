@@ -53,12 +53,13 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
         translator = group.everywhere(partial(Translator.load, config.run, **config.loading, group=group))
         stack.enter_context(fair_waiting())
         warn_if_texts_differ(runs, config.split)
+        output: EvaluationFolder | str
         if config.output is None:
-            folder, variant, location = None, _variant(config, trained, machine.get("precision")), {}
+            output, location = _variant(config, trained, machine.get("precision")), {}
         else:
             path = stack.enter_context(output_folder(config.output, EVALUATION, "an evaluation"))
-            folder = EvaluationFolder.at(path, runs, translator, settings, config.checkpoint)
-            variant, location = "", {"output": config.output}
+            output = EvaluationFolder.at(path, runs, translator, settings, config.checkpoint)
+            location = {"output": config.output}
         bar = stack.enter_context(
             tqdm(total=len(sources), desc=f"translate {config.split}", unit=" sent", disable=group.hides_progress)
         )
@@ -70,8 +71,8 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
                 settings,
                 config.checkpoint,
                 progress=bar.update,
-                variant=variant,
-                output=folder,
+                output=output,
+                explained=config.faithfulness_sentences if config.faithfulness else 0,
                 on_result=result.update,
             )
         except OSError as error:
@@ -84,8 +85,16 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
         finally:
             if result and group.is_main:
                 bar.close()
-                run = config.run[0] if len(config.run) == 1 else config.run
-                print(json.dumps({"run": run, "split": config.split, **location, **result}))
+                _print_result(config, {**location, **result}, len(sources))
+
+
+def _print_result(config: EvaluateConfig, result: dict[str, Any], sentences: int) -> None:
+    if config.faithfulness:
+        from nmt.faithfulness import summary
+
+        print(summary(result["faithfulness"], sentences))
+    run = config.run[0] if len(config.run) == 1 else config.run
+    print(json.dumps({"run": run, "split": config.split, **result}))
 
 
 def _check_writable(run: "RunDirectory") -> None:

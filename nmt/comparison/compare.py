@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from nmt.comparison import faithfulness
 from nmt.comparison.entry import Entry, HeldOut
 from nmt.config.compose import PATH_KEYS
 from nmt.config.errors import UserError, printable
@@ -179,7 +180,7 @@ def _system_row(
         for bucket in zip(*by_length, strict=True)
     ]
     row["curve"] = _mean_curve([entry.curve for entry in entries])
-    return row
+    return row | faithfulness.of_system([entry.explained for entry in entries])
 
 
 def _run_row(system: System, entry: Entry, baseline: System, results: dict[str, MetricResult]) -> Comparison:
@@ -194,7 +195,7 @@ def _run_row(system: System, entry: Entry, baseline: System, results: dict[str, 
         **{f"{metric}_p_randomisation": results[metric].p_randomisation for metric in METRICS[1:]},
         "baseline_run": None if system is baseline else baseline.of_seed(entry.seed).name,
     }
-    return row
+    return row | faithfulness.of_run(entry.explained)
 
 
 def _examples(systems: Sequence[System], held_out: HeldOut, count: int, sentences: Sequence[int]) -> list[Comparison]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nmt.comparison.faithfulness import read_figures
 from nmt.config import schema
 from nmt.config.compose import load_values, typed
 from nmt.config.errors import UserError, printable
@@ -67,6 +68,7 @@ class Entry:
     sentences_per_second: float | None = None
     curve: Sequence[tuple[float, float]] = ()  # epoch, validation BLEU
     word_weights: Path | None = None
+    explained: Mapping[str, Any] = field(default_factory=dict)  # figures of nmt.comparison.faithfulness
 
     @property
     def epoch_seconds(self) -> float | None:
@@ -137,6 +139,7 @@ def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
         aer=_aer(run, split, gold),
         sentences_per_second=_measure(results.get("sentences_per_second")),
         word_weights=words if words.is_file() else None,
+        explained=read_figures(results.get("faithfulness")),
         **fields,
     )
     return entry, HeldOut(sources, references, settings)

@@ -12,10 +12,15 @@ from nmt.comparison.entry import Entry, HeldOut, find_runs, read_run, read_syste
 from nmt.config.errors import UserError, nearest
 from nmt.files import to_json, write_atomically
 from nmt.report import table
-from nmt.report.page import SIGNIFICANT, page
+from nmt.report.page import EXPLAINED, EXPLAINED_COLUMNS, SIGNIFICANT, page
 from nmt.report.table import Column, decimals
 
 log = logging.getLogger(__name__)
+EXPLANATION = (
+    "Kendall's tau: of attention weights and gradients (saliency), by source token. AER %: of the links that each of "
+    "them and both together give. area: under the curve of an output token's probability while source tokens are "
+    "masked in that order; the smaller against random, the better the explanation."
+)
 Render = Callable[[Sequence[Mapping[str, object]], Sequence[Column]], str]
 
 
@@ -97,6 +102,9 @@ def _text(comparisons: Sequence[Comparison], render: Render, with_runs: bool = F
         title = f"{comparison['split']}: {comparison['sentences']} sentences, {comparison['signature']}"
         rows = _system_rows(comparison)
         parts += [title, render(rows, _system_columns(rows))]
+        if _with_values(EXPLAINED, rows):
+            parts += ["what attention explains:", render(rows, _with_values(EXPLAINED_COLUMNS, rows))]
+            parts += [EXPLANATION] if with_runs else []
         if with_runs:
             parts += [render(comparison["runs"], _run_columns(comparison["runs"])), _notes(comparison)]
     return "\n\n".join(parts)
@@ -157,6 +165,7 @@ def _run_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
         Column("aer", "AER %", decimals(1)),
         Column("p_bootstrap", "p, bootstrap", _p_value),
         Column("p_randomisation", "p, randomisation", _p_value),
+        *EXPLAINED,
     ]
     return _with_values(columns, rows)
 

@@ -85,10 +85,16 @@ class Scale:
 
 
 def line_chart(
-    series: Sequence[Series], title: str, x_label: str, y_label: str, x_ticks: Mapping[float, str] | None = None
+    series: Sequence[Series],
+    title: str,
+    x_label: str,
+    y_label: str,
+    x_ticks: Mapping[float, str] | None = None,
+    y_values: Sequence[float] = (),
 ) -> Markup:
-    """A line for each system; needs at least one complete point. `x_ticks` (value -> label) replaces round values."""
-    x, y = _scales(series)
+    """A line for each system; needs at least one complete point. `x_ticks` (value -> label) replaces round values. The
+    y axis holds `y_values` too, so that several charts can have the same one."""
+    x, y = _scales(series, y_values=y_values)
     ticks = x_ticks or x.ticks()
     chart = _axes(f"{title}: lines of {_names(series)}", x, y, ticks, x_label, y_label)
     for line in series:
@@ -132,9 +138,11 @@ def legend_key(system: int) -> Markup:
     return _markup(picture)
 
 
-def _scales(series: Sequence[Series], right: float = RIGHT, log_x: bool = False) -> tuple[Scale, Scale]:
-    x_values, y_values = zip(*(point for system in series for point in system.complete_points()), strict=True)
-    return Scale.around(x_values, LEFT, right, log_x), Scale.around(y_values, BOTTOM, TOP)
+def _scales(
+    series: Sequence[Series], right: float = RIGHT, log_x: bool = False, y_values: Sequence[float] = ()
+) -> tuple[Scale, Scale]:
+    x_found, y_found = zip(*(point for system in series for point in system.complete_points()), strict=True)
+    return Scale.around(x_found, LEFT, right, log_x), Scale.around([*y_found, *y_values], BOTTOM, TOP)
 
 
 def _axes(title: str, x: Scale, y: Scale, x_ticks: Mapping[float, str], x_label: str, y_label: str) -> Element:

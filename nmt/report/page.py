@@ -45,6 +45,21 @@ SYSTEM_COLUMNS = (
     Column("tokens_per_second", "training, tokens/s", "{:,.0f}".format),
     Column("sentences_per_second", "decoding, sentences/s", decimals(1)),
 )
+EXPLAINED = (
+    Column("tau", "Kendall's tau", decimals(3)),
+    Column("aer_attention", "AER %, attention", decimals(1)),
+    Column("aer_saliency", "AER %, saliency", decimals(1)),
+    Column("aer_both", "AER %, both", decimals(1)),
+    Column("area_attention", "area, attention", decimals(3)),
+    Column("area_saliency", "area, saliency", decimals(3)),
+    Column("area_random", "area, random", decimals(3)),
+)
+EXPLAINED_COLUMNS = (Column("name", "system"), *EXPLAINED, Column("explained_sentences", "sentences"))
+MASKING_CHARTS = {
+    "attention": "Masking the most attended first",
+    "saliency": "Masking the most salient first",
+    "random": "Masking at random",
+}
 RUN_COLUMNS = (
     Column("system", "system"),
     Column("seed", "seed"),
@@ -100,6 +115,8 @@ def _section(comparison: Mapping[str, Any]) -> dict[str, Any]:
         "numbers": numbers,
         "marks": {name: legend_key(number) for name, number in numbers.items()},
         "charts": _charts(systems),
+        "explained": _table(systems, EXPLAINED_COLUMNS) if _is_explained(systems) else None,
+        "masking_charts": _masking_charts(systems),
         "examples": [{**example, "words": _common_source(example)} for example in comparison["examples"]],
     }
 
@@ -154,6 +171,23 @@ def _charts(systems: Sequence[Mapping[str, Any]]) -> list[tuple[str, Markup]]:
     if _has_points(costs):
         title = "BLEU by training time"
         charts.append((title, scatter_chart(costs, title, f"training time, {unit}", "BLEU", log_x=True)))
+    return charts
+
+
+def _is_explained(systems: Sequence[Mapping[str, Any]]) -> bool:
+    return any(system[column.key] is not None for system in systems for column in EXPLAINED)
+
+
+def _masking_charts(systems: Sequence[Mapping[str, Any]]) -> list[tuple[str, Markup]]:
+    """(title, chart) of the masking curves in each order, all with the same y axis."""
+    labels = "masked source tokens", "share of the probability that is left"
+    everything = [value for system in systems for curve in system["masking_curves"].values() for value in curve]
+    charts = []
+    for order, title in MASKING_CHARTS.items():
+        curves = [list(enumerate(system["masking_curves"].get(order, []))) for system in systems]
+        if any(curves):
+            lines = [Series(number, system["name"], curves[number]) for number, system in enumerate(systems)]
+            charts.append((title, line_chart(lines, title, *labels, y_values=everything)))
     return charts
 
 

@@ -448,6 +448,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-evaluate", "run=[]"], "run=[]: list should have at least 1 item"),
     (["nmt-evaluate", "run=[{run},nowhere]"], "run=nowhere: no such directory"),
     (["nmt-evaluate", "run=[{run},{run}]", "output=null"], "an ensemble's results belong to none of its runs"),
+    (["nmt-evaluate", "run=[{run},{run}]", "faithfulness=true"], "faithfulness=true: gradients are defined for one mo"),
     (["nmt-evaluate", "run=[{run},{run}]", "output=occupied"], "output=occupied: holds files other than an eval"),
     (["nmt-evaluate", "run={run}", "output={run}"], "holds files other than an evaluation; name another folder"),
     (["nmt-evaluate", "run=occupied"], "run=occupied: is not a run directory"),

@@ -35,6 +35,31 @@ def _values(overrides: tuple[str, ...]) -> dict[str, Any]:
     return values_of("train", list(overrides))
 
 
+FIGURES: dict[str, Any] = {
+    **{"sentences": 60, "tokens": 500, "tau": 0.5, "tau_ci": 0.02},
+    **{"aer_attention": 0.2, "aer_saliency": 0.3, "aer_both": 0.1},
+    **{"area_attention": 0.4, "area_attention_ci": 0.01, "area_saliency": 0.3, "area_saliency_ci": 0.01},
+    **{"area_random": 0.7, "area_random_ci": 0.03},
+    "curves": {
+        "attention": [1.0, 0.5, 0.4, 0.3, 0.2, 0.1],
+        "saliency": [1.0, 0.4, 0.3, 0.2, 0.1, 0.0],
+        "random": [1.0, 0.9, 0.8, 0.7, 0.6, 0.5],
+    },
+}
+UNEXPLAINED: dict[str, Any] = {  # by a model without attention
+    **FIGURES,
+    **dict.fromkeys(["tau", "tau_ci", "aer_attention", "aer_both", "area_attention", "area_attention_ci"]),
+    "curves": {order: FIGURES["curves"][order] for order in ("saliency", "random")},
+}
+
+
+def explain(path: Path, figures: object = None, **changes: object) -> None:
+    """Add the figures of faithfulness=true to the results of a run."""
+    run = RunDirectory(path)
+    entry = json.loads(run.results.read_text())["test"]
+    run.update_json(run.results, {"test": {**entry, "faithfulness": figures or {**FIGURES, **changes}}})
+
+
 def make_run(path: Path, hypotheses: Sequence[str], *overrides: str, gold: bool = True, curve: bool = True) -> Path:
     """A finished run with this output on the test set."""
     run, values = RunDirectory(path), _values(overrides)

@@ -96,10 +96,15 @@ def test_references_are_scored_in_order(run: Path, tmp_path: Path) -> None:
 
 def test_an_evaluation_is_that_of_one_process(run: Path, tmp_path: Path) -> None:
     words = ["nmt-evaluate", f"run={run}", "split=test", "search.batch_tokens=40"]
-    alone = json.loads(call(*words, f"output={tmp_path / 'alone'}").stdout)
+    words += ["faithfulness=true", "faithfulness_sentences=5"]
+    *table, last = call(*words, f"output={tmp_path / 'alone'}").stdout.decode().splitlines()
+    alone = json.loads(last)
     (status, printed), (_, nothing) = in_group(2, tmp_path / "out", *words, f"output={tmp_path / 'group'}")
     assert status == 0, printed
-    shared = json.loads(printed)
+    *shared_table, last = printed.splitlines()
+    shared = json.loads(last)
+    assert shared_table == table
+    assert alone["faithfulness"]["sentences"] == 5
     for result in (alone, shared):
         result.pop("sentences_per_second")
         result.pop("output")

@@ -94,6 +94,18 @@ def test_few_or_equal_values(points: list[tuple[float | None, float | None]]) ->
         assert all(LEFT < x < RIGHT and TOP < y < BOTTOM for marker in markers for x, y in places(marker))
 
 
+def test_charts_with_the_same_values_on_the_y_axis_have_the_same_axis() -> None:
+    values = [0.1, 40.0]
+    charts = [fromstring(line_chart([each], "t", "x", "y", y_values=values)) for each in CURVES]
+    ticks = [
+        [(text.text, text.get("y")) for text in of_class(chart, "tick") if text.get("x") == "36"] for chart in charts
+    ]
+    assert ticks[0] == ticks[1]
+    assert len(ticks[0]) > 3
+    alone = of_class(lines(CURVES[:1]), "tick")
+    assert [(text.text, text.get("y")) for text in alone if text.get("x") == "36"] != ticks[0]
+
+
 def test_a_system_without_points_is_in_the_order_of_colours_all_the_same() -> None:
     chart = lines([Series(0, "a", []), *CURVES[1:]])
     assert [len(of_class(group, "marker")) for group in chart.iter("g")] == [0, 3]

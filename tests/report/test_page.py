@@ -14,7 +14,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
-from nmt.report.page import page
+from nmt.report.page import EXPLAINED_COLUMNS, MASKING_CHARTS, page
 
 HOSTILE = "\"'><img/src=x><script>alert(1)</script>&lt;{{7*7}}\u202e</style></title>"
 
@@ -27,7 +27,9 @@ def system(rank: int, name: str, **changes: object) -> dict[str, Any]:
     costs = {"parameters": 1_250_000, "seconds": 200.0 + rank, "epoch_seconds": 34.0}
     speeds = {"tokens_per_second": 5200.0, "sentences_per_second": None}
     curves = {"bleu_by_length": buckets, "curve": [[1.0, 9.0], [2.0, 20.0 - rank]]}
-    return {"rank": rank, "name": name, "seeds": [1, 2], **scores, **tests, **costs, **speeds, **curves, **changes}
+    explained: dict[str, object] = dict.fromkeys(column.key for column in EXPLAINED_COLUMNS) | {"masking_curves": {}}
+    values = {"rank": rank, "name": name, "seeds": [1, 2], **scores, **tests, **costs, **speeds, **curves}
+    return {**explained, **values, **changes}
 
 
 def translation(name: str, text: str, source: str, *weights: list[int]) -> dict[str, Any]:
@@ -118,6 +120,31 @@ def test_cells() -> None:
     full = [text for text in texts if text]
     first, second = (index for index, text in enumerate(full) if text == "baseline")
     assert (full[first + 1], full[second - 1]) == ("base", "base")
+
+
+def test_what_attention_explains_has_a_section_where_it_was_measured() -> None:
+    curves = {order: [1.0, 0.5, 0.4, 0.3, 0.2, 0.1] for order in MASKING_CHARTS}
+    measured = {"tau": 0.4321, "tau_sd": 0.0123, "area_attention": 0.35, "explained_sentences": 200}
+    first, second, third = comparison()["systems"]
+    by_chance = {"area_random": 0.77, "masking_curves": {"random": curves["random"]}}
+    systems = [first | measured | {"masking_curves": curves}, second | by_chance, third]
+    texts = Parsed(page([comparison(systems=systems)])).texts
+    section = texts[texts.index("What attention explains") : texts.index("Examples")]
+    assert {
+        "Kendall's tau",
+        "0.432",
+        "± 0.012",
+        "area, attention",
+        "0.350",
+        "0.770",
+        "200",
+        *MASKING_CHARTS.values(),
+    } <= {*section}
+    assert not {"AER %, saliency", "area, saliency"} & set(section)
+    assert not any("scores the links" in text for text in section)
+    assert sum("share of the probability that is left: 0.50" in text for text in section) == 4  # points of four lines
+    nothing = Parsed(page([comparison()])).texts
+    assert not {"What attention explains", *MASKING_CHARTS.values()} & set(nothing)
 
 
 def test_runs_that_do_not_compare_are_apart() -> None:

@@ -183,9 +183,13 @@ class EvaluateConfig(SavedRunCommand):
     split: Literal["validation", "test"]
     tokenize: Name | None
     lowercase: bool | None
+    faithfulness: bool
+    faithfulness_sentences: Count
     output: PathName | None
 
     def conflicts(self) -> Iterator[str]:
+        if self.faithfulness and len(self.run) > 1:
+            yield "faithfulness=true: gradients are defined for one model, not for an ensemble; name one run"
         if self.output is None and len(self.run) > 1:
             yield "an ensemble's results belong to none of its runs: give output=FOLDER"
 

@@ -1,0 +1,214 @@
+"""What attention explains, on a model whose output one source token decides, and on trained ones."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nmt import faithfulness as module
+from nmt import saliency
+from nmt.config.compose import config_dir
+from nmt.config.schema import Evaluation, TrainConfig
+from nmt.evaluation import evaluate_run, score_settings
+from nmt.faithfulness import faithfulness, of_pair, summary
+from nmt.metrics.faithfulness import MASKS, areas
+from nmt.run import RunDirectory
+from nmt.training.job import train
+from nmt.translator import Translator
+
+PAIR = "the cat sees the dog in the garden .", "le chat voit le chien dans le jardin ."
+
+
+@pytest.fixture(scope="module", params=["bahdanau", "none"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    from conftest import TINY, values_of
+
+    from nmt.config.compose import typed
+
+    directory = tmp_path_factory.mktemp("faithfulness") / "run"
+    config = typed(TrainConfig, values_of("train", [*TINY, f"attention={request.param}", "training.max_steps=2"]))
+    assert train(config, directory, []) == 0
+    return RunDirectory(directory)
+
+
+@pytest.fixture
+def translator(run: RunDirectory) -> Translator:
+    return Translator.load(run.path)
+
+
+class OneTokenDecides(nn.Module):
+    """Source token `key` makes the tokens of the reference likely; without it, all tokens are equally likely. Attends
+    to token `looks_at`."""
+
+    attends = True
+
+    def __init__(self, vocabulary: int, reference: list[int], key: int, looks_at: int) -> None:
+        super().__init__()
+        self.source_embedding, self.target_embedding = nn.Embedding(vocabulary, 2), nn.Embedding(vocabulary, 2)
+        nn.init.ones_(self.source_embedding.weight)
+        self.likely = torch.zeros(vocabulary)
+        self.likely[reference] = 10.0
+        self.key, self.looks_at = key, looks_at
+
+    def encode_embedded(self, embedded: Tensor, lengths: Tensor) -> Tensor:
+        assert len(embedded) == len(lengths)
+        return embedded[:, self.key].sum(1)
+
+    def decoder(self, target: Tensor, state: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(readouts=state[:, None].expand(target.shape[:2]))
+
+    def output(self, readouts: Tensor) -> Tensor:
+        return readouts[:, None] * self.likely
+
+    def force(self, source: Tensor, lengths: Tensor, target_in: Tensor, target_out: Tensor, pad: int) -> Any:  # noqa: ANN401
+        weights = torch.zeros(1, target_in.shape[1], source.shape[1])
+        weights[:, :, self.looks_at] = 1
+        return SimpleNamespace(weights=weights)
+
+
+def decided(translator: Translator, key: int, looks_at: int) -> Translator:
+    made = copy.copy(translator)
+    reference = translator.tokenizers.target.encode([PAIR[1]])[0]
+    vocabulary = translator.single.target_embedding.num_embeddings
+    made.model = OneTokenDecides(vocabulary, reference, key, looks_at)  # type: ignore[assignment]
+    return made
+
+
+def test_masking_the_token_that_decides_collapses_the_probability_at_once(translator: Translator) -> None:
+    right, wrong = (of_pair(decided(translator, 3, looks_at), *PAIR, 1) for looks_at in (3, 1))
+    for curves in (right.curves["attention"], right.curves["saliency"], wrong.curves["saliency"]):
+        assert (curves[:, 1:] < 0.02).all()
+        np.testing.assert_allclose(areas(curves), 1 / (2 * MASKS), atol=0.02)
+    for curves in (wrong.curves["attention"], wrong.curves["random"]):
+        assert (areas(curves) >= 1 / (2 * MASKS)).all()
+        assert (areas(curves) <= 1).all()
+        assert areas(curves).mean() > 0.3
+    assert (wrong.curves["attention"][:, 1] == 1).all()
+    np.testing.assert_allclose(right.curves["random"], wrong.curves["random"])
+    assert right.tau is not None
+    assert wrong.tau is not None
+    positions = len(translator.encode([PAIR[0]])[0][0])
+    np.testing.assert_allclose(right.tau, 1)
+    np.testing.assert_allclose(wrong.tau, -1 / (positions - 1))
+
+
+def test_aer_by_each_view_is_that_of_its_links(translator: Translator) -> None:
+    made = decided(translator, 0, 1)  # "the" decides, attention is on the next piece
+    links = of_pair(made, *PAIR, 1).links
+    assert links["saliency"] == {(0, j) for j in range(9)}
+    assert links["both"] == set()  # no overlap
+    figures = faithfulness(made, [PAIR[0]], [PAIR[1]], ["0-0 0-1 1-1 0p3"], 5)
+    # 9 links, 3 sure ones; 2 are sure and 3 possible.
+    assert figures["aer_saliency"] == pytest.approx(1 - (2 + 3) / (9 + 3), abs=1e-4)
+    assert figures["aer_both"] == 1
+    assert faithfulness(made, [PAIR[0]], [PAIR[1]], None, 5)["aer_saliency"] is None
+
+
+def test_neither_batches_nor_other_sentences_change_a_figure(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    translator.model.double()
+    together = of_pair(translator, *PAIR, 1)
+    monkeypatch.setattr(module, "TOKENS", 1)
+    monkeypatch.setattr(saliency, "COPIES", 3)
+    of_pair(translator, PAIR[0], "le chien dort .", 1)
+    apart = of_pair(translator, *PAIR, 7)
+    assert apart.links == together.links
+    for order, curves in together.curves.items():
+        np.testing.assert_allclose(apart.curves[order], curves, rtol=1e-6)
+        assert (curves[:, 0] == 1).all()
+
+
+def test_curves_are_those_of_each_mask_by_itself(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks the first tokens in turn, one decoding each, without copies."""
+    translator.model.double()
+    first = lambda weights, random: np.tile(np.arange(MASKS), (len(weights), 1))  # noqa: E731
+    monkeypatch.setattr(module, "masking_order", first)
+    found = of_pair(translator, *PAIR, 1)
+    model, tokenizers = translator.single, translator.tokenizers
+    source, target = (torch.tensor(side.encode([text])) for side, text in zip(tokenizers, PAIR, strict=True))
+    started = torch.cat([torch.tensor([[tokenizers.target.bos]]), target[:, :-1]], 1)
+    log_probs = []
+    with torch.no_grad():
+        for masks in range(MASKS + 1):
+            embedded = model.source_embedding(source)
+            embedded[:, :masks] = 0
+            state = model.encode_embedded(embedded, torch.tensor([source.shape[1]]))
+            decoded = model.decoder(model.target_embedding(started), state)
+            log_probs.append(model.log_probs(decoded.readouts, target, tokenizers.target.pad)[0])
+    expected = (torch.stack(log_probs, 1) - log_probs[0][:, None]).clamp(max=0).exp()
+    for curves in found.curves.values():
+        np.testing.assert_allclose(curves, expected, rtol=1e-6)
+
+
+def test_the_entry_gains_figures_and_nothing_else_changes(run: RunDirectory, translator: Translator) -> None:
+    settings = score_settings(Evaluation(tokenize="auto", lowercase=False), "fr")
+    plain, _ = evaluate_run(run, translator, "test", settings, "best")
+    with_figures, _ = evaluate_run(run, translator, "test", settings, "best", explained=100)
+    assert json.loads(run.results.read_text())["test"] == with_figures
+    assert [key for key in with_figures if key != "faithfulness"] == list(plain)
+    figures = with_figures["faithfulness"]
+    assert figures["sentences"] == 8
+    if translator.model.attends:
+        assert figures["aer_attention"] == with_figures["aer"]
+        assert -1 <= figures["tau"] <= 1
+        assert figures.keys() == {"sentences", "tokens", "tau", "tau_ci", "curves"} | {
+            *(f"aer_{view}" for view in ("attention", "saliency", "both")),
+            *(f"area_{order}{ci}" for order in ("attention", "saliency", "random") for ci in ("", "_ci")),
+        }
+    else:
+        missing = [key for key, value in figures.items() if value is None]
+        assert missing == ["tau", "tau_ci", "aer_attention", "aer_both", "area_attention", "area_attention_ci"]
+    for order, curve in figures["curves"].items():
+        assert len(curve) == MASKS + 1
+        assert areas(np.array([curve]))[0] == pytest.approx(figures[f"area_{order}"], abs=1e-3)
+    table = summary(figures, 8)
+    assert "8 of 8 sentences" in table
+    assert f"{figures['area_saliency']:.3f} ± " in table
+    assert ("tau" in table) == translator.model.attends
+
+
+def test_sentences_are_spread_over_the_set(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def remember(_: Translator, source: str, reference: str, number: int) -> module.PairFigures:
+        asked.append((source, reference, number))
+        return of_pair(translator, *PAIR, number)
+
+    monkeypatch.setattr(module, "of_pair", remember)
+    faithfulness(translator, list("abcdefgh"), list("ABCDEFGH"), None, 3)
+    assert asked == [("a", "A", 1), ("d", "D", 4), ("h", "H", 8)]
+
+
+def test_an_empty_source_has_figures(translator: Translator) -> None:
+    figures = faithfulness(translator, [""], ["le chat"], [""], 1)
+    assert figures["tau"] is None
+    assert figures["area_random"] == figures["area_saliency"] > 0
+
+
+def test_texts_alone_determine_the_random_order(run: RunDirectory) -> None:
+    first, second = (of_pair(Translator.load(run.path, seed=seed), *PAIR, seed) for seed in (1, 2))
+    np.testing.assert_array_equal(first.curves["random"], second.curves["random"])
+
+
+def test_nothing_is_left_behind(translator: Translator) -> None:
+    of_pair(translator, *PAIR, 1)
+    assert all(parameter.grad is None for parameter in translator.single.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", sorted(path.stem for path in (config_dir() / "attention").glob("*.yaml")))
+def test_every_preset_has_figures(preset: str, train_config: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    assert train(train_config(f"attention={preset}", "training.max_steps=1"), tmp_path / "run", []) == 0
+    run, translator = RunDirectory(tmp_path / "run"), Translator.load(tmp_path / "run")
+    figures = faithfulness(translator, *run.held_out("test"), 2)
+    known = {key for key, value in figures.items() if value is not None}
+    assert {"aer_saliency", "area_saliency", "area_random"} <= known
+    assert ("area_attention" in known) == translator.model.attends
