@@ -27,10 +27,13 @@ class Attention(nn.Module):
         normalizer: Normalizer,
         coverage: Coverage | None = None,
         dropout: float = 0.0,
+        chunk_score: Score | None = None,
     ) -> None:
-        """dropout: on the weights, in the context only."""
+        """dropout: on the weights, in the context only. chunk_score: a second score, of the same kind, for a
+        normalizer that needs one; coverage does not change its keys."""
         super().__init__()
         self.score, self.window, self.normalizer, self.coverage = score, window, normalizer, coverage
+        self.chunk_score = chunk_score
         self.dropout = dropout
         self.reads_past = score.reads_past or normalizer.reads_past or coverage is not None
 
@@ -44,7 +47,12 @@ class Attention(nn.Module):
         if self.coverage is not None:
             keys = self.coverage.keys(keys)
             projections.append(self.coverage.key_projection())
-        return Memory(values, keys, self.score.within_reach(valid), _side_by_side(projections))
+        memory = Memory(values, keys, self.score.within_reach(valid), _side_by_side(projections))
+        if self.chunk_score is None:
+            return memory
+        return memory._replace(
+            chunk_keys=self.chunk_score.keys(states), chunk_projection=self.chunk_score.key_projection()
+        )
 
     def start(self, valid: Tensor) -> Past:
         """bool (B, S) -> the past before the first step."""
@@ -63,9 +71,10 @@ class Attention(nn.Module):
         If the attention reads the past, K = 1, as each hypothesis has its own past.
         """
         assert query.shape[1] == 1 or not self.reads_past
+        past = self.score.move(query, past)
         attended = self._attend(query, memory, past, range(past.step, past.step + 1))
         if self.reads_past:
-            return attended._replace(past=past.after(attended.weights, attended.log_weights))
+            return attended._replace(past=past.after(attended.weights, attended.log_stops))
         return attended._replace(past=past._replace(step=past.step + 1))
 
     def _step_by_step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
@@ -94,6 +103,16 @@ class Attention(nn.Module):
         assert features is not None
         return KeyUpdate(features, memory.projection)
 
+    def _chunk_energies(self, query: Tensor, memory: Memory, past: Past) -> tuple[Tensor, ...]:
+        """(B, T, Q) -> (B, T, S) of the second score, if there is one."""
+        if self.chunk_score is None:
+            return ()
+        features = self.chunk_score.key_features(past)
+        update = None
+        if features is not None and memory.chunk_projection is not None:
+            update = KeyUpdate(features, memory.chunk_projection)
+        return (self.chunk_score(query, memory.chunk_keys, update),)
+
     def _attend_all(self, query: Tensor, memory: Memory, past: Past, centre: Tensor | None) -> Attended:
         """Attends over all positions; a window is a mask over them."""
         keep, falloff = memory.valid[:, None], None
@@ -101,9 +120,17 @@ class Attention(nn.Module):
             offsets = torch.arange(keep.shape[-1], device=keep.device) - centre[:, :, None]
             keep, falloff = keep & self.window.holds(offsets), self.window.falloff(offsets)
         energies = self.score(query, memory.keys, self._key_update(memory, past))
-        normalized = _scaled(self.normalizer(energies, keep, past), falloff)
+        second = self._chunk_energies(query, memory, past)
+        normalized = _scaled(self.normalizer(energies, keep, past, *second), falloff)
         context = product(self._dropped(normalized.weights, memory), memory.values)
-        return Attended(context, normalized.weights, past, normalized.log_weights, _choice(normalized, query))
+        return Attended(
+            context,
+            normalized.weights,
+            past,
+            normalized.log_weights,
+            _choice(normalized, query),
+            normalized.log_stops,
+        )
 
     def _attend_window(self, query: Tensor, memory: Memory, past: Past, centre: Tensor) -> Attended:
         """The same for a window much narrower than the sentence: reads only the window's positions."""

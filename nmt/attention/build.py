@@ -4,12 +4,15 @@ import torch
 
 from nmt.attention.attention import Attention
 from nmt.attention.coverage import LinearCoverage
+from nmt.attention.fertility import FertilityNormalizer
+from nmt.attention.gaussian_mixture import GaussianMixtureScore
 from nmt.attention.heads import MultiHeadAttention
+from nmt.attention.linear_chain import LinearChainNormalizer
+from nmt.attention.monotonic import MochaNormalizer, MonotonicNormalizer
 from nmt.attention.normalizers import (
     EntmaxNormalizer,
     GumbelNormalizer,
     HardNormalizer,
-    MonotonicNormalizer,
     SoftmaxNormalizer,
     SparsemaxNormalizer,
 )
@@ -64,7 +67,9 @@ def _attention(
         with torch.no_grad():
             keys = score.keys(torch.zeros(1, 1, memory_dim))
         coverage = LinearCoverage(keys.shape[-1])
-    return Attention(score, _window(config.window, query_dim), _normalizer(config.normalizer), coverage, config.dropout)
+    chunk_score = _score(config.score, query_dim, memory_dim) if config.normalizer.kind == "mocha" else None
+    window, normalizer = _window(config.window, query_dim), _normalizer(config.normalizer)
+    return Attention(score, window, normalizer, coverage, config.dropout, chunk_score)
 
 
 def _score(config: schema.Score, query_dim: int, memory_dim: int) -> Score:  # noqa: PLR0911
@@ -87,6 +92,8 @@ def _score(config: schema.Score, query_dim: int, memory_dim: int) -> Score:  # n
             return LocationScore(query_dim, config.max_positions)
         case schema.LocationAwareScore():
             return LocationAwareScore(query_dim, memory_dim, config.dim, config.filters, config.width)
+        case schema.GaussianMixtureScore():
+            return GaussianMixtureScore(query_dim, config.components)
 
 
 def _window(config: schema.Window, query_dim: int) -> Window:
@@ -99,7 +106,7 @@ def _window(config: schema.Window, query_dim: int) -> Window:
             return LocalPredictiveWindow(config.reach, query_dim, config.dim)
 
 
-def _normalizer(config: schema.Normalizer) -> Normalizer:
+def _normalizer(config: schema.Normalizer) -> Normalizer:  # noqa: PLR0911
     match config:
         case schema.Softmax():
             return SoftmaxNormalizer(config.temperature)
@@ -113,3 +120,9 @@ def _normalizer(config: schema.Normalizer) -> Normalizer:
             return GumbelNormalizer(config.temperature)
         case schema.Monotonic():
             return MonotonicNormalizer(config.noise, config.initial_offset)
+        case schema.Mocha():
+            return MochaNormalizer(config.noise, config.initial_offset, config.chunk)
+        case schema.LinearChain():
+            return LinearChainNormalizer()
+        case schema.Fertility():
+            return FertilityNormalizer(config.fertility)

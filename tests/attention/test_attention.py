@@ -22,11 +22,11 @@ def test_the_past_adds_up_and_selects() -> None:
     past = past.after(first, None).after(second, second.log())
     assert past.step == 2
     assert torch.equal(past.weights, second[:, 0])
-    assert torch.equal(past.log_weights, second[:, 0].log())
+    assert torch.equal(past.log_stops, second[:, 0].log())
     torch.testing.assert_close(past.total, first[:, 0] + second[:, 0])
     chosen = past.select(torch.tensor([3, 3]))
     assert torch.equal(chosen.weights, past.weights[[3, 3]])
-    assert torch.equal(chosen.log_weights, past.log_weights[[3, 3]])
+    assert torch.equal(chosen.log_stops, past.log_stops[[3, 3]])
     assert torch.equal(chosen.total, past.total[[3, 3]])
     assert chosen.step == 2
 

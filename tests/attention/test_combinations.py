@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from laws import LAWS, Law
 
-DIFFERS_IN_TRAINING = {"hard", "gumbel", "monotonic"}
+DIFFERS_IN_TRAINING = {"hard", "gumbel", "monotonic", "mocha"}
 
 
 @st.composite
@@ -41,14 +41,16 @@ def equals_the_papers(case: Case, made: Made) -> None:
 
 
 def test_the_configuration_accepts_what_is_swept() -> None:
-    """Every score with every window and normalizer, but for four pairs of these; coverage for all scores but cosine
-    and location, heads for all but location."""
+    """Every score with every window and normalizer, but for eight pairs of these and a mixture that moves with another
+    that does; coverage for all scores that read their keys but cosine, heads for all that read their keys."""
     pairs = {tuple(name.split("-")[1:3]) for name in COMBINATIONS}
-    refused = {("local_m", "monotonic")} | {("local_p", normalizer) for normalizer in ("monotonic", "hard", "gumbel")}
+    refused = {(window, each) for window in ("local_m", "local_p") for each in ("monotonic", "mocha", "fertility")}
+    refused |= {("local_p", normalizer) for normalizer in ("hard", "gumbel")}
     assert pairs == {(window, normalizer) for window in WINDOWS for normalizer in NORMALIZERS} - refused
-    for part, without in (("coverage", {"cosine", "location"}), ("heads", {"location"})):
+    keyless = {"location", "gaussian_mixture"}
+    for part, without in (("coverage", {"cosine"} | keyless), ("heads", keyless)):
         assert {name.split("-")[0] for name in COMBINATIONS if part in name} == set(SCORES) - without
-    assert len(COMBINATIONS) == len(pairs) * (4 * (len(SCORES) - 2) + 2 + 1)
+    assert len(COMBINATIONS) == len(pairs) * (4 * (len(SCORES) - 3) + 2 + 1 + 1) - 2
 
 
 @pytest.mark.parametrize("name", EVERY)

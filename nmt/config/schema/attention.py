@@ -69,6 +69,11 @@ class LocationAwareScore(Section):
             yield f"width={self.width}: must be odd, to be centred on a position; try width={self.width + 1}"
 
 
+class GaussianMixtureScore(Section):
+    kind: Literal["gaussian_mixture"]
+    components: Units
+
+
 StatelessScore = (
     DotScore
     | ScaledDotScore
@@ -79,7 +84,7 @@ StatelessScore = (
     | CosineScore
     | LocationScore
 )
-Score = Annotated[StatelessScore | LocationAwareScore, Field(discriminator="kind")]
+Score = Annotated[StatelessScore | LocationAwareScore | GaussianMixtureScore, Field(discriminator="kind")]
 
 
 class GlobalWindow(Section):
@@ -133,8 +138,24 @@ class Monotonic(Section):
     initial_offset: Annotated[float, Field(ge=-1e6, le=1e6)]
 
 
-SoftNormalizer = Softmax | Sparsemax | Entmax15
-Normalizer = Annotated[SoftNormalizer | Hard | Gumbel | Monotonic, Field(discriminator="kind")]
+class Mocha(Section):
+    kind: Literal["mocha"]
+    noise: NonNegative
+    initial_offset: Annotated[float, Field(ge=-1e6, le=1e6)]
+    chunk: Positions
+
+
+class LinearChain(Section):
+    kind: Literal["linear_chain"]
+
+
+class Fertility(Section):
+    kind: Literal["fertility"]
+    fertility: Positive
+
+
+SoftNormalizer = Softmax | Sparsemax | Entmax15 | LinearChain
+Normalizer = Annotated[SoftNormalizer | Fertility | Hard | Gumbel | Monotonic | Mocha, Field(discriminator="kind")]
 
 
 class NoCoverage(Section):
@@ -171,6 +192,13 @@ Projection = Annotated[NoHeads | Heads, Field(discriminator="kind")]
 SCORES_WITHOUT_COVERAGE = {
     "cosine": "compares only the directions of the keys",
     "location": "does not read the keys",
+    "gaussian_mixture": "does not read the keys",
+}
+# Normalizers that need positions which a window may leave out.
+NORMALIZERS_WITHOUT_WINDOW = {
+    "monotonic": ("starts from its last position, which may be outside", "softmax"),
+    "mocha": ("starts from its last position, which may be outside", "softmax"),
+    "fertility": ("gives the last position what the words' budgets leave over, but it may be outside", "sparsemax"),
 }
 
 
@@ -185,10 +213,16 @@ class ScoredAttention(Section):
 
     def conflicts(self) -> Iterator[str]:
         score, window, normalizer = self.score.kind, self.window.kind, self.normalizer.kind
-        if window != "global" and normalizer == "monotonic":
+        if window != "global" and normalizer in NORMALIZERS_WITHOUT_WINDOW:
+            reason, alternative = NORMALIZERS_WITHOUT_WINDOW[normalizer]
             yield (
-                f"normalizer.kind=monotonic starts from its last position, which may be outside window.kind={window}; "
-                "use attention/window=global, or attention/normalizer=softmax"
+                f"normalizer.kind={normalizer} {reason} window.kind={window}; use attention/window=global, or "
+                f"attention/normalizer={alternative}"
+            )
+        if score == "gaussian_mixture" and normalizer in {"monotonic", "mocha"}:
+            yield (
+                f"score.kind=gaussian_mixture and normalizer.kind={normalizer} both decide how far the attention moves "
+                "on; use attention/normalizer=softmax, or attention/score=normed_additive"
             )
         if window == "local_p" and normalizer in {"hard", "gumbel"}:
             yield (
@@ -247,8 +281,8 @@ def unequal_sizes(score: str, projection: Projection, query: int, memory: int) -
 
 
 def _unused_projection(score: str, projection: Projection) -> Iterator[str]:
-    if projection.kind != "none" and score == "location":
+    if projection.kind != "none" and score in {"location", "gaussian_mixture"}:
         yield (
-            "projection.kind=heads projects the keys, but score.kind=location does not read them; use projection=none, "
+            f"projection.kind=heads projects the keys, but score.kind={score} does not read them; use projection=none, "
             "or another score such as scaled_dot"
         )
