@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.attention.memory import Attended, Choice, Memory, Past, join_steps
+from nmt.attention.monotonic import Chunk
 from nmt.attention.parts import Coverage, KeyUpdate, Normalized, Normalizer, Score, Window
 from nmt.ops.dropout import dropout
 from nmt.ops.linear import product
@@ -27,13 +28,12 @@ class Attention(nn.Module):
         normalizer: Normalizer,
         coverage: Coverage | None = None,
         dropout: float = 0.0,
-        chunk_score: Score | None = None,
+        chunk: Chunk | None = None,
     ) -> None:
-        """dropout: on the weights, in the context only. chunk_score: a second score, of the same kind, for a
-        normalizer that needs one; coverage does not change its keys."""
+        """dropout: on the weights, in the context only. chunk: after a monotonic normalizer."""
         super().__init__()
         self.score, self.window, self.normalizer, self.coverage = score, window, normalizer, coverage
-        self.chunk_score = chunk_score
+        self.chunk = chunk
         self.dropout = dropout
         self.reads_past = score.reads_past or normalizer.reads_past or coverage is not None
 
@@ -48,11 +48,10 @@ class Attention(nn.Module):
             keys = self.coverage.keys(keys)
             projections.append(self.coverage.key_projection())
         memory = Memory(values, keys, self.score.within_reach(valid), _side_by_side(projections))
-        if self.chunk_score is None:
+        if self.chunk is None:
             return memory
-        return memory._replace(
-            chunk_keys=self.chunk_score.keys(states), chunk_projection=self.chunk_score.key_projection()
-        )
+        score = self.chunk.score
+        return memory._replace(chunk_keys=score.keys(states), chunk_projection=score.key_projection())
 
     def start(self, valid: Tensor) -> Past:
         """bool (B, S) -> the past before the first step."""
@@ -103,15 +102,13 @@ class Attention(nn.Module):
         assert features is not None
         return KeyUpdate(features, memory.projection)
 
-    def _chunk_energies(self, query: Tensor, memory: Memory, past: Past) -> tuple[Tensor, ...]:
-        """(B, T, Q) -> (B, T, S) of the second score, if there is one."""
-        if self.chunk_score is None:
-            return ()
-        features = self.chunk_score.key_features(past)
-        update = None
-        if features is not None and memory.chunk_projection is not None:
-            update = KeyUpdate(features, memory.chunk_projection)
-        return (self.chunk_score(query, memory.chunk_keys, update),)
+    def _chunk_energies(self, score: Score, query: Tensor, memory: Memory, past: Past) -> Tensor:
+        """(B, T, Q) -> (B, T, S)."""
+        assert memory.chunk_keys is not None
+        features, projection = score.key_features(past), memory.chunk_projection
+        update = None if features is None or projection is None else KeyUpdate(features, projection)
+        energies: Tensor = score(query, memory.chunk_keys, update)
+        return energies
 
     def _attend_all(self, query: Tensor, memory: Memory, past: Past, centre: Tensor | None) -> Attended:
         """Attends over all positions; a window is a mask over them."""
@@ -120,16 +117,18 @@ class Attention(nn.Module):
             offsets = torch.arange(keep.shape[-1], device=keep.device) - centre[:, :, None]
             keep, falloff = keep & self.window.holds(offsets), self.window.falloff(offsets)
         energies = self.score(query, memory.keys, self._key_update(memory, past))
-        second = self._chunk_energies(query, memory, past)
-        normalized = _scaled(self.normalizer(energies, keep, past, *second), falloff)
+        normalized = _scaled(self.normalizer(energies, keep, past), falloff)
+        log_stops = normalized.log_weights
+        if self.chunk is not None:
+            normalized = self.chunk(log_stops, self._chunk_energies(self.chunk.score, query, memory, past), keep)
         context = product(self._dropped(normalized.weights, memory), memory.values)
         return Attended(
             context,
             normalized.weights,
             past,
             normalized.log_weights,
+            log_stops,
             _choice(normalized, query),
-            normalized.log_stops,
         )
 
     def _attend_window(self, query: Tensor, memory: Memory, past: Past, centre: Tensor) -> Attended:
@@ -158,7 +157,7 @@ class Attention(nn.Module):
             everywhere(normalized.weights, 0.0),
             past,
             None if log_weights is None else everywhere(log_weights, -torch.inf),
-            _choice(normalized, query),
+            choice=_choice(normalized, query),
         )
 
     def _dropped(self, weights: Tensor, memory: Memory) -> Tensor:

@@ -8,7 +8,7 @@ from nmt.attention.fertility import FertilityNormalizer
 from nmt.attention.gaussian_mixture import GaussianMixtureScore
 from nmt.attention.heads import MultiHeadAttention
 from nmt.attention.linear_chain import LinearChainNormalizer
-from nmt.attention.monotonic import MochaNormalizer, MonotonicNormalizer
+from nmt.attention.monotonic import Chunk, MonotonicNormalizer
 from nmt.attention.normalizers import (
     EntmaxNormalizer,
     GumbelNormalizer,
@@ -67,12 +67,14 @@ def _attention(
         with torch.no_grad():
             keys = score.keys(torch.zeros(1, 1, memory_dim))
         coverage = LinearCoverage(keys.shape[-1])
-    chunk_score = _score(config.score, query_dim, memory_dim) if config.normalizer.kind == "mocha" else None
+    chunk = None
+    if config.normalizer.kind == "mocha":
+        chunk = Chunk(_score(config.score, query_dim, memory_dim), config.normalizer.chunk)
     window, normalizer = _window(config.window, query_dim), _normalizer(config.normalizer)
-    return Attention(score, window, normalizer, coverage, config.dropout, chunk_score)
+    return Attention(score, window, normalizer, coverage, config.dropout, chunk)
 
 
-def _score(config: schema.Score, query_dim: int, memory_dim: int) -> Score:  # noqa: PLR0911
+def _score(config: schema.Score, query_dim: int, memory_dim: int) -> Score:  # noqa: C901, PLR0911
     match config:
         case schema.DotScore():
             return DotScore()
@@ -118,10 +120,8 @@ def _normalizer(config: schema.Normalizer) -> Normalizer:  # noqa: PLR0911
             return HardNormalizer(config.expected)
         case schema.Gumbel():
             return GumbelNormalizer(config.temperature)
-        case schema.Monotonic():
+        case schema.Monotonic() | schema.Mocha():
             return MonotonicNormalizer(config.noise, config.initial_offset)
-        case schema.Mocha():
-            return MochaNormalizer(config.noise, config.initial_offset, config.chunk)
         case schema.LinearChain():
             return LinearChainNormalizer()
         case schema.Fertility():

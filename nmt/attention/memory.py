@@ -88,8 +88,8 @@ class Attended(NamedTuple):
     weights: Tensor  # (B, T, S), with heads their mean
     past: Past  # after these steps
     log_weights: Tensor | None = None  # (B, T, S), -inf where the weight is exactly 0; see Normalized
+    log_stops: Tensor | None = None  # (B, T, S) for the past, before a chunk divides them
     choice: Choice | None = None  # of hard attention in training
-    log_stops: Tensor | None = None  # (B, T, S) of a single attention, for the past; see Normalized
 
 
 def join_steps(steps: Sequence[Attended]) -> Attended:
@@ -101,5 +101,5 @@ def join_steps(steps: Sequence[Attended]) -> Attended:
         torch.cat([step.weights for step in steps], dim=1),
         steps[-1].past,
         torch.cat(log_weights, dim=1) if log_weights else None,
-        Choice(*(torch.cat(parts, dim=1) for parts in zip(*choices, strict=True))) if choices else None,
+        choice=Choice(*(torch.cat(parts, dim=1) for parts in zip(*choices, strict=True))) if choices else None,
     )

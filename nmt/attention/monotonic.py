@@ -1,13 +1,13 @@
-"""Monotonic normalizers: reading continues from where the previous step stopped, and never goes back.
+"""Monotonic attention: reading continues from where the previous step stopped, and never goes back.
 
-Shapes: B batch, W source positions (S, as no window goes with them).
+Shapes: B batch, S source positions, W those of the window, which is global.
 """
 
 import torch
 from torch import Tensor, nn
 
 from nmt.attention.memory import Past
-from nmt.attention.parts import Normalized, Normalizer, wide
+from nmt.attention.parts import Normalized, Normalizer, Score, wide
 from nmt.ops.monotonic import chunk_log_weights, monotonic_log_weights
 
 
@@ -30,13 +30,7 @@ class MonotonicNormalizer(Normalizer):
         self.offset = nn.Parameter(torch.tensor(initial_offset))
 
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
-        """(B, 1, W), bool (B, 1, W) -> weights (B, 1, W)."""
-        log_weights = self._log_stops(energies, keep, past)[:, None]
-        return Normalized(log_weights.exp(), log_weights, log_stops=log_weights)
-
-    def _log_stops(self, energies: Tensor, keep: Tensor, past: Past) -> Tensor:
-        """(B, 1, W), bool (B, 1, W) -> (B, W), the log-probability that reading stops at each position; outside
-        training 0 at one position at most, and -inf."""
+        """(B, 1, W), bool (B, 1, W) -> weights (B, 1, W); outside training one of them is 1, or none."""
         assert energies.shape[1] == 1
         energies, keep = wide(energies)[:, 0] + self.offset, keep[:, 0]
         before = past.log_stops
@@ -44,32 +38,32 @@ class MonotonicNormalizer(Normalizer):
             before = torch.full_like(energies, -torch.inf)
             before[:, 0] = 0.0
         before = before.to(energies.dtype)
-        if not self.training:
-            return _first_from(before, (energies > 0) & keep).to(energies.dtype).log()
-        if self.noise:
-            energies = energies + self.noise * torch.randn_like(energies)
-        return monotonic_log_weights(energies, keep, before)
+        if self.training:
+            if self.noise:
+                energies = energies + self.noise * torch.randn_like(energies)
+            log_weights = monotonic_log_weights(energies, keep, before)[:, None]
+        else:
+            log_weights = _first_from(before, (energies > 0) & keep).to(energies.dtype).log()[:, None]
+        return Normalized(log_weights.exp(), log_weights)
 
 
-class MochaNormalizer(MonotonicNormalizer):
-    """Monotonic chunkwise attention: a softmax over the energies u of a second score within the chunk of n positions
-    that ends where monotonic reading stops   (Chiu and Raffel 2018).
+class Chunk(nn.Module):
+    """Monotonic chunkwise attention: where monotonic reading stops, a chunk of n positions ends, and a softmax over the
+    energies u of a second score divides the weight among them   (Chiu and Raffel 2018).
 
     In training: the expected weights w_s = sum_{k=s}^{s+n-1} a_k exp(u_s) / sum_{l=k-n+1}^{k} exp(u_l), a_k being the
     expected weights of monotonic attention (ibid., eq. 14). They sum to what those sum to.
     """
 
-    def __init__(self, noise: float, initial_offset: float, chunk: int) -> None:
-        """noise, initial_offset: of monotonic attention; chunk: n."""
-        super().__init__(noise, initial_offset)
-        self.chunk = chunk
+    def __init__(self, score: Score, size: int) -> None:
+        """size: n. Coverage does not change the keys of this score."""
+        super().__init__()
+        self.score, self.size = score, size
 
-    def forward(self, energies: Tensor, keep: Tensor, past: Past, chunk_energies: Tensor | None = None) -> Normalized:
-        """(B, 1, W), bool (B, 1, W), u (B, 1, W) -> weights (B, 1, W)."""
-        assert chunk_energies is not None
-        log_stops = self._log_stops(energies, keep, past)
-        log_weights = chunk_log_weights(log_stops, wide(chunk_energies)[:, 0], keep[:, 0], self.chunk)[:, None]
-        return Normalized(log_weights.exp(), log_weights, log_stops=log_stops[:, None])
+    def forward(self, log_stops: Tensor, energies: Tensor, keep: Tensor) -> Normalized:
+        """log a (B, 1, S), u (B, 1, S), bool (B, 1, S) -> weights (B, 1, S)."""
+        log_weights = chunk_log_weights(log_stops, wide(energies), keep, self.size)
+        return Normalized(log_weights.exp(), log_weights)
 
 
 def _first_from(before: Tensor, selected: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ Shapes: B batch, T target positions, W source positions of the window (S where i
 
 import torch
 from entmax import entmax15, sparsemax
-from torch import Tensor, nn
+from torch import Tensor
 
 from nmt.attention.memory import Past
 from nmt.attention.parts import Normalized, Normalizer, wide

@@ -92,7 +92,6 @@ class Normalized(NamedTuple):
     log_weights: Tensor | None = None  # (B, T, W), -inf where not kept; exact even where the weight underflows
     log_prob: Tensor | None = None  # (B, T)
     entropy: Tensor | None = None  # (B, T), nats
-    log_stops: Tensor | None = None  # (B, T, W), log-probability that monotonic reading stops here
 
 
 class Normalizer(nn.Module):

@@ -47,14 +47,13 @@ class _Messages(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, unary: Tensor, keep: Tensor, steps: Tensor) -> Tensor:  # noqa: ANN401
-        N, _, S = unary.shape
         constant, shifts = steps[:, 0], steps[:, 1:].t()[:, None]  # (2,), (2, 1, 2)
         by_position, kept = unary.permute(2, 0, 1).contiguous(), keep.permute(2, 0, 1).contiguous()  # (S, N, 2)
         messages = torch.zeros_like(by_position)
         sums = torch.empty_like(by_position)  # x_s = u_s + m_s
-        for s in range(S):
+        for s in range(len(sums)):
             torch.add(by_position[s], messages[s], out=sums[s])
-            if s + 1 < S:
+            if s + 1 < len(sums):
                 above, below = F.softplus(sums[s] + shifts, threshold=SATURATED).unbind()
                 passed = (above - below).add_(constant)
                 torch.where(kept[s], passed, messages[s], out=messages[s + 1])

@@ -52,7 +52,7 @@ class _MonotonicLogWeights(torch.autograd.Function):
 
 def chunk_log_weights(log_stops: Tensor, energies: Tensor, keep: Tensor, chunk: int) -> Tensor:
     """log w_s with w_s = sum_{k=s}^{s+n-1} a_k exp(u_s) / sum_{l=k-n+1}^{k} exp(u_l), n = chunk (Chiu and Raffel 2018,
-    eq. 14): log a (B, S), u (B, S), bool (B, S) -> (B, S), -inf outside `keep`, where log a must be -inf.
+    eq. 14): log a (..., S), u (..., S), bool (..., S) -> (..., S), -inf outside `keep`, where log a must be -inf.
 
     Two moving sums, in log space.
     """

@@ -52,7 +52,7 @@ def attend(config: schema.ScoredAttention, p: Parameters, query: Array, states: 
         else:
             energies = [energy(config.score, p, q, states[s], s, before, added(config, p, covered[s])) for s in kept]
         if isinstance(config.normalizer, schema.Mocha):
-            p_chunk = {name.removeprefix("chunk_"): value for name, value in p.items() if name.startswith("chunk_")}
+            p_chunk = {name.removeprefix("chunk."): value for name, value in p.items() if name.startswith("chunk.")}
             within = [energy(config.score, p_chunk, q, states[s], s, before) for s in kept]
             stop = expected_stop if training else first_stop
             stops[t] = stop(np.array(energies) + p["normalizer.offset"], stops[t - 1], t)
