@@ -56,10 +56,8 @@ def chunk_log_weights(log_stops: Tensor, energies: Tensor, keep: Tensor, chunk: 
 
     Two moving sums, in log space.
     """
-    lowest = torch.finfo(energies.dtype).min  # no NaN in chunks without any position
+    lowest = torch.finfo(energies.dtype).min  # in place of -inf, of which gradients would be NaN
     chunks = F.pad(energies.masked_fill(~keep, lowest), (chunk - 1, 0), value=lowest).unfold(-1, chunk, 1)
-    shares = log_stops - chunks.logsumexp(-1)
-    following = F.pad(shares, (0, chunk - 1), value=-torch.inf).unfold(-1, chunk, 1)
-    nowhere = (following == -torch.inf).all(-1)
-    sums = following.masked_fill(nowhere[..., None], 0.0).logsumexp(-1)
-    return (energies + sums).masked_fill(nowhere | ~keep, -torch.inf)
+    shares = (log_stops - chunks.logsumexp(-1)).clamp(min=lowest)
+    sums = F.pad(shares, (0, chunk - 1), value=lowest).unfold(-1, chunk, 1).logsumexp(-1)
+    return (energies + sums).masked_fill((sums < lowest / 2) | ~keep, -torch.inf)
