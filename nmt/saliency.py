@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nmt.data.batching import Batch, collate
+from nmt.model.mixture import Mixture
 from nmt.model.seq2seq import Seq2Seq, evaluation_mode
 from nmt.translator import Translator
 
@@ -86,6 +87,9 @@ def token_log_probs(
     N, T = len(embedded), int(rows.max()) + 1
     copies, rows = torch.arange(N, device=embedded.device), rows.to(embedded.device)
     state = model.encode_embedded(embedded, lengths.repeat(N))
-    decoded = model.decoder(model.target_embedding(target_in[:, :T]).expand(N, -1, -1), state)
-    log_probs: Tensor = model.output(decoded.readouts[copies, rows]).log_softmax(-1)
+    predictions = model.decode(target_in[:, :T].expand(N, -1), state).predictions
+    if isinstance(predictions, Mixture):
+        log_probs = model.logits(predictions.at(copies, rows))[:, 0]
+    else:
+        log_probs = model.logits(predictions[copies, rows]).log_softmax(-1)
     return log_probs[copies, target_out[0, rows]]

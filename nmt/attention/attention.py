@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nmt.attention.alignment import ExpectedAlignment
 from nmt.attention.memory import Attended, Choice, Memory, Past, join_steps
+from nmt.attention.monotonic import Chunk
 from nmt.attention.parts import Aligned, Alignment, Coverage, KeyUpdate, Normalized, Normalizer, Score, Window
 from nmt.ops.dropout import dropout
 from nmt.ops.linear import product
@@ -30,11 +31,13 @@ class Attention(nn.Module):
         alignment: Alignment | None = None,
         coverage: Coverage | None = None,
         dropout: float = 0.0,
+        chunk: Chunk | None = None,
     ) -> None:
-        """alignment: None: the expected one; dropout: on the weights, in the context only."""
+        """alignment: None: the expected one; dropout: on the weights, in the context only; chunk: after a monotonic
+        normalizer."""
         super().__init__()
         self.score, self.window, self.normalizer, self.coverage = score, window, normalizer, coverage
-        self.alignment = alignment or ExpectedAlignment()
+        self.alignment, self.chunk = alignment or ExpectedAlignment(), chunk
         self.dropout = dropout
         self.reads_past = score.reads_past or normalizer.reads_past or coverage is not None
 
@@ -48,7 +51,11 @@ class Attention(nn.Module):
         if self.coverage is not None:
             keys = self.coverage.keys(keys)
             projections.append(self.coverage.key_projection())
-        return Memory(values, keys, self.score.within_reach(valid), _side_by_side(projections))
+        memory = Memory(values, keys, self.score.within_reach(valid), _side_by_side(projections))
+        if self.chunk is None:
+            return memory
+        score = self.chunk.score
+        return memory._replace(chunk_keys=score.keys(states), chunk_projection=score.key_projection())
 
     def start(self, valid: Tensor) -> Past:
         """bool (B, S) -> the past before the first step."""
@@ -67,9 +74,10 @@ class Attention(nn.Module):
         If the attention reads the past, K = 1, as each hypothesis has its own past.
         """
         assert query.shape[1] == 1 or not self.reads_past
+        past = self.score.move(query, past)
         attended = self._attend(query, memory, past, range(past.step, past.step + 1))
         if self.reads_past:
-            return attended._replace(past=past.after(attended.weights, attended.log_weights))
+            return attended._replace(past=past.after(attended.weights, attended.log_stops))
         return attended._replace(past=past._replace(step=past.step + 1))
 
     def _step_by_step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
@@ -98,6 +106,14 @@ class Attention(nn.Module):
         assert features is not None
         return KeyUpdate(features, memory.projection)
 
+    def _chunk_energies(self, score: Score, query: Tensor, memory: Memory, past: Past) -> Tensor:
+        """(B, T, Q) -> (B, T, S)."""
+        assert memory.chunk_keys is not None
+        features, projection = score.key_features(past), memory.chunk_projection
+        update = None if features is None or projection is None else KeyUpdate(features, projection)
+        energies: Tensor = score(query, memory.chunk_keys, update)
+        return energies
+
     def _attend_all(self, query: Tensor, memory: Memory, past: Past, centre: Tensor | None) -> Attended:
         """Attends over all positions; a window is a mask over them."""
         keep, falloff = memory.valid[:, None], None
@@ -106,9 +122,19 @@ class Attention(nn.Module):
             keep, falloff = keep & self.window.holds(offsets), self.window.falloff(offsets)
         energies = self.score(query, memory.keys, self._key_update(memory, past))
         distribution = self._scaled(self.normalizer(energies, keep, past), falloff)
+        log_stops = distribution.log_weights
+        if self.chunk is not None:
+            distribution = self.chunk(log_stops, self._chunk_energies(self.chunk.score, query, memory, past), keep)
         aligned = self.alignment(distribution)
         context = product(self._dropped(aligned.weights, memory), memory.values)
-        return Attended(context, aligned.weights, past, distribution.log_weights, _choice(aligned, query))
+        return Attended(
+            context,
+            aligned.weights,
+            past,
+            distribution.log_weights,
+            log_stops,
+            _choice(aligned, query),
+        )
 
     def _attend_window(self, query: Tensor, memory: Memory, past: Past, centre: Tensor) -> Attended:
         """The same for a window much narrower than the sentence: reads only the window's positions."""
@@ -137,7 +163,7 @@ class Attention(nn.Module):
             everywhere(aligned.weights, 0.0),
             past,
             None if log_weights is None else everywhere(log_weights, -torch.inf),
-            _choice(aligned, query),
+            choice=_choice(aligned, query),
         )
 
     def _scaled(self, normalized: Normalized, falloff: Tensor | None) -> Normalized:

@@ -5,11 +5,14 @@ import torch
 from nmt.attention.alignment import ExpectedAlignment, LatentAlignment, SampledAlignment, StraightThroughAlignment
 from nmt.attention.attention import Attention
 from nmt.attention.coverage import LinearCoverage
+from nmt.attention.fertility import FertilityNormalizer
+from nmt.attention.gaussian_mixture import GaussianMixtureScore
 from nmt.attention.heads import MultiHeadAttention
+from nmt.attention.linear_chain import LinearChainNormalizer
+from nmt.attention.monotonic import Chunk, MonotonicNormalizer
 from nmt.attention.normalizers import (
     EntmaxNormalizer,
     FirstOrderNormalizer,
-    MonotonicNormalizer,
     SoftmaxNormalizer,
     SparsemaxNormalizer,
 )
@@ -29,6 +32,7 @@ from nmt.attention.scores import (
 from nmt.attention.windows import GlobalWindow, LocalMonotonicWindow, LocalPredictiveWindow
 from nmt.config.schema import alignment as alignments
 from nmt.config.schema import attention as schema
+from nmt.config.schema import normalizers
 
 
 def build_attention(
@@ -68,10 +72,13 @@ def _attention(
         with torch.no_grad():
             keys = score.keys(torch.zeros(1, 1, memory_dim))
         coverage = LinearCoverage(keys.shape[-1])
-    return Attention(score, window, normalizer, _alignment(config.alignment), coverage, config.dropout)
+    chunk = None
+    if config.normalizer.kind == "mocha":
+        chunk = Chunk(_score(config.score, query_dim, memory_dim), config.normalizer.chunk)
+    return Attention(score, window, normalizer, _alignment(config.alignment), coverage, config.dropout, chunk)
 
 
-def _score(config: schema.Score, query_dim: int, memory_dim: int) -> Score:  # noqa: PLR0911
+def _score(config: schema.Score, query_dim: int, memory_dim: int) -> Score:  # noqa: C901, PLR0911
     match config:
         case schema.DotScore():
             return DotScore()
@@ -91,6 +98,8 @@ def _score(config: schema.Score, query_dim: int, memory_dim: int) -> Score:  # n
             return LocationScore(query_dim, config.max_positions)
         case schema.LocationAwareScore():
             return LocationAwareScore(query_dim, memory_dim, config.dim, config.filters, config.width)
+        case schema.GaussianMixtureScore():
+            return GaussianMixtureScore(query_dim, config.components)
 
 
 def _window(config: schema.Window, query_dim: int) -> Window:
@@ -103,18 +112,22 @@ def _window(config: schema.Window, query_dim: int) -> Window:
             return LocalPredictiveWindow(config.reach, query_dim, config.dim)
 
 
-def _normalizer(config: schema.Normalizer) -> Normalizer:
+def _normalizer(config: normalizers.Normalizer) -> Normalizer:  # noqa: PLR0911
     match config:
-        case schema.Softmax():
+        case normalizers.Softmax():
             return SoftmaxNormalizer(config.temperature)
-        case schema.Sparsemax():
+        case normalizers.Sparsemax():
             return SparsemaxNormalizer()
-        case schema.Entmax15():
+        case normalizers.Entmax15():
             return EntmaxNormalizer()
-        case schema.FirstOrder():
+        case normalizers.FirstOrder():
             return FirstOrderNormalizer(config.reach, config.monotonic)
-        case schema.Monotonic():
+        case normalizers.Monotonic() | normalizers.Mocha():
             return MonotonicNormalizer(config.noise, config.initial_offset)
+        case normalizers.LinearChain():
+            return LinearChainNormalizer()
+        case normalizers.Fertility():
+            return FertilityNormalizer(config.fertility)
 
 
 def _alignment(config: alignments.Alignment) -> Alignment:

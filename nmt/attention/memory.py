@@ -18,6 +18,8 @@ class Memory(NamedTuple):
     valid: Tensor  # (B, S) bool, True = may be attended to
     projection: Tensor | None = None  # (A, F) of a KeyUpdate
     heads: int = 1
+    chunk_keys: Tensor | None = None  # (B, S, A) for the score within the chunks of monotonic chunkwise attention
+    chunk_projection: Tensor | None = None  # (A, F) of its KeyUpdate
 
     @property
     def sentences(self) -> int:
@@ -32,6 +34,7 @@ class Memory(NamedTuple):
             values=self.values.index_select(0, index),
             keys=self.keys.index_select(0, index),
             valid=self.valid.index_select(0, index),
+            chunk_keys=None if self.chunk_keys is None else self.chunk_keys.index_select(0, index),
         )
 
 
@@ -41,7 +44,8 @@ class Past(NamedTuple):
     weights: Tensor  # (B, S), or (B, N, S) with heads: of the previous step, zeros before the first
     total: Tensor  # the same shape: the running sum of the weights, coverage
     step: int  # index of the next step
-    log_weights: Tensor | None = None  # the same shape: of the previous step, from a normalizer that works in log space
+    log_stops: Tensor | None = None  # the same shape: where monotonic reading stopped, as log-probabilities
+    means: Tensor | None = None  # (B, K), or (B, N, K): of a Gaussian mixture, from 1; None before the first step
 
     @classmethod
     def start(cls, valid: Tensor) -> Self:
@@ -49,20 +53,24 @@ class Past(NamedTuple):
         nothing = torch.zeros(valid.shape, device=valid.device)
         return cls(nothing, nothing, 0)
 
-    def after(self, weights: Tensor, log_weights: Tensor | None) -> Self:
+    def after(self, weights: Tensor, log_stops: Tensor | None) -> Self:
         """The past after a step with these weights (..., 1, S)."""
         weights = weights.squeeze(-2)
-        log_weights = None if log_weights is None else log_weights.squeeze(-2)
-        return self._replace(weights=weights, total=self.total + weights, step=self.step + 1, log_weights=log_weights)
+        log_stops = None if log_stops is None else log_stops.squeeze(-2)
+        return self._replace(weights=weights, total=self.total + weights, step=self.step + 1, log_stops=log_stops)
 
     def corrected(self, weights: Tensor) -> Self:
         """The past with other weights (B, S) of the previous step."""
-        return self._replace(weights=weights, total=self.total - self.weights + weights, log_weights=None)
+        return self._replace(weights=weights, total=self.total - self.weights + weights)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """The same with all tensors changed by `function`."""
-        log_weights = None if self.log_weights is None else function(self.log_weights)
-        return self._replace(weights=function(self.weights), total=function(self.total), log_weights=log_weights)
+        return self._replace(
+            weights=function(self.weights),
+            total=function(self.total),
+            log_stops=None if self.log_stops is None else function(self.log_stops),
+            means=None if self.means is None else function(self.means),
+        )
 
     def select(self, index: Tensor) -> Self:
         """Rows `index` of the batch, for beam search."""
@@ -84,6 +92,7 @@ class Attended(NamedTuple):
     weights: Tensor  # (B, T, S), with heads their mean
     past: Past  # after these steps
     log_weights: Tensor | None = None  # (B, T, S), -inf where the weight is exactly 0; see Normalized
+    log_stops: Tensor | None = None  # (B, T, S) for the past, before a chunk divides them
     choice: Choice | None = None  # of hard attention in training
 
 
@@ -96,5 +105,5 @@ def join_steps(steps: Sequence[Attended]) -> Attended:
         torch.cat([step.weights for step in steps], dim=1),
         steps[-1].past,
         torch.cat(log_weights, dim=1) if log_weights else None,
-        Choice(*(torch.cat(parts, dim=1) for parts in zip(*choices, strict=True))) if choices else None,
+        choice=Choice(*(torch.cat(parts, dim=1) for parts in zip(*choices, strict=True))) if choices else None,
     )

@@ -8,8 +8,7 @@ from entmax import entmax15, sparsemax
 from torch import Tensor, nn
 
 from nmt.attention.memory import Past
-from nmt.attention.parts import Normalized, Normalizer
-from nmt.ops.monotonic import monotonic_log_weights
+from nmt.attention.parts import Normalized, Normalizer, wide
 
 
 class SoftmaxNormalizer(Normalizer):
@@ -81,66 +80,14 @@ class FirstOrderNormalizer(Normalizer):
         bias = bias.masked_fill(nearest != distances, 0.0)
         if self.monotonic:
             allowed = keep & (distances >= 0)
-        transitions = _masked(_wide(energies) + bias, ~allowed).softmax(-1)  # (B, W', W)
+        transitions = _masked(wide(energies) + bias, ~allowed).softmax(-1)  # (B, W', W)
         weights = (past.weights[:, :, None] * transitions).sum(1, keepdim=True)
         return Normalized(weights.masked_fill(drop, 0.0))
 
 
-class MonotonicNormalizer(Normalizer):
-    """Starting from the previous step's position, each position is selected with probability p_s = sigmoid(e_s + r).
-
-    In training: the expected weights w_s = p_s sum_{k<=s} w'_k prod_{k<=l<s} (1 - p_l), given those of the previous
-    step w' (Raffel et al. 2017, eq. 9), with noise on the energies that drives p to 0 or 1. Otherwise: the first
-    position with p > 1/2. The end is passed without a selected position with probability 1 - sum_s w_s; then the
-    context is zero for this and all further steps, as in the paper.
-    """
-
-    reads_past = True
-
-    def __init__(self, noise: float, initial_offset: float) -> None:
-        """noise: its standard deviation; initial_offset: the initial r, negative so that reading does not stop at
-        once."""
-        super().__init__()
-        self.noise = noise
-        self.offset = nn.Parameter(torch.tensor(initial_offset))
-
-    def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
-        """(B, 1, W), bool (B, 1, W) -> weights (B, 1, W)."""
-        assert energies.shape[1] == 1
-        energies = _wide(energies)[:, 0] + self.offset
-        keep = keep[:, 0]
-        if not self.training:
-            before = past.weights if past.step else _first_position(energies)
-            return Normalized(_next_position(energies, keep, before.to(energies.dtype))[:, None])
-        if self.noise:
-            energies = energies + self.noise * torch.randn_like(energies)
-        before = past.log_weights if past.log_weights is not None else _first_position(energies).log()
-        log_weights = monotonic_log_weights(energies, keep, before.to(energies.dtype))[:, None]
-        return Normalized(log_weights.exp(), log_weights)
-
-
-def _first_position(like: Tensor) -> Tensor:
-    """The weights before the first step: position 0."""
-    first = torch.zeros_like(like)
-    first[:, 0] = 1.0
-    return first
-
-
-def _next_position(energies: Tensor, keep: Tensor, before: Tensor) -> Tensor:
-    """(B, W) -> one-hot (B, W): the first position from the previous one on with energy above 0; zeros if none."""
-    positions = torch.arange(energies.shape[1], device=energies.device)
-    stopped_at = before.argmax(-1, keepdim=True)
-    eligible = (energies > 0) & keep & (positions >= stopped_at) & (before.sum(-1, keepdim=True) > 0)
-    return _one_hot(eligible.to(energies.dtype), ~eligible)
-
-
-def _wide(energies: Tensor) -> Tensor:
-    return energies.to(torch.promote_types(energies.dtype, torch.float32))
-
-
 def _masked(energies: Tensor, drop: Tensor) -> Tensor:
     """In float32 or wider. The lowest finite number instead of -inf avoids NaN in rows without any position."""
-    energies = _wide(energies)
+    energies = wide(energies)
     return energies.masked_fill(drop, torch.finfo(energies.dtype).min)
 
 

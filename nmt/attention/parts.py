@@ -5,6 +5,7 @@ Shapes: B batch, S source positions, T target positions, Q query, M memory, A at
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from nmt.attention.memory import Past
@@ -21,7 +22,7 @@ class KeyUpdate(NamedTuple):
 class Score(nn.Module):
     """How well a query fits each key. A score knows no mask."""
 
-    reads_past = False  # does it have key features?
+    reads_past = False  # does it have key features, or a state that moves?
 
     def within_reach(self, valid: Tensor) -> Tensor:
         """bool (B, S) -> bool (B, S): the valid positions for which the score is defined."""
@@ -38,6 +39,10 @@ class Score(nn.Module):
     def key_features(self, past: Past) -> Tensor | None:
         """f (B, S, F) of the KeyUpdate, at every step."""
         return None
+
+    def move(self, query: Tensor, past: Past) -> Past:
+        """The query (B, 1, Q) of a step -> the past with what the score itself carries along moved to this step."""
+        return past
 
     def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
         """(B, T, Q), (B, S, A) -> (B, T, S), unmasked; `update` is added to the keys."""
@@ -114,3 +119,8 @@ class Alignment(nn.Module):
     def forward(self, distribution: Normalized) -> Aligned:
         """(B, T, W), a row of zeros where no position is kept -> weights (B, T, W)."""
         raise NotImplementedError
+
+
+def wide(energies: Tensor) -> Tensor:
+    """The same in float32, unless they are wider."""
+    return energies.to(torch.promote_types(energies.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""Expected weights of monotonic attention in log space, in memory linear in the source, with a hand-written gradient.
+"""Expected weights of monotonic and of monotonic chunkwise attention in log space, in memory linear in the source.
 
 Shapes: B batch, S source positions.
 """
@@ -16,7 +16,7 @@ def monotonic_log_weights(energies: Tensor, keep: Tensor, previous: Tensor) -> T
     (Raffel et al. 2017, eq. 9): (B, S), bool (B, S), log w' (B, S) of the previous step -> (B, S).
 
     Positions outside `keep` are always passed; their log-weight is -inf. In log space no weight underflows, so even
-    very improbable positions have a gradient.
+    very improbable positions have a gradient, which is written by hand.
     """
     log_weights: Tensor = _MonotonicLogWeights.apply(energies, keep, previous)  # type: ignore[no-untyped-call]
     return log_weights
@@ -48,3 +48,16 @@ class _MonotonicLogWeights(torch.autograd.Function):
         passing = (grad - of_previous).flip(-1).cumsum(-1).flip(-1)
         passing = F.pad(passing[:, 1:], (0, 1)).masked_fill_(drop, 0.0)
         return grad - (grad + passing).mul_(torch.sigmoid(energies)), None, of_previous
+
+
+def chunk_log_weights(log_stops: Tensor, energies: Tensor, keep: Tensor, chunk: int) -> Tensor:
+    """log w_s with w_s = sum_{k=s}^{s+n-1} a_k exp(u_s) / sum_{l=k-n+1}^{k} exp(u_l), n = chunk (Chiu and Raffel 2018,
+    eq. 14): log a (..., S), u (..., S), bool (..., S) -> (..., S), -inf outside `keep`, where log a must be -inf.
+
+    Two moving sums, in log space.
+    """
+    lowest = torch.finfo(energies.dtype).min  # in place of -inf, of which gradients would be NaN
+    chunks = F.pad(energies.masked_fill(~keep, lowest), (chunk - 1, 0), value=lowest).unfold(-1, chunk, 1)
+    shares = (log_stops - chunks.logsumexp(-1)).clamp(min=lowest)
+    sums = F.pad(shares, (0, chunk - 1), value=lowest).unfold(-1, chunk, 1).logsumexp(-1)
+    return (energies + sums).masked_fill((sums < lowest / 2) | ~keep, -torch.inf)

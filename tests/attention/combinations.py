@@ -34,6 +34,7 @@ SCORES: dict[str, dict[str, Any]] = {
     "cosine": {"kind": "cosine", "initial_strength": 10.0},
     "location": {"kind": "location", "max_positions": 7},
     "location_aware": {"kind": "location_aware", "dim": 3, "filters": 2, "width": 5},
+    "gaussian_mixture": {"kind": "gaussian_mixture", "components": 2},
 }
 WINDOWS: dict[str, dict[str, Any]] = {
     "global": {"kind": "global"},
@@ -47,6 +48,9 @@ NORMALIZERS: dict[str, dict[str, Any]] = {
     "first_order": {"kind": "first_order", "reach": 1, "monotonic": False},
     "ahead": {"kind": "first_order", "reach": 2, "monotonic": True},
     "monotonic": {"kind": "monotonic", "noise": 0.0, "initial_offset": -1.0},
+    "mocha": {"kind": "mocha", "noise": 0.0, "initial_offset": -1.0, "chunk": 3},
+    "linear_chain": {"kind": "linear_chain"},
+    "fertility": {"kind": "fertility", "fertility": 0.6},
 }
 ALIGNMENTS: dict[str, dict[str, Any]] = {
     "": {"kind": "expected"},

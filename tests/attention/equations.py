@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from nmt.config.schema import alignment as alignments
 from nmt.config.schema import attention as schema
+from nmt.config.schema import normalizers
 
 Array = NDArray[np.float64]
 Parameters = dict[str, Array]
@@ -19,7 +20,7 @@ Parameters = dict[str, Array]
 def attention(
     config: schema.ScoredAttention, p: Parameters, query: Array, states: Array, training: bool = False
 ) -> tuple[Array, Array]:
-    """(T, Q), (S, M) -> context (T, M), weights (T, S); training: of monotonic attention alone, without noise."""
+    """(T, Q), (S, M) -> context (T, M), weights (T, S); training: of monotonic attentions alone, without noise."""
     projection = config.projection
     if isinstance(projection, schema.NoHeads):
         weights = attend(config, p, query, states, training)
@@ -41,13 +42,27 @@ def attend(config: schema.ScoredAttention, p: Parameters, query: Array, states: 
     length = len(states)
     if isinstance(config.score, schema.LocationScore):  # the end of long sentences has no energies
         length = min(length, config.score.max_positions)
-    weights = np.zeros((len(query), len(states)))
+    weights, stops = np.zeros((len(query), len(states))), np.zeros((len(query), length))
+    means = np.zeros(config.score.components) if isinstance(config.score, schema.GaussianMixtureScore) else np.zeros(0)
     for t, q in enumerate(query):
         before = weights[t - 1] if t else np.zeros(len(states))
         covered = weights[:t].sum(axis=0)  # See et al. 2017, eq. 10
         kept = window(config.window, p, q, t, length)
-        energies = [energy(config.score, p, q, states[s], s, before, added(config, p, covered[s])) for s in kept]
-        row = normalized(config.normalizer, p, np.array(energies), before[:length], t, training)
+        if isinstance(config.score, schema.GaussianMixtureScore):
+            means = means + np.exp(p["score.moves.weight"] @ q + p["score.moves.bias"])  # Graves 2013, eq. 51
+            energies = [mixture(p, q, means, s) for s in kept]
+        else:
+            energies = [energy(config.score, p, q, states[s], s, before, added(config, p, covered[s])) for s in kept]
+        if isinstance(config.normalizer, normalizers.Mocha):
+            p_chunk = {name.removeprefix("chunk."): value for name, value in p.items() if name.startswith("chunk.")}
+            within = [energy(config.score, p_chunk, q, states[s], s, before) for s in kept]
+            stop = expected_stop if training else first_stop
+            stops[t] = stop(np.array(energies) + p["normalizer.offset"], stops[t - 1], t)
+            row = chunked(stops[t], np.array(within), config.normalizer.chunk)
+        elif isinstance(config.normalizer, normalizers.Fertility):
+            row = constrained(np.array(energies), np.maximum(config.normalizer.fertility - covered[kept], 0))
+        else:
+            row = normalized(config.normalizer, p, np.array(energies), before[:length], t, training)
         weights[t, kept] = aligned(config.alignment, row * falloff(config.window, p, q, kept, length))
     return weights
 
@@ -98,6 +113,12 @@ def energy(  # noqa: C901, PLR0911
             return float(v @ np.tanh(w @ q + u @ h + located + extra))
 
 
+def mixture(p: Parameters, q: Array, means: Array, s: int) -> float:
+    """log phi(t, s), positions counted from 0 here and from 1 in the paper (Graves 2013, eq. 46 to 50)."""
+    alpha, beta = np.split(np.exp(p["score.shapes.weight"] @ q + p["score.shapes.bias"]), 2)
+    return float(np.logaddexp.reduce(np.log(alpha) - beta * (means - (s + 1)) ** 2))
+
+
 def centre(config: schema.Window, p: Parameters, q: Array, t: int, length: int) -> float:
     """p_t, positions counted from 0 (Luong et al. 2015, 3.2)."""
     if isinstance(config, schema.LocalMonotonicWindow):
@@ -123,20 +144,23 @@ def falloff(config: schema.Window, p: Parameters, q: Array, kept: list[int], len
 
 
 def normalized(
-    config: schema.Normalizer, p: Parameters, energies: Array, before: Array, t: int, training: bool
+    config: normalizers.Normalizer, p: Parameters, energies: Array, before: Array, t: int, training: bool
 ) -> Array:
     """(kept,) -> (kept,)."""
     match config:
-        case schema.Softmax():
+        case normalizers.Softmax():
             odds = np.exp((energies - energies.max()) / config.temperature)
             return odds / odds.sum()
-        case schema.Sparsemax():  # Martins and Astudillo 2016, proposition 1
+        case normalizers.Sparsemax():  # Martins and Astudillo 2016, proposition 1
             return thresholded(energies, 1)
-        case schema.Entmax15():  # Peters et al. 2019, 3, with alpha = 1.5
+        case normalizers.Entmax15():  # Peters et al. 2019, 3, with alpha = 1.5
             return thresholded(energies / 2, 2)
-        case schema.FirstOrder():  # Shankar and Sarawagi 2019, eq. 4 and 6
+        case normalizers.FirstOrder():  # Shankar and Sarawagi 2019, eq. 4 and 6
             return moved(config, p["normalizer.bias"], energies, before, t)
-        case schema.Monotonic():
+        case normalizers.LinearChain():
+            marginals = chain(energies, p["normalizer.pairwise"].reshape(2, 2))
+            return marginals / marginals.sum()
+        case normalizers.Monotonic():
             energies = energies + p["normalizer.offset"]
             return expected_stop(energies, before, t) if training else first_stop(energies, before, t)
 
@@ -161,7 +185,7 @@ def aligned(config: alignments.Alignment, row: Array) -> Array:
     return row
 
 
-def moved(config: schema.FirstOrder, bias: Array, energies: Array, before: Array, t: int) -> Array:
+def moved(config: normalizers.FirstOrder, bias: Array, energies: Array, before: Array, t: int) -> Array:
     """The mean over the positions s' of the step before, each with its own distribution."""
     if t == 0:
         odds = np.exp(energies - energies.max())
@@ -203,3 +227,42 @@ def first_stop(energies: Array, before: Array, t: int) -> Array:
             weights[s] = 1.0
             break
     return weights
+
+
+def chunked(stops: Array, energies: Array, chunk: int) -> Array:
+    """Chiu and Raffel 2018: a softmax over the chunk that ends at each position, weighted with the chance to stop
+    there."""
+    weights = np.zeros(len(energies))
+    for end in range(len(energies)):
+        first = max(0, end - chunk + 1)
+        odds = np.exp(energies[first : end + 1] - energies[first : end + 1].max())
+        weights[first : end + 1] += stops[end] * odds / odds.sum()
+    return weights
+
+
+def constrained(energies: Array, bounds: Array) -> Array:
+    """min(max(e - tau, 0), bound), the last position without a bound, with tau found by bisection such that it sums to
+    1 (Malaviya et al. 2018)."""
+    bounds = np.append(bounds[:-1], np.inf)
+    low, high = energies.min() - 2, energies.max()
+    for _ in range(100):
+        tau = (low + high) / 2
+        above = np.minimum(np.maximum(energies - tau, 0), bounds).sum() > 1
+        low, high = (tau, high) if above else (low, tau)
+    return np.minimum(np.maximum(energies - low, 0), bounds)
+
+
+def chain(unary: Array, pairwise: Array) -> Array:
+    """p(z_s = 1) by the forward-backward algorithm (Kim et al. 2017, figure 2): log-potentials of z_s = 1, A[z_s,
+    z_s+1]."""
+    potentials = np.stack([np.zeros(len(unary)), unary], axis=1)
+    forward, backward = potentials.copy(), np.zeros_like(potentials)
+    for s in range(1, len(unary)):
+        for z in (0, 1):
+            forward[s, z] += np.logaddexp(*(forward[s - 1, i] + pairwise[i, z] for i in (0, 1)))
+    for s in range(len(unary) - 2, -1, -1):
+        for z in (0, 1):
+            backward[s, z] = np.logaddexp(*(pairwise[z, i] + potentials[s + 1, i] + backward[s + 1, i] for i in (0, 1)))
+    joint = forward + backward
+    marginals: Array = np.exp(joint[:, 1] - np.logaddexp(joint[:, 0], joint[:, 1]))
+    return marginals

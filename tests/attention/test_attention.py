@@ -22,11 +22,11 @@ def test_the_past_adds_up_and_selects() -> None:
     past = past.after(first, None).after(second, second.log())
     assert past.step == 2
     assert torch.equal(past.weights, second[:, 0])
-    assert torch.equal(past.log_weights, second[:, 0].log())
+    assert torch.equal(past.log_stops, second[:, 0].log())
     torch.testing.assert_close(past.total, first[:, 0] + second[:, 0])
     chosen = past.select(torch.tensor([3, 3]))
     assert torch.equal(chosen.weights, past.weights[[3, 3]])
-    assert torch.equal(chosen.log_weights, past.log_weights[[3, 3]])
+    assert torch.equal(chosen.log_stops, past.log_stops[[3, 3]])
     assert torch.equal(chosen.total, past.total[[3, 3]])
     assert chosen.step == 2
 
@@ -71,6 +71,10 @@ def test_only_what_reads_its_past_goes_step_by_step() -> None:
         "location_aware-global-softmax": True,
         "location_aware-global-softmax-heads": True,
         "dot-global-monotonic": True,
+        "dot-global-mocha": True,
+        "dot-global-fertility": True,
+        "dot-global-linear_chain": False,
+        "gaussian_mixture-global-softmax": True,
         "dot-global-softmax-coverage": True,
     }
     assert {name: Case(name).make()[0].reads_past for name in expected} == expected
@@ -111,6 +115,9 @@ def test_the_log_prob_told_is_that_of_the_position_attended_to(name: str) -> Non
         ("alignment", ALIGNMENTS["sampled"] | {"expected": 0.3}, "expected", 0.3),
         ("normalizer", {"kind": "monotonic", "noise": 0.3, "initial_offset": -2.0}, "noise", 0.3),
         ("normalizer", {"kind": "monotonic", "noise": 0.3, "initial_offset": -2.0}, "offset", -2.0),
+        ("normalizer", {"kind": "mocha", "noise": 0.3, "initial_offset": -2.0, "chunk": 5}, "noise", 0.3),
+        ("normalizer", {"kind": "mocha", "noise": 0.3, "initial_offset": -2.0, "chunk": 5}, "offset", -2.0),
+        ("normalizer", {"kind": "fertility", "fertility": 1.5}, "fertility", 1.5),
         ("window", {"kind": "local_m", "reach": 4}, "reach", 4),
         ("window", {"kind": "local_p", "reach": 4, "dim": 3}, "reach", 4),
         ("score", {"kind": "location", "max_positions": 9}, "max_positions", 9),
@@ -123,6 +130,13 @@ def test_parts_are_built_with_the_configured_numbers(
     plain = configuration("dot-global-softmax").model_dump()
     attention = build_attention(schema.ScoredAttention.model_validate(plain | {part: values}), 5, 5)
     assert torch.as_tensor(getattr(getattr(attention, part), name)).item() == pytest.approx(expected)
+
+
+def test_chunk_and_mixture_are_built_with_the_configured_numbers() -> None:
+    mocha, mixture = (configuration(f"{name}").model_dump() for name in ("dot-global-mocha", "dot-global-softmax"))
+    mocha["normalizer"]["chunk"], mixture["score"] = 5, {"kind": "gaussian_mixture", "components": 7}
+    assert build_attention(schema.ScoredAttention.model_validate(mocha), 5, 5).chunk.size == 5
+    assert build_attention(schema.ScoredAttention.model_validate(mixture), 5, 5).score.moves.out_features == 7
 
 
 def test_dropout_is_built_with_the_configured_share() -> None:
@@ -206,6 +220,9 @@ def kept_bytes(run: Callable[[], Attended], parameters: Iterable[Tensor]) -> int
         "location_aware-global-softmax",
         "location_aware-global-softmax-coverage",
         "additive-global-monotonic",
+        "additive-global-mocha",
+        "additive-global-fertility",
+        "gaussian_mixture-global-softmax",
     ],
 )
 def test_attention_that_reads_its_past_keeps_little_more_memory_than_additive_attention(name: str) -> None:
@@ -225,4 +242,5 @@ def test_attention_that_reads_its_past_keeps_little_more_memory_than_additive_at
             return attend(*made)
 
         sizes.append(kept_bytes(run, attention.parameters()))
-    assert sizes[0] < 1.5 * sizes[1]
+    scores = 2 if "mocha" in name else 1
+    assert sizes[0] < 1.5 * scores * sizes[1]

@@ -7,7 +7,8 @@ import torch
 from combinations import Case, attend
 
 from nmt.attention.memory import Past
-from nmt.attention.normalizers import MonotonicNormalizer, SoftmaxNormalizer
+from nmt.attention.monotonic import MonotonicNormalizer
+from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.objectives.auxiliary import coverage_loss, guided_alignment_loss
 
 B, T, S = 2, 4, 5

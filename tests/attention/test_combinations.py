@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from laws import LAWS, Law
 
-DIFFERS_IN_TRAINING = {"sampled", "straight_through", "monotonic"}
+DIFFERS_IN_TRAINING = {"sampled", "straight_through", "monotonic", "mocha"}
 
 
 @st.composite
@@ -41,18 +41,21 @@ def equals_the_papers(case: Case, made: Made) -> None:
 
 
 def test_the_configuration_accepts_what_is_swept() -> None:
-    """Every score with every window and normalizer, but normalizers that start from the last position with global
-    windows only; every alignment with every normalizer but monotonic. Coverage for all scores but cosine and location,
-    heads for all scores but location and for no sum over positions."""
+    """Every score with every window and normalizer, but normalizers that read the previous weights with global windows
+    only, and a mixture that moves with no other that does; every alignment with every normalizer but monotonic ones.
+    Coverage for all scores that read their keys but cosine, heads for all that read their keys, but for no sum over
+    positions."""
     pairs = {tuple(name.split("-")[1:3]) for name in COMBINATIONS}
-    moving = {"monotonic", "first_order", "ahead"}
+    moving = {"monotonic", "mocha", "first_order", "ahead", "fertility"}
     refused = {(window, normalizer) for window in ("local_m", "local_p") for normalizer in moving}
     assert pairs == {(window, normalizer) for window in WINDOWS for normalizer in NORMALIZERS} - refused
-    for part, without in (("coverage", {"cosine", "location"}), ("heads", {"location"})):
+    keyless = {"location", "gaussian_mixture"}
+    for part, without in (("coverage", {"cosine"} | keyless), ("heads", keyless)):
         assert {name.split("-")[0] for name in COMBINATIONS if part in name} == set(SCORES) - without
-    with_heads, without_heads = 4 * (len(SCORES) - 2) + 2 + 1, 2 * (len(SCORES) - 2) + 2
-    distributions = len(pairs) - 1  # without monotonic
-    assert len(COMBINATIONS) == with_heads * (len(pairs) + 2 * distributions) + without_heads * distributions
+    with_heads, without_heads = 4 * (len(SCORES) - 3) + 2 + 1 + 1, 2 * (len(SCORES) - 3) + 1 + 1 + 1
+    distributions = len(pairs) - 2  # without monotonic and mocha
+    expected = with_heads * (len(pairs) + 2 * distributions) + without_heads * distributions
+    assert len(COMBINATIONS) == expected - 2  # the mixture with monotonic and mocha
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -12,7 +12,8 @@ LENGTHS = [(9, 2), (5, 3)]
 
 def check(case: Case, fast: bool) -> None:
     """Of context and weights; monotonic as in training."""
-    attention, query, states, valid = case._replace(training="monotonic" in case.name).make()
+    training = case.config.normalizer.kind in {"monotonic", "mocha"}
+    attention, query, states, valid = case._replace(training=training).make()
 
     def attend(query: Tensor, states: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
         attended = attention.sequence(query, attention.remember(states, valid), attention.start(valid))

@@ -15,6 +15,9 @@ NAMES = [
     "dot-local_p-entmax15",
     "location_aware-global-sparsemax",
     "general-global-monotonic",
+    "general-global-mocha",
+    "additive-global-fertility",
+    "general-local_m-linear_chain",
 ]
 
 

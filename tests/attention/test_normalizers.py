@@ -13,7 +13,7 @@ from torch import Tensor
 from nmt.attention.memory import Past
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.attention.parts import Normalizer
-from nmt.config.schema import attention as schema
+from nmt.config.schema import normalizers
 
 SOFT = ["softmax", "sparsemax", "entmax15"]
 
@@ -42,7 +42,7 @@ def test_equals_the_equation_over_what_is_kept(kind: str, energies: equations.Ar
     keep = np.array([s not in dropped for s in range(len(energies))])
     if not keep.any():
         return
-    config: schema.Normalizer = Case(f"dot-global-{kind}").config.normalizer
+    config: normalizers.Normalizer = Case(f"dot-global-{kind}").config.normalizer
     expected = np.zeros(len(energies))
     expected[keep] = equations.normalized(config, {}, energies[keep], np.zeros(0), 0, False)
     found = weights_of(normalizer_of(kind), torch.tensor(energies)[None], torch.tensor(keep)[None])

@@ -21,6 +21,7 @@ from nmt.attention.scores import (
 )
 
 B, T, S, D, A = 3, 4, 9, 6, 3
+KINDS = [kind for kind in SCORES if kind != "gaussian_mixture"]  # whose energies depend on the steps before
 
 
 def energies(score: Score, query: Tensor, memory: Tensor, before: Tensor | None = None) -> Tensor:
@@ -50,7 +51,7 @@ def memory() -> Tensor:
 
 
 @pytest.mark.parametrize(("steps", "length"), [(1, 1), (1, S), (T, 5), (T, S)])
-@pytest.mark.parametrize("kind", SCORES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_equals_the_equation(kind: str, steps: int, length: int) -> None:
     config = configuration(f"{kind}-global-softmax")
     attention = build_attention(config, D, D)
@@ -147,7 +148,7 @@ def test_a_location_aware_score_sees_where_the_step_before_attended(query: Tenso
     assert changed.nonzero().flatten().tolist() == [3, 4, 5]
 
 
-@pytest.mark.parametrize("kind", SCORES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_gradients(kind: str) -> None:
     attention = build_attention(configuration(f"{kind}-global-softmax"), D, D)
     assert isinstance(attention, Attention)

@@ -377,6 +377,33 @@ MISTAKES: list[tuple[list[str], str]] = [
         ["nmt-train", "attention=monotonic", "attention/window=local_m"],
         "attention: normalizer.kind=monotonic starts from its last position",
     ),
+    (
+        ["nmt-train", "attention=mocha", "attention/window=local_p"],
+        "attention: normalizer.kind=mocha starts from its last position",
+    ),
+    (
+        ["nmt-train", "attention=fertility", "attention/window=local_m"],
+        "attention: normalizer.kind=fertility gives the last position what the words' budgets leave over",
+    ),
+    (
+        ["nmt-train", "attention=gaussian_mixture", "attention/normalizer=mocha"],
+        "score.kind=gaussian_mixture and normalizer.kind=mocha both decide how far the attention moves on",
+    ),
+    (
+        ["nmt-train", "attention=gaussian_mixture", "attention/coverage=linear"],
+        "score.kind=gaussian_mixture does not read the keys",
+    ),
+    (
+        ["nmt-train", "attention=gaussian_mixture", "attention/projection=heads"],
+        "score.kind=gaussian_mixture does not read them",
+    ),
+    (
+        [
+            *("nmt-train", "attention=gaussian_mixture", "encoder/self_attention=attention"),
+            "attention/score@encoder.self_attention.score=gaussian_mixture",
+        ],
+        "encoder.self_attention.score",
+    ),
     (["nmt-train", "attention=hard", "attention/window=local_p"], "attention: window.kind=local_p scales the weights"),
     (
         ["nmt-train", "attention=ntm_cosine", "attention/coverage=linear"],
@@ -422,7 +449,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-train", "data=files", "data.train=nowhere", "data.validation=nowhere"], "nowhere.en: no such file"),
     (
         ["nmt-train", "attention/score=doot"],
-        "attention/score=doot: not one of additive, concat, cosine, dot, general, ",
+        "attention/score=doot: not one of additive, concat, cosine, dot, gaussian_mixture, general, ",
     ),
     (
         ["nmt-translate", "run={run}", "search=greedy", "search.beam_size=3"],

@@ -133,7 +133,7 @@ def test_experiments_take_every_attention(attention: str, experiment: str) -> No
     assert (config.attention.kind == "none") == (attention == "none")
 
 
-PARTED = [name for name in choices("attention") if name not in {"none", "monotonic"}]
+PARTED = [name for name in choices("attention") if name not in {"none", "monotonic", "mocha", "fertility"}]
 
 
 @pytest.mark.parametrize(
@@ -194,6 +194,10 @@ def test_presets_are_what_their_papers_say() -> None:
         "hard": ("additive", "global", "softmax"),
         "gumbel": ("additive", "global", "softmax"),
         "monotonic": ("normed_additive", "global", "monotonic"),
+        "mocha": ("normed_additive", "global", "mocha"),
+        "linear_chain": ("general", "global", "linear_chain"),
+        "fertility": ("general", "global", "fertility"),
+        "gaussian_mixture": ("gaussian_mixture", "global", "softmax"),
     }
     for name, kinds in parts.items():
         attention = systems[name].attention
@@ -201,6 +205,8 @@ def test_presets_are_what_their_papers_say() -> None:
         assert (attention.score.kind, attention.window.kind, attention.normalizer.kind) == kinds
     for name, alignment in {"hard": "sampled", "gumbel": "straight_through", "bahdanau": "expected"}.items():
         assert systems[name].attention.alignment.kind == alignment  # type: ignore[union-attr]
+    assert systems["mocha"].decoder == systems["monotonic"].decoder
+    assert systems["fertility"].decoder == systems["sparsemax"].decoder
     assert systems["coverage"].attention.coverage.kind == "linear"  # type: ignore[union-attr]
     assert systems["multihead"].attention.projection.kind == "heads"  # type: ignore[union-attr]
     assert systems["none"].attention.kind == "none"

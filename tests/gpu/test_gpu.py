@@ -28,7 +28,7 @@ DEVICE = "cuda"
 UPDATES, INTERRUPTED_AT = 50, 20
 SIZES = ["data.train_size=2000", "data.test_size=64", "validation.every=25", "validation.unit=steps"]
 PRESETS = sorted(path.stem for path in (config_dir() / "attention").glob("*.yaml"))
-RANDOM = {"hard", "gumbel", "monotonic"}  # they sample positions or noise in training
+RANDOM = {"hard", "gumbel", "monotonic", "mocha"}  # they sample positions or noise in training
 
 pytestmark = [
     pytest.mark.gpu,

@@ -32,6 +32,7 @@ def attention(score: str, **parts: dict[str, Any]) -> dict[str, Any]:
         "additive": {"dim": 6},
         "normed_additive": {"dim": 6},
         "location_aware": {"dim": 6, "filters": 2, "width": 3},
+        "gaussian_mixture": {"components": 2},
     }
     return {
         "kind": "attention",

@@ -89,6 +89,35 @@ COMBINATIONS += [
         ("gru", 2, "first_layer", False, False, attention("location_aware")),
     ]
 ]
+MOCHA = {"kind": "mocha", "noise": 1.0, "initial_offset": 1.0, "chunk": 2}
+FERTILITY = {"kind": "fertility", "fertility": 0.7}
+HEADS = {"kind": "heads", "heads": 2, "dim": 4}
+COMBINATIONS += [
+    {
+        "encoder__cell": cell,
+        "decoder__cell": cell,
+        "decoder__layers": layers,
+        "decoder__attend": attend,
+        "decoder__input_feeding": feeding,
+        "attention": kind,
+    }
+    for (cell, layers, attend, feeding), kind in itertools.product(
+        [
+            ("gru", 1, "before", False),
+            ("lstm", 2, "after", False),
+            ("rnn", 1, "between", True),
+            ("gru", 2, "first_layer", False),
+        ],
+        [
+            attention("general", normalizer={"kind": "linear_chain"}),
+            attention("additive", normalizer=FERTILITY, projection=HEADS),
+            attention("dot", normalizer=FERTILITY, coverage={"kind": "linear", "loss_weight": 1.0, "loss_start": 0}),
+            attention("normed_additive", normalizer=MOCHA),
+            attention("location_aware", normalizer=MOCHA, projection=HEADS),
+            attention("gaussian_mixture"),
+        ],
+    )
+]
 GNMT = {
     "encoder__bidirectional": "first",
     "encoder__residual": 3,
@@ -167,9 +196,11 @@ class Casts(TorchDispatchMode):
 
 
 def label(changes: dict[str, Any]) -> str:
-    kind = changes["attention"].get("score", {}).get("kind") or changes["attention"]["context"]
-    alignment = changes["attention"].get("alignment", {}).get("kind", "expected")
-    kind += "" if alignment == "expected" else f"-{alignment}"
+    parts = changes["attention"]
+    kind = parts["context"] if parts["kind"] == "none" else parts["score"]["kind"]
+    for part, plain in (("normalizer", "softmax"), ("alignment", "expected")):
+        if parts.get(part, {}).get("kind", plain) != plain:
+            kind += f"-{parts[part]['kind']}"
     feed = "-feed" if changes["decoder__input_feeding"] else ""
     more = "-regularised" if "variational_dropout" in changes else ""
     return f"{changes['encoder__cell']}{changes['decoder__layers']}-{changes['decoder__attend']}{feed}-{kind}{more}"
@@ -273,7 +304,13 @@ def test_beams_share_their_sentence_unless_the_attention_reads_the_past() -> Non
     for each in (attention("additive"), attention("additive", window={"kind": "local_m", "reach": 1})):
         assert model_of(attention=each).encode(SOURCE, LENGTHS).beams_share_memory
     coverage = {"kind": "linear", "loss_weight": 0.0, "loss_start": 0}
-    for each in (attention("location_aware"), attention("additive", coverage=coverage)):
+    for each in (
+        attention("location_aware"),
+        attention("additive", coverage=coverage),
+        attention("dot", normalizer=FERTILITY),
+        attention("normed_additive", normalizer=MOCHA),
+        attention("gaussian_mixture"),
+    ):
         assert not model_of(attention=each).encode(SOURCE, LENGTHS).beams_share_memory
 
 

@@ -1,4 +1,4 @@
-"""Log-weights of monotonic attention: the gradient, and what underflows without logarithms.
+"""Log-weights of monotonic and chunkwise attention: the gradients, and what underflows without logarithms.
 
 Shapes: B batch, S source positions.
 """
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nmt.ops.monotonic import monotonic_log_weights
+from nmt.ops.monotonic import chunk_log_weights, monotonic_log_weights
 
 KEEP = torch.tensor([[True] * 6, [True] * 4 + [False] * 2, [True, False, True, True, True, False]])
 
@@ -58,3 +58,18 @@ def test_a_position_that_nothing_reaches_has_no_weight_and_no_gradient() -> None
     torch.testing.assert_close(log_weights.exp(), torch.tensor([[0.0, 0.0, 0.5, 0.25]]))
     (gradient,) = torch.autograd.grad(log_weights.exp().sum(), energies)
     torch.testing.assert_close(gradient, torch.tensor([[0.0, 0.0, 0.125, 0.125]]))
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 9])
+def test_gradients_of_chunks(chunk: int) -> None:
+    """Also where no chunk reaches, and of a row that has stopped nowhere."""
+    energies = torch.randn(KEEP.shape, dtype=torch.float64, requires_grad=True)
+    stops = torch.randn(KEEP.shape, dtype=torch.float64, requires_grad=True)
+    nowhere = ~KEEP | (torch.arange(6) < 2) | (torch.arange(3) == 1)[:, None]
+
+    def log_weights(stops: Tensor, energies: Tensor) -> Tensor:
+        found = chunk_log_weights(stops.masked_fill(nowhere, -torch.inf), energies, KEEP, chunk)
+        return found.masked_fill(found == -torch.inf, 0.0)
+
+    assert torch.autograd.gradcheck(log_weights, (stops, energies))
+    assert not log_weights(stops, energies)[1].any()

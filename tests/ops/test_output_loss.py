@@ -62,7 +62,8 @@ def distil(
 ) -> OutputLoss:
     layers = [(table, bias) for _, table, bias in teachers]
     criterion = partial(distillation, output_layers=layers, teacher_weight=weight, smoothing=smoothing)
-    return output_loss(*operands, right != PAD, criterion, right, *(readouts[0] for readouts, *_ in teachers))
+    pairs = ((readouts[0][:, None], torch.ones(len(readouts[0]), 1)) for readouts, *_ in teachers)
+    return output_loss(*operands, right != PAD, criterion, right, *(part for pair in pairs for part in pair))
 
 
 def assert_same(loss: OutputLoss, expected: Tensor, operands: Tensors) -> None:

@@ -116,7 +116,7 @@ class TrainConfig(Model, Machine):
     def _conflicts_of_guided_alignment(self) -> Iterator[str]:
         if self.attention.kind == "none":
             yield "training.guided_alignment guides an attention, but attention.kind=none; set it to 0"
-        elif self.attention.normalizer.kind not in {"softmax", "monotonic"}:
+        elif self.attention.normalizer.kind not in {"softmax", "linear_chain", "monotonic", "mocha"}:
             yield (
                 "training.guided_alignment has no gradient through the exact zeros of "
                 f"attention.normalizer.kind={self.attention.normalizer.kind}; set it to 0, or use "

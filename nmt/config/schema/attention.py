@@ -15,9 +15,9 @@ from nmt.config.schema.base import (
     Positive,
     Probability,
     Section,
-    Temperature,
     Units,
 )
+from nmt.config.schema.normalizers import Normalizer, SoftNormalizer
 
 
 class DotScore(Section):
@@ -69,6 +69,11 @@ class LocationAwareScore(Section):
             yield f"width={self.width}: must be odd, to be centred on a position; try width={self.width + 1}"
 
 
+class GaussianMixtureScore(Section):
+    kind: Literal["gaussian_mixture"]
+    components: Units
+
+
 StatelessScore = (
     DotScore
     | ScaledDotScore
@@ -79,7 +84,7 @@ StatelessScore = (
     | CosineScore
     | LocationScore
 )
-Score = Annotated[StatelessScore | LocationAwareScore, Field(discriminator="kind")]
+Score = Annotated[StatelessScore | LocationAwareScore | GaussianMixtureScore, Field(discriminator="kind")]
 
 
 class GlobalWindow(Section):
@@ -98,35 +103,6 @@ class LocalPredictiveWindow(Section):
 
 
 Window = Annotated[GlobalWindow | LocalMonotonicWindow | LocalPredictiveWindow, Field(discriminator="kind")]
-
-
-class Softmax(Section):
-    kind: Literal["softmax"]
-    temperature: Temperature
-
-
-class Sparsemax(Section):
-    kind: Literal["sparsemax"]
-
-
-class Entmax15(Section):
-    kind: Literal["entmax15"]
-
-
-class FirstOrder(Section):
-    kind: Literal["first_order"]
-    reach: Positions
-    monotonic: bool
-
-
-class Monotonic(Section):
-    kind: Literal["monotonic"]
-    noise: NonNegative
-    initial_offset: Annotated[float, Field(ge=-1e6, le=1e6)]
-
-
-SoftNormalizer = Softmax | Sparsemax | Entmax15
-Normalizer = Annotated[SoftNormalizer | FirstOrder | Monotonic, Field(discriminator="kind")]
 
 
 class NoCoverage(Section):
@@ -159,11 +135,18 @@ class Heads(Section):
 
 Projection = Annotated[NoHeads | Heads, Field(discriminator="kind")]
 
-STARTS_FROM_PREVIOUS = {"first_order", "monotonic"}  # normalizers that read the previous step's weights
 # Scores without a linear term in the keys, to which coverage is added.
 SCORES_WITHOUT_COVERAGE = {
     "cosine": "compares only the directions of the keys",
     "location": "does not read the keys",
+    "gaussian_mixture": "does not read the keys",
+}
+# Normalizers that need positions which a window may leave out.
+NORMALIZERS_WITHOUT_WINDOW = {  # they read the weights of all earlier steps
+    "first_order": ("starts from its last position, which may be outside", "softmax"),
+    "monotonic": ("starts from its last position, which may be outside", "softmax"),
+    "mocha": ("starts from its last position, which may be outside", "softmax"),
+    "fertility": ("gives the last position what the words' budgets leave over, but it may be outside", "sparsemax"),
 }
 
 
@@ -179,10 +162,16 @@ class ScoredAttention(Section):
 
     def conflicts(self) -> Iterator[str]:
         score, window, normalizer = self.score.kind, self.window.kind, self.normalizer.kind
-        if window != "global" and normalizer in STARTS_FROM_PREVIOUS:
+        if window != "global" and normalizer in NORMALIZERS_WITHOUT_WINDOW:
+            reason, alternative = NORMALIZERS_WITHOUT_WINDOW[normalizer]
             yield (
-                f"normalizer.kind={normalizer} starts from its last position, which may be outside "
-                f"window.kind={window}; use attention/window=global, or attention/normalizer=softmax"
+                f"normalizer.kind={normalizer} {reason} window.kind={window}; use attention/window=global, or "
+                f"attention/normalizer={alternative}"
+            )
+        if score == "gaussian_mixture" and normalizer in {"monotonic", "mocha"}:
+            yield (
+                f"score.kind=gaussian_mixture and normalizer.kind={normalizer} both decide how far the attention moves "
+                "on; use attention/normalizer=softmax, or attention/score=normed_additive"
             )
         yield from _unused_projection(score, self.projection)
         if self.coverage.kind != "none" and score in SCORES_WITHOUT_COVERAGE:
@@ -194,11 +183,10 @@ class ScoredAttention(Section):
 
     def _conflicts_of_alignment(self) -> Iterator[str]:
         alignment, normalizer = self.alignment.kind, self.normalizer.kind
-        if alignment != "expected" and normalizer == "monotonic":
+        if alignment != "expected" and normalizer in {"monotonic", "mocha"}:
             yield (
-                f"alignment.kind={alignment} needs a distribution over positions, but normalizer.kind=monotonic may "
-                "pass the end without one; use attention/alignment=expected, or attention/normalizer=first_order with "
-                "attention.normalizer.monotonic=true"
+                f"alignment.kind={alignment} needs a distribution over positions, but normalizer.kind={normalizer} may "
+                "pass the end without one; use attention/alignment=expected, or attention/normalizer=first_order_ahead"
             )
         if self.dropout and alignment in {"sampled", "straight_through"}:
             yield (
@@ -225,9 +213,9 @@ class ScoredAttention(Section):
     def reads_past(self) -> bool:
         """Does a step depend on what earlier steps attended to?"""
         return (
-            self.score.kind == "location_aware"
+            self.score.kind in {"location_aware", "gaussian_mixture"}
             or self.coverage.kind != "none"
-            or self.normalizer.kind in STARTS_FROM_PREVIOUS
+            or self.normalizer.kind in NORMALIZERS_WITHOUT_WINDOW
         )
 
 
@@ -265,8 +253,8 @@ def unequal_sizes(score: str, projection: Projection, query: int, memory: int) -
 
 
 def _unused_projection(score: str, projection: Projection) -> Iterator[str]:
-    if projection.kind != "none" and score == "location":
+    if projection.kind != "none" and score in {"location", "gaussian_mixture"}:
         yield (
-            "projection.kind=heads projects the keys, but score.kind=location does not read them; use projection=none, "
+            f"projection.kind=heads projects the keys, but score.kind={score} does not read them; use projection=none, "
             "or another score such as scaled_dot"
         )
