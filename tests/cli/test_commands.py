@@ -398,8 +398,11 @@ MISTAKES: list[tuple[list[str], str]] = [
         "score.kind=gaussian_mixture does not read them",
     ),
     (
-        ["nmt-train", "attention=gaussian_mixture", "encoder/self_attention=attention"]
-        + ["attention/score@encoder.self_attention.score=gaussian_mixture"],
+        [
+            "nmt-train",
+            "encoder/self_attention=attention",
+            "attention/score@encoder.self_attention.score=gaussian_mixture",
+        ],
         "encoder.self_attention.score",
     ),
     (["nmt-train", "attention=hard", "attention/window=local_p"], "attention: window.kind=local_p scales the weights"),
