@@ -53,8 +53,7 @@ def test_a_chunk_of_one_position_is_monotonic_attention() -> None:
 
 
 def test_reading_goes_on_from_where_the_chunk_ended_whatever_the_weights_in_it() -> None:
-    """At test: ends at positions 1, 1 and 3 of 4, then passes the end; nearly all weight is on a chunk's first
-    position."""
+    """At test: stops at positions 1, 1, 3, then passes the end. All weight is on the first position of a chunk."""
     attention, query, states, valid = Case("dot-global-mocha", lengths=(4,), steps=5, memory_dim=5).make()
     states[0] = torch.eye(5, dtype=torch.float64)[:4]
     signs = torch.tensor([[-1, 1, 1, 1], [1, 1, -1, -1], [1, -1, -1, 1], [1, 1, 1, -1], [1, 1, 1, 1]]).double()

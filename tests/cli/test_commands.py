@@ -399,7 +399,8 @@ MISTAKES: list[tuple[list[str], str]] = [
     ),
     (
         [
-            *("nmt-train", "attention=gaussian_mixture", "encoder/self_attention=attention"),
+            "nmt-train",
+            "encoder/self_attention=attention",
             "attention/score@encoder.self_attention.score=gaussian_mixture",
         ],
         "encoder.self_attention.score",

@@ -556,8 +556,9 @@ def test_self_attention_is_a_normed_residual_of_the_states() -> None:
     torch.testing.assert_close(states, expected)
 
 
-def test_self_attention_knows_no_padding_or_batch_mates() -> None:
-    model = model_of(encoder__self_attention=SELF_ATTENTION)
+@pytest.mark.parametrize("normalizer", [SELF_ATTENTION["normalizer"], {"kind": "linear_chain"}])
+def test_self_attention_knows_no_padding_or_batch_mates(normalizer: dict[str, Any]) -> None:
+    model = model_of(encoder__self_attention={**SELF_ATTENTION, "normalizer": normalizer})
     together = model(SOURCE, LENGTHS, TARGET).readouts
     for row, length in enumerate(LENGTHS.tolist()):
         one = slice(row, row + 1)

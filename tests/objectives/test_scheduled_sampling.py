@@ -40,14 +40,14 @@ def setup(config: TrainConfig) -> tuple[Seq2Seq, Objective, ScheduledSampling, B
 def best(model: Seq2Seq, batch: Batch) -> Tensor:
     """(B, T): the most probable tokens, by torch's own functions."""
     model.eval()
-    readouts = model(batch.source, batch.lengths, batch.target_in).readouts
-    logits = model.output(readouts).detach().clone()
+    logits = model.logits(model(batch.source, batch.lengths, batch.target_in).predictions).detach().clone()
     logits[..., [PAD, BOS]] = -torch.inf
     return logits.argmax(-1)
 
 
 @pytest.mark.parametrize(
-    "attention", ["bahdanau", "gnmt", "luong_dot decoder.fixnorm=true", "coverage", "hard", "monotonic", "none"]
+    "attention",
+    ["bahdanau", "gnmt", "luong_dot decoder.fixnorm=true", "coverage", "hard", "monotonic", "none", "marginal"],
 )
 def test_at_its_height_every_word_but_the_first_is_the_models_own(
     attention: str, train_config: Config, monkeypatch: pytest.MonkeyPatch
