@@ -13,6 +13,7 @@ PARTS = {
     "score": "Score",
     "window": "Window",
     "normalizer": "Normalizer",
+    "alignment": "Alignment",
     "coverage": "Coverage",
     "projection": "Projection",
     "/encoder": "Encoder",
