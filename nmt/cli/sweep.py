@@ -51,8 +51,8 @@ class NameJobs(Callback):
     created: bool = False  # whether this sweep created the directory
     finding: str | None = None  # of a paper, to check at the end
 
-    def __init__(self, finding: str | None = None) -> None:
-        NameJobs.finding = finding
+    def __init__(self, finding: object = None) -> None:
+        NameJobs.finding = None if finding is None else str(finding)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:  # noqa: ANN401
         """Check and mark the sweep's directory, and name each job's by the values that the sweep varies."""

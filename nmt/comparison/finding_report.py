@@ -71,10 +71,10 @@ def _measure(finding: Finding, systems: Sequence[System], held_out: HeldOut, com
         found = _matching(model, systems)
         chosen = " ".join(f"{key}={value}" for key, value in model.choices.items())
         if not found:
-            problems[model.label] = f"{model.label}: no finished run with {chosen}"
+            problems[model.label] = f"no finished run with {chosen}"
         elif len(found) > 1:
             names = ", ".join(system.name for system in found)
-            problems[model.label] = f"{model.label}: several systems have {chosen} ({names}); compare one of them"
+            problems[model.label] = f"several systems have {chosen} ({names}); compare one of them"
         else:
             runs[model.label] = {
                 entry.seed: Scores(
