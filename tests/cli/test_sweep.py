@@ -352,7 +352,7 @@ def test_a_search_that_makes_no_sense_is_one_line(override: str, message: str, t
     ("given", "message"),
     [
         (["-m", "experiment=attention_study,cells"], "one of these recipes is itself a sweep"),
-        (["-m", "experiment=papers/luong_2015_table_4,cells"], "one of these recipes is itself a sweep"),
+        (["-m", "experiment=papers/luong_2015_table_4,multi30k_fast"], "one of these recipes is itself a sweep"),
         (
             ["-m", "seed=1,2", "hydra.callbacks.sweep.finding=luong_2015"],
             "hydra.callbacks.sweep.finding=luong_2015: not one of bahdanau_2015_figure_2, luong_2015_table_4,",
