@@ -221,12 +221,19 @@ def all_types() -> dict[str, Types]:
     }
 
 
+def choices(configs: Path, group: str) -> dict[str, Path]:
+    """The files of a group by name. Those of `experiment` may lie in folders."""
+    folder = configs / group
+    paths = sorted(folder.rglob("*.yaml") if group == "experiment" else folder.glob("*.yaml"))
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
+
+
 def group_section(group: str, configs: Path, types: Types, meanings: dict[str, str]) -> str:
     """Markdown: each choice of a group with its values."""
     parts, preset_keys = [f"## `{group}=`\n"], dict[str, Key]()
-    for path in sorted((configs / group).glob("*.yaml")):
+    for name, path in choices(configs, group).items():
         file = read(path, configs)
-        title = f"Common values of `{group}`" if path.stem.startswith("_") else f"`{group}={path.stem}`"
+        title = f"Common values of `{group}`" if path.stem.startswith("_") else f"`{group}={name}`"
         parts.append(f"### {title}\n" if group == "experiment" else f"### {title}\n\n{_escaped(file.comment)}\n")
         if group == "attention":
             parts.append(f"[The page of this preset](../attention/{path.stem}.md) shows its values.\n")
@@ -253,9 +260,9 @@ def choices_table(configs: Path) -> str:
     rows = ["| Group | Choices |", "|---|---|"]
     for page, groups in GROUPS.items():
         for group in groups:
-            names = [path.stem for path in sorted((configs / group).glob("[!_]*.yaml")) if path.stem != "as_trained"]
-            choices = ", ".join(f"`{name}`" for name in names + (["basic"] if group.startswith("hydra/") else []))
-            rows.append(f"| [`{group}`]({page}.md) | {choices} |")
+            names = [name for name in choices(configs, group) if not name.startswith("_") and name != "as_trained"]
+            listed = ", ".join(f"`{name}`" for name in names + (["basic"] if group.startswith("hydra/") else []))
+            rows.append(f"| [`{group}`]({page}.md) | {listed} |")
     return "\n".join(rows)
 
 

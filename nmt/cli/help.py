@@ -16,6 +16,7 @@ from nmt.config.errors import UserError, format_value, nearest, nearest_key
 
 COLUMN, WIDTH = 28, 128  # of a comment's start, of a line's end
 MAX_LINE = 60  # characters; the comment of a longer line starts below it
+RECIPES = "experiment"  # the group whose folders hold choices, not parts
 # Keys that size=auto sets from the corpus, and the keys that override them.
 SET_BY_SIZE = {"size.lr": "optimizer.lr", "size.vocab_size": "tokenizer.vocab_size"}
 
@@ -37,8 +38,10 @@ def key_prefix(path: Path) -> str:
 
 
 def choices_of(group: str, command: str) -> list[str]:
-    """The choices of a group."""
-    names = sorted(path.stem for path in (config_dir() / group).glob("[!_]*.yaml"))
+    """The choices of a group. Those of `experiment` may lie in folders, such as papers/luong_2015_table_4."""
+    folder = config_dir() / group
+    paths = folder.rglob("[!_]*.yaml") if group == RECIPES else folder.glob("[!_]*.yaml")
+    names = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in paths)
     return [name for name in names if (group, name, command) != ("search", "as_trained", "train")]
 
 
@@ -52,7 +55,12 @@ def known_keys(command: str) -> list[str]:
 
 
 def _group(path: Path) -> str:
-    return path.parent.relative_to(config_dir()).as_posix()
+    return _group_of_folder(path.parent)
+
+
+def _group_of_folder(folder: Path) -> str:
+    group = folder.relative_to(config_dir()).as_posix()
+    return RECIPES if group.startswith(f"{RECIPES}/") else group
 
 
 def _keys_of(path: Path, prefix: str) -> list[str]:
@@ -64,7 +72,7 @@ def _keys_of(path: Path, prefix: str) -> list[str]:
 def all_choices() -> str:
     """One line per group of nmt-train, for --help."""
     folders = sorted(path for path in config_dir().rglob("*") if path.is_dir())
-    groups = [folder.relative_to(config_dir()).as_posix() for folder in folders]
+    groups = [_group_of_folder(folder) for folder in folders]
     choices = {group: choices_of(group, "train") for group in groups if group.partition("/")[0] != "hydra"}
     return "\n".join(f"{group}: {', '.join(names)}" for group, names in choices.items() if names)
 

@@ -26,7 +26,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from nmt.cli import arguments, optuna_sweeper
 from nmt.cli.app import STOPPED, log_to, output_dir
-from nmt.cli.help import explain
+from nmt.cli.help import choices_of, explain
 from nmt.comparison.jobs import record_failure, report_jobs
 from nmt.config.compose import config_dir
 from nmt.config.errors import UserError
@@ -49,6 +49,10 @@ class NameJobs(Callback):
 
     directory: Path | None = None  # of the sweep that has started
     created: bool = False  # whether this sweep created the directory
+    finding: str | None = None  # of a paper, to check at the end
+
+    def __init__(self, finding: object = None) -> None:
+        NameJobs.finding = None if finding is None else str(finding)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:  # noqa: ANN401
         """Check and mark the sweep's directory, and name each job's by the values that the sweep varies."""
@@ -90,8 +94,16 @@ def _refusal(config: DictConfig, directory: Path, varied: list[str], count: int)
     for override in arguments.job_overrides(config.hydra, "hydra"):
         if override.startswith("hydra.run.dir="):
             return f"{override}: sets the directory of a single run; that of a sweep is hydra.sweep.dir"
+    if NameJobs.finding is not None:
+        from nmt.comparison.findings import find_finding
+
+        try:
+            find_finding(NameJobs.finding)
+        except UserError as error:
+            return f"hydra.callbacks.sweep.{error}"
     recipes = " ".join(word for word in arguments.job_overrides(config.hydra) if word.startswith("experiment="))
-    sweeps = [path.stem for path in (config_dir() / "experiment").glob("*.yaml") if "MULTIRUN" in path.read_text()]
+    files = {name: config_dir() / "experiment" / f"{name}.yaml" for name in choices_of("experiment", "train")}
+    sweeps = [name for name, path in files.items() if "MULTIRUN" in path.read_text()]
     if "experiment" in varied and any(name in recipes for name in sweeps):
         return (
             "experiment: one of these recipes is itself a sweep, which cannot be part of another; run them one by one"
@@ -254,7 +266,7 @@ def finish() -> int:
     directory = NameJobs.directory
     if directory is None or not directory.is_dir():
         return 0  # not a sweep
-    status = report_jobs(directory, searched=(directory / optuna_sweeper.JOURNAL).exists())
+    status = report_jobs(directory, (directory / optuna_sweeper.JOURNAL).exists(), NameJobs.finding)
     if NameJobs.created and {path.name for path in directory.iterdir()} <= {MARK, "multirun.yaml"}:  # no job started
         shutil.rmtree(directory)
     return status

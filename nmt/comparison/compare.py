@@ -116,8 +116,7 @@ def compare(
         base = max(systems, key=lambda system: fmean(significance.bleu(entry.hypotheses) for entry in system.entries))
     results = _test(systems, base, significance)
     systems = sorted(systems, key=lambda system: -fmean(results[e.name]["bleu"].score for e in system.entries))
-    buckets = min(MAX_BUCKETS, max(1, len(held_out.references) // MIN_BUCKET))
-    rows = [_system_row(system, results, held_out, buckets, system is base) for system in systems]
+    rows = [_system_row(system, results, held_out, system is base) for system in systems]
     return {
         "split": split,
         "sentences": len(held_out.references),
@@ -147,7 +146,7 @@ def _test(
 
 
 def _system_row(
-    system: System, results: dict[str, dict[str, MetricResult]], held_out: HeldOut, buckets: int, is_baseline: bool
+    system: System, results: dict[str, dict[str, MetricResult]], held_out: HeldOut, is_baseline: bool
 ) -> Comparison:
     """A row of the ranked table, with the lines of its charts. Means are over the seeds."""
     entries = system.entries
@@ -173,14 +172,20 @@ def _system_row(
         row[key] = _rounded(fmean(known)) if known else None
     if row["parameters"] is not None:
         row["parameters"] = round(row["parameters"])
-    texts = held_out.references, held_out.sources, held_out.settings
-    by_length = [score_by_length(entry.hypotheses, *texts, buckets) for entry in entries]
+    by_length = [bleu_by_length(entry, held_out) for entry in entries]
     row["bleu_by_length"] = [
         {**bucket[0], "bleu": _rounded(fmean(part["bleu"] for part in bucket))}
         for bucket in zip(*by_length, strict=True)
     ]
     row["curve"] = _mean_curve([entry.curve for entry in entries])
     return row | faithfulness.of_system([entry.explained for entry in entries])
+
+
+def bleu_by_length(entry: Entry, held_out: HeldOut) -> list[Comparison]:
+    """BLEU in parts of the test set, by source length: those of `score_by_length`."""
+    count = min(MAX_BUCKETS, max(1, len(held_out.references) // MIN_BUCKET))
+    texts = held_out.references, held_out.sources, held_out.settings
+    return score_by_length(entry.hypotheses, *texts, count)
 
 
 def _run_row(system: System, entry: Entry, baseline: System, results: dict[str, MetricResult]) -> Comparison:

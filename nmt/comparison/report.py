@@ -1,4 +1,4 @@
-"""Write a comparison: Markdown, CSV, JSON and a page; and tables for the terminal."""
+"""Write a comparison: Markdown, CSV, JSON and a page, beside a published finding; and tables for the terminal."""
 
 import csv
 import io
@@ -9,6 +9,8 @@ from typing import Any
 
 from nmt.comparison.compare import Comparison, compare, find, group
 from nmt.comparison.entry import Entry, HeldOut, find_runs, read_run, read_systems
+from nmt.comparison.finding_report import check_finding, write_finding
+from nmt.comparison.findings import find_finding
 from nmt.config.errors import UserError, nearest
 from nmt.files import to_json, write_atomically
 from nmt.report import table
@@ -73,14 +75,20 @@ def write_comparison(
     split: str = "test",
     baseline: str | None = None,
     separate_incomparable: bool = False,
+    finding: str | None = None,
     markdown: bool = False,
     **settings: Any,  # noqa: ANN401
 ) -> str:
     """Compare, write all files to `output`, and return the tables to print. `settings` are those of `compare`.
 
-    `baseline` names a system or a run. Raises UserError if it is unknown, and for the errors of `gather` and `compare`.
+    `baseline` names a system or a run, `finding` a finding of a paper to check (nmt/comparison/findings.py). Raises
+    UserError if one is unknown, and for the errors of `gather` and `compare`.
     """
+    if finding is not None:
+        find_finding(finding)  # before anything is read
     groups = [(group(entries), held_out) for entries, held_out in gather(runs, systems, split, separate_incomparable)]
+    if finding is not None and len(groups) > 1:
+        raise UserError(f"finding={finding}: the runs have several test sets; compare those of one")
     bases = [None if baseline is None else find(baseline, members) for members, _ in groups]
     if baseline is not None and not any(bases):
         names = [system.name for members, _ in groups for system in members]
@@ -93,7 +101,11 @@ def write_comparison(
     write_atomically(output / "comparison.csv", _csv(comparisons).encode())
     write_atomically(output / "comparison.md", f"{_text(comparisons, table.markdown, with_runs=True)}\n".encode())
     write_atomically(output / "index.html", page(comparisons).encode())
-    return _text(comparisons, table.markdown if markdown else table.terminal)
+    text = _text(comparisons, table.markdown if markdown else table.terminal)
+    if finding is None:
+        return text
+    ((members, held_out),), (comparison,) = groups, comparisons
+    return f"{text}\n\n{write_finding(check_finding(finding, members, held_out, comparison), output)}"
 
 
 def _text(comparisons: Sequence[Comparison], render: Render, with_runs: bool = False) -> str:

@@ -1,12 +1,15 @@
 """Significance of score differences: sacreBLEU's confidence intervals and paired tests.
 
 Paired bootstrap resampling (Koehn 2004) and paired approximate randomisation (Riezler and Maxwell 2005), with the
-results of `sacrebleu --paired-bs` and `--paired-ar`.
+results of `sacrebleu --paired-bs` and `--paired-ar`. And Student's interval of a mean over seeds.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+import numpy as np
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest
@@ -53,6 +56,23 @@ class Significance:
         metric = self.metrics["bleu"]
         statistics = metric._extract_corpus_statistics(nfc(output), [self.references])
         return float(metric._aggregate_and_compute(statistics).score)
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean of two or more values, and the two ends of its 95 % confidence interval by Student's t."""
+    mean, half = fmean(values), _t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return mean, mean - half, mean + half
+
+
+def _t_quantile(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t with this many degrees of freedom.
+
+    With t = sqrt(freedom) tan(angle), the density of the angle is proportional to cos(angle)^(freedom - 1).
+    """
+    angles = np.linspace(0, math.pi / 2, 100_001)
+    density = np.cos(angles) ** (freedom - 1)
+    mass = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
+    return math.sqrt(freedom) * math.tan(float(np.interp(0.95 * mass[-1], mass, angles)))
 
 
 def _result(baseline: Any, bootstrap: Any, randomised: Any) -> MetricResult:  # noqa: ANN401

@@ -1,12 +1,12 @@
 """The comparison as one self-contained HTML file: tables, charts, and translations with their attention."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from nmt.report.chart import Series, legend_key, line_chart, scatter_chart
@@ -93,6 +93,11 @@ class Heading:
 
 def page(comparisons: Sequence[Mapping[str, Any]]) -> str:
     """The HTML file. Runs whose scores are not comparable come as several comparisons, one section each."""
+    return template("page.html").render(comparisons=[_section(comparison) for comparison in comparisons])
+
+
+def template(name: str) -> Template:
+    """A template of this folder, which escapes the values that it shows."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -100,8 +105,7 @@ def page(comparisons: Sequence[Mapping[str, Any]]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    sections = [_section(comparison) for comparison in comparisons]
-    return environment.get_template("page.html").render(comparisons=sections)
+    return environment.get_template(name)
 
 
 def _section(comparison: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,12 +157,12 @@ def _charts(systems: Sequence[Mapping[str, Any]]) -> list[tuple[str, Markup]]:
     """(title, chart) for each subject with at least one point."""
     unit, unit_seconds = _time_unit(max((system["seconds"] or 0 for system in systems), default=0))
     buckets = [bucket for system in systems for bucket in system["bleu_by_length"]]
-    ranges = {_centre(bucket): EN_DASH.join(map(str, sorted(set(bucket["words"])))) for bucket in buckets}
+    ranges = length_ticks(buckets)
 
     def series(points: Callable[[Mapping[str, Any]], Sequence[Any]]) -> list[Series]:
         return [Series(number, system["name"], points(system)) for number, system in enumerate(systems)]
 
-    lengths = series(lambda system: [(_centre(bucket), bucket["bleu"]) for bucket in system["bleu_by_length"]])
+    lengths = series(lambda system: [(centre(bucket), bucket["bleu"]) for bucket in system["bleu_by_length"]])
     curves = series(lambda system: system["curve"])
     costs = series(lambda system: [(system["seconds"] / unit_seconds if system["seconds"] else None, system["bleu"])])
     charts = []
@@ -195,9 +199,15 @@ def _has_points(series: Sequence[Series]) -> bool:
     return any(system.complete_points() for system in series)
 
 
-def _centre(bucket: Mapping[str, Any]) -> float:
+def centre(bucket: Mapping[str, Any]) -> float:
+    """The middle of a range of source lengths."""
     shortest, longest = bucket["words"]
     return float(shortest + longest) / 2
+
+
+def length_ticks(buckets: Iterable[Mapping[str, Any]]) -> dict[float, str]:
+    """Ranges of source lengths by their middle, for the x axis of a chart."""
+    return {centre(bucket): EN_DASH.join(map(str, sorted(set(bucket["words"])))) for bucket in buckets}
 
 
 def _time_unit(seconds: float) -> tuple[str, int]:

@@ -502,6 +502,11 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-compare", "runs={run}", "systems=[x=nowhere]"], "quote values with characters other"),
     (["nmt-compare", "runs={run}", "systems=nowhere"], "systems=nowhere: expected NAME=FILE"),
     (["nmt-compare", "runs={run}", "sentences=0"], "sentences[0]=0: input should be greater than 0"),
+    (
+        ["nmt-compare", "runs={run}", "finding=luong_2015_table4"],
+        "finding=luong_2015_table4: not one of bahdanau_2015_figure_2, luong_2015_table_4, deng_2018_table_1, "
+        "raffel_2017_monotonic; did you mean 'luong_2015_table_4'?",
+    ),
     (["nmt-compare", "-m", "runs={run}"], "one comparison takes all runs, as in runs=[A,B]"),
     (["nmt-compare", "runs={run}", "sentences=99"], "sentences=99: the test set has 8"),
     (
@@ -509,6 +514,8 @@ MISTAKES: list[tuple[list[str], str]] = [
         "bootstrap_samples=1: input should be greater than or equal",
     ),
     (["nmt-train", "experiment=attention_studdy"], "experiment=attention_studdy: not one of attention_study"),
+    (["nmt-train", "experiment=papers/luong_2015"], "did you mean 'papers/luong_2015_table_4'?"),
+    (["nmt-train", "experiment/papers=luong_2015_table_4"], "experiment/papers: unknown key"),
     (["nmt-train", "-m", "attention=none,bahdanaw"], "attention=bahdanaw: not one of"),
     (["nmt-train", "-m", "hydra/sweeper=optuna"], "nothing to search; give a key several values or an interval(a,b)"),
     (["nmt-train", "-m", "hydra/sweeper=optuna", "hydra.sweeper.pruner=medain", "seed=1,2"], "not one of median, "),

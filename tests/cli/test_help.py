@@ -62,3 +62,12 @@ def test_a_long_value_has_its_comment_below() -> None:
     line = next(line for line in text.splitlines() if line.startswith("output: "))
     assert line.endswith("}")
     assert text.partition(line)[2].startswith(f"\n{'':28}# Where results go; null: into the run.")
+
+
+def test_recipes_in_folders_are_choices_of_experiment() -> None:
+    listed = dict(line.split(": ") for line in help.all_choices().splitlines())
+    assert {"cells", "papers/luong_2015_table_4"} <= set(listed["experiment"].split(", "))
+    assert "experiment/papers" not in listed
+    assert "experiment/papers" not in help.known_keys("train")
+    assert "bahdanau" in listed["attention"].split(", ")
+    assert not any("/" in name for name in listed["attention"].split(", "))

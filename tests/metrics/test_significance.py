@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nmt.metrics.bleu import METRICS, ScoreSettings, score
-from nmt.metrics.significance import Significance
+from nmt.metrics.significance import Significance, mean_interval
 
 REFERENCES = [f"the {n} small dogs , which run , see {n % 7} red houses ." for n in range(60)]
 BASELINE = [line.replace("dogs", "cats") if n % 3 == 0 else line for n, line in enumerate(REFERENCES)]
@@ -98,3 +98,12 @@ def test_an_output_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     significance(BASELINE, [BETTER])
     significance(BETTER, [BASELINE])
     assert counted == [BASELINE, BETTER]
+
+
+@pytest.mark.parametrize(("count", "quantile"), [(2, 12.706), (3, 4.303), (4, 3.182), (11, 2.228), (121, 1.980)])
+def test_the_interval_of_a_mean_has_the_quantiles_of_printed_tables(count: int, quantile: float) -> None:
+    values = [1.0, *[3.0] * (count - 1)]
+    mean, low, high = mean_interval(values)
+    assert mean == pytest.approx(sum(values) / count)
+    error = (sum((value - mean) ** 2 for value in values) / (count - 1) / count) ** 0.5
+    assert [(mean - low) / error, (high - mean) / error] == pytest.approx([quantile, quantile], abs=6e-4)

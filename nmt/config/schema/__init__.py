@@ -216,6 +216,7 @@ class CompareConfig(Section):
     split: Literal["validation", "test"]
     baseline: PathName | None
     separate_incomparable: bool
+    finding: str | None
     examples: CountOrZero
     sentences: Annotated[list[Count], BeforeValidator(lambda value: [value] if isinstance(value, int) else value)]
     bootstrap_samples: Annotated[int, Field(ge=100, le=1_000_000)]
