@@ -61,10 +61,10 @@ class OneTokenDecides(nn.Module):
         assert len(embedded) == len(lengths)
         return embedded[:, self.key].sum(1)
 
-    def decoder(self, target: Tensor, state: Tensor) -> SimpleNamespace:
-        return SimpleNamespace(readouts=state[:, None].expand(target.shape[:2]))
+    def decode(self, target: Tensor, state: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(predictions=state[:, None].expand(target.shape))
 
-    def output(self, readouts: Tensor) -> Tensor:
+    def logits(self, readouts: Tensor) -> Tensor:
         return readouts[:, None] * self.likely
 
     def force(self, source: Tensor, lengths: Tensor, target_in: Tensor, target_out: Tensor, pad: int) -> Any:  # noqa: ANN401

@@ -35,6 +35,13 @@ class Mixture(NamedTuple):
         readouts, weights = (part[rows, steps][:, None] for part in (self.readouts, self.weights))
         return Mixture(readouts, weights, None if self.positions is None else self.positions[rows, steps][:, None])
 
+    def between(self, start: int, stop: int) -> "Mixture":
+        """The steps from `start` to `stop`."""
+        positions = None if self.positions is None else self.positions[:, start:stop]
+        return self._replace(
+            readouts=self.readouts[:, start:stop], weights=self.weights[:, start:stop], positions=positions
+        )
+
     def spread(self, weights: Tensor, length: int) -> Tensor:
         """Other weights (B, T, K) of the same positions -> (B, T, S)."""
         if self.positions is None:

@@ -19,12 +19,13 @@ from nmt.model.encoder import Encoder
 from nmt.model.inference import InferenceNetwork
 from nmt.model.latent import LatentDecoder
 from nmt.model.mixture import Inferred, Mixture, Pending
+from nmt.model.prediction import most_probable, prediction_logits, prediction_loss
 from nmt.model.readout import Output
 from nmt.model.state import BatchWeights, DecoderState, Weights
 from nmt.ops.dropout import Dropout, dropout, masked
-from nmt.ops.linear import Linear, linear
-from nmt.ops.mixture import mean_of_each, mixture_log_probs, mixture_loss, of_the_mean, target_log_probs
-from nmt.ops.output_loss import CHUNK_NUMBERS, Criterion, OutputLoss, cross_entropy, most_probable, output_loss, slices
+from nmt.ops.linear import Linear
+from nmt.ops.mixture import target_log_probs
+from nmt.ops.output_loss import Criterion, OutputLoss, cross_entropy
 from nmt.ops.shared import in_autocast_dtype
 from nmt.search.hypothesis import StepOutput
 
@@ -201,19 +202,7 @@ class Seq2Seq(nn.Module):
         """(C * B, T, R) of C copies of a batch, int64 (B, T) = y_1 ... y_T, any number of (B * T, ...) -> the
         criterion's total over all target tokens and its terms (B, T), 0 on padding. The criterion gets targets and
         `by_position`."""
-        counted, others = (targets != pad).flatten(), (targets.flatten(), *by_position)
-        if isinstance(readouts, Mixture):
-            mixture, K = readouts, readouts.weights.shape[2]
-            copies = len(mixture.weights) // len(targets)
-            operands = self.output.operands(mixture.readouts.reshape(copies, targets.numel(), K, -1))
-            mixing = mixture.weights.reshape(copies, -1, K)
-            combine = mean_of_each if mixture.averages_losses else of_the_mean
-            total, terms = mixture_loss(*operands, mixing, counted, combine, criterion, *others)
-        else:
-            copies = len(readouts) // len(targets)
-            operands = self.output.operands(readouts.reshape(copies, targets.numel(), -1))
-            total, terms = output_loss(*operands, counted, criterion, *others)
-        return OutputLoss(total, {name: term.view(targets.shape) for name, term in terms.items()})
+        return prediction_loss(self.output, readouts, targets, pad, criterion, *by_position)
 
     @torch.no_grad()
     def log_probs(self, readouts: Tensor | Mixture, targets: Tensor, pad: int) -> Tensor:
@@ -222,24 +211,11 @@ class Seq2Seq(nn.Module):
 
     def logits(self, readouts: Tensor | Mixture) -> Tensor:
         """(B, T, R) -> (B, T, V), of a mixture its log-probabilities."""
-        if not isinstance(readouts, Mixture):
-            return linear(*self.output.operands(readouts))
-        rows, mixing = readouts.readouts.flatten(0, 1), readouts.weights.flatten(0, 1)
-        return self._mixture_logits(rows, mixing).view(*readouts.weights.shape[:2], -1)
+        return prediction_logits(self.output, readouts)
 
-    @torch.no_grad()
     def most_probable(self, readouts: Tensor | Mixture, banned: Tensor) -> Tensor:
         """(B, T, R), int64 ids -> int64 (B, T), the most probable tokens that are not banned."""
-        if not isinstance(readouts, Mixture):
-            tokens = most_probable(*self.output.operands(readouts.flatten(0, 1)), banned)
-            return tokens.view(readouts.shape[:2])
-        B, T, K, _ = readouts.readouts.shape
-        rows, mixing = readouts.readouts.flatten(0, 1), readouts.weights.flatten(0, 1)
-        chunks = [
-            self._mixture_logits(rows[few], mixing[few]).index_fill_(1, banned, -torch.inf).argmax(-1)
-            for few in slices(B * T, K * self.output.out_features, CHUNK_NUMBERS)
-        ]
-        return torch.cat(chunks).view(B, T)
+        return most_probable(self.output, readouts, banned)
 
     def force(self, source: Tensor, lengths: Tensor, target_in: Tensor, target_out: Tensor, pad: int) -> Forced:
         """Forced decoding: int64 (B, S), (B,), (B, T) = <s> y_1 ... y_{T-1}, (B, T) = y_1 ... y_T ->
@@ -252,21 +228,14 @@ class Seq2Seq(nn.Module):
             weights = mixture.spread(mixture.posterior(log_probs), weights.shape[-1])
         return Forced(self.log_probs(decoded.predictions, target_out, pad), weights)
 
-    def _mixture_logits(self, readouts: Tensor, mixing: Tensor, table: Tensor | None = None) -> Tensor:
-        """(N, K, R), (N, K) -> (N, V)."""
-        return mixture_log_probs(*self.output.operands(readouts, table), mixing)
-
     def step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
         """int64 (B,) previous tokens -> logits of the next token, attention weights, next state."""
         state, table = self._before_steps(state)
         state = self._observe(tokens, state)
         embedded = masked(self._embed_target(tokens), state.weights.word_mask)
         readout, weights, state = self.decoder.step(embedded, state)
-        if isinstance(readout, Mixture):
-            logits = self._mixture_logits(readout.readouts.flatten(0, 1), readout.weights.flatten(0, 1), table)
-        else:
-            logits = linear(*self.output.operands(readout, table))
-        return StepOutput(logits, weights, state)
+        logits = prediction_logits(self.output, readout, table)
+        return StepOutput(logits.flatten(0, -2), weights, state)
 
     def _before_steps(self, state: DecoderState) -> tuple[DecoderState, Tensor]:
         """The state with tensors that every step reads cast to the precision of its products, once; the output table

@@ -16,7 +16,6 @@ from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 
 LATENT = "deng_2018_table_1"
-TO_COME = [name for name in ("marginal", "variational") if name not in choices_of("attention", "train")]
 
 
 def recipe(name: str) -> Any:  # noqa: ANN401
@@ -52,7 +51,7 @@ def composed(*recipes: str, job: dict[str, str]) -> TrainConfig:
     return typed(TrainConfig, values_of("train", given))
 
 
-@pytest.mark.parametrize("name", [name for name in FINDINGS if name != LATENT])
+@pytest.mark.parametrize("name", FINDINGS)
 def test_every_model_composes_alone_and_with_a_recipe(name: str) -> None:
     first, *others = (job for job in jobs(name) if job["seed"] == "1")
     for job in (first, *others):
@@ -62,8 +61,6 @@ def test_every_model_composes_alone_and_with_a_recipe(name: str) -> None:
 
 @pytest.mark.parametrize("attention", ["luong_general", "hard", "marginal", "variational"])
 def test_the_latent_alignments_share_decoder_and_score(attention: str) -> None:
-    if attention in TO_COME:
-        pytest.skip(f"attention={attention} does not exist yet")
     (job,) = (job for job in jobs(LATENT) if (job["attention"], job["seed"]) == (attention, "1"))
     config, soft = (
         composed(f"papers/{LATENT}", job=job),

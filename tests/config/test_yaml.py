@@ -77,16 +77,18 @@ def test_every_choice_of_a_group_holds_all_its_keys(group: str, choice: str) -> 
     assert {key for key, _ in flatten(values)} == keys(schema.TrainConfig, values)
 
 
-PARTS = ("score", "window", "normalizer", "coverage", "projection")
+PARTS = ("score", "window", "normalizer", "alignment", "coverage", "projection")
+VARIANTS = {"first_order_ahead": "first_order", "posterior_exact": "posterior"}  # the same kind with other values
 
 
 @pytest.mark.parametrize(
     ("part", "choice"), [(part, choice) for part in PARTS for choice in choices(f"attention/{part}")]
 )
 def test_every_part_of_an_attention_holds_all_its_keys(part: str, choice: str) -> None:
-    values = values_of("train", [f"attention/{part}={choice}"])
+    past = ["decoder.input_feeding=true"] if part == "alignment" else []
+    values = values_of("train", [f"attention/{part}={choice}", *past])
     typed(schema.TrainConfig, values)
-    assert values["attention"][part]["kind"] == choice
+    assert values["attention"][part]["kind"] == VARIANTS.get(choice, choice)
     assert {key for key, _ in flatten(values)} == keys(schema.TrainConfig, values)
 
 
@@ -133,7 +135,8 @@ def test_experiments_take_every_attention(attention: str, experiment: str) -> No
     assert (config.attention.kind == "none") == (attention == "none")
 
 
-PARTED = [name for name in choices("attention") if name not in {"none", "monotonic", "mocha", "fertility"}]
+BOUND = {"none", "monotonic", "mocha", "fertility", "hard_monotonic", "variational"}  # to a window or a normalizer
+PARTED = [name for name in choices("attention") if name not in BOUND]
 
 
 @pytest.mark.parametrize(
