@@ -100,11 +100,8 @@ class Decoder(nn.Module):
 
     def _fused(self, embedded: Tensor, state: DecoderState) -> tuple[Decoded, Tensor]:
         """Decoded, and the top layer's outputs (B, T, H)."""
-        inputs = embedded
-        if state.fixed is not None:
-            inputs = torch.cat([embedded, state.fixed[:, None].expand(-1, embedded.shape[1], -1)], dim=-1)
         own, cell, layers = self.rnn.num_layers, state.cell, state.weights.layers
-        hidden, final = run_rnn(self.rnn, inputs, None, cell.layers(0, own), self.regularisation, layers[:own])
+        hidden, final = self._run_words(embedded, state)
         attended = None
         if self.attention is not None:
             attended = self.attention.sequence(hidden, *state.attention())
@@ -112,6 +109,15 @@ class Decoder(nn.Module):
             upper = cell.layers(own, len(layers))
             hidden, _ = self.upper(hidden, final, layers[own:], start=upper, context=attended.context)
         return self._decoded(hidden, attended, embedded, state), hidden
+
+    def _run_words(self, embedded: Tensor, state: DecoderState) -> tuple[Tensor, CellState]:
+        """The recurrent network `rnn`, which reads words alone -> outputs (B, T, H) and last states."""
+        inputs = embedded
+        if state.fixed is not None:
+            inputs = torch.cat([embedded, state.fixed[:, None].expand(-1, embedded.shape[1], -1)], dim=-1)
+        own = self.rnn.num_layers
+        start, layers = state.cell.layers(0, own), state.weights.layers[:own]
+        return run_rnn(self.rnn, inputs, None, start, self.regularisation, layers)
 
     def forward_stepped(self, embedded: Tensor, state: DecoderState) -> Decoded:
         """Step by step; everything that does not depend on the previous step is computed before or after the loop."""

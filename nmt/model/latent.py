@@ -9,15 +9,18 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from nmt.attention.memory import Past
-from nmt.model.decoder import Decoded, Decoder, Observe, _Step
+from nmt.attention.memory import join_steps
+from nmt.model.decoder import Decoded, Decoder, _Step
 from nmt.model.mixture import Inferred, LatentPosition, Mixture, Pending, join_mixtures
 from nmt.model.readout import of_positions
 from nmt.model.state import DecoderState
 from nmt.ops.linear import product
+from nmt.ops.shared import loop
 
 Infer = Callable[[Tensor], Inferred]
 """The prior (B, T, S) -> what an inference network says of the positions."""
+TokenLogProbs = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Readouts (N, K, R), their weights (N, K), int64 tokens (N,) -> log-probabilities (N, K), where there is weight."""
 
 
 class LatentDecoder(Decoder):
@@ -31,21 +34,32 @@ class LatentDecoder(Decoder):
         """Call this once after construction."""
         assert self.attention is not None
         self.latent = latent
-        self.stepped = self.stepped or latent.observed
+        # Where steps read words alone and every position has a readout, all tokens' probabilities are known at once.
+        at_once = self.attend == "after" and latent.top_k is None and not latent.min_share
+        self.stepped = self.stepped or (latent.observed and not at_once)
 
-    def forward(
-        self, embedded: Tensor, state: DecoderState, observe: Observe | None = None, infer: Infer | None = None
+    def forward(  # type: ignore[override]
+        self,
+        embedded: Tensor,
+        state: DecoderState,
+        target: Tensor,
+        log_probs: TokenLogProbs,
+        infer: Infer | None = None,
     ) -> Decoded:
-        """Teacher forcing: (B, T, E) embeddings of <s> y_1 ... y_{T-1} -> Decoded with all T steps.
+        """Teacher forcing: (B, T, E) embeddings of the target, int64 (B, T) = <s> y_1 ... y_{T-1} -> Decoded with all T
+        steps.
 
-        observe: needed if steps read a posterior; infer: gives the weights of the positions in training.
+        infer: gives the weights of the positions in training.
         """
         mixture = inferred = None
         if self.stepped:
-            steps = self._run_steps(embedded, state, observe)
+            steps = self._run_steps(embedded, state, lambda t, state: self.observe(state, target[:, t], log_probs))
             decoded, outputs = self._joined(steps, embedded, state), self._outputs(steps)
             if self.latent.observed:
                 mixture = join_mixtures([step.mixture for step in steps if step.mixture is not None])
+        elif self.latent.observed:
+            decoded, outputs = self._filtered(embedded, state, target, log_probs)
+            mixture = decoded.mixture
         else:
             decoded, outputs = self._fused(embedded, state)
         assert decoded.weights is not None
@@ -57,6 +71,32 @@ class LatentDecoder(Decoder):
         readouts = self._with_words(decoded.readouts, decoded.weights, state)
         return decoded._replace(readouts=readouts, mixture=mixture, inferred=inferred)
 
+    def _filtered(
+        self, embedded: Tensor, state: DecoderState, target: Tensor, log_probs: TokenLogProbs
+    ) -> tuple[Decoded, Tensor]:
+        """The forward algorithm: as the states depend on words alone, one call gives the probabilities of all tokens
+        from all positions, and the loop over steps only attends -> Decoded, outputs (B, T, H)."""
+        hidden, _ = self._run_words(embedded, state)
+        memory, past = state.attention()
+        B, T, S = *target.shape, memory.valid.shape[1]
+        everywhere = memory.valid[:, None].expand(B, T, S).to(hidden.dtype)
+        mixture, _ = self._mixture(hidden, everywhere, embedded, state)
+        rows, present = mixture.readouts[:, :-1].flatten(0, 1), everywhere[:, :-1].flatten(0, 1)
+        known = log_probs(rows, present, target[:, 1:].flatten()).view(B, T - 1, S)
+        assert self.attention is not None
+        steps = []
+        with loop():
+            for t, query in enumerate(hidden.unbind(1)):
+                steps.append(self.attention.step(query[:, None], memory, past))
+                past = steps[-1].past
+                if t < T - 1:
+                    weights = steps[-1].weights
+                    posterior = self._posterior(mixture._replace(weights=weights), known[:, t : t + 1])
+                    past = past.corrected(posterior[:, 0])
+        attended = join_steps(steps)
+        decoded = self._decoded(hidden, attended, embedded, state)
+        return decoded._replace(mixture=mixture._replace(weights=attended.weights)), hidden
+
     def step(self, word: Tensor, state: DecoderState) -> tuple[Mixture, Tensor, DecoderState]:
         """As Decoder.step, with a mixture grouped by sentence for the readout."""
         step = self._step(state.weights.word_gates(word, state.fixed), word, state)
@@ -65,29 +105,28 @@ class LatentDecoder(Decoder):
         mixture = step.mixture or self._mixture(self._output(step.state.cell), weights, word, state)[0]
         return mixture, weights, step.state
 
-    def observe(self, state: DecoderState, log_probs: Callable[[Pending], Tensor]) -> DecoderState:
+    def observe(self, state: DecoderState, tokens: Tensor, log_probs: TokenLogProbs) -> DecoderState:
         """The state in which the previous token is known: what later steps read of the previous attention is its
-        posterior   (Shankar and Sarawagi 2019, eq. 3 to 5).
-
-        log_probs: gives the log-probabilities (N, K) of that token.
-        """
+        posterior   (Shankar and Sarawagi 2019, eq. 3 to 5). tokens: int64 (N,)."""
         if state.pending is None:
             return state
         memory, past = state.attention()
         mixture = state.pending.mixture(memory.sentences)
-        posterior = mixture.posterior(log_probs(state.pending).view_as(mixture.weights))
-        posterior = torch.lerp(posterior, mixture.weights.to(posterior.dtype), self.latent.prior_share)
-        posterior = mixture.spread(posterior, memory.valid.shape[1])  # (B, T, S)
+        known = log_probs(state.pending.readouts, state.pending.weights, tokens).view_as(mixture.weights)
+        posterior = mixture.spread(self._posterior(mixture, known), memory.valid.shape[1])  # (B, T, S)
         feed = state.feed
         if self.input_feeding:
             assert state.contexts is not None
             context = product(posterior.to(state.contexts.dtype), state.contexts).flatten(0, 1)
             feed = self._drop(self.readout.activation(state.pending.partial + context), state)
-        return state._replace(past=self._corrected(past, posterior), feed=feed, pending=None)
-
-    def _corrected(self, past: Past, posterior: Tensor) -> Past:
         assert self.attention is not None
-        return past.corrected(posterior[:, 0]) if self.attention.reads_past else past
+        past = past.corrected(posterior[:, 0]) if self.attention.reads_past else past
+        return state._replace(past=past, feed=feed, pending=None)
+
+    def _posterior(self, mixture: Mixture, log_probs: Tensor) -> Tensor:
+        """Log-probabilities (B, T, K) of the token -> what later steps read (B, T, K)."""
+        posterior = mixture.posterior(log_probs)
+        return torch.lerp(posterior, mixture.weights.to(posterior.dtype), self.latent.prior_share)
 
     def _step(self, gates: Tensor, word: Tensor, state: DecoderState) -> _Step:
         step = super()._step(gates, word, state)

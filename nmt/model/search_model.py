@@ -236,9 +236,11 @@ class SearchModel:
         output, scaled = (weights.output, weights.output_bias), self.model.output.scaled
         decoder = self.model.decoder
         if isinstance(decoder, LatentDecoder):
-            state = decoder.observe(
-                state, lambda last: target_log_probs(scaled(last.readouts), *output, last.weights, tokens)
-            )
+
+            def log_probs(readouts: Tensor, mixing: Tensor, tokens: Tensor) -> Tensor:
+                return target_log_probs(scaled(readouts), *output, mixing, tokens)
+
+            state = decoder.observe(state, tokens, log_probs)
         readout, attention, state = decoder.step(weights.words(tokens), state)
         if isinstance(readout, Mixture):
             rows, mixing = readout.readouts.flatten(0, 1), readout.weights.flatten(0, 1)

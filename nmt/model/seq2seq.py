@@ -17,8 +17,8 @@ from nmt.model.cells import CellState
 from nmt.model.decoder import Decoded, Decoder
 from nmt.model.encoder import Encoder
 from nmt.model.inference import InferenceNetwork
-from nmt.model.latent import LatentDecoder
-from nmt.model.mixture import Inferred, Mixture, Pending
+from nmt.model.latent import LatentDecoder, TokenLogProbs
+from nmt.model.mixture import Inferred, Mixture
 from nmt.model.prediction import most_probable, prediction_logits, prediction_loss
 from nmt.model.readout import Output
 from nmt.model.state import BatchWeights, DecoderState, Weights
@@ -173,7 +173,7 @@ class Seq2Seq(nn.Module):
             infer = None
             if self.inference is not None and target_out is not None:
                 infer = partial(self._infer, target_out, state)
-            return self.decoder.forward(embedded, state, lambda t, state: self._observe(target[:, t], state), infer)
+            return self.decoder.forward(embedded, state, target, self._token_log_probs(), infer)
         decoded: Decoded = self.decoder(embedded, state)
         return decoded
 
@@ -185,16 +185,13 @@ class Seq2Seq(nn.Module):
         inferred: Inferred = self.inference(self._embed_target(target_out), lengths, memory.values, prior)
         return inferred
 
-    def _observe(self, tokens: Tensor, state: DecoderState) -> DecoderState:
-        """int64 (N,) previous tokens, the state before a step -> the state in which they are known."""
-        if not isinstance(self.decoder, LatentDecoder):
-            return state
-        table = state.weights.table if isinstance(state.weights, BatchWeights) else None
+    def _token_log_probs(self, table: Tensor | None = None) -> TokenLogProbs:
+        """`table`: see Output.operands."""
 
-        def log_probs(pending: Pending) -> Tensor:
-            return target_log_probs(*self.output.operands(pending.readouts, table), pending.weights, tokens)
+        def log_probs(readouts: Tensor, weights: Tensor, tokens: Tensor) -> Tensor:
+            return target_log_probs(*self.output.operands(readouts, table), weights, tokens)
 
-        return self.decoder.observe(state, log_probs)
+        return log_probs
 
     def loss(
         self, readouts: Tensor | Mixture, targets: Tensor, pad: int, criterion: Criterion, *by_position: Tensor
@@ -223,15 +220,16 @@ class Seq2Seq(nn.Module):
         decoded = self(source, lengths, target_in)
         weights, mixture = decoded.weights, decoded.mixture
         if mixture is not None and weights is not None:
-            rows, mixing = self.output.operands(mixture.readouts.flatten(0, 1)), mixture.weights.flatten(0, 1)
-            log_probs = target_log_probs(*rows, mixing, target_out.flatten()).view_as(mixture.weights)
+            rows, mixing = mixture.readouts.flatten(0, 1), mixture.weights.flatten(0, 1)
+            log_probs = self._token_log_probs()(rows, mixing, target_out.flatten()).view_as(mixture.weights)
             weights = mixture.spread(mixture.posterior(log_probs), weights.shape[-1])
         return Forced(self.log_probs(decoded.predictions, target_out, pad), weights)
 
     def step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
         """int64 (B,) previous tokens -> logits of the next token, attention weights, next state."""
         state, table = self._before_steps(state)
-        state = self._observe(tokens, state)
+        if isinstance(self.decoder, LatentDecoder):
+            state = self.decoder.observe(state, tokens, self._token_log_probs(table))
         embedded = masked(self._embed_target(tokens), state.weights.word_mask)
         readout, weights, state = self.decoder.step(embedded, state)
         logits = prediction_logits(self.output, readout, table)

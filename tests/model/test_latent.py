@@ -117,6 +117,19 @@ def test_the_decoder_is_fed_the_posterior_mean(share: float) -> None:
             feed = model.decoder.readout(query, posterior @ values, word[0])[None]
 
 
+@pytest.mark.parametrize("kind", [FIRST_ORDER, AHEAD])
+def test_the_forward_algorithm_equals_the_steps(kind: dict[str, Any]) -> None:
+    """All tokens' probabilities at once, and step by step."""
+    model = model_of(attention=attention("general", alignment=POSTERIOR, normalizer=kind), decoder__lexical=True)
+    model.decoder.attention.normalizer.bias.data.normal_()
+    assert not model.decoder.stepped
+    at_once = model(SOURCE, LENGTHS, TARGET)
+    model.decoder.stepped = True
+    stepped = model(SOURCE, LENGTHS, TARGET)
+    torch.testing.assert_close(at_once.weights, stepped.weights, **EXACT)
+    torch.testing.assert_close(model.logits(at_once.predictions), model.logits(stepped.predictions), **EXACT)
+
+
 def test_forced_decoding_aligns_by_the_posterior() -> None:
     model = model_of(attention=attention("general", alignment=MARGINAL))
     forced = model.force(SOURCE, LENGTHS, TARGET, OUT, PAD)
