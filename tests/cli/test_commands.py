@@ -405,7 +405,10 @@ MISTAKES: list[tuple[list[str], str]] = [
         ],
         "encoder.self_attention.score",
     ),
-    (["nmt-train", "attention=hard", "attention/window=local_p"], "attention: window.kind=local_p scales the weights"),
+    (
+        ["nmt-train", "attention=marginal", "attention/projection=heads"],
+        "alignment.kind=marginal sums over the position",
+    ),
     (
         ["nmt-train", "attention=ntm_cosine", "attention/coverage=linear"],
         "kind=cosine compares only the directions",
@@ -425,7 +428,7 @@ MISTAKES: list[tuple[list[str], str]] = [
         "set decoder.bridge=mean",
     ),
     (["nmt-train", "attention=luong_location", "attention/projection=heads"], "score.kind=location does not read them"),
-    (["nmt-train", "attention=hard", "training.r_drop=5"], "training.r_drop=5.0 gives no reward"),
+    (["nmt-train", "attention=hard", "training.r_drop=5"], "training.r_drop=5.0 compares two passes"),
     (["nmt-train", "objective=minimum_risk", "training.r_drop=5"], "training.r_drop=5.0 is for objective=likelihood"),
     (["nmt-train", "attention=hard", "objective=minimum_risk"], "objective.kind=minimum_risk gives no reward"),
     (["nmt-train", "training.scheduled_sampling=2"], "training.scheduled_sampling=2: input should be less than"),
