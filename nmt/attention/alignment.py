@@ -21,8 +21,8 @@ class ExpectedAlignment(Alignment):
 
 
 class LatentAlignment(ExpectedAlignment):
-    """The decoder goes on with the mean, as in soft attention, but a prediction sums over the positions that the source
-    word may have (nmt.model.mixture)."""
+    """The context is the mean, as in soft attention, and each prediction is a sum over source positions
+    (nmt.model.mixture)."""
 
     needs_distribution = True
 
