@@ -26,6 +26,7 @@ GROUPS = {  # page -> its groups, folders of configs/
         "attention/score",
         "attention/window",
         "attention/normalizer",
+        "attention/alignment",
         "attention/coverage",
         "attention/projection",
     ],

@@ -76,21 +76,21 @@ class StraightThroughAlignment(Alignment):
 
 
 def sample_positions(probs: Tensor, uniform: Tensor) -> Tensor:
-    """One-hot draws (B, T, W) from rows of probabilities, by inverse transform sampling; zeros for a row of zeros.
+    """One-hot draws (B, T, W) from distributions, by inverse transform sampling; zeros for a row of zeros.
     uniform: (B, T) in [0, 1)."""
     cdf = probs.detach().cumsum(-1, dtype=uniform.dtype)
     total = cdf[..., -1:]
     # The first position above the threshold. One that reaches the total is the last with a probability above 0.
-    position = ((cdf <= uniform[..., None] * total) & (cdf < total)).sum(-1, keepdim=True)
+    position = ((cdf <= uniform[..., None]) & (cdf < total)).sum(-1, keepdim=True)
     return torch.zeros_like(probs).scatter_(-1, position, 1.0).masked_fill(total == 0, 0.0)
 
 
 def _finite_logs(distribution: Normalized) -> Tensor:
-    """log p, 0 without a gradient where p is 0."""
-    nowhere = distribution.weights == 0
-    if distribution.log_weights is not None:
-        return distribution.log_weights.masked_fill(nowhere, 0.0)
-    return distribution.weights.masked_fill(nowhere, 1.0).log()
+    """log p, finite and without a gradient where p is 0."""
+    weights, log_weights = distribution
+    if log_weights is not None:
+        return log_weights.masked_fill(weights == 0, 0.0)
+    return weights.clamp_min(torch.finfo(weights.dtype).tiny).log()
 
 
 def _one_hot(scores: Tensor, possible: Tensor) -> Tensor:

@@ -171,12 +171,14 @@ class Attention(nn.Module):
         if falloff is None:
             return normalized
         weights, log_weights = normalized.weights * falloff, normalized.log_weights
-        total = weights.sum(-1, keepdim=True) if self.alignment.needs_distribution else weights.new_ones(())
-        total = total.masked_fill(total == 0, 1.0)
         if log_weights is not None:
             inside = log_weights != -torch.inf
-            log_weights = log_weights + torch.where(inside, falloff, 1.0).log() - total.log()
-        return Normalized(weights / total, log_weights)
+            log_weights = log_weights + torch.where(inside, falloff, 1.0).log()
+        if not self.alignment.needs_distribution:
+            return Normalized(weights, log_weights)
+        total = weights.sum(-1, keepdim=True)
+        total = total.masked_fill(total == 0, 1.0)
+        return Normalized(weights / total, None if log_weights is None else log_weights - total.log())
 
     def _dropped(self, weights: Tensor, memory: Memory) -> Tensor:
         return dropout(weights, self.dropout, self.training).to(memory.values.dtype)

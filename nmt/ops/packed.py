@@ -77,19 +77,19 @@ class _Int8Weight:
     """Symmetric integers with a scale for each output, times inputs with a scale for each row, or with that of all
     inputs between -1 and 1.
 
-    A row's result does not depend on the other rows, except for the rounding of the last bit. CPUs without VNNI add
-    pairs of products in 16 bits: there, inputs have 7 bits, so that no sum overflows.
+    A row's result does not depend on the other rows, except for the rounding of the last bit. CPUs without VNNI shift
+    inputs to unsigned numbers and add pairs of products in 16 bits: there, both have 7 bits, so that no sum overflows.
     """
 
     def __init__(self, weight: Tensor, bounded: bool) -> None:
         self.bounded = bounded
-        self.scales = weight.abs().amax(1).clamp_(min=torch.finfo(torch.float32).tiny) / INT8_LEVELS
-        integers = (weight / self.scales[:, None]).round_().to(torch.int8)
-        self.zeros = torch.zeros(len(weight), dtype=torch.int32)
-        self.packed: Tensor = torch.ops.onednn.qlinear_prepack(integers, None)
         capabilities = _capabilities()
         vnni = capabilities.get("avx512_vnni") or capabilities.get("avx_vnni")
         self.levels = INT8_LEVELS if vnni else INT8_LEVELS // 2
+        self.scales = weight.abs().amax(1).clamp_(min=torch.finfo(torch.float32).tiny) / self.levels
+        integers = (weight / self.scales[:, None]).round_().to(torch.int8)
+        self.zeros = torch.zeros(len(weight), dtype=torch.int32)
+        self.packed: Tensor = torch.ops.onednn.qlinear_prepack(integers, None)
 
     def product(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         rows = inputs.reshape(-1, inputs.shape[-1])

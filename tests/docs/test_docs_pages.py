@@ -80,7 +80,7 @@ def test_every_preset_has_a_page(name: str) -> None:
     assert text.startswith(f"# {name}: ")
     assert re.search(r"^\$\$\n.+\n\$\$$", text, re.M | re.S), "no equation"
     assert f"](images/{name}.png)" in text
-    assert "arxiv.org/abs/" in text
+    assert "arxiv.org/abs/" in text or "openreview.net/forum" in text
     assert any(f"attention={name}" in line.split() for block in blocks(page) for line in block.lines)
     assert f"`{name}`" in presets.figures(ROOT, name)
     assert "decoder.attend=" in presets.parts(ROOT, name)

@@ -139,10 +139,10 @@ def test_validation_translates_and_measures_by_halves(
     for name, index in (("encode", 1), ("force", 1), ("forward", 1)):
         real = getattr(Seq2Seq, name)
 
-        def limited(self: Seq2Seq, *arguments: Any, _real: Any = real, _index: int = index) -> Any:  # noqa: ANN401
+        def limited(self: Seq2Seq, *arguments: Any, _real: Any = real, _index: int = index, **more: Any) -> Any:  # noqa: ANN401
             if not self.training and len(arguments[0]) > 3:
                 raise torch.OutOfMemoryError("out of memory")
-            return _real(self, *arguments)
+            return _real(self, *arguments, **more)
 
         monkeypatch.setattr(Seq2Seq, name, limited)
     assert train(train_config(*SHORT), tmp_path / "halved", []) == 0
