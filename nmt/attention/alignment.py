@@ -86,11 +86,11 @@ def sample_positions(probs: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _finite_logs(distribution: Normalized) -> Tensor:
-    """log p, finite and without a gradient where p is 0."""
+    """log p, finite where p is 0."""
     weights, log_weights = distribution
     if log_weights is not None:
         return log_weights.masked_fill(weights == 0, 0.0)
-    return weights.clamp_min(torch.finfo(weights.dtype).tiny).log()
+    return (weights + torch.finfo(weights.dtype).tiny).log()
 
 
 def _one_hot(scores: Tensor, possible: Tensor) -> Tensor:
