@@ -5,16 +5,21 @@ Shapes: S source positions, T target positions.
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from threading import Lock
+from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from nmt.config import schema
+from nmt.config.errors import UserError
 from nmt.data.batching import padded
 from nmt.data.tokenizer import Tokenizers
+from nmt.guidance import Guidance
 from nmt.machine import Machine, retry_in_halves
 from nmt.model.ensemble import Ensemble, SearchEnsemble
 from nmt.model.search_model import SearchModel, prepare_for_search
@@ -26,8 +31,11 @@ from nmt.search.beam import beam_search
 from nmt.search.hypothesis import NO_PENALTY, Hypothesis, LengthPenalty, Limits, Symbols
 from nmt.search.rollout import SamplingOptions, greedy_search, sample
 from nmt.search.shortlist import Shortlist
+from nmt.search.tree import BeamTree, Node
 
 MIN_THREAD_TOKENS = 1024  # tokens x beam size; a smaller batch is not worth another thread
+MAX_PREPARED = 4  # copies of the weights, one per beam size
+UNGUIDED = Guidance()
 
 
 class Searcher:
@@ -44,7 +52,13 @@ class Searcher:
     ) -> None:
         self.model, self.tokenizers, self.settings = model, tokenizers, search
         self.machine, self.seed, self.shortlist = machine, seed, shortlist
-        self._prepared: tuple[list[tuple[int, int]], SearchModel | SearchEnsemble] | None = None
+        self._prepared = _PreparedModels(model, machine)
+
+    def with_settings(self, settings: schema.Search) -> Self:
+        """A search with other settings, which shares the prepared models."""
+        other = copy(self)
+        other.settings = settings
+        return other
 
     @property
     def beam_size(self) -> int:
@@ -79,16 +93,23 @@ class Searcher:
             start += size
 
     def search(
-        self, batches: Sequence[list[int]], sources: Sequence[list[int]], first: int, n: int
+        self,
+        batches: Sequence[list[int]],
+        sources: Sequence[list[int]],
+        first: int,
+        n: int,
+        guidance: Guidance = UNGUIDED,
     ) -> Iterator[tuple[list[int], list[list[Hypothesis]]]]:
         """Batches of indices, each with the n best hypotheses of its sentences. `first`: the number of sentence 0, on
         which samples depend."""
         threads, workers = torch.get_num_threads(), self.workers()
-        model = self._search_model()
+        model = self._prepared.get(self.beam_size)
 
         def search(batch: list[int]) -> list[list[Hypothesis]]:
-            parts = retry_in_halves(lambda part: self._search_batch(model, part, sources, first, n), batch)
-            return list(chain.from_iterable(parts))
+            def search_part(part: list[int]) -> list[list[Hypothesis]]:
+                return self._search_batch(model, part, sources, first, n, guidance)
+
+            return list(chain.from_iterable(retry_in_halves(search_part, batch)))
 
         if workers == 1 or len(batches) == 1:
             torch.set_num_threads(self._threads(batches, sources, threads))
@@ -114,17 +135,19 @@ class Searcher:
     def forget(self) -> None:
         """Prepare the model again for the next search, as its weights may have changed: fused optimizers leave no
         trace."""
-        self._prepared = None
+        self._prepared.clear()
 
-    def _search_model(self) -> SearchModel | SearchEnsemble:
-        """The model prepared for search, anew if its weights have visibly changed."""
-        versions = [(weight.data_ptr(), weight._version) for weight in self.model.parameters()]
-        versions.append((self.beam_size, 0))
-        if self._prepared is None or self._prepared[0] != versions:
-            packing = pack_int8 if self.machine.int8 else pack
-            with self.machine.autocast():
-                self._prepared = versions, prepare_for_search(self.model, self.beam_size, packing)
-        return self._prepared[1]
+    def tree(
+        self, source: list[int], n: int, guidance: Guidance = UNGUIDED
+    ) -> tuple[list[Hypothesis], list[list[Node]]]:
+        """The n best hypotheses of one sentence, and the steps of their beam search. Raises UserError for another kind
+        of search."""
+        if not isinstance(self.settings, schema.Beam):
+            raise UserError(f"a beam's tree needs search=beam, but this search is {self.settings.kind}")
+        tree = BeamTree()
+        model = self._prepared.get(self.beam_size)
+        (nbest,) = self._search_batch(model, [0], [source], 0, n, guidance, tree)
+        return nbest, tree.steps
 
     @torch.no_grad()
     def _search_batch(
@@ -134,26 +157,29 @@ class Searcher:
         all_sources: Sequence[list[int]],
         first: int,
         n: int,
+        guidance: Guidance,
+        tree: BeamTree | None = None,
     ) -> list[list[Hypothesis]]:
         """Indices of sentences, the longest first, and token ids -> the n best hypotheses of each."""
         config, device = self.settings, self.machine.device
         sources = [all_sources[i] for i in batch]
         source = torch.from_numpy(padded(sources, self.tokenizers.source.pad)).to(device)
-        lengths = torch.tensor([len(ids) for ids in sources])
-        max_lengths = [min(config.max_length, int(config.max_ratio * len(ids)) + 10) for ids in sources]
-        limits = Limits(max(0, config.min_length - 1), max_lengths)
-        vocabulary = None if self.shortlist is None else self.shortlist.vocabulary(sources)
+        lengths = [len(ids) for ids in sources]
+        vocabulary = None if self.shortlist is None else self.shortlist.vocabulary(sources, guidance.prefix)
         symbols = self._symbols(vocabulary)
+        limits = self._limits(lengths, guidance.prefix if vocabulary is None else _find(guidance.prefix, vocabulary))
+        steering = guidance.steering(lengths, device)
         with self.machine.autocast(), loop():  # so that what a score computes from the keys is kept between steps
             on_device = () if vocabulary is None else (torch.from_numpy(vocabulary).to(device),)
-            state: Any = model.encode(source, lengths, *on_device)
+            state: Any = model.encode(source, torch.tensor(lengths), *on_device)
+            state = state if steering is None else state.steered(steering)
             inputs: Any = model.step, state, symbols, limits
             match config:
                 case schema.Greedy():
                     results = greedy_search(*inputs, penalty=self.penalty, device=device)
                 case schema.Beam():
                     options: dict[str, Any] = {"beam_size": config.beam_size, "n_best": n, "stop": config.stop}
-                    results = beam_search(*inputs, **options, penalty=self.penalty, device=device)
+                    results = beam_search(*inputs, **options, penalty=self.penalty, device=device, tree=tree)
                 case schema.Sampling():
                     sampling = SamplingOptions(config.temperature, config.top_k, config.top_p, n)
                     keys = sentence_keys((self.seed,), np.array(batch) + first)
@@ -162,14 +188,58 @@ class Searcher:
         if vocabulary is None:
             return results
         tokens = vocabulary.tolist()
+        if tree is not None:
+            tree.steps = [[node._replace(token=tokens[node.token]) for node in step] for step in tree.steps]
         return [
             [replace(hypothesis, tokens=[tokens[word] for word in hypothesis.tokens]) for hypothesis in nbest]
             for nbest in results
         ]
 
-    def _symbols(self, vocabulary: "np.ndarray[Any, Any] | None") -> Symbols:
+    def _limits(self, lengths: Sequence[int], prefix: Sequence[int]) -> Limits:
+        """Of sentences with these numbers of source tokens."""
+        config = self.settings
+        most = [min(config.max_length, int(config.max_ratio * length) + 10) for length in lengths]
+        prefixes = [prefix] * len(lengths) if prefix else []
+        return Limits(max(0, config.min_length - 1), [max(length, len(prefix) + 1) for length in most], prefixes)
+
+    def _symbols(self, vocabulary: NDArray[np.int64] | None) -> Symbols:
         """The special tokens, as positions in the vocabulary if there is one."""
         target = self.tokenizers.target
         ids = [target.bos, target.eos, target.pad]
-        bos, eos, pad = ids if vocabulary is None else np.searchsorted(vocabulary, ids).tolist()
+        bos, eos, pad = ids if vocabulary is None else _find(ids, vocabulary)
         return Symbols(bos, eos, banned=(pad, bos))
+
+
+def _find(tokens: Sequence[int], vocabulary: NDArray[np.int64]) -> list[int]:
+    """The positions of tokens in an ascending vocabulary that holds them."""
+    positions: list[int] = np.searchsorted(vocabulary, tokens).tolist()
+    return positions
+
+
+class _PreparedModels:
+    """The model prepared for search, for each of the last few beam sizes; anew if its weights have visibly changed."""
+
+    def __init__(self, model: Seq2Seq | Ensemble, machine: Machine) -> None:
+        self._model, self._machine = model, machine
+        self._lock = Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        self._versions: list[tuple[int, int]] = []
+        self._prepared: dict[int, SearchModel | SearchEnsemble] = {}
+
+    def get(self, beam_size: int) -> SearchModel | SearchEnsemble:
+        with self._lock:
+            versions = [(weight.data_ptr(), weight._version) for weight in self._model.parameters()]
+            if versions != self._versions:
+                self.clear()
+                self._versions = versions
+            prepared = self._prepared.pop(beam_size, None)
+            if prepared is None:
+                with self._machine.autocast():
+                    packing = pack_int8 if self._machine.int8 else pack
+                    prepared = prepare_for_search(self._model, beam_size, packing)
+            self._prepared[beam_size] = prepared  # the most recent one last
+            if len(self._prepared) > MAX_PREPARED:
+                del self._prepared[next(iter(self._prepared))]
+            return prepared

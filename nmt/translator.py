@@ -20,6 +20,7 @@ from nmt.config.errors import UserError
 from nmt.data.batching import collate
 from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines
 from nmt.distributed import ProcessGroup
+from nmt.guidance import Attend, Guidance, check_attend, prefix_tokens
 from nmt.machine import Machine, retry_in_halves
 from nmt.metrics.alignment import attention_to_links, format_pharaoh, merge_to_words, words
 from nmt.model.ensemble import Ensemble
@@ -48,6 +49,7 @@ class Translation:
     source_tokens: list[str]  # pieces, </s> last
     tokens: list[str]  # pieces, </s> last
     alignment: NDArray[np.float32] | None  # (T, S) attention, a row for each of `tokens`; None without attention
+    token_log_probs: list[float]  # of each of `tokens`, which sum to log_prob
 
     def word_alignment(self) -> str:
         """Pharaoh links between space-separated words: each target word to the source word it attends to most."""
@@ -145,24 +147,36 @@ class Translator:
         """Sample the next line as the first one: a sample depends on the seed and on the line's number since then."""
         self._translated = 0
 
-    def translate(self, lines: Sequence[str]) -> list[Translation]:
-        """The best translation of each line."""
-        return [nbest[0] for nbest in self.translate_nbest(lines, 1)]
+    def translate(
+        self, lines: Sequence[str], *, attend: Attend | None = None, prefix: str | Sequence[str] = ""
+    ) -> list[Translation]:
+        """The best translation of each line; attend, prefix: see `translate_nbest`."""
+        return [nbest[0] for nbest in self.translate_nbest(lines, 1, attend=attend, prefix=prefix)]
 
     @torch.no_grad()
     def translate_nbest(
-        self, lines: Sequence[str], n: int, progress: Progress | None = None, first_line: int = 1
+        self,
+        lines: Sequence[str],
+        n: int,
+        progress: Progress | None = None,
+        first_line: int = 1,
+        *,
+        attend: Attend | None = None,
+        prefix: str | Sequence[str] = "",
     ) -> list[list[Translation]]:
         """The n best translations of each line, best first. Warnings number the lines from `first_line`.
 
+        attend: at these steps (from 0) of each translation the attention has weight 1 at this source position, or the
+        given weights (S,). prefix: the text, or the pieces, that each translation starts with.
         The translation is empty for an empty line, or if no hypothesis has a probability above 0. Raises UserError if
-        the search cannot return n translations.
+        the search cannot return n translations, or cannot be guided so.
         """
         self.check_nbest(n)
         if self.model.training:
             self.searcher.forget()
         sources, pieces = self.encode(lines, first_line)
-        results = [[Translation("", 0.0, 0.0, ["</s>"], ["</s>"], None)] for _ in lines]
+        guidance = self.guidance([source for source in sources if len(source) > 1], attend, prefix)
+        results = [[Translation("", 0.0, 0.0, ["</s>"], ["</s>"], None, [0.0])] for _ in lines]
         with evaluation_mode(self.model):
             batches = list(self.searcher.batches(sources, workers=self.searcher.workers()))
             translated = (
@@ -170,7 +184,9 @@ class Translator:
                     [self._translation(pieces[index], h) for h in nbest]
                     for index, nbest in zip(batch, nbests, strict=True)
                 ]
-                for batch, nbests in self.searcher.search(self.group.share(batches), sources, self._translated, n)
+                for batch, nbests in self.searcher.search(
+                    self.group.share(batches), sources, self._translated, n, guidance
+                )
             )
             merged = self.group.merge(_counted(translated, progress, self.group.size))
         for batch, nbests in zip(batches, merged, strict=True):
@@ -181,31 +197,40 @@ class Translator:
 
     @torch.no_grad()
     def score(
-        self, sources: Sequence[str], targets: Sequence[str], first_line: int = 1, progress: Progress | None = None
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        first_line: int = 1,
+        progress: Progress | None = None,
+        *,
+        attend: Attend | None = None,
     ) -> list[Translation]:
         """Forced decoding: log-probability and attention of existing translations.
 
-        Both sides are truncated to search.max_source_length. `first_line` is the first line's number in warnings.
+        Both sides are truncated to search.max_source_length. `first_line` is the first line's number in warnings;
+        attend: see `translate_nbest`.
         """
         if len(sources) != len(targets):
             raise ValueError(f"{len(sources)} sources, but {len(targets)} targets")
         source_ids, source_pieces = self.encode(sources, first_line)
         limit = self.search.max_source_length
         target_ids, target_pieces = encode_lines(self.tokenizers.target, targets, limit, "translation", first_line)
+        guidance = self.guidance(source_ids, attend)
 
         def force(indices: Sequence[int]) -> list[Translation]:
             pairs = [source_ids[i] for i in indices], [target_ids[i] for i in indices]
             batch = collate(*pairs, self.tokenizers, np.asarray(indices)).to(self.machine.device)
-            pad = self.tokenizers.target.pad
+            pad, steering = self.tokenizers.target.pad, guidance.steering(batch.lengths.tolist(), self.machine.device)
             with self.machine.autocast():
-                forced = self.model.force(batch.source, batch.lengths, batch.target_in, batch.target_out, pad)
+                forced = self.model.force(batch.source, batch.lengths, batch.target_in, batch.target_out, pad, steering)
             log_probs, results = forced.log_probs.cpu(), []
             for row, i in enumerate(indices):
                 length, weights = len(target_ids[i]), None
                 if forced.weights is not None:
                     weights = forced.weights[row, :length, : len(source_ids[i])].float().cpu()
-                total = float(log_probs[row, :length].sum())
-                hypothesis = Hypothesis(target_ids[i], total / self.searcher.penalty(length), total, weights)
+                total, of_tokens = float(log_probs[row, :length].sum()), log_probs[row, :length].tolist()
+                score = total / self.searcher.penalty(length)
+                hypothesis = Hypothesis(target_ids[i], score, total, weights, of_tokens)
                 translation = self._translation(source_pieces[i], hypothesis)
                 # The given text and its pieces, not <unk>, so that the word alignment counts each unknown word.
                 results.append(replace(translation, text=targets[i], tokens=target_pieces[i]))
@@ -228,6 +253,16 @@ class Translator:
         target_ids, _ = encode_lines(self.tokenizers.target, targets, limit, "translation", 1)
         return shortlist.missing(self.encode(sources)[0], target_ids)
 
+    def guidance(
+        self, sources: Sequence[list[int]], attend: Attend | None, prefix: str | Sequence[str] = ""
+    ) -> Guidance:
+        """Of the translation of these source tokens. Raises UserError if it is impossible."""
+        if attend and not self.model.attends:
+            raise UserError("attend: the run has no attention to steer")
+        for source in sources:
+            check_attend(attend or {}, len(source))
+        return Guidance(prefix_tokens(self.tokenizers.target, prefix), attend or {})
+
     def check_nbest(self, n: int) -> None:
         """Raises UserError if this search cannot return n translations."""
         if isinstance(self.search, schema.Beam) and n > self.search.beam_size:
@@ -248,7 +283,8 @@ class Translator:
             alignment = hypothesis.attention[:, : len(source_pieces)].numpy()
             if self.search.replace_unknown and target.unk in tokens:
                 text = copy_unknown(pieces, alignment, source_pieces)
-        return Translation(text, hypothesis.score, hypothesis.log_prob, source_pieces, pieces, alignment)
+        log_probs = hypothesis.token_log_probs
+        return Translation(text, hypothesis.score, hypothesis.log_prob, source_pieces, pieces, alignment, log_probs)
 
 
 def _counted(batches: Iterable[list[T]], progress: Progress | None, processes: int) -> Iterator[list[T]]:

@@ -16,6 +16,7 @@ FLOORS = [  # from the top down
     "translator",
     "searcher",
     "shortlist",
+    "guidance",
     "model",
     "attention",
     "ops",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.attention.alignment import ExpectedAlignment
-from nmt.attention.memory import Attended, Choice, Memory, Past, join_steps
+from nmt.attention.memory import Attended, Choice, Detail, Memory, Past, join_steps
 from nmt.attention.monotonic import Chunk
 from nmt.attention.parts import Aligned, Alignment, Coverage, KeyUpdate, Normalized, Normalizer, Score, Window
 from nmt.ops.dropout import dropout
@@ -93,10 +93,11 @@ class Attention(nn.Module):
         centre = None
         if self.window.reach is not None:
             centre = self.window.centre(query, memory.valid, steps)
-        if self._reads_windows(memory.valid.shape[1]):
+        looked_at = memory.steering is not None or memory.detailed
+        if self._reads_windows(memory.valid.shape[1]) and not looked_at:
             assert centre is not None
             return self._attend_window(query, memory, past, centre)
-        return self._attend_all(query, memory, past, centre)
+        return self._attend_all(query, memory, past, centre, steps)
 
     def _key_update(self, memory: Memory, past: Past) -> KeyUpdate | None:
         if memory.projection is None:
@@ -114,7 +115,7 @@ class Attention(nn.Module):
         energies: Tensor = score(query, memory.chunk_keys, update)
         return energies
 
-    def _attend_all(self, query: Tensor, memory: Memory, past: Past, centre: Tensor | None) -> Attended:
+    def _attend_all(self, query: Tensor, memory: Memory, past: Past, centre: Tensor | None, steps: range) -> Attended:
         """Attends over all positions; a window is a mask over them."""
         keep, falloff = memory.valid[:, None], None
         if centre is not None:
@@ -126,7 +127,13 @@ class Attention(nn.Module):
         if self.chunk is not None:
             distribution = self.chunk(log_stops, self._chunk_energies(self.chunk.score, query, memory, past), keep)
         aligned = self.alignment(distribution)
+        if memory.steering is not None:
+            aligned = aligned._replace(weights=memory.steering.weights_at(steps, aligned.weights))
+            if self.normalizer.stops:
+                assert log_stops is not None
+                log_stops = memory.steering.log_stops_at(steps, log_stops)
         context = product(self._dropped(aligned.weights, memory), memory.values)
+        stops = log_stops if self.normalizer.stops else None
         return Attended(
             context,
             aligned.weights,
@@ -134,6 +141,7 @@ class Attention(nn.Module):
             distribution.log_weights,
             log_stops,
             _choice(aligned, query),
+            Detail.of(aligned.weights, centre, stops) if memory.detailed else None,
         )
 
     def _attend_window(self, query: Tensor, memory: Memory, past: Past, centre: Tensor) -> Attended:

@@ -65,7 +65,8 @@ class MultiHeadAttention(nn.Module):
         if choice is not None:
             choice = Choice(unfold(choice.log_prob).sum(1), unfold(choice.entropy).sum(1), query)
         weights, past = unfold(attended.weights).mean(1), attended.past.map(unfold)
-        return Attended(self.output_proj(context), weights, past, log_weights, choice=choice)
+        detail = None if attended.detail is None else attended.detail.by_head(self.heads)
+        return Attended(self.output_proj(context), weights, past, log_weights, choice=choice, detail=detail)
 
     def _fold(self, projected: Tensor) -> Tensor:
         """(B, L, N * d) -> (B * N, L, d)."""

@@ -1,6 +1,6 @@
 """The encoded source that attention reads, and its state between steps.
 
-Shapes: B batch, S source positions, T target positions, N heads, M memory, A attention.
+Shapes: B batch, S source positions, T target positions, L steered steps, N heads, M memory, A attention.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,6 +8,34 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
+
+
+class Steering(NamedTuple):
+    """Weights that replace those an attention computes, at some of its first L steps."""
+
+    weights: Tensor  # (B, L, S)
+    steered: Tensor  # bool (B, L), the steps at which they do
+
+    def weights_at(self, steps: range, weights: Tensor) -> Tensor:
+        """(B, T, S) of T steps, or of T hypotheses at one step -> the same, with the rows of steered steps replaced."""
+        if steps.start >= self.steered.shape[1]:
+            return weights
+        known = slice(steps.start, steps.stop)
+        rows, steered = self.weights[:, known].to(weights.dtype), self.steered[:, known, None]
+        if len(steps) == 1:
+            return torch.where(steered, rows, weights)
+        replaced = torch.where(steered, rows, weights[:, : rows.shape[1]])
+        return torch.cat([replaced, weights[:, rows.shape[1] :]], dim=1)
+
+    def log_stops_at(self, steps: range, log_stops: Tensor) -> Tensor:
+        """The same for log-probabilities of where monotonic reading stops: at the last position with weight."""
+        attended = self.weights > 0
+        last = attended & (attended.flip(-1).cumsum(-1).flip(-1) == 1)
+        return Steering(last.to(log_stops.dtype).log(), self.steered).weights_at(steps, log_stops)
+
+    def select(self, index: Tensor) -> Self:
+        """Rows `index` of the batch."""
+        return self._replace(weights=self.weights.index_select(0, index), steered=self.steered.index_select(0, index))
 
 
 class Memory(NamedTuple):
@@ -20,6 +48,8 @@ class Memory(NamedTuple):
     heads: int = 1
     chunk_keys: Tensor | None = None  # (B, S, A) for the score within the chunks of monotonic chunkwise attention
     chunk_projection: Tensor | None = None  # (A, F) of its KeyUpdate
+    steering: Steering | None = None
+    detailed: bool = False  # return `Attended.detail`?
 
     @property
     def sentences(self) -> int:
@@ -35,7 +65,12 @@ class Memory(NamedTuple):
             keys=self.keys.index_select(0, index),
             valid=self.valid.index_select(0, index),
             chunk_keys=None if self.chunk_keys is None else self.chunk_keys.index_select(0, index),
+            steering=None if self.steering is None else self.steering.select(index),
         )
+
+    def steered(self, steering: Steering) -> Self:
+        """The same memory with steered steps, in all heads alike."""
+        return self._replace(steering=Steering(*(part.repeat_interleave(self.heads, dim=0) for part in steering)))
 
 
 class Past(NamedTuple):
@@ -85,6 +120,37 @@ class Choice(NamedTuple):
     query: Tensor  # (B, T, Q)
 
 
+class Detail(NamedTuple):
+    """What an attention did beside its mean weights."""
+
+    heads: Tensor  # (B, N, T, S), the weights of each head
+    centres: Tensor | None  # (B, N, T) of a local window, from 0
+    stops: Tensor | None  # int64 (B, N, T): where monotonic reading stopped, from 0; -1: read past the end
+
+    @classmethod
+    def of(cls, weights: Tensor, centres: Tensor | None, log_stops: Tensor | None) -> Self:
+        """(B, T, S), (B, T) or None, (B, T, S) or None of one head."""
+        stops = None
+        if log_stops is not None:
+            stops = torch.where((log_stops > -torch.inf).any(-1), log_stops.argmax(-1), -1)[:, None]
+        return cls(weights[:, None], None if centres is None else centres[:, None], stops)
+
+    @classmethod
+    def joined(cls, steps: Sequence[Self]) -> Self:
+        """Of successive steps."""
+        heads, centres, stops = zip(*steps, strict=True)
+        return cls(torch.cat(heads, dim=2), _joined(centres), _joined(stops))
+
+    def by_head(self, heads: int) -> Self:
+        """The rows of a batch (B N, 1, ...) as heads (B, N, ...)."""
+        T, S = self.heads.shape[2:]
+        return self._replace(
+            heads=self.heads.view(-1, heads, T, S),
+            centres=None if self.centres is None else self.centres.view(-1, heads, T),
+            stops=None if self.stops is None else self.stops.view(-1, heads, T),
+        )
+
+
 class Attended(NamedTuple):
     """The result of one or more steps of attention."""
 
@@ -94,16 +160,25 @@ class Attended(NamedTuple):
     log_weights: Tensor | None = None  # (B, T, S), -inf where the weight is exactly 0; see Normalized
     log_stops: Tensor | None = None  # (B, T, S) for the past, before a chunk divides them
     choice: Choice | None = None  # of hard attention in training
+    detail: Detail | None = None  # if the memory asks for it
 
 
 def join_steps(steps: Sequence[Attended]) -> Attended:
     """Successive steps of T = 1 as one result, with the past of the last."""
     log_weights = [step.log_weights for step in steps if step.log_weights is not None]
     choices = [step.choice for step in steps if step.choice is not None]
+    details = [step.detail for step in steps if step.detail is not None]
     return Attended(
         torch.cat([step.context for step in steps], dim=1),
         torch.cat([step.weights for step in steps], dim=1),
         steps[-1].past,
         torch.cat(log_weights, dim=1) if log_weights else None,
         choice=Choice(*(torch.cat(parts, dim=1) for parts in zip(*choices, strict=True))) if choices else None,
+        detail=Detail.joined(details) if details else None,
     )
+
+
+def _joined(steps: Sequence[Tensor | None]) -> Tensor | None:
+    """(B, N, T) of successive steps, or None of all -> (B, N, sum of T) or None."""
+    present = [step for step in steps if step is not None]
+    return torch.cat(present, dim=2) if present else None

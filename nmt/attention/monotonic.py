@@ -21,6 +21,7 @@ class MonotonicNormalizer(Normalizer):
     """
 
     reads_past = True
+    stops = True
 
     def __init__(self, noise: float, initial_offset: float) -> None:
         """noise: its standard deviation; initial_offset: the initial r, negative so that reading does not stop at

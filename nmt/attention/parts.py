@@ -96,6 +96,7 @@ class Normalizer(nn.Module):
     """From energies to weights."""
 
     reads_past = False
+    stops = False  # does it read on from where the previous step stopped?
 
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
         """(B, T, W), bool (B, 1 or T, W) -> weights, float32 or wider, zero where not kept; a row sums to 1, or to 0

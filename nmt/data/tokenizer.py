@@ -90,6 +90,12 @@ class Tokenizer:
         """Ids -> pieces, with "▁" at the start of a word; </s> is included."""
         return ["<pad>" if i == self.pad else self._processor.id_to_piece(int(i)) for i in ids]
 
+    def id_of(self, piece: str) -> int | None:
+        """The id of a piece as in `pieces`; None for anything else, and for symbols that no translation holds."""
+        token: int = self._processor.piece_to_id(piece)
+        known = self._processor.id_to_piece(token) == piece
+        return token if known and token not in {self.pad, self.bos, self.eos} else None
+
     def surfaces(self, lines: Sequence[str]) -> list[list[str]]:
         """Lines -> the pieces of `encode`, unknown ones as in the text instead of <unk>; </s> last.
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nmt.attention.attention import Attention
 from nmt.attention.heads import MultiHeadAttention
-from nmt.attention.memory import Attended, Choice, join_steps
+from nmt.attention.memory import Attended, Choice, Detail, join_steps
 from nmt.model.cells import (
     CellState,
     Recurrent,
@@ -39,6 +39,7 @@ class Decoded(NamedTuple):
     choice: Choice | None = None  # of sampled positions in training
     mixture: Mixture | None = None  # with a latent position: predictions come from it instead of `readouts`
     inferred: Inferred | None = None  # by an inference network in training
+    detail: Detail | None = None  # of the attention, if its memory asks for it
 
     @property
     def predictions(self) -> Tensor | Mixture:
@@ -270,4 +271,5 @@ class _Step(NamedTuple):
 def _with_weights(readouts: Tensor, attended: Attended | None) -> Decoded:
     if attended is None:
         return Decoded(readouts)
-    return Decoded(readouts, attended.weights, attended.log_weights, attended.choice)
+    weights, log_weights, choice, detail = attended.weights, attended.log_weights, attended.choice, attended.detail
+    return Decoded(readouts, weights, log_weights, choice, detail=detail)

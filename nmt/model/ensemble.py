@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from nmt.attention.memory import Steering
 from nmt.model.seq2seq import Forced, Seq2Seq
 from nmt.model.state import DecoderState
 from nmt.search.hypothesis import StepOutput
@@ -19,6 +20,10 @@ class EnsembleState(NamedTuple):
     """The state of each model's decoder."""
 
     members: tuple[DecoderState, ...]
+
+    def steered(self, steering: Steering) -> Self:
+        """See DecoderState.steered."""
+        return self._replace(members=tuple(member.steered(steering) for member in self.members))
 
     def select(self, index: Tensor) -> Self:
         """Rows `index` of the batch, which may repeat."""
@@ -84,9 +89,17 @@ class Ensemble(nn.Module, SearchEnsemble):
         self.models = tuple(members)
         self._registered = nn.ModuleList(members)
 
-    def force(self, source: Tensor, lengths: Tensor, target_in: Tensor, target_out: Tensor, pad: int) -> Forced:
+    def force(
+        self,
+        source: Tensor,
+        lengths: Tensor,
+        target_in: Tensor,
+        target_out: Tensor,
+        pad: int,
+        steering: Steering | None = None,
+    ) -> Forced:
         """As Seq2Seq.force: the logarithm of each token's mean probability, the mean attention."""
-        forced = [member.force(source, lengths, target_in, target_out, pad) for member in self.models]
+        forced = [member.force(source, lengths, target_in, target_out, pad, steering) for member in self.models]
         return Forced(log_mean([member.log_probs for member in forced]), _mean([member.weights for member in forced]))
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from nmt.attention.memory import Detail, Steering
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.attention.policy import Policy
 from nmt.model.cells import CellState
@@ -68,6 +69,7 @@ class Forced(NamedTuple):
 
     log_probs: Tensor  # (B, T) of their tokens, 0 on padding
     weights: Tensor | None  # (B, T, S), row t used to produce token t; with latent positions their posterior
+    detail: Detail | None = None
 
 
 class Seq2Seq(nn.Module):
@@ -214,16 +216,27 @@ class Seq2Seq(nn.Module):
         """(B, T, R), int64 ids -> int64 (B, T), the most probable tokens that are not banned."""
         return most_probable(self.output, readouts, banned)
 
-    def force(self, source: Tensor, lengths: Tensor, target_in: Tensor, target_out: Tensor, pad: int) -> Forced:
+    def force(
+        self,
+        source: Tensor,
+        lengths: Tensor,
+        target_in: Tensor,
+        target_out: Tensor,
+        pad: int,
+        steering: Steering | None = None,
+        detailed: bool = False,
+    ) -> Forced:
         """Forced decoding: int64 (B, S), (B,), (B, T) = <s> y_1 ... y_{T-1}, (B, T) = y_1 ... y_T ->
-        log-probabilities and attention weights. The targets are padded with `pad`."""
-        decoded = self(source, lengths, target_in)
+        log-probabilities, attention weights and, if `detailed`, their detail. The targets are padded with `pad`."""
+        state = self.encode(source, lengths)
+        state = state if steering is None else state.steered(steering)
+        decoded = self.decode(target_in, state.detailed() if detailed else state)
         weights, mixture = decoded.weights, decoded.mixture
         if mixture is not None and weights is not None:
             rows, mixing = mixture.readouts.flatten(0, 1), mixture.weights.flatten(0, 1)
             log_probs = self._token_log_probs()(rows, mixing, target_out.flatten()).view_as(mixture.weights)
             weights = mixture.spread(mixture.posterior(log_probs), weights.shape[-1])
-        return Forced(self.log_probs(decoded.predictions, target_out, pad), weights)
+        return Forced(self.log_probs(decoded.predictions, target_out, pad), weights, decoded.detail)
 
     def step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
         """int64 (B,) previous tokens -> logits of the next token, attention weights, next state."""

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
-from nmt.attention.memory import Memory, Past
+from nmt.attention.memory import Memory, Past, Steering
 from nmt.model.cells import CellState, LayerWeights, Recurrent, input_gates
 from nmt.model.mixture import Pending
 from nmt.model.readout import Readout
@@ -161,6 +161,14 @@ class DecoderState(NamedTuple):
         assert self.memory is not None
         assert self.past is not None
         return self.memory, self.past
+
+    def steered(self, steering: Steering) -> Self:
+        """The same before the first step, with the attention steered at some steps."""
+        return self if self.memory is None else self._replace(memory=self.memory.steered(steering))
+
+    def detailed(self) -> Self:
+        """The same with an attention that returns its detail."""
+        return self if self.memory is None else self._replace(memory=self.memory._replace(detailed=True))
 
     def select(self, index: Tensor) -> Self:
         """Rows `index` of the batch, which may repeat."""

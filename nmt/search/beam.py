@@ -5,21 +5,21 @@ V' padded vocabulary.
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from nmt.search.hypothesis import Ending, History, Hypothesis, LengthPenalty, Limits, StateT, Step, Symbols
 from nmt.search.log_probs import LogProbs, pack_top, unpack
+from nmt.search.tree import BeamTree, Candidates
 
 CACHED_NUMBERS = 2**20  # log-probabilities computed at a time on a CPU: 4 MiB, which fit its cache
 
 
 @torch.no_grad()
-def beam_search(
+def beam_search(  # noqa: PLR0913
     step: Step[StateT],
     state: StateT,
     symbols: Symbols,
@@ -30,12 +30,14 @@ def beam_search(
     penalty: LengthPenalty,
     stop: Literal["beam", "exact"] = "beam",
     device: torch.device,
+    tree: BeamTree | None = None,
 ) -> list[list[Hypothesis]]:
     """Up to `n_best` distinct hypotheses per sentence (row of the state), best first.
 
     The search of a sentence stops when no live hypothesis can score above its n-th best finished one; with `stop`
     "beam" also when K hypotheses have finished, although a live one might still score higher. Fewer hypotheses are
-    returned only if fewer have a probability above 0. Raises ValueError unless 1 <= n_best <= beam_size.
+    returned only if fewer have a probability above 0. `tree` records the search of a single sentence. Raises ValueError
+    unless 1 <= n_best <= beam_size.
     """
     if not 1 <= n_best <= beam_size:
         raise ValueError(f"n_best is {n_best} and beam_size {beam_size}, but 1 <= n_best <= beam_size must hold")
@@ -47,11 +49,13 @@ def beam_search(
     tokens = torch.full((len(active),), symbols.bos, device=device)
     for now in range(max(limits.max_lengths, default=0)):
         output = step(tokens, state)
-        history.add_attention(output.weights)
-        at_max = [now + 1 >= limits.max_lengths[sentence] for sentence in active]
-        ranked = _rank(output.logits, scores, normalise, now + 1, at_max, 2 * beam_size)
+        history.add(scores.flatten(), output.weights)
+        forced = [limits.forced(now, sentence, symbols.eos) for sentence in active]
+        ranked = _rank(output.logits, scores, normalise, now + 1, forced, 2 * beam_size)
         finished.add(now, active, ranked, symbols.eos)
         live = _continuations(ranked, symbols.eos, beam_size)
+        if tree is not None:
+            tree.add(ranked, live, symbols.eos, beam_size, penalty(now + 1))
         best_live = live.log_probs[:, 0].tolist()
         unfinished = [a for a, log_prob in enumerate(best_live) if finished.can_improve(active[a], log_prob)]
         if not unfinished:
@@ -60,7 +64,7 @@ def beam_search(
         if len(unfinished) < len(active):
             remaining = torch.tensor(unfinished).to(device, non_blocking=True)
             active = [active[a] for a in unfinished]
-            live = _Candidates(live.log_probs[unfinished], live.rows[unfinished], live.tokens[unfinished])
+            live = Candidates(live.log_probs[unfinished], live.rows[unfinished], live.tokens[unfinished])
         parents, chosen = live.rows.ravel(), live.tokens.ravel()
         history.advance(parents.tolist(), chosen.tolist())
         state = output.state.branch(torch.from_numpy(parents).to(device, non_blocking=True), remaining)
@@ -69,35 +73,27 @@ def beam_search(
     return history.hypotheses(finished.best())
 
 
-class _Candidates(NamedTuple):
-    """Extended hypotheses, best first, (A, C) each. Impossible ones have a log-probability of -inf."""
-
-    log_probs: NDArray[np.float32]  # of the whole hypothesis
-    rows: NDArray[np.int64]  # of the hypothesis that is extended
-    tokens: NDArray[np.int64]  # that extend it
-
-
 def _rank(
-    logits: Tensor, scores: Tensor, normalise: LogProbs, length: int, at_max: list[bool], size: int
-) -> _Candidates:
-    """(A * W, V), (A, W) and flags of the A sentences -> the `size` best candidates of each sentence."""
+    logits: Tensor, scores: Tensor, normalise: LogProbs, length: int, forced: list[int | None], size: int
+) -> Candidates:
+    """(A * W, V), (A, W) and forced tokens of the A sentences -> the `size` best candidates of each sentence."""
     (sentences, width), vocabulary, packed = scores.shape, 0, []
     on_cpu = logits.device.type == "cpu"
     chunk = max(1, CACHED_NUMBERS // (width * logits.shape[1])) if on_cpu else sentences
     for start in range(0, sentences, chunk):
         part = slice(start, start + chunk)
-        flags = [flag for flag in at_max[part] for _ in range(width)]
-        log_probs = normalise(logits[start * width : (start + chunk) * width], length, flags)
+        tokens_of_rows = [token for token in forced[part] for _ in range(width)]
+        log_probs = normalise(logits[start * width : (start + chunk) * width], length, tokens_of_rows)
         vocabulary = log_probs.shape[1]
         totals = log_probs.view(-1, width, vocabulary).add_(scores[part, :, None]).flatten(1)
         packed.append(pack_top(totals, min(size, totals.shape[1])))
     # The only synchronisation of a step: operations on the few candidates run on the CPU.
     values, positions = unpack((packed[0] if len(packed) == 1 else torch.cat(packed)).cpu().numpy())
     rows, tokens = np.divmod(positions, vocabulary)
-    return _Candidates(values, rows + np.arange(0, sentences * width, width)[:, None], tokens)
+    return Candidates(values, rows + np.arange(0, sentences * width, width)[:, None], tokens)
 
 
-def _continuations(ranked: _Candidates, eos: int, beam_size: int) -> _Candidates:
+def _continuations(ranked: Candidates, eos: int, beam_size: int) -> Candidates:
     """The best candidates that do not end, (A, K)."""
     ends = ranked.tokens == eos
     order = ends.argsort(axis=1, kind="stable")[:, :beam_size]
@@ -106,7 +102,7 @@ def _continuations(ranked: _Candidates, eos: int, beam_size: int) -> _Candidates
     log_probs, tokens = possible[sentences, order], ranked.tokens[sentences, order]
     # The token of an impossible candidate may lie in the vocabulary's padding, which has no embedding.
     tokens[~np.isfinite(log_probs)] = eos
-    return _Candidates(log_probs, ranked.rows[sentences, order], tokens)
+    return Candidates(log_probs, ranked.rows[sentences, order], tokens)
 
 
 class _Finished:
@@ -118,7 +114,7 @@ class _Finished:
         self._largest_divisors = [penalty(length) for length in limits.max_lengths]
         self._endings: list[list[Ending]] = [[] for _ in limits.max_lengths]
 
-    def add(self, now: int, active: list[int], ranked: _Candidates, eos: int) -> None:
+    def add(self, now: int, active: list[int], ranked: Candidates, eos: int) -> None:
         """Add the candidates of step `now` that end, if they are among the K best."""
         top = slice(self._beam_size)
         ends = (ranked.tokens[:, top] == eos) & np.isfinite(ranked.log_probs[:, top])

@@ -25,10 +25,11 @@ class LogProbs:
         self._banned = torch.tensor(symbols.banned, dtype=torch.int64).to(device, non_blocking=True)
         self._buffer = torch.empty(0, 0, device=device)
 
-    def __call__(self, logits: Tensor, length: int, at_max: list[bool]) -> Tensor:
+    def __call__(self, logits: Tensor, length: int, forced: list[int | None]) -> Tensor:
         """(N, V) -> (N, V') float32, -inf for tokens that may not follow; V' is V padded with -inf to whole blocks.
 
-        `length` counts the token to be chosen. Rows `at_max` may only end. Masking does not renormalise.
+        `length` counts the token to be chosen. forced: the only token that may follow each row, None for any. Masking
+        does not renormalise.
         """
         rows, vocabulary = logits.shape
         if len(self._buffer) < rows:
@@ -36,15 +37,15 @@ class LogProbs:
             self._buffer = torch.full((rows, columns), -math.inf, device=logits.device)
         log_probs = self._buffer[:rows]
         torch.log_softmax(logits, -1, dtype=torch.float32, out=log_probs[:, :vocabulary])
-        eos = log_probs[:, self._eos]
-        unmasked_eos = eos.clone() if any(at_max) else eos
+        chosen = [(row, token) for row, token in enumerate(forced) if token is not None]
+        index = torch.tensor(chosen, dtype=torch.int64).view(-1, 2).to(log_probs.device, non_blocking=True).unbind(1)
+        unmasked = log_probs[index] if chosen else None
         log_probs.index_fill_(1, self._banned, -math.inf)
         if length <= self._min_length:
-            eos.fill_(-math.inf)
-        if any(at_max):
-            forced = torch.tensor(at_max).to(log_probs.device, non_blocking=True)
-            log_probs.masked_fill_(forced[:, None], -math.inf)
-            eos.copy_(torch.where(forced, unmasked_eos, eos))
+            log_probs[:, self._eos].fill_(-math.inf)
+        if unmasked is not None:
+            log_probs.index_fill_(0, index[0], -math.inf)
+            log_probs[index] = unmasked
         return log_probs
 
 

@@ -79,7 +79,7 @@ def sample(
         step,
         state.select(sentences.repeat_interleave(n)),
         symbols,
-        Limits(limits.min_length, [length for length in limits.max_lengths for _ in range(n)]),
+        limits.repeated(n),
         choose=lambda log_probs, rows: _draw(log_probs, uniform(rows), options),
         penalty=penalty,
         device=device,
@@ -112,15 +112,15 @@ def _rollout(
     tokens = torch.full((len(active),), symbols.bos, device=device)
     for now in range(max(limits.max_lengths, default=0)):
         output = step(tokens, state)
-        history.add_attention(output.weights)
-        at_max = [now + 1 >= limits.max_lengths[row] for row in active]
-        log_probs = normalise(output.logits, now + 1, at_max)
+        history.add(totals[origin], output.weights)
+        forced = [limits.forced(now, row, symbols.eos) for row in active]
+        log_probs = normalise(output.logits, now + 1, forced)
         tokens = choose(log_probs, origin)
         totals.index_add_(0, origin, log_probs.gather(1, tokens[:, None]).squeeze(1))
         chosen = tokens.cpu().tolist()  # the only synchronisation of a step
         unfinished = []
         for row, token in enumerate(chosen):
-            if token == symbols.eos or at_max[row]:
+            if symbols.eos in {token, forced[row]}:
                 last[active[row]] = (now, row)
             else:
                 unfinished.append(row)

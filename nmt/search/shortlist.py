@@ -61,10 +61,10 @@ class Shortlist:
         parts = [self.candidates[self.ends[s - 1] if s else 0 : self.ends[s]] for s in set(source)]
         return np.unique(np.concatenate([self.always, *parts]))
 
-    def vocabulary(self, sources: Iterable[Iterable[int]]) -> Ids | None:
-        """int64 (L,), ascending: the shortlists of several sentences together, with further tokens that make L a
-        multiple of `BLOCK`, which spares a search copies; None if that is nearly all tokens."""
-        ids = self.of({token for source in sources for token in source})
+    def vocabulary(self, sources: Iterable[Iterable[int]], also: Sequence[int] = ()) -> Ids | None:
+        """int64 (L,), ascending: the shortlists of several sentences and the tokens `also` together, with further
+        tokens that make L a multiple of `BLOCK`, which spares a search copies; None if that is nearly all tokens."""
+        ids = np.union1d(self.of({token for source in sources for token in source}), np.asarray(also, np.int64))
         if len(ids) > MOST * self.size - BLOCK:
             return None
         more = np.setdiff1d(np.arange(len(ids) + BLOCK), ids, assume_unique=True)[: -len(ids) % BLOCK]

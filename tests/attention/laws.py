@@ -9,7 +9,8 @@ import torch
 from combinations import AnyAttention, Case, Made, attend
 from torch import Tensor
 
-from nmt.attention.memory import Attended, Memory, Past
+from nmt.attention.heads import MultiHeadAttention
+from nmt.attention.memory import Attended, Memory, Past, Steering, join_steps
 
 TOLERANCE = {"rtol": 0.0, "atol": 1e-11}
 
@@ -129,6 +130,51 @@ def a_sentence_without_positions_is_zero_with_finite_gradients(case: Case, made:
         assert all(gradient.isfinite().all() for gradient in gradients if gradient is not None)
 
 
+def weights_given_back_change_nothing(case: Case, made: Made) -> None:
+    """Those of each step, at some steps or all, in a batch with a sentence that is not steered."""
+    attention, query, states, valid = made
+    heads = attention.heads if isinstance(attention, MultiHeadAttention) else 1
+    if case.training or heads > 1:
+        return
+    own = attend(attention, query, states, valid)
+    steered = torch.ones(query.shape[:2], dtype=torch.bool)
+    steered[-1] = False
+    steered[:, 1:2] = False
+    steering = Steering(own.weights, steered)
+    memory = attention.remember(states, valid).steered(steering)
+    for attended in (
+        attention.sequence(query, memory, attention.start(valid)),
+        join_steps(one_by_one(attention, query, memory, attention.start(valid))),
+    ):
+        torch.testing.assert_close(attended.context, own.context, **TOLERANCE)
+        torch.testing.assert_close(attended.weights, own.weights, **TOLERANCE)
+        torch.testing.assert_close(attended.past.total, own.past.total, **TOLERANCE)
+
+
+def a_steered_step_attends_where_it_is_told(case: Case, made: Made) -> None:
+    """In every head, with what follows computed from it; the other steps before it stay."""
+    attention, query, states, valid = made
+    if case.training:
+        return
+    own = attend(attention, query, states, valid)
+    B, T, S = own.weights.shape
+    step, positions = T // 2, valid.sum(1) - 1
+    steering = Steering(torch.zeros(B, step + 1, S, dtype=torch.float64), torch.zeros(B, step + 1, dtype=torch.bool))
+    steering.weights[torch.arange(B), step, positions] = 1
+    steering.steered[:, step] = True
+    memory = attention.remember(states, valid).steered(steering)._replace(detailed=True)
+    attended = attention.sequence(query, memory, attention.start(valid))
+    assert (attended.weights[torch.arange(B), step, positions] == 1).all()
+    assert (attended.weights[:, step].sum(-1) == 1).all()
+    torch.testing.assert_close(attended.weights[:, :step], own.weights[:, :step], **TOLERANCE)
+    assert attended.detail is not None
+    torch.testing.assert_close(attended.detail.heads.mean(1), attended.weights, **TOLERANCE)
+    if attended.detail.stops is not None:
+        assert (attended.detail.stops[:, :, step] == positions[:, None]).all()
+        later = attended.detail.stops[:, :, step + 1 :]
+        assert ((later >= positions[:, None, None]) | (later == -1)).all()
+
+
 Law = Callable[[Case, Made], None]
 
 LAWS: list[Law] = [
@@ -140,4 +186,6 @@ LAWS: list[Law] = [
     selected_rows_go_on_as_they_would,
     hypotheses_may_share_a_sentence,
     a_sentence_without_positions_is_zero_with_finite_gradients,
+    weights_given_back_change_nothing,
+    a_steered_step_attends_where_it_is_told,
 ]

@@ -94,7 +94,8 @@ def test_hard_attention_tells_its_choices_in_training_alone() -> None:
 @pytest.mark.parametrize("name", ["additive-global-softmax-sampled", "additive-global-softmax-sampled-coverage"])
 def test_the_log_prob_told_is_that_of_the_position_attended_to(name: str) -> None:
     attention, query, states, valid = Case(name, training=True).make()
-    _, weights, *_, choice = attend(attention, query, states, valid)
+    attended = attend(attention, query, states, valid)
+    weights, choice = attended.weights, attended.choice
     assert choice is not None
     past = attention.start(valid)
     for t in range(query.shape[1]):
