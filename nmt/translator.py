@@ -3,8 +3,8 @@
 Shapes: S source positions, T target positions.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -31,10 +31,7 @@ from nmt.search.hypothesis import Hypothesis
 from nmt.search.shortlist import Shortlist
 from nmt.searcher import Searcher
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-MIN_THREAD_TOKENS = 1024  # tokens x beam in a batch that is worth a thread of its own
 
 Progress = Callable[[int], object]  # called with the number of sentences just finished
 
@@ -143,6 +140,12 @@ class Translator:
             )
         return self.model
 
+    def with_search(self, settings: schema.Search) -> Self:
+        """A translator with other search settings, which shares the model."""
+        other = copy(self)
+        other.searcher = self.searcher.with_settings(settings)
+        return other
+
     def reseed(self) -> None:
         """Sample the next line as the first one: a sample depends on the seed and on the line's number since then."""
         self._translated = 0
@@ -181,7 +184,7 @@ class Translator:
             batches = list(self.searcher.batches(sources, workers=self.searcher.workers()))
             translated = (
                 [
-                    [self._translation(pieces[index], h) for h in nbest]
+                    [self.translation(pieces[index], h) for h in nbest]
                     for index, nbest in zip(batch, nbests, strict=True)
                 ]
                 for batch, nbests in self.searcher.search(
@@ -231,7 +234,7 @@ class Translator:
                 total, of_tokens = float(log_probs[row, :length].sum()), log_probs[row, :length].tolist()
                 score = total / self.searcher.penalty(length)
                 hypothesis = Hypothesis(target_ids[i], score, total, weights, of_tokens)
-                translation = self._translation(source_pieces[i], hypothesis)
+                translation = self.translation(source_pieces[i], hypothesis)
                 # The given text and its pieces, not <unk>, so that the word alignment counts each unknown word.
                 results.append(replace(translation, text=targets[i], tokens=target_pieces[i]))
             return results
@@ -276,15 +279,16 @@ class Translator:
             raise TypeError("a list of lines is expected, not one string")
         return encode_lines(self.tokenizers.source, lines, self.search.max_source_length, "line", first_line)
 
-    def _translation(self, source_pieces: list[str], hypothesis: Hypothesis) -> Translation:
+    def translation(self, source_pieces: list[str], hypothesis: Hypothesis) -> Translation:
+        """A hypothesis for the source with these pieces."""
         target, tokens = self.tokenizers.target, hypothesis.tokens
         pieces, text, alignment = target.pieces(tokens), target.decode(tokens), None
         if hypothesis.attention is not None:
             alignment = hypothesis.attention[:, : len(source_pieces)].numpy()
             if self.search.replace_unknown and target.unk in tokens:
                 text = copy_unknown(pieces, alignment, source_pieces)
-        log_probs = hypothesis.token_log_probs
-        return Translation(text, hypothesis.score, hypothesis.log_prob, source_pieces, pieces, alignment, log_probs)
+        scores = hypothesis.score, hypothesis.log_prob
+        return Translation(text, *scores, source_pieces, pieces, alignment, hypothesis.token_log_probs)
 
 
 def _counted(batches: Iterable[list[T]], progress: Progress | None, processes: int) -> Iterator[list[T]]:

@@ -7,11 +7,13 @@ import nmt
 
 FLOORS = [  # from the top down
     "cli",
+    "serve",
     "comparison",
     "training",
     "objectives",
     "evaluation",
     "faithfulness",
+    "explanation",
     "saliency",
     "translator",
     "searcher",

@@ -36,4 +36,6 @@ def _exit(command: str) -> NoReturn:
     os._exit(128 + signal.SIGINT)
 
 
-train, evaluate, translate, compare = (partial(_run, name) for name in ("train", "evaluate", "translate", "compare"))
+train, evaluate, translate, compare, serve = (
+    partial(_run, name) for name in ("train", "evaluate", "translate", "compare", "serve")
+)

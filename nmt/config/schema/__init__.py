@@ -7,7 +7,19 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field
 
 from nmt.config.overrides import user_path
-from nmt.config.schema.base import Count, CountOrZero, Name, Names, PathName, Paths, Positive, Section, Seed, Threads
+from nmt.config.schema.base import (
+    Count,
+    CountOrZero,
+    Models,
+    Name,
+    Names,
+    PathName,
+    Paths,
+    Positive,
+    Section,
+    Seed,
+    Threads,
+)
 from nmt.config.schema.data import Data, TokenizerConfig
 from nmt.config.schema.model import Model, Size
 from nmt.config.schema.training import Objective, Optimizer, Schedule, Training, Validation
@@ -158,15 +170,13 @@ class TrainConfig(Model, Machine):
             )
 
 
-class SavedRunCommand(Section):
-    """Common values of the commands that load a run, or several as an ensemble. None: the (first) run's own value."""
+class Loading(Section):
+    """How a run is loaded, or several as an ensemble. None: the (first) run's own value."""
 
-    run: Paths
     checkpoint: Literal["best", "last"]
     device: Device | None
     precision: SearchPrecision | None
     threads: Threads | None
-    processes: Processes
     seed: Seed | None
     shortlist: PathName | None
     search: Values
@@ -174,7 +184,14 @@ class SavedRunCommand(Section):
     @property
     def loading(self) -> dict[str, Any]:
         """The arguments of Translator.load besides the run."""
-        return {name: getattr(self, name) for name in SavedRunCommand.model_fields if name not in {"run", "processes"}}
+        return {name: getattr(self, name) for name in Loading.model_fields}
+
+
+class SavedRunCommand(Loading):
+    """Common values of the commands that load a run, or several as an ensemble."""
+
+    run: Paths
+    processes: Processes
 
 
 class EvaluateConfig(SavedRunCommand):
@@ -206,6 +223,35 @@ class TranslateConfig(SavedRunCommand):
     def conflicts(self) -> Iterator[str]:
         if self.references is not None and self.nbest > 1:
             yield f"references={self.references} are scored without search; leave out nbest={self.nbest}"
+
+
+Port = Annotated[int, Field(ge=0, le=65_535)]
+Seconds = Annotated[float, Field(gt=0.0, le=86_400.0)]
+
+
+class ServeLimits(Section):
+    """What clients may ask for."""
+
+    body: Count
+    body_seconds: Seconds
+    seconds: Seconds
+    texts: Count
+    waiting: Count
+    beam_size: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
+
+
+class ServeConfig(Loading):
+    """nmt-serve."""
+
+    run: Models
+    host: Name
+    port: Port
+    token: Name | None
+    hosts: Names
+    workers: Threads | None
+    wait: Annotated[float, Field(ge=0.0, le=10.0)]
+    log_requests: bool
+    limits: ServeLimits
 
 
 class CompareConfig(Section):

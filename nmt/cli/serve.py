@@ -1,0 +1,83 @@
+"""nmt-serve: a page and a service for trained models."""
+
+import ipaddress
+import logging
+import os
+from importlib.util import find_spec
+
+from nmt.cli.app import run_command
+from nmt.cli.entry import exit_at_ctrl_c
+from nmt.config.errors import UserError
+from nmt.config.schema import ServeConfig
+
+log = logging.getLogger(__name__)
+TOKEN = "NMT_SERVE_TOKEN"
+PACKAGES = ("fastapi", "httptools", "prometheus_client", "python_multipart", "uvicorn")
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+def main() -> None:
+    """Entry point."""
+    run_command("serve", ServeConfig, _serve)
+
+
+def _serve(config: ServeConfig, overrides: list[str]) -> None:
+    _check_packages()
+    token = config.token or os.environ.get(TOKEN) or None
+    _check_token(config.host, token)
+    with exit_at_ctrl_c("serve"):
+        import torch
+
+        from nmt.contention import fair_waiting
+        from nmt.machine import tune_memory
+        from nmt.serve.app import application
+        from nmt.serve.batcher import Limits
+        from nmt.serve.guard import Rules
+        from nmt.serve.models import load_models
+        from nmt.serve.server import address, listen, run
+        from nmt.serve.service import Service, Sizes
+
+    tune_memory()
+    listening = listen(config.host, config.port)  # before models are loaded, which takes longer
+    limits = config.limits
+    with listening, fair_waiting():
+        models = load_models(config.run, config.loading, limits.beam_size)
+        threads = torch.get_num_threads()
+        on_cpu = next(iter(models.values())).translator.machine.device.type == "cpu"
+        workers = config.workers or (threads if on_cpu else 1)
+        queue = Limits(workers, max(1, threads // workers), limits.waiting, config.wait)
+        service = Service(models, queue, Sizes(limits.texts))
+        hosts = None if not _is_loopback(config.host) and not config.hosts else LOOPBACK | {config.host, *config.hosts}
+        rules = Rules(hosts, token, limits.body, limits.body_seconds, limits.seconds)
+        names = f"{len(models)} models ({', '.join(models)})" if len(models) > 1 else next(iter(models))
+        url = address(listening)
+        log.info("serving %s at %s%s; Ctrl-C stops", names, url, f"#token={token}" if config.token else "")
+        try:
+            run(application(service, rules, config.log_requests), listening, limits.seconds)
+        finally:
+            service.batcher.close()
+
+
+def _check_packages() -> None:
+    """Raises UserError if the packages of the extra `serve` are missing."""
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise UserError(f"the package {missing[0]} is missing: pip install 'nmt[serve]'")
+
+
+def _check_token(host: str, token: str | None) -> None:
+    """Raises UserError if other machines could use a service without a token."""
+    if token is None and not _is_loopback(host):
+        raise UserError(
+            f"host={host}: other machines could use this service; give token=... or the environment variable {TOKEN}, "
+            "which clients then have to send"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,154 @@
+"""What stands before the application: hosts, token, size and time of bodies, clients that leave, response headers."""
+
+import asyncio
+import hmac
+import json
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": PAGE_POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+OPEN_PATHS = {"/", "/healthz", "/favicon.ico"}  # without a token; the page asks for it
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Of a service."""
+
+    hosts: frozenset[str] | None  # names that requests may use for this machine; None: any
+    token: str | None
+    body: int  # bytes
+    body_seconds: float  # in which a body must have arrived
+    seconds: float  # in which a request must be answered
+
+
+class RefusedError(Exception):
+    """A request that is answered with this status and message."""
+
+    def __init__(self, status: int, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.status, self.retry_after = status, retry_after
+
+
+class Guard:
+    """ASGI middleware. Reads the body of each request before the application sees it."""
+
+    def __init__(self, app: ASGIApp, rules: Rules) -> None:
+        self.app, self.rules = app, rules
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See the ASGI specification."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        answered = False
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal answered
+            if message["type"] == "http.response.start":
+                answered = True
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        try:
+            self._check(scope)
+            body = await self._body(scope, receive)
+            if body is not None:
+                await self._answer(scope, body, receive, send_with_headers)
+        except RefusedError as refused:
+            if not answered:
+                await send_problem(send_with_headers, refused)
+
+    def _check(self, scope: Scope) -> None:
+        """Raises RefusedError for a foreign host or a missing token."""
+        headers, rules = Headers(scope=scope), self.rules
+        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        if rules.hosts is not None and host not in rules.hosts:
+            raise RefusedError(400, f"this service is not called {host[:100]!r}")  # a page elsewhere that was rebound
+        origin = headers.get("origin")
+        if origin not in (None, "null") and urlsplit(str(origin)).netloc != headers.get("host"):
+            raise RefusedError(403, "a page of another site may not use this service")
+        path = scope["path"]
+        if rules.token is None or path in OPEN_PATHS or path.startswith("/static/"):
+            return
+        given = headers.get("authorization", "").removeprefix("Bearer ")
+        scope.setdefault("state", {})["authorized"] = hmac.compare_digest(given.encode(), rules.token.encode())
+        # LibreTranslate's clients send the token within the body.
+        if not scope["state"]["authorized"] and path != "/translate":
+            raise RefusedError(401, "this service needs a token: send it as `Authorization: Bearer TOKEN`")
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The whole body; None if the client has left. Raises RefusedError if it is too large or too slow."""
+        declared = Headers(scope=scope).get("content-length", "0")
+        if declared.isdigit() and len(declared) < 20 and int(declared) > self.rules.body:  # noqa: PLR2004
+            raise RefusedError(413, f"the body has {declared} bytes, but at most {self.rules.body} are taken")
+        parts, size = [], 0
+        try:
+            async with asyncio.timeout(self.rules.body_seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > self.rules.body:
+                        raise RefusedError(413, f"the body has more than {self.rules.body} bytes")
+                    if not message.get("more_body", False):
+                        return b"".join(parts)
+        except TimeoutError:
+            raise RefusedError(408, f"the body did not arrive within {self.rules.body_seconds:g} s") from None
+
+    async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        """Run the application until it has answered, its time is over, or the client has left."""
+        delivered = False
+
+        async def receive_body() -> MutableMapping[str, Any]:
+            nonlocal delivered
+            if delivered:
+                await asyncio.Event().wait()  # for ever: departures are seen here
+            delivered = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def departure() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        answer = asyncio.ensure_future(self.app(scope, receive_body, send))
+        left = asyncio.ensure_future(departure())
+        try:
+            await asyncio.wait({answer, left}, timeout=self.rules.seconds, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                answer.result()
+            elif not left.done():
+                raise RefusedError(503, f"no answer within {self.rules.seconds:g} s", self.rules.seconds)
+        finally:
+            for task in (answer, left):
+                task.cancel()
+            await asyncio.gather(answer, left, return_exceptions=True)
+
+
+async def send_problem(send: Send, refused: RefusedError) -> None:
+    """Answer with one line of JSON."""
+    body = json.dumps({"error": str(refused)}, ensure_ascii=True).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if refused.retry_after is not None:
+        headers.append((b"retry-after", str(max(1, round(refused.retry_after))).encode()))
+    if refused.status in {408, 413}:
+        headers.append((b"connection", b"close"))  # the rest of the body is not read
+    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,88 @@
+"""The two calls of LibreTranslate's interface that its clients need: /languages and /translate."""
+
+import hmac
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from nmt.config.errors import UserError
+from nmt.serve.guard import RefusedError
+from nmt.serve.messages import Text
+from nmt.serve.models import ServedModel
+from nmt.serve.service import Service
+
+
+class Query(BaseModel):
+    """Clients send further keys, such as format; those that change nothing here are ignored."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    q: Text | list[Text]
+    source: str = "auto"
+    target: str
+    api_key: str = ""
+    alternatives: int | str = 0
+
+
+def add_calls(app: FastAPI, service: Service, token: str | None) -> None:
+    """Add the calls to an application."""
+
+    @app.get("/languages", summary="Languages, as LibreTranslate lists them")
+    async def languages() -> list[dict[str, Any]]:
+        targets: dict[str, list[str]] = {}
+        for model in service.models.values():
+            known = targets.setdefault(model.info.source, [])
+            if model.info.target not in known:
+                known.append(model.info.target)
+        return [{"code": code, "name": code, "targets": codes} for code, codes in targets.items()]
+
+    @app.post("/translate", summary="Translate, as LibreTranslate does")
+    async def translate(request: Request) -> JSONResponse:
+        query = await _query(request)
+        if token is not None and not getattr(request.state, "authorized", False):
+            _check_key(query.api_key, token)
+        model = _model(service, query)
+        texts = [query.q] if isinstance(query.q, str) else query.q
+        if len(texts) > service.sizes.texts:
+            raise RefusedError(413, f"q: has {len(texts)} texts, but at most {service.sizes.texts} are taken")
+        translated = await _by_lines(service, model, texts)
+        return JSONResponse({"translatedText": translated[0] if isinstance(query.q, str) else translated})
+
+
+def _check_key(given: str, token: str) -> None:
+    """Raises RefusedError."""
+    if not hmac.compare_digest(given.encode(), token.encode()):
+        raise RefusedError(403, "this service needs a token: send it as api_key")
+
+
+async def _query(request: Request) -> Query:
+    """JSON or a form. Raises UserError."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    try:
+        if kind in {"application/x-www-form-urlencoded", "multipart/form-data"}:
+            form = await request.form()
+            values = {key: value for key, value in form.items() if isinstance(value, str)}
+            return Query.model_validate(values)
+        return Query.model_validate_json(await request.body())
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        key = ".".join(str(part) for part in problem["loc"][:1])
+        raise UserError(f"{key or 'the body'}: {problem['msg']}") from None
+
+
+def _model(service: Service, query: Query) -> ServedModel:
+    """The first model for these languages. Raises UserError if there is none."""
+    for model in service.models.values():
+        if query.source in {"auto", model.info.source} and query.target == model.info.target:
+            return model
+    pairs = dict.fromkeys(f"{model.info.source} to {model.info.target}" for model in service.models.values())
+    raise UserError(f"{query.source[:20]} to {query.target[:20]}: this service translates {', '.join(pairs)}")
+
+
+async def _by_lines(service: Service, model: ServedModel, texts: list[str]) -> list[str]:
+    """Translates each line of each text for itself, all of them together."""
+    lines = [line for text in texts for line in text.split("\n")]
+    found = iter(await service.search(model, model.translator, lines, 1))
+    return ["\n".join(next(found)[0].text for _ in text.split("\n")) for text in texts]

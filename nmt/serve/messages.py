@@ -1,0 +1,161 @@
+"""Requests and answers of the service. The descriptions appear in its OpenAPI document."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+MAX_CHARACTERS = 1_000_000  # of one text; the limit on bytes is usually lower
+
+Text = Annotated[str, Field(max_length=MAX_CHARACTERS)]
+Piece = Annotated[Text, Field(min_length=1, max_length=1000)]
+Weight = Annotated[float, Field(ge=0.0, le=1.001)]
+
+
+def _number(key: object) -> object:
+    """JSON has no keys but strings."""
+    return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10 else key  # noqa: PLR2004
+
+
+Step = Annotated[int, BeforeValidator(_number), Field(ge=0, le=100_000)]
+Attend = dict[Step, Annotated[int, Field(ge=0, le=100_000)] | list[Weight]]
+
+
+class Message(BaseModel):
+    """Without unknown keys or silent conversion between types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class SearchSettings(Message):
+    """Of the search; null: as the model was trained with."""
+
+    beam_size: Annotated[int, Field(gt=0, le=10_000)] | None = None
+    length_penalty: Literal["none", "average", "gnmt"] | None = None
+    alpha: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
+
+    def values(self) -> dict[str, Any]:
+        """Those that are given, as keys of the configuration's section `search`."""
+        given = {name: getattr(self, name) for name in SearchSettings.model_fields}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class TranslateRequest(SearchSettings):
+    """Texts to translate, or to score with their translations."""
+
+    text: Text | list[Text] = Field(description="a line or several; each is translated for itself")
+    model: str | None = Field(None, description="a name of /v1/models; null: the default")
+    nbest: int = Field(1, gt=0, le=1000, description="translations of each text, best first")
+    alignment: bool = Field(False, description="return the attention")
+    target: Text | list[Text] | None = Field(None, description="translations to score instead of searching")
+    prefix: Text | list[Piece] | None = Field(
+        None, description="what the translation of the one text starts with: text, or tokens as in the answer"
+    )
+    attend: Attend | None = Field(
+        None, description="for the one text: step -> source position to attend to, or a row of weights; both from 0"
+    )
+    tree: bool = Field(False, description="return the beam search of the one text as a tree")
+
+
+class ScoredText(Message):
+    """A translation."""
+
+    text: str
+    score: float = Field(description="log_prob divided by the length penalty")
+    log_prob: float = Field(description="natural logarithm")
+    source_tokens: list[str] = Field(description='SentencePiece pieces: "▁" starts a word, "</s>" is last')
+    tokens: list[str]
+    token_log_probs: list[float]
+    alignment: list[list[float]] | None = Field(description="a row of source weights for each of `tokens`")
+
+
+class TreeNode(Message):
+    """A candidate of a step of beam search."""
+
+    parent: int | None = Field(description="index among the previous step's candidates; null at the first step")
+    token: str
+    log_prob: float = Field(description="of the hypothesis up to here")
+    score: float
+    fate: Literal["kept", "ended", "pruned"]
+
+
+class Tree(Message):
+    """The candidates of every step of a beam search."""
+
+    steps: list[list[TreeNode]]
+
+
+class TranslateAnswer(Message):
+    """The n-best list of each text, in order."""
+
+    model: str
+    translations: list[list[ScoredText]]
+    tree: Tree | None = None
+
+
+class ExplainRequest(Message):
+    """A sentence and a translation of it."""
+
+    text: Text
+    target: Text | list[Piece] = Field(description="text, or tokens as in an answer")
+    model: str | None = None
+    attend: Attend | None = None
+    saliency: bool = True
+
+
+class Window(Message):
+    """The window of a local attention."""
+
+    centres: list[float] = Field(description="source position of each step's centre, from 0")
+    reach: int
+
+
+class ExplainAnswer(Message):
+    """What the model does with a sentence pair."""
+
+    model: str
+    source_tokens: list[str]
+    tokens: list[str]
+    token_log_probs: list[float]
+    log_prob: float
+    alignment: list[list[float]] | None
+    heads: list[list[list[float]]] | None = Field(description="the weights of each head, if there are several")
+    window: Window | None
+    stops: list[int | None] | None = Field(
+        description="where monotonic reading stopped at each step; null: past the end"
+    )
+    saliency: list[list[float]] | None = Field(description="shares of the gradient norms; rows sum to 1")
+
+
+class ModelInfo(Message):
+    """A model that this service has loaded."""
+
+    name: str
+    source: str
+    target: str
+    attention: str | None
+    members: int
+    latent: bool
+    heads: int
+    window: str | None
+    monotonic: bool
+    parameters: int
+    bleu: float | None
+    beam_size: int
+    length_penalty: str | None
+    alpha: float | None
+    max_beam_size: int
+    max_tokens: int
+    examples: list[str]
+
+
+class ModelsAnswer(Message):
+    """All models of this service."""
+
+    models: list[ModelInfo]
+    default: str
+
+
+class Problem(Message):
+    """Why a request was refused."""
+
+    error: str

@@ -1,0 +1,159 @@
+"""The models of the service: loading, their names, what is told of them, and how they translate."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nmt.attention.heads import MultiHeadAttention
+from nmt.config import schema
+from nmt.config.compose import load_config, merge_search
+from nmt.config.errors import UserError
+from nmt.config.schema.attention import ScoredAttention
+from nmt.model.ensemble import Ensemble
+from nmt.model.latent import LatentDecoder
+from nmt.run import RunDirectory, read_json
+from nmt.serve.messages import ModelInfo
+from nmt.translator import Translator
+
+MAX_SEARCHES = 16  # different settings of a model that are kept
+EXAMPLES = 5
+MAX_EXAMPLE = 120  # characters
+
+Runs = Sequence[str | Sequence[str]]
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A loaded model or ensemble."""
+
+    info: ModelInfo
+    translator: Translator
+    max_beam_size: int
+
+    @property
+    def name(self) -> str:
+        """By which requests choose it."""
+        return self.info.name
+
+    def with_search(self, changes: Mapping[str, Any], nbest: int = 1) -> Translator:
+        """The translator with these values of the section `search` changed. Raises UserError for values that are
+        impossible or too expensive."""
+        own = self.translator.search
+        if changes and not isinstance(own, schema.Beam):
+            raise UserError(
+                f"{next(iter(changes))}: {self.name} searches by search={own.kind}; start the service with search=beam"
+            )
+        settings = merge_search(own, changes)
+        size = max(nbest, settings.beam_size if isinstance(settings, schema.Beam) else 1)
+        if size > self.max_beam_size:
+            key = "nbest" if nbest == size else "beam_size"
+            raise UserError(f"{key}: {size} is above this service's limit of {self.max_beam_size}")
+        translator = self.translator if settings == own else self.translator.with_search(settings)
+        translator.check_nbest(nbest)
+        return translator
+
+    def check_length(self, text: str, name: str) -> int:
+        """The number of the text's tokens. Raises UserError if the model would cut it."""
+        tokens, limit = self.count_tokens(text), self.info.max_tokens
+        if tokens > limit:
+            raise TextTooLongError(f"{name}: has {tokens} tokens, but this service takes at most {limit}")
+        return tokens
+
+    def count_tokens(self, text: str) -> int:
+        """Of a source text, </s> among them."""
+        return len(self.translator.tokenizers.source.encode([text])[0])
+
+
+class TextTooLongError(UserError):
+    """A text that has more tokens than the service takes."""
+
+
+def load_models(runs: Runs, loading: Mapping[str, Any], max_beam_size: int) -> dict[str, ServedModel]:
+    """The models by name, in order: of a run, of an ensemble (a list of runs), of all runs in a sweep's folder.
+
+    loading: arguments of Translator.load. Raises UserError if one cannot be loaded.
+    """
+    members = [group for run in runs for group in _groups(run)]
+    models: dict[str, ServedModel] = {}
+    for name, group in zip(_names(members), members, strict=True):
+        translator = Translator.load(group, **loading)
+        models[name] = ServedModel(_info(name, group, translator, max_beam_size), translator, max_beam_size)
+    return models
+
+
+def _groups(run: str | Sequence[str]) -> list[list[str]]:
+    """The members of each model that a value of `run` names."""
+    if not isinstance(run, str):
+        return [list(run)]
+    folder = Path(run).expanduser()
+    if folder.is_dir() and not (folder / "config.yaml").is_file():
+        found = sorted(path.parent for path in folder.glob("*/config.yaml") if (path.parent / "checkpoints").is_dir())
+        if found:
+            return [[str(path)] for path in found]
+    return [[run]]
+
+
+def _names(members: Sequence[Sequence[str]]) -> list[str]:
+    """Of each model: its folders' names, with as many parents as make them differ."""
+    paths = [[Path(run).expanduser().resolve().parts for run in group] for group in members]
+    for depth in range(1, 1 + max(len(parts) for group in paths for parts in group)):
+        names = ["+".join("/".join(parts[-depth:]) for parts in group) for group in paths]
+        if len(set(names)) == len(names):
+            return names
+    raise UserError(f"run=[{','.join(members[0])},...]: a run is named twice")
+
+
+def _info(name: str, runs: Sequence[str], translator: Translator, max_beam_size: int) -> ModelInfo:
+    directory = RunDirectory.existing(runs[0])
+    config, model, search = load_config(directory.config), translator.model, translator.search
+    alone = len(runs) == 1
+    scored = config.attention if isinstance(config.attention, ScoredAttention) else None
+    choices = directory.recorded_choices()
+    beam = search if isinstance(search, schema.Beam) else None
+    attention = None
+    if model.attends:
+        attention = str(choices.get("attention", scored.score.kind if scored else "mixed")) if alone else "mean"
+    heads = 0
+    if not isinstance(model, Ensemble) and isinstance(model.decoder.attention, MultiHeadAttention):
+        heads = model.decoder.attention.heads
+    local = alone and scored is not None and scored.window.kind != "global"
+    return ModelInfo(
+        name=name,
+        source=config.data.source_lang,
+        target=config.data.target_lang,
+        attention=attention,
+        members=len(runs),
+        latent=not isinstance(model, Ensemble) and isinstance(model.decoder, LatentDecoder),
+        heads=heads,
+        window=scored.window.kind if local and scored is not None else None,
+        monotonic=alone and scored is not None and scored.normalizer.kind in {"monotonic", "mocha"},
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        bleu=_bleu(directory) if alone else None,
+        beam_size=translator.searcher.beam_size,
+        length_penalty=None if beam is None else beam.length_penalty,
+        alpha=None if beam is None else beam.alpha,
+        max_beam_size=max_beam_size,
+        max_tokens=search.max_source_length,
+        examples=_examples(directory),
+    )
+
+
+def _bleu(directory: RunDirectory) -> float | None:
+    """On the test set, or if there is none on the validation set, as the run recorded it."""
+    results = read_json(directory.results)
+    for split in ("test", "validation"):
+        scores = results.get(split)
+        if isinstance(scores, dict) and isinstance(scores.get("bleu"), int | float):
+            return float(scores["bleu"])
+    return None
+
+
+def _examples(directory: RunDirectory) -> list[str]:
+    """Short sentences of the validation set, spread over it."""
+    try:
+        sources, _, _ = directory.held_out("validation")
+    except UserError:  # of a model that was handed on without its corpus
+        return []
+    short = list(dict.fromkeys(line for line in sources if 0 < len(line) <= MAX_EXAMPLE))
+    return short[:: max(1, len(short) // EXAMPLES)][:EXAMPLES]
