@@ -12,7 +12,7 @@ from nmt.config.schema import ServeConfig
 
 log = logging.getLogger(__name__)
 TOKEN = "NMT_SERVE_TOKEN"
-PACKAGES = ("fastapi", "httptools", "prometheus_client", "python_multipart", "uvicorn")
+PACKAGES = ("fastapi", "prometheus_client", "python_multipart", "uvicorn")
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 

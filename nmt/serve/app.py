@@ -125,7 +125,8 @@ def _add_handlers(app: FastAPI) -> None:
 def explain_invalid(errors: Any) -> str:  # noqa: ANN401
     """The first of pydantic's errors as "key: reason"."""
     problem = errors[0]
-    keys = [str(part) for part in problem["loc"] if not str(part).startswith(("body", "list[", "dict[", "[key]"))]
+    branches = ("body", "list[", "dict[", "constrained-", "[key]")  # which of a union's types is meant
+    keys = [str(part) for part in problem["loc"] if not str(part).startswith(branches)]
     key = ".".join(keys[:3])[:100]
     reason = str(problem["msg"])
     if problem["type"] == "json_invalid":

@@ -11,6 +11,8 @@ import torch
 
 from nmt.config.errors import UserError
 
+PATIENCE = 10  # times `wait`: the longest that a free thread waits while further sentences arrive
+
 Work = Callable[[Sequence[Any]], Sequence[Any]]
 """Items of a batch -> their results, in order."""
 
@@ -115,7 +117,8 @@ class Batcher:
                     if not self._open:
                         return []
                     self._changed.wait()
-                remaining = self._jobs[0].arrived + self.limits.wait - time.monotonic()
+                pause, longest = self.limits.wait, PATIENCE * self.limits.wait
+                remaining = min(self._jobs[-1].arrived + pause, self._jobs[0].arrived + longest) - time.monotonic()
                 if remaining <= 0 or not self._open:
                     break
                 self._changed.wait(remaining)

@@ -38,6 +38,7 @@ def run(app: ASGIApp, listening: socket.socket, seconds: float) -> None:
     """Serve until SIGTERM or Ctrl-C; then answer what is in flight, for at most these seconds."""
     config = uvicorn.Config(
         app,
+        http="h11",  # bounds the size of headers
         log_config=None,
         access_log=False,
         server_header=False,

@@ -1,0 +1,168 @@
+"""The queue: what shares a batch, what goes first, what happens to the rest."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError
+
+import pytest
+
+from nmt.config.errors import UserError
+from nmt.serve.batcher import Batcher, Limits, QueueFullError
+
+ONE = Limits(workers=1, threads=1, sentences=100, wait=0.0)
+
+
+class Gate:
+    """Work that records its batches and waits until it may go on."""
+
+    def __init__(self) -> None:
+        self.open, self.started = threading.Event(), threading.Event()
+        self.batches: list[list[object]] = []
+
+    def __call__(self, items: Sequence[object]) -> list[str]:
+        self.batches.append(list(items))
+        self.started.set()
+        assert self.open.wait(20)
+        return [f"done {item}" for item in items]
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.open.set()
+
+
+def test_similar_lengths_share_a_batch_and_the_oldest_goes_first(gate: Gate) -> None:
+    batcher = Batcher(ONE)
+    first = batcher.submit(gate, ["busy"], [1], "key", 40)
+    assert gate.started.wait(20)
+    lengths = [9, 1, 10, 2, 8, 30, 11]
+    futures = batcher.submit(gate, lengths, lengths, "key", 40)
+    gate.open.set()
+    assert [future.result(20) for future in first + futures] == ["done busy", *(f"done {n}" for n in lengths)]
+    # 9 has waited longest; 10 and 8 are nearest to it, a fourth of length 11 would not fit into 40.
+    assert gate.batches == [["busy"], [9, 10, 8], [1, 2, 11], [30]]
+    batcher.close()
+
+
+def test_no_job_starves_however_many_fit_better_elsewhere(gate: Gate) -> None:
+    batcher = Batcher(ONE)
+    batcher.submit(gate, ["busy"], [1], "key", 10)
+    assert gate.started.wait(20)
+    (long,) = batcher.submit(gate, ["long"], [500], "key", 10)  # longer than a batch
+    short = batcher.submit(gate, range(50), [1] * 50, "key", 10)
+    gate.open.set()
+    assert long.result(20) == "done long"
+    assert gate.batches[1] == ["long"]
+    assert [future.result(20) for future in short] == [f"done {n}" for n in range(50)]
+    assert max(map(len, gate.batches)) == 10
+    batcher.close()
+
+
+def test_other_keys_and_jobs_without_one_have_batches_of_their_own(gate: Gate) -> None:
+    batcher = Batcher(ONE)
+    batcher.submit(gate, ["busy"], [1], "key", 100)
+    assert gate.started.wait(20)
+    futures = [
+        future
+        for item, key in (("a", "x"), ("b", "y"), ("c", None), ("d", None), ("e", "x"))
+        for future in batcher.submit(gate, [item], [1], key, 100)
+    ]
+    gate.open.set()
+    assert [future.result(20) for future in futures] == [f"done {item}" for item in "abcde"]
+    assert gate.batches[1:] == [["a", "e"], ["b"], ["c"], ["d"]]
+    batcher.close()
+
+
+def test_sentences_that_arrive_together_share_a_batch_though_a_thread_is_free() -> None:
+    gate = Gate()
+    gate.open.set()
+    batcher = Batcher(Limits(workers=2, threads=1, sentences=100, wait=0.2))
+    futures = [future for item in range(5) for future in batcher.submit(gate, [item], [3], "key", 100)]
+    assert [future.result(20) for future in futures] == [f"done {item}" for item in range(5)]
+    assert gate.batches == [[0, 1, 2, 3, 4]]
+    batcher.close()
+
+
+def test_a_full_queue_takes_all_of_a_request_or_nothing(gate: Gate) -> None:
+    batcher = Batcher(Limits(workers=1, threads=1, sentences=3, wait=0.0))
+    batcher.submit(gate, ["busy"], [1], "key", 100)
+    assert gate.started.wait(20)
+    batcher.submit(gate, ["a", "b"], [1, 1], "key", 100)
+    with pytest.raises(QueueFullError) as full:
+        batcher.submit(gate, ["c", "d"], [1, 1], "key", 100)
+    assert full.value.retry_after >= 1
+    assert len(batcher) == 2
+    (last,) = batcher.submit(gate, ["e"], [1], "key", 100)
+    gate.open.set()
+    assert last.result(20) == "done e"
+    batcher.close()
+
+
+def test_cancelled_jobs_free_their_places(gate: Gate) -> None:
+    batcher = Batcher(Limits(workers=1, threads=1, sentences=2, wait=0.0))
+    batcher.submit(gate, ["busy"], [1], "key", 100)
+    assert gate.started.wait(20)
+    left, stayed = batcher.submit(gate, ["left", "stayed"], [1, 1], "key", 100)
+    assert left.cancel()
+    assert len(batcher) == 1
+    (late,) = batcher.submit(gate, ["late"], [1], "key", 100)
+    gate.open.set()
+    assert [stayed.result(20), late.result(20)] == ["done stayed", "done late"]
+    with pytest.raises(CancelledError):
+        left.result(0)
+    assert not any("left" in batch for batch in gate.batches)
+    batcher.close()
+
+
+def test_only_the_job_at_fault_fails() -> None:
+    def work(items: Sequence[str]) -> list[str]:
+        if "bad" in items:
+            raise UserError("bad is refused")
+        return list(items)
+
+    batcher = Batcher(Limits(workers=1, threads=1, sentences=10, wait=0.1))
+    good, bad, other = batcher.submit(work, ["good", "bad", "other"], [1, 1, 1], "key", 100)
+    assert (good.result(20), other.result(20)) == ("good", "other")
+    with pytest.raises(UserError, match="bad is refused"):
+        bad.result(20)
+    batcher.close()
+
+
+def test_a_bug_reaches_every_request_and_the_thread_goes_on() -> None:
+    def work(items: Sequence[str]) -> list[str]:
+        raise KeyError(items[0])
+
+    batcher = Batcher(ONE)
+    for future in batcher.submit(work, ["a", "b"], [1, 1], "key", 100):
+        with pytest.raises(KeyError):
+            future.result(20)
+    (fine,) = batcher.submit(lambda items: items, ["c"], [1], "key", 100)
+    assert fine.result(20) == "c"
+    batcher.close()
+
+
+def test_closing_finishes_what_waits_and_refuses_more(gate: Gate) -> None:
+    batcher = Batcher(Limits(workers=1, threads=1, sentences=10, wait=60.0))
+    (waiting,) = batcher.submit(gate, ["a"], [1], "key", 100)
+    gate.open.set()
+    started = time.monotonic()
+    batcher.close()
+    assert waiting.result(0) == "done a"
+    assert time.monotonic() - started < 20
+    with pytest.raises(QueueFullError):
+        batcher.submit(gate, ["b"], [1], "key", 100)
+
+
+def test_batches_are_reported() -> None:
+    seen: list[tuple[int, float]] = []
+    batcher = Batcher(
+        Limits(workers=1, threads=1, sentences=10, wait=0.1), lambda n, seconds: seen.append((n, seconds))
+    )
+    for future in batcher.submit(lambda items: items, [1, 2, 3], [1, 1, 1], "key", 100):
+        future.result(20)
+    batcher.close()
+    assert [n for n, _ in seen] == [3]
+    assert seen[0][1] >= 0

@@ -1,0 +1,319 @@
+"""The service's answers, against the Python API and the rules of the request."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from served import RULES, serving, trained, words
+
+from nmt import Translator
+
+LINE = "a small dog sees the red house ."
+LINES = ["the cat sleeps .", "", LINE, "x", "the <b>house</b>\u202e"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("served") / "bahdanau")
+
+
+@pytest.fixture(scope="module")
+def runs(run: Path) -> list[str | list[str]]:
+    """Models of several kinds, trained for a moment; an ensemble."""
+    kinds = {
+        "multihead": "attention=multihead",
+        "local": "attention=luong_local_p",
+        "monotonic": "attention=monotonic",
+        "none": "attention=none",
+        "marginal": "attention=marginal",
+    }
+    directories = [trained(run.parent / name, kind, "seed=2", "training.max_steps=3") for name, kind in kinds.items()]
+    return [str(run), *map(str, directories), [str(run), str(directories[0])]]
+
+
+@pytest.fixture(scope="module")
+def client(runs: list[str | list[str]]) -> Iterator[TestClient]:
+    with serving(runs) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def translator(run: Path) -> Translator:
+    return Translator.load(run, device="cpu", precision="fp32", threads=1)
+
+
+def post(client: TestClient, path: str = "/v1/translate", **request: Any) -> dict[str, Any]:  # noqa: ANN401
+    answer = client.post(path, json=request)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def refused(client: TestClient, status: int, path: str = "/v1/translate", **request: Any) -> str:  # noqa: ANN401
+    answer = client.post(path, json=request)
+    assert answer.status_code == status, answer.text
+    (message,) = answer.json().values()
+    assert "\n" not in message
+    return str(message)
+
+
+def test_translations_are_those_of_the_api(client: TestClient, translator: Translator) -> None:
+    assert words(post(client, text=LINES)["translations"]) == [found.text for found in translator.translate(LINES)]
+    assert words(post(client, text=LINE)["translations"]) == [translator.translate([LINE])[0].text]
+
+
+def test_an_nbest_list_with_other_settings(client: TestClient, run: Path) -> None:
+    search = {"beam_size": 6, "length_penalty": "gnmt", "alpha": 0.5}
+    other = Translator.load(run, device="cpu", precision="fp32", threads=1, search=search)
+    (found,) = post(client, text=LINE, nbest=4, alignment=True, **search)["translations"]
+    (expected,) = other.translate_nbest([LINE], 4)
+    assert [one["text"] for one in found] == [one.text for one in expected]
+    for one, own in zip(found, expected, strict=True):
+        assert one["score"] == pytest.approx(own.score, abs=1e-4)
+        assert one["tokens"] == own.tokens
+        assert one["source_tokens"] == own.source_tokens
+        assert sum(one["token_log_probs"]) == pytest.approx(own.log_prob, abs=1e-3)
+        np.testing.assert_allclose(one["alignment"], own.alignment, atol=1e-4)
+    assert post(client, text=LINE)["translations"][0][0]["alignment"] is None
+
+
+def test_forced_decoding(client: TestClient, translator: Translator) -> None:
+    texts, targets = [LINE, "the cat sleeps ."], ["le chien dort .", "un chat"]
+    found = post(client, text=texts, target=targets, alignment=True)["translations"]
+    for (one,), own in zip(found, translator.score(texts, targets), strict=True):
+        assert one["text"] == own.text
+        assert one["log_prob"] == pytest.approx(own.log_prob, abs=1e-4)
+        np.testing.assert_allclose(one["token_log_probs"], own.token_log_probs, atol=1e-4)
+        np.testing.assert_allclose(one["alignment"], own.alignment, atol=1e-4)
+
+
+def test_steering_changes_what_follows(client: TestClient) -> None:
+    free = post(client, text=LINE, alignment=True)["translations"][0][0]
+    step = len(free["tokens"]) // 2
+    for position in (0, len(free["source_tokens"]) - 1):
+        request = {"text": LINE, "prefix": free["tokens"][:step], "attend": {str(step): position}, "alignment": True}
+        steered = post(client, **request)["translations"][0][0]
+        assert steered["tokens"][:step] == free["tokens"][:step]
+        assert steered["alignment"][step] == np.eye(len(free["source_tokens"]))[position].tolist()
+    own = {str(step): row for step, row in enumerate(free["alignment"])}
+    again = post(client, text=LINE, prefix=free["tokens"][:-1], attend=own)["translations"][0][0]
+    assert again["tokens"] == free["tokens"]
+    assert again["log_prob"] == pytest.approx(free["log_prob"], abs=1e-3)
+    forced = post(client, text=LINE, target=free["text"], attend={"0": 1}, alignment=True)["translations"][0][0]
+    assert forced["alignment"][0][1] == 1
+
+
+def test_a_text_is_continued(client: TestClient) -> None:
+    assert post(client, text=LINE, prefix="le chien")["translations"][0][0]["text"].startswith("le chien")
+
+
+def test_the_beam_as_a_tree(client: TestClient) -> None:
+    answer = post(client, text=LINE, tree=True, nbest=2, beam_size=3)
+    steps = answer["tree"]["steps"]
+    for best in answer["translations"][0]:
+        ended = [
+            (step, node)
+            for step, nodes in enumerate(steps)
+            for node in nodes
+            if node["fate"] == "ended" and node["score"] == pytest.approx(best["score"], abs=1e-6)
+        ]
+        ((step, node),) = ended
+        tokens = [node["token"]]
+        while node["parent"] is not None:
+            step -= 1
+            node = steps[step][node["parent"]]
+            tokens.insert(0, node["token"])
+        assert tokens == best["tokens"]
+    assert all(sum(node["fate"] == "kept" for node in nodes) <= 3 for nodes in steps)
+
+
+def test_an_explanation_has_what_the_attention_has(client: TestClient) -> None:
+    def explain(model: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401
+        return post(client, "/v1/explain", text=LINE, target="le chien voit la maison .", model=model, **more)
+
+    plain = explain("bahdanau")
+    T, S = len(plain["tokens"]), len(plain["source_tokens"])
+    assert np.shape(plain["alignment"]) == np.shape(plain["saliency"]) == (T, S)
+    np.testing.assert_allclose(np.sum(plain["saliency"], 1), 1, atol=1e-3)
+    assert plain["log_prob"] == pytest.approx(sum(plain["token_log_probs"]), abs=1e-3)
+    assert plain["heads"] is plain["window"] is plain["stops"] is None
+    heads = explain("multihead")
+    assert np.shape(heads["heads"])[1:] == np.shape(heads["alignment"])
+    np.testing.assert_allclose(np.mean(heads["heads"], 0), heads["alignment"], atol=1e-4)
+    local = explain("local")
+    assert len(local["window"]["centres"]) == len(local["tokens"])
+    weights = np.array(local["alignment"])
+    for row, centre in zip(weights, local["window"]["centres"], strict=True):
+        outside = np.abs(np.arange(len(row)) - centre) > local["window"]["reach"]
+        assert not row[outside].any()
+    monotonic = explain("monotonic")
+    stops = [stop for stop in monotonic["stops"] if stop is not None]
+    assert stops == sorted(stops)
+    for row, stop in zip(monotonic["alignment"], monotonic["stops"], strict=True):
+        assert (np.argmax(row) == stop and row[stop] == 1) if stop is not None else not any(row)
+    nothing = explain("none")
+    assert nothing["alignment"] is None
+    assert np.shape(nothing["saliency"]) == (len(nothing["tokens"]), len(nothing["source_tokens"]))
+    assert explain("bahdanau+multihead")["saliency"] is None
+    assert explain("bahdanau", saliency=False)["saliency"] is None
+    assert np.shape(explain("marginal")["alignment"])[0] == T
+    steered = explain("bahdanau", attend={"1": 0})
+    assert steered["alignment"][1] == np.eye(S)[0].tolist()
+
+
+def test_tokens_may_be_explained_as_answered(client: TestClient) -> None:
+    found = post(client, text=LINE)["translations"][0][0]
+    explained = post(client, "/v1/explain", text=LINE, target=found["tokens"], saliency=False)
+    assert explained["tokens"] == found["tokens"]
+    np.testing.assert_allclose(explained["token_log_probs"], found["token_log_probs"], atol=1e-3)
+
+
+def test_models_are_described(client: TestClient) -> None:
+    answer = client.get("/v1/models").json()
+    models = {model["name"]: model for model in answer["models"]}
+    names = ["bahdanau", "multihead", "local", "monotonic", "none", "marginal", "bahdanau+multihead"]
+    assert list(models) == names
+    assert answer["default"] == "bahdanau"
+    assert (models["bahdanau"]["source"], models["bahdanau"]["target"]) == ("en", "fr")
+    assert models["multihead"]["heads"] > 1
+    assert models["local"]["window"] == "local_p"
+    assert [model["name"] for model in models.values() if model["monotonic"]] == ["monotonic"]
+    assert [model["name"] for model in models.values() if model["attention"] is None] == ["none"]
+    assert [model["name"] for model in models.values() if model["latent"]] == ["marginal"]
+    assert models["bahdanau+multihead"]["members"] == 2
+    assert len(models["bahdanau"]["examples"]) > 0
+    assert models["bahdanau"]["parameters"] > 1000
+    assert isinstance(models["bahdanau"]["bleu"], float)
+
+
+def test_each_model_translates_by_its_name(client: TestClient, runs: list[str | list[str]]) -> None:
+    for name, run in (("none", runs[4]), ("bahdanau+multihead", runs[6])):
+        own = Translator.load(run, device="cpu", precision="fp32", threads=1).translate([LINE])[0]
+        assert words(post(client, text=LINE, model=name)["translations"]) == [own.text]
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({}, "text: field required"),
+        ({"text": 3}, "text: input should be a valid string"),
+        ({"text": []}, "text: is an empty list"),
+        ({"text": "a", "texts": "b"}, "texts: extra inputs are not permitted"),
+        ({"text": "a", "model": "other"}, "model: there is no 'other', but: bahdanau, multihead"),
+        ({"text": "a", "nbest": 0}, "nbest: input should be greater than 0"),
+        ({"text": "a", "nbest": 9}, "nbest: 9 is above this service's limit of 8"),
+        ({"text": "a", "nbest": 5}, "nbest=5: more than the beam of 2"),
+        ({"text": "a", "beam_size": 9}, "beam_size: 9 is above this service's limit of 8"),
+        ({"text": "a", "alpha": "1"}, "alpha: input should be a valid number"),
+        ({"text": "a", "length_penalty": "some"}, "length_penalty: input should be 'none', 'average' or 'gnmt'"),
+        ({"text": "a", "target": ["b"], "prefix": "c"}, "attend, prefix, tree: are for one text"),
+        ({"text": ["a"], "tree": True}, "attend, prefix, tree: are for one text"),
+        ({"text": "a", "target": "b", "tree": True}, "target: is scored without a search"),
+        ({"text": ["a", "b"], "target": ["c"]}, "target: 1 translations of 2 texts"),
+        ({"text": "a", "attend": {"0": 99}}, "attend: step 0 attends to position 99"),
+        ({"text": "a", "attend": {"x": 1}}, "attend.x: input should be a valid integer"),
+        ({"text": "a", "attend": {"0": [0.5]}}, "attend: step 0 has 1 weights for"),
+        ({"text": "a", "attend": {"0": 1}, "model": "none"}, "attend: the run has no attention to steer"),
+        ({"text": "a", "prefix": ["no such piece"]}, "prefix: 'no such piece' is no piece"),
+    ],
+)
+def test_wrong_requests_are_one_clear_line(client: TestClient, request_: dict[str, Any], message: str) -> None:
+    assert refused(client, 400, **request_).startswith(message)
+
+
+def test_what_is_too_large_is_refused(client: TestClient, run: Path) -> None:
+    assert refused(client, 413, text="word " * 800).startswith("text 1: has ")
+    assert refused(client, 413, text=["a"] * 21).startswith("text: has 21 texts, but at most 20")
+    assert refused(client, 413, text="a" * 200_000).startswith("the body has more than 100000")
+    with serving([str(run)], waiting=3) as busy:
+        answer = busy.post("/v1/translate", json={"text": ["a", "b", "c", "d"]})
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 50_000, b'{"text": ' + b"9" * 5000 + b"}"])
+def test_other_bodies_are_refused(client: TestClient, body: bytes) -> None:
+    for path in ("/v1/translate", "/v1/explain", "/translate"):
+        answer = client.post(path, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 400, (path, answer.text)
+        assert list(answer.json()) == ["error"]
+
+
+def test_paths_and_methods_that_do_not_exist(client: TestClient) -> None:
+    assert client.get("/v1/other").status_code == 404
+    assert client.get("/v1/translate").status_code == 405
+    assert client.get("/static/../app.py").status_code == 404
+    assert client.get("/docs").status_code == 404
+
+
+def test_headers_and_page(client: TestClient) -> None:
+    answer = client.get("/")
+    assert answer.status_code == 200
+    assert "<html" in answer.text
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_openapi_document_describes_every_call(client: TestClient) -> None:
+    document = client.get("/v1/openapi.json").json()
+    assert {"/v1/translate", "/v1/explain", "/v1/models", "/healthz", "/metrics", "/translate", "/languages"} <= set(
+        document["paths"]
+    )
+    schema = document["components"]["schemas"]["TranslateRequest"]
+    assert schema["properties"]["nbest"]["description"] == "translations of each text, best first"
+
+
+def test_figures_for_prometheus(client: TestClient) -> None:
+    def figures() -> dict[str, float]:
+        lines = [line for line in client.get("/metrics").text.split("\n") if line and line[0] != "#"]
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+    before = figures()
+    post(client, text=LINES)
+    client.get("/some/other/path")
+    after = figures()
+    sentences, answered = (
+        'nmt_sentences_total{model="bahdanau"}',
+        'nmt_requests_total{path="/v1/translate",status="200"}',
+    )
+    assert after[sentences] - before[sentences] == len(LINES)
+    assert after[answered] - before[answered] == 1
+    assert after["nmt_waiting_sentences"] == 0
+    assert after["nmt_batch_sentences_count"] > before["nmt_batch_sentences_count"]
+    assert not any("some" in name for name in after)  # no series for each path that somebody tries
+
+
+def test_the_two_calls_of_libretranslate(client: TestClient, translator: Translator) -> None:
+    assert client.get("/languages").json() == [{"code": "en", "name": "en", "targets": ["fr"]}]
+    expected = [found.text for found in translator.translate(["the cat sleeps .", LINE])]
+    query = {"q": f"the cat sleeps .\n{LINE}", "source": "en", "target": "fr"}
+    assert client.post("/translate", data=query).json() == {"translatedText": "\n".join(expected)}
+    listed = {"q": ["the cat sleeps .", LINE], "source": "auto", "target": "fr", "format": "text"}
+    assert client.post("/translate", json=listed).json() == {"translatedText": expected}
+    assert "this service translates en to fr" in refused(client, 400, "/translate", q="a", source="en", target="xx")
+    assert refused(client, 400, "/translate", q="a", source="en").startswith("target: Field required")
+
+
+def test_hosts_origins_and_tokens(run: Path) -> None:
+    rules = replace(RULES, hosts=frozenset({"localhost"}), token="secret")
+    with serving([str(run)], rules) as client:
+        client.base_url = "http://localhost"
+        query = {"text": "a"}
+        assert client.post("/v1/translate", json=query).status_code == 401
+        assert client.post("/v1/translate", json=query, headers={"authorization": "Bearer wrong"}).status_code == 401
+        allowed = {"authorization": "Bearer secret"}
+        assert client.post("/v1/translate", json=query, headers=allowed).status_code == 200
+        assert client.get("/").status_code == client.get("/healthz").status_code == 200
+        assert client.get("/metrics").status_code == 401
+        form = {"q": "a", "source": "en", "target": "fr"}
+        assert client.post("/translate", data=form).status_code == 403
+        assert client.post("/translate", data={**form, "api_key": "secret"}).status_code == 200
+        assert client.get("/healthz", headers={"host": "evil.example"}).status_code == 400
+        foreign = {**allowed, "origin": "http://evil.example"}
+        assert client.post("/v1/translate", json=query, headers=foreign).status_code == 403
+        own = {**allowed, "origin": "http://localhost"}
+        assert client.post("/v1/translate", json=query, headers=own).status_code == 200
