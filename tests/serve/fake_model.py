@@ -54,6 +54,15 @@ class Plan:
     order: list[int]
     tokens: list[str]
     span: dict[int, range]  # of each word
+    slots: dict[tuple[str, ...], int] = field(default_factory=dict)  # that come after the tokens of whole words
+
+    def resume(self, tokens: list[str]) -> tuple[int, int]:
+        """The number of tokens that make whole words, and the slot after them, as far back as a word may be long."""
+        for length in range(len(tokens), max(0, len(tokens) - 9), -1):
+            slot = self.slots.get(tuple(tokens[:length]))
+            if slot is not None:
+                return length, slot
+        return 0, 0
 
     def word_at(self, position: int) -> int | None:
         return next((word for word, span in self.span.items() if position in span), None)
@@ -102,9 +111,11 @@ class FakeModel:
         raw = [math.exp(-1.6 * abs(position - centre)) + 0.004 for position in range(size)]
         return [value / sum(raw) for value in raw]
 
-    def next_tokens(self, source: Plan, tokens: list[str], attend: dict[int, Any]) -> tuple[list[float], dict[str, float]]:
+    def next_tokens(
+        self, source: Plan, tokens: list[str], attend: dict[int, Any]
+    ) -> tuple[list[float], dict[str, float]]:
         """The weights of the next step and log-probabilities of what may follow `tokens`."""
-        step, slot, pending = 0, 0, []
+        step, slot = source.resume(tokens)
         while True:
             steered = attend.get(step)
             row = steered if isinstance(steered, list) else None
@@ -116,13 +127,14 @@ class FakeModel:
                 if isinstance(steered, int):
                     weights = [float(index == steered) for index in range(len(source.tokens))]
                 return weights, {cut[0]: math.log(share) for cut, share in candidates.items()}
-            matching = [cut for cut in candidates if list(cut) == tokens[step : step + len(cut)][: len(cut)]]
-            pending = [cut for cut in candidates if list(cut[: len(tokens) - step]) == tokens[step:]]
-            if pending and len(pending[0]) > len(tokens) - step:
+            begun = [cut for cut in candidates if list(cut[: len(tokens) - step]) == tokens[step:]]
+            if begun and len(begun[0]) > len(tokens) - step:
                 part = len(tokens) - step
-                return self.row(source, word, part), {pending[0][part]: math.log(0.97)}
+                return self.row(source, word, part), {begun[0][part]: math.log(0.97)}
+            matching = [cut for cut in candidates if list(cut) == tokens[step : step + len(cut)]]
             step += len(matching[0]) if matching else 1
             slot += 1
+            source.slots[tuple(tokens[:step])] = slot
 
     def score_of(self, log_prob: float, length: int, penalty: str | None, alpha: float | None) -> float:
         kind = penalty or self.description["length_penalty"]

@@ -1,7 +1,7 @@
 // The alignment of the translation shown: which weights, of which units, as a heatmap and as lines.
 
 import { Latest, post } from "./api.js";
-import { colourOf, legendLevels, scaleOf } from "./colours.js";
+import { colourOf, isDark, legendLevels, scaleOf } from "./colours.js";
 import { byId, element, figure, isolated, visible } from "./dom.js";
 import { Heatmap } from "./heatmap.js";
 import { legend, Links } from "./links.js";
@@ -11,6 +11,7 @@ const NO_ATTENTION =
   "This model has no attention: one vector holds the whole source sentence, so there are no weights to show. " +
   "What its translation depends on can still be measured, by gradients.";
 const NAMES = { attention: "attention", saliency: "gradient saliency", difference: "attention − saliency" };
+const WIDEST = 700; // pixels of a heatmap, where its cells can be that small
 const MOST_NAMED = 3; // source words in the line above the pictures
 
 export class Alignment {
@@ -21,20 +22,27 @@ export class Alignment {
   #explained = new Map(); // by request
   #given = null;
   #view = null;
+  #seen = []; // what the pictures were last drawn from
 
   // `pick(step, position)` hears of a cell to steer, `change(key, value)` of another choice of weights.
   constructor(events) {
     this.#events = events;
     const light = (row, column) => this.#light(row, column);
-    this.#heatmap = new Heatmap(byId("heatmap"), { light, pick: (row, column) => this.#pick(row, column) });
+    const pick = (row, column) => this.#pick(row, column);
+    const room = () => Math.min(byId("pictures").clientWidth, WIDEST);
+    this.#heatmap = new Heatmap(byId("heatmap"), { light, pick, room });
     this.#links = new Links(byId("links"), { light });
     byId("overlay").addEventListener("change", () => this.show(this.#given));
   }
 
   // given: { model, text, hypothesis, steering, own, state }; hypothesis null: nothing to show.
   async show(given) {
-    this.#given = given;
     const { model, hypothesis, state } = given;
+    const steered = JSON.stringify(given.steering.attend);
+    const choices = [state.weights, state.unit, state.pictures, byId("overlay").checked];
+    const seen = [model, hypothesis, steered, ...choices, isDark(), innerWidth];
+    if (seen.every((value, index) => value === this.#seen[index])) return undefined;
+    [this.#given, this.#seen] = [given, seen];
     this.#choices(model, state);
     if (!hypothesis) return this.#say("The alignment appears here as soon as there is a translation.");
     const explained = this.#known();
@@ -157,9 +165,10 @@ export class Alignment {
     const marks = steered.filter(([row]) => row < rows.length);
     this.#view = { rows, columns, weights, scale, describe, marks, windows, stops, name: this.#name() };
     byId("notice").hidden = true;
-    byId("pictures").hidden = false;
+    byId("pictures").hidden = false; // before they are measured
     this.#heatmap.show(this.#view);
-    this.#links.show(this.#view);
+    const beside = state.pictures === "both" && matchMedia("(min-width: 60rem)").matches;
+    this.#links.show(this.#view, beside ? this.#heatmap.rows : undefined);
     byId("scale").replaceChildren(legend(scale, legendLevels(scale.signed), colourOf));
     this.#light(null, null);
     return undefined;

@@ -137,8 +137,10 @@ function showModel() {
   const { model } = session;
   const use = (text) => {
     byId("source").value = state.text = text;
+    byId("examples-box").open = false;
     session.restart();
   };
+  byId("examples-box").open = !state.text.trim();
   showExamples(byId("examples"), model.examples, use);
   byId("nbest").placeholder = String(Math.min(5, state.beam_size ?? model.beam_size));
   byId("beam_size").placeholder = String(model.beam_size ?? "");

@@ -8,7 +8,7 @@ import { cellPaths } from "./heatmap.js";
 import { MOST_MODELS, searchSettings } from "./state.js";
 
 const AT_A_TIME = 2; // requests, so that one page does not keep a service busy
-const [WIDEST, LARGEST] = [240, 14]; // pixels of a small heatmap, and of its cells
+const [WIDEST, LARGEST] = [280, 18]; // pixels of a small heatmap, and of its cells
 
 export class Compare {
   #parts;

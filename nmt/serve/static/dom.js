@@ -2,6 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/;
+const SPACE = "▁"; // U+2581
 const LETTER = /\p{L}/u;
 
 export const byId = (id) => document.getElementById(id);
@@ -47,7 +48,16 @@ export function label(text, x, y, edge = "left", values = {}) {
   const rtl = direction(text) === "rtl";
   const anchor = edge === "middle" ? "middle" : (edge === "left") === rtl ? "end" : "start";
   const attributes = { x, y, "text-anchor": anchor, "unicode-bidi": "isolate", ...values };
-  return svg("text", rtl ? { ...attributes, direction: "rtl" } : attributes, text);
+  return svg("text", rtl ? { ...attributes, direction: "rtl" } : attributes, ...quietStart(text, svg, "tspan"));
+}
+
+// SentencePiece's mark of a space should be seen, but not before the word.
+function quietStart(text, make, name) {
+  return text.startsWith(SPACE) ? [make(name, { class: "space" }, SPACE), text.slice(1)] : [text];
+}
+
+export function piece(text, className) {
+  return element("bdi", { dir: "auto", className }, ...quietStart(text, element, "span"));
 }
 
 const measuring = document.createElement("canvas").getContext("2d");

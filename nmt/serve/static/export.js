@@ -27,7 +27,7 @@ export function picture(placed, width, height) {
 
 function lookLike(copy, original) {
   const style = getComputedStyle(original);
-  const isText = original.localName === "text";
+  const isText = original.localName === "text" || original.localName === "tspan";
   if (original.localName !== "svg" && original.localName !== "g") {
     for (const name of isText ? [...LOOKS, ...TEXT_LOOKS] : LOOKS) {
       if (style.getPropertyValue(name) !== "") copy.setAttribute(name, style.getPropertyValue(name));

@@ -34,10 +34,11 @@ export class Heatmap {
   #lit = [null, null];
   #parts = {};
 
-  // `light(row, column)` hears which cell is pointed at (nulls: none), `pick(row, column)` of a click and of Enter.
-  constructor(root, { light, pick }) {
+  // `light(row, column)` hears which cell is pointed at (nulls: none), `pick(row, column)` of a click and of Enter; `room()`
+  // says how wide the picture should be, where its cells can be that small.
+  constructor(root, { light, pick, room }) {
     this.#root = root;
-    this.#events = { light, pick };
+    this.#events = { light, pick, room };
   }
 
   // view: { rows, columns, weights, scale, describe(row, column), marks: [[row, column]], windows: [{ from, to, centre }],
@@ -51,7 +52,7 @@ export class Heatmap {
     const widest = (texts) => Math.min(LABEL, Math.max(...texts.map((text) => textWidth(text, 13, 600))));
     const [left, top] = [Math.ceil(widest(names.rows)) + 14, Math.ceil(widest(names.columns) * Math.sin(SLANT)) + 20];
     const overhang = Math.ceil(widest(names.columns) * Math.cos(SLANT));
-    const room = (this.#root.clientWidth || 600) - left - overhang - 4;
+    const room = this.#events.room() - left - overhang - 4;
     this.#size = Math.min(LARGEST, Math.max(SMALLEST, Math.floor(room / view.columns.length)));
     const [width, height] = [view.columns.length * this.#size, view.rows.length * this.#size];
     const columns = this.#columnLabels(names.columns, width + overhang, top);
@@ -111,6 +112,11 @@ export class Heatmap {
     marks.replaceChildren(...bands);
   }
 
+  // Where the rows are: the first one's upper edge and their height, pixels.
+  get rows() {
+    return { top: this.#parts.top, pitch: this.#size };
+  }
+
   // For `picture` of export.js.
   placed() {
     const { columns, rows, drawn, left, top, width, height } = this.#parts;
@@ -140,12 +146,12 @@ export class Heatmap {
       const [x, y] = [from * size + 1, row * size + 2];
       drawn.push(svg("rect", { class: "window", x, y, width: (to - from) * size - 3, height: size - 5, rx: 3 }));
       const middle = (centre + 0.5) * size;
-      drawn.push(svg("path", { class: "centre", d: `M${middle} ${y}v${size - 5}` }));
+      drawn.push(...haloed("path", "centre", { d: `M${middle} ${y}v${size - 5}` }));
     });
     stops?.forEach((column, row) => {
       if (column === null) return;
       const [x, y] = [(column + 0.5) * size - 0.5, (row + 0.5) * size - 0.5];
-      drawn.push(svg("circle", { class: "stop", cx: x, cy: y, r: size / 2 - 3 }));
+      drawn.push(...haloed("circle", "stop", { cx: x, cy: y, r: size / 2 - 5 }));
     });
     for (const [row, column] of marks) {
       const [x, y] = [column * size + 1, row * size + 1];
@@ -241,6 +247,9 @@ export class Heatmap {
     box.closest("figure")?.scrollIntoView({ block: "nearest" });
   }
 }
+
+// Seen on pale and on dark cells alike.
+const haloed = (name, className, shape) => ["halo", className].map((each) => svg(name, { class: each, ...shape }));
 
 const clamp = (index, count) => Math.max(0, Math.min(count - 1, index));
 

@@ -3,9 +3,10 @@
 import { element, figure, fitted, label, rove, svg, textWidth, visible } from "./dom.js";
 
 const PITCH = 28; // pixels between two words of the longer side
+const TIGHTEST = 18;
 const LABEL = 130;
 const FAINTEST = 0.03; // of the largest weight: weaker ones have no line
-const FIGURES = 38; // room for a weight, pixels
+const FIGURES = 32; // room for a weight, pixels
 
 export class Links {
   #root;
@@ -21,17 +22,18 @@ export class Links {
     this.#light = light;
   }
 
-  // view: as Heatmap's.
-  show(view) {
+  // view: as Heatmap's. `rows` of a heatmap beside it: the target's words stand at its rows.
+  show(view, rows = { top: 0, pitch: PITCH }) {
     const focused = this.#focused();
     this.#view = view;
     const [target, source] = [view.rows.map(visible), view.columns.map(visible)];
-    const height = Math.max(target.length, source.length) * PITCH;
+    const [least, { top }] = [Math.min(TIGHTEST, rows.pitch), rows];
+    const height = Math.max(target.length * rows.pitch, source.length * (top ? least : rows.pitch));
     const widest = (texts) => Math.min(LABEL, Math.ceil(Math.max(...texts.map((text) => textWidth(text, 14, 600)))));
     const ends = widest(source) + widest(target) + 2 * FIGURES + 16;
     const width = Math.max(260, Math.min(560, this.#root.clientWidth || 420), ends + 60);
     const [from, to] = [widest(source) + FIGURES + 8, width - widest(target) - FIGURES - 8];
-    const at = (count) => (index) => ((index + 0.5) * height) / count;
+    const at = (count) => (index) => top + ((index + 0.5) * height) / count;
     const [targetY, sourceY] = [at(target.length), at(source.length)];
     this.#lines = [];
     const curves = svg("g", { class: "curves" });
@@ -43,7 +45,7 @@ export class Links {
         const d = `M${from} ${y}C${middle} ${y} ${middle} ${z} ${to} ${z}`;
         const line = svg("path", { class: weight < 0 ? "curve below" : "curve", d });
         line.setAttribute("stroke-width", (0.75 + 5 * share).toFixed(2));
-        line.setAttribute("stroke-opacity", (0.15 + 0.8 * share).toFixed(2));
+        line.setAttribute("stroke-opacity", Math.max(0.06, 0.9 * share ** 0.8).toFixed(2));
         this.#lines.push({ line, step, position });
         curves.append(line);
       }),
@@ -54,7 +56,7 @@ export class Links {
     ];
     this.#sides = words.map((side) => [...side.children]);
     const name = { role: "group", "aria-label": `${view.name} as lines` };
-    this.#drawn = svg("svg", { class: "links", width, height: height + 4, ...name }, curves, words[1], words[0]);
+    this.#drawn = svg("svg", { class: "links", width, height: top + height + 4, ...name }, curves, words[1], words[0]);
     const { scrollTop } = this.#root;
     this.#root.replaceChildren(this.#drawn);
     this.#root.scrollTop = scrollTop;

@@ -1,7 +1,7 @@
 // The translations that were found, and how probable the words of one are.
 
 import { differences, marked, parts } from "./diff.js";
-import { element, figure, isolated, probability, visible } from "./dom.js";
+import { element, figure, isolated, piece, probability, visible } from "./dom.js";
 import { sumToWords, wordTexts } from "./words.js";
 
 // The n-best list as radio buttons; words that differ from `before` are marked.
@@ -39,7 +39,7 @@ export function showProbabilities(box, hypothesis, unit) {
     bar.style.setProperty("--share", `${100 * share}%`);
     const word = element("span", { className: "word", role: "listitem" });
     word.title = `log-probability ${figure(values[index], 3)}`;
-    word.append(isolated(visible(text), "token"), bar, element("span", { className: "probability" }, probability(share)));
+    word.append(piece(visible(text), "token"), bar, element("span", { className: "probability" }, probability(share)));
     word.classList.toggle("unlikely", share < 0.1);
     return word;
   });
@@ -59,5 +59,5 @@ export function showExamples(box, examples, choose) {
     element("button", { type: "button", className: "example", on: { click: () => choose(text) } }, isolated(text)),
   );
   box.replaceChildren(...buttons);
-  box.hidden = !examples.length;
+  box.parentElement.hidden = !examples.length;
 }

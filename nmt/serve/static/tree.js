@@ -24,6 +24,7 @@ function nodesOf(steps) {
   return columns;
 }
 
+const plural = (count, one, many) => `${count} ${count === 1 ? one : many}`;
 const chain = (node) => (node ? [...chain(node.parent), node] : []);
 const rank = (a, b) => (a.fate === "pruned") - (b.fate === "pruned") || b.score - a.score || b.log_prob - a.log_prob;
 
@@ -57,13 +58,15 @@ export class Tree {
       this.#active = null;
       Object.assign(this.#parts.slider, { min: 1, max: steps.length, value: steps.length });
     }
-    this.#selected = this.#path(tokens);
+    const selected = this.#path(tokens);
+    if (same && selected.at(-1) === this.#selected.at(-1)) return;
+    this.#selected = selected;
     this.#draw();
   }
 
   clear() {
     this.#stop();
-    this.#columns = [];
+    [this.#columns, this.#selected] = [[], []];
     this.#svg = null;
     for (const part of [this.#parts.box, this.#parts.detail, this.#parts.story]) part.replaceChildren();
   }
@@ -210,8 +213,11 @@ export class Tree {
   #tell() {
     const nodes = this.#columns[this.#upTo - 1] ?? [];
     const counts = Object.keys(FATES).map((fate) => [nodes.filter((node) => node.fate === fate).length, fate]);
-    const said = counts.filter(([count]) => count).map(([count, fate]) => `${count} ${fate}`);
-    this.#parts.story.textContent = `Step ${this.#upTo} of ${this.#columns.length}: ${said.join(", ")}.`;
+    const said = counts.filter(([count]) => count).map(([count, fate]) => `${count} ${fate}`).join(", ");
+    const alive = (this.#columns[this.#upTo - 2] ?? []).filter((node) => node.fate === "kept").length;
+    const from = alive ? plural(alive, "hypothesis in the beam gave", "hypotheses in the beam gave") : "the start gave";
+    const candidates = plural(nodes.length, "candidate", "candidates");
+    this.#parts.story.textContent = `Step ${this.#upTo} of ${this.#columns.length}: ${from} ${candidates}: ${said}.`;
     this.#light(null);
   }
 
