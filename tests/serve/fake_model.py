@@ -1,7 +1,7 @@
 """A translator without a network that behaves like one: alternatives, a beam search, alignments, steering.
 
-It translates word by word from a small lexicon, and a French adjective goes behind its noun. Wherever it is made to attend, it
-translates that word. Whatever it does follows from the words alone, so tests can tell what the page must show.
+It translates word by word from a small lexicon, and a French adjective goes behind its noun. Wherever it is made to
+attend, it translates that word. Whatever it does follows from the words alone, so tests can tell what the page must show.
 """
 
 import math
@@ -208,7 +208,7 @@ class FakeModel:
         return [piece for word in target.split() for piece in pieces(word)] + [END] * end
 
 
-def described(name: str, **changes: Any) -> dict[str, Any]:
+def described(name: str, **changes: object) -> dict[str, Any]:
     return {
         **{"name": name, "source": "en", "target": "fr", "attention": "bahdanau", "members": 1, "latent": False},
         **{"heads": 0, "window": None, "monotonic": False, "parameters": 12_345_678, "bleu": 41.2},

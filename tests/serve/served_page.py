@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 import pytest
@@ -20,6 +20,8 @@ from stub_server import Knobs, StubServer
 SENTENCE = "A man in a red hat sees a small dog"
 TRANSLATION = "un homme dans un chapeau rouge voit un petit chien"
 
+T = TypeVar("T")
+
 
 class Page:
     def __init__(self, chrome: webdriver.Chrome, server: StubServer) -> None:
@@ -30,7 +32,7 @@ class Page:
     def knobs(self) -> Knobs:
         return self.server.knobs
 
-    def open(self, width: int = 1280, height: int = 900, theme: str = "light", **state: Any) -> None:
+    def open(self, width: int = 1280, height: int = 900, theme: str = "light", **state: object) -> None:
         """As a visitor for the first time, with the state that a link holds; waits for the translation of its text."""
         if self.chrome.current_url.startswith(self.server.url):
             self.js("sessionStorage.clear(); localStorage.clear()")
@@ -45,17 +47,17 @@ class Page:
         if state.get("text"):
             self.wait(lambda: self.find(".translation"))
 
-    def visit(self, **state: Any) -> None:
+    def visit(self, **state: object) -> None:
         self.chrome.get(f"{self.server.url}#{urlencode(state, doseq=True)}")
 
-    def wait(self, condition: Callable[[], Any], seconds: float = 6) -> Any:
+    def wait(self, condition: Callable[[], T], seconds: float = 6) -> T:
         end = time.monotonic() + seconds
         while not (value := condition()):
             assert time.monotonic() < end, "the page did not come to this"
             time.sleep(0.02)
         return value
 
-    def js(self, script: str, *values: Any) -> Any:
+    def js(self, script: str, *values: object) -> Any:  # noqa: ANN401
         return self.chrome.execute_script(script, *values)
 
     def find(self, selector: str) -> list[WebElement]:

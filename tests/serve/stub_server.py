@@ -39,7 +39,7 @@ class Knobs:
     latency: Callable[[dict[str, Any]], float] = lambda body: 0.0  # seconds, by the request
     failures: list[Failure] = field(default_factory=list)  # one each for the next answers
     token: str | None = None
-    drop: int = 0  # connections to cut
+    dropping: bool = False  # cuts every connection
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
 
@@ -56,7 +56,7 @@ class StubServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/"
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     def __init__(self, status: int, error: str) -> None:
         super().__init__(error)
         self.status = status
@@ -89,8 +89,7 @@ class Handler(BaseHTTPRequestHandler):
         knobs = self.server.knobs
         knobs.asked.append((self.path, body))
         time.sleep(knobs.latency(body))
-        if knobs.drop:
-            knobs.drop -= 1
+        if knobs.dropping:
             self.close_connection = True
             self.connection.close()
             return
@@ -105,7 +104,7 @@ class Handler(BaseHTTPRequestHandler):
         routes = {"/v1/models": models, "/v1/translate": translate, "/v1/explain": explain}
         try:
             self.send_json(200, routes[self.path](self.server.models, body))
-        except Refused as refused:
+        except RefusedError as refused:
             self.send_json(refused.status, {"error": str(refused)})
 
     def send_json(self, status: int, value: object, headers: dict[str, str] | None = None) -> None:
@@ -115,7 +114,11 @@ class Handler(BaseHTTPRequestHandler):
         try:
             self.send_response(status)
             fixed = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content))}
-            fixed |= {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
+            fixed |= {
+                "Content-Security-Policy": POLICY,
+                "X-Content-Type-Options": "nosniff",
+                "Cache-Control": "no-cache",
+            }
             for name, value in (fixed | (headers or {})).items():
                 self.send_header(name, value)
             self.end_headers()
@@ -131,13 +134,13 @@ def models(known: dict[str, FakeModel], _: dict[str, Any]) -> dict[str, Any]:
 def chosen(known: dict[str, FakeModel], body: dict[str, Any]) -> FakeModel:
     name = body.get("model") or "bahdanau-1"
     if name not in known:
-        raise Refused(400, f"there is no model {name}")
+        raise RefusedError(400, f"there is no model {name}")
     return known[name]
 
 
 def attended(model: FakeModel, body: dict[str, Any]) -> dict[int, Any]:
     if body.get("attend") and model.description["attention"] is None:
-        raise Refused(400, "this model has no attention to steer")
+        raise RefusedError(400, "this model has no attention to steer")
     return {int(step): value for step, value in (body.get("attend") or {}).items()}
 
 
@@ -145,7 +148,7 @@ def translate(known: dict[str, FakeModel], body: dict[str, Any]) -> dict[str, An
     model = chosen(known, body)
     beam, nbest = body.get("beam_size") or model.description["beam_size"], body.get("nbest") or 1
     if beam > model.description["max_beam_size"]:
-        raise Refused(400, f"beam_size is {beam}, but may be at most {model.description['max_beam_size']}")
+        raise RefusedError(400, f"beam_size is {beam}, but may be at most {model.description['max_beam_size']}")
     attend, text, target = attended(model, body), body["text"], body.get("target")
     if target is not None:
         forced = model.force(text, model.tokens_of(target, end=True), attend)

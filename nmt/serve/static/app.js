@@ -209,11 +209,14 @@ byId("copy").addEventListener("click", () => {
   byId("own").focus();
 });
 for (const name of SETTINGS) {
-  byId(name).addEventListener("input", () => {
+  const heard = () => {
     const { value } = byId(name);
-    state[name] = value === "" ? null : name === "length_penalty" ? value : Number(value);
+    const setting = value === "" ? null : name === "length_penalty" ? value : Number(value);
+    if (setting === state[name]) return;
+    state[name] = setting;
     typed();
-  });
+  };
+  for (const type of ["input", "change"]) byId(name).addEventListener(type, heard);
 }
 for (const name of ["pictures", "unit"]) {
   for (const radio of document.getElementsByName(name)) radio.addEventListener("change", () => change(name, radio.value));

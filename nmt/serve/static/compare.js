@@ -1,6 +1,6 @@
 // One sentence through several models, and the words in which their translations differ.
 
-import { Latest, post } from "./api.js";
+import { post } from "./api.js";
 import { colourOf, scaleOf } from "./colours.js";
 import { differences, marked, parts } from "./diff.js";
 import { element, figure, isolated, svg } from "./dom.js";
@@ -13,9 +13,10 @@ const [WIDEST, LARGEST] = [280, 18]; // pixels of a small heatmap, and of its ce
 export class Compare {
   #parts;
   #events;
-  #latest = new Latest();
-  #answers = new Map(); // by request: translations already seen
-  #shown = []; // { model, answer or error }
+  #answers = new Map(); // by request, as the next two
+  #errors = new Map();
+  #asking = new Map(); // AbortController
+  #shown = []; // { model, body, key }
 
   // parts: { chooser, cards, status }; `choose(names)` hears of another choice, `open(name)` of a closer look.
   constructor(parts, events) {
@@ -23,29 +24,30 @@ export class Compare {
     this.#events = events;
   }
 
-  async show({ models, names, text, state }) {
+  show({ models, names, text, state }) {
     this.#choices(models, names);
-    const chosen = names.map((name) => models.find((model) => model.name === name)).filter(Boolean);
-    if (!text || !chosen.length) {
-      this.#latest.cancel();
-      this.#shown = [];
+    const chosen = text ? names.map((name) => models.find((model) => model.name === name)).filter(Boolean) : [];
+    this.#shown = chosen.map((model) => {
+      const settings = { ...searchSettings(state, model), nbest: 1 };
+      const body = { text, model: model.name, ...settings, alignment: model.attention !== null };
+      return { model, body, key: JSON.stringify(body) };
+    });
+    const wanted = new Set(this.#shown.map(({ key }) => key));
+    for (const [key, controller] of this.#asking) if (!wanted.has(key)) controller.abort();
+    if (chosen.length) this.#draw();
+    else {
       const missing = text ? "Choose the models to compare." : "Type a sentence above.";
       this.#parts.cards.replaceChildren(element("p", { className: "note" }, missing));
-      return;
+      this.#parts.status.textContent = "";
     }
-    this.#shown = chosen.map((model) => ({ model, key: JSON.stringify([model.name, text, searchSettings(state, model)]) }));
-    this.#draw();
-    await this.#latest.run(async (signal) => {
-      const queue = this.#shown.filter((each) => !this.#answers.has(each.key));
-      const worker = async () => {
-        for (let each = queue.shift(); each && !signal.aborted; each = queue.shift()) await this.#ask(each, text, state, signal);
-      };
-      await Promise.all(Array.from({ length: AT_A_TIME }, worker));
-    });
+    this.#askNext();
   }
 
+  // Nobody looks any more. What failed is asked for anew next time.
   cancel() {
-    this.#latest.cancel();
+    for (const controller of this.#asking.values()) controller.abort();
+    this.#errors.clear();
+    this.#shown = [];
   }
 
   // For a file.
@@ -53,19 +55,27 @@ export class Compare {
     return this.#shown.map(({ model, key }) => ({ model: model.name, translation: this.#answers.get(key) ?? null }));
   }
 
-  async #ask(each, text, state, signal) {
-    const { model, key } = each;
-    const settings = { ...searchSettings(state, model), nbest: 1 };
-    const body = { text, model: model.name, ...settings, alignment: model.attention !== null };
+  #askNext() {
+    for (const { key, body } of this.#shown) {
+      if (this.#asking.size >= AT_A_TIME) return;
+      if (!this.#answers.has(key) && !this.#errors.has(key) && !this.#asking.has(key)) this.#ask(key, body);
+    }
+  }
+
+  async #ask(key, body) {
+    const controller = new AbortController();
+    const { signal } = controller;
+    this.#asking.set(key, controller);
     try {
       const waiting = (said) => (this.#parts.status.textContent = said);
       const answer = await post("v1/translate", body, { signal, waiting });
       this.#answers.set(key, answer.translations[0][0]);
     } catch (error) {
-      if (signal.aborted) return;
-      each.error = error.message;
+      if (!signal.aborted) this.#errors.set(key, error.message);
     }
-    this.#draw();
+    this.#asking.delete(key);
+    if (this.#shown.some((each) => each.key === key)) this.#draw();
+    this.#askNext();
   }
 
   #choices(models, names) {
@@ -93,11 +103,12 @@ export class Compare {
       return this.#card(each, answer, ofText ?? []);
     });
     this.#parts.cards.replaceChildren(...cards);
-    const missing = this.#shown.filter((each, index) => !known[index] && !each.error).length;
+    const missing = this.#shown.filter(({ key }, index) => !known[index] && !this.#errors.has(key)).length;
     this.#parts.status.textContent = missing ? `Translating with ${missing} more…` : "";
   }
 
-  #card({ model, error }, answer, marks) {
+  #card({ model, key }, answer, marks) {
+    const error = this.#errors.get(key);
     const facts = [model.attention ?? "no attention"];
     if (model.members > 1) facts.push(`ensemble of ${model.members}`);
     if (model.bleu !== null) facts.push(`BLEU ${figure(model.bleu, 1)}`);
