@@ -1,7 +1,7 @@
 """A translator without a network that behaves like one: alternatives, a beam search, alignments, steering.
 
 It translates word by word from a small lexicon, and a French adjective goes behind its noun. Wherever it is made to
-attend, it translates that word. Whatever it does follows from the words alone, so tests can tell what the page must show.
+attend, it translates that word. All it does follows from the words alone, so tests can tell what the page must show.
 """
 
 import math

@@ -3,27 +3,25 @@
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from selenium.webdriver.common.keys import Keys
 from served_page import SENTENCE, TRANSLATION, Page, served_page
 from stub_server import Failure
 
+from nmt.metrics.alignment import merge_to_words, words, words_of_pieces
+
 HOSTILE = "<script>alert(1)</script> \u202eabc <img/src=x> &lt; {{7*7}}"
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Page]:
+def page() -> Iterator[Page]:
     with served_page() as page:
         yield page
 
 
-@pytest.fixture
-def page(served: Page) -> Page:
-    served.open()
-    return served
-
-
 def test_it_translates_after_a_pause_and_not_each_key(page: Page) -> None:
+    page.open()
     page.one("#source").send_keys(SENTENCE)
     page.wait(lambda: page.best() == TRANSLATION)
     time.sleep(0.3)
@@ -34,6 +32,7 @@ def test_it_translates_after_a_pause_and_not_each_key(page: Page) -> None:
 
 
 def test_a_late_answer_never_overwrites_a_newer_one(page: Page) -> None:
+    page.open()
     page.knobs.latency = lambda body: 0.8 if body.get("text") == "A man" else 0.0
     page.one("#source").send_keys("A man")
     page.wait(lambda: len(page.asked()) == 1)
@@ -47,6 +46,7 @@ def test_a_late_answer_never_overwrites_a_newer_one(page: Page) -> None:
 
 
 def test_no_text_shows_nothing_and_asks_nothing(page: Page) -> None:
+    page.open()
     page.one("#source").send_keys("   ")
     time.sleep(0.4)
     assert page.asked() == []
@@ -72,6 +72,7 @@ def test_settings_are_sent_and_empty_ones_are_the_models_own(page: Page) -> None
 
 
 def test_examples_and_models_are_a_choice(page: Page) -> None:
+    page.open()
     page.find(".example")[0].click()
     page.wait(lambda: page.best() == "un petit chien voit le maison rouge")
     page.choose("#model", "local")
@@ -93,6 +94,7 @@ def test_an_error_stands_by_the_field_in_the_services_words(page: Page) -> None:
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_busy_service_is_asked_again_when_it_says(page: Page, status: int) -> None:
+    page.open()
     page.knobs.failures.append(Failure(status, "too busy", retry_after=1))
     page.one("#source").send_keys("A man")
     page.wait(lambda: page.text("#error") == "too busy. Trying again in 1 s.")
@@ -104,6 +106,7 @@ def test_a_busy_service_is_asked_again_when_it_says(page: Page, status: int) -> 
 
 
 def test_a_lost_connection_is_said_and_tried_again(page: Page) -> None:
+    page.open()
     page.knobs.dropping = True
     page.one("#source").send_keys("A man")
     page.wait(lambda: page.text("#error").startswith("No connection to the service. Trying again in"))
@@ -113,6 +116,7 @@ def test_a_lost_connection_is_said_and_tried_again(page: Page) -> None:
 
 
 def test_a_token_is_asked_for_once_and_never_in_the_link(page: Page) -> None:
+    page.open()
     page.knobs.token = "se cret"
     page.visit(text="A man")
     page.chrome.refresh()
@@ -232,6 +236,8 @@ def test_all_text_has_contrast(page: Page, theme: str, view: str) -> None:
 
 
 def test_the_theme_is_the_systems_until_one_chooses(page: Page) -> None:
+    page.open()
+
     def brightness() -> int:
         colour = page.js("return getComputedStyle(document.body).backgroundColor")
         return int(colour.removeprefix("rgb(").split(",")[0])
@@ -247,7 +253,34 @@ def test_the_theme_is_the_systems_until_one_chooses(page: Page) -> None:
     assert brightness() > 200
 
 
+PIECES = [
+    ["▁Un", "▁cha", "peau", "</s>"],
+    ["<unk>", "▁", "a", "▁b▁c", "d", "</s>", "e"],
+    ["▁日本", "語", "の", "文", "</s>"],
+    ["▁", "<unk>", "x", "</s>"],
+    ["</s>"],
+]
+
+
+@pytest.mark.parametrize("target", PIECES)
+@pytest.mark.parametrize("source", PIECES[:3])
+def test_words_are_merged_as_the_metrics_do(page: Page, target: list[str], source: list[str]) -> None:
+    weights = np.random.default_rng(1).dirichlet(np.ones(len(source)), len(target))
+    if not page.chrome.current_url.startswith(page.server.url):
+        page.open()
+    script = """
+        const done = arguments[3];
+        const [weights, target, source] = arguments;
+        import("/static/words.js").then(({ mergeToWords, wordsOfPieces, wordTexts }) =>
+          done([mergeToWords(weights, target, source), wordsOfPieces(target), wordTexts(target)]))"""
+    merged, membership, texts = page.chrome.execute_async_script(script, weights.tolist(), target, source)
+    assert membership == words_of_pieces(target)
+    assert texts == words(target)
+    np.testing.assert_allclose(merged, merge_to_words(weights, target, source))
+
+
 def test_it_asks_for_nothing_elsewhere_and_runs_without_errors(page: Page) -> None:
+    page.open()
     page.chrome.get_log("browser")
     page.addresses()
     page.open(text=SENTENCE, own="un chien")

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from selenium.webdriver.common.keys import Keys
 from served_page import SENTENCE, TRANSLATION, Page, served_page
-
-from nmt.metrics.alignment import merge_to_words, words, words_of_pieces
+from stub_server import Failure
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -75,32 +74,6 @@ def test_the_keyboard_walks_through_grid_and_lines(page: Page) -> None:
     assert page.focused().startswith("▁dans: ▁in 0.65")
     outline = "return getComputedStyle(document.querySelector('.word:focus-visible .hit')).strokeWidth"
     assert page.js(outline) == "2px"
-
-
-PIECES = [
-    ["▁Un", "▁cha", "peau", "</s>"],
-    ["<unk>", "▁", "a", "▁b▁c", "d", "</s>", "e"],
-    ["▁日本", "語", "の", "文", "</s>"],
-    ["▁", "<unk>", "x", "</s>"],
-    ["</s>"],
-]
-
-
-@pytest.mark.parametrize("target", PIECES)
-@pytest.mark.parametrize("source", PIECES[:3])
-def test_words_are_merged_as_the_metrics_do(served: Page, target: list[str], source: list[str]) -> None:
-    weights = np.random.default_rng(1).dirichlet(np.ones(len(source)), len(target))
-    if not served.chrome.current_url.startswith(served.server.url):
-        served.open()
-    script = """
-        const done = arguments[3];
-        const [weights, target, source] = arguments;
-        import("/static/words.js").then(({ mergeToWords, wordsOfPieces, wordTexts }) =>
-          done([mergeToWords(weights, target, source), wordsOfPieces(target), wordTexts(target)]))"""
-    merged, membership, texts = served.chrome.execute_async_script(script, weights.tolist(), target, source)
-    assert membership == words_of_pieces(target)
-    assert texts == words(target)
-    np.testing.assert_allclose(merged, merge_to_words(weights, target, source))
 
 
 def test_sub_words_or_words(page: Page) -> None:
@@ -214,6 +187,16 @@ def test_steerings_end_with_the_text(page: Page) -> None:
     assert not page.find(".steerings li")
 
 
+def test_what_the_service_refuses_is_not_steered(page: Page) -> None:
+    page.cell(1, 9).click()
+    page.wait(lambda: page.find(".steerings li"))
+    page.knobs.failures.append(Failure(400, "an ensemble cannot be steered"))
+    page.cell(3, 0).click()
+    page.wait(lambda: page.text("#error") == "an ensemble cannot be steered")
+    page.wait(lambda: page.texts(".steerings li span") == ["step 2: ▁chien attends to ▁dog"])
+    assert page.best() == TRANSLATION.replace("homme", "chien")
+
+
 def test_steering_what_is_given(page: Page) -> None:
     page.one("#own").send_keys("un chien")
     page.wait(lambda: page.texts(".labels.rows text") == ["▁un", "▁chien", "</s>"])
@@ -238,7 +221,7 @@ def test_the_tree_of_the_beam(page: Page) -> None:
     assert ended == 4
     assert min(kept, pruned) > 20
     page.js("arguments[0].focus()", page.find(".node")[0])
-    assert page.focused() == f"▁un, step 1, kept, probability 72 %, score {MINUS}0.33"
+    assert page.focused() == f"▁un, step 1, kept, probability 72 %, log-probability {MINUS}0.33, score {MINUS}0.33"
     page.press(Keys.ARROW_RIGHT, Keys.ARROW_DOWN)
     assert page.focused().startswith("▁type, step 2, kept, probability 20 %")
     assert page.texts("#tree-detail > *") == [

@@ -44,7 +44,7 @@ export class Alignment {
     if (seen.every((value, index) => value === this.#seen[index])) return undefined;
     [this.#given, this.#seen] = [given, seen];
     this.#choices(model, state);
-    if (!hypothesis) return this.#say("The alignment appears here as soon as there is a translation.");
+    if (!hypothesis?.tokens.length) return this.#say("The alignment appears here as soon as there is a translation.");
     const explained = this.#known();
     const needed = state.weights !== "attention" || this.#overlaid;
     if (needed && !explained) {

@@ -6,7 +6,7 @@ import { Compare } from "./compare.js";
 import { byId, element, figure, rove, shortCount } from "./dom.js";
 import { picture, saveJson, savePng, saveSvg } from "./export.js";
 import { Session } from "./session.js";
-import { fragmentOf, MOST_MODELS, readFragment, VIEWS } from "./state.js";
+import { fragmentOf, MOST_MODELS, readFragment, searchSettings, VIEWS } from "./state.js";
 import { showSteerings } from "./steering.js";
 import { startTheme } from "./theme.js";
 import { showExamples, showProbabilities, showTranslations } from "./translations.js";
@@ -59,7 +59,7 @@ function render() {
   byId("source-language").textContent = model?.source ?? "";
   byId("target-language").textContent = model?.target ?? "";
   showStatus();
-  byId("found").classList.toggle("stale", session.busy);
+  byId("found").classList.toggle("stale", session.busy || errors.found !== "");
   const select = (index) => {
     [session.selected, session.shown] = [index, "found"];
     render();
@@ -142,7 +142,7 @@ function showModel() {
   };
   byId("examples-box").open = !state.text.trim();
   showExamples(byId("examples"), model.examples, use);
-  byId("nbest").placeholder = String(Math.min(5, state.beam_size ?? model.beam_size));
+  byId("nbest").placeholder = String(searchSettings(state, model).nbest);
   byId("beam_size").placeholder = String(model.beam_size ?? "");
   byId("beam_size").max = byId("nbest").max = String(model.max_beam_size);
   byId("alpha").placeholder = String(model.alpha ?? "");
@@ -271,6 +271,7 @@ addEventListener("hashchange", () => {
   start();
 });
 addEventListener("resize", delayed(showView, 150));
-startTheme(byId("theme"), () => render());
+remember(); // without the token
+startTheme(byId("theme"), render);
 showFields();
 start();

@@ -57,13 +57,14 @@ export class Session {
     await Promise.all([this.search(), this.force()]);
   }
 
+  // false after an error; so is `force`.
   async search() {
     const { model, state, text } = this;
     if (!model || !text) {
       this.#latest.found.cancel();
       [this.found, this.busy, this.errors.found, this.selected, this.seconds] = [null, false, "", 0, null];
       this.#changed();
-      return;
+      return true;
     }
     const wanted = { alignment: model.attention !== null, tree: state.view === "beam" };
     const body = { text, model: model.name, ...searchSettings(state, model), ...wanted, ...this.#kept };
@@ -71,7 +72,7 @@ export class Session {
     this.busy = true;
     this.#changed();
     const answer = await this.#ask("found", "v1/translate", body);
-    if (answer === undefined) return;
+    if (answer === undefined) return true;
     this.busy = false;
     if (answer) {
       this.found = { hypotheses: answer.translations[0], tree: answer.tree, subject: { model, text } };
@@ -79,6 +80,7 @@ export class Session {
       this.seconds = (performance.now() - began) / 1000;
     }
     this.#changed();
+    return answer !== null;
   }
 
   // Forced decoding of the text of one's own.
@@ -89,44 +91,47 @@ export class Session {
       this.#latest.own.cancel();
       [this.own, this.errors.own, this.shown] = [null, "", "found"];
       this.#changed();
-      return;
+      return true;
     }
     const body = { text, model: model.name, target, alignment: model.attention !== null, attend: this.steering.own.attend };
     const answer = await this.#ask("own", "v1/translate", body);
-    if (answer === undefined) return;
-    this.own = answer ? { ...answer.translations[0][0], subject: { model, text } } : null;
-    if (!this.own) this.shown = "found";
+    if (answer === undefined) return true;
+    if (answer) this.own = { ...answer.translations[0][0], subject: { model, text } };
+    else if (!this.steering.own.size) [this.own, this.shown] = [null, "found"];
     this.#changed();
+    return answer !== null;
   }
 
   // Steers the translation shown, or takes a steering back that is there already.
-  async steer(step, position) {
+  steer(step, position) {
     const steering = this.steering[this.shown];
     if (steering.has(step, position)) return this.unsteer(step);
-    if (this.shown === "own") {
-      steering.add(step, position, true);
-      return this.force();
+    return this.#resteer(step, () => steering.add(step, position, this.shown === "own"));
+  }
+
+  unsteer(step) {
+    return this.#resteer(step, () => this.steering[this.shown].remove(step));
+  }
+
+  unsteerAll() {
+    return this.#resteer(0, () => this.steering[this.shown].clear());
+  }
+
+  // What the service refuses is as if it had not been steered.
+  async #resteer(step, change) {
+    const { shown, hypothesis } = this;
+    const steering = this.steering[shown];
+    const old = { cells: steering.cells, before: this.before, kept: this.#kept, selected: this.selected };
+    change();
+    if (shown === "found") {
+      this.before = steering.size ? (this.before ?? hypothesis.text) : null;
+      this.#kept = steering.request(step, hypothesis.tokens);
+      this.selected = 0;
     }
-    this.before ??= this.hypothesis.text;
-    steering.add(step, position, false);
-    return this.#research(step);
-  }
-
-  async unsteer(step) {
-    this.steering[this.shown].remove(step);
-    return this.shown === "own" ? this.force() : this.#research(step);
-  }
-
-  async unsteerAll() {
-    this.steering[this.shown].clear();
-    return this.shown === "own" ? this.force() : this.#research(0);
-  }
-
-  async #research(step) {
-    this.#kept = this.steering.found.request(step, this.hypothesis.tokens);
-    if (!this.steering.found.size) this.before = null;
-    this.selected = 0;
-    return this.search();
+    if ((await (shown === "own" ? this.force() : this.search())) !== false) return;
+    steering.cells = old.cells;
+    [this.before, this.#kept, this.selected] = [old.before, old.kept, old.selected];
+    this.#changed();
   }
 
   // null after an error, undefined if the answer is no longer wanted.

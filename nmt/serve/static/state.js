@@ -50,7 +50,7 @@ export function fragmentOf(state) {
 
 // What a request says about the search. An empty n-best list is five, or as many as the beam holds.
 export function searchSettings(state, model) {
-  const beam = state.beam_size ?? model.beam_size;
+  const beam = state.beam_size ?? model.beam_size ?? 5;
   const { beam_size, length_penalty, alpha } = state;
   return { nbest: state.nbest ?? Math.min(5, beam), beam_size, length_penalty, alpha };
 }

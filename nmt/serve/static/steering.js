@@ -14,6 +14,10 @@ export class Steering {
     return [...this.#positions].sort(([a], [b]) => a - b);
   }
 
+  set cells(cells) {
+    this.#positions = new Map(cells);
+  }
+
   // For a request; null where nothing is steered.
   get attend() {
     return this.size ? Object.fromEntries(this.cells) : null;

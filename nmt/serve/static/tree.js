@@ -137,7 +137,8 @@ export class Tree {
   #node(node) {
     const { x, y } = node;
     const token = visible(node.token);
-    const name = `${token}, step ${node.column + 1}, ${node.fate}, probability ${probability(node.share)}, score ${figure(node.score)}`;
+    const figures = `probability ${probability(node.share)}, log-probability ${figure(node.log_prob)}, score ${figure(node.score)}`;
+    const name = `${token}, step ${node.column + 1}, ${node.fate}, ${figures}`;
     const shape = svg("g", {
       class: `node ${FATES[node.fate]}`,
       role: "treeitem",
