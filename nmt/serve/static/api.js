@@ -1,0 +1,119 @@
+// Requests to the service: the newest answer only, its errors in one line, waiting where it is busy or away.
+
+const KEY = "nmt-token";
+const LONGEST_WAIT = 30; // seconds between attempts
+const BUSY = new Set([429, 503]);
+
+export class ServiceError extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+// The token moves from the fragment into this tab's storage, so that a link that is passed on does not hold it.
+export function keepToken(token) {
+  if (token) sessionStorage.setItem(KEY, token);
+  else sessionStorage.removeItem(KEY);
+}
+
+export const get = (path, options) => request(path, undefined, options);
+export const post = (path, body, options) => request(path, body, options);
+
+// `waiting(text)` hears why and when it will try again, and "" when it does. Raises ServiceError, or AbortError where the
+// signal says so.
+async function request(path, body, { signal, waiting = () => {} } = {}) {
+  for (let attempt = 0; ; attempt += 1) {
+    const answer = await once(path, body, signal);
+    if (answer.value) return answer.value;
+    const seconds = Math.min(LONGEST_WAIT, answer.wait ?? 2 ** attempt);
+    waiting(`${answer.error} Trying again in ${seconds} s.`);
+    await pause(seconds, signal, !answer.wait);
+    waiting("");
+  }
+}
+
+async function once(path, body, signal) {
+  const token = sessionStorage.getItem(KEY);
+  const headers = { Accept: "application/json", ...(token && { Authorization: `Bearer ${token}` }) };
+  const sent = body && { method: "POST", body: JSON.stringify(body) };
+  if (body) headers["Content-Type"] = "application/json";
+  let response;
+  let text;
+  try {
+    response = await fetch(path, { ...sent, headers, signal, cache: "no-store", credentials: "omit" });
+    text = await response.text();
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    return { error: "No connection to the service." };
+  }
+  const value = parsed(text);
+  if (response.ok && value) return { value };
+  const error = value?.error ?? `The service answered with status ${response.status}.`;
+  if (BUSY.has(response.status)) return { error: ended(error), wait: secondsOf(response.headers.get("Retry-After")) };
+  throw new ServiceError(error, response.status);
+}
+
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null;
+  }
+}
+
+const ended = (sentence) => (/[.!?]$/.test(sentence) ? sentence : `${sentence}.`);
+
+// Retry-After holds seconds or a date.
+function secondsOf(header) {
+  const seconds = /^\s*\d+\s*$/.test(header ?? "") ? Number(header) : (Date.parse(header) - Date.now()) / 1000;
+  return Number.isFinite(seconds) ? Math.max(1, Math.ceil(seconds)) : 1;
+}
+
+// Ends early where the network comes back, if that is what is waited for.
+function pause(seconds, signal, forNetwork) {
+  return new Promise((resolve, reject) => {
+    const finish = (settle) => (reason) => {
+      clearTimeout(timer);
+      signal?.removeEventListener("abort", abort);
+      removeEventListener("online", online);
+      settle(reason);
+    };
+    const online = finish(resolve);
+    const abort = finish(() => reject(signal.reason));
+    const timer = setTimeout(online, 1000 * seconds);
+    signal?.addEventListener("abort", abort);
+    if (forNetwork) addEventListener("online", online);
+    if (signal?.aborted) abort();
+  });
+}
+
+// Of several requests for the same place only the newest counts: it aborts the older one, whose answer is never seen.
+export class Latest {
+  #controller = null;
+
+  get busy() {
+    return this.#controller !== null;
+  }
+
+  cancel() {
+    this.#controller?.abort();
+    this.#controller = null;
+  }
+
+  // The task's result; undefined if a newer task or `cancel` came in between.
+  async run(task) {
+    this.cancel();
+    const controller = new AbortController();
+    this.#controller = controller;
+    try {
+      const result = await task(controller.signal);
+      return controller.signal.aborted ? undefined : result;
+    } catch (error) {
+      if (controller.signal.aborted) return undefined;
+      throw error;
+    } finally {
+      if (this.#controller === controller) this.#controller = null;
+    }
+  }
+}

@@ -1,0 +1,62 @@
+// Colours of weights, even to the eye: steps of equal size in OKLCH lightness (Ottosson 2020), from the paper's colour on.
+
+const LEVELS = 64; // cells of equal level share one path
+const TRANSFER = (value) => (value <= 0.0031308 ? 12.92 * value : 1.055 * value ** (1 / 2.4) - 0.055);
+
+// [lightness, chroma, hue in degrees] at 0, halfway and 1.
+const SEQUENTIAL = {
+  light: [[0.99, 0.003, 250], [0.7, 0.12, 245], [0.36, 0.13, 275]],
+  dark: [[0.25, 0.012, 265], [0.56, 0.14, 255], [0.93, 0.09, 200]],
+};
+const BELOW = {
+  light: [[0.99, 0.003, 60], [0.74, 0.13, 55], [0.42, 0.13, 35]],
+  dark: [[0.25, 0.012, 265], [0.58, 0.13, 45], [0.9, 0.11, 85]],
+};
+
+function hex([lightness, chroma, hue]) {
+  const angle = (hue * Math.PI) / 180;
+  const [a, b] = [chroma * Math.cos(angle), chroma * Math.sin(angle)];
+  const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
+  const m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3;
+  const s = (lightness - 0.0894841775 * a - 1.291485548 * b) ** 3;
+  const linear = [
+    4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
+    -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
+    -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
+  ];
+  const bytes = linear.map((value) => Math.round(255 * Math.min(1, Math.max(0, TRANSFER(Math.max(0, value))))));
+  return `#${bytes.map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
+}
+
+function along([low, middle, high], share) {
+  const [from, to, part] = share < 0.5 ? [low, middle, 2 * share] : [middle, high, 2 * share - 1];
+  return hex(from.map((value, index) => value + part * (to[index] - value)));
+}
+
+export function isDark() {
+  const { theme } = document.documentElement.dataset;
+  return theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+// A scale from 0 (or -max, where it is signed) to max: the level of a weight, from -LEVELS to LEVELS, and a level's colour.
+export function scaleOf(weights) {
+  let [low, high] = [0, 0];
+  for (const row of weights) {
+    for (const weight of row) [low, high] = [Math.min(low, weight), Math.max(high, weight)];
+  }
+  const max = Math.max(0.1, Math.ceil(10 * Math.max(high, -low) - 1e-6) / 10);
+  const signed = low < -1e-9;
+  const level = (weight) => Math.round(LEVELS * Math.min(1, Math.max(-1, weight / max)));
+  return { max, signed, level, colour: colourOf };
+}
+
+export function colourOf(level) {
+  const theme = isDark() ? "dark" : "light";
+  return along((level < 0 ? BELOW : SEQUENTIAL)[theme], Math.abs(level) / LEVELS);
+}
+
+// The levels of a legend from left to right.
+export function legendLevels(signed, steps = 32) {
+  const from = signed ? -LEVELS : 0;
+  return Array.from({ length: steps }, (_, index) => Math.round(from + ((LEVELS - from) * index) / (steps - 1)));
+}

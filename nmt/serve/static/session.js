@@ -1,0 +1,153 @@
+// What is asked of the service, and what is known: translations found, the translation of one's own, steerings of both.
+
+import { Latest, post } from "./api.js";
+import { searchSettings } from "./state.js";
+import { Steering } from "./steering.js";
+
+const oneLine = (text) => text.replace(/\s+/g, " ").trim();
+
+export class Session {
+  models = [];
+  state;
+  found = null; // { hypotheses, tree, subject }
+  selected = 0; // of the hypotheses
+  own = null; // a hypothesis with the text of one's own, and { model, text } that it was scored with
+  shown = "found"; // or "own": which of them the pictures show
+  before = null; // the text of the translation before it was steered
+  steering = { found: new Steering(), own: new Steering() };
+  busy = false;
+  errors = { found: "", own: "" };
+  seconds = null; // that the last search took
+  #latest = { found: new Latest(), own: new Latest() };
+  #kept = { prefix: null, attend: null };
+  #changed;
+  #denied;
+
+  // `changed()` hears of every news, `denied(error)` that a token is needed.
+  constructor(state, { changed, denied }) {
+    this.state = state;
+    this.#changed = changed;
+    this.#denied = denied;
+  }
+
+  get model() {
+    return this.models.find(({ name }) => name === this.state.model) ?? null;
+  }
+
+  get text() {
+    return oneLine(this.state.text);
+  }
+
+  // The translation that the pictures show, or null.
+  get hypothesis() {
+    return this.shown === "own" ? this.own : (this.found?.hypotheses[this.selected] ?? null);
+  }
+
+  // The model and the text that this translation is of; while newer ones are on their way they are not the page's.
+  get subject() {
+    return (this.shown === "own" ? this.own : this.found)?.subject ?? this;
+  }
+
+  // Text, model or settings have changed, so that steerings mean nothing any more.
+  async restart() {
+    this.steering.found.clear();
+    this.steering.own.clear();
+    this.before = null;
+    this.#kept = { prefix: null, attend: null };
+    await Promise.all([this.search(), this.force()]);
+  }
+
+  // false after an error; so is `force`.
+  async search() {
+    const { model, state, text } = this;
+    if (!model || !text) {
+      this.#latest.found.cancel();
+      [this.found, this.busy, this.errors.found, this.selected, this.seconds] = [null, false, "", 0, null];
+      this.#changed();
+      return true;
+    }
+    const wanted = { alignment: model.attention !== null, tree: state.view === "beam" };
+    const body = { text, model: model.name, ...searchSettings(state, model), ...wanted, ...this.#kept };
+    const began = performance.now();
+    this.busy = true;
+    this.#changed();
+    const answer = await this.#ask("found", "v1/translate", body);
+    if (answer === undefined) return true;
+    this.busy = false;
+    if (answer) {
+      this.found = { hypotheses: answer.translations[0], tree: answer.tree, subject: { model, text } };
+      this.selected = Math.min(this.selected, Math.max(0, this.found.hypotheses.length - 1));
+      this.seconds = (performance.now() - began) / 1000;
+    }
+    this.#changed();
+    return answer !== null;
+  }
+
+  // Forced decoding of the text of one's own.
+  async force() {
+    const { model, text } = this;
+    const target = oneLine(this.state.own);
+    if (!model || !text || !target) {
+      this.#latest.own.cancel();
+      [this.own, this.errors.own, this.shown] = [null, "", "found"];
+      this.#changed();
+      return true;
+    }
+    const body = { text, model: model.name, target, alignment: model.attention !== null, attend: this.steering.own.attend };
+    const answer = await this.#ask("own", "v1/translate", body);
+    if (answer === undefined) return true;
+    if (answer) this.own = { ...answer.translations[0][0], subject: { model, text } };
+    else if (!this.steering.own.size) [this.own, this.shown] = [null, "found"];
+    this.#changed();
+    return answer !== null;
+  }
+
+  // Steers the translation shown, or takes a steering back that is there already.
+  steer(step, position) {
+    const steering = this.steering[this.shown];
+    if (steering.has(step, position)) return this.unsteer(step);
+    return this.#resteer(step, () => steering.add(step, position, this.shown === "own"));
+  }
+
+  unsteer(step) {
+    return this.#resteer(step, () => this.steering[this.shown].remove(step));
+  }
+
+  unsteerAll() {
+    return this.#resteer(0, () => this.steering[this.shown].clear());
+  }
+
+  // What the service refuses is as if it had not been steered.
+  async #resteer(step, change) {
+    const { shown, hypothesis } = this;
+    const steering = this.steering[shown];
+    const old = { cells: steering.cells, before: this.before, kept: this.#kept, selected: this.selected };
+    change();
+    if (shown === "found") {
+      this.before = steering.size ? (this.before ?? hypothesis.text) : null;
+      this.#kept = steering.request(step, hypothesis.tokens);
+      this.selected = 0;
+    }
+    if ((await (shown === "own" ? this.force() : this.search())) !== false) return;
+    steering.cells = old.cells;
+    [this.before, this.#kept, this.selected] = [old.before, old.kept, old.selected];
+    this.#changed();
+  }
+
+  // null after an error, undefined if the answer is no longer wanted.
+  async #ask(place, path, body) {
+    const waiting = (said) => {
+      this.errors[place] = said;
+      this.#changed();
+    };
+    try {
+      const answer = await this.#latest[place].run((signal) => post(path, body, { signal, waiting }));
+      if (answer) this.errors[place] = "";
+      return answer;
+    } catch (error) {
+      if (error.status === 401) this.#denied(error);
+      this.errors[place] = error.message;
+      return null;
+    }
+  }
+}
