@@ -105,7 +105,7 @@ class EvaluationFolder:
     ) -> Self:
         """Writes nothing yet. Raises UserError if the folder holds an evaluation of other runs or settings."""
         description = {
-            "members": [str(run.path.resolve()) for run in runs],
+            "members": [str(run.source.resolve()) for run in runs],
             "checkpoint": checkpoint,
             "search": translator.search.model_dump(),
             "seed": translator.seed,
@@ -150,7 +150,7 @@ def warn_if_texts_differ(runs: Sequence[RunDirectory], split: str) -> None:
 
     for run in runs[1:]:
         if text(run) != text(runs[0]):
-            log.warning("%s: its %s set differs from that of %s, which is scored", run.path, split, runs[0].path)
+            log.warning("%s: its %s set differs from that of %s, which is scored", run.source, split, runs[0].source)
 
 
 def evaluate_run(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt import files
+from nmt.archive import unpacked
 from nmt.config.compose import PATH_KEYS, flatten, load_values, save_values
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell, override_values, user_path
@@ -37,8 +38,10 @@ PACKAGES = ("nmt", "torch", "numpy", "sentencepiece", "sacrebleu", "datasets", "
 class RunDirectory:
     """Paths and files of one run. Training calls `claim` before it writes anything."""
 
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Path | str, source: Path | None = None) -> None:
+        """source: the archive that was unpacked to `path`; None: the directory is the run's own."""
+        self.path, self.source = Path(path), source or Path(path)
+        self.is_archive = source is not None  # nothing may be written to `path` then
         self.config = self.path / "config.yaml"
         self.manifest = self.path / "manifest.json"
         self.log = self.path / "train.log"
@@ -53,8 +56,10 @@ class RunDirectory:
 
     @classmethod
     def existing(cls, path: str | Path, key: str = "run") -> "RunDirectory":
-        """Open a run for reading. Raises UserError that names the configuration's `key` if there is none."""
-        run = cls(user_path(path))
+        """Open a run, or an archive of one, for reading. Raises UserError that names the configuration's `key` if there
+        is none."""
+        named = user_path(path)
+        run = cls(unpacked(named, f"{key}={path}"), named) if named.is_file() else cls(named)
         if not run.path.is_dir():
             raise UserError(f"{key}={path}: no such directory")
         if not run.config.is_file():
@@ -194,6 +199,8 @@ class RunDirectory:
         """Sources, references and gold alignments (or None) of a split. Raises UserError if the run has none."""
         source, target, gold = (self.data / f"{split}.{name}" for name in ("source", "target", "alignments"))
         if not source.is_file():
+            if self.is_archive:
+                raise UserError(f"split={split}: {self.source} has no such text; export the run with held_out=true")
             known = sorted({path.stem for path in self.data.glob("*.source")})
             raise UserError(f"split={split}: the run's corpus has none (there is: {', '.join(known) or 'nothing'})")
         return files.read_lines(source), files.read_lines(target), files.read_lines(gold) if gold.is_file() else None

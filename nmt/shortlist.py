@@ -41,6 +41,10 @@ def load_shortlist(value: str, run: RunDirectory, config: schema.TrainConfig) ->
     path = own if value == AUTO else user_path(value)
     tokenizers = Tokenizers.load(run.path, config.tokenizer.lowercase)
     if value == AUTO and not own.exists():
+        if run.is_archive:
+            raise UserError(
+                f"shortlist=auto: {run.source} has no table; export a run that has been used with shortlist=auto"
+            )
         write_atomically(own, save_safetensors(_made(run, config).arrays()))
     try:
         arrays = load_safetensors(read_bytes(path, MAX_BYTES))

@@ -128,7 +128,15 @@ def _ended_within(child: int, seconds: float) -> int:
 
 
 def _prepare() -> None:
-    for name in ("cli.train", "cli.evaluate", "cli.translate", "cli.compare", "training.job", "comparison.compare"):
+    for name in (
+        "cli.train",
+        "cli.evaluate",
+        "cli.translate",
+        "cli.compare",
+        "cli.export",
+        "training.job",
+        "comparison.compare",
+    ):
         importlib.import_module(f"nmt.{name}")
     importlib.import_module("torch._dynamo")  # which the first optimizer would
     known_keys("train")  # which most error messages need

@@ -210,7 +210,8 @@ def _check_effective(overrides: Sequence[Override], command: str) -> None:
         elif key.startswith(HYDRA_KEYS):
             reason = "Hydra sets this itself"
         elif command != "train" and key.startswith(TRAIN_KEYS):
-            where = f"; output= sets the folder of nmt-{command}" if command != "translate" else ""
+            names = {"evaluate": "folder", "compare": "folder", "export": "file"}
+            where = f"; output= sets the {names[command]} of nmt-{command}" if command in names else ""
             reason = f"is for nmt-train only{where}"
         elif key == "hydra.run.dir" and "run" in keys:
             reason = "run= resumes in the run's own directory; leave it out"

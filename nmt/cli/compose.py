@@ -92,6 +92,11 @@ def _run_dir(run: str | int | None, new: str) -> str:
     if run is None:
         return agreed("run directory", new)
     path = user_path(str(run))
+    if path.is_file():
+        raise UserError(
+            f"run={format_value(str(run))}: is a file; an archive cannot be resumed, but training.start_from=FILE "
+            "starts a new run from its weights"
+        )
     if not path.is_dir():
         raise UserError(
             f"run={format_value(str(run))}: no such directory; run= resumes a run, hydra.run.dir= names a new one"
@@ -100,8 +105,9 @@ def _run_dir(run: str | int | None, new: str) -> str:
 
 
 def _for_several(run: str | float | list[str] | None, folder: str) -> str | None:
-    """A folder for the results of several runs together; None for one run."""
-    return None if run is None or isinstance(run, str | int | float) or len(run) == 1 else folder
+    """A folder for the results of several runs together, or of an archive; None for one run."""
+    runs = [run] if run is None or isinstance(run, str | int | float) else run
+    return folder if len(runs) > 1 or any(user_path(str(name)).is_file() for name in runs) else None
 
 
 # Functions that YAML files call. Registered at import: a launcher's worker process imports modules but runs no `main`.

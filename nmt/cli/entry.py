@@ -36,6 +36,6 @@ def _exit(command: str) -> NoReturn:
     os._exit(128 + signal.SIGINT)
 
 
-train, evaluate, translate, compare, serve = (
-    partial(_run, name) for name in ("train", "evaluate", "translate", "compare", "serve")
+train, evaluate, translate, compare, serve, export = (
+    partial(_run, name) for name in ("train", "evaluate", "translate", "compare", "serve", "export")
 )

@@ -45,6 +45,8 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
         raise UserError(str(error).removeprefix("evaluation.")) from None
     sources, _, _ = runs[0].held_out(config.split)
     if config.output is None:
+        if runs[0].is_archive:
+            raise UserError(f"run={config.run[0]}: is an archive, which does not change; give output=FOLDER")
         _check_writable(runs[0])
     machine = (runs[0].read_manifest().get("starts") or [{}])[-1].get("machine", {})
     result: dict[str, Any] = {}

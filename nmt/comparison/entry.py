@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nmt.archive import is_archive
 from nmt.comparison.faithfulness import read_figures
 from nmt.config import schema
 from nmt.config.compose import load_values, typed
@@ -78,7 +79,7 @@ class Entry:
 
 
 def find_runs(names: Sequence[str]) -> dict[Path, bool]:
-    """Run directories from paths, folders that hold runs (such as a sweep's) and patterns: each once, in order.
+    """Runs and archives from paths, folders that hold runs (such as a sweep's) and patterns: each once, in order.
 
     The value is True if a name is the run's own path, not a folder's. Raises UserError for a name without any run.
     """
@@ -103,7 +104,7 @@ def find_runs(names: Sequence[str]) -> dict[Path, bool]:
 
 
 def _runs_at(path: Path) -> list[Path]:
-    if (path / "config.yaml").is_file():
+    if (path / "config.yaml").is_file() or is_archive(path):
         return [path]
     return sorted([*runs_below(path), *(file.parent for file in path.rglob(EVALUATION))]) if path.is_dir() else []
 
@@ -119,8 +120,11 @@ def read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
 
 
 def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
-    run = RunDirectory(path)
-    run.check_contained()
+    if path.is_file():
+        run = RunDirectory.existing(path, "runs")
+    else:
+        run = RunDirectory(path)
+        run.check_contained()
     sources, references, gold = run.held_out(split)
     fields, settings, command = _of_evaluation(run) if (path / EVALUATION).is_file() else _of_run(run)
     results = read_json(run.results).get(split)
@@ -162,7 +166,7 @@ def _of_run(run: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
         "training": {key: float(training[key]) for key in TRAINING if _measure(training.get(key))},
         "curve": _curve(run.metrics),
     }
-    return fields, score_settings(evaluation, language), f"nmt-evaluate {for_shell('run', run.path)}"
+    return fields, score_settings(evaluation, language), f"nmt-evaluate {for_shell('run', run.source)}"
 
 
 def _of_evaluation(folder: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:

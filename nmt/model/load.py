@@ -96,6 +96,11 @@ def load_runs(
 
     Raises UserError unless all runs have the same tokenizers.
     """
+    for run in runs:
+        if run.is_archive and checkpoint != "best":
+            raise UserError(
+                f"checkpoint={checkpoint}: {run.source} is an archive, which has one checkpoint; leave it out"
+            )
     tokenizers = [
         Tokenizers.load(run.path, config.tokenizer.lowercase) for run, config in zip(runs, configs, strict=True)
     ]
@@ -112,6 +117,6 @@ def _refuse_other_tokenizers(first: RunDirectory, own: Tokenizers, run: RunDirec
     for side, mine, other in zip(Tokenizers._fields, own, others, strict=True):
         if (mine.model, mine.lowercase) != (other.model, other.lowercase):
             raise UserError(
-                f"run=[{first.path},{run.path}]: the runs have different {side} tokenizers; an ensemble needs runs of "
-                "the same corpus and tokenizer"
+                f"run=[{first.source},{run.source}]: the runs have different {side} tokenizers; an ensemble needs "
+                "runs of the same corpus and tokenizer"
             )

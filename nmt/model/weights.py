@@ -29,7 +29,7 @@ MAX_WEIGHTS = 2**36  # bytes
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     """Write a checkpoint atomically: as .safetensors {"model": weights, and values for JSON}, as .pt any state."""
     if path.suffix == Path(BEST).suffix:
-        write_atomically(path, _to_safetensors(state))
+        write_atomically(path, to_safetensors(state))
     else:
         write_atomically(path, lambda file: torch.save(state, file))
 
@@ -48,7 +48,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return state
 
 
-def _to_safetensors(state: Mapping[str, Any]) -> bytes:
+def to_safetensors(state: Mapping[str, Any]) -> bytes:
     """Tied weights are stored once; the metadata names their aliases, and a digest that detects flipped bits."""
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}

@@ -7,7 +7,7 @@ import math
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -175,9 +175,9 @@ def to_array(figure: Figure) -> NDArray[np.uint8]:
     return _draw(figure)[..., :3]
 
 
-def save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, file: Path | BinaryIO) -> None:
     """Write the figure as PNG."""
-    imsave(path, _draw(figure), format="png")
+    imsave(file, _draw(figure), format="png")
 
 
 @fonts.quiet()

@@ -50,7 +50,7 @@ def load_start(config: schema.TrainConfig, prepared: Prepared) -> Start | None:
     except UserError:
         if path.is_file() and (differences := model_differences(saved, config)):
             raise UserError(
-                f"training.start_from={run.path}: its weights do not fit this model ({'; '.join(differences)})"
+                f"training.start_from={run.source}: its weights do not fit this model ({'; '.join(differences)})"
             ) from None
         raise
     return Start(model.state_dict(), record_of(run, checkpoint))
@@ -73,7 +73,7 @@ def load_teachers(
         except UserError as error:
             if teachers.records:  # the remedy would name a different tokenizer for each teacher
                 first = teachers.records[0]["run"]
-                raise UserError(f"objective.teachers: {first} and {run.path} have different tokenizers") from error
+                raise UserError(f"objective.teachers: {first} and {run.source} have different tokenizers") from error
             raise
         model, checkpoint = load_model(saved, prepared.tokenizers, run.checkpoints / BEST)
         teachers.models.append(model.eval().to(machine.device))
@@ -98,7 +98,7 @@ def _refuse_other_teachers(records: Sequence[Mapping[str, Any]], recorded: Seque
 def record_of(run: RunDirectory, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """For the manifest: which run it is, the step and scores of its best checkpoint, its system."""
     best = {"step": checkpoint["step"], "scores": checkpoint.get("scores", {})}
-    return {"run": str(run.path), **best, "system": run.system()}
+    return {"run": str(run.source), **best, "system": run.system()}
 
 
 def refuse_other_tokenizers(
@@ -117,7 +117,7 @@ def refuse_other_tokenizers(
     if lowercase:
         remedy.append("tokenizer.lowercase=true")
     raise UserError(
-        f"{key}={run.path}: was trained with another tokenizer than this run; use the same one: {' '.join(remedy)}"
+        f"{key}={run.source}: was trained with another tokenizer than this run; use the same one: {' '.join(remedy)}"
     )
 
 

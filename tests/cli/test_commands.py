@@ -1,4 +1,4 @@
-"""The four commands as a user runs them."""
+"""The commands as a user runs them."""
 
 import json
 import os
@@ -225,13 +225,13 @@ def test_translate_answers_on_a_pipe_that_stays_open(run: Path, home: Path) -> N
         assert process.wait() == 0
 
 
-COMMANDS = ["nmt-train", "nmt-evaluate", "nmt-translate", "nmt-compare"]
+COMMANDS = ["nmt-train", "nmt-evaluate", "nmt-translate", "nmt-compare", "nmt-export"]
 
 
 @pytest.mark.parametrize(
     ("command", "streams"),
     [
-        *zip(COMMANDS, (["<&-"], [">&-"], ["2>&-"], ["<&-"]), strict=True),
+        *zip(COMMANDS, (["<&-"], [">&-"], ["2>&-"], ["<&-"], [">&-"]), strict=True),
         *(pytest.param(command, ["<&-", ">&-", "2>&-"], marks=pytest.mark.slow) for command in COMMANDS),
     ],
 )
@@ -543,7 +543,7 @@ def test_a_mistake_is_one_line_and_status_2(command: list[str], message: str, ru
     assert sorted(run.rglob("*")) == before
 
 
-@pytest.mark.parametrize("command", ["nmt-train", "nmt-evaluate", "nmt-translate", "nmt-compare"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_examples_and_values(command: str, tmp_path: Path) -> None:
     done = call(command, "--help", cwd=tmp_path)
     assert done.returncode == 0
@@ -557,6 +557,7 @@ def test_help_shows_examples_and_values(command: str, tmp_path: Path) -> None:
         "nmt-evaluate": "split: test                 # test | validation",
         "nmt-translate": "checkpoint: best            # best | last",
         "nmt-compare": "markdown: false             # print the table in Markdown",
+        "nmt-export": "overwrite: false            # replace an existing file",
     }
     assert comment[command] in text
     assert ("attention/score: additive, concat, " in text) == (command == "nmt-train")

@@ -25,7 +25,14 @@ def printed_help(command: str, overrides: list[str]) -> tuple[str, dict[object, 
 
 @pytest.mark.parametrize(
     ("command", "overrides"),
-    [("train", []), ("train", TRAIN), ("evaluate", []), ("translate", ["search=beam"]), ("compare", [])],
+    [
+        ("train", []),
+        ("train", TRAIN),
+        ("evaluate", []),
+        ("translate", ["search=beam"]),
+        ("compare", []),
+        ("export", []),
+    ],
 )
 def test_comments_change_no_value(command: str, overrides: list[str]) -> None:
     text, values = printed_help(command, overrides)

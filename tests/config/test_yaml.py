@@ -19,12 +19,14 @@ COMMANDS = {
     "evaluate": schema.EvaluateConfig,
     "translate": schema.TranslateConfig,
     "compare": schema.CompareConfig,
+    "export": schema.ExportConfig,
 }
 REQUIRED = {
     "train": [],
     "evaluate": ["run=DIR"],
     "translate": ["run=DIR"],
     "compare": ["runs=[A,B]"],
+    "export": ["run=DIR", "output=FILE"],
     "data=files": ["data.train=a", "data.validation=b"],
     "data=hub": ["data.id=owner/name"],
     "objective=distillation": ["objective.teachers=DIR"],

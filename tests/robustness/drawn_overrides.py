@@ -8,7 +8,7 @@ import yaml
 from nmt.cli.help import known_keys
 from nmt.config.compose import config_dir, flatten
 
-COMMANDS = ("train", "evaluate", "translate", "compare")
+COMMANDS = ("train", "evaluate", "translate", "compare", "export")
 NUMBERS = "0 1 -1 3 7.5 -0.0 1e5 1e-05 1e308 -1e308 5e-324 1e-400 1e400 nan inf -inf NaN 9223372036854775808 4294967296"
 NUMBERS += f" 1180591620717411303424 {10**400} {'9' * 5000} 1_000 010 0x10 0o17 0b1 1e 1. .5 +3 --3 1:30 12,5"
 WORDS = "yes no on off true False NULL null ~ None auto cpu best y gru dot x abc 2026-01-31 2026-13-45 a.b ../x /x . -"
@@ -180,12 +180,19 @@ SENSIBLE = _sensible_values()
 
 def drawn(rng: random.Random, run: str) -> tuple[str, list[str]]:
     """A command and its words; `run` is a run directory."""
-    command = rng.choices(COMMANDS, (5, 2, 2, 2))[0]
+    command = rng.choices(COMMANDS, (5, 2, 2, 2, 1))[0]
     words = [_word(rng, command) for _ in range(rng.choice((1, 1, 1, 2, 3, 4)))]
     if rng.random() < 0.03:
         words.insert(0, "-m")
-    needed = {"train": [], "evaluate": [f"run={run}"], "translate": [f"run={run}"], "compare": [f"runs={run}"]}[command]
-    return command, [*(needed if rng.random() < 0.95 else []), *words]
+    one = [f"run={run}"]
+    needed = {
+        "train": [],
+        "evaluate": one,
+        "translate": one,
+        "compare": [f"runs={run}"],
+        "export": [*one, "output=m.nmt"],
+    }
+    return command, [*(needed[command] if rng.random() < 0.95 else []), *words]
 
 
 def _word(rng: random.Random, command: str) -> str:

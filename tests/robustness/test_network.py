@@ -115,6 +115,8 @@ def test_no_command_connects_anywhere(tmp_path: Path) -> None:
         ["nmt-train", "run=run", "training.max_steps=3"],
         ["nmt-evaluate", "run=run"],
         ["nmt-translate", "run=run"],
+        ["nmt-export", "run=run", "output=model.nmt"],
+        ["nmt-translate", "run=model.nmt"],
         ["nmt-compare", "runs=run", "bootstrap_samples=100", "randomisation_trials=100"],
     ]
     for name, *arguments in commands:

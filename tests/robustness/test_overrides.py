@@ -16,7 +16,7 @@ from conftest import values_of
 from drawn_overrides import drawn
 from hydra._internal.hydra import Hydra
 
-from nmt.cli import compare, evaluate, train, translate
+from nmt.cli import compare, evaluate, export, train, translate
 from nmt.config import schema
 from nmt.config.compose import load_config, merge_search, save_values, typed
 from nmt.model.build import build_model
@@ -24,8 +24,8 @@ from nmt.run import RunDirectory
 from nmt.training.optimizer import Schedule
 from nmt.translator import Translator
 
-MAINS = {"train": train, "evaluate": evaluate, "translate": translate, "compare": compare}
-TASKS = {train: "_train", evaluate: "_evaluate", translate: "_translate", compare: "_compare"}
+MAINS = {"train": train, "evaluate": evaluate, "translate": translate, "compare": compare, "export": export}
+TASKS = {train: "_train", evaluate: "_evaluate", translate: "_translate", compare: "_compare", export: "_export"}
 Seen = list[Mapping[str, Any]]
 
 
@@ -40,7 +40,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
-    """The values of each job. The four commands go as far as is cheap: to the model, without its memory, and to the
+    """The values of each job. The commands go as far as is cheap: to the model, without its memory, and to the
     search, without a checkpoint."""
     found: Seen = []
 
@@ -61,9 +61,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
         Schedule(config.schedule, config.training.max_steps or 10**9)
         return 0
 
-    def load(runs: list[str], **given: Any) -> None:  # noqa: ANN401
-        config = load_config(RunDirectory.existing(runs[0]).config)
-        merge_search(config.search, given["search"])
+    def load(runs: list[str] | Path, **given: Any) -> None:  # noqa: ANN401
+        first = runs if isinstance(runs, Path) else runs[0]
+        config = load_config(RunDirectory.existing(first).config)
+        merge_search(config.search, given.get("search") or {})
         sys.exit(0)
 
     monkeypatch.setattr(Hydra, "get_mode", quick_hydra.mode)

@@ -254,6 +254,25 @@ class ServeConfig(Loading):
     limits: ServeLimits
 
 
+class ExportConfig(Section):
+    """nmt-export."""
+
+    run: Paths
+    output: PathName
+    checkpoint: Literal["best", "last"]
+    license: Name | None
+    sentence: Names | None
+    held_out: bool
+    overwrite: bool
+
+    def conflicts(self) -> Iterator[str]:
+        if len(self.run) > 1:
+            yield (
+                f"run=[{','.join(self.run)}]: an archive holds one model; export each run, and translate with all "
+                "archives: run=[A.nmt,B.nmt]"
+            )
+
+
 class CompareConfig(Section):
     """nmt-compare."""
 

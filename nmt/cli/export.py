@@ -1,0 +1,48 @@
+"""nmt-export: pack a trained model into one file that others can use."""
+
+import os
+from pathlib import Path
+
+from nmt.cli.app import run_command
+from nmt.cli.entry import exit_at_ctrl_c
+from nmt.config.errors import UserError
+from nmt.config.overrides import user_path
+from nmt.config.schema import ExportConfig
+
+
+def main() -> None:
+    """Entry point."""
+    run_command("export", ExportConfig, _export)
+
+
+def _export(config: ExportConfig, overrides: list[str]) -> None:
+    with exit_at_ctrl_c("export"):
+        from nmt.archive import write_archive
+        from nmt.export.contents import contents
+        from nmt.run import RunDirectory
+
+    run = RunDirectory.existing(config.run[0])
+    file = user_path(config.output)
+    _check_output(config, file)
+    packed = contents(
+        run,
+        file.name,
+        checkpoint=config.checkpoint,
+        license=config.license,
+        sentences=config.sentence or [],
+        held_out=config.held_out,
+    )
+    _check_output(config, file)  # the model may have taken a while to load
+    write_archive(file, packed)
+    print(f"archive: {os.path.relpath(file)} ({file.stat().st_size / 1e6:,.1f} MB)")
+
+
+def _check_output(config: ExportConfig, file: Path) -> None:
+    """Raises UserError, before the model is loaded, if the file could not be written."""
+    if file.is_dir():
+        raise UserError(f"output={config.output}: is a folder; name a file, such as model.nmt")
+    if os.path.lexists(file) and not config.overwrite:
+        raise UserError(f"output={config.output}: exists; name another file, or set overwrite=true")
+    folder = next(folder for folder in file.absolute().parents if os.path.lexists(folder))
+    if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        raise UserError(f"output={config.output}: cannot be written; {folder} is no folder that may be written to")

@@ -1,0 +1,199 @@
+"""What of a run goes into an archive: nothing that is of use to this machine alone, and no text of the corpus unless
+asked for."""
+
+import io
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from nmt.archive import CARD, CONFIG, MAX_PICTURES, WEIGHTS
+from nmt.config import schema
+from nmt.config.compose import load_config, load_values
+from nmt.config.errors import UserError
+from nmt.config.schema import PATH_FIELDS
+from nmt.export.card import Card, card
+from nmt.files import MAX_TEXT, read_bytes, to_json
+from nmt.model.weights import LAST, MAX_WEIGHTS, read_checkpoint, to_safetensors
+from nmt.report.heatmap import draw_alignment, save
+from nmt.run import RunDirectory, read_json
+from nmt.translator import Translation, Translator
+
+SPLITS = ("validation", "test")
+TOKENIZERS = ("tokenizer.model", "source.model", "target.model")
+SHORTLIST, MAX_SHORTLIST = "shortlist.safetensors", 2**30
+OF_DATA = ("content", "fingerprint", "languages", "lowercase", "vocabulary", "splits")  # in the manifest
+OF_START = ("overrides", "choices", "versions", "git", "machine", "start_from", "teachers")
+CACHE = "~/.cache/nmt"  # data.cache_dir of an archive
+
+
+class Picture(NamedTuple):
+    """A heatmap and what it shows."""
+
+    png: bytes
+    labelled: bool  # with the sentence's tokens; else with numbers
+
+
+def contents(
+    run: RunDirectory,
+    file_name: str,
+    *,
+    checkpoint: str = "best",
+    license: str | None = None,
+    sentences: Sequence[str] = (),
+    held_out: bool = False,
+) -> dict[str, bytes]:
+    """The files of an archive called `file_name`, by name. The model is loaded, which checks that it is whole.
+
+    sentences: drawn as heatmaps; without any, one of the validation set, whose tokens are hidden behind numbers unless
+    the corpus is the built-in one or `held_out` packs its text anyway. Raises UserError.
+    """
+    config = load_config(run.config)
+    translator = Translator.load(run.source, checkpoint=checkpoint, device="cpu", precision="fp32")
+    pictures = _pictures(translator, run, config, sentences, held_out)
+    weights, step = _weights(run, checkpoint)
+    suffix = "" if checkpoint == "best" else f".checkpoint-{checkpoint}"  # of results and translations
+    recorded = read_json(run.results)
+    results = {split: recorded[f"{split}{suffix}"] for split in SPLITS if f"{split}{suffix}" in recorded}
+    parameters = sum(parameter.numel() for parameter in translator.model.parameters())
+    values = yaml.safe_dump(shared_config(load_values(run.config)), sort_keys=False, allow_unicode=True)
+    try:
+        manifest = shared_manifest(run.read_manifest()) | {"parameters": parameters}
+        files = {CONFIG: values.encode(), "manifest.json": _json(manifest), "results.json": _json(results)}
+        files |= {name: read_bytes(run.path / name) for name in TOKENIZERS if (run.path / name).is_file()}
+        files |= {f"attention-{number}.png": picture.png for number, picture in enumerate(pictures, 1)}
+        if (run.path / SHORTLIST).is_file():
+            files[SHORTLIST] = read_bytes(run.path / SHORTLIST, MAX_SHORTLIST)
+        if held_out:
+            files |= _held_out(run, suffix)
+        files[WEIGHTS] = weights
+        readme = card(
+            Card(
+                config=config,
+                manifest=manifest,
+                results=results,
+                checkpoint=f"{checkpoint} (update {step:,})",
+                parameters=parameters,
+                weight_bytes=len(weights),
+                license=license,
+                pictures=[picture.labelled for picture in pictures],
+                given=bool(sentences),
+                names=list(files),
+                file_name=file_name,
+            )
+        )
+    except UserError:
+        raise
+    except (ArithmeticError, AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise UserError(f"{run.source}: a file of this run is damaged ({type(error).__name__}: {error})") from None
+    return {CARD: readme.encode(), **files}
+
+
+def shared_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's configuration, of whose paths only the last part is left: loading the model needs none of them."""
+    shared = dict(values)
+    for section in ("data", "tokenizer", "objective", "training"):
+        own = dict(shared.get(section, {}))
+        shared[section] = {key: _last_part(value) if key in PATH_FIELDS else value for key, value in own.items()}
+    shared["data"]["cache_dir"] = CACHE
+    return shared
+
+
+def _last_part(path: Any) -> Any:  # noqa: ANN401
+    """Of a path, of each of a list, or None for None."""
+    if isinstance(path, list):
+        return [_last_part(each) for each in path]
+    return None if path is None else Path(str(path)).name or "."
+
+
+def shared_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a manifest says how the model came about: without paths, names of machines and warnings, and with one
+    start, which has the machine of the last one."""
+    starts = manifest.get("starts") or [{}]
+    start = deepcopy({**starts[0], "machine": starts[-1].get("machine", {})})
+    start = {key: start[key] for key in OF_START if start.get(key) is not None}
+    start["overrides"] = [override for override in start.get("overrides", []) if not _names_a_place(override)]
+    for record in [start.get("start_from", {}), *start.get("teachers", [])]:
+        if "run" in record:
+            record["run"] = Path(str(record["run"])).name
+    shared = {key: manifest[key] for key in ("status", "seed", "parameters", "training") if key in manifest}
+    shared["data"] = {key: value for key, value in manifest.get("data", {}).items() if key in OF_DATA}
+    return {**shared, "starts": [start]}
+
+
+def _names_a_place(override: str) -> bool:
+    key = override.lstrip("+~").partition("=")[0]
+    return key.startswith("hydra") or key.rpartition(".")[2] in PATH_FIELDS
+
+
+def _weights(run: RunDirectory, checkpoint: str) -> tuple[bytes, int]:
+    """Weights as safetensors, and the number of updates that made them."""
+    if checkpoint == "best":
+        path = run.path / WEIGHTS
+        return read_bytes(path, MAX_WEIGHTS), int(read_checkpoint(path)["step"])
+    state = read_checkpoint(run.checkpoints / LAST)
+    return to_safetensors({"model": state["model"], "step": state["step"], "scores": {}}), int(state["step"])
+
+
+def _pictures(
+    translator: Translator,
+    run: RunDirectory,
+    config: schema.TrainConfig,
+    sentences: Sequence[str],
+    held_out: bool,
+) -> list[Picture]:
+    if not translator.model.attends:
+        if sentences:
+            raise UserError(f"sentence={','.join(sentences)}: the run has no attention to draw")
+        return []
+    if len(sentences) > MAX_PICTURES:
+        raise UserError(f"sentence: {len(sentences)} sentences; an archive has at most {MAX_PICTURES} pictures")
+    labelled = bool(sentences) or held_out or config.data.kind == "demo"
+    shown = sentences or _typical(run)
+    drawn = zip(shown, translator.translate(shown), strict=True)
+    return [Picture(_png(translation, sentence, labelled), labelled) for sentence, translation in drawn]
+
+
+def _typical(run: RunDirectory) -> list[str]:
+    """The validation sentence of median length among those that have words; none if the run has no such text."""
+    try:
+        sources, _, _ = run.held_out("validation")
+    except UserError:
+        return []
+    ordered = sorted((source for source in sources if source.strip()), key=lambda source: len(source.split()))
+    return ordered[len(ordered) // 2 :][:1]
+
+
+def _png(translation: Translation, sentence: str, labelled: bool) -> bytes:
+    weights, source, target = translation.alignment, translation.source_tokens, translation.tokens
+    if weights is None:
+        raise UserError(f"sentence={sentence}: has no translation whose attention could be drawn")
+    if not labelled:
+        source, target = ([str(number) for number in range(1, len(side) + 1)] for side in (source, target))
+    file = io.BytesIO()
+    save(draw_alignment(weights, source, target), file)
+    return file.getvalue()
+
+
+def _held_out(run: RunDirectory, suffix: str) -> dict[str, bytes]:
+    """The text of the held-out splits, with the run's translations and their alignments."""
+    places = {
+        f"{folder}/{split}{ending}": run.path / folder / f"{split}{'' if folder == 'data' else suffix}{ending}"
+        for split in SPLITS
+        for folder, endings in {
+            "data": (".source", ".target", ".alignments"),
+            "hypotheses": (".txt",),
+            "alignments": (".references.pharaoh", ".translations.pharaoh", ".words.jsonl"),
+        }.items()
+        for ending in endings
+    }
+    found = {name: read_bytes(path, MAX_TEXT) for name, path in places.items() if path.is_file()}
+    if not found:
+        raise UserError(f"held_out=true: {run.source} has no held-out text")
+    return found
+
+
+def _json(values: Mapping[str, Any]) -> bytes:
+    return f"{to_json(values, indent=2)}\n".encode()

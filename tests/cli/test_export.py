@@ -1,0 +1,355 @@
+"""nmt-export: an archive goes wherever a run goes, and tells no more of a corpus than it was asked to."""
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import TINY
+from forks import call
+
+from nmt import Translator
+from nmt.archive import write_archive
+from nmt.config.compose import load_config, load_values
+from nmt.config.errors import UserError
+from nmt.export import contents as module
+from nmt.export.contents import contents, shared_config, shared_manifest
+from nmt.run import RunDirectory
+
+pytestmark = pytest.mark.system
+SECRETS = ["zebra", "quagga", "okapi"]  # words of the private corpus
+LINES = ["the cat sees the dog .", "the dogs see the red house .", "", "a cat sleeps ."]
+QUICK = ["bootstrap_samples=100", "randomisation_trials=100"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run on the demo corpus, `run`, and one on a private corpus, `private`."""
+    home = tmp_path_factory.mktemp("export")
+    done = call("nmt-train", *TINY, "training.max_steps=6", "hydra.run.dir=run", "data.test_size=12", cwd=home)
+    assert done.returncode == 0, done.stderr.decode()
+    (home / "secret folder").mkdir()
+    verbs = [("sees", "sieht"), ("hears", "hört"), ("finds", "findet"), ("likes", "mag")]
+    pairs = [(f"the {a} {v} the {b} .", f"das {a} {w} das {b} .") for a in SECRETS for v, w in verbs for b in SECRETS]
+    for split, some in (("train", pairs * 3), ("valid", pairs[:8]), ("test", pairs[8:16])):
+        for suffix, side in (("en", 0), ("de", 1)):
+            text = "".join(f"{pair[side]}\n" for pair in some)
+            (home / "secret folder" / f"{split}.{suffix}").write_text(text)
+    small = [value for value in TINY if not value.startswith(("data.", "tokenizer.vocab_size"))]
+    paths = [f"'data.{key}=secret folder/{name}'" for key, name in (("train", "train"), ("test", "test"))]
+    paths += ["'data.validation=secret folder/valid'"]
+    done = call(
+        "nmt-train",
+        *(path.strip("'") for path in paths),
+        "data=files",
+        *small,
+        "tokenizer.vocab_size=60",
+        "training.max_steps=4",
+        "hydra.run.dir=private",
+        cwd=home,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return home
+
+
+@pytest.fixture(scope="module")
+def model(home: Path) -> Path:
+    done = call("nmt-export", "run=run", "output=model.nmt", "held_out=true", cwd=home)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().startswith("archive: model.nmt (")
+    return home / "model.nmt"
+
+
+@pytest.fixture
+def refused(home: Path):  # noqa: ANN201
+    def check(message: str, *command: str) -> None:
+        done = call(*command, cwd=home)
+        assert done.returncode == 2, done.stdout.decode()
+        (line,) = (line for line in done.stderr.decode().splitlines() if ": error: " in line)
+        assert message in line
+
+    return check
+
+
+def files(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def card(path: Path) -> str:
+    return files(path)["README.md"].decode()
+
+
+def test_an_archive_translates_as_its_run(model: Path, home: Path) -> None:
+    text = "".join(f"{line}\n" for line in LINES).encode()
+    own = call("nmt-translate", "run=run", stdin=text, cwd=home)
+    packed = call("nmt-translate", "run=model.nmt", stdin=text, cwd=home)
+    assert (packed.returncode, packed.stdout) == (0, own.stdout), packed.stderr.decode()
+    assert len(own.stdout.splitlines()) == len(LINES)
+    both = call("nmt-translate", "run=[model.nmt,run]", stdin=text, cwd=home)
+    assert both.stdout == own.stdout
+
+
+def test_python_reads_an_archive(model: Path, home: Path) -> None:
+    results = [Translator.load(path).translate(LINES) for path in (model, home / "run")]
+    assert [result.text for result in results[0]] == [result.text for result in results[1]]
+    assert [result.score for result in results[0]] == [result.score for result in results[1]]
+
+
+def test_an_archive_with_held_out_text_can_be_evaluated(model: Path, home: Path) -> None:
+    own = json.loads((home / "run" / "results.json").read_text())["test"]
+    before = model.read_bytes()
+    for output in ([], ["output=scores"]):
+        done = call("nmt-evaluate", "run=model.nmt", "threads=1", *output, cwd=home)
+        assert done.returncode == 0, done.stderr.decode()
+        printed = json.loads(done.stdout.decode().splitlines()[-1])
+        assert printed["run"] == "model.nmt"
+        assert {key: printed[key] for key in ("bleu", "chrf", "aer")} == {
+            key: own[key] for key in ("bleu", "chrf", "aer")
+        }
+    assert printed["output"] == "scores"
+    assert json.loads((home / "scores" / "evaluation.json").read_text())["members"] == [str(model)]
+    assert model.read_bytes() == before
+    folder = RunDirectory.existing(model).path
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {*files(model)}
+
+
+def test_results_are_never_written_into_an_archive(model: Path, refused) -> None:  # noqa: ANN001
+    refused(
+        "run=model.nmt: is an archive, which does not change; give output=",
+        "nmt-evaluate",
+        "run=model.nmt",
+        "output=null",
+    )
+
+
+def test_an_archive_is_compared_as_its_run(model: Path, home: Path) -> None:
+    found = {}
+    for runs in ("run", "model.nmt"):
+        done = call("nmt-compare", f"runs={runs}", *QUICK, f"output=compared-{runs}", cwd=home)
+        assert done.returncode == 0, done.stderr.decode()
+        (comparison,) = json.loads((home / f"compared-{runs}" / "comparison.json").read_text())["comparisons"]
+        (system,) = comparison["systems"]
+        found[runs] = {key: system[key] for key in ("name", "bleu", "chrf", "aer", "parameters", "seconds")}
+        assert comparison["runs"][0]["run"] == runs
+    assert found["model.nmt"] == found["run"]
+    both = call("nmt-compare", "runs=[run,model.nmt]", *QUICK, "output=both", cwd=home)
+    assert "model.nmt repeats run: left out" in both.stderr.decode()
+
+
+def test_training_starts_from_an_archive_and_learns_from_one(model: Path, home: Path) -> None:
+    quick = [*TINY, "data.test_size=12", "training.max_steps=2"]
+    started = call("nmt-train", *quick, "training.start_from=model.nmt", "hydra.run.dir=started", cwd=home)
+    assert started.returncode == 0, started.stderr.decode()
+    start = RunDirectory(home / "started").first_start()["start_from"]
+    assert start["run"] == str(model)
+    assert start["system"] == RunDirectory(home / "run").system()
+    taught = call("nmt-train", *quick, "objective=distillation", "objective.teachers=model.nmt", cwd=home)
+    assert taught.returncode == 0, taught.stderr.decode()
+
+
+def test_an_archive_cannot_be_resumed(model: Path, refused) -> None:  # noqa: ANN001
+    refused(
+        "run=model.nmt: is a file; an archive cannot be resumed, but training.start_from=", "nmt-train", "run=model.nmt"
+    )
+
+
+def test_an_existing_file_stays_unless_told(home: Path, refused) -> None:  # noqa: ANN001
+    (home / "precious").write_text("thesis")
+    refused(
+        "output=precious: exists; name another file, or set overwrite=true", "nmt-export", "run=run", "output=precious"
+    )
+    assert (home / "precious").read_text() == "thesis"
+    done = call("nmt-export", "run=run", "output=precious", "overwrite=true", cwd=home)
+    assert done.returncode == 0, done.stderr.decode()
+    assert zipfile.is_zipfile(home / "precious")
+
+
+def test_mistakes_are_one_line(model: Path, home: Path, refused) -> None:  # noqa: ANN001
+    export = ("nmt-export", "run=run")
+    refused("output=private: is a folder; name a file", *export, "output=private")
+    refused("output=model.nmt/x: cannot be written", *export, "output=model.nmt/x")
+    refused("run=[run,private]: an archive holds one model", "nmt-export", "run=[run,private]", "output=x")
+    refused(
+        "checkpoint=last: model.nmt is an archive, which has one checkpoint",
+        *export[:1],
+        "run=model.nmt",
+        "output=x",
+        "checkpoint=last",
+    )
+    refused("output: missing", *export)
+    refused("sentence= : has no translation", *export, "output=x", "sentence=' '")
+    refused("shortlist=auto: model.nmt has no table", "nmt-translate", "run=model.nmt", "shortlist=auto")
+    assert not (home / "x").exists()
+
+
+def test_the_card_says_what_the_model_is(model: Path, home: Path) -> None:
+    text, own = card(model), json.loads((home / "run" / "results.json").read_text())["test"]
+    run = RunDirectory(home / "run")
+    for part in (
+        "# Translation from en to fr",
+        "| Licence | not stated |",
+        "the demo corpus that comes with nmt: 200 sentence pairs",
+        f"| Size | {run.read_manifest()['parameters']:,} parameters",
+        "| Decoder | GRU, 1 layer of 32 units |",
+        "| Encoder | GRU, 1 layer of 16 units, in both directions |",
+        "`attention=bahdanau`: score `additive`",
+        "| Checkpoint | best (update 6) |",
+        f"| test | 12 | {own['bleu']:.2f} | {own['chrf']:.2f} | {own['ter']:.2f} | {100 * own['aer']:.1f} % |",
+        f"- BLEU: `{own['signature']}`",
+        "](attention-1.png)",
+        "nmt-translate run=model.nmt < input > output\nnmt-evaluate run=model.nmt output=scores\n",
+        'Translator.load("model.nmt")',
+        "| `tokenizer.model` | the SentencePiece model |",
+    ):
+        assert part in text, part
+    assert files(model)["attention-1.png"].startswith(b"\x89PNG")
+    assert {f"`{name}`" for name in files(model)} - {"`README.md`"} <= {*text.split(" ")}
+
+
+def test_the_licence_is_the_one_given(home: Path) -> None:
+    done = call("nmt-export", "run=run", "output=licensed.nmt", "license='CC BY | 4.0'", cwd=home)
+    assert done.returncode == 0, done.stderr.decode()
+    assert "| Licence | CC BY \\| 4.0 |" in card(home / "licensed.nmt")
+
+
+def test_a_private_corpus_leaves_no_text_and_no_path(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels: list[list[str]] = []
+    draw = module.draw_alignment
+    monkeypatch.setattr(module, "draw_alignment", lambda w, s, t: labels.append([*s, *t]) or draw(w, s, t))
+    packed = contents(RunDirectory(home / "private"), "model.nmt")
+    assert set(packed) == {
+        *("README.md", "config.yaml", "manifest.json", "results.json", "tokenizer.model"),
+        *("attention-1.png", "checkpoints/best.safetensors"),
+    }
+    readable = {name: text.decode() for name, text in packed.items() if name.endswith((".md", ".yaml", ".json"))}
+    assert len(readable) == 4
+    for name, text in readable.items():
+        for secret in [*SECRETS, "secret folder", str(home), "platform"]:
+            assert secret not in text, (name, secret)
+    assert all(label.isdigit() for label in labels[0])
+    assert "The tokens are numbered" in readable["README.md"]
+    assert "| Training corpus | text files: 108 sentence pairs" in readable["README.md"]
+
+
+@pytest.mark.parametrize(
+    ("given", "names", "note"),
+    [
+        ({"sentences": ["the okapi ."]}, "a sentence that was chosen for this card", False),
+        ({"held_out": True}, "a sentence of the validation set", False),
+        ({}, "a sentence of the validation set", True),
+    ],
+)
+def test_the_picture_has_words_only_if_asked_for(
+    given: dict, names: str, note: bool, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels: list[str] = []
+    draw = module.draw_alignment
+    monkeypatch.setattr(module, "draw_alignment", lambda w, s, t: labels.extend([*s, *t]) or draw(w, s, t))
+    text = contents(RunDirectory(home / "private"), "model.nmt", **given)["README.md"].decode()
+    assert names in text
+    assert ("tokens are numbered" in text) == note
+    assert any(label == "</s>" for label in labels) != note
+
+
+def test_several_sentences_are_several_pictures(home: Path) -> None:
+    done = call("nmt-export", "run=run", "output=two.nmt", "sentence=[the cat .,the dog .]", cwd=home)
+    assert done.returncode == 0, done.stderr.decode()
+    packed = files(home / "two.nmt")
+    assert packed["attention-1.png"] != packed["attention-2.png"]
+    assert "](attention-2.png)" in packed["README.md"].decode()
+
+
+def test_equal_exports_are_equal_bytes(home: Path, tmp_path: Path) -> None:
+    run = RunDirectory(home / "run")
+    for name in ("a", "b"):
+        write_archive(tmp_path / name, contents(run, "model.nmt"))
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_an_archive_can_be_exported_again(model: Path, home: Path) -> None:
+    done = call("nmt-export", "run=model.nmt", "output=again.nmt", "license=MIT", cwd=home)
+    assert done.returncode == 0, done.stderr.decode()
+    first, again = files(model), files(home / "again.nmt")
+    same = {"config.yaml", "manifest.json", "results.json", "checkpoints/best.safetensors", "tokenizer.model"}
+    assert {name: again[name] for name in same} == {name: first[name] for name in same}
+
+
+def test_the_last_checkpoint_brings_its_own_scores(home: Path) -> None:
+    run = home / "run"
+    assert call("nmt-export", f"run={run}", "output=last.nmt", "checkpoint=last", cwd=home).returncode == 0
+    assert "This checkpoint was not evaluated." in card(home / "last.nmt")
+    assert json.loads(files(home / "last.nmt")["results.json"]) == {}
+    own = Translator.load(run, checkpoint="last").translate(LINES)
+    packed = Translator.load(home / "last.nmt").translate(LINES)
+    assert [result.score for result in packed] == [result.score for result in own]
+    shutil.copytree(run, home / "evaluated")
+    assert call("nmt-evaluate", "run=evaluated", "checkpoint=last", cwd=home).returncode == 0
+    export = ("nmt-export", "run=evaluated", "output=last2.nmt", "checkpoint=last", "held_out=true")
+    assert call(*export, cwd=home).returncode == 0
+    assert "| test | 12 | " in card(home / "last2.nmt")
+    assert "| Checkpoint | last (update 6) |" in card(home / "last2.nmt")
+    translated = (home / "evaluated" / "hypotheses" / "test.checkpoint-last.txt").read_bytes()
+    assert files(home / "last2.nmt")["hypotheses/test.txt"] == translated
+
+
+def test_a_model_without_attention_has_no_picture(home: Path, refused) -> None:  # noqa: ANN001
+    quick = [*TINY, "training.max_steps=2", "attention=none", "hydra.run.dir=without"]
+    assert call("nmt-train", *quick, cwd=home).returncode == 0
+    assert call("nmt-export", "run=without", "output=without.nmt", cwd=home).returncode == 0
+    assert "attention-1.png" not in files(home / "without.nmt")
+    assert "without attention" in card(home / "without.nmt")
+    assert "## Attention" not in card(home / "without.nmt")
+    refused("the run has no attention to draw", "nmt-export", "run=without", "output=x", "sentence=a cat")
+
+
+def test_a_shortlist_is_packed(home: Path) -> None:
+    text = b"the cat .\n"
+    own = call("nmt-translate", "run=run", "shortlist=auto", stdin=text, cwd=home)
+    assert own.returncode == 0, own.stderr.decode()
+    assert call("nmt-export", "run=run", "output=short.nmt", cwd=home).returncode == 0
+    (home / "run" / "shortlist.safetensors").unlink()
+    packed = call("nmt-translate", "run=short.nmt", "shortlist=auto", stdin=text, cwd=home)
+    assert (packed.returncode, packed.stdout) == (0, own.stdout), packed.stderr.decode()
+
+
+def test_values_of_this_machine_are_left_out(home: Path) -> None:
+    values = load_values(home / "private" / "config.yaml")
+    assert str(home) in values["data"]["train"][0]
+    values["training"]["start_from"] = "/home/me/secret/run"
+    shared = shared_config(values)
+    assert shared["data"]["train"] == ["train"]
+    assert shared["data"]["cache_dir"] == "~/.cache/nmt"
+    assert shared["training"]["start_from"] == "run"
+    assert {**shared, "data": 0, "training": 0} == {**values, "data": 0, "training": 0}
+    record = {"run": "/home/me/secret/run", "step": 3, "system": "s"}
+    start = {
+        "overrides": ["data.train=/home/me/t", "hydra.run.dir=/x", "seed=2"],
+        "platform": "P",
+        "start_from": record,
+    }
+    manifest = {"starts": [{**start, "machine": {"precision": "bf16"}}, {"machine": {"precision": "fp32"}}], "other": 1}
+    (kept,) = shared_manifest(manifest)["starts"]
+    assert kept == {
+        "overrides": ["seed=2"],
+        "machine": {"precision": "fp32"},
+        "start_from": {"run": "run", "step": 3, "system": "s"},
+    }
+    assert manifest["starts"][0]["start_from"] is record
+    assert record["run"] == "/home/me/secret/run"
+
+
+def test_the_system_is_that_of_the_run(model: Path, home: Path) -> None:
+    """By which nmt-compare groups seeds."""
+    assert RunDirectory.existing(model).system() == RunDirectory(home / "run").system()
+    assert load_config(RunDirectory.existing(model).config).seed == 1
+
+
+def test_a_damaged_record_is_one_line(home: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(home / "run", run)
+    (run / "results.json").write_text('{"test": {"bleu": "high"}}')
+    with pytest.raises(UserError, match="a file of this run is damaged") as error:
+        contents(RunDirectory(run), "x")
+    assert "\n" not in str(error.value)

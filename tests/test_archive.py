@@ -1,0 +1,239 @@
+"""Archives: what is packed comes back, equal content is equal bytes, and a file from a stranger is unpacked as data."""
+
+import os
+import stat
+import struct
+import threading
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nmt import archive
+from nmt.archive import CONFIG, MAX_RATIO, WEIGHTS, is_archive, unpacked, write_archive
+from nmt.config.errors import UserError
+
+HONEST = {CONFIG: b"seed: 1\n", "results.json": b"{}", WEIGHTS: bytes(range(256)) * 100}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NMT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(archive, "_private", {})
+    return tmp_path / "cache" / "archives"
+
+
+@pytest.fixture
+def honest(tmp_path: Path) -> Path:
+    write_archive(tmp_path / "model.nmt", HONEST)
+    return tmp_path / "model.nmt"
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_packed_comes_back_in_a_folder_named_after_the_bytes(honest: Path, cache: Path) -> None:
+    folder = unpacked(honest, "run=model.nmt")
+    assert content(folder) == HONEST
+    assert [path.name for path in cache.iterdir()] == [folder.name]
+    moved = honest.rename(honest.with_name("other"))
+    assert unpacked(moved, "run=other") == folder
+    write_archive(honest, HONEST | {"results.json": b"[]"})
+    assert unpacked(honest, "run=model.nmt") != folder
+
+
+def test_equal_content_is_equal_bytes_and_a_zip_file_like_others(honest: Path, tmp_path: Path) -> None:
+    write_archive(tmp_path / "again.nmt", HONEST)
+    assert honest.read_bytes() == (tmp_path / "again.nmt").read_bytes()
+    with zipfile.ZipFile(honest) as file:
+        assert file.testzip() is None
+        assert {stat.S_IMODE(entry.external_attr >> 16) for entry in file.infolist()} == {0o644}
+    assert is_archive(honest)
+    assert not is_archive(tmp_path)
+    assert not is_archive(Path(__file__))
+
+
+def test_an_unpacked_archive_is_not_unpacked_again(honest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = unpacked(honest, "run=model.nmt")
+    monkeypatch.setattr(archive, "_unpack", lambda *_: pytest.fail("unpacked again"))
+    assert unpacked(honest, "run=model.nmt") == folder
+
+
+def test_an_archive_packed_again_by_hand_is_taken(tmp_path: Path) -> None:
+    """Other programs compress everything, and write entries for folders."""
+    path = tmp_path / "model.nmt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.mkdir("checkpoints")
+        for name, text in HONEST.items():
+            file.writestr(name, text)
+    assert content(unpacked(path, "run=model.nmt")) == HONEST
+
+
+def test_the_cache_is_where_the_environment_says(honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NMT_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert unpacked(honest, "run=x").parent == tmp_path / "xdg" / "nmt" / "archives"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says the standard
+    assert unpacked(honest, "run=x").parent == tmp_path / "home" / ".cache" / "nmt" / "archives"
+
+
+def test_without_a_cache_a_private_folder_is_used_and_deleted(
+    honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("NMT_CACHE", str(tmp_path / "file"))
+    folder = unpacked(honest, "run=x")
+    assert content(folder) == HONEST
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert unpacked(honest, "run=x") == folder
+    archive._private.clear()
+    assert not folder.exists()
+
+
+def test_a_folder_that_others_left_in_the_cache_is_not_trusted(honest: Path, cache: Path, tmp_path: Path) -> None:
+    name = unpacked(honest, "run=x").name
+    (cache / name).rename(tmp_path / "planted")
+    (tmp_path / "planted" / CONFIG).write_text("seed: 2\n")
+    (cache / name).symlink_to(tmp_path / "planted")
+    assert content(unpacked(honest, "run=x")) == HONEST
+
+
+def test_several_at_once_unpack_the_same(honest: Path, cache: Path) -> None:
+    found: list[Path] = []
+    threads = [threading.Thread(target=lambda: found.append(unpacked(honest, "run=x"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert len({*found}) == 1
+    assert content(found[0]) == HONEST
+    assert [path.name for path in cache.iterdir()] == [found[0].name]
+
+
+def test_what_killed_processes_left_is_deleted_once_it_is_old(honest: Path, cache: Path) -> None:
+    for name, age in ((".old.part", 2 * archive.KEPT), (".new.part", 0)):
+        (cache / name).mkdir(parents=True)
+        os.utime(cache / name, (time.time() - age,) * 2)
+    folder = unpacked(honest, "run=x")
+    assert {path.name for path in cache.iterdir()} == {".new.part", folder.name}
+
+
+def packed(path: Path, files: dict[str, bytes], mode: int = stat.S_IFREG | 0o644) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, text in (HONEST | files).items():
+            entry = zipfile.ZipInfo(name)
+            entry.external_attr = (mode if name in files else 0) << 16
+            file.writestr(entry, text, zipfile.ZIP_DEFLATED)
+
+
+def twice(path: Path) -> None:
+    packed(path, {})
+    with zipfile.ZipFile(path, "a") as file, pytest.warns(UserWarning, match="Duplicate name"):
+        file.writestr(CONFIG, b"seed: 2\n")
+
+
+def changed(path: Path, change: Callable[[bytes], bytes]) -> None:
+    write_archive(path, HONEST)
+    path.write_bytes(change(path.read_bytes()))
+
+
+def claiming(size: int) -> Callable[[bytes], bytes]:
+    """The directory at the end says that the weights have so many bytes, packed and unpacked."""
+
+    def change(data: bytes) -> bytes:
+        at = data.rindex(b"PK\1\2")
+        return data[: at + 20] + struct.pack("<II", size, size) + data[at + 28 :]
+
+    return change
+
+
+def flipped(data: bytes) -> bytes:
+    at = data.index(HONEST[WEIGHTS])
+    return data[:at] + b"x" + data[at + 1 :]
+
+
+def lzma(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as file:
+        for name, text in HONEST.items():
+            file.writestr(name, text)
+
+
+HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a path upwards": (lambda path: packed(path, {"../evil": b"x"}), "it holds ../evil, which no archive has"),
+    "a path upwards in a known folder": (lambda path: packed(path, {"data/../../evil": b"x"}), "which no archive has"),
+    "an absolute path": (lambda path: packed(path, {"/tmp/nmt-evil": b"x"}), "which no archive has"),
+    "a backslash": (lambda path: packed(path, {"data\\..\\evil": b"x"}), "which no archive has"),
+    "another name": (lambda path: packed(path, {"sitecustomize.py": b"x"}), "which no archive has"),
+    "a name with control characters": (lambda path: packed(path, {"a\x1b[31m": b"x"}), r"holds a\\x1b\[31m, which"),
+    "a line end after a name": (lambda path: packed(path, {"results.json\n": b"x"}), "which no archive has"),
+    "a link": (lambda path: packed(path, {CONFIG: b"/etc/passwd"}, stat.S_IFLNK | 0o777), "config.yaml is not a file"),
+    "a pipe": (lambda path: packed(path, {CONFIG: b""}, stat.S_IFIFO | 0o644), "config.yaml is not a file"),
+    "a file twice": (twice, "it holds a file twice"),
+    "no weights": (
+        lambda path: zipfile.ZipFile(path, "w").writestr(CONFIG, "x"),
+        "is damaged|has no checkpoints/best|not a zip",
+    ),
+    "a bomb": (lambda path: packed(path, {WEIGHTS: bytes(2**24)}), "bytes would become 16,"),
+    "a large record": (lambda path: packed(path, {CONFIG: bytes(2**26 + 1)}), "has 67,108,865 bytes, more than the"),
+    "a claim of gigabytes": (lambda path: changed(path, claiming(2**31)), "would become 2,147,"),
+    "a claim beyond the file": (lambda path: changed(path, claiming(40_000)), "best.safetensors"),
+    "a flipped bit": (lambda path: changed(path, flipped), "best.safetensors: Bad CRC-32"),
+    "half a file": (lambda path: changed(path, lambda data: data[: len(data) // 2]), "File is not a zip file"),
+    "nothing": (lambda path: path.write_bytes(b""), "File is not a zip file"),
+    "text": (lambda path: path.write_text("PK\3\4 and so on"), "File is not a zip file"),
+    "an unusual method": (lzma, "packed in a way that is not supported"),
+    "an encrypted entry": (
+        lambda path: changed(path, lambda d: (a := d.rindex(b"PK\1\2")) * b"" + d[: a + 8] + b"\1" + d[a + 9 :]),
+        "is encrypted",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_or_damaged_archive_is_one_line_and_leaves_nothing(name: str, tmp_path: Path, cache: Path) -> None:
+    make, message = HOSTILE[name]
+    path = tmp_path / "hostile.nmt"
+    make(path)
+    before = {*tmp_path.parent.iterdir(), *tmp_path.iterdir()} | {cache.parent}
+    with pytest.raises(UserError, match=message) as error:
+        unpacked(path, "run=hostile.nmt")
+    assert str(error.value).startswith("run=hostile.nmt: is not an archive of nmt-export, or is damaged (")
+    assert "\n" not in str(error.value)
+    assert {*tmp_path.parent.iterdir(), *tmp_path.iterdir()} <= before
+    assert not cache.exists() or not [*cache.iterdir()]
+    assert not Path("/tmp/nmt-evil").exists()
+
+
+def test_the_total_is_limited_by_the_size_of_the_file(tmp_path: Path) -> None:
+    """Text that packs well is no bomb."""
+    text = b"the cat sees the dog .\n" * 20_000
+    packed(tmp_path / "model.nmt", {"data/test.source": text})
+    assert len(text) < MAX_RATIO * (tmp_path / "model.nmt").stat().st_size + archive.ALLOWANCE
+    assert content(unpacked(tmp_path / "model.nmt", "run=x"))["data/test.source"] == text
+
+
+def test_a_file_that_cannot_be_read_or_is_a_pipe_is_one_line(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match=r"run=pipe: is not an archive of nmt-export, or is damaged \(not a file\)"):
+        unpacked(tmp_path / "pipe", "run=pipe")
+    with pytest.raises(UserError, match="run=nowhere: cannot be read"):
+        unpacked(tmp_path / "nowhere", "run=nowhere")
+
+
+def test_a_failed_write_leaves_the_old_archive(honest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = honest.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(zipfile.ZipFile, "writestr", full)
+    with pytest.raises(OSError, match="No space left") as error:
+        write_archive(honest, HONEST)
+    assert error.value.filename == str(honest)
+    assert honest.read_bytes() == before
+    assert [path.name for path in honest.parent.iterdir()] == ["model.nmt"]
