@@ -7,7 +7,7 @@ OVERRIDES ?=
 
 .DEFAULT_GOAL := help
 
-.PHONY: help train study bench test coverage test-slow test-gpu lint docs build tensorboard clean
+.PHONY: help train serve study bench test coverage test-slow test-gpu lint docs build tensorboard clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -56,6 +56,11 @@ docs: $(DOCS_READY)  ## build the documentation into build/site; a broken link f
 
 build: $(READY)  ## build the wheel and the source archive into dist/
 	@$(BIN)/python -m build --no-isolation
+
+serve: $(READY)  ## open the page and the service of the last `make train` (OVERRIDES="port=9000")
+	@run=$$(ls -td outputs/train/*/*/ 2>/dev/null | while read -r path; do [ -f "$$path/checkpoints/best.safetensors" ] && echo "$$path" && break; done); \
+	[ -n "$$run" ] || { echo "no model to serve yet: make train makes one in about three minutes"; exit 1; }; \
+	exec $(BIN)/nmt-serve run="$${run%/}" $(OVERRIDES)
 
 tensorboard: $(READY)  ## open TensorBoard on everything under outputs/ (this machine only)
 	@$(BIN)/tensorboard --logdir outputs --host localhost

@@ -37,7 +37,7 @@ GROUPS = {  # page -> its groups, folders of configs/
     "experiment": ["experiment"],
     "hydra": ["hydra/launcher", "hydra/sweeper"],
 }
-COMMANDS = ("evaluate", "translate", "compare", "export")
+COMMANDS = ("evaluate", "translate", "compare", "serve", "export")
 
 
 class Key(NamedTuple):
@@ -219,6 +219,7 @@ def all_types() -> dict[str, Types]:
         "evaluate": Types(schema.EvaluateConfig.model_json_schema()),
         "translate": Types(schema.TranslateConfig.model_json_schema()),
         "compare": Types(schema.CompareConfig.model_json_schema()),
+        "serve": Types(schema.ServeConfig.model_json_schema()),
         "export": Types(schema.ExportConfig.model_json_schema()),
     }
 

@@ -11,10 +11,10 @@ from hydra._internal.hydra import Hydra
 
 from nmt.cli import app, arguments
 from nmt.config.errors import UserError
-from nmt.config.schema import CompareConfig, EvaluateConfig, ExportConfig, TrainConfig, TranslateConfig
+from nmt.config.schema import CompareConfig, EvaluateConfig, ExportConfig, ServeConfig, TrainConfig, TranslateConfig
 
 SCHEMAS = {"train": TrainConfig, "evaluate": EvaluateConfig, "translate": TranslateConfig, "compare": CompareConfig}
-SCHEMAS |= {"export": ExportConfig}
+SCHEMAS |= {"export": ExportConfig, "serve": ServeConfig}
 
 
 @pytest.fixture(autouse=True)

@@ -225,13 +225,13 @@ def test_translate_answers_on_a_pipe_that_stays_open(run: Path, home: Path) -> N
         assert process.wait() == 0
 
 
-COMMANDS = ["nmt-train", "nmt-evaluate", "nmt-translate", "nmt-compare", "nmt-export"]
+COMMANDS = ["nmt-train", "nmt-evaluate", "nmt-translate", "nmt-compare", "nmt-export", "nmt-serve"]
 
 
 @pytest.mark.parametrize(
     ("command", "streams"),
     [
-        *zip(COMMANDS, (["<&-"], [">&-"], ["2>&-"], ["<&-"], [">&-"]), strict=True),
+        *zip(COMMANDS, (["<&-"], [">&-"], ["2>&-"], ["<&-"], [">&-"], ["2>&-"]), strict=True),
         *(pytest.param(command, ["<&-", ">&-", "2>&-"], marks=pytest.mark.slow) for command in COMMANDS),
     ],
 )

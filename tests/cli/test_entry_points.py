@@ -16,7 +16,7 @@ from forks import killed_after
 
 from nmt.cli import entry
 
-COMMANDS = ("train", "evaluate", "translate", "compare", "export")
+COMMANDS = ("train", "evaluate", "translate", "compare", "export", "serve")
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.usefixtures("signals_of_a_terminal")
 
@@ -52,6 +52,7 @@ def test_ctrl_c_during_the_first_imports_is_one_line(
         ("translate", "nmt.translator", ["run=x"]),
         ("compare", "nmt.comparison.report", ["runs=x"]),
         ("export", "nmt.export.contents", ["run=x", "output=y"]),
+        ("serve", "nmt.serve.app", ["run=x"]),
     ],
 )
 def test_ctrl_c_during_a_commands_large_import_is_one_line(

@@ -32,6 +32,7 @@ def printed_help(command: str, overrides: list[str]) -> tuple[str, dict[object, 
         ("translate", ["search=beam"]),
         ("compare", []),
         ("export", []),
+        ("serve", []),
     ],
 )
 def test_comments_change_no_value(command: str, overrides: list[str]) -> None:

@@ -118,6 +118,37 @@ def compose(command: str) -> None:
         typed(TrainConfig, values_of("train", [*(w for w in single if w.partition("=")[0] not in own), *overrides]))
 
 
+class Served:
+    """The last nmt-serve of a page, on a free port, for the page's calls of curl."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.address = folder, ""
+        self.process: subprocess.Popen[str] | None = None
+
+    def run(self, command: str) -> None:
+        """Start the service, or call it."""
+        words = shlex.split(command)
+        if words[0] == "nmt-serve":
+            self.stop()
+            program = [Path(sys.executable).parent / words[0], *words[1:], "port=0"]
+            self.process = subprocess.Popen(program, cwd=self.folder, stderr=subprocess.PIPE, text=True)
+            assert self.process.stderr is not None
+            line = self.process.stderr.readline()
+            assert " at http://" in line, line
+            self.address = line.split(" at ")[1].split("/;")[0]
+            return
+        called = [word.replace("http://127.0.0.1:8080", self.address) for word in words]
+        assert called != words, command
+        done = subprocess.run([*called, "-sS", "--fail-with-body"], capture_output=True, timeout=60, check=False)
+        assert done.returncode == 0, f"{command}\n{done.stdout.decode()}{done.stderr.decode()}"
+        assert done.stdout
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
 def quick_first(chosen: list[Path]) -> list[Any]:
     """README with every change, the other pages with the slow tests."""
     quick = {"README"}
@@ -127,7 +158,7 @@ def quick_first(chosen: list[Path]) -> list[Any]:
 
 
 @pytest.mark.parametrize("page", quick_first([page for page in pages() if any(b.lines for b in blocks(page))]))
-def test_every_command_runs(page: Path, prepared: Path, tmp_path: Path) -> None:
+def test_every_command_runs(page: Path, prepared: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """In the page's order and in one folder, since later commands use what earlier ones left."""
     shells = [block for block in blocks(page) if block.kind == "bash"]
     lines = [line for block in shells for line in block.lines]
@@ -135,9 +166,14 @@ def test_every_command_runs(page: Path, prepared: Path, tmp_path: Path) -> None:
     shutil.copytree(prepared, folder)
     if not any("hydra.run.dir=my-run" in line for line in lines):
         shutil.copytree(folder / "DIR", folder / "my-run")
+    served = Served(folder)
+    request.addfinalizer(served.stop)
     for block in shells:
         for command in block.lines:
             if command.split()[0] in NOT_RUN:
+                continue
+            if command.split()[0] in {"nmt-serve", "curl"}:
+                served.run(command)
                 continue
             assert re.match(r"nmt-\w+ |python scripts/\w+\.py |torchrun ", command), f"not a command of ours: {command}"
             if block.long:
