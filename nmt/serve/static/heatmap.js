@@ -75,7 +75,7 @@ export class Heatmap {
           pointerleave: () => this.#events.light(...this.#focused()),
           click: (event) => this.#click(event),
           keydown: (event) => this.#key(event),
-          focusin: () => this.#events.light(...this.#active),
+          focusin: (event) => this.#focus(event.target),
           focusout: () => this.#events.light(null, null),
         },
       },
@@ -170,6 +170,12 @@ export class Heatmap {
 
   #focused() {
     return this.#root.contains(document.activeElement) ? this.#active : [null, null];
+  }
+
+  // A screen reader may move the focus by itself.
+  #focus(cell) {
+    this.#active = ["rowindex", "colindex"].map((name) => Number(cell.getAttribute(`aria-${name}`)) - 1);
+    this.#events.light(...this.#active);
   }
 
   #click(event) {
