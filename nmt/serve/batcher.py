@@ -50,7 +50,7 @@ class Batcher:
     """A queue of jobs and the threads that work on it.
 
     A free thread takes the job that has waited longest, so that none starves, and with it those jobs of equal key whose
-    lengths are nearest to its own. A cancelled job leaves the queue.
+    lengths are nearest to its own. Free threads share what waits. A cancelled job leaves the queue.
     """
 
     def __init__(self, limits: Limits, observe: Callable[[int, float], object] = lambda *_: None) -> None:
@@ -59,6 +59,7 @@ class Batcher:
         self._jobs: list[_Job] = []
         self._changed = threading.Condition()
         self._open = True
+        self._free = 0  # threads without a batch
         self._rate = 0.0  # jobs per second, a moving mean
         names = (f"nmt-serve-{number}" for number in range(limits.workers))
         self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
@@ -112,6 +113,7 @@ class Batcher:
     def _next_batch(self) -> list[_Job]:
         """Wait for a batch; [] once the queue is closed and empty."""
         with self._changed:
+            self._free += 1
             while True:
                 while not self._jobs:
                     if not self._open:
@@ -122,7 +124,8 @@ class Batcher:
                 if remaining <= 0 or not self._open:
                     break
                 self._changed.wait(remaining)
-            chosen = _similar(self._jobs)
+            chosen = _similar(self._jobs, self._free)
+            self._free -= 1
             taken = {id(job) for job in chosen}
             self._jobs = [job for job in self._jobs if id(job) not in taken]
             if self._jobs:
@@ -151,17 +154,19 @@ def _finish(jobs: list[_Job]) -> None:
         job.future.set_result(result)
 
 
-def _similar(jobs: Sequence[_Job]) -> list[_Job]:
-    """The first job, and those of its key that are nearest to it in length and fit into its batch."""
+def _similar(jobs: Sequence[_Job], threads: int) -> list[_Job]:
+    """The first job, and those of its key that are nearest to it in length and fit into its batch, so many that each of
+    the free threads gets its share."""
     first = jobs[0]
     if first.key is None:
         return [first]
     others = [job for job in jobs[1:] if job.key == first.key]
+    share = -(-(1 + len(others)) // threads)
     others.sort(key=lambda job: abs(job.tokens - first.tokens))  # of equal distance, the one that has waited longer
     chosen, longest = [first], first.tokens
     for job in others:
         longest = max(longest, job.tokens)
-        if longest * (len(chosen) + 1) > first.most_tokens:
+        if len(chosen) == share or longest * (len(chosen) + 1) > first.most_tokens:
             break
         chosen.append(job)
     return chosen

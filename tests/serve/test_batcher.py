@@ -79,10 +79,20 @@ def test_other_keys_and_jobs_without_one_have_batches_of_their_own(gate: Gate) -
 def test_sentences_that_arrive_together_share_a_batch_though_a_thread_is_free() -> None:
     gate = Gate()
     gate.open.set()
-    batcher = Batcher(Limits(workers=2, threads=1, sentences=100, wait=0.2))
+    batcher = Batcher(Limits(workers=1, threads=1, sentences=100, wait=0.2))
     futures = [future for item in range(5) for future in batcher.submit(gate, [item], [3], "key", 100)]
     assert [future.result(20) for future in futures] == [f"done {item}" for item in range(5)]
     assert gate.batches == [[0, 1, 2, 3, 4]]
+    batcher.close()
+
+
+def test_free_threads_share_what_waits(gate: Gate) -> None:
+    batcher = Batcher(Limits(workers=2, threads=1, sentences=100, wait=0.2))
+    lengths = [5, 1, 6, 2, 7, 3]
+    futures = batcher.submit(gate, lengths, lengths, "key", 100)
+    gate.open.set()
+    assert [future.result(20) for future in futures] == [f"done {n}" for n in lengths]
+    assert sorted(gate.batches) == [[1, 2, 3], [5, 6, 7]]
     batcher.close()
 
 
