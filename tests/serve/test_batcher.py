@@ -90,6 +90,9 @@ def test_free_threads_share_what_waits(gate: Gate) -> None:
     batcher = Batcher(Limits(workers=2, threads=1, sentences=100, wait=0.2))
     lengths = [5, 1, 6, 2, 7, 3]
     futures = batcher.submit(gate, lengths, lengths, "key", 100)
+    deadline = time.monotonic() + 20
+    while len(gate.batches) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
     gate.open.set()
     assert [future.result(20) for future in futures] == [f"done {n}" for n in lengths]
     assert sorted(gate.batches) == [[1, 2, 3], [5, 6, 7]]
