@@ -209,13 +209,17 @@ def test_steering_what_is_given(page: Page) -> None:
     page.wait(lambda: page.texts("#own-probabilities .probability")[1] == "0.30 %")
 
 
+def path(page: Page) -> str:
+    """The text along the path that the tree sets off."""
+    return "".join(page.texts(".tree .node.chosen .token")).replace("▁", " ").removesuffix("</s>").strip()
+
+
 def test_the_tree_of_the_beam(page: Page) -> None:
     assert page.asked()[-1]["tree"] is False
     page.one("#tab-beam").click()
     page.wait(lambda: page.find(".tree .node"))
     assert page.asked()[-1]["tree"] is True
-    chosen = "".join(page.texts(".tree .node.chosen .token"))
-    assert chosen.replace("▁", " ").strip() == f"{TRANSLATION}</s>"
+    assert path(page) == TRANSLATION
     assert len(page.find(".tree .edge.chosen")) == 12
     kept, ended, pruned = (len(page.find(f".node.{fate}")) for fate in ("kept", "ended", "pruned"))
     assert ended == 4
@@ -248,8 +252,10 @@ def test_the_beam_grows_step_by_step(page: Page) -> None:
     page.one("#tree-play").click()
     page.wait(lambda: page.text("#tree-story").startswith("Step 5 of 13"))
     page.one("#tree-play").click()
-    page.find(".translation input")[1].click()
-    assert page.find(".node.chosen")
+    page.one("#tree-slider").send_keys(Keys.END)
+    for number in (2, 3):  # of equal length
+        page.find(".translation input")[number].click()
+        assert path(page) == page.texts(".translation .text")[number]
 
 
 def test_models_side_by_side(page: Page) -> None:
