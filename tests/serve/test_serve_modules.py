@@ -69,3 +69,8 @@ def test_texts_are_compared_by_words_also_without_spaces(page: Page) -> None:
     parts = called(page, "diff.js", "m.parts(...v)", "小さい犬が家を見る")
     assert len(parts) > 3
     assert "".join(parts) == "小さい犬が家を見る"
+
+
+def test_probabilities_are_short_and_never_another_number(page: Page) -> None:
+    shown = called(page, "dom.js", "v[0].map(m.probability)", [1, 0.9961, 0.72, 0.0523, 0.00104, 1e-4, 1e-9, 0])
+    assert shown == ["100 %", "99.6 %", "72 %", "5.2 %", "0.10 %", "< 0.1 %", "< 0.1 %", "< 0.1 %"]

@@ -94,7 +94,8 @@ export function shortCount(value) {
 
 export function probability(value) {
   if (value >= 0.995) return value > 0.9999 ? "100 %" : `${(100 * value).toFixed(1)} %`;
-  return value >= 0.1 ? `${Math.round(100 * value)} %` : `${(100 * value).toPrecision(2).replace(/e.*/, "")} %`;
+  if (value < 0.001) return "< 0.1 %";
+  return value >= 0.1 ? `${Math.round(100 * value)} %` : `${(100 * value).toPrecision(2)} %`;
 }
 
 // One element of a group is in the tab order, the last one that had the focus.
