@@ -62,8 +62,11 @@ export function piece(text, className) {
 
 const measuring = document.createElement("canvas").getContext("2d");
 
+let family = ""; // asked for once: each question makes the browser compute the styles of all that has changed
+
 export function textWidth(text, size = 13, weight = 400) {
-  measuring.font = `${weight} ${size}px ${getComputedStyle(document.body).fontFamily}`;
+  family ||= getComputedStyle(document.body).fontFamily;
+  measuring.font = `${weight} ${size}px ${family}`;
   return measuring.measureText(text).width;
 }
 
