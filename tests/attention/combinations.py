@@ -7,8 +7,8 @@ import itertools
 from functools import cache
 from typing import Any, NamedTuple
 
-import pytest
 import torch
+from pairwise import slow_but_pairwise
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -106,27 +106,15 @@ def _accepted() -> list[str]:
     return names
 
 
-def _pairwise(names: list[str]) -> set[str]:
-    """Greedily, names that have every pair of parts that any name has."""
-
-    def part_pairs(name: str) -> set[frozenset[tuple[int, str]]]:
-        score, window, normalizer, *rest = name.split("-")
-        alignment = next((part for part in rest if part in ALIGNMENTS), "")
-        parts = enumerate((score, window, normalizer, alignment, "coverage" in rest, "heads" in rest))
-        return {frozenset(pair) for pair in itertools.combinations(((i, str(part)) for i, part in parts), 2)}
-
-    uncovered = set().union(*map(part_pairs, names))
-    chosen: set[str] = set()
-    while uncovered:
-        best = max(names, key=lambda name: len(part_pairs(name) & uncovered))
-        chosen.add(best)
-        uncovered -= part_pairs(best)
-    return chosen
+def choices(name: str) -> list[tuple[int, str]]:
+    """The parts that a name stands for, each with its place."""
+    score, window, normalizer, *rest = name.split("-")
+    alignment = next((part for part in rest if part in ALIGNMENTS), "")
+    return [*enumerate((score, window, normalizer, alignment, str("coverage" in rest), str("heads" in rest)))]
 
 
 COMBINATIONS = _accepted()
-PAIRWISE = _pairwise(COMBINATIONS)
-EVERY = [pytest.param(name, marks=[] if name in PAIRWISE else [pytest.mark.slow]) for name in COMBINATIONS]
+EVERY = slow_but_pairwise(COMBINATIONS, choices)
 # Every score; every window with every normalizer, coverage and projection; every alignment with a softmax.
 CHOSEN = [f"{score}-global-softmax" for score in SCORES] + [
     name

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from combinations import CHOSEN, LOCAL, AnyAttention, Case
+from combinations import CHOSEN, LOCAL, AnyAttention, Case, choices
+from pairwise import slow_but_pairwise
 from torch import Tensor
 
 from nmt.attention.attention import Attention
@@ -27,7 +28,11 @@ def everything(attention: AnyAttention, query: Tensor, states: Tensor, valid: Te
     return [attended.context.detach(), attended.weights.detach(), *gradients]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}-{max(case.lengths)}")
+@pytest.mark.parametrize(
+    "case",
+    slow_but_pairwise(CASES, lambda case: [*choices(case.name), case.lengths]),
+    ids=lambda case: f"{case.name}-{max(case.lengths)}",
+)
 def test_reading_windows_equals_masking(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     made = case.make()
     found = []

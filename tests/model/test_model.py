@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from pairwise import slow_but_pairwise
 from small_models import (
     BOS,
     CHO,
@@ -206,7 +207,16 @@ def label(changes: dict[str, Any]) -> str:
     return f"{changes['encoder__cell']}{changes['decoder__layers']}-{changes['decoder__attend']}{feed}-{kind}{more}"
 
 
-@pytest.fixture(params=COMBINATIONS, ids=label)
+def choices(changes: dict[str, Any]) -> list[tuple[str, str]]:
+    """The values of a combination, the attention's parts each by itself."""
+    values = {**changes, **{f"attention.{part}": value for part, value in changes["attention"].items()}}
+    return [(key, str(value)) for key, value in values.items() if key != "attention"]
+
+
+EVERY = slow_but_pairwise(COMBINATIONS, choices)
+
+
+@pytest.fixture(params=EVERY, ids=label)
 def model(request: pytest.FixtureRequest) -> Seq2Seq:
     return model_of(**request.param)
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from small_models import BOS, EOS, LENGTHS, PAD, SOURCE, TARGET, V, attention, model_of
-from test_model import COMBINATIONS, label
+from test_model import COMBINATIONS, EVERY, label
 from torch import Tensor
 
 from nmt.model import search_model
@@ -47,7 +47,7 @@ def assert_same_steps(changes: dict[str, Any], hypotheses: int) -> None:
         own, state = expected.state, step.state
 
 
-@pytest.mark.parametrize("changes", COMBINATIONS, ids=label)
+@pytest.mark.parametrize("changes", EVERY, ids=label)
 def test_steps_equal_the_models_own(changes: dict[str, Any]) -> None:
     assert_same_steps(changes, hypotheses=1)
     assert_same_steps(changes, hypotheses=2)  # which share a projected memory
