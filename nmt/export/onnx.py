@@ -174,7 +174,7 @@ class _Step(nn.Module):
 
 
 def _tensors(state: DecoderState) -> dict[str, Tensor]:
-    """The tensors of a state by name, those with rows for each head as (B, N, ...). What no step changes comes first."""
+    """The tensors of a state by name, those with rows for each head as (B, N, ...); first what no step changes."""
     found: dict[str, Tensor | None] = {f"hidden_{n}": each for n, each in enumerate(state.cell.hidden)}
     found |= {f"cell_{n}": each for n, each in enumerate(state.cell.memory)}
     found |= {"feed": state.feed, "words": state.words, "fixed": state.fixed, "contexts": state.contexts}
