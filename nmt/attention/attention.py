@@ -94,7 +94,7 @@ class Attention(nn.Module):
         if self.window.reach is not None:
             centre = self.window.centre(query, memory.valid, steps)
         looked_at = memory.steering is not None or memory.detailed
-        if self._reads_windows(memory.valid.shape[1]) and not looked_at:
+        if not looked_at and self._reads_windows(memory.valid.shape[1]):
             assert centre is not None
             return self._attend_window(query, memory, past, centre)
         return self._attend_all(query, memory, past, centre, steps)

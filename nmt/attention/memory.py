@@ -54,7 +54,7 @@ class Memory(NamedTuple):
     @property
     def sentences(self) -> int:
         """The number of sentences."""
-        return len(self.valid) // self.heads
+        return self.valid.shape[0] // self.heads
 
     def select(self, index: Tensor) -> Self:
         """Sentences `index` of the batch, for beam search."""

@@ -237,7 +237,7 @@ class Decoder(nn.Module):
         assert weights is not None
         assert state.words is not None
         by_sentence = weights.view(
-            len(state.words), -1, weights.shape[-1]
+            state.words.shape[0], -1, weights.shape[-1]
         )  # the attention gets the hypotheses of a sentence as if they were steps
         added: Tensor = self.lexical(by_sentence, state.words)
         return readouts + self._drop(added.view(readouts.shape), state)
@@ -252,7 +252,7 @@ class Decoder(nn.Module):
         if self.attention is None:
             return None
         memory, past = state.attention()
-        hypotheses = len(query) // memory.sentences  # per sentence; more than one if they share its memory
+        hypotheses = query.shape[0] // memory.sentences  # per sentence; more than one if they share its memory
         attended = self.attention.step(query.view(memory.sentences, hypotheses, -1), memory, past)
         if hypotheses == 1:
             return attended

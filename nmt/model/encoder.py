@@ -73,7 +73,7 @@ class Encoder(nn.Module):
         """(B, S, E), int64 (B,) on the CPU, bool (B, S) -> Encoded."""
         states, final = run_rnn(self.rnn, embedded, lengths, None, self.regularisation, self.layers)
         if self.upper is not None:
-            states, final = self.upper(states, final, self.upper.prepare(len(states)), lengths)
+            states, final = self.upper(states, final, self.upper.prepare(states.shape[0]), lengths)
         for layer in self.self_attention:
             states = layer(states, valid)
         if self.summary == "mean":

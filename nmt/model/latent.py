@@ -141,7 +141,7 @@ class LatentDecoder(Decoder):
         """(B, T, H), (B, T, S), (B, T, E), or all without T and with rows grouped by sentence -> Mixture, and what the
         readout's activation gets without a context, (B T, P)."""
         assert state.contexts is not None
-        B = len(state.contexts)
+        B = state.contexts.shape[0]
         output, weights, word = (part.reshape(B, -1, part.shape[-1]) for part in (output, weights, word))
         partial = state.weights.read_out_partly(output, word)  # (B, T, P)
         chosen, positions = self.latent.strongest(weights)

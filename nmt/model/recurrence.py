@@ -44,7 +44,7 @@ def run_rnn(
     if inputs.device.type != "cpu" and not (regularisation and regularisation.needs_loop(rnn)):
         return _library(rnn, inputs, lengths, start)
     if layers is None and regularisation is not None:
-        layers = regularisation.prepare(rnn, len(inputs))
+        layers = regularisation.prepare(rnn, inputs.shape[0])
     return _loop(rnn, inputs, lengths, start, layers)
 
 
@@ -91,17 +91,12 @@ def _run_layer(
         assert order is not None
         by_step = torch.stack([by_step, swap_rows(by_step, order.reverse)])
     gates = input_gates(rnn, weights, by_step)
-    steps = gates.view(*gates.shape[:-2], T, B, -1).unbind(-3)
+    gates = gates.view(*gates.shape[:-2], T, B, -1)
     if start is None:
-        zeros = gates.new_zeros(*gates.shape[:-2], B, rnn.hidden_size)
+        zeros = gates.new_zeros(*gates.shape[:-3], B, rnn.hidden_size)
         start = zeros, zeros if isinstance(rnn, nn.LSTM) else None
-    state, states = start, []
-    with loop():
-        for step in steps:
-            state = zone_out(rnn, weights, step_layer(rnn, weights, step, *state), state)
-            states.append(state)
-    hidden = torch.stack([h for h, _ in states], dim=-3)  # (T, B, H) or (D, T, B, H)
-    memory = None if state[1] is None else torch.stack([c for _, c in states if c is not None], dim=-3)
+    run = _run_steps if not torch.compiler.is_compiling() else _scan_steps
+    hidden, memory = run(rnn, weights, gates, start)
     if D == 1:
         outputs = hidden.transpose(0, 1)
     else:
@@ -112,6 +107,33 @@ def _run_layer(
         return outputs, CellState((hidden[-1],), () if memory is None else (memory[-1],))
     outputs = (outputs * order.valid).contiguous()
     return outputs, CellState(*(() if part is None else _last(part, order) for part in (hidden, memory)))
+
+
+def _run_steps(rnn: Recurrent, weights: LayerWeights, gates: Tensor, start: State) -> tuple[Tensor, Tensor | None]:
+    """(T, B, G), the state before -> hidden states and memories after each step (T, B, H); or all with D in front."""
+    state, states = start, []
+    with loop():
+        for step in gates.unbind(-3):
+            state = zone_out(rnn, weights, step_layer(rnn, weights, step, *state), state)
+            states.append(state)
+    hidden = torch.stack([h for h, _ in states], dim=-3)
+    return hidden, None if state[1] is None else torch.stack([c for _, c in states if c is not None], dim=-3)
+
+
+def _scan_steps(rnn: Recurrent, weights: LayerWeights, gates: Tensor, start: State) -> tuple[Tensor, Tensor | None]:
+    """The same in a program for another runtime, whose loop has any number of steps."""
+    from torch._higher_order_ops.scan import scan
+
+    def step(state: tuple[Tensor, ...], gates_t: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        hidden, *memory = state
+        new = step_layer(rnn, weights, gates_t, hidden, memory[0] if memory else None)
+        after = tuple(part for part in new if part is not None)
+        return after, tuple(part.clone() for part in after)
+
+    own = tuple(part.clone() for part in start if part is not None)  # a scan refuses the same tensor twice
+    _, states = scan(step, own, gates.movedim(-3, 0))
+    hidden, *memory = (part.movedim(0, -3) for part in states)
+    return hidden, memory[0] if memory else None
 
 
 def _last(states: Tensor, order: _Order) -> tuple[Tensor, ...]:

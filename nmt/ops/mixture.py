@@ -160,6 +160,9 @@ class _MixtureLoss(torch.autograd.Function):
 def mixture_log_probs(readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor) -> Tensor:
     """log sum_k w_k p_k: (N, K, R), (V, R), (V,), (N, K) -> float32 or wider (N, V); where no readout has weight, the
     same number for all tokens."""
+    if torch.compiler.is_compiling():  # the number of rows is not known then
+        probs = _mixed(readouts, weight, bias, mixing)
+        return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
     chunks = []
     for few in slices(len(readouts), readouts.shape[1] * len(bias), CHUNK_NUMBERS):
         probs = _mixed(readouts[few], weight, bias, mixing[few])
@@ -170,7 +173,7 @@ def mixture_log_probs(readouts: Tensor, weight: Weight, bias: Tensor, mixing: Te
 def _mixed(readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor) -> Tensor:
     """sum_k w_k p_k: (N, K, R), (V, R), (V,), (N, K) -> (N, V). On a CPU, readouts without weight are left out, which
     elsewhere would make the CPU wait for the device."""
-    if readouts.device.type != "cpu":
+    if readouts.device.type != "cpu" or torch.compiler.is_compiling():
         logits = linear(readouts, weight, bias)
         wide = torch.promote_types(torch.float32, logits.dtype)
         return torch.bmm(mixing[:, None].to(wide), logits.softmax(-1, dtype=wide)).squeeze(1)

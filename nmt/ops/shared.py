@@ -46,7 +46,7 @@ def loop() -> Iterator[None]:
 
 def in_loop() -> bool:
     """Is a gradient to be deferred?"""
-    return _loop.get() is not None and torch.is_grad_enabled()
+    return torch.is_grad_enabled() and _loop.get() is not None
 
 
 def _in_autocast_dtypes(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -557,7 +557,7 @@ def test_help_shows_examples_and_values(command: str, tmp_path: Path) -> None:
         "nmt-evaluate": "split: test                 # test | validation",
         "nmt-translate": "checkpoint: best            # best | last",
         "nmt-compare": "markdown: false             # print the table in Markdown",
-        "nmt-export": "overwrite: false            # replace an existing file",
+        "nmt-export": "overwrite: false            # replace what exists",
     }
     assert comment[command] in text
     assert ("attention/score: additive, concat, " in text) == (command == "nmt-train")
