@@ -112,6 +112,7 @@ class Batcher:
 
     def _next_batch(self) -> list[_Job]:
         """Wait for a batch; [] once the queue is closed and empty."""
+        entered = time.monotonic()
         with self._changed:
             self._free += 1
             while True:
@@ -119,8 +120,12 @@ class Batcher:
                     if not self._open:
                         return []
                     self._changed.wait()
-                pause, longest = self.limits.wait, PATIENCE * self.limits.wait
-                remaining = min(self._jobs[-1].arrived + pause, self._jobs[0].arrived + longest) - time.monotonic()
+                # Clients that this thread has just answered may soon send more.
+                since = max(entered, self._jobs[0].arrived)
+                until = min(
+                    max(entered, self._jobs[-1].arrived) + self.limits.wait, since + PATIENCE * self.limits.wait
+                )
+                remaining = until - time.monotonic()
                 if remaining <= 0 or not self._open:
                     break
                 self._changed.wait(remaining)
