@@ -92,7 +92,7 @@ def test_a_list_of_nearly_all_tokens_changes_nothing(
     size = listed.tokenizers.target.vocab_size
     ids = np.array([i for i in range(size) if i != listed.tokenizers.target.unk or search])
     shortlist = Shortlist(np.zeros(0, np.int64), np.zeros(listed.tokenizers.source.vocab_size, np.int64), ids, size)
-    monkeypatch.setattr(shortlist, "vocabulary", lambda _: ids)
+    monkeypatch.setattr(shortlist, "vocabulary", lambda *_: ids)
     listed.searcher.shortlist = shortlist
     for one, other in zip(plain.translate(LINES), listed.translate(LINES), strict=True):
         assert one.text == other.text

@@ -558,6 +558,7 @@ def test_help_shows_examples_and_values(command: str, tmp_path: Path) -> None:
         "nmt-translate": "checkpoint: best            # best | last",
         "nmt-compare": "markdown: false             # print the table in Markdown",
         "nmt-export": "overwrite: false            # replace what exists",
+        "nmt-serve": "port: 8080                  # 0: any free one",
     }
     assert comment[command] in text
     assert ("attention/score: additive, concat, " in text) == (command == "nmt-train")

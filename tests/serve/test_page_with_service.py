@@ -44,6 +44,12 @@ def page(browser: Page, service: Process) -> Page:
     return browser
 
 
+def label(page: Page, row: int, column: int) -> str:
+    """Of a cell, read at once: the page may draw anew meanwhile."""
+    selector = f"[role=gridcell][aria-rowindex='{row + 1}'][aria-colindex='{column + 1}']"
+    return str(page.js("return document.querySelector(arguments[0])?.ariaLabel", selector))
+
+
 @pytest.fixture(scope="module")
 def translator(runs: list[Path]) -> Translator:
     return Translator.load(runs[0], device="cpu", precision="fp32", threads=1)
@@ -54,8 +60,9 @@ def test_it_shows_the_translation_and_its_attention(page: Page, translator: Tran
     assert page.best() == own.text
     assert own.alignment is not None
     for row, column in ((0, 0), (1, 2)):
-        label = page.cell(row, column).get_attribute("aria-label")
-        assert float(str(label).rpartition(" ")[2]) == pytest.approx(own.alignment[row, column], abs=0.001)
+        assert float(label(page, row, column).rpartition(" ")[2]) == pytest.approx(
+            own.alignment[row, column], abs=0.001
+        )
     assert page.text("#about").startswith("additive")
 
 
@@ -64,7 +71,7 @@ def test_a_steered_step_attends_there(page: Page, translator: Translator) -> Non
     last = len(own.source_tokens) - 1
     page.js("arguments[0].focus()", page.cell(1, last))
     page.press(Keys.ENTER)
-    page.wait(lambda: str(page.cell(1, last).get_attribute("aria-label")).endswith(": 1.000"), 30)
+    page.wait(lambda: label(page, 1, last).endswith(": 1.000"), 30)
     (steered,) = translator.translate([LINE], prefix=own.tokens[:1], attend={1: last})
     page.wait(lambda: page.best() == steered.text)
 
@@ -77,7 +84,7 @@ def test_saliency_and_window_come_from_the_service(page: Page, translator: Trans
     assert found.saliency is not None
 
     def shown() -> float:
-        return float(str(page.cell(0, 0).get_attribute("aria-label")).rpartition(" ")[2])
+        return float(label(page, 0, 0).rpartition(" ")[2])
 
     page.wait(lambda: np.isclose(shown(), found.saliency[0, 0], atol=0.001), 30)  # type: ignore[index]
     page.choose("#model", "local")
