@@ -107,6 +107,14 @@ def test_steering_changes_what_follows(client: TestClient) -> None:
     assert forced["alignment"][0][1] == 1
 
 
+def test_all_members_of_an_ensemble_are_steered(client: TestClient) -> None:
+    request = {"text": LINE, "model": "bahdanau+multihead", "attend": {"0": 1}, "alignment": True}
+    found = post(client, **request)["translations"][0][0]
+    assert found["alignment"][0] == np.eye(len(found["source_tokens"]))[1].tolist()
+    forced = post(client, **request, target="le chien")["translations"][0][0]
+    assert forced["alignment"][0] == found["alignment"][0]
+
+
 def test_a_text_is_continued(client: TestClient) -> None:
     assert post(client, text=LINE, prefix="le chien")["translations"][0][0]["text"].startswith("le chien")
 
