@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from nmt.attention.attention import Attention
 from nmt.config.errors import UserError
 from nmt.data.batching import collate
-from nmt.data.tokenizer import encode_lines
 from nmt.guidance import Attend, prefix_tokens
 from nmt.model.ensemble import Ensemble
 from nmt.model.seq2seq import evaluation_mode
@@ -54,7 +53,7 @@ def explain(
     """Forced decoding of a translation, a text or pieces as in Translation.tokens.
 
     attend: see Translator.translate_nbest; saliency, of one model only, is that without it. Raises UserError for an
-    unknown piece or an impossible step.
+    unknown piece, an impossible step or a translation that is too long.
     """
     (source_ids,), (source_pieces,) = translator.encode([source])
     target_ids, pieces = _target(translator, target)
@@ -111,13 +110,17 @@ def _target(translator: Translator, target: str | Sequence[str]) -> tuple[list[i
     """Token ids and pieces of a translation, </s> last."""
     tokenizer, limit = translator.tokenizers.target, translator.search.max_source_length
     if isinstance(target, str):
-        (ids,), (pieces,) = encode_lines(tokenizer, [target], limit, "translation")
+        (ids,), (pieces,) = tokenizer.encode([target]), tokenizer.surfaces([target])
+        _check_target(len(ids), limit)
         return ids, pieces
     pieces = list(target)
     if pieces[-1:] == ["</s>"]:
         pieces.pop()
-    if len(pieces) >= limit:
-        raise UserError(
-            f"target: has {len(pieces)} tokens, but at most {limit - 1} fit search.max_source_length={limit}"
-        )
+    _check_target(len(pieces) + 1, limit)
     return [*prefix_tokens(tokenizer, pieces), tokenizer.eos], [*pieces, "</s>"]
+
+
+def _check_target(tokens: int, limit: int) -> None:
+    """Raises UserError for more tokens, </s> among them, than search.max_source_length."""
+    if tokens > limit:
+        raise UserError(f"target: has {tokens} tokens, but search.max_source_length={limit}")

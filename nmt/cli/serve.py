@@ -35,7 +35,7 @@ def _serve(config: ServeConfig, overrides: list[str]) -> None:
         from nmt.serve.guard import Rules
         from nmt.serve.models import load_models
         from nmt.serve.server import address, listen, run
-        from nmt.serve.service import Service, Sizes
+        from nmt.serve.service import Service
 
     tune_memory()
     listening = listen(config.host, config.port)  # before models are loaded, which takes longer
@@ -46,7 +46,7 @@ def _serve(config: ServeConfig, overrides: list[str]) -> None:
         on_cpu = next(iter(models.values())).translator.machine.device.type == "cpu"
         workers = config.workers or (threads if on_cpu else 1)
         queue = Limits(workers, max(1, threads // workers), limits.waiting, config.wait)
-        service = Service(models, queue, Sizes(limits.texts))
+        service = Service(models, queue, limits.texts)
         hosts = None if not _is_loopback(config.host) and not config.hosts else LOOPBACK | {config.host, *config.hosts}
         rules = Rules(hosts, token, limits.body, limits.body_seconds, limits.seconds)
         names = f"{len(models)} models ({', '.join(models)})" if len(models) > 1 else next(iter(models))

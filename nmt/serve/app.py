@@ -25,6 +25,7 @@ from nmt.serve.messages import (
     Problem,
     TranslateAnswer,
     TranslateRequest,
+    explain_invalid,
 )
 from nmt.serve.metrics import Measured
 from nmt.serve.models import TextTooLongError
@@ -120,18 +121,3 @@ def _add_handlers(app: FastAPI) -> None:
     handler(RefusedError, lambda error: (error.status, str(error), error.retry_after))
     handler(QueueFullError, lambda error: (503, str(error), error.retry_after))
     handler(Exception, failed)
-
-
-def explain_invalid(errors: Any) -> str:  # noqa: ANN401
-    """The first of pydantic's errors as "key: reason"."""
-    problem = errors[0]
-    branches = ("body", "list[", "dict[", "constrained-", "[key]")  # which of a union's types is meant
-    keys = [str(part) for part in problem["loc"] if not str(part).startswith(branches)]
-    key = ".".join(keys[:3])[:100]
-    reason = str(problem["msg"])
-    if problem["type"] == "json_invalid":
-        return f"the body is not valid JSON ({problem.get('ctx', {}).get('error', reason)})"
-    if problem["type"] == "missing" and not keys:
-        return "the body is empty; send JSON with content-type application/json"
-    reason = reason[:1].lower() + reason[1:]
-    return f"{key}: {reason}" if key else reason

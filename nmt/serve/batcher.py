@@ -118,6 +118,7 @@ class Batcher:
             while True:
                 while not self._jobs:
                     if not self._open:
+                        self._free -= 1
                         return []
                     self._changed.wait()
                 # Clients that this thread has just answered may soon send more.

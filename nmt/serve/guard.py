@@ -1,4 +1,4 @@
-"""What stands before the application: hosts, token, size and time of bodies, clients that leave, response headers."""
+"""Checks before the application: hosts, token, size and time of bodies, clients that leave; and response headers."""
 
 import asyncio
 import hmac
@@ -78,11 +78,12 @@ class Guard:
     def _check(self, scope: Scope) -> None:
         """Raises RefusedError for a foreign host or a missing token."""
         headers, rules = Headers(scope=scope), self.rules
-        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
-        if rules.hosts is not None and host not in rules.hosts:
-            raise RefusedError(400, f"this service is not called {host[:100]!r}")  # a page elsewhere that was rebound
-        origin = headers.get("origin")
-        if origin not in (None, "null") and urlsplit(str(origin)).netloc != headers.get("host"):
+        named = headers.get("host", "")
+        # Otherwise the page of a site whose name leads to this machine could use the service (DNS rebinding).
+        if rules.hosts is not None and _host_of(named) not in rules.hosts:
+            raise RefusedError(400, f"this service is not called {named[:100]!r}")
+        origin = headers.get("origin", "null")
+        if origin != "null" and origin.partition("://")[2] != named:
             raise RefusedError(403, "a page of another site may not use this service")
         path = scope["path"]
         if rules.token is None or path in OPEN_PATHS or path.startswith("/static/"):
@@ -122,7 +123,7 @@ class Guard:
         async def receive_body() -> MutableMapping[str, Any]:
             nonlocal delivered
             if delivered:
-                await asyncio.Event().wait()  # for ever: departures are seen here
+                await asyncio.Event().wait()  # `departure` below watches for a client that leaves
             delivered = True
             return {"type": "http.request", "body": body, "more_body": False}
 
@@ -142,6 +143,14 @@ class Guard:
             for task in (answer, left):
                 task.cancel()
             await asyncio.gather(answer, left, return_exceptions=True)
+
+
+def _host_of(named: str) -> str | None:
+    """The host in a Host header, without its port; None if it is malformed."""
+    try:
+        return urlsplit(f"//{named}").hostname
+    except ValueError:
+        return None
 
 
 async def send_problem(send: Send, refused: RefusedError) -> None:

@@ -9,13 +9,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nmt.config.errors import UserError
 from nmt.serve.guard import RefusedError
-from nmt.serve.messages import Text
+from nmt.serve.messages import Text, explain_invalid
 from nmt.serve.models import ServedModel
 from nmt.serve.service import Service
 
 
 class Query(BaseModel):
-    """Clients send further keys, such as format; those that change nothing here are ignored."""
+    """The fields that count here. Clients send others too, such as format."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -23,7 +23,6 @@ class Query(BaseModel):
     source: str = "auto"
     target: str
     api_key: str = ""
-    alternatives: int | str = 0
 
 
 def add_calls(app: FastAPI, service: Service, token: str | None) -> None:
@@ -45,8 +44,7 @@ def add_calls(app: FastAPI, service: Service, token: str | None) -> None:
             _check_key(query.api_key, token)
         model = _model(service, query)
         texts = [query.q] if isinstance(query.q, str) else query.q
-        if len(texts) > service.sizes.texts:
-            raise RefusedError(413, f"q: has {len(texts)} texts, but at most {service.sizes.texts} are taken")
+        service.check_number(texts, "q")
         translated = await _by_lines(service, model, texts)
         return JSONResponse({"translatedText": translated[0] if isinstance(query.q, str) else translated})
 
@@ -67,9 +65,7 @@ async def _query(request: Request) -> Query:
             return Query.model_validate(values)
         return Query.model_validate_json(await request.body())
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        key = ".".join(str(part) for part in problem["loc"][:1])
-        raise UserError(f"{key or 'the body'}: {problem['msg']}") from None
+        raise UserError(explain_invalid(error.errors(include_url=False, include_input=False))) from None
 
 
 def _model(service: Service, query: Query) -> ServedModel:

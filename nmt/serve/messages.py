@@ -159,3 +159,18 @@ class Problem(Message):
     """Why a request was refused."""
 
     error: str
+
+
+def explain_invalid(errors: Any) -> str:  # noqa: ANN401
+    """The first of pydantic's errors as "key: reason"."""
+    problem = errors[0]
+    branches = ("body", "list[", "dict[", "constrained-", "[key]")  # which of a union's types is meant
+    keys = [str(part) for part in problem["loc"] if not str(part).startswith(branches)]
+    key = ".".join(keys[:3])[:100]
+    reason = str(problem["msg"])
+    if problem["type"] == "json_invalid":
+        return f"the body is not valid JSON ({problem.get('ctx', {}).get('error', reason)})"
+    if problem["type"] == "missing" and not keys:
+        return "the body is empty; send JSON with content-type application/json"
+    reason = reason[:1].lower() + reason[1:]
+    return f"{key}: {reason}" if key else reason

@@ -1,4 +1,4 @@
-"""The models of the service: loading, their names, what is told of them, and how they translate."""
+"""The models of the service: how they are loaded and named, and what /v1/models says about them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,6 @@ from nmt.run import RunDirectory, read_json
 from nmt.serve.messages import ModelInfo
 from nmt.translator import Translator
 
-MAX_SEARCHES = 16  # different settings of a model that are kept
 EXAMPLES = 5
 MAX_EXAMPLE = 120  # characters
 
@@ -54,19 +53,15 @@ class ServedModel:
         return translator
 
     def check_length(self, text: str, name: str) -> int:
-        """The number of the text's tokens. Raises UserError if the model would cut it."""
-        tokens, limit = self.count_tokens(text), self.info.max_tokens
+        """The number of the text's tokens, </s> among them. Raises TextTooLongError if the model would cut it."""
+        tokens, limit = len(self.translator.tokenizers.source.encode([text])[0]), self.info.max_tokens
         if tokens > limit:
             raise TextTooLongError(f"{name}: has {tokens} tokens, but this service takes at most {limit}")
         return tokens
 
-    def count_tokens(self, text: str) -> int:
-        """Of a source text, </s> among them."""
-        return len(self.translator.tokenizers.source.encode([text])[0])
-
 
 class TextTooLongError(UserError):
-    """A text that has more tokens than the service takes."""
+    """A text has more tokens than the service takes."""
 
 
 def load_models(runs: Runs, loading: Mapping[str, Any], max_beam_size: int) -> dict[str, ServedModel]:
@@ -153,7 +148,7 @@ def _examples(directory: RunDirectory) -> list[str]:
     """Short sentences of the validation set, spread over it."""
     try:
         sources, _, _ = directory.held_out("validation")
-    except UserError:  # of a model that was handed on without its corpus
+    except UserError:  # an archive need not hold its corpus
         return []
     short = list(dict.fromkeys(line for line in sources if 0 < len(line) <= MAX_EXAMPLE))
     return short[:: max(1, len(short) // EXAMPLES)][:EXAMPLES]

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,18 +30,12 @@ from nmt.translator import Translation, Translator
 IMPOSSIBLE = -1e9  # the log-probability 0 as a number that JSON has
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Limits of one request."""
-
-    texts: int
-
-
 class Service:
     """Models, their queue and the figures about them."""
 
-    def __init__(self, models: Mapping[str, ServedModel], limits: Limits, sizes: Sizes) -> None:
-        self.models, self.sizes = models, sizes
+    def __init__(self, models: Mapping[str, ServedModel], limits: Limits, max_texts: int) -> None:
+        """limits: of the queue; max_texts: of one request."""
+        self.models, self.max_texts = models, max_texts
         self.metrics = Metrics(lambda: len(self.batcher))
         self.batcher = Batcher(limits, self.metrics.observe_batch)
 
@@ -63,7 +56,9 @@ class Service:
         model = self.model(request.model)
         translator = model.with_search(request.values(), 1 if request.target is not None else request.nbest)
         texts = [request.text] if isinstance(request.text, str) else request.text
-        self._check_number(texts)
+        self.check_number(texts, "text")
+        if request.target is not None and request.nbest > 1:
+            raise UserError("target: is scored without a search; leave out nbest")
         answer = partial(TranslateAnswer, model=model.name)
         if request.attend or request.prefix or request.tree:
             return answer(**await self._guided(model, translator, request, texts))
@@ -100,7 +95,8 @@ class Service:
             return [[scored] for scored in translator.score(sources, given)]
 
         pairs = list(zip(texts, targets, strict=True))
-        return await self._queued(model, work, pairs, tokens, ("score", model.name), translator)
+        key = "score", model.name, translator.search.model_dump_json()  # scores depend on the length penalty
+        return await self._queued(model, work, pairs, tokens, key, translator)
 
     async def _guided(
         self, model: ServedModel, translator: Translator, request: TranslateRequest, texts: Sequence[str]
@@ -173,15 +169,16 @@ class Service:
         self.metrics.tokens.labels(model.name).inc(sum(tokens))
         return results
 
-    def _check_number(self, texts: Sequence[str]) -> None:
+    def check_number(self, texts: Sequence[str], field: str) -> None:
+        """Raises UserError without texts, RefusedError if there are too many in this field of a request."""
         if not texts:
-            raise UserError("text: is an empty list")
-        if len(texts) > self.sizes.texts:
-            raise RefusedError(413, f"text: has {len(texts)} texts, but at most {self.sizes.texts} are taken")
+            raise UserError(f"{field}: is an empty list")
+        if len(texts) > self.max_texts:
+            raise RefusedError(413, f"{field}: has {len(texts)} texts, but at most {self.max_texts} are taken")
 
 
 def scored_text(found: Translation, with_alignment: bool) -> ScoredText:
-    """A translation as it is answered."""
+    """A translation in the form of the answer."""
     return ScoredText(
         text=found.text,
         score=max(found.score, IMPOSSIBLE),

@@ -1,4 +1,4 @@
-"""Small trained runs, and a service of them within this process or in one of its own."""
+"""Small trained runs, and a service for them, inside the test's process or in a fork of it."""
 
 import importlib
 import os
@@ -20,7 +20,7 @@ from nmt.serve.app import application
 from nmt.serve.batcher import Limits
 from nmt.serve.guard import Rules
 from nmt.serve.models import Runs, load_models
-from nmt.serve.service import Service, Sizes
+from nmt.serve.service import Service
 from nmt.training.job import train
 
 RULES = Rules(hosts=None, token=None, body=100_000, body_seconds=5, seconds=60)
@@ -39,7 +39,7 @@ def trained(directory: Path, *overrides: str, size: int = 400) -> Path:
 def serving(runs: Runs, rules: Rules = RULES, waiting: int = 200, beam_size: int = 8) -> Iterator[TestClient]:
     """A client of a service within this process."""
     loading = {"precision": "fp32", "device": "cpu", "threads": 1}
-    service = Service(load_models(runs, loading, beam_size), Limits(1, 1, waiting, 0.002), Sizes(20))
+    service = Service(load_models(runs, loading, beam_size), Limits(1, 1, waiting, 0.002), 20)
     try:
         with TestClient(application(service, rules), raise_server_exceptions=False) as client:
             yield client
@@ -92,7 +92,7 @@ class Process:
 
 @contextmanager
 def process(folder: Path, *overrides: str, environment: dict[str, str] | None = None) -> Iterator[Process]:
-    """nmt-serve in a process of its own, which ends with the block."""
+    """nmt-serve in a fork of this process, which is killed at the end of the block."""
     number = len(list(folder.glob("serve.*")))
     started = Process(folder / f"serve.{number}", *overrides, environment=environment or {})
     try:

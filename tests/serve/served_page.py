@@ -1,7 +1,6 @@
 """The page in a browser, before a stub of its service."""
 
 import json
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,9 +8,8 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
-import pytest
+from browser import headless_chromium
 from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
@@ -107,15 +105,7 @@ class Page:
 
 @contextmanager
 def served_page() -> Iterator[Page]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not chromium or not driver:
-        pytest.skip("needs chromium and chromedriver, to show the page")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    with StubServer() as server, webdriver.Chrome(options=options, service=Service(driver)) as chrome:
+    with StubServer() as server, headless_chromium() as chrome:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         yield Page(chrome, server)
         server.shutdown()

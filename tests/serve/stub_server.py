@@ -34,7 +34,7 @@ class Failure:
 
 @dataclass
 class Knobs:
-    """What the next answers do, and what was asked: (path, body)."""
+    """Settings of the next answers, and a record of the requests: (path, body)."""
 
     latency: Callable[[dict[str, Any]], float] = lambda body: 0.0  # seconds, by the request
     failures: list[Failure] = field(default_factory=list)  # one each for the next answers

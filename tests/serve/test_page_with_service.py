@@ -74,6 +74,7 @@ def test_a_steered_step_attends_there(page: Page, translator: Translator) -> Non
     page.wait(lambda: label(page, 1, last).endswith(": 1.000"), 30)
     (steered,) = translator.translate([LINE], prefix=own.tokens[:1], attend={1: last})
     page.wait(lambda: page.best() == steered.text)
+    assert "attends to" in page.text("#steerings")
 
 
 def test_saliency_and_window_come_from_the_service(page: Page, translator: Translator) -> None:
@@ -96,11 +97,13 @@ def test_a_translation_of_ones_own_is_scored(page: Page, translator: Translator)
     (scored,) = translator.score([LINE], ["le chien"])
     shown = f"{abs(scored.log_prob):.3f}"
     page.wait(lambda: shown in "".join(page.texts("#own-probabilities")), 30)
+    assert len(page.find("#own-probabilities .token")) == len(scored.tokens)
 
 
 def test_the_tree_and_the_models_side_by_side(page: Page, runs: list[Path]) -> None:
     page.one("#tab-beam").click()
     page.wait(lambda: page.find("#tree-box svg"), 30)
+    assert page.text("#tree-story").startswith("Step ")
     page.one("#tab-compare").click()
     other = Translator.load(runs[1], device="cpu", precision="fp32", threads=1).translate([LINE])[0]
     page.wait(lambda: other.text in " ".join(" ".join(page.texts("#compare-cards")).split()), 30)

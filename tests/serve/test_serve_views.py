@@ -137,7 +137,7 @@ def test_forced_decoding(page: Page) -> None:
     assert page.texts("#own-probabilities dd") == [f"{MINUS}11.947", "53.64", "3"]
     assert page.one("#show-own").is_selected()
     assert page.texts(".labels.rows text") == ["▁un", "▁cabot", "</s>"]
-    page.find(".translation input")[1].click()  # back to what was found
+    page.find(".translation input")[1].click()  # the second translation found
     page.wait(lambda: len(page.texts(".labels.rows text")) == 13)
     page.one("#copy").click()
     page.wait(lambda: page.one("#own").get_attribute("value") == page.texts(".translation .text")[1])

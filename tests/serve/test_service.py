@@ -1,5 +1,6 @@
 """The service's answers, against the Python API and the rules of the request."""
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,10 @@ from fastapi.testclient import TestClient
 from served import RULES, serving, trained, words
 
 from nmt import Translator
+from nmt.serve.batcher import Limits
+from nmt.serve.messages import TranslateAnswer, TranslateRequest
+from nmt.serve.models import load_models
+from nmt.serve.service import Service
 
 LINE = "a small dog sees the red house ."
 LINES = ["the cat sleeps .", "", LINE, "x", "the <b>house</b>\u202e"]
@@ -89,6 +94,23 @@ def test_forced_decoding(client: TestClient, translator: Translator) -> None:
         assert one["log_prob"] == pytest.approx(own.log_prob, abs=1e-4)
         np.testing.assert_allclose(one["token_log_probs"], own.token_log_probs, atol=1e-4)
         np.testing.assert_allclose(one["alignment"], own.alignment, atol=1e-4)
+
+
+def test_scores_of_other_settings_share_no_batch(run: Path, translator: Translator) -> None:
+    """Requests that wait at the same time, each with a length penalty of its own."""
+    models = load_models([str(run)], {"device": "cpu", "precision": "fp32", "threads": 1}, 8)
+    service = Service(models, Limits(workers=1, threads=1, sentences=50, wait=0.3), 20)
+    alphas = [0.0, 0.5, 1.0]
+
+    async def ask() -> list[TranslateAnswer]:
+        requests = [TranslateRequest(text=LINE, target="le chien dort .", alpha=alpha) for alpha in alphas]
+        return await asyncio.gather(*map(service.translate, requests))
+
+    answers = asyncio.run(ask())
+    service.batcher.close()
+    (scored,) = translator.score([LINE], ["le chien dort ."])
+    expected = [scored.log_prob / len(scored.tokens) ** alpha for alpha in alphas]
+    assert [answer.translations[0][0].score for answer in answers] == pytest.approx(expected, abs=1e-3)
 
 
 def test_steering_changes_what_follows(client: TestClient) -> None:
@@ -173,6 +195,12 @@ def test_an_explanation_has_what_the_attention_has(client: TestClient) -> None:
     assert steered["alignment"][1] == np.eye(S)[0].tolist()
 
 
+def test_a_translation_is_explained_whole_or_not_at_all(client: TestClient) -> None:
+    for target in ("le " * 800, ["▁le"] * 800):
+        message = refused(client, 400, "/v1/explain", text=LINE, target=target)
+        assert message.startswith("target: has ")
+
+
 def test_tokens_may_be_explained_as_answered(client: TestClient) -> None:
     found = post(client, text=LINE)["translations"][0][0]
     explained = post(client, "/v1/explain", text=LINE, target=found["tokens"], saliency=False)
@@ -221,6 +249,7 @@ def test_each_model_translates_by_its_name(client: TestClient, runs: list[str | 
         ({"text": "a", "target": ["b"], "prefix": "c"}, "attend, prefix, tree: are for one text"),
         ({"text": ["a"], "tree": True}, "attend, prefix, tree: are for one text"),
         ({"text": "a", "target": "b", "tree": True}, "target: is scored without a search"),
+        ({"text": "a", "target": "b", "nbest": 2}, "target: is scored without a search; leave out nbest"),
         ({"text": ["a", "b"], "target": ["c"]}, "target: 1 translations of 2 texts"),
         ({"text": "a", "attend": {"0": 99}}, "attend: step 0 attends to position 99"),
         ({"text": "a", "attend": {"x": 1}}, "attend.x: input should be a valid integer"),
@@ -303,7 +332,7 @@ def test_the_two_calls_of_libretranslate(client: TestClient, translator: Transla
     listed = {"q": ["the cat sleeps .", LINE], "source": "auto", "target": "fr", "format": "text"}
     assert client.post("/translate", json=listed).json() == {"translatedText": expected}
     assert "this service translates en to fr" in refused(client, 400, "/translate", q="a", source="en", target="xx")
-    assert refused(client, 400, "/translate", q="a", source="en").startswith("target: Field required")
+    assert refused(client, 400, "/translate", q="a", source="en").startswith("target: field required")
 
 
 def test_hosts_origins_and_tokens(run: Path) -> None:
@@ -320,8 +349,10 @@ def test_hosts_origins_and_tokens(run: Path) -> None:
         form = {"q": "a", "source": "en", "target": "fr"}
         assert client.post("/translate", data=form).status_code == 403
         assert client.post("/translate", data={**form, "api_key": "secret"}).status_code == 200
-        assert client.get("/healthz", headers={"host": "evil.example"}).status_code == 400
+        for host in ("evil.example", "[", "localhost.evil.example", "[::1", ""):
+            assert client.get("/healthz", headers={"host": host}).status_code == 400
         foreign = {**allowed, "origin": "http://evil.example"}
         assert client.post("/v1/translate", json=query, headers=foreign).status_code == 403
+        assert client.post("/v1/translate", json=query, headers={**allowed, "origin": "http://["}).status_code == 403
         own = {**allowed, "origin": "http://localhost"}
         assert client.post("/v1/translate", json=query, headers=own).status_code == 200
