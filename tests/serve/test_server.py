@@ -220,6 +220,16 @@ def test_what_cannot_be_served_is_told_at_the_start(run: Path, tmp_path: Path) -
         assert f"port={port}: cannot be listened to" in refused(f"run={run}", f"port={port}")
 
 
+def test_names_of_this_machine(run: Path) -> None:
+    """Its own, and those that the configuration adds."""
+    with process(run.parent, f"run={run}", "hosts=[translate.example]", "workers=2") as started:
+        client = connection(started.address)
+        for name, status in (("localhost", 200), ("translate.example:443", 200), ("other.example", 400)):
+            client.request("GET", "/healthz", headers={"host": name})
+            answer = client.getresponse()
+            assert (answer.read() != b"", answer.status) == (True, status)
+
+
 def test_a_token_from_the_environment(run: Path) -> None:
     token = {"NMT_SERVE_TOKEN": "secret"}
     with process(run.parent, f"run={run}", environment=token) as started:

@@ -1,6 +1,8 @@
 """The service's answers, against the Python API and the rules of the request."""
 
 import asyncio
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 from served import RULES, serving, trained, words
 
-from nmt import Translator
+from nmt import Translation, Translator
 from nmt.serve.batcher import Limits
 from nmt.serve.messages import TranslateAnswer, TranslateRequest
 from nmt.serve.models import load_models
@@ -278,6 +280,43 @@ def test_other_bodies_are_refused(client: TestClient, body: bytes) -> None:
         answer = client.post(path, content=body, headers={"content-type": "application/json"})
         assert answer.status_code == 400, (path, answer.text)
         assert list(answer.json()) == ["error"]
+
+
+def test_a_request_that_takes_too_long_is_given_up(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = threading.Event()
+
+    def slow(*_: object, **__: object) -> list[list[Translation]]:
+        begun.set()
+        time.sleep(1)
+        return []
+
+    with serving([str(run)], replace(RULES, seconds=0.2)) as client:
+        monkeypatch.setattr(Translator, "translate_nbest", slow)
+        started = time.monotonic()
+        answer = client.post("/v1/translate", json={"text": "a"})
+        assert time.monotonic() - started < 0.9
+        assert begun.is_set()
+        assert (answer.status_code, answer.json()) == (503, {"error": "no answer within 0.2 s"})
+        assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_a_request_that_fails_gives_up_its_other_texts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = load_models([str(run)], {"device": "cpu", "precision": "fp32", "threads": 1}, 8)
+    service = Service(models, Limits(workers=1, threads=1, sentences=50, wait=0.0), 20)
+    tried: list[str] = []
+
+    def fail(_: object, lines: list[str], **__: object) -> list[list[Translation]]:
+        tried.extend(lines)
+        time.sleep(0.1)
+        raise KeyError(lines[0])
+
+    monkeypatch.setattr(Translator, "translate_nbest", fail)
+    monkeypatch.setattr("nmt.serve.batcher._similar", lambda jobs, threads: [jobs[0]])
+    with pytest.raises(KeyError):
+        asyncio.run(service.translate(TranslateRequest(text=list("abcdef"))))
+    assert len(service.batcher) == 0
+    service.batcher.close()
+    assert len(tried) < 4
 
 
 def test_paths_and_methods_that_do_not_exist(client: TestClient) -> None:
