@@ -3,6 +3,7 @@
 import logging
 import types
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -74,10 +75,16 @@ def drop_unused_values(schema: type[T], values: Mapping[str, Any], overrides: Se
 def typed_union(union: Any, values: Mapping[str, Any], section: str) -> Any:  # noqa: ANN401
     """`typed` for one section whose type is a union on `kind`, for example (Search, {...}, "search")."""
     try:
-        return TypeAdapter(union).validate_python(values)
+        return _validator(union).validate_python(values)
     except ValidationError as error:
         lines = [_explain(union, values, problem, section) for problem in error.errors()]
         raise UserError("\n".join(dict.fromkeys(lines))) from None
+
+
+@cache
+def _validator(union: Any) -> TypeAdapter[Any]:  # noqa: ANN401
+    """Kept, because it takes a millisecond to make: the service needs one for each request."""
+    return TypeAdapter(union)
 
 
 class _Loader(yaml.SafeLoader):

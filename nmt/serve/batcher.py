@@ -59,7 +59,7 @@ class Batcher:
         self._jobs: list[_Job] = []
         self._changed = threading.Condition()
         self._open = True
-        self._free = 0  # threads without a batch
+        self._running = 0  # jobs in batches
         self._rate = 0.0  # jobs per second, a moving mean
         names = (f"nmt-serve-{number}" for number in range(limits.workers))
         self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
@@ -106,6 +106,8 @@ class Batcher:
             started = time.monotonic()
             self._work(batch)
             seconds = time.monotonic() - started
+            with self._changed:
+                self._running -= len(batch)
             rate = len(batch) / max(seconds, 1e-6) * self.limits.workers
             self._rate = 0.8 * self._rate + 0.2 * rate if self._rate else rate
             self._observe(len(batch), seconds)
@@ -114,11 +116,9 @@ class Batcher:
         """Wait for a batch; [] once the queue is closed and empty."""
         entered = time.monotonic()
         with self._changed:
-            self._free += 1
             while True:
                 while not self._jobs:
                     if not self._open:
-                        self._free -= 1
                         return []
                     self._changed.wait()
                 # Clients that this thread has just answered may soon send more.
@@ -130,8 +130,8 @@ class Batcher:
                 if remaining <= 0 or not self._open:
                     break
                 self._changed.wait(remaining)
-            chosen = _similar(self._jobs, self._free)
-            self._free -= 1
+            chosen = _similar(self._jobs, -(-(len(self._jobs) + self._running) // self.limits.workers))
+            self._running += len(chosen)
             taken = {id(job) for job in chosen}
             self._jobs = [job for job in self._jobs if id(job) not in taken]
             if self._jobs:
@@ -160,19 +160,18 @@ def _finish(jobs: list[_Job]) -> None:
         job.future.set_result(result)
 
 
-def _similar(jobs: Sequence[_Job], threads: int) -> list[_Job]:
-    """The first job, and those of its key that are nearest to it in length and fit into its batch, so many that each of
-    the free threads gets its share."""
+def _similar(jobs: Sequence[_Job], most: int) -> list[_Job]:
+    """The first job, and at most so many with those of its key that are nearest to it in length and fit into its
+    batch."""
     first = jobs[0]
     if first.key is None:
         return [first]
     others = [job for job in jobs[1:] if job.key == first.key]
-    share = -(-(1 + len(others)) // threads)
     others.sort(key=lambda job: abs(job.tokens - first.tokens))  # of equal distance, the one that has waited longer
     chosen, longest = [first], first.tokens
     for job in others:
         longest = max(longest, job.tokens)
-        if len(chosen) == share or longest * (len(chosen) + 1) > first.most_tokens:
+        if len(chosen) == most or longest * (len(chosen) + 1) > first.most_tokens:
             break
         chosen.append(job)
     return chosen

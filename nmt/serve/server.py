@@ -42,6 +42,7 @@ def run(app: ASGIApp, listening: socket.socket, seconds: float) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         lifespan="off",
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=max(1, round(seconds)),
