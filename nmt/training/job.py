@@ -84,7 +84,7 @@ def _train_in_group(
         record: dict[str, Any] = {"overrides": overrides, "choices": choices, "machine": machine.describe()}
         record["machine"]["processes"] = group.size
         if start is not None:
-            record["start_from"] = start.record
+            record |= start.record
         if teachers.records:
             record["teachers"] = teachers.records
         group.on_main(lambda: run.begin(values, prepared, record))
@@ -124,7 +124,8 @@ def _new_translator(
     model = new_model(config, prepared.tokenizers)
     if start is not None:
         model.load_state_dict(start.weights)
-        log.info("initial weights: step %d of %s", start.record["step"], start.record["run"])
+        for line in start.description:
+            log.info("%s", line)
     model = model.to(machine.device)
     return Translator(model, prepared.tokenizers, config.search, machine, config.seed, group)
 

@@ -13,12 +13,13 @@ from nmt.config.schema import training as schema
 
 
 def make_optimizer(config: schema.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
-    """The configured optimizer over all parameters.
+    """The configured optimizer over all parameters that are not frozen.
 
     Only matrices are decayed: gains, biases and scalars set the size of something and are too few to overfit.
     """
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-    others = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in trained if parameter.dim() > 1]
+    others = [parameter for parameter in trained if parameter.dim() <= 1]
     parameters: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
     options = config.model_dump(exclude={"kind"})
     match config:

@@ -1,8 +1,9 @@
-"""Other runs that a run starts from or learns from: the weights for fine-tuning, the teachers of a distillation."""
+"""What a run starts from or learns from: pretrained vectors, the weights of another run, teachers of a distillation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from nmt.config import schema
@@ -12,19 +13,25 @@ from nmt.config.overrides import for_shell
 from nmt.config.schema.model import Model
 from nmt.config.schema.training import Distillation
 from nmt.data.prepared import Prepared
+from nmt.data.tokenizer import Tokenizers
 from nmt.files import read_bytes
 from nmt.machine import Machine
-from nmt.model.load import load_model
+from nmt.model.load import load_model, new_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.model.weights import BEST
 from nmt.run import RunDirectory
+from nmt.training.transfer import transfer
+from nmt.training.vectors import load_pretrained
+
+INITIAL = {"embedding.pretrained", "embedding.frozen"}  # values of a model that give it no other weights
 
 
 class Start(NamedTuple):
-    """The weights of another run's best checkpoint."""
+    """Initial weights."""
 
     weights: dict[str, Tensor]
-    record: dict[str, Any]  # of that run, for the manifest
+    record: dict[str, Any]  # where they come from, for the manifest: {"start_from": ...} or {"pretrained": ...}
+    description: list[str]  # lines for the log
 
 
 class Teachers(NamedTuple):
@@ -35,25 +42,52 @@ class Teachers(NamedTuple):
 
 
 def load_start(config: schema.TrainConfig, prepared: Prepared) -> Start | None:
-    """The best checkpoint of training.start_from, or None without one.
+    """Initial weights: the best checkpoint of training.start_from, or a model with embedding.pretrained; None without
+    either.
 
-    Raises UserError if its weights do not fit the model, or if its tokenizers differ.
+    With other tokenizers than the run's, its vectors move to the new vocabulary. Raises UserError if the weights do not
+    fit the model, or if a file of vectors does not.
     """
+    if config.embedding.pretrained is not None:
+        model = _new_model(config, prepared)
+        found = load_pretrained(model, config.embedding.pretrained, prepared.tokenizers)
+        record = {side: one._asdict() for side, one in found.items()}
+        return Start(model.state_dict(), {"pretrained": record}, [one.describe(side) for side, one in found.items()])
     if config.training.start_from is None:
         return None
     run = RunDirectory.existing(config.training.start_from, "training.start_from")
     saved = load_config(run.config)
-    refuse_other_tokenizers("training.start_from", run, saved.tokenizer.lowercase, config, prepared)
+    tokenizers = Tokenizers.load(run.path, saved.tokenizer.lowercase)
     path = run.checkpoints / BEST
     try:
-        model, checkpoint = load_model(config, prepared.tokenizers, path)
+        model, checkpoint = load_model(config, tokenizers, path)
     except UserError:
         if path.is_file() and (differences := model_differences(saved, config)):
             raise UserError(
                 f"training.start_from={run.source}: its weights do not fit this model ({'; '.join(differences)})"
             ) from None
         raise
-    return Start(model.state_dict(), record_of(run, checkpoint))
+    record = record_of(run, checkpoint)
+    lines = [f"initial weights: step {record['step']} of {record['run']}"]
+    if _same(tokenizers, prepared.tokenizers):
+        return Start(model.state_dict(), {"start_from": record}, lines)
+    new = _new_model(config, prepared).state_dict()
+    weights, origins = transfer(model.state_dict(), new, tokenizers, prepared.tokenizers)
+    record["vocabulary"] = {side: origin.counts() for side, origin in origins.items()}
+    lines += [f"another {side} tokenizer: {origin.describe()}" for side, origin in origins.items()]
+    return Start(weights, {"start_from": record}, lines)
+
+
+def _same(tokenizers: Tokenizers, others: Tokenizers) -> bool:
+    return all(
+        (one.model, one.lowercase) == (other.model, other.lowercase)
+        for one, other in zip(tokenizers, others, strict=True)
+    )
+
+
+def _new_model(config: schema.TrainConfig, prepared: Prepared) -> Seq2Seq:
+    torch.manual_seed(config.seed)
+    return new_model(config, prepared.tokenizers)
 
 
 def load_teachers(
@@ -129,5 +163,5 @@ def model_differences(saved: schema.TrainConfig, config: schema.TrainConfig) -> 
     return [
         f"{key} is {there.get(key)} there, {here.get(key)} here"
         for key in {**there, **here}
-        if there.get(key) != here.get(key) and "dropout" not in key
+        if there.get(key) != here.get(key) and "dropout" not in key and key not in INITIAL
     ]

@@ -121,8 +121,6 @@ def test_the_saved_path_is_absolute(train_config: Config) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["tokenizer.vocab_size=390"], "the same one: tokenizer=file tokenizer.source_model={run}/tokenizer.model$"),
-        (["tokenizer.lowercase=true"], "tokenizer=file tokenizer.source_model={run}/tokenizer.model$"),
         (["encoder.hidden=8"], r"do not fit this model \(encoder.hidden is 16 there, 8 here\)"),
         (
             ["decoder.attend=after", "encoder.cell=lstm"],
@@ -149,15 +147,3 @@ def test_a_run_without_weights_or_no_run_is_refused(first: Path, train_config: C
         train(train_config(f"training.start_from={young}"), tmp_path / "run", [])
     with pytest.raises(UserError, match=r"training\.start_from=nowhere: no such directory"):
         train(train_config("training.start_from=nowhere"), tmp_path / "run", [])
-
-
-def test_a_lowercased_and_divided_tokenizer_is_told_as_it_is(train_config: Config, tmp_path: Path) -> None:
-    apart = ["tokenizer.joint=false", "embedding.tie_source_target=false", "tokenizer.vocab_size=200"]
-    run = tmp_path / "apart"
-    assert train(train_config(*SHORT, *apart, "tokenizer.lowercase=true", "training.max_steps=1"), run, []) == 0
-    with pytest.raises(UserError, match="was trained with another tokenizer") as error:
-        train(train_config(*SHORT, *apart, OTHER_DATA, f"training.start_from={run}"), tmp_path / "run", [])
-    remedy = str(error.value).partition("the same one: ")[2].split()
-    tiny = [override for override in TINY if not override.startswith("tokenizer.")]
-    overrides = [*tiny, *SHORT, OTHER_DATA, apart[1], *remedy, f"training.start_from={run}"]
-    assert train(typed(TrainConfig, values_of("train", overrides)), tmp_path / "run", []) == 0

@@ -79,11 +79,14 @@ class Evaluation(Section):
 
 
 PATH_FIELDS = {"path", "train", "validation", "test", "extra", "cache_dir", "source_model", "target_model"}
-PATH_FIELDS |= {"teachers", "start_from"}
+PATH_FIELDS |= {"teachers", "start_from", "pretrained"}
 
 
-def _absolute(path: str | list[str]) -> str | list[str]:
-    return os.path.abspath(user_path(path)) if isinstance(path, str) else [os.path.abspath(user_path(p)) for p in path]
+def _absolute(path: Any) -> Any:  # noqa: ANN401
+    """Of a path, a list of paths, or None."""
+    if isinstance(path, list):
+        return [_absolute(part) for part in path]
+    return path and os.path.abspath(user_path(path))
 
 
 class TrainConfig(Model, Machine):
@@ -106,7 +109,7 @@ class TrainConfig(Model, Machine):
     def with_absolute_paths(self) -> Self:
         """The same with absolute paths, so that a run can be resumed from any directory."""
         sections = {}
-        for name in ("data", "tokenizer", "objective", "training"):
+        for name in ("data", "tokenizer", "objective", "training", "embedding"):
             section = getattr(self, name)
             paths = {key: _absolute(value) for key, value in section if key in PATH_FIELDS and value is not None}
             sections[name] = section.model_copy(update=paths)
@@ -120,6 +123,13 @@ class TrainConfig(Model, Machine):
             yield (
                 "embedding.tie_source_target=true needs one vocabulary for both languages; "
                 "set tokenizer.joint=true (or one tokenizer model), or embedding.tie_source_target=false"
+            )
+        if self.embedding.pretrained is not None and self.training.start_from is not None:
+            yield ("embedding.pretrained and training.start_from both give initial embeddings; leave one out")
+        if self.embedding.frozen and self.embedding.pretrained is None and self.training.start_from is None:
+            yield (
+                "embedding.frozen=true would keep random embeddings; give embedding.pretrained or training.start_from, "
+                "or set it to false"
             )
         if self.training.guided_alignment:
             yield from self._conflicts_of_guided_alignment()

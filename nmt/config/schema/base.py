@@ -43,6 +43,12 @@ Names = Annotated[list[Name], BeforeValidator(lambda value: [value] if isinstanc
 PathName = Annotated[Name, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 _as_list = BeforeValidator(lambda value: [value] if isinstance(value, str | int) else value)
 Paths = Annotated[list[PathName], Field(min_length=1), _as_list]
+# Files of pretrained vectors: for the source and the target; null: none.
+Vectors = Annotated[
+    list[PathName | None],
+    Field(min_length=2, max_length=2),
+    BeforeValidator(lambda value: [value, value] if isinstance(value, str | int) else value),
+]
 # Each a run, or a list of runs that form an ensemble.
 Models = Annotated[list[Paths], Field(min_length=1), _as_list]
 

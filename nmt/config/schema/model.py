@@ -15,6 +15,7 @@ from nmt.config.schema.base import (
     Probability,
     Section,
     Units,
+    Vectors,
 )
 from nmt.config.schema.data import VocabularySize
 
@@ -42,6 +43,8 @@ class Embedding(Section):
     word_dropout: Probability
     tie_source_target: bool
     tie_output: bool
+    pretrained: Vectors | None
+    frozen: bool
 
 
 class Network(Section):
