@@ -18,6 +18,7 @@ from nmt.model.load import new_model
 from nmt.model.weights import LAST
 from nmt.training import checkpoint
 from nmt.training.job import train
+from nmt.training.optimizer import make_optimizer
 from nmt.training.vectors import load_pretrained
 
 Config = Callable[..., TrainConfig]
@@ -56,9 +57,13 @@ def test_words_get_their_vectors(header: bool, packed: bool, run: Path, train_co
     known = words_of(run)[::2]
     generator = np.random.default_rng(0)
     vectors = {word: generator.normal(size=16).astype(np.float32) for _, word in known}
-    vectors["never seen"] = np.zeros(16, np.float32)  # a word with a space
+    (_, one), (_, two) = [known[-1], words_of(run)[1]]
+    last = vectors.popitem()
+    vectors[f"{one} {two}"] = np.zeros(16, np.float32)  # a name with a space
+    vectors |= [last]
     path = tmp_path / ("vectors.vec.gz" if packed else "vectors.txt")
-    text = text_of(vectors, header).encode()
+    repeated = text_of({known[0][1]: np.zeros(16)}, False)
+    text = (text_of(vectors, header) + repeated).encode()
     path.write_bytes(gzip.compress(text) if packed else text)
     model, own = model_of(run, train_config)
     before = model.source_embedding.weight.clone()
@@ -97,6 +102,9 @@ def test_frozen_embeddings_stay_as_they_start(run: Path, train_config: Config, t
     for frozen in ("false", "true"):
         assert train(train_config(*options, f"embedding.frozen={frozen}"), tmp_path / frozen, []) == 0
         weights[frozen] = checkpoint.load(tmp_path / frozen / "checkpoints" / LAST)["model"]["source_embedding.weight"]
+    frozen_model, _ = model_of(run, train_config, f"embedding.pretrained={path}", "embedding.frozen=true")
+    groups = make_optimizer(train_config().optimizer, frozen_model).param_groups
+    assert not any(p is frozen_model.source_embedding.weight for group in groups for p in group["params"])
     token = words_of(run)[0][0]
     assert weights["true"][token].tolist() == pytest.approx([0.1] * 16)
     assert (weights["false"][token] - 0.1).abs().max() > 0.01
