@@ -27,7 +27,7 @@ class Node(NamedTuple):
     token: int
     log_prob: float  # of the whole hypothesis, natural logarithm
     score: float  # log_prob / length penalty
-    fate: Fate  # kept: in the beam of the next step; ended: chose eos; pruned: neither
+    fate: Fate  # kept: in the beam after this step; ended: chose eos; pruned: neither
 
 
 class BeamTree:

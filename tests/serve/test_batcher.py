@@ -88,6 +88,11 @@ def test_sentences_that_arrive_together_share_a_batch_though_a_thread_is_free() 
 
 def test_free_threads_share_what_waits(gate: Gate) -> None:
     batcher = Batcher(Limits(workers=2, threads=1, sentences=100, wait=0.2))
+    gate.open.set()
+    (before,) = batcher.submit(gate, ["before"], [1], "key", 100)
+    assert before.result(20) == "done before"
+    gate.open.clear()
+    gate.batches.clear()
     lengths = [5, 1, 6, 2, 7, 3]
     futures = batcher.submit(gate, lengths, lengths, "key", 100)
     deadline = time.monotonic() + 20
@@ -96,6 +101,23 @@ def test_free_threads_share_what_waits(gate: Gate) -> None:
     gate.open.set()
     assert [future.result(20) for future in futures] == [f"done {n}" for n in lengths]
     assert sorted(gate.batches) == [[1, 2, 3], [5, 6, 7]]
+    batcher.close()
+
+
+def test_a_free_thread_leaves_a_busy_one_its_share(gate: Gate) -> None:
+    """Otherwise one thread would work on nearly all sentences of clients that wait for their answers, the other on few
+    at a time."""
+    batcher = Batcher(Limits(workers=2, threads=1, sentences=100, wait=0.2))
+    futures = batcher.submit(gate, ["first"], [4], "key", 100)
+    assert gate.started.wait(20)
+    futures += batcher.submit(gate, [5, 1, 6, 2, 7], [5, 1, 6, 2, 7], "key", 100)
+    deadline = time.monotonic() + 20
+    while len(gate.batches) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert gate.batches == [["first"], [5, 6, 7]]
+    assert len(batcher) == 2
+    gate.open.set()
+    assert [future.result(20) for future in futures] == [f"done {n}" for n in ["first", 5, 1, 6, 2, 7]]
     batcher.close()
 
 

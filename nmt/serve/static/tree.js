@@ -197,7 +197,7 @@ export class Tree {
       return;
     }
     const fates = {
-      kept: "kept: extended at the next step",
+      kept: node.column < this.#columns.length - 1 ? "kept: extended at the next step" : "kept: in the beam when the search ended",
       ended: "ended: a finished translation",
       pruned: "pruned: not among the best of the beam",
     };
