@@ -165,7 +165,10 @@ class Searcher:
         sources = [all_sources[i] for i in batch]
         source = torch.from_numpy(padded(sources, self.tokenizers.source.pad)).to(device)
         lengths = [len(ids) for ids in sources]
-        vocabulary = None if self.shortlist is None else self.shortlist.vocabulary(sources, guidance.prefix)
+        vocabulary = None
+        if self.shortlist is not None:
+            copied = chain.from_iterable(sources) if self.model.copies else ()
+            vocabulary = self.shortlist.vocabulary(sources, [*guidance.prefix, *copied])
         symbols = self._symbols(vocabulary)
         limits = self._limits(lengths, guidance.prefix if vocabulary is None else _find(guidance.prefix, vocabulary))
         steering = guidance.steering(lengths, device)

@@ -140,7 +140,7 @@ def test_curves_are_those_of_each_mask_by_itself(translator: Translator, monkeyp
         for masks in range(MASKS + 1):
             embedded = model.source_embedding(source)
             embedded[:, :masks] = 0
-            state = model.encode_embedded(embedded, torch.tensor([source.shape[1]]))
+            state = model.encode_embedded(embedded, torch.tensor([source.shape[1]]), source)
             decoded = model.decoder(model.target_embedding(started), state)
             log_probs.append(model.log_probs(decoded.readouts, target, tokenizers.target.pad)[0])
     expected = (torch.stack(log_probs, 1) - log_probs[0][:, None]).clamp(max=0).exp()
