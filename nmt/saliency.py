@@ -85,8 +85,8 @@ def token_log_probs(model: Seq2Seq, batch: Batch, embedded: Tensor, source: Tens
     copies, rows = torch.arange(N, device=embedded.device), rows.to(embedded.device)
     state = model.encode_embedded(embedded, batch.lengths.repeat(N), source)
     predictions = model.decode(batch.target_in[:, :T].expand(N, -1), state).predictions
-    if not isinstance(predictions, Tensor):
-        log_probs = model.logits(predictions.at(copies, rows))[:, 0]
-    else:
+    if isinstance(predictions, Tensor):
         log_probs = model.logits(predictions[copies, rows]).log_softmax(-1)
+    else:
+        log_probs = model.logits(predictions.at(copies, rows))[:, 0]
     return log_probs[copies, batch.target_out[0, rows]]
