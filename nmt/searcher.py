@@ -51,7 +51,8 @@ class Searcher:
         shortlist: Shortlist | None = None,
     ) -> None:
         self.model, self.tokenizers, self.settings = model, tokenizers, search
-        self.machine, self.seed, self.shortlist = machine, seed, shortlist
+        self.machine, self.seed = machine, seed
+        self.shortlist = shortlist.with_sources() if shortlist is not None and model.copies else shortlist
         self._prepared = _PreparedModels(model, machine)
 
     def with_settings(self, settings: schema.Search) -> Self:
@@ -165,10 +166,7 @@ class Searcher:
         sources = [all_sources[i] for i in batch]
         source = torch.from_numpy(padded(sources, self.tokenizers.source.pad)).to(device)
         lengths = [len(ids) for ids in sources]
-        vocabulary = None
-        if self.shortlist is not None:
-            copied = chain.from_iterable(sources) if self.model.copies else ()
-            vocabulary = self.shortlist.vocabulary(sources, [*guidance.prefix, *copied])
+        vocabulary = None if self.shortlist is None else self.shortlist.vocabulary(sources, guidance.prefix)
         symbols = self._symbols(vocabulary)
         limits = self._limits(lengths, guidance.prefix if vocabulary is None else _find(guidance.prefix, vocabulary))
         steering = guidance.steering(lengths, device)
