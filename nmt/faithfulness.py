@@ -27,6 +27,7 @@ from nmt.metrics.faithfulness import (
     masking_order,
     mean_over_tokens,
 )
+from nmt.model.copying import NEVER
 from nmt.model.seq2seq import Seq2Seq, evaluation_mode
 from nmt.report.table import Column, terminal
 from nmt.saliency import gradient_norms, shares_of, token_log_probs
@@ -115,12 +116,13 @@ def _masked_log_probs(model: Seq2Seq, batch: Batch, copies: NDArray[np.int64]) -
     tokens' log-probabilities (N,).
 
     A masked token has the embedding 0, as a word that dropout drops in training: every model has it, while <unk> has a
-    meaning only if there were unknown words in training.
+    meaning only if there were unknown words in training. It is not copied, either.
     """
-    masked = torch.from_numpy(copies[:, 1:] > 0).to(batch.source.device)[:, :, None]
-    embedded = model.source_embedding(batch.source).masked_fill(masked, 0.0)
+    masked = torch.from_numpy(copies[:, 1:] > 0).to(batch.source.device)
+    embedded = model.source_embedding(batch.source).masked_fill(masked[:, :, None], 0.0)
+    source = batch.source.masked_fill(masked, NEVER)
     rows = torch.from_numpy(copies[:, 0])
-    return token_log_probs(model, embedded, batch.lengths, batch.target_in, batch.target_out, rows)
+    return token_log_probs(model, batch, embedded, source, rows)
 
 
 def _figures(pairs: Sequence[PairFigures], gold: Sequence[str] | None) -> dict[str, Any]:

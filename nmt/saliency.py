@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nmt.data.batching import Batch, collate
-from nmt.model.mixture import Mixture
 from nmt.model.seq2seq import Seq2Seq, evaluation_mode
 from nmt.translator import Translator
 
@@ -70,26 +69,24 @@ def gradient_norms(model: Seq2Seq, batch: Batch) -> NDArray[np.floating[Any]]:
 def _norms(model: Seq2Seq, batch: Batch, rows: Tensor) -> Tensor:
     """Gradient norms (N, S) for the target tokens (N,) of a batch of one pair."""
     embedded = model.source_embedding(batch.source).detach().repeat(len(rows), 1, 1).requires_grad_()
-    log_probs = token_log_probs(model, embedded, batch.lengths, batch.target_in, batch.target_out, rows)
+    source = batch.source.expand(len(rows), -1)
+    log_probs = token_log_probs(model, batch, embedded, source, rows)
     (gradient,) = torch.autograd.grad(log_probs.sum(), embedded)
     norms: Tensor = gradient.norm(dim=-1)
     return norms
 
 
-def token_log_probs(
-    model: Seq2Seq, embedded: Tensor, lengths: Tensor, target_in: Tensor, target_out: Tensor, rows: Tensor
-) -> Tensor:
-    """log p(y_t | y_<t, x) of the target token t = rows[n] for each embedded source n of one sentence pair.
+def token_log_probs(model: Seq2Seq, batch: Batch, embedded: Tensor, source: Tensor, rows: Tensor) -> Tensor:
+    """log p(y_t | y_<t, x) of the target token t = rows[n] of a batch of one pair, for each embedded source n.
 
-    (N, S, E), int64 (1,) on the CPU, (1, T) = <s> y_1 ... y_{T-1}, (1, T) = y_1 ... y_T, (N,) -> (N,). Decodes no
-    further than the last of `rows`.
+    (N, S, E), int64 (N, S) as in Seq2Seq.encode_embedded, (N,) -> (N,). Decodes no further than the last of `rows`.
     """
     N, T = len(embedded), int(rows.max()) + 1
     copies, rows = torch.arange(N, device=embedded.device), rows.to(embedded.device)
-    state = model.encode_embedded(embedded, lengths.repeat(N))
-    predictions = model.decode(target_in[:, :T].expand(N, -1), state).predictions
-    if isinstance(predictions, Mixture):
-        log_probs = model.logits(predictions.at(copies, rows))[:, 0]
-    else:
+    state = model.encode_embedded(embedded, batch.lengths.repeat(N), source)
+    predictions = model.decode(batch.target_in[:, :T].expand(N, -1), state).predictions
+    if isinstance(predictions, Tensor):
         log_probs = model.logits(predictions[copies, rows]).log_softmax(-1)
-    return log_probs[copies, target_out[0, rows]]
+    else:
+        log_probs = model.logits(predictions.at(copies, rows))[:, 0]
+    return log_probs[copies, batch.target_out[0, rows]]

@@ -51,7 +51,8 @@ class Searcher:
         shortlist: Shortlist | None = None,
     ) -> None:
         self.model, self.tokenizers, self.settings = model, tokenizers, search
-        self.machine, self.seed, self.shortlist = machine, seed, shortlist
+        self.machine, self.seed = machine, seed
+        self.shortlist = shortlist.with_sources() if shortlist is not None and model.copies else shortlist
         self._prepared = _PreparedModels(model, machine)
 
     def with_settings(self, settings: schema.Search) -> Self:

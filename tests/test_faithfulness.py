@@ -19,6 +19,7 @@ from nmt.config.schema import Evaluation, TrainConfig
 from nmt.evaluation import evaluate_run, score_settings
 from nmt.faithfulness import faithfulness, of_pair, summary
 from nmt.metrics.faithfulness import MASKS, areas
+from nmt.model.copying import NEVER
 from nmt.run import RunDirectory
 from nmt.training.job import train
 from nmt.translator import Translator
@@ -26,14 +27,16 @@ from nmt.translator import Translator
 PAIR = "the cat sees the dog in the garden .", "le chat voit le chien dans le jardin ."
 
 
-@pytest.fixture(scope="module", params=["bahdanau", "none"])
+@pytest.fixture(scope="module", params=["bahdanau decoder.copy=true", "none"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     from conftest import TINY, values_of
 
     from nmt.config.compose import typed
 
     directory = tmp_path_factory.mktemp("faithfulness") / "run"
-    config = typed(TrainConfig, values_of("train", [*TINY, f"attention={request.param}", "training.max_steps=2"]))
+    config = typed(
+        TrainConfig, values_of("train", [*TINY, *f"attention={request.param}".split(), "training.max_steps=2"])
+    )
     assert train(config, directory, []) == 0
     return RunDirectory(directory)
 
@@ -57,8 +60,8 @@ class OneTokenDecides(nn.Module):
         self.likely[reference] = 10.0
         self.key, self.looks_at = key, looks_at
 
-    def encode_embedded(self, embedded: Tensor, lengths: Tensor) -> Tensor:
-        assert len(embedded) == len(lengths)
+    def encode_embedded(self, embedded: Tensor, lengths: Tensor, source: Tensor) -> Tensor:
+        assert len(embedded) == len(lengths) == len(source)
         return embedded[:, self.key].sum(1)
 
     def decode(self, target: Tensor, state: Tensor) -> SimpleNamespace:
@@ -127,7 +130,7 @@ def test_neither_batches_nor_other_sentences_change_a_figure(
 
 
 def test_curves_are_those_of_each_mask_by_itself(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masks the first tokens in turn, one decoding each, without copies."""
+    """Masks the first tokens in turn, which are not copied then either, one decoding each, without batches."""
     translator.model.double()
     first = lambda weights, random: np.tile(np.arange(MASKS), (len(weights), 1))  # noqa: E731
     monkeypatch.setattr(module, "masking_order", first)
@@ -140,9 +143,11 @@ def test_curves_are_those_of_each_mask_by_itself(translator: Translator, monkeyp
         for masks in range(MASKS + 1):
             embedded = model.source_embedding(source)
             embedded[:, :masks] = 0
-            state = model.encode_embedded(embedded, torch.tensor([source.shape[1]]))
+            copyable = source.clone()
+            copyable[:, :masks] = NEVER
+            state = model.encode_embedded(embedded, torch.tensor([source.shape[1]]), copyable)
             decoded = model.decoder(model.target_embedding(started), state)
-            log_probs.append(model.log_probs(decoded.readouts, target, tokenizers.target.pad)[0])
+            log_probs.append(model.log_probs(decoded.predictions, target, tokenizers.target.pad)[0])
     expected = (torch.stack(log_probs, 1) - log_probs[0][:, None]).clamp(max=0).exp()
     for curves in found.curves.values():
         np.testing.assert_allclose(curves, expected, rtol=1e-6)

@@ -15,14 +15,16 @@ from nmt.translator import Translator
 PAIR = ["the cat sleeps ."], ["le chat dort ."]
 
 
-@pytest.fixture(scope="module", params=["bahdanau", "none"])
+@pytest.fixture(scope="module", params=["bahdanau", "bahdanau decoder.copy=true", "none"])
 def translator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Translator:
     from conftest import TINY, values_of
 
     from nmt.config.compose import typed
 
     directory = tmp_path_factory.mktemp("saliency") / "run"
-    config = typed(TrainConfig, values_of("train", [*TINY, f"attention={request.param}", "training.max_steps=2"]))
+    config = typed(
+        TrainConfig, values_of("train", [*TINY, *f"attention={request.param}".split(), "training.max_steps=2"])
+    )
     assert train(config, directory, []) == 0
     loaded = Translator.load(directory)
     loaded.model.double()
@@ -36,9 +38,9 @@ def log_probs(translator: Translator, nudge: torch.Tensor) -> np.ndarray:
     target = torch.tensor(tokenizers.target.encode(PAIR[1]))
     first = torch.tensor([[tokenizers.target.bos]])
     with torch.no_grad():
-        state = model.encode_embedded(model.source_embedding(source) + nudge, torch.tensor([source.shape[1]]))
+        state = model.encode_embedded(model.source_embedding(source) + nudge, torch.tensor([source.shape[1]]), source)
         decoded = model.decoder(model.target_embedding(torch.cat([first, target[:, :-1]], 1)), state)
-        logits = model.output(decoded.readouts).log_softmax(-1)
+        logits = model.logits(decoded.predictions).log_softmax(-1)
     return logits[0].gather(1, target.T)[:, 0].numpy()
 
 

@@ -59,6 +59,8 @@ def refuse_unfit(config: schema.TrainConfig) -> None:
             reason = f"attention.normalizer.kind={attention.normalizer.kind} {NORMALIZERS[attention.normalizer.kind]}"
         elif attention.alignment.kind in {"marginal", "variational", "posterior"}:
             reason = f"torch exports the sum of attention.alignment.kind={attention.alignment.kind} {ONE_LENGTH}"
+    if config.decoder.copy and reason is None:
+        reason = "with decoder.copy=true each step reads the source's tokens, which its program does not get"
     if config.encoder.self_attention.kind != "none" and reason is None:
         reason = f"torch exports encoder.self_attention {ONE_LENGTH}"
     if reason is not None:

@@ -12,6 +12,7 @@ from nmt.config.schema.alignment import Marginal, Posterior, Variational
 from nmt.config.schema.attention import Attention, EncoderSelfAttention, ScoredAttention
 from nmt.config.schema.model import Model, Network
 from nmt.model.cells import Recurrent
+from nmt.model.copying import CopyGate
 from nmt.model.decoder import Decoder
 from nmt.model.encoder import Encoder, SelfAttention
 from nmt.model.inference import InferenceNetwork
@@ -169,6 +170,7 @@ def _decoder(config: Model, encoder: Encoder, context_dim: int) -> Decoder:
         conditional,
         LexicalModel(word_dim) if decoder.lexical else None,
         upper,
+        CopyGate(decoder.readout_dim) if decoder.copy else None,
         attend=decoder.attend,
         input_feeding=decoder.input_feeding,
         options=_options(config, decoder),

@@ -22,6 +22,7 @@ from nmt.model.cells import (
     step_layer,
     zone_out,
 )
+from nmt.model.copying import CopyGate, Copying
 from nmt.model.mixture import Inferred, Mixture
 from nmt.model.readout import LexicalModel, Readout
 from nmt.model.recurrence import run_rnn
@@ -39,12 +40,20 @@ class Decoded(NamedTuple):
     choice: Choice | None = None  # of sampled positions in training
     mixture: Mixture | None = None  # with a latent position: predictions come from it instead of `readouts`
     inferred: Inferred | None = None  # by an inference network in training
+    copying: Copying | None = None  # with a copy gate: predictions come from it instead of `readouts`
     detail: Detail | None = None  # of the attention, if its memory asks for it
 
     @property
-    def predictions(self) -> Tensor | Mixture:
+    def predictions(self) -> Tensor | Mixture | Copying:
         """What the output layer reads."""
-        return self.readouts if self.mixture is None else self.mixture
+        return next((each for each in (self.copying, self.mixture) if each is not None), self.readouts)
+
+    def tokens(self, index: Tensor) -> Tensor | Copying:
+        """The predictions of M of the B * T tokens, without latent positions: int64 (M,) -> (M, 1, ...)."""
+        if self.copying is not None:
+            T = self.readouts.shape[1]
+            return self.copying.at(index // T, index % T)
+        return self.readouts.flatten(0, 1).index_select(0, index)[:, None]
 
 
 Observe = Callable[[int, DecoderState], DecoderState]
@@ -62,7 +71,7 @@ class Decoder(nn.Module):
     alone, and the context enters the layers above, `upper` (Wu et al. 2016, 3; here with the current state).
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         rnn: Recurrent,
         attention: Attention | MultiHeadAttention | None,
@@ -70,18 +79,20 @@ class Decoder(nn.Module):
         conditional: Recurrent | None = None,
         lexical: LexicalModel | None = None,
         upper: UpperLayers | None = None,
+        copy: CopyGate | None = None,
         *,
         attend: Literal["before", "between", "after", "first_layer"],
         input_feeding: bool,
         options: Options = PLAIN,
     ) -> None:
         """conditional: one layer over the context, for "between" only; lexical: its result is added to the readout, but
-        not fed back; upper: the layers above the one of `rnn`, for "first_layer" only."""
+        not fed back; upper: the layers above the one of `rnn`, for "first_layer" only; copy: what it makes of a
+        prediction, see CopyGate."""
         super().__init__()
         assert (attend == "between") == (conditional is not None)
         assert (attend == "first_layer") == (upper is not None)
         self.rnn, self.attention, self.readout, self.conditional = rnn, attention, readout, conditional
-        self.lexical, self.upper = lexical, upper
+        self.lexical, self.upper, self.copy = lexical, upper, copy
         self.attend, self.input_feeding = attend, input_feeding
         # In a conditional decoder, the lowest layer's transitions come after the second step.
         self.regularisation = Regularisation(rnn, options, lowest=0 if conditional is None else 1)
@@ -93,7 +104,10 @@ class Decoder(nn.Module):
     def forward(self, embedded: Tensor, state: DecoderState) -> Decoded:
         """Teacher forcing: (B, T, E) embeddings of <s> y_1 ... y_{T-1} -> Decoded with all T steps."""
         decoded = self.forward_stepped(embedded, state) if self.stepped else self.forward_fused(embedded, state)
-        return decoded._replace(readouts=self._with_words(decoded.readouts, decoded.weights, state))
+        readouts = self._with_words(decoded.readouts, decoded.weights, state)
+        if self.copy is not None:
+            decoded = decoded._replace(copying=self._copied(self.copy, readouts, decoded.weights, state))
+        return decoded._replace(readouts=readouts)
 
     def forward_fused(self, embedded: Tensor, state: DecoderState) -> Decoded:
         """One call of each recurrent network for the whole target, one product for the attention of all steps."""
@@ -146,15 +160,17 @@ class Decoder(nn.Module):
         """(B, T, H)."""
         return torch.stack([self._output(step.state.cell) for step in steps], dim=1)
 
-    def step(self, word: Tensor, state: DecoderState) -> tuple[Tensor | Mixture, Tensor | None, DecoderState]:
-        """(B, E) embedding of the previous token, or what else the state's weights take for it -> readout (B, R),
-        weights (B, S) or None, next state."""
+    def step(self, word: Tensor, state: DecoderState) -> tuple[Tensor | Mixture | Copying, Tensor | None, DecoderState]:
+        """(B, E) embedding of the previous token, or what else the state's weights take for it -> readout (B, R), or
+        with a copy gate a Copying grouped by sentence; weights (B, S) or None; next state."""
         step = self._step(state.weights.word_gates(word, state.fixed), word, state)
         readout = step.readout
         if readout is None:
             readout = self._read_out(self._output(step.state.cell), step.context, word, state)
         weights = None if step.attended is None else step.attended.weights[:, 0]
-        return self._with_words(readout, weights, state), weights, step.state
+        readout = self._with_words(readout, weights, state)
+        copied = None if self.copy is None else self._copied(self.copy, readout, weights, state)
+        return readout if copied is None else copied, weights, step.state
 
     def weights(self, rows: int, word_dim: int, fixed_dim: int) -> BatchWeights:
         """The weights for a batch of `rows` sentences, for all steps; fixed_dim = M with a fixed vector, else 0."""
@@ -241,6 +257,14 @@ class Decoder(nn.Module):
         )  # the attention gets the hypotheses of a sentence as if they were steps
         added: Tensor = self.lexical(by_sentence, state.words)
         return readouts + self._drop(added.view(readouts.shape), state)
+
+    def _copied(self, gate: CopyGate, readouts: Tensor, weights: Tensor | None, state: DecoderState) -> Copying:
+        """(B, T, R), (B, T, S), or without T and grouped by sentence -> Copying."""
+        assert weights is not None
+        assert state.source is not None
+        readouts, weights = (part.reshape(len(state.source), -1, part.shape[-1]) for part in (readouts, weights))
+        copying: Copying = gate(readouts, weights, state.source)
+        return copying
 
     def _drop(self, readout: Tensor, state: DecoderState) -> Tensor:
         mask = state.weights.readout_mask

@@ -89,6 +89,11 @@ class Ensemble(nn.Module, SearchEnsemble):
         self.models = tuple(members)
         self._registered = nn.ModuleList(members)
 
+    @property
+    def copies(self) -> bool:
+        """Does any model copy source tokens?"""
+        return any(model.copies for model in self.models)
+
     def force(
         self,
         source: Tensor,

@@ -15,6 +15,7 @@ from nmt.attention.attention import Attention
 from nmt.attention.heads import MultiHeadAttention
 from nmt.attention.memory import Attended, Memory, Past
 from nmt.model.cells import LayerWeights, Recurrent, norm_gates
+from nmt.model.copying import Copying, within
 from nmt.model.ensemble import Ensemble, SearchEnsemble
 from nmt.model.latent import LatentDecoder
 from nmt.model.mixture import Mixture
@@ -211,7 +212,7 @@ class SearchModel:
 
     def encode(self, source: Tensor, lengths: Tensor, *vocabulary: Tensor) -> DecoderState:
         """int64 (B, S), int64 (B,) on the CPU -> the decoder's initial state. vocabulary: int64 (L,), the tokens that
-        the steps may use; without: all."""
+        the steps may use, ascending; without: all. Source tokens outside of it are not copied."""
         weights = self._weights
         for tokens in vocabulary:
             table = self._table.index_select(0, tokens)
@@ -221,7 +222,10 @@ class SearchModel:
                 output=table if few else self._pack(table, self._bounded),
                 output_bias=weights.output_bias.index_select(0, tokens),
             )
-        state = self.model.encode_embedded(self.model.source_embedding(source), lengths, weights)
+        embedded = self.model.source_embedding(source)
+        for tokens in vocabulary if self.model.copies else ():
+            source = within(source, tokens)
+        state = self.model.encode_embedded(embedded, lengths, source, weights)
         words = None if state.words is None else in_autocast_dtype(state.words)
         fixed = None
         if state.fixed is not None and self._fixed is not None:
@@ -245,6 +249,9 @@ class SearchModel:
         if isinstance(readout, Mixture):
             rows, mixing = readout.readouts.flatten(0, 1), readout.weights.flatten(0, 1)
             return StepOutput(mixture_log_probs(scaled(rows), *output, mixing), attention, state)
+        if isinstance(readout, Copying):
+            mixed = readout.log_probs(linear(scaled(readout.readouts), *output))
+            return StepOutput(mixed.flatten(0, 1), attention, state)
         return StepOutput(linear(scaled(readout), *output), attention, state)
 
 

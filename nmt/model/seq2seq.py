@@ -15,12 +15,13 @@ from nmt.attention.memory import Detail, Steering
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.attention.policy import Policy
 from nmt.model.cells import CellState
+from nmt.model.copying import copyable
 from nmt.model.decoder import Decoded, Decoder
 from nmt.model.encoder import Encoder
 from nmt.model.inference import InferenceNetwork
 from nmt.model.latent import LatentDecoder, TokenLogProbs
-from nmt.model.mixture import Inferred, Mixture
-from nmt.model.prediction import most_probable, prediction_logits, prediction_loss
+from nmt.model.mixture import Inferred
+from nmt.model.prediction import Predictions, most_probable, prediction_logits, prediction_loss
 from nmt.model.readout import Output
 from nmt.model.state import BatchWeights, DecoderState, Weights
 from nmt.ops.dropout import Dropout, dropout, masked
@@ -102,6 +103,11 @@ class Seq2Seq(nn.Module):
         """Does the model have an attention?"""
         return self.decoder.attention is not None
 
+    @property
+    def copies(self) -> bool:
+        """Does the model copy source tokens, whose ids must then be those of target tokens?"""
+        return self.decoder.copy is not None
+
     def record_log_weights(self) -> None:
         """Make the attention return log-weights, for guided alignment."""
         if self.decoder.attention is not None:
@@ -111,11 +117,13 @@ class Seq2Seq(nn.Module):
 
     def encode(self, source: Tensor, lengths: Tensor) -> DecoderState:
         """int64 (B, S), int64 (B,) on the CPU -> the decoder's initial state."""
-        return self.encode_embedded(self.source_embedding(source), lengths)
+        return self.encode_embedded(self.source_embedding(source), lengths, source)
 
-    def encode_embedded(self, embedded: Tensor, lengths: Tensor, weights: Weights | None = None) -> DecoderState:
-        """(B, S, E), int64 (B,) on the CPU -> the decoder's initial state. weights: of the decoder; None: prepared
-        here for this batch."""
+    def encode_embedded(
+        self, embedded: Tensor, lengths: Tensor, source: Tensor, weights: Weights | None = None
+    ) -> DecoderState:
+        """(B, S, E), int64 (B,) on the CPU, int64 (B, S) -> the decoder's initial state. source: the tokens that may
+        be copied, NEVER for one that may not; weights: of the decoder; None: prepared here for this batch."""
         positions = torch.arange(embedded.shape[1], device=embedded.device)
         valid = positions < lengths.to(embedded.device, non_blocking=True)[:, None]
         dropped = self.dropout(embedded)
@@ -145,6 +153,7 @@ class Seq2Seq(nn.Module):
             past=past,
             memory=memory,
             words=words,
+            source=copyable(source, lengths) if self.copies else None,
             fixed=fixed,
             weights=weights,
             contexts=contexts,
@@ -196,7 +205,7 @@ class Seq2Seq(nn.Module):
         return log_probs
 
     def loss(
-        self, readouts: Tensor | Mixture, targets: Tensor, pad: int, criterion: Criterion, *by_position: Tensor
+        self, readouts: Predictions, targets: Tensor, pad: int, criterion: Criterion, *by_position: Tensor
     ) -> OutputLoss:
         """(C * B, T, R) of C copies of a batch, int64 (B, T) = y_1 ... y_T, any number of (B * T, ...) -> the
         criterion's total over all target tokens and its terms (B, T), 0 on padding. The criterion gets targets and
@@ -204,15 +213,15 @@ class Seq2Seq(nn.Module):
         return prediction_loss(self.output, readouts, targets, pad, criterion, *by_position)
 
     @torch.no_grad()
-    def log_probs(self, readouts: Tensor | Mixture, targets: Tensor, pad: int) -> Tensor:
+    def log_probs(self, readouts: Predictions, targets: Tensor, pad: int) -> Tensor:
         """(B, T, R), int64 (B, T) = y_1 ... y_T -> log p(y_t | y_1 ... y_{t-1}, x) (B, T), 0 on padding."""
         return -self.loss(readouts, targets, pad, _negative_log_likelihood).terms["nll"]
 
-    def logits(self, readouts: Tensor | Mixture) -> Tensor:
-        """(B, T, R) -> (B, T, V), of a mixture its log-probabilities."""
+    def logits(self, readouts: Predictions) -> Tensor:
+        """(B, T, R) -> (B, T, V), of a mixture or with copies the log-probabilities."""
         return prediction_logits(self.output, readouts)
 
-    def most_probable(self, readouts: Tensor | Mixture, banned: Tensor) -> Tensor:
+    def most_probable(self, readouts: Predictions, banned: Tensor) -> Tensor:
         """(B, T, R), int64 ids -> int64 (B, T), the most probable tokens that are not banned."""
         return most_probable(self.output, readouts, banned)
 

@@ -150,11 +150,12 @@ class DecoderState(NamedTuple):
     past: Past | None  # of the attention, if there is one
     memory: Memory | None  # of the attention, if there is one
     words: Tensor | None  # (B, S, E) the embedded source, for the lexical model
+    source: Tensor | None  # int64 (B, S) the source's tokens for a copy gate, NEVER for those that are not copied
     fixed: Tensor | None  # (B, M) without attention: the fixed context of every step
     weights: Weights  # of all steps
     contexts: Tensor | None  # (B, S, P) of each source position, for predictions that sum over them
     pending: Pending | None  # of the previous step, if this step reads its posterior
-    beams_share_memory: bool  # do hypotheses of one sentence share its row of past, memory and words?
+    beams_share_memory: bool  # do hypotheses of one sentence share its row of past, memory, words and source?
 
     def attention(self) -> tuple[Memory, Past]:
         """Memory and past of a decoder that attends."""
@@ -198,5 +199,6 @@ class DecoderState(NamedTuple):
             past=None if self.past is None else self.past.select(index),
             memory=None if self.memory is None else self.memory.select(index),
             words=None if self.words is None else self.words.index_select(0, index),
+            source=None if self.source is None else self.source.index_select(0, index),
             contexts=None if self.contexts is None else self.contexts.index_select(0, index),
         )

@@ -18,7 +18,6 @@ from nmt.metrics.bleu import TokenBLEU
 from nmt.model.decoder import Decoded
 from nmt.model.state import DecoderState
 from nmt.objectives.token_losses import Prediction, Terms, TokenLoss
-from nmt.ops.output_loss import output_loss
 from nmt.ops.sentence_draws import copied_draws, current_keys, sampling_draws
 from nmt.search.hypothesis import NO_PENALTY, Limits, StepOutput, Symbols
 from nmt.search.rollout import SamplingOptions, Uniform, sample
@@ -55,14 +54,15 @@ class MinimumRisk:
         sentences = candidates.sentences.to(device, non_blocking=True)
         with copied_draws(candidates.sentences, numbers_within(candidates.sentences)):
             decoded: Decoded = self.model(batch.source, batch.lengths, inputs, sentences)
-        risk = self._expected_risk(decoded.readouts, targets, real, candidates)
+        risk = self._expected_risk(decoded, targets, real, candidates)
         references = candidates.sentences.diff(prepend=torch.tensor([-1])).nonzero()[:, 0]
         references = references.to(device, non_blocking=True)
         T = batch.target_out.shape[1]
         weights, log_weights = (
             None if part is None else part[references, :T] for part in (decoded.weights, decoded.log_weights)
         )
-        of_references = Decoded(decoded.readouts[references, :T], weights, log_weights)
+        copying = None if decoded.copying is None else decoded.copying.select(references).between(0, T)
+        of_references = Decoded(decoded.readouts[references, :T], weights, log_weights, copying=copying)
         return self.likelihood.of_decoded(batch, of_references, batch.target_out), risk
 
     def candidates(self, batch: Batch) -> Candidates:
@@ -109,18 +109,17 @@ class MinimumRisk:
     def _step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
         return self.model.step(tokens, state)._replace(weights=None)  # no one reads the samples' attention
 
-    def _expected_risk(self, readouts: Tensor, targets: Tensor, real: Tensor, candidates: Candidates) -> Tensor:
-        """(N, T, R), int64 (N, T), int64 (M,) indices of the N * T tokens that are no padding -> (), differentiable.
+    def _expected_risk(self, decoded: Decoded, targets: Tensor, real: Tensor, candidates: Candidates) -> Tensor:
+        """What was decoded for int64 (N, T), int64 (M,) indices of the N * T tokens that are no padding -> (),
+        differentiable.
 
         The risk depends on all log-probabilities at once, so logits are computed twice: first for the risk's gradient
         with respect to each log-probability, then for the loss whose gradient that is.
         """
-        operands = self.model.output.operands(readouts.flatten(0, 1).index_select(0, real))
-        tokens, counted = targets.flatten()[real], torch.ones_like(real, dtype=torch.bool)
+        predictions, tokens = decoded.tokens(real), targets.flatten()[real][:, None]
         with torch.no_grad():
-            log_probs = output_loss(operands.readouts[None], *operands[1:], counted, log_likelihood, tokens).terms[
-                "log_likelihood"
-            ]
+            terms = self.model.loss(predictions, tokens, self.pad, log_likelihood).terms
+        log_probs = terms["log_likelihood"][:, 0]
         log_probs.requires_grad_()
         with torch.enable_grad():
             of_candidates = log_probs.new_zeros(len(targets)).index_add(0, real // targets.shape[1], log_probs)
@@ -128,7 +127,7 @@ class MinimumRisk:
         if not torch.is_grad_enabled():
             return risk.detach()
         (slopes,) = torch.autograd.grad(risk, log_probs)
-        linear = output_loss(operands.readouts[None], *operands[1:], counted, log_likelihood, tokens, slopes).total
+        linear = self.model.loss(predictions, tokens, self.pad, log_likelihood, slopes).total
         return risk.detach() + (linear - linear.detach())
 
 

@@ -17,7 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from nmt.data.batching import Batch
+from nmt.model.copying import Copying
 from nmt.model.decoder import Decoded
+from nmt.model.mixture import Mixture
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.matmul import matmul
 from nmt.ops.output_loss import Criterion, cross_entropy
@@ -46,17 +48,17 @@ def r_drop(logits: Tensor, targets: Tensor, alpha: float, smoothing: float) -> t
 def distillation(
     logits: Tensor,
     targets: Tensor,
-    *readouts: Tensor,
+    *inputs: Tensor,
     output_layers: Sequence[tuple[Tensor, Tensor]],
     teacher_weight: float,
     smoothing: float,
 ) -> tuple[Tensor, Terms]:
     """(1, n, V): (1 - w) CE + w KL(q || p) with w the teachers' weight and q the mean of the teachers' distributions,
-    from their readouts (n, K, R), mixing weights (n, K) and output layers (V, R), (V,)   (Kim and Rush 2016, 3.1; there
-    without the entropy of q, which is constant)."""
+    from their inputs and output layers, see `mean_probabilities`   (Kim and Rush 2016, 3.1; there without the entropy
+    of q, which is constant)."""
     log_probs = logits[0].log_softmax(-1)
     smoothed, nll = smoothed_nll(log_probs, targets, smoothing)
-    q = mean_probabilities(readouts, output_layers, log_probs.dtype)
+    q = mean_probabilities(inputs, output_layers, log_probs.dtype)
     divergence = functional.kl_div(log_probs, q, reduction="none").sum(-1)  # summed last: two sums would cancel
     loss = (1 - teacher_weight) * smoothed + teacher_weight * divergence
     return loss, {"loss": nll, "smoothed_loss": smoothed, "distillation_loss": divergence}
@@ -70,18 +72,24 @@ def smoothed_nll(log_probs: Tensor, targets: Tensor, smoothing: float) -> tuple[
 
 @torch.no_grad()
 def mean_probabilities(
-    readouts: Sequence[Tensor], output_layers: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype
+    inputs: Sequence[Tensor], output_layers: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype
 ) -> Tensor:
-    """(n, K, R), (n, K), of several models in turn, and ((V, R), (V,)) of each -> (n, V)."""
-    models = zip(readouts[::2], readouts[1::2], output_layers, strict=True)
-    total, *others = (_mixed(matmul(rows, *layer).softmax(-1, dtype=dtype), mixing) for rows, mixing, layer in models)
+    """Readouts (n, K, R), weights (n, K + S) of their predictions and of tokens that are copied, int64 (n, S) these
+    tokens, of several models in turn, and ((V, R), (V,)) of each -> (n, V). S = 0 without copies."""
+    models = zip(inputs[::3], inputs[1::3], inputs[2::3], output_layers, strict=True)
+    total, *others = (
+        _mixed(matmul(rows, *layer).softmax(-1, dtype=dtype), mixing, tokens) for rows, mixing, tokens, layer in models
+    )
     for other in others:
         total += other
     return total.div_(len(output_layers))
 
 
-def _mixed(probs: Tensor, mixing: Tensor) -> Tensor:
-    """(n, K, V), (n, K) -> (n, V)."""
+def _mixed(probs: Tensor, mixing: Tensor, tokens: Tensor) -> Tensor:
+    """(n, K, V), (n, K + S), int64 (n, S) -> (n, V)."""
+    if tokens.shape[1]:
+        mixing = mixing.to(probs.dtype)
+        return (probs[:, 0] * mixing[:, :1]).scatter_add_(-1, tokens, mixing[:, 1:])
     if probs.shape[1] == 1:
         return probs[:, 0]
     return torch.bmm(mixing[:, None].to(probs.dtype), probs)[:, 0]
@@ -134,20 +142,24 @@ class Distillation(TokenLoss):
 
     @torch.no_grad()
     def with_inputs(self, batch: Batch) -> tuple[Criterion, tuple[Tensor, ...]]:
-        """`distillation` with the teachers' output layers, and their readouts (B * T, K, R) and mixing weights
-        (B * T, K), K = 1 unless their position is latent."""
+        """`distillation` with the teachers' output layers, and their inputs (B * T, ...) of `mean_probabilities`, K = 1
+        unless their position is latent."""
         layers: list[tuple[Tensor, Tensor]] = []
         inputs: list[Tensor] = []
         for teacher in self.teachers:
             decoded: Decoded = teacher(batch.source, batch.lengths, batch.target_in)
-            if decoded.mixture is None:
+            predictions, tokens = decoded.predictions, batch.source.new_empty(batch.target_in.numel(), 0)
+            if isinstance(predictions, Mixture):
+                readouts, mixing = (part.flatten(0, 1) for part in (predictions.readouts, predictions.weights))
+            else:
                 readouts = decoded.readouts.flatten(0, 1)[:, None]
                 mixing = readouts.new_ones(len(readouts), 1)
-            else:
-                readouts, mixing = (part.flatten(0, 1) for part in (decoded.mixture.readouts, decoded.mixture.weights))
+            if isinstance(predictions, Copying):
+                mixing = predictions.shares.flatten(0, 1)
+                tokens = predictions.source.repeat_interleave(batch.target_in.shape[1], dim=0)
             rows, table, bias = map(in_autocast_dtype, teacher.output.operands(readouts))
             layers.append((table, bias))
-            inputs += [rows, mixing]
+            inputs += [rows, mixing, tokens]
         return partial(self.criterion, output_layers=layers), tuple(inputs)
 
 

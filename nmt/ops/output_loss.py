@@ -32,33 +32,42 @@ class OutputLoss(NamedTuple):
 
 
 def output_loss(
-    readouts: Tensor, weight: Tensor, bias: Tensor, counted: Tensor, criterion: Criterion, *by_position: Tensor
+    readouts: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    counted: Tensor,
+    criterion: Criterion,
+    *by_position: Tensor,
+    shares: Tensor | None = None,
 ) -> OutputLoss:
     """The criterion of the logits W r + b: (C, N, R), (V, R), (V,), bool (N,), any number of (N, ...) -> OutputLoss.
 
-    The criterion gets the same rows of every tensor in `by_position`. Gradients go to readouts, weight and bias.
+    The criterion gets the same rows of every tensor in `by_position`, and of `shares` (C, N, ...), if given, before
+    these. Gradients go to readouts, weight, bias and shares.
     """
     terms: dict[str, Tensor] = {}
     total: Tensor = _OutputLoss.apply(  # type: ignore[no-untyped-call]
-        readouts, weight, bias, counted, criterion, by_position, terms, torch.is_grad_enabled()
+        readouts, weight, bias, shares, counted, criterion, by_position, terms, torch.is_grad_enabled()
     )
     return OutputLoss(total, terms)
 
 
 class _OutputLoss(torch.autograd.Function):
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0913, PLR0917
         ctx: Any,  # noqa: ANN401
         readouts: Tensor,
         weight: Tensor,
         bias: Tensor,
+        shares: Tensor | None,
         counted: Tensor,
         criterion: Criterion,
         by_position: tuple[Tensor, ...],
         terms: dict[str, Tensor],
         differentiate: bool,
     ) -> Tensor:
-        ctx.like = [(tensor.shape, tensor.dtype) for tensor in (readouts, weight, bias)]
+        inputs = (readouts, weight, bias) if shares is None else (readouts, weight, bias, shares)
+        ctx.like = [(tensor.shape, tensor.dtype) for tensor in inputs]
         wide = torch.promote_types(torch.float32, weight.dtype)
         factors = counted.to(wide)
         total = factors.new_zeros(())
@@ -70,14 +79,16 @@ class _OutputLoss(torch.autograd.Function):
             bias_gradient = bias.new_zeros(bias.shape, dtype=wide)
             for few in slices(logits.shape[1], logits[:, 0].numel(), numbers):
                 positions = slice(rows.start + few.start, rows.start + few.stop)
-                chunk = logits[:, few].to(wide).detach().requires_grad_(differentiate)
+                own = [logits[:, few].to(wide)] + ([] if shares is None else [shares[:, positions].to(wide)])
+                own = [tensor.detach().requires_grad_(differentiate) for tensor in own]
                 with torch.set_grad_enabled(differentiate):
-                    loss, named = criterion(chunk, *(tensor[positions] for tensor in by_position))
+                    loss, named = criterion(*own, *(tensor[positions] for tensor in by_position))
                 total += loss.detach() @ factors[positions]
                 for name, term in named.items():
                     reported.setdefault(name, []).append(term.detach() * factors[positions])
                 if differentiate:
-                    (gradient,) = torch.autograd.grad(loss, chunk, factors[positions])
+                    gradient, *of_shares = torch.autograd.grad(loss, own, factors[positions])
+                    gradients.shares += of_shares
                     bias_gradient += gradient.sum((0, 1))
                     logits[:, few] = gradient
             if differentiate:
@@ -92,9 +103,11 @@ class _OutputLoss(torch.autograd.Function):
         if ctx.gradients is None:
             raise RuntimeError("the loss can go backward only once")  # the gradients are scaled in place, not copied
         gradients, ctx.gradients = ctx.gradients, None
-        scaled = (gradient.mul_(factor) for gradient in (torch.cat(gradients.readouts, 1), *gradients.parameters))
+        joined = [torch.cat(parts, 1) for parts in (gradients.readouts, gradients.shares) if parts]
+        of_readouts, *of_shares = joined
+        scaled = (gradient.mul_(factor) for gradient in (of_readouts, *gradients.parameters, *of_shares))
         shaped = (gradient.view(shape).to(dtype) for gradient, (shape, dtype) in zip(scaled, ctx.like, strict=True))
-        return *shaped, None, None, None, None, None
+        return *shaped, *[None] * (9 - len(ctx.like))
 
 
 class _Gradients:
@@ -103,6 +116,7 @@ class _Gradients:
     def __init__(self) -> None:
         self.readouts: list[Tensor] = []  # (C, n, R) of each chunk
         self.parameters: list[Tensor] = []  # (V, R), (V,)
+        self.shares: list[Tensor] = []  # (C, n, ...) of each part of a chunk
 
     def add(self, readouts: Tensor, weight: Tensor, logits: Tensor, bias: Tensor) -> None:
         """(C, n, R), (V, R), gradient of the logits (C, n, V), of the bias (V,)."""

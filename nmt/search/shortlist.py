@@ -20,10 +20,11 @@ class Shortlist:
     """For each source token the target tokens it is translated by, and the target tokens that every sentence may use:
     the special and the most frequent ones   (Jean et al. 2015, 3; Mi et al. 2016)."""
 
-    def __init__(self, candidates: Ids, ends: Ids, always: Ids, size: int) -> None:
+    def __init__(self, candidates: Ids, ends: Ids, always: Ids, size: int, sources: bool = False) -> None:
         """candidates: target tokens, those of source token s in [ends[s - 1], ends[s]); always: at least the special
-        ones; size: V. Raises ValueError if these do not fit together."""
+        ones; size: V; sources: may a sentence use its source tokens? Raises ValueError if these do not fit together."""
         self.candidates, self.ends, self.always, self.size = candidates, ends, always, size
+        self.sources = sources
         used = np.concatenate([candidates, always])
         if len(ends) == 0 or ends[-1] != len(candidates) or (np.diff(ends, prepend=0) < 0).any():
             raise ValueError("its table does not match its offsets")
@@ -56,10 +57,16 @@ class Shortlist:
         ends = np.cumsum(np.bincount(source[kept], minlength=sizes[0]))
         return cls(target[kept].astype(np.int64), ends.astype(np.int64), always, sizes[1])
 
+    def with_sources(self) -> Self:
+        """The same with the source tokens of each sentence, for a model that copies them: target tokens as well."""
+        return type(self)(self.candidates, self.ends, self.always, self.size, sources=True)
+
     def of(self, source: Iterable[int]) -> Ids:
         """A source sentence's shortlist, int64 (L,), ascending."""
-        parts = [self.candidates[self.ends[s - 1] if s else 0 : self.ends[s]] for s in set(source)]
-        return np.unique(np.concatenate([self.always, *parts]))
+        tokens = set(source)
+        parts = [self.candidates[self.ends[s - 1] if s else 0 : self.ends[s]] for s in tokens]
+        own = np.array([*tokens] if self.sources else [], np.int64)
+        return np.unique(np.concatenate([self.always, own, *parts]))
 
     def vocabulary(self, sources: Iterable[Iterable[int]], also: Sequence[int] = ()) -> Ids | None:
         """int64 (L,), ascending: the shortlists of several sentences and the tokens `also` together, with further

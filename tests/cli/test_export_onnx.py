@@ -98,6 +98,7 @@ REFUSED = {
     "attention=variational": "attention.alignment.kind=variational",
     "attention=posterior": "attention.alignment.kind=posterior",
     "encoder/self_attention=attention": "encoder.self_attention",
+    "decoder.copy=true": "decoder.copy=true",
 }
 
 

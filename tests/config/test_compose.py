@@ -85,6 +85,18 @@ def test_a_missing_value_is_named(values: dict[str, Any]) -> None:
             ["decoder.lexical=true", "decoder.readout_dim=20", "embedding.tie_output=false"],
             ["decoder.lexical=true", "decoder.readout_dim=20", "embedding.dim=16", "set them equal"],
         ),
+        (
+            ["decoder.copy=true", "attention=none"],
+            ["decoder.copy=true copies what", "attention.kind=none", "set it to false"],
+        ),
+        (
+            ["decoder.copy=true", "attention=marginal"],
+            ["decoder.copy=true mixes", "attention.alignment.kind=marginal", "use attention/alignment=expected"],
+        ),
+        (
+            ["decoder.copy=true", "tokenizer.joint=false", "embedding.tie_source_target=false"],
+            ["decoder.copy=true needs one vocabulary", "set tokenizer.joint=true", "or decoder.copy=false"],
+        ),
         (["tokenizer.joint=false"], ["embedding.tie_source_target", "tokenizer.joint=true"]),
         (["encoder.residual=true"], ["encoder: residual=true", "layers=1", "set layers=2 or more, or residual=false"]),
         (["decoder.layers=1", "decoder.residual=true"], ["decoder: residual=true", "layers=1"]),

@@ -47,7 +47,7 @@ DRAWS = {"objectives/minimum_risk.py, candidates", "search/rollout.py, _rollout"
 OBJECTIVES = {
     "objective=minimum_risk training.start_from=run": DRAWS,
     "objective=distillation objective.teachers=[run]": set(),
-    "training.r_drop=1 training.scheduled_sampling=0.3": set(),
+    "training.r_drop=1 training.scheduled_sampling=0.3 decoder.copy=true": set(),
     EVERYTHING + " attention=nematus": set(),
     EVERYTHING + " attention=multihead attention/score=additive attention/coverage=linear": set(),
 }

@@ -90,6 +90,7 @@ def values(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
             "readout": "deep",
             "readout_dim": 6,
             "lexical": False,
+            "copy": False,
             "fixnorm": False,
             "bridge": "final",
             **PLAIN,

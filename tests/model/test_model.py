@@ -181,6 +181,33 @@ LATENT = [
     ]
 ]
 COMBINATIONS += LATENT
+COPYING = [
+    {
+        "encoder__cell": cell,
+        "decoder__cell": cell,
+        "decoder__layers": layers,
+        "decoder__attend": attend,
+        "decoder__input_feeding": feeding,
+        "decoder__readout": readout,
+        "decoder__lexical": lexical,
+        "decoder__fixnorm": lexical,
+        "decoder__copy": True,
+        "attention": kind,
+    }
+    for cell, layers, attend, feeding, readout, lexical, kind in [
+        ("gru", 1, "after", False, "deep", False, attention("dot")),
+        ("lstm", 2, "before", True, "maxout", True, attention("additive", coverage=COVERAGE)),
+        ("gru", 1, "between", False, "attentional", True, attention("general", projection=HEADS)),
+        ("lstm", 2, "first_layer", False, "deep", False, attention("additive", normalizer={"kind": "sparsemax"})),
+        (
+            *("rnn", 2, "after", True, "deep", True),
+            attention("general", window={"kind": "local_p", "reach": 1, "dim": 3}),
+        ),
+        ("gru", 1, "after", False, "maxout", False, attention("normed_additive", normalizer=MOCHA, projection=HEADS)),
+        ("lstm", 1, "before", False, "deep", False, attention("dot", normalizer=FERTILITY)),
+    ]
+]
+COMBINATIONS += COPYING
 
 
 class Casts(TorchDispatchMode):
@@ -203,6 +230,7 @@ def label(changes: dict[str, Any]) -> str:
         if parts.get(part, {}).get("kind", plain) != plain:
             kind += f"-{parts[part]['kind']}"
     feed = "-feed" if changes["decoder__input_feeding"] else ""
+    feed += "-copy" if changes.get("decoder__copy") else ""
     more = "-regularised" if "variational_dropout" in changes else ""
     return f"{changes['encoder__cell']}{changes['decoder__layers']}-{changes['decoder__attend']}{feed}-{kind}{more}"
 

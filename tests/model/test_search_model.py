@@ -77,9 +77,10 @@ def test_a_beam_finds_the_same(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("changes", COMBINATIONS[::7], ids=label)
 def test_a_vocabulary_leaves_the_logits_of_its_tokens(changes: dict[str, Any]) -> None:
-    """A mixture normalises each of its distributions over the vocabulary: only a vocabulary of all tokens leaves it."""
+    """A mixture normalises each of its distributions over the vocabulary, and so does a model that copies the one it
+    mixes with copies: only a vocabulary of all tokens leaves it."""
     model, vocabulary = model_of(**changes), torch.tensor([0, 1, 2, 3, 4, 6, 7, 10])
-    if isinstance(model.decoder, LatentDecoder):
+    if isinstance(model.decoder, LatentDecoder) or model.copies:
         vocabulary = torch.arange(V)
     prepared = SearchModel(model, 2, unpacked)
     own, state = model.encode(SOURCE, LENGTHS), prepared.encode(SOURCE, LENGTHS, vocabulary)

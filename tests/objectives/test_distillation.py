@@ -35,9 +35,10 @@ CPU = Machine(torch.device("cpu"), "fp32")
 
 @pytest.fixture(scope="module")
 def teachers(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Of different kinds, seeds and sizes, and with dropout."""
+    """Of different kinds, seeds and sizes, and with dropout; one copies."""
     runs = [tmp_path_factory.mktemp("teacher") / str(seed) for seed in (1, 2)]
-    for run, own in zip(runs, (["attention=bahdanau"], ["attention=gnmt", "seed=2"]), strict=True):
+    kinds = ["attention=bahdanau", "decoder.copy=true"], ["attention=gnmt", "seed=2"]
+    for run, own in zip(runs, kinds, strict=True):
         assert train(typed(TrainConfig, values_of("train", [*TINY, *SHORT, *own])), run, []) == 0
     return runs
 
@@ -71,7 +72,7 @@ def test_the_mean_of_all_teachers_is_learned_without_their_dropout(teachers: lis
     for teacher in models:
         assert not teacher.training
         decoded = teacher(batch.source, batch.lengths, batch.target_in)
-        taught = taught + teacher.output(decoded.readouts)[real].softmax(-1) / len(teachers)
+        taught = taught + teacher.logits(decoded.predictions)[real].softmax(-1) / len(teachers)
     own = objective.model(batch.source, batch.lengths, batch.target_in)
     log_probs = objective.model.output(own.readouts)[real].log_softmax(-1)
     divergence = F.kl_div(log_probs, taught.detach(), reduction="sum")

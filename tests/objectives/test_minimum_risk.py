@@ -47,8 +47,8 @@ def log_prob(model: Seq2Seq, batch: Batch, sentence: int, tokens: list[int]) -> 
     one = slice(sentence, sentence + 1)
     length = int(batch.lengths[sentence])
     inputs = torch.tensor([[BOS, *tokens[:-1]]])
-    readouts = model(batch.source[one, :length], batch.lengths[one], inputs).readouts[0]
-    found: Tensor = model.output(readouts).log_softmax(-1).gather(1, torch.tensor(tokens)[:, None]).sum()
+    predictions = model(batch.source[one, :length], batch.lengths[one], inputs).predictions
+    found: Tensor = model.logits(predictions)[0].log_softmax(-1).gather(1, torch.tensor(tokens)[:, None]).sum()
     return found
 
 
@@ -69,6 +69,7 @@ def gradient(model: Seq2Seq, total: Tensor) -> Tensor:
     [
         ["attention=bahdanau"],
         ["attention=luong_dot", "decoder.fixnorm=true", "decoder.lexical=true"],
+        ["attention=luong_dot", "decoder.copy=true"],
         ["attention=coverage", "attention.coverage.loss_weight=0"],
         ["attention=multihead"],
         ["attention=gnmt"],

@@ -47,7 +47,17 @@ def best(model: Seq2Seq, batch: Batch) -> Tensor:
 
 @pytest.mark.parametrize(
     "attention",
-    ["bahdanau", "gnmt", "luong_dot decoder.fixnorm=true", "coverage", "hard", "monotonic", "none", "marginal"],
+    [
+        "bahdanau",
+        "gnmt",
+        "luong_dot decoder.fixnorm=true",
+        "coverage",
+        "bahdanau decoder.copy=true",
+        "hard",
+        "monotonic",
+        "none",
+        "marginal",
+    ],
 )
 def test_at_its_height_every_word_but_the_first_is_the_models_own(
     attention: str, train_config: Config, monkeypatch: pytest.MonkeyPatch

@@ -62,8 +62,9 @@ def distil(
 ) -> OutputLoss:
     layers = [(table, bias) for _, table, bias in teachers]
     criterion = partial(distillation, output_layers=layers, teacher_weight=weight, smoothing=smoothing)
-    pairs = ((readouts[0][:, None], torch.ones(len(readouts[0]), 1)) for readouts, *_ in teachers)
-    return output_loss(*operands, right != PAD, criterion, right, *(part for pair in pairs for part in pair))
+    nothing = torch.zeros(len(right), 0, dtype=torch.int64)  # is copied
+    inputs = ((readouts[0][:, None], torch.ones(len(right), 1), nothing) for readouts, *_ in teachers)
+    return output_loss(*operands, right != PAD, criterion, right, *(part for each in inputs for part in each))
 
 
 def assert_same(loss: OutputLoss, expected: Tensor, operands: Tensors) -> None:

@@ -25,6 +25,13 @@ def test_has_special_and_frequent_tokens_and_the_likeliest_translations() -> Non
     assert shortlist(per_token=5).of([4]).tolist() == [0, 1, 2, 3, 10, 11, 12]  # 900 is too rare
 
 
+def test_of_a_model_that_copies_it_has_the_source_tokens() -> None:
+    made = shortlist().with_sources()
+    assert made.of([5, 4]).tolist() == [0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 999]
+    assert made.missing([[4], [5]], [[4, 5], [5]]) == pytest.approx(1 / 3)
+    assert made.arrays().keys() == shortlist().arrays().keys()
+
+
 def test_a_vocabulary_is_that_of_all_sentences_in_whole_blocks() -> None:
     ids = shortlist().vocabulary([[4], [5]])
     assert ids is not None

@@ -131,6 +131,11 @@ class TrainConfig(Model, Machine):
                 "embedding.frozen=true would keep random embeddings; give embedding.pretrained or training.start_from, "
                 "or set it to false"
             )
+        if self.decoder.copy and not shared:
+            yield (
+                "decoder.copy=true needs one vocabulary for both languages, so that a source token is a target token; "
+                "set tokenizer.joint=true (or one tokenizer model), or decoder.copy=false"
+            )
         if self.training.guided_alignment:
             yield from self._conflicts_of_guided_alignment()
         yield from self._conflicts_of_objective()

@@ -1,5 +1,6 @@
 """Embeddings, encoder, decoder, and their fit to the attention."""
 
+import warnings
 from collections.abc import Iterator
 from typing import Literal
 
@@ -20,6 +21,8 @@ from nmt.config.schema.base import (
 from nmt.config.schema.data import VocabularySize
 
 Cell = Literal["rnn", "gru", "lstm"]
+# Of Decoder.copy, which hides pydantic's former name of `model_copy`.
+warnings.filterwarnings("ignore", message='Field name "copy" in "Decoder" shadows an attribute')
 
 
 class Size(Section):
@@ -109,6 +112,7 @@ class Decoder(Network):
     readout: Literal["attentional", "deep", "maxout"]
     readout_dim: Units
     lexical: bool
+    copy: bool  # type: ignore[assignment]
     fixnorm: bool
     bridge: Literal["final", "mean"]
 
@@ -167,6 +171,21 @@ class Model(Section):
             yield (
                 f"embedding.tie_output=true needs decoder.readout_dim={decoder.readout_dim} to equal "
                 f"embedding.dim={self.embedding.dim}; set them equal, or embedding.tie_output=false"
+            )
+        if decoder.copy and attention.kind == "none":
+            yield (
+                "decoder.copy=true copies what the attention points at, but attention.kind=none; set it to false, or "
+                "choose an attention"
+            )
+        if (
+            decoder.copy
+            and attention.kind == "attention"
+            and attention.alignment.kind in {"marginal", "variational", "posterior"}
+        ):
+            yield (
+                f"decoder.copy=true mixes one prediction with copies, but attention.alignment.kind="
+                f"{attention.alignment.kind} has a prediction for each source position; set decoder.copy=false, or use "
+                "attention/alignment=expected"
             )
         if decoder.lexical and self.attention.kind == "none":
             yield "decoder.lexical=true needs an attention, but attention.kind=none; set it to false"

@@ -1,0 +1,206 @@
+"""Copying against its formula in NumPy, float64, for attentions of every kind."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_models import BOS, EOS, LENGTHS, LIKELIHOOD, PAD, SOURCE, TARGET, V, attention, model_of
+from test_model import COPYING, MOCHA, label
+from torch import Tensor
+
+from nmt.model.copying import NEVER, copyable, within
+from nmt.model.ensemble import Ensemble
+from nmt.model.search_model import SearchModel
+from nmt.model.seq2seq import Seq2Seq
+from nmt.objectives.token_losses import r_drop
+from nmt.ops.sentence_draws import sampling_draws, sentence_keys
+from nmt.search.beam import beam_search
+from nmt.search.hypothesis import LengthPenalty, Limits, Symbols
+from nmt.search.rollout import SamplingOptions, greedy_search, sample
+
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+OUT = torch.tensor([[4, 5, 6, 3], [8, 8, 9, 3], [10, 4, 12, 3]])  # TARGET's next words
+REPEATED = torch.tensor([[4, 5, 4, 4, EOS], [8, EOS, PAD, PAD, PAD], [9, 9, 11, EOS, PAD]])
+SYMBOLS, LIMITS = Symbols(BOS, EOS, (PAD, BOS)), Limits(1, [9, 6, 8])
+PENALTY, CPU = LengthPenalty("average", 1.0), torch.device("cpu")
+SMOOTH = [each for each in COPYING if each["attention"]["normalizer"] != MOCHA]  # which stops or does not
+DOT = {"decoder__copy": True, "attention": attention("dot")}
+
+
+def probabilities(model: Seq2Seq, source: Tensor) -> np.ndarray:
+    """(B, T, V) from readouts and weights, word by word."""
+    gate, output = model.decoder.copy, model.output
+    assert gate is not None
+    decoded = model(source, LENGTHS, TARGET)
+    logits = output(decoded.readouts).numpy()
+    r, a = decoded.readouts.numpy(), decoded.weights.numpy()
+    v, b = gate.proj.weight[0].numpy(), gate.proj.bias.item()
+    probs = np.zeros((*TARGET.shape, V))
+    for i, t in np.ndindex(*TARGET.shape):
+        g = 1 / (1 + np.exp(-(v @ r[i, t] + b)))
+        vocabulary = np.exp(logits[i, t]) / np.exp(logits[i, t]).sum()
+        words = range(int(LENGTHS[i]) - 1)  # all but </s>
+        for s in words:
+            probs[i, t, source[i, s]] += (1 - g) * a[i, t, s]
+        probs[i, t] += vocabulary * (g + (1 - g) * (1 - sum(a[i, t, s] for s in words)))
+    return probs
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("source", [SOURCE, REPEATED], ids=["different", "repeated"])
+@pytest.mark.parametrize("changes", COPYING, ids=label)
+def test_predictions_equal_the_formula(changes: dict[str, Any], source: Tensor) -> None:
+    model = model_of(**changes)
+    model.decoder.copy.proj.bias.fill_(0.3)
+    predictions = model(source, LENGTHS, TARGET).predictions
+    expected = probabilities(model, source)
+    np.testing.assert_allclose(expected.sum(-1), 1, rtol=1e-10)
+    np.testing.assert_allclose(model.logits(predictions).exp(), expected, rtol=1e-10)
+    chosen = np.take_along_axis(np.log(expected), OUT.numpy()[..., None], -1)[..., 0]
+    np.testing.assert_allclose(model.log_probs(predictions, OUT, PAD), chosen, rtol=1e-10)
+    forced = model.force(source, LENGTHS, TARGET, OUT, PAD)
+    np.testing.assert_allclose(forced.log_probs, chosen, rtol=1e-10)
+    expected[..., [PAD, BOS]] = 0
+    banned = torch.tensor([PAD, BOS])
+    np.testing.assert_array_equal(model.most_probable(predictions, banned), expected.argmax(-1))
+
+
+@pytest.mark.parametrize("changes", SMOOTH, ids=label)
+def test_gradients_equal_differences(changes: dict[str, Any]) -> None:
+    """Along a random direction of all parameters: through the gate, the attention and the output layer."""
+    model = model_of(**changes)
+    parameters = list(model.parameters())
+    directions = [torch.randn_like(each) for each in parameters]
+
+    def loss() -> Tensor:
+        return model.loss(model(REPEATED, LENGTHS, TARGET).predictions, OUT, PAD, LIKELIHOOD).total
+
+    gradients = torch.autograd.grad(loss(), parameters)
+    slope = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True))
+    step, values = 1e-6, []
+    with torch.no_grad():
+        for sign in (1, -2):
+            torch._foreach_add_(parameters, directions, alpha=sign * step)
+            values.append(float(loss()))
+    assert (values[0] - values[1]) / (2 * step) == pytest.approx(slope, rel=1e-5, abs=1e-6)
+
+
+def test_the_attention_learns_from_copies_alone() -> None:
+    """With a context that says nothing, the weights still have a gradient: what they copy."""
+    model = model_of(**DOT)
+    projection = model.decoder.readout.proj.weight
+    with torch.no_grad():
+        projection[:, 8:16] = 0
+    decoded = model(SOURCE, LENGTHS, TARGET)
+    decoded.weights.retain_grad()
+    model.loss(decoded.predictions, OUT, PAD, LIKELIHOOD).total.backward()
+    assert decoded.weights.grad[0, 0, 0] < 0  # the first word is the source's first
+    assert not decoded.weights.grad[:, :, 4].any()  # </s>, or padding
+
+
+def test_the_end_of_the_source_is_never_copied() -> None:
+    """A decoder that only copies and looks at </s> predicts with its output layer."""
+    model = model_of(**DOT)
+    gate = model.decoder.copy
+    readouts, source = torch.randn(3, 4, 6).double(), copyable(SOURCE, LENGTHS)
+    at_the_end = torch.zeros(3, 4, 5).double()
+    at_the_end[torch.arange(3), :, LENGTHS - 1] = 1
+    with torch.no_grad():
+        gate.proj.bias.fill_(-100)
+        found = model.logits(gate(readouts, at_the_end, source))
+        torch.testing.assert_close(found, model.output(readouts).log_softmax(-1), **EXACT)
+        first = torch.eye(5).double()[0].expand(3, 4, 5)
+        words = model.logits(gate(readouts, first, source)).argmax(-1)
+    assert words.tolist() == [[4] * 4, [8] * 4, [9] * 4]
+
+
+def test_one_vocabulary_lacks_tokens_of_the_source() -> None:
+    source, vocabulary = torch.tensor([[4, 7, 12, NEVER]]), torch.tensor([0, 2, 4, 6, 12])
+    assert within(source, vocabulary).tolist() == [[2, NEVER, 4, NEVER]]
+    assert copyable(torch.tensor([[4, NEVER, 12, EOS]]), torch.tensor([4])).tolist() == [[4, NEVER, 12, NEVER]]
+
+
+@torch.no_grad()
+def test_a_search_copies_within_its_vocabulary() -> None:
+    """As a whole search whose output layer has no other tokens, and does not copy others either."""
+    model, vocabulary = model_of(**DOT), torch.tensor([0, 1, 2, 3, 4, 6, 7, 10])
+    prepared = SearchModel(model, 2, lambda weight, bounded=False: weight)
+    step = prepared.step(torch.tensor([2, 2, 2]), prepared.encode(SOURCE, LENGTHS, vocabulary))
+    decoded = model(SOURCE, LENGTHS, TARGET[:, :1])
+    logits, shares = model.output(decoded.readouts)[:, 0], decoded.copying.shares[:, 0]
+    for row, length in enumerate(LENGTHS.tolist()):
+        copied = {int(SOURCE[row, s]): shares[row, 1 + s] for s in range(length - 1)}
+        kept = {token: share for token, share in copied.items() if token in vocabulary.tolist()}
+        expected = logits[row, vocabulary].softmax(-1) * (1 - sum(kept.values()))
+        for token, share in kept.items():
+            expected[vocabulary.tolist().index(token)] += share
+        torch.testing.assert_close(step.logits[row].exp(), expected, **EXACT)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("changes", COPYING[::3], ids=label)
+def test_an_ensemble_averages_models_that_copy_with_others(changes: dict[str, Any]) -> None:
+    models = [model_of(**changes), model_of()]
+    ensemble = Ensemble(models)
+    assert ensemble.copies
+    assert not models[1].copies
+    step = ensemble.step(TARGET[:, 0], ensemble.encode(SOURCE, LENGTHS))
+    each = [model.logits(model(SOURCE, LENGTHS, TARGET).predictions).softmax(-1) for model in models]
+    expected = torch.stack(each).mean(0)
+    torch.testing.assert_close(step.logits.double().exp(), expected[:, 0], rtol=1e-5, atol=1e-6)
+    forced = ensemble.force(SOURCE, LENGTHS, TARGET, OUT, PAD)
+    torch.testing.assert_close(forced.log_probs, expected.gather(-1, OUT[..., None])[..., 0].log(), **EXACT)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("changes", COPYING[::2], ids=label)
+def test_searches_score_what_forced_decoding_scores(changes: dict[str, Any]) -> None:
+    """Greedy, beam and samples, each hypothesis scored again by itself."""
+    model = model_of(**changes)
+    prepared = SearchModel(model, 3, lambda weight, bounded=False: weight)
+    inputs = prepared.step, prepared.encode(REPEATED, LENGTHS), SYMBOLS, LIMITS
+    draws = sampling_draws(sentence_keys((1,), np.arange(3)), 3, CPU)
+    options = SamplingOptions(1.0, 0, 1.0, 3)
+    found = [
+        greedy_search(*inputs, penalty=PENALTY, device=CPU),
+        beam_search(*inputs, beam_size=3, n_best=3, penalty=PENALTY, device=CPU),
+        sample(*inputs, options=options, uniform=draws, penalty=PENALTY, device=CPU),
+    ]
+    for row, hypothesis in ((row, each) for lists in found for row, nbest in enumerate(lists) for each in nbest):
+        one, tokens = slice(row, row + 1), torch.tensor([hypothesis.tokens])
+        inputs_ = torch.cat([torch.tensor([[BOS]]), tokens[:, :-1]], dim=1)
+        forced = model.force(REPEATED[one], LENGTHS[one], inputs_, tokens, PAD)
+        assert forced.log_probs[0].tolist() == pytest.approx(hypothesis.token_log_probs, abs=1e-4)
+
+
+def test_two_copies_of_a_batch_have_their_own_gates() -> None:
+    """R-Drop: each copy has its own readouts and shares, both have the batch's source tokens."""
+    model = model_of(**DOT, decoder__dropout=0.5).train()
+    criterion = partial(r_drop, alpha=2.0, smoothing=0.1)
+    decoded = model(*(part.repeat(2, *[1] * (part.dim() - 1)) for part in (SOURCE, LENGTHS, TARGET)))
+    log_probs = model.logits(decoded.predictions)
+    assert not torch.equal(log_probs[:3], log_probs[3:])
+    expected = criterion(log_probs.view(2, -1, V), OUT.flatten())[0].sum()
+    torch.testing.assert_close(model.loss(decoded.predictions, OUT, PAD, criterion).total, expected, **EXACT)
+
+
+def test_without_copies_nothing_is_added() -> None:
+    plain, copying = model_of(), model_of(decoder__copy=True)
+    added = {"decoder.copy.proj.weight", "decoder.copy.proj.bias"}
+    assert copying.state_dict().keys() - plain.state_dict().keys() == added
+    assert [*plain.state_dict()] == [name for name in copying.state_dict() if name not in added]
+    assert plain.encode(SOURCE, LENGTHS).source is None
+    assert plain(SOURCE, LENGTHS, TARGET).copying is None
+
+
+@torch.no_grad()
+def test_in_bf16_distributions_sum_to_1() -> None:
+    model = model_of(**DOT).float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        log_probs = model.logits(model(SOURCE, LENGTHS, TARGET).predictions)
+        step = model.step(TARGET[:, 0], model.encode(SOURCE, LENGTHS)).logits
+    assert log_probs.dtype == step.dtype == torch.float32
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(3, 4), atol=1e-5, rtol=0)
+    torch.testing.assert_close(step, log_probs[:, 0], atol=0.05, rtol=0.05)

@@ -1,0 +1,108 @@
+"""Copies mixed into distributions, against NumPy and plain loops in float64."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from nmt.objectives.token_losses import likelihood, r_drop
+from nmt.ops import output_loss
+from nmt.ops.copying import copied_log_probs, with_copies
+from nmt.ops.output_loss import Criterion
+
+B, T, S, R, V = 3, 4, 5, 6, 11
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+LIKELIHOOD = partial(likelihood, smoothing=0.1)
+
+
+def drawn(*sizes: int) -> Tensor:
+    return torch.randn(*sizes, dtype=torch.float64)
+
+
+def problem(copies: int = 1) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    """Readouts, output layer and shares, some of them 0; source tokens with repetitions; targets; what counts."""
+    shares = drawn(copies, B * T, 1 + S).softmax(-1) * (torch.rand(copies, B * T, 1 + S) > 0.2)
+    shares[..., 0] += 0.1
+    shares /= shares.sum(-1, keepdim=True)
+    source = torch.randint(4, (B, S))
+    return (
+        [drawn(copies, B * T, R), drawn(V, R), drawn(V), shares],
+        source,
+        torch.randint(V, (B * T,)),
+        torch.rand(B * T) > 0.2,
+    )
+
+
+def by_hand(logits: np.ndarray, shares: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """One position: (V,), (1 + S,), (S,) -> probabilities (V,)."""
+    exponentials = np.exp(logits - logits.max())
+    probs = shares[0] * exponentials / exponentials.sum()
+    for s, token in enumerate(tokens):
+        probs[token] += shares[1 + s]
+    return probs
+
+
+def test_equal_tokens_add_up() -> None:
+    (_, _, _, shares), source, *_ = problem()
+    logits, shares = 3 * drawn(B, T, V), shares.view(B, T, 1 + S)
+    found = copied_log_probs(logits, shares, source[:, None].expand(B, T, S)).exp()
+    for b, t in np.ndindex(B, T):
+        expected = by_hand(logits[b, t].numpy(), shares[b, t].numpy(), source[b].numpy())
+        np.testing.assert_allclose(found[b, t], expected, rtol=1e-10)
+    torch.testing.assert_close(found.sum(-1), torch.ones(B, T).double(), **EXACT)
+
+
+def test_gradients_go_to_logits_and_shares() -> None:
+    tokens = torch.tensor([[0, 3, 3], [1, 2, 1]])
+    inputs = drawn(2, 5).requires_grad_(), drawn(2, 4).softmax(-1).requires_grad_()
+    assert torch.autograd.gradcheck(lambda *each: copied_log_probs(*each, tokens), inputs)
+
+
+def test_an_impossible_token_is_finite_and_has_no_gradient() -> None:
+    logits = torch.tensor([[0.0, -1000.0, 0.0]], requires_grad=True)
+    shares = torch.tensor([[1.0, 0.0]], requires_grad=True)
+    log_probs = copied_log_probs(logits, shares, torch.tensor([[0]]))
+    assert log_probs.isfinite().all()
+    log_probs[0, 1].backward()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+    assert not shares.grad.any()
+
+
+@pytest.mark.parametrize("chunk", [2**24, 3 * V, 1], ids=["whole", "chunks", "single"])
+@pytest.mark.parametrize(
+    ("criterion", "copies"), [(LIKELIHOOD, 1), (partial(r_drop, alpha=3.0, smoothing=0.1), 2)], ids=["one", "r_drop"]
+)
+def test_loss_and_gradients_equal_the_formula(
+    criterion: Criterion, copies: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_loss, "CHUNK_NUMBERS", chunk)
+    monkeypatch.setattr(output_loss, "CPU_NUMBERS", max(1, chunk // 2))
+    operands, source, targets, counted = problem(copies)
+    inputs, others = ([operand.clone().requires_grad_() for operand in operands] for _ in range(2))
+    sentences = torch.arange(B).repeat_interleave(T)
+    total, terms = output_loss.output_loss(
+        *inputs[:3], counted, with_copies(criterion, source), sentences, targets, shares=inputs[3]
+    )
+    readouts, weight, bias, shares = others
+    probs = (readouts @ weight.T + bias).softmax(-1) * shares[..., :1]
+    one_hot = torch.eye(V, dtype=torch.float64)[source[sentences]]  # (B T, S, V)
+    probs = probs + torch.einsum("cns,nsv->cnv", shares[..., 1:], one_hot)
+    loss, named = criterion(probs.log(), targets)
+    expected = loss[counted].sum()
+    torch.testing.assert_close(total, expected, **EXACT)
+    torch.testing.assert_close(terms["loss"], named["loss"] * counted, **EXACT)
+    found, wanted = torch.autograd.grad(3 * total, inputs), torch.autograd.grad(3 * expected, others)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, **EXACT)
+
+
+def test_without_gradient_the_loss_is_the_same() -> None:
+    operands, source, targets, counted = problem()
+    arguments = counted, with_copies(LIKELIHOOD, source), torch.arange(B).repeat_interleave(T), targets
+    with torch.no_grad():
+        plain = output_loss.output_loss(*operands[:3], *arguments, shares=operands[3]).total
+    inputs = [operand.clone().requires_grad_() for operand in operands]
+    torch.testing.assert_close(plain, output_loss.output_loss(*inputs[:3], *arguments, shares=inputs[3]).total.detach())

@@ -1,0 +1,113 @@
+"""Models that copy, from training to translation, as a user sees them."""
+
+from pathlib import Path
+from typing import Any
+
+import names
+import pytest
+from conftest import TINY, values_of
+from forks import call
+from torch import Tensor
+
+from nmt import Translator
+from nmt.config.compose import typed
+from nmt.config.schema import TrainConfig
+from nmt.explanation import explain
+from nmt.model.search_model import SearchModel
+from nmt.saliency import saliency
+from nmt.training.job import train
+
+pytestmark = pytest.mark.system
+LINES = ["often Xqzvw sees the red house of Kjhgf .", "", "now", "rarely Aab buys the old car of Zzyx ."]
+
+
+def corpus(folder: Path) -> list[str]:
+    splits = {"train": "train", "validation": "valid", "test": "test"}
+    files = [f"data.{split}={folder / name}" for split, name in splits.items()]
+    return ["data=files", "data.source_lang=en", "data.target_lang=fr", *files]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("copying")
+    names.write_corpus(folder, (120, 4, 4))
+    sizes = [each for each in TINY if not each.startswith(("data.", "tokenizer."))]
+    given = [*corpus(folder), "size=demo", *sizes, "tokenizer.vocab_size=400", "search.max_length=60"]
+    more = ["decoder.copy=true", "training.r_drop=1", "training.scheduled_sampling=0.1"]
+    assert train(typed(TrainConfig, values_of("train", [*given, *more])), folder / "run", []) == 0
+    return folder / "run"
+
+
+@pytest.mark.parametrize(
+    "search",
+    [{"kind": "greedy"}, {"beam_size": 3}, {"kind": "sampling", "temperature": 1.0, "top_k": 0, "top_p": 1.0}],
+    ids=["greedy", "beam", "sampling"],
+)
+def test_translations_score_what_an_explanation_says(run: Path, search: dict[str, Any]) -> None:
+    translator = Translator.load(run, search=search)
+    for line, found in zip(LINES, translator.translate(LINES), strict=True):
+        if line:
+            explained = explain(translator, line, found.tokens)
+            assert explained.token_log_probs == pytest.approx(found.token_log_probs, abs=1e-4)
+    (pair,) = saliency(translator, LINES[:1], LINES[3:])
+    assert pair.shares.sum(1) == pytest.approx(1)
+
+
+def test_an_ensemble_of_the_same_model_translates_alike(run: Path) -> None:
+    one, two = Translator.load(run), Translator.load([run, run])
+    for alone, together in zip(one.translate(LINES), two.translate(LINES), strict=True):
+        assert alone.tokens == together.tokens
+        assert alone.log_prob == pytest.approx(together.log_prob, abs=1e-4)
+
+
+def test_a_shortlist_has_the_source_tokens(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.shortlist.FREQUENT", 5)
+    monkeypatch.setattr("nmt.shortlist.PER_TOKEN", 1)
+    seen: list[tuple[Tensor, Any]] = []
+    encode = SearchModel.encode
+
+    def noted(self: SearchModel, source: Tensor, lengths: Tensor, *vocabulary: Tensor) -> Any:  # noqa: ANN401
+        seen.append((source, vocabulary))
+        return encode(self, source, lengths, *vocabulary)
+
+    monkeypatch.setattr(SearchModel, "encode", noted)
+    translator = Translator.load(run, shortlist="auto")
+    assert translator.outside_shortlist(LINES[:1], LINES[:1]) == 0
+    assert len(translator.translate(LINES)) == len(LINES)
+    assert seen
+    for source, (vocabulary,) in seen:
+        assert len(vocabulary) < 400
+        assert set(source.flatten().tolist()) <= set(vocabulary.tolist())
+
+
+def test_what_it_cannot_be_joined_with_is_one_line(run: Path, tmp_path: Path) -> None:
+    separate = ["tokenizer.joint=false", "embedding.tie_source_target=false", "decoder.copy=true"]
+    commands = [
+        (["nmt-export", f"run={run}", f"output={tmp_path / 'x'}", "format=onnx"], b"; use format=archive"),
+        (["nmt-train", "decoder.copy=true", "attention=none"], b"set it to false, or choose an attention"),
+        (["nmt-train", *separate], b"set tokenizer.joint=true (or one tokenizer model), or decoder.copy=false"),
+    ]
+    for command, remedy in commands:
+        done = call(*command, cwd=tmp_path)
+        assert done.returncode == 2
+        assert remedy in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_names_that_were_never_read_are_copied(tmp_path: Path) -> None:
+    """Of the names in the test set at least nine in ten, by which the same model without copies is far off."""
+    of_sentences = names.write_corpus(tmp_path)
+    known = (tmp_path / "train.en").read_text(encoding="utf-8").split()
+    assert not {name for own in of_sentences for name in own} & set(known)
+    sizes = ["tokenizer.vocab_size=1000", "embedding.dim=64", "encoder.hidden=64", "decoder.hidden=128"]
+    lines = (tmp_path / "test.en").read_text(encoding="utf-8").splitlines()
+    shares = {}
+    for copies in ("true", "false"):
+        run = tmp_path / copies
+        given = [*corpus(tmp_path), "size=demo", *sizes, f"decoder.copy={copies}", "training.max_epochs=5"]
+        assert train(typed(TrainConfig, values_of("train", given)), run, []) == 0
+        texts = [translation.text for translation in Translator.load(run).translate(lines)]
+        shares[copies] = names.share_of_names(of_sentences, texts)
+    assert shares["true"] > 0.9
+    assert shares["false"] < 0.5
