@@ -70,7 +70,15 @@ PLAIN = {
 def values(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
     config: dict[str, Any] = {
         "variational_dropout": False,
-        "embedding": {"dim": 6, "dropout": 0.0, "word_dropout": 0.0, "tie_source_target": True, "tie_output": True},
+        "embedding": {
+            "dim": 6,
+            "dropout": 0.0,
+            "word_dropout": 0.0,
+            "tie_source_target": True,
+            "tie_output": True,
+            "pretrained": None,
+            "frozen": False,
+        },
         "encoder": {
             "cell": "gru",
             "hidden": 4,
