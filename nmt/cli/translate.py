@@ -20,6 +20,7 @@ from nmt.config.overrides import user_path
 from nmt.config.schema import TranslateConfig
 
 if TYPE_CHECKING:
+    from nmt.terminology import Wishes
     from nmt.translator import Translator
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 MAX_CHARACTERS = 10_000_000  # in a buffer, regardless of buffer_lines
 CHUNK = 65_536  # bytes per read: the capacity of a pipe
 PAUSE = 0.02  # seconds to wait for a further line before translating those that have arrived
-Text = TypeVar("Text", str, tuple[str, str])
+Text = TypeVar("Text", str, tuple[str, str], tuple[str, ...])
 
 
 def main() -> None:
@@ -42,6 +43,10 @@ def _translate(config: TranslateConfig, overrides: list[str]) -> None:
         from nmt.machine import tune_memory
         from nmt.translator import Translator
 
+    interactive = config.interactive and sys.stdin.isatty()
+    if interactive and (named := config.constraints or config.prefix):
+        key = "constraints" if config.constraints else "prefix"
+        raise UserError(f"{key}={named}: belongs to the lines of a file; give the input with < FILE")
     tune_memory()
     with ExitStack() as files:
         group = files.enter_context(ProcessGroup.join())

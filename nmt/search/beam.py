@@ -41,10 +41,11 @@ def beam_search(  # noqa: PLR0913
 
     The search of a sentence stops when no live hypothesis can score above its n-th best finished one; with `stop`
     "beam" also when K hypotheses have finished, although a live one might still score higher. Fewer hypotheses are
-    returned only if fewer have a probability above 0. `tree` records the search of a single sentence. `forbidden`: phrases
-    that no hypothesis may contain; those of one token are in symbols.banned. `allocation`: phrases that hypotheses must
-    contain before they end; if none has met them at the maximum length, the best of those that end there are returned.
-    Raises ValueError unless 1 <= n_best <= beam_size.
+    returned only if fewer have a probability above 0. `tree` records the search of a single sentence.
+
+    forbidden: phrases that no hypothesis may contain; those of one token are in symbols.banned. allocation: phrases
+    that hypotheses must contain before they end; only if none does at the maximum length, others are returned. Raises
+    ValueError unless 1 <= n_best <= beam_size.
     """
     if not 1 <= n_best <= beam_size:
         raise ValueError(f"n_best is {n_best} and beam_size {beam_size}, but 1 <= n_best <= beam_size must hold")
@@ -108,8 +109,8 @@ def _rank(
     bans: Bans | None,
     allocation: Allocation | None,
 ) -> Candidates:
-    """(A * W, V), (A, W) and forced tokens of the A sentences -> the `size` best candidates of each sentence, with those
-    that an allocation proposes."""
+    """(A * W, V), (A, W) and forced tokens of the A sentences -> the `size` best candidates of each sentence, and those
+    that the allocation proposes."""
     (sentences, width), vocabulary, packed = scores.shape, 0, []
     on_cpu = logits.device.type == "cpu"
     chunk = max(1, CACHED_NUMBERS // (width * logits.shape[1])) if on_cpu else sentences

@@ -1,11 +1,11 @@
 """Beam search under lexical constraints: phrases that every translation of a sentence must contain.
 
-Hypotheses that have met equally many tokens of their constraints form a bank, and the slots of the beam are dealt out to
-the banks (Post and Vilar 2018, 3). Each phrase has an automaton of Knuth, Morris and Pratt, so that phrases may overlap,
-repeat or start alike, and all sentences advance together in a few array operations, as in Hu et al. 2019, 3.
+Hypotheses that have met equally many tokens of their constraints form a bank, and the slots of the beam are dealt out
+to the banks (Post and Vilar 2018). Each phrase has an automaton of Knuth, Morris and Pratt, so that phrases may
+overlap, repeat or start alike, and all sentences advance together in a few array operations (Hu et al. 2019).
 
-Shapes: A active sentences, W live hypotheses in each, K beam size, C candidates, P distinct phrases of a sentence, M nodes,
-V' padded vocabulary.
+Shapes: A active sentences, W live hypotheses in each, K beam size, C candidates, P distinct phrases of a sentence,
+V vocabulary, V' padded vocabulary.
 """
 
 from collections import Counter
@@ -65,7 +65,8 @@ class Automata:
         nodes = nodes + (self._complete[nodes] & boundary)
         while (stuck := (self.expected[nodes] != tokens) & (self._fall[nodes] != nodes)).any():
             nodes = np.where(stuck, self._fall[nodes], nodes)
-        return nodes + (self.expected[nodes] == tokens)
+        found: Ids = nodes + (self.expected[nodes] == tokens)
+        return found
 
     def banks(self, nodes: Ids, totals: Ids) -> Ids:
         """(A, N, P) and all tokens of each sentence's constraints (A,) -> tokens met (A, N).
@@ -173,9 +174,8 @@ class Allocation:
 
     def keep(self, sentences: list[int]) -> None:
         """Go on with these of the active sentences."""
-        self._nodes, self._totals, self._ended = (
-            field[sentences] for field in (self._nodes, self._totals, self._ended)
-        )
+        self._nodes, self._totals = self._nodes[sentences], self._totals[sentences]
+        self._ended = self._ended[sentences]
 
 
 def occurrences(tokens: Sequence[int], phrase: Phrase, boundary: Mask) -> int:

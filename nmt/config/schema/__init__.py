@@ -216,6 +216,10 @@ class TranslateConfig(SavedRunCommand):
 
     alignments: PathName | None
     references: PathName | None
+    constraints: PathName | None
+    glossary: PathName | None
+    forbidden: PathName | None
+    prefix: PathName | None
     nbest: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
     interactive: bool
     buffer_lines: Count
@@ -223,6 +227,9 @@ class TranslateConfig(SavedRunCommand):
     def conflicts(self) -> Iterator[str]:
         if self.references is not None and self.nbest > 1:
             yield f"references={self.references} are scored without search; leave out nbest={self.nbest}"
+        for key in ("constraints", "glossary", "forbidden", "prefix"):
+            if self.references is not None and (value := getattr(self, key)) is not None:
+                yield f"references={self.references} are scored without search; leave out {key}={value}"
 
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
