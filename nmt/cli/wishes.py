@@ -1,19 +1,21 @@
-"""The files of nmt-translate that decide something in translations: constraints, glossary, forbidden phrases, prefixes."""
+"""Files of nmt-translate that decide something in translations: constraints, glossary, forbidden phrases, prefixes."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import zip_longest
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from nmt.config.errors import UserError, format_value
 from nmt.config.overrides import user_path
 from nmt.files import read_lines
-from nmt.terminology import Wishes
+
+if TYPE_CHECKING:
+    from nmt.terminology import Wishes
 
 Item = tuple[str, ...]  # a line of the input, its constraints, its prefix
 TAB = "\t"
 
 
-def read_wishes(glossary: str | None, forbidden: str | None) -> Wishes:
+def read_wishes(glossary: str | None, forbidden: str | None) -> "Wishes":
     """What holds for all lines. Raises UserError for files that cannot be read, or are not in their format."""
     wishes: Wishes = {}
     if glossary is not None:
@@ -28,11 +30,9 @@ def read_wishes(glossary: str | None, forbidden: str | None) -> Wishes:
     return wishes
 
 
-def with_wishes(sources: Iterable[str], constraints: BinaryIO | None, prefixes: BinaryIO | None) -> Iterator[Item]:
-    """Each line of the input with its constraints and its prefix, "" where there is no file. Raises UserError if a file
-    has more or fewer lines than the input, or is not in its format."""
-    files = {"constraints": constraints, "prefix": prefixes}
-    given = {key: file for key, file in files.items() if file is not None}
+def with_wishes(sources: Iterable[str], given: Mapping[str, BinaryIO]) -> Iterator[Item]:
+    """Each line of the input with its constraints and its prefix, "" where there is no file. given: the open files, by
+    their keys. Raises UserError if a file has more or fewer lines than the input, or is not in its format."""
     columns = [_decoded(f"{key}={file.name}", file) for key, file in given.items()]
     for number, (source, *values) in enumerate(zip_longest(sources, *columns), 1):
         for (key, file), value in zip(given.items(), values, strict=True):
@@ -40,8 +40,8 @@ def with_wishes(sources: Iterable[str], constraints: BinaryIO | None, prefixes: 
             if source is None or value is None:
                 missing = "the input" if source is None else "this file"
                 raise UserError(
-                    f"{name}: line {number} is missing in {missing}; line N of this file belongs to line N of the input, "
-                    "and may be empty"
+                    f"{name}: line {number} is missing in {missing}; line N of this file belongs to line N of the "
+                    "input, and may be empty"
                 )
             if key == "prefix" and TAB in value:
                 raise UserError(f"{name}: line {number} holds a tab; give the start of translation {number} alone")
@@ -55,14 +55,14 @@ def with_wishes(sources: Iterable[str], constraints: BinaryIO | None, prefixes: 
             yield source, found.get("constraints", ""), found.get("prefix", "")
 
 
-def typed_with_prefix(lines: Iterable[str]) -> Iterator[Item]:
+def from_terminal(lines: Iterable[str]) -> Iterator[Item]:
     """Lines from a terminal: what follows a tab starts the translation."""
     for line in lines:
         source, _, prefix = line.partition(TAB)
         yield source, "", prefix.replace(TAB, " ")
 
 
-def wishes_of(items: Iterable[Item], common: Wishes) -> Wishes:
+def wishes_of(items: Iterable[Item], common: "Wishes") -> "Wishes":
     """Of some lines together."""
     constraints, prefixes = ([item[part] for item in items] for part in (1, 2))
     wishes: Wishes = {**common}
