@@ -16,7 +16,7 @@ from nmt.search.forbidden import Forbidden
 from nmt.searcher import Searcher
 
 log = logging.getLogger(__name__)
-WORDS = re.compile(r"\w+|[^\w\s]")
+WORDS = re.compile("\\w+(?:[-\u2010\u2011]\\w+)*|[^\\w\\s]")
 
 
 class Wishes(TypedDict, total=False):

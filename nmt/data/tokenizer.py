@@ -21,7 +21,7 @@ from nmt.files import read_bytes, write_atomically
 from nmt.metrics.alignment import END, UNKNOWN, WORD_START
 
 log = logging.getLogger(__name__)
-BYTE = re.compile("<0x[0-9A-F]{2}>")  # a piece of byte_fallback
+CONTINUATION = re.compile("[^\\W_]|[-\u2010\u2011]|<0x[0-9A-F]{2}>$")  # letter, digit, hyphen, byte of byte_fallback
 LONE_SURROGATES = re.compile("[\ud800-\udfff]")  # possible in Python strings, but not in UTF-8
 
 
@@ -99,11 +99,10 @@ class Tokenizer:
         return token if known and token not in {self.pad, self.bos, self.eos} else None
 
     def boundary(self) -> NDArray[np.bool_]:
-        """(V,): true for tokens that do not continue the word before them: they start with a space or a character that
-        is neither letter nor digit, or are </s>."""
+        """(V,): true for tokens that do not continue the word before them: they start with a space or with punctuation
+        other than a hyphen, or are </s>."""
         pieces = self.pieces(range(self.vocab_size))
-        continues = [piece[:1].isalnum() or category(piece[:1] or " ")[0] == "M" for piece in pieces]
-        return np.array([not (c or BYTE.fullmatch(piece)) for c, piece in zip(continues, pieces, strict=True)])
+        return np.array([not (CONTINUATION.match(piece) or category(piece[0])[0] == "M") for piece in pieces])
 
     def surfaces(self, lines: Sequence[str]) -> list[list[str]]:
         """Lines -> the pieces of `encode`, unknown ones as in the text instead of <unk>; </s> last.
