@@ -19,6 +19,7 @@ from nmt.model.ensemble import Ensemble
 from nmt.model.seq2seq import evaluation_mode
 from nmt.saliency import gradient_norms, shares_of
 from nmt.search.tree import Node
+from nmt.terminology import make_guidance, steer
 from nmt.translator import Translation, Translator
 
 
@@ -57,7 +58,7 @@ def explain(
     """
     (source_ids,), (source_pieces,) = translator.encode([source])
     target_ids, pieces = _target(translator, target)
-    guidance = translator.guidance([source_ids], attend)
+    guidance = steer(translator.searcher, [source_ids], attend)
     device, pad = translator.machine.device, translator.tokenizers.target.pad
     batch = collate([source_ids], [target_ids], translator.tokenizers, np.arange(1)).to(device)
     steering = guidance.steering([len(source_ids)], device)
@@ -100,7 +101,7 @@ def beam_tree(
     """
     translator.check_nbest(n)
     (source_ids,), (pieces,) = translator.encode([source])
-    guidance = translator.guidance([source_ids], attend, prefix)
+    guidance = make_guidance(translator.searcher, [source], [source_ids], {"attend": attend, "prefix": prefix})
     with evaluation_mode(translator.model):
         found, steps = translator.searcher.tree(source_ids, n, guidance)
     return [translator.translation(pieces, hypothesis) for hypothesis in found], steps

@@ -1,4 +1,4 @@
-"""What a user decides in the translation of a sentence: its first tokens, and where steps attend to.
+"""What a user decides in translations: first tokens, phrases that must or must not appear, where steps attend to.
 
 Shapes: B sentences, S source positions, L steps.
 """
@@ -14,6 +14,7 @@ from torch import Tensor
 from nmt.attention.memory import Steering
 from nmt.config.errors import UserError
 from nmt.data.tokenizer import Tokenizer
+from nmt.search.forbidden import Forbidden
 
 Attend = Mapping[int, int | Sequence[float]]
 """Step from 0 -> the source position to attend to, from 0, or a weight for every position."""
@@ -22,10 +23,12 @@ ROUNDING = 1e-3  # of weights that sum to 1
 
 
 class Guidance(NamedTuple):
-    """For each of several sentences alike."""
+    """Of several sentences; `attend` and `forbidden` hold for each of them."""
 
-    prefix: Sequence[int] = ()  # tokens that a translation starts with, without </s>
+    prefixes: Sequence[Sequence[int]] = ()  # of each sentence, the tokens it starts with, without </s>; or none at all
     attend: Attend = MappingProxyType({})
+    constraints: Sequence[Sequence[Sequence[int]]] = ()  # of each sentence, the phrases it must contain; or none at all
+    forbidden: Forbidden | None = None
 
     def steering(self, lengths: Sequence[int], device: torch.device) -> Steering | None:
         """Lengths of the B sentences -> Steering of L steps, None without steps."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain
 from threading import Lock
 from typing import Any, Self
@@ -28,6 +29,8 @@ from nmt.ops.packed import pack, pack_int8
 from nmt.ops.sentence_draws import sampling_draws, sentence_keys
 from nmt.ops.shared import loop
 from nmt.search.beam import beam_search
+from nmt.search.constrained import Allocation
+from nmt.search.forbidden import Forbidden
 from nmt.search.hypothesis import NO_PENALTY, Hypothesis, LengthPenalty, Limits, Symbols
 from nmt.search.rollout import SamplingOptions, greedy_search, sample
 from nmt.search.shortlist import Shortlist
@@ -79,19 +82,27 @@ class Searcher:
             return 1
         return max(1, min(torch.get_num_threads(), self.settings.batch_tokens // MIN_THREAD_TOKENS))
 
-    def batches(self, sources: Sequence[list[int]], with_empty: bool = False, workers: int = 1) -> Iterator[list[int]]:
+    def batches(
+        self,
+        sources: Sequence[list[int]],
+        with_empty: bool = False,
+        workers: int = 1,
+        constraints: Sequence[Sequence[Sequence[int]]] = (),
+    ) -> Iterator[list[int]]:
         """Batches of indices, longest first for little padding; `workers` batches share search.batch_tokens.
 
-        Sentences without tokens are left out unless `with_empty`.
+        Sentences without tokens are left out unless `with_empty`. Those with constraints have batches of their own.
         """
         order = [i for i in range(len(sources)) if with_empty or len(sources[i]) > 1]
         order.sort(key=lambda i: -len(sources[i]))
+        constrained = [i for i in order if constraints and constraints[i]]
         budget = self.settings.batch_tokens // (self.beam_size * workers)
-        start = 0
-        while start < len(order):
-            size = max(1, budget // len(sources[order[start]]))
-            yield order[start : start + size]
-            start += size
+        for group in (order if not constrained else [i for i in order if not constraints[i]], constrained):
+            start = 0
+            while start < len(group):
+                size = max(1, budget // len(sources[group[start]]))
+                yield group[start : start + size]
+                start += size
 
     def search(
         self,
@@ -166,26 +177,39 @@ class Searcher:
         sources = [all_sources[i] for i in batch]
         source = torch.from_numpy(padded(sources, self.tokenizers.source.pad)).to(device)
         lengths = [len(ids) for ids in sources]
-        vocabulary = None if self.shortlist is None else self.shortlist.vocabulary(sources, guidance.prefix)
-        symbols = self._symbols(vocabulary)
-        limits = self._limits(lengths, guidance.prefix if vocabulary is None else _find(guidance.prefix, vocabulary))
+        prefixes = [guidance.prefixes[i] for i in batch] if guidance.prefixes else []
+        constraints = [guidance.constraints[i] for i in batch] if guidance.constraints else []
+        forbidden, vocabulary = guidance.forbidden, None
+        if self.shortlist is not None:
+            also = chain(chain.from_iterable(prefixes), chain.from_iterable(chain.from_iterable(constraints)))
+            vocabulary = self.shortlist.vocabulary(sources, list(also))
+        if vocabulary is not None:
+            prefixes = [_find(prefix, vocabulary) for prefix in prefixes]
+            constraints = [[_find(phrase, vocabulary) for phrase in phrases] for phrases in constraints]
+            forbidden = None if forbidden is None else forbidden.within(vocabulary)
+        symbols = self._symbols(vocabulary, forbidden)
+        limits = self._limits(lengths, prefixes)
         steering = guidance.steering(lengths, device)
         with self.machine.autocast(), loop():  # so that what a score computes from the keys is kept between steps
             on_device = () if vocabulary is None else (torch.from_numpy(vocabulary).to(device),)
             state: Any = model.encode(source, torch.tensor(lengths), *on_device)
             state = state if steering is None else state.steered(steering)
             inputs: Any = model.step, state, symbols, limits
+            common: dict[str, Any] = {"penalty": self.penalty, "device": device, "forbidden": forbidden}
             match config:
                 case schema.Greedy():
-                    results = greedy_search(*inputs, penalty=self.penalty, device=device)
+                    results = greedy_search(*inputs, **common)
                 case schema.Beam():
-                    options: dict[str, Any] = {"beam_size": config.beam_size, "n_best": n, "stop": config.stop}
-                    results = beam_search(*inputs, **options, penalty=self.penalty, device=device, tree=tree)
+                    options = {"beam_size": config.beam_size, "n_best": n, "stop": config.stop, "tree": tree, **common}
+                    if any(constraints):
+                        boundary = self.boundary if vocabulary is None else self.boundary[vocabulary]
+                        options["allocation"] = Allocation(constraints, boundary, symbols.eos, config.beam_size)
+                    results = beam_search(*inputs, **options)
                 case schema.Sampling():
                     sampling = SamplingOptions(config.temperature, config.top_k, config.top_p, n)
                     keys = sentence_keys((self.seed,), np.array(batch) + first)
                     draws = sampling_draws(keys, n, device)
-                    results = sample(*inputs, options=sampling, uniform=draws, penalty=self.penalty, device=device)
+                    results = sample(*inputs, options=sampling, uniform=draws, **common)
         if vocabulary is None:
             return results
         tokens = vocabulary.tolist()
@@ -196,19 +220,28 @@ class Searcher:
             for nbest in results
         ]
 
-    def _limits(self, lengths: Sequence[int], prefix: Sequence[int]) -> Limits:
-        """Of sentences with these numbers of source tokens."""
-        config = self.settings
-        most = [min(config.max_length, int(config.max_ratio * length) + 10) for length in lengths]
-        prefixes = [prefix] * len(lengths) if prefix else []
-        return Limits(max(0, config.min_length - 1), [max(length, len(prefix) + 1) for length in most], prefixes)
+    def limit(self, length: int) -> int:
+        """The most tokens, with </s>, of the translation of this many source tokens."""
+        return min(self.settings.max_length, int(self.settings.max_ratio * length) + 10)
 
-    def _symbols(self, vocabulary: NDArray[np.int64] | None) -> Symbols:
+    def _limits(self, lengths: Sequence[int], prefixes: Sequence[Sequence[int]]) -> Limits:
+        """Of sentences with these numbers of source tokens."""
+        most = [self.limit(length) for length in lengths]
+        if prefixes:
+            most = [max(length, len(prefix) + 1) for length, prefix in zip(most, prefixes, strict=True)]
+        return Limits(max(0, self.settings.min_length - 1), most, prefixes)
+
+    @cached_property
+    def boundary(self) -> NDArray[np.bool_]:
+        """See `Tokenizer.boundary`, of target tokens."""
+        return self.tokenizers.target.boundary()
+
+    def _symbols(self, vocabulary: NDArray[np.int64] | None, forbidden: Forbidden | None) -> Symbols:
         """The special tokens, as positions in the vocabulary if there is one."""
         target = self.tokenizers.target
         ids = [target.bos, target.eos, target.pad]
         bos, eos, pad = ids if vocabulary is None else _find(ids, vocabulary)
-        return Symbols(bos, eos, banned=(pad, bos))
+        return Symbols(bos, eos, banned=(pad, bos) if forbidden is None else (pad, bos, *forbidden.always))
 
 
 def _find(tokens: Sequence[int], vocabulary: NDArray[np.int64]) -> list[int]:

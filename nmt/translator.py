@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from nmt.config.errors import UserError
 from nmt.data.batching import collate
 from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines
 from nmt.distributed import ProcessGroup
-from nmt.guidance import Attend, Guidance, check_attend, prefix_tokens
+from nmt.guidance import Attend
 from nmt.machine import Machine, retry_in_halves
 from nmt.metrics.alignment import attention_to_links, format_pharaoh, merge_to_words, words
 from nmt.model.ensemble import Ensemble
@@ -30,6 +30,7 @@ from nmt.run import RunDirectory
 from nmt.search.hypothesis import Hypothesis
 from nmt.search.shortlist import Shortlist
 from nmt.searcher import Searcher
+from nmt.terminology import Wishes, make_guidance, steer, warn_of_unmet
 
 T = TypeVar("T")
 
@@ -150,11 +151,9 @@ class Translator:
         """Sample the next line as the first one: a sample depends on the seed and on the line's number since then."""
         self._translated = 0
 
-    def translate(
-        self, lines: Sequence[str], *, attend: Attend | None = None, prefix: str | Sequence[str] = ""
-    ) -> list[Translation]:
-        """The best translation of each line; attend, prefix: see `translate_nbest`."""
-        return [nbest[0] for nbest in self.translate_nbest(lines, 1, attend=attend, prefix=prefix)]
+    def translate(self, lines: Sequence[str], **wishes: Unpack[Wishes]) -> list[Translation]:
+        """The best translation of each line; wishes: see `translate_nbest`."""
+        return [nbest[0] for nbest in self.translate_nbest(lines, 1, **wishes)]
 
     @torch.no_grad()
     def translate_nbest(
@@ -163,14 +162,11 @@ class Translator:
         n: int,
         progress: Progress | None = None,
         first_line: int = 1,
-        *,
-        attend: Attend | None = None,
-        prefix: str | Sequence[str] = "",
+        **wishes: Unpack[Wishes],
     ) -> list[list[Translation]]:
         """The n best translations of each line, best first. Warnings number the lines from `first_line`.
 
-        attend: at these steps (from 0) of each translation the attention has weight 1 at this source position, or the
-        given weights (S,). prefix: the text, or the pieces, that each translation starts with.
+        wishes: `attend`, `prefix`, `prefixes`, `constraints`, `glossary`, `forbidden`, see nmt.terminology.Wishes.
         The translation is empty for an empty line, or if no hypothesis has a probability above 0. Raises UserError if
         the search cannot return n translations, or cannot be guided so.
         """
@@ -178,10 +174,11 @@ class Translator:
         if self.model.training:
             self.searcher.forget()
         sources, pieces = self.encode(lines, first_line)
-        guidance = self.guidance([source for source in sources if len(source) > 1], attend, prefix)
+        guidance = make_guidance(self.searcher, lines, sources, wishes, first_line)
         results = [[Translation("", 0.0, 0.0, ["</s>"], ["</s>"], None, [0.0])] for _ in lines]
         with evaluation_mode(self.model):
-            batches = list(self.searcher.batches(sources, workers=self.searcher.workers()))
+            workers = self.searcher.workers()
+            batches = list(self.searcher.batches(sources, workers=workers, constraints=guidance.constraints))
             translated = (
                 [
                     [self.translation(pieces[index], h) for h in nbest]
@@ -195,6 +192,7 @@ class Translator:
         for batch, nbests in zip(batches, merged, strict=True):
             for index, nbest in zip(batch, nbests, strict=True):
                 results[index] = nbest or results[index]
+        warn_of_unmet(self.searcher, guidance, [nbest[0].tokens for nbest in results], first_line)
         self._translated += len(lines)
         return results
 
@@ -211,14 +209,14 @@ class Translator:
         """Forced decoding: log-probability and attention of existing translations.
 
         Both sides are truncated to search.max_source_length. `first_line` is the first line's number in warnings;
-        attend: see `translate_nbest`.
+        attend: see nmt.terminology.Wishes.
         """
         if len(sources) != len(targets):
             raise ValueError(f"{len(sources)} sources, but {len(targets)} targets")
         source_ids, source_pieces = self.encode(sources, first_line)
         limit = self.search.max_source_length
         target_ids, target_pieces = encode_lines(self.tokenizers.target, targets, limit, "translation", first_line)
-        guidance = self.guidance(source_ids, attend)
+        guidance = steer(self.searcher, source_ids, attend)
 
         def force(indices: Sequence[int]) -> list[Translation]:
             pairs = [source_ids[i] for i in indices], [target_ids[i] for i in indices]
@@ -255,16 +253,6 @@ class Translator:
         limit = self.search.max_source_length
         target_ids, _ = encode_lines(self.tokenizers.target, targets, limit, "translation", 1)
         return shortlist.missing(self.encode(sources)[0], target_ids)
-
-    def guidance(
-        self, sources: Sequence[list[int]], attend: Attend | None, prefix: str | Sequence[str] = ""
-    ) -> Guidance:
-        """Of the translation of these source tokens. Raises UserError if it is impossible."""
-        if attend and not self.model.attends:
-            raise UserError("attend: the run has no attention to steer")
-        for source in sources:
-            check_attend(attend or {}, len(source))
-        return Guidance(prefix_tokens(self.tokenizers.target, prefix), attend or {})
 
     def check_nbest(self, n: int) -> None:
         """Raises UserError if this search cannot return n translations."""

@@ -17,6 +17,7 @@ FLOORS = [  # from the top down
     "explanation",
     "saliency",
     "translator",
+    "terminology",
     "searcher",
     "shortlist",
     "guidance",

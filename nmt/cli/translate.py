@@ -5,7 +5,7 @@ import os
 import select
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from io import BufferedReader
@@ -15,11 +15,13 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar, cast
 
 from nmt.cli.app import run_command, shared_by_processes, write
 from nmt.cli.entry import exit_at_ctrl_c
+from nmt.cli.wishes import from_terminal, read_wishes, wishes_of, with_wishes
 from nmt.config.errors import UserError
 from nmt.config.overrides import user_path
 from nmt.config.schema import TranslateConfig
 
 if TYPE_CHECKING:
+    from nmt.terminology import Wishes
     from nmt.translator import Translator
 
 log = logging.getLogger(__name__)
@@ -27,7 +29,7 @@ log = logging.getLogger(__name__)
 MAX_CHARACTERS = 10_000_000  # in a buffer, regardless of buffer_lines
 CHUNK = 65_536  # bytes per read: the capacity of a pipe
 PAUSE = 0.02  # seconds to wait for a further line before translating those that have arrived
-Text = TypeVar("Text", str, tuple[str, str])
+Text = TypeVar("Text", str, tuple[str, ...])
 
 
 def main() -> None:
@@ -42,13 +44,17 @@ def _translate(config: TranslateConfig, overrides: list[str]) -> None:
         from nmt.machine import tune_memory
         from nmt.translator import Translator
 
+    for key in ("constraints", "prefix"):
+        if _is_interactive(config) and (name := getattr(config, key)) is not None:
+            raise UserError(f"{key}={name}: belongs to the lines of a file; give the input with < FILE")
     tune_memory()
     with ExitStack() as files:
         group = files.enter_context(ProcessGroup.join())
         translator = group.everywhere(partial(Translator.load, config.run, **config.loading, group=group))
         files.enter_context(fair_waiting())
+        common = group.everywhere(partial(read_wishes, config.glossary, config.forbidden))
         if not group.is_main:
-            _help(translator, config)
+            _help(translator, config, common)
             return
         alignments, references = None, None
         if config.references is not None:
@@ -63,16 +69,21 @@ def _translate(config: TranslateConfig, overrides: list[str]) -> None:
         if references is not None:
             _score(translator, references, config.buffer_lines, alignments)
         else:
-            _filter(translator, config, alignments)
+            named = {key: getattr(config, key) for key in ("constraints", "prefix")}
+            given = {
+                key: files.enter_context(_opened(key, name, "rb")) for key, name in named.items() if name is not None
+            }
+            _filter(translator, config, alignments, given, common)
 
 
-def _help(translator: "Translator", config: TranslateConfig) -> None:
+def _help(translator: "Translator", config: TranslateConfig, common: "Wishes") -> None:
     """What the other processes do: translate or score their share of what the main process reads."""
     done = 0
     nothing: Iterator[list[Any]] = iter(())
     for buffer in translator.group.from_main(nothing):
         if config.references is None:
-            translator.translate_nbest(buffer, config.nbest, first_line=done + 1)
+            wishes = wishes_of(buffer, common)
+            translator.translate_nbest([item[0] for item in buffer], config.nbest, first_line=done + 1, **wishes)
         else:
             sources, targets = ([pair[side] for pair in buffer] for side in (0, 1))
             translator.score(sources, targets, first_line=done + 1)
@@ -118,16 +129,29 @@ def _pairs(sources: Iterator[str], references: BinaryIO) -> Iterator[tuple[str, 
         yield source, target
 
 
-def _filter(translator: "Translator", config: TranslateConfig, alignments: BinaryIO | None) -> None:
-    """Read, translate and write, one buffer of lines at a time."""
-    interactive = config.interactive and sys.stdin.isatty()
+def _is_interactive(config: TranslateConfig) -> bool:
+    return config.interactive and sys.stdin.isatty()
+
+
+def _filter(
+    translator: "Translator",
+    config: TranslateConfig,
+    alignments: BinaryIO | None,
+    given: Mapping[str, BinaryIO],
+    common: "Wishes",
+) -> None:
+    """Read, translate and write, one buffer of lines at a time. given, common: see nmt.cli.wishes."""
+    interactive = _is_interactive(config)
     reader = LineReader(sys.stdin.buffer)
     done = 0
-    buffers = _buffers(_lines(reader, interactive), 1 if interactive else config.buffer_lines, reader.has_line)
+    lines_read = _lines(reader, interactive)
+    items = from_terminal(lines_read) if interactive else with_wishes(lines_read, given)
+    buffers = _buffers(items, 1 if interactive else config.buffer_lines, reader.has_line)
     for buffer in translator.group.from_main(buffers):
         lines: list[str] = []
         links: list[str] = []
-        for hypotheses in translator.translate_nbest(buffer, config.nbest, first_line=done + 1):
+        sources, wishes = [item[0] for item in buffer], wishes_of(buffer, common)
+        for hypotheses in translator.translate_nbest(sources, config.nbest, first_line=done + 1, **wishes):
             for hypothesis in hypotheses:
                 text, score = hypothesis.text, hypothesis.score
                 lines.append(text if config.nbest == 1 else f"{done} ||| {text} ||| {score:.4f}")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
+from unicodedata import category
 
 import numpy as np
 import sentencepiece
@@ -20,6 +21,7 @@ from nmt.files import read_bytes, write_atomically
 from nmt.metrics.alignment import END, UNKNOWN, WORD_START
 
 log = logging.getLogger(__name__)
+CONTINUATION = re.compile("[^\\W_]|[-\u2010\u2011]|<0x[0-9A-F]{2}>$")  # letter, digit, hyphen, byte of byte_fallback
 LONE_SURROGATES = re.compile("[\ud800-\udfff]")  # possible in Python strings, but not in UTF-8
 
 
@@ -95,6 +97,12 @@ class Tokenizer:
         token: int = self._processor.piece_to_id(piece)
         known = self._processor.id_to_piece(token) == piece
         return token if known and token not in {self.pad, self.bos, self.eos} else None
+
+    def boundary(self) -> NDArray[np.bool_]:
+        """(V,): true for tokens that do not continue the word before them: they start with a space or with punctuation
+        other than a hyphen, or are </s>."""
+        pieces = self.pieces(range(self.vocab_size))
+        return np.array([not (CONTINUATION.match(piece) or category(piece[0])[0] == "M") for piece in pieces])
 
     def surfaces(self, lines: Sequence[str]) -> list[list[str]]:
         """Lines -> the pieces of `encode`, unknown ones as in the text instead of <unk>; </s> last.

@@ -9,10 +9,13 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from nmt.search.constrained import Allocation
+from nmt.search.forbidden import Bans, Forbidden, Watch
 from nmt.search.hypothesis import Ending, History, Hypothesis, LengthPenalty, Limits, StateT, Step, Symbols
-from nmt.search.log_probs import LogProbs, pack_top, unpack
+from nmt.search.log_probs import LogProbs, distinct, pack_top, unpack
 from nmt.search.tree import BeamTree, Candidates
 
 CACHED_NUMBERS = 2**20  # log-probabilities computed at a time on a CPU: 4 MiB, which fit its cache
@@ -31,29 +34,39 @@ def beam_search(  # noqa: PLR0913
     stop: Literal["beam", "exact"] = "beam",
     device: torch.device,
     tree: BeamTree | None = None,
+    forbidden: Forbidden | None = None,
+    allocation: Allocation | None = None,
 ) -> list[list[Hypothesis]]:
     """Up to `n_best` distinct hypotheses per sentence (row of the state), best first.
 
     The search of a sentence stops when no live hypothesis can score above its n-th best finished one; with `stop`
     "beam" also when K hypotheses have finished, although a live one might still score higher. Fewer hypotheses are
-    returned only if fewer have a probability above 0. `tree` records the search of a single sentence. Raises ValueError
-    unless 1 <= n_best <= beam_size.
+    returned only if fewer have a probability above 0. `tree` records the search of a single sentence.
+
+    forbidden: phrases that no hypothesis may contain; those of one token are in symbols.banned. allocation: phrases
+    that hypotheses must contain before they end; only if none does at the maximum length, others are returned. Raises
+    ValueError unless 1 <= n_best <= beam_size.
     """
     if not 1 <= n_best <= beam_size:
         raise ValueError(f"n_best is {n_best} and beam_size {beam_size}, but 1 <= n_best <= beam_size must hold")
     normalise = LogProbs(symbols, limits.min_length, device)
     history = History(symbols.eos)
-    finished = _Finished(limits, penalty, beam_size, n_best, max_endings=beam_size if stop == "beam" else math.inf)
+    finished = _Finished(limits, penalty, n_best, max_endings=beam_size if stop == "beam" else math.inf)
     active = list(range(len(limits.max_lengths)))
+    watch = None if forbidden is None else Watch(forbidden, len(active))
     scores = torch.zeros(len(active), 1, device=device)
     tokens = torch.full((len(active),), symbols.bos, device=device)
     for now in range(max(limits.max_lengths, default=0)):
         output = step(tokens, state)
         history.add(scores.flatten(), output.weights)
         forced = [limits.forced(now, sentence, symbols.eos) for sentence in active]
-        ranked = _rank(output.logits, scores, normalise, now + 1, forced, 2 * beam_size)
-        finished.add(now, active, ranked, symbols.eos)
-        live = _continuations(ranked, symbols.eos, beam_size)
+        bans = _bans(watch, allocation, symbols.eos)
+        ranked = _rank(output.logits, scores, normalise, now + 1, forced, 2 * beam_size, bans, allocation)
+        if allocation is None:
+            ends, live = _ends(ranked, symbols.eos, beam_size), _continuations(ranked, symbols.eos, beam_size)
+        else:
+            ends, live = allocation.choose(ranked)
+        finished.add(now, active, ranked, ends)
         if tree is not None:
             tree.add(ranked, live, symbols.eos, beam_size, penalty(now + 1))
         best_live = live.log_probs[:, 0].tolist()
@@ -65,32 +78,69 @@ def beam_search(  # noqa: PLR0913
             remaining = torch.tensor(unfinished).to(device, non_blocking=True)
             active = [active[a] for a in unfinished]
             live = Candidates(live.log_probs[unfinished], live.rows[unfinished], live.tokens[unfinished])
+            if allocation is not None:
+                allocation.keep(unfinished)
         parents, chosen = live.rows.ravel(), live.tokens.ravel()
         history.advance(parents.tolist(), chosen.tolist())
+        if watch is not None:
+            watch.advance(parents.tolist(), chosen.tolist())
         state = output.state.branch(torch.from_numpy(parents).to(device, non_blocking=True), remaining)
         tokens = torch.from_numpy(chosen).to(device, non_blocking=True)
         scores = torch.from_numpy(live.log_probs).to(device, non_blocking=True)
     return history.hypotheses(finished.best())
 
 
+def _bans(watch: Watch | None, allocation: Allocation | None, eos: int) -> Bans | None:
+    """Of the next step, in all live hypotheses."""
+    if watch is None and allocation is None:
+        return None
+    rows, tokens = ([], []) if watch is None else watch.bans()
+    early = [] if allocation is None else allocation.unfinished().tolist()
+    return rows + early, tokens + [eos] * len(early)
+
+
 def _rank(
-    logits: Tensor, scores: Tensor, normalise: LogProbs, length: int, forced: list[int | None], size: int
+    logits: Tensor,
+    scores: Tensor,
+    normalise: LogProbs,
+    length: int,
+    forced: list[int | None],
+    size: int,
+    bans: Bans | None,
+    allocation: Allocation | None,
 ) -> Candidates:
-    """(A * W, V), (A, W) and forced tokens of the A sentences -> the `size` best candidates of each sentence."""
+    """(A * W, V), (A, W) and forced tokens of the A sentences -> the `size` best candidates of each sentence, and those
+    that the allocation proposes."""
     (sentences, width), vocabulary, packed = scores.shape, 0, []
     on_cpu = logits.device.type == "cpu"
     chunk = max(1, CACHED_NUMBERS // (width * logits.shape[1])) if on_cpu else sentences
     for start in range(0, sentences, chunk):
         part = slice(start, start + chunk)
         tokens_of_rows = [token for token in forced[part] for _ in range(width)]
-        log_probs = normalise(logits[start * width : (start + chunk) * width], length, tokens_of_rows)
+        here = None if bans is None else _within(bans, start * width, (start + chunk) * width)
+        log_probs = normalise(logits[start * width : (start + chunk) * width], length, tokens_of_rows, here)
         vocabulary = log_probs.shape[1]
         totals = log_probs.view(-1, width, vocabulary).add_(scores[part, :, None]).flatten(1)
-        packed.append(pack_top(totals, min(size, totals.shape[1])))
+        top = pack_top(totals, min(size, totals.shape[1]))
+        packed.append(top if allocation is None else torch.cat([top, allocation.propose(totals, part)], 1))
     # The only synchronisation of a step: operations on the few candidates run on the CPU.
-    values, positions = unpack((packed[0] if len(packed) == 1 else torch.cat(packed)).cpu().numpy())
+    best = (packed[0] if len(packed) == 1 else torch.cat(packed)).cpu().numpy()
+    values, positions = unpack(best if allocation is None else distinct(best))
     rows, tokens = np.divmod(positions, vocabulary)
     return Candidates(values, rows + np.arange(0, sentences * width, width)[:, None], tokens)
+
+
+def _within(bans: Bans, start: int, end: int) -> Bans:
+    """The bans of the rows from `start` up to `end`, counted from `start`."""
+    pairs = [(row - start, token) for row, token in zip(*bans, strict=True) if start <= row < end]
+    return [row for row, _ in pairs], [token for _, token in pairs]
+
+
+def _ends(ranked: Candidates, eos: int, beam_size: int) -> NDArray[np.bool_]:
+    """The candidates that end, if they are among the K best, (A, C)."""
+    ends: NDArray[np.bool_] = (ranked.tokens == eos) & np.isfinite(ranked.log_probs)
+    ends[:, beam_size:] = False
+    return ends
 
 
 def _continuations(ranked: Candidates, eos: int, beam_size: int) -> Candidates:
@@ -108,20 +158,18 @@ def _continuations(ranked: Candidates, eos: int, beam_size: int) -> Candidates:
 class _Finished:
     """The finished hypotheses of every sentence."""
 
-    def __init__(self, limits: Limits, penalty: LengthPenalty, beam_size: int, n_best: int, max_endings: float) -> None:
+    def __init__(self, limits: Limits, penalty: LengthPenalty, n_best: int, max_endings: float) -> None:
         """The search of a sentence stops at `max_endings` finished hypotheses."""
-        self._penalty, self._beam_size, self._n_best, self._max_endings = penalty, beam_size, n_best, max_endings
+        self._penalty, self._n_best, self._max_endings = penalty, n_best, max_endings
         self._largest_divisors = [penalty(length) for length in limits.max_lengths]
         self._endings: list[list[Ending]] = [[] for _ in limits.max_lengths]
 
-    def add(self, now: int, active: list[int], ranked: Candidates, eos: int) -> None:
-        """Add the candidates of step `now` that end, if they are among the K best."""
-        top = slice(self._beam_size)
-        ends = (ranked.tokens[:, top] == eos) & np.isfinite(ranked.log_probs[:, top])
+    def add(self, now: int, active: list[int], ranked: Candidates, ends: NDArray[np.bool_]) -> None:
+        """Add the candidates (A, C) of step `now` that end."""
         if not ends.any():
             return
         divisor = self._penalty(now + 1)
-        found = ends.nonzero()[0], ranked.rows[:, top][ends], ranked.log_probs[:, top][ends]
+        found = ends.nonzero()[0], ranked.rows[ends], ranked.log_probs[ends]
         for a, row, log_prob in zip(*(field.tolist() for field in found), strict=True):
             self._endings[active[a]].append(Ending(now, row, log_prob, log_prob / divisor))
 

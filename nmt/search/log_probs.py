@@ -7,12 +7,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nmt.search.forbidden import Bans
 from nmt.search.hypothesis import Symbols
 
 BLOCK = 64  # columns of a block in `pack_top`
 FEW = 2**14  # numbers that are ranked without blocks
 _POSITION_BITS = 32
 _POSITIONS = 2**_POSITION_BITS - 1
+_IMPOSSIBLE = np.int64(np.float32(math.inf).view(np.int32)) << _POSITION_BITS
 
 
 class LogProbs:
@@ -25,11 +27,11 @@ class LogProbs:
         self._banned = torch.tensor(symbols.banned, dtype=torch.int64).to(device, non_blocking=True)
         self._buffer = torch.empty(0, 0, device=device)
 
-    def __call__(self, logits: Tensor, length: int, forced: list[int | None]) -> Tensor:
+    def __call__(self, logits: Tensor, length: int, forced: list[int | None], bans: Bans | None = None) -> Tensor:
         """(N, V) -> (N, V') float32, -inf for tokens that may not follow; V' is V padded with -inf to whole blocks.
 
-        `length` counts the token to be chosen. forced: the only token that may follow each row, None for any. Masking
-        does not renormalise.
+        `length` counts the token to be chosen. forced: the only token that may follow each row, None for any; it counts
+        before `bans`, further tokens that may not follow. Masking does not renormalise.
         """
         rows, vocabulary = logits.shape
         if len(self._buffer) < rows:
@@ -43,6 +45,8 @@ class LogProbs:
         log_probs.index_fill_(1, self._banned, -math.inf)
         if length <= self._min_length:
             log_probs[:, self._eos].fill_(-math.inf)
+        if bans is not None and bans[0]:
+            log_probs[torch.tensor(bans).to(log_probs.device, non_blocking=True).unbind()] = -math.inf
         if unmasked is not None:
             log_probs.index_fill_(0, index[0], -math.inf)
             log_probs[index] = unmasked
@@ -67,6 +71,18 @@ def pack_top(log_probs: Tensor, k: int) -> Tensor:
     starts = top & _POSITIONS
     positions = (starts[:, :, None] + torch.arange(BLOCK, device=log_probs.device)).flatten(1)
     return _pack(log_probs.gather(1, positions), positions).topk(k, largest=False).values
+
+
+def pack_at(log_probs: Tensor, positions: Tensor) -> Tensor:
+    """(A, M) float32, none positive, and positions (A, X) -> those, packed like `pack_top`."""
+    return _pack(log_probs.gather(1, positions), positions)
+
+
+def distinct(packed: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(A, X) -> the same, best first, with impossible ones in place of repetitions."""
+    packed = np.sort(packed, axis=1)
+    packed[:, 1:][packed[:, 1:] == packed[:, :-1]] = _IMPOSSIBLE
+    return np.sort(packed, axis=1)
 
 
 def unpack(packed: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:

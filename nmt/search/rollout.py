@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nmt.search.forbidden import Forbidden, Watch
 from nmt.search.hypothesis import Ending, History, Hypothesis, LengthPenalty, Limits, StateT, Step, Symbols
 from nmt.search.log_probs import LogProbs
 
@@ -26,10 +27,14 @@ def greedy_search(
     *,
     penalty: LengthPenalty,
     device: torch.device,
+    forbidden: Forbidden | None = None,
 ) -> list[list[Hypothesis]]:
-    """The most probable token at every step: a list with one hypothesis per sentence (row of the state)."""
+    """The most probable token at every step: a list with one hypothesis per sentence (row of the state).
+
+    forbidden: phrases that no hypothesis may contain; those of one token are in symbols.banned.
+    """
     choose: Choose = lambda log_probs, _: log_probs.argmax(-1)  # noqa: E731
-    rows = _rollout(step, state, symbols, limits, choose=choose, penalty=penalty, device=device)
+    rows = _rollout(step, state, symbols, limits, choose=choose, penalty=penalty, device=device, forbidden=forbidden)
     return [[hypothesis] for hypothesis in rows]
 
 
@@ -67,11 +72,12 @@ def sample(
     uniform: Uniform,
     penalty: LengthPenalty,
     device: torch.device,
+    forbidden: Forbidden | None = None,
 ) -> list[list[Hypothesis]]:
     """`options.n_samples` independent hypotheses per sentence (row of the state), best first; they may repeat.
 
     Their log-probabilities are the model's own: at temperature 1, without truncation. Sample j of sentence i is drawn
-    in row i * n_samples + j.
+    in row i * n_samples + j. forbidden: as in `greedy_search`.
     """
     n = options.n_samples
     sentences = torch.arange(len(limits.max_lengths), device=device)
@@ -83,6 +89,7 @@ def sample(
         choose=lambda log_probs, rows: _draw(log_probs, uniform(rows), options),
         penalty=penalty,
         device=device,
+        forbidden=forbidden,
     )
     groups = [rows[start : start + n] for start in range(0, len(rows), n)]
     return [sorted(group, key=lambda hypothesis: -hypothesis.score) for group in groups]
@@ -98,6 +105,7 @@ def _rollout(
     choose: Choose,
     penalty: LengthPenalty,
     device: torch.device,
+    forbidden: Forbidden | None,
 ) -> list[Hypothesis]:
     """One hypothesis per row of the state; `choose` maps log-probabilities (N, V) and row numbers (N,) to tokens (N,).
 
@@ -106,6 +114,7 @@ def _rollout(
     normalise = LogProbs(symbols, limits.min_length, device)
     history = History(symbols.eos)
     active = list(range(len(limits.max_lengths)))
+    watch = None if forbidden is None else Watch(forbidden, len(active))
     last = [(0, 0)] * len(active)  # step and row at which each hypothesis ended
     totals = torch.zeros(len(active), device=device)
     origin = torch.arange(len(active), device=device)  # `active` on the device
@@ -114,7 +123,7 @@ def _rollout(
         output = step(tokens, state)
         history.add(totals[origin], output.weights)
         forced = [limits.forced(now, row, symbols.eos) for row in active]
-        log_probs = normalise(output.logits, now + 1, forced)
+        log_probs = normalise(output.logits, now + 1, forced, None if watch is None else watch.bans())
         tokens = choose(log_probs, origin)
         totals.index_add_(0, origin, log_probs.gather(1, tokens[:, None]).squeeze(1))
         chosen = tokens.cpu().tolist()  # the only synchronisation of a step
@@ -130,7 +139,10 @@ def _rollout(
         if len(unfinished) < len(active):
             index = torch.tensor(unfinished).to(device, non_blocking=True)
             state, tokens, origin = state.select(index), tokens[index], origin[index]
-        history.advance(unfinished, [chosen[row] for row in unfinished])
+        following = [chosen[row] for row in unfinished]
+        history.advance(unfinished, following)
+        if watch is not None:
+            watch.advance(unfinished, following)
         active = [active[row] for row in unfinished]
     endings = [
         Ending(now, row, log_prob, log_prob / penalty(now + 1))

@@ -86,7 +86,7 @@ def test_translations_and_alignments_can_be_read_as_soon_as_they_are_made(
         patch.setattr(sys, "stdin", given)
         patch.setattr(sys, "stdout", written)
         os.write(other, b"one\n")
-        _filter(translator, config, aligned)
+        _filter(translator, config, aligned, {}, {})
     assert translator.seen == [["one"], ["two"]]
 
 

@@ -231,13 +231,19 @@ class TranslateConfig(SavedRunCommand):
 
     alignments: PathName | None
     references: PathName | None
+    constraints: PathName | None
+    glossary: PathName | None
+    forbidden: PathName | None
+    prefix: PathName | None
     nbest: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
     interactive: bool
     buffer_lines: Count
 
     def conflicts(self) -> Iterator[str]:
-        if self.references is not None and self.nbest > 1:
-            yield f"references={self.references} are scored without search; leave out nbest={self.nbest}"
+        of_search = {key: getattr(self, key) for key in ("constraints", "glossary", "forbidden", "prefix")}
+        for key, value in {"nbest": self.nbest if self.nbest > 1 else None, **of_search}.items():
+            if self.references is not None and value is not None:
+                yield f"references={self.references} are scored without search; leave out {key}={value}"
 
 
 Port = Annotated[int, Field(ge=0, le=65_535)]

@@ -1,0 +1,206 @@
+"""Beam search under lexical constraints, against all hypotheses of a small model and plain loops."""
+
+import itertools
+import random
+from collections import Counter
+from functools import cache
+
+import numpy as np
+import pytest
+from search_toy import BOS, CPU, EOS, NO_PENALTY, PAD, SYMBOLS, Toy, enumerate_all
+
+from nmt.search import beam as module
+from nmt.search.beam import beam_search
+from nmt.search.constrained import Allocation, Automata, deal, occurrences
+from nmt.search.forbidden import Forbidden
+from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits
+
+Phrases = list[list[int]]
+VOCABULARY = 7
+CONTINUES = 6  # the only token that continues a word
+LARGE = 4**5  # all hypotheses of at most 6 tokens
+BOUNDARY = np.array([token != CONTINUES for token in range(VOCABULARY)])
+# One phrase, repeated, overlapping, one the start or the middle of another, with a continued word, and none.
+CASES: list[Phrases] = [
+    [[3]],
+    [[3, 4]],
+    [[3], [3]],
+    [[3, 3], [3, 3]],
+    [[3, 4], [4, 5]],
+    [[3], [3, 4]],
+    [[4], [3, 4, 5]],
+    [[3, 3, 4], [3, 4]],
+    [[3, 6]],
+    [[3], [3, 6]],
+    [[5], [4], [3]],
+    [],
+]
+
+
+def words(tokens: list[int]) -> list[tuple[int, ...]]:
+    """Tokens with those that continue them."""
+    found: list[tuple[int, ...]] = []
+    for token in tokens:
+        if token == CONTINUES and found:
+            found[-1] += (token,)
+        else:
+            found.append((token,))
+    return found
+
+
+def meets(tokens: list[int], phrases: Phrases) -> bool:
+    """Whether the words hold each phrase's words as often as it is listed, one after the other."""
+    for phrase, times in Counter(map(tuple, phrases)).items():
+        wanted, given, count, start = words(list(phrase)), words(tokens[:-1]), 0, 0
+        while start + len(wanted) <= len(given):
+            found = given[start : start + len(wanted)] == wanted
+            count, start = count + found, start + (len(wanted) if found else 1)
+        if count < times:
+            return False
+    return True
+
+
+@cache
+def hypotheses(seed: int) -> list[tuple[list[int], float]]:
+    """All of at most 6 tokens for sentence 0."""
+    return list(enumerate_all(Toy(seed, VOCABULARY), Limits(0, [6]), 0))
+
+
+def search(
+    toy: Toy,
+    limits: Limits,
+    constraints: list[Phrases],
+    beam: int,
+    n: int = 1,
+    penalty: LengthPenalty = NO_PENALTY,
+    sentences: list[int] | None = None,
+    forbidden: Forbidden | None = None,
+) -> list[list[Hypothesis]]:
+    state = toy.start(list(range(len(constraints))) if sentences is None else sentences)
+    symbols = SYMBOLS if forbidden is None else SYMBOLS._replace(banned=(PAD, BOS, *forbidden.always))
+    allocation = Allocation(constraints, BOUNDARY, EOS, beam)
+    options = {"beam_size": beam, "n_best": n, "penalty": penalty, "device": CPU}
+    return beam_search(toy.step, state, symbols, limits, **options, forbidden=forbidden, allocation=allocation)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("penalty", [NO_PENALTY, LengthPenalty("average", 1.0)])
+def test_a_large_beam_finds_the_best_that_meets_all(penalty: LengthPenalty) -> None:
+    toy, limits = Toy(5, VOCABULARY), Limits(0, [6] * len(CASES))
+    found = search(toy, limits, CASES, LARGE, n=3, penalty=penalty, sentences=[0] * len(CASES))
+    everything = hypotheses(5)
+    for nbest, phrases in zip(found, CASES, strict=True):
+        fitting = [
+            (tokens, log_prob / penalty(len(tokens))) for tokens, log_prob in everything if meets(tokens, phrases)
+        ]
+        best = sorted(fitting, key=lambda pair: -pair[1])[:3]
+        assert [hypothesis.tokens for hypothesis in nbest] == [tokens for tokens, _ in best]
+        assert [hypothesis.score for hypothesis in nbest] == pytest.approx([score for _, score in best], abs=1e-5)
+
+
+@pytest.mark.parametrize("beam", [1, 2, 5])
+@pytest.mark.parametrize("seed", range(4))
+def test_small_beams_meet_all_just_within_the_limit(beam: int, seed: int) -> None:
+    """The limit leaves room for the phrases one after the other and the end, and the model avoids them."""
+    toy = Toy(seed, VOCABULARY, bias={3: -9.0, 4: -5.0, EOS: 4.0, CONTINUES: 6.0})
+    lengths = [sum(map(len, phrases)) + 1 for phrases in CASES]
+    for spare in (0, 1, 4):
+        found = search(toy, Limits(0, [length + spare for length in lengths]), CASES, beam, n=beam)
+        for sentence, (nbest, phrases) in enumerate(zip(found, CASES, strict=True)):
+            assert nbest
+            for hypothesis in nbest:
+                assert meets(hypothesis.tokens, phrases), (phrases, hypothesis.tokens)
+                assert hypothesis.log_prob == pytest.approx(toy.log_prob(sentence, hypothesis.tokens), abs=1e-3)
+            assert len({tuple(hypothesis.tokens) for hypothesis in nbest}) == len(nbest)
+
+
+@pytest.mark.parametrize("stop", ["beam", "exact"])
+def test_without_constraints_it_is_the_plain_search(stop: str) -> None:
+    """The same bits, although further candidates are proposed."""
+    toy, limits = Toy(3, 90), Limits(2, [9, 5, 12])
+    options = {"beam_size": 4, "n_best": 4, "penalty": LengthPenalty("average", 1.0), "stop": stop, "device": CPU}
+    plain = beam_search(toy.step, toy.start([0, 1, 2]), SYMBOLS, limits, **options)  # type: ignore[arg-type]
+    allocation = Allocation([[], [], []], np.ones(90, np.bool_), EOS, 4)
+    found = beam_search(toy.step, toy.start([0, 1, 2]), SYMBOLS, limits, **options, allocation=allocation)  # type: ignore[arg-type]
+    for left, right in zip(itertools.chain(*plain), itertools.chain(*found), strict=True):
+        assert (left.tokens, left.score, left.token_log_probs) == (right.tokens, right.score, right.token_log_probs)
+
+
+def test_batch_mates_and_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy, limits = Toy(7, VOCABULARY), Limits(0, [8] * len(CASES))
+    together = search(toy, limits, CASES, beam=3, n=2)
+    monkeypatch.setattr(module, "CACHED_NUMBERS", 1)
+    assert [[h.tokens for h in nbest] for nbest in search(toy, limits, CASES, beam=3, n=2)] == [
+        [h.tokens for h in nbest] for nbest in together
+    ]
+    for sentence, (phrases, nbest) in enumerate(zip(CASES, together, strict=True)):
+        (alone,) = search(toy, Limits(0, [8]), [phrases], beam=3, n=2, sentences=[sentence])
+        assert [(h.tokens, h.score) for h in alone] == [(h.tokens, h.score) for h in nbest]
+
+
+def test_a_prefix_counts_and_the_rest_follows() -> None:
+    toy, prefix = Toy(2, VOCABULARY), [4, 3]
+    for phrases in ([[3, 5]], [[4, 3]], [[5], [3]]):
+        limits = Limits(0, [6], [prefix])
+        ((found,),) = search(toy, limits, [phrases], LARGE)
+        fitting = [pair for pair in hypotheses(2) if pair[0][:2] == prefix and meets(pair[0], phrases)]
+        assert found.tokens == max(fitting, key=lambda pair: pair[1])[0]
+
+
+def test_at_the_limit_the_best_without_all_is_returned() -> None:
+    ((found,),) = search(Toy(1, VOCABULARY), Limits(0, [3]), [[[3, 4, 5]]], beam=4)
+    assert len(found.tokens) <= 3
+    assert found.tokens[-1] == EOS
+
+
+def test_an_automaton_counts_as_plain_loops_do() -> None:
+    draw = random.Random(1)
+    for _ in range(300):
+        phrase = [draw.choice([3, 4, CONTINUES]) for _ in range(draw.randint(1, 4))]
+        phrase[0] = draw.choice([3, 4])
+        times = draw.randint(1, 3)
+        tokens = [draw.choice([3, 4, 5, CONTINUES]) for _ in range(12)]
+        automata = Automata([[phrase] * times], BOUNDARY)
+        nodes = automata.roots[:, None]
+        for token in tokens:
+            nodes = automata.after(nodes, np.array([[token]]))
+        met = occurrences(tokens, phrase, BOUNDARY)
+        assert bool(automata.satisfied[nodes].all()) == (met >= times), (phrase, times, tokens)
+        assert (met >= times) == meets([*tokens, EOS], [phrase] * times)
+
+
+def plain_deal(banks: list[int], total: int, size: int) -> list[int]:
+    """Slots of each bank, from the highest down, with plain loops."""
+    shares = [size * (bank + 1) // (total + 1) - size * bank // (total + 1) for bank in range(total + 1)]
+    chosen: list[int] = []
+    spare = 0
+    for bank in reversed(range(total + 1)):
+        mine = [i for i, each in enumerate(banks) if each == bank][: shares[bank] + spare]
+        spare += shares[bank] - len(mine)
+        chosen += mine
+    left = [i for i, bank in enumerate(banks) if bank >= 0 and i not in chosen]
+    return sorted(chosen + left[:spare])
+
+
+def test_slots_are_dealt_as_by_plain_loops() -> None:
+    generator = np.random.default_rng(1)
+    for _ in range(100):
+        totals = generator.integers(0, 7, 5)
+        banks = np.stack([generator.integers(-1, total + 1, 12) for total in totals])  # -1: impossible
+        size = int(generator.integers(1, 10))
+        found = deal(np.maximum(banks, 0), banks >= 0, totals, size)
+        for row, total, indices in zip(banks.tolist(), totals.tolist(), found.tolist(), strict=True):
+            assert [i for i in indices if row[i] >= 0] == plain_deal(row, total, size)
+
+
+def test_forbidden_and_required_phrases_together() -> None:
+    toy, limits = Toy(8, VOCABULARY), Limits(0, [6])
+    forbidden = Forbidden({("", 3): "a", ("a", 4): "ab"}, {"a": [5], "ab": [3], "": [6]})  # 3 5, 3 4 3 and 6
+    phrases = [[3], [4]]
+    (found,) = search(toy, limits, [phrases], LARGE, n=4, forbidden=forbidden)
+    fitting = [
+        pair
+        for pair in hypotheses(8)
+        if meets(pair[0], phrases) and not any(part in str(pair[0]) for part in ("3, 5", "3, 4, 3", "6"))
+    ]
+    best = sorted(fitting, key=lambda pair: -pair[1])[:4]
+    assert [hypothesis.tokens for hypothesis in found] == [tokens for tokens, _ in best]

@@ -1,0 +1,255 @@
+"""Constraints, glossary, forbidden phrases and prefixes, as users ask for them: in Python and in files."""
+
+import logging
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forks import call
+from test_translator import run  # noqa: F401
+
+from nmt import Translator
+from nmt.config.errors import UserError
+from nmt.data.demo.corpus import generate
+from nmt.guidance import Guidance
+from nmt.terminology import _Glossary, warn_of_unmet
+
+KINDS: dict[str, dict[str, Any]] = {
+    "beam": {"kind": "beam"},
+    "greedy": {"kind": "greedy"},
+    "sampling": {"kind": "sampling", "temperature": 1.0, "top_k": 0, "top_p": 1.0},
+}
+BEAM = {"beam_size": 4, "max_length": 60}
+
+
+@pytest.fixture(scope="module")
+def translator(run: Path) -> Translator:  # noqa: F811
+    return Translator.load(run, search=BEAM)
+
+
+@pytest.fixture(scope="module")
+def pairs() -> tuple[list[str], list[str]]:
+    """Lines of the demo corpus."""
+    found = generate(0, 40, 0, seed=7).validation
+    return [english for english, _, _ in found], [french for _, french, _ in found]
+
+
+def phrases_of(lines: list[str], seed: int = 1) -> list[list[str]]:
+    """One to four phrases of one to three words of each line."""
+    draw, found = random.Random(seed), []
+    for line in lines:
+        words, phrases = line.split(), []
+        for _ in range(draw.randint(1, 4)):
+            length = min(draw.randint(1, 3), len(words))
+            start = draw.randrange(len(words) - length + 1)
+            phrases.append(" ".join(words[start : start + length]))
+        found.append(list(dict.fromkeys(phrases)))
+    return found
+
+
+def holds(text: str, phrase: str) -> bool:
+    return f" {phrase} " in f" {text} "
+
+
+def test_all_constraints_are_met(translator: Translator, pairs: tuple[list[str], list[str]]) -> None:
+    sources, targets = pairs
+    constraints = phrases_of(targets)
+    constraints[3] = []
+    found = translator.translate_nbest(sources, 2, constraints=constraints)
+    for nbest, phrases in zip(found, constraints, strict=True):
+        for translation in nbest:
+            assert all(holds(translation.text, phrase) for phrase in phrases), (translation.text, phrases)
+    (plain,) = translator.translate([sources[3]])
+    assert found[3][0].text == plain.text
+    assert not all(
+        holds(t.text, p) for t, ps in zip(translator.translate(sources), constraints, strict=True) for p in ps
+    )
+
+
+def test_a_phrase_that_is_listed_twice_appears_twice(translator: Translator) -> None:
+    (found,) = translator.translate(["the cat sees the dog ."], constraints=[["le chien", "le chien", "chien"]])
+    assert len(re.findall(r"\ble chien\b", found.text)) >= 2
+
+
+def test_ensembles_and_shortlists_meet_constraints_too(
+    run: Path,  # noqa: F811
+    pairs: tuple[list[str], list[str]],
+) -> None:
+    sources, constraints = pairs[0][:20], phrases_of(pairs[1][:20])
+    for loaded in (Translator.load([run, run], search=BEAM), Translator.load(run, search=BEAM, shortlist="auto")):
+        found = loaded.translate(sources, constraints=constraints, forbidden=["le"])
+        for translation, phrases in zip(found, constraints, strict=True):
+            possible = [phrase for phrase in phrases if not holds(phrase, "le")]
+            assert all(holds(translation.text, phrase) for phrase in possible)
+            assert not holds(translation.text, "le")
+
+
+@pytest.mark.parametrize("kind", ["beam", "greedy", "sampling"])
+def test_forbidden_phrases_never_appear(run: Path, kind: str, pairs: tuple[list[str], list[str]]) -> None:  # noqa: F811
+    translator = Translator.load(run, search=KINDS[kind])
+    free = translator.translate(pairs[0])
+    forbidden = [" ".join(translation.text.split()[:2]) for translation in free if len(translation.text.split()) > 1]
+    forbidden += ["."]
+    for translation in translator.translate(pairs[0], forbidden=forbidden):
+        assert not any(holds(translation.text, phrase) for phrase in forbidden)
+
+
+@pytest.mark.parametrize("kind", ["beam", "greedy", "sampling"])
+def test_each_line_has_its_prefix(run: Path, kind: str) -> None:  # noqa: F811
+    translator = Translator.load(run, search=KINDS[kind])
+    lines, prefixes = ["the cat sleeps .", "the dog", "the cat ."], ["un chien", "", "le"]
+    for translation, prefix in zip(translator.translate(lines, prefixes=prefixes), prefixes, strict=True):
+        assert translation.text.startswith(prefix)
+
+
+def test_a_prefix_and_constraints_together(translator: Translator) -> None:
+    (found,) = translator.translate(["the cat sleeps ."], prefixes=["un chien"], constraints=[["chien dort", "le"]])
+    assert found.text.startswith("un chien")
+    assert holds(found.text, "chien dort")
+    assert holds(found.text, "le")
+
+
+def test_a_glossary_holds_for_whole_words_and_the_longest_phrase(translator: Translator) -> None:
+    glossary = {"dog": "chien", "red dog": "maison rouge", "cat": "chat"}
+    targets = _Glossary(tuple(glossary.items()), lowercase=False).targets
+    assert list(targets("the dog, a red  dog and dogs; dog")) == ["chien", "maison rouge", "chien"]
+    assert list(targets("a cat-dog is no Dog")) == []
+    assert list(_Glossary((("Dog", "chien"),), lowercase=True).targets("DOG")) == ["chien"]
+    found = translator.translate(["the red dog sleeps .", "the cats sleep ."], glossary=glossary)
+    assert holds(found[0].text, "maison rouge")
+    both = translator.translate(["the dog sleeps ."], glossary=glossary, constraints=[["chien"]])
+    assert both == translator.translate(["the dog sleeps ."], glossary=glossary) or holds(both[0].text, "chien")
+
+
+IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
+    ({"constraints": [["le chien", "chat"]], "forbidden": ["chien"]}, "'le chien', which is or holds a forbidden"),
+    ({"constraints": [["☃", "chat"]]}, "'☃', which holds characters that the tokenizer does not know"),
+    ({"constraints": [["chat", "le chien " * 30]]}, "for which the limit of"),
+    ({"constraints": [["chat"] * 2 + ["dort"] * 99]}, "'dort', for which the limit of"),
+    ({"constraints": [["chat"]], "prefixes": ["le chien"], "forbidden": ["chien"]}, "which holds a forbidden phrase"),
+    ({"constraints": [["chat"]], "prefixes": ["☃"]}, "its prefix '☃', which holds characters"),
+    ({"constraints": [["chat", " "]]}, "' ', which is empty"),
+]
+
+
+@pytest.mark.parametrize(("wishes", "reason"), IMPOSSIBLE)
+def test_what_is_impossible_is_left_out_with_a_warning(
+    translator: Translator, caplog: pytest.LogCaptureFixture, wishes: dict[str, Any], reason: str
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = translator.translate_nbest(["the cat sleeps ."], 1, first_line=12, **wishes)
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("line 12: translated without ")
+    assert reason in message
+    assert holds(found[0][0].text, "chat")
+
+
+def test_constraints_that_a_prefix_leaves_no_room_for(translator: Translator, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        translator.translate(["the"], prefixes=["le chien " * 20], constraints=[["le chien", "chat"]])
+    assert "'chat', for which the limit of 14 tokens" in caplog.text
+    assert "leaves no room after its prefix" in caplog.text
+    assert "'le chien'" not in caplog.text  # which the prefix holds
+
+
+def test_what_was_not_found_has_a_warning(translator: Translator, caplog: pytest.LogCaptureFixture) -> None:
+    target = translator.tokenizers.target
+    wanted = [[tokens[:-1]] for tokens in target.encode(["chat dort", "chien", "un"])]
+    pieces = [target.pieces(tokens) for tokens in target.encode(["un chat dort .", "un chat .", "une ."])]
+    with caplog.at_level(logging.WARNING):
+        warn_of_unmet(translator.searcher, Guidance(constraints=wanted), pieces, first_line=4)
+    messages = [record.getMessage() for record in caplog.records]
+    assert [message.partition(" up to ")[0] for message in messages] == [
+        "line 5: nothing found with 'chien'",
+        "line 6: nothing found with 'un'",
+    ]
+
+
+def test_an_empty_line_stays_empty(translator: Translator, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        (found,) = translator.translate([""], constraints=[["chat"]])
+    assert found.text == ""
+    assert [r.getMessage() for r in caplog.records] == ["line 1: translated without constraints, as the line is empty"]
+
+
+@pytest.mark.parametrize("kind", ["greedy", "sampling"])
+def test_other_searches_refuse_constraints(run: Path, kind: str) -> None:  # noqa: F811
+    translator = Translator.load(run, search=KINDS[kind])
+    for wishes in ({"constraints": [["chat"]]}, {"glossary": {"cat": "chat"}}):
+        with pytest.raises(UserError, match=f"need search=beam, but this search is {kind}; use search=beam"):
+            translator.translate(["the cat"], **wishes)  # type: ignore[arg-type]
+
+
+def test_wrong_arguments(translator: Translator) -> None:
+    for error, wishes in (
+        (UserError, {"constraints": [[], []]}),
+        (UserError, {"prefixes": []}),
+        (UserError, {"prefixes": ["le"], "prefix": "le"}),
+        (TypeError, {"constraints": ["chat"]}),
+        (TypeError, {"prefixes": "l"}),
+        (TypeError, {"forbidden": "chat"}),
+    ):
+        with pytest.raises(error):
+            translator.translate(["the cat"], **wishes)  # type: ignore[arg-type]
+
+
+@pytest.mark.system
+def test_files_of_the_command(run: Path, tmp_path: Path) -> None:  # noqa: F811
+    (tmp_path / "constraints").write_text("chat\tdort\n\nle chien\r\n")
+    (tmp_path / "prefix").write_text("un\n\nle\n")
+    (tmp_path / "glossary").write_text("dog\tmaison\n")
+    (tmp_path / "forbidden").write_text("rouge\n")
+    lines = b"the cat\nthe dog sleeps\nthe red dog\n"
+    files = [f"{key}={key}" for key in ("constraints", "prefix", "glossary", "forbidden")]
+    done = call("nmt-translate", f"run={run}", *files, stdin=lines, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr.decode()
+    found = done.stdout.decode().splitlines()
+    for text, phrases in zip(found, (["chat", "dort"], ["maison"], ["le chien", "maison"]), strict=True):
+        assert all(holds(text, phrase) for phrase in phrases)
+        assert not holds(text, "rouge")
+    assert found[0].startswith("un ")
+    assert found[2].startswith("le ")
+    shared = call("nmt-translate", f"run={run}", *files, "buffer_lines=1", stdin=lines, cwd=tmp_path)
+    assert shared.stdout == done.stdout
+
+
+WRONG = [
+    ("constraints", b"chat\n", "constraints=wrong: line 2 is missing in this file; line N of this file belongs to"),
+    ("constraints", b"\n\n\n", "constraints=wrong: line 3 is missing in the input"),
+    ("constraints", b"chat\t\tdort\n\n", "constraints=wrong: line 1 has an empty phrase; separate phrases by one tab"),
+    ("constraints", b"\n\xff\n", "constraints=wrong: line 2 is not valid UTF-8; convert the file"),
+    ("prefix", b"le\n", "prefix=wrong: line 2 is missing in this file"),
+    ("prefix", b"\nle\tla\n", "prefix=wrong: line 2 holds a tab; give the start of translation 2 alone"),
+    ("glossary", b"a\tb\nc\n", "glossary=wrong: line 2 is 'c'; write a source phrase, one tab and a target phrase"),
+    ("glossary", b"a\tb\nc\td\te\n", "glossary=wrong: line 2 is "),
+    ("glossary", b"a\tb\na\tc\n", "glossary=wrong: line 2 translates 'a' in another way than line 1; keep one of them"),
+    ("glossary", b"a\tb\n\xe9\tc\n", "glossary=wrong: line 2 is not valid UTF-8"),
+    ("forbidden", b"chat\n\nle\n", "forbidden=wrong: line 2 is empty; give one phrase per line"),
+    ("forbidden", b"a\tb\n", "forbidden=wrong: line 1 holds a tab; give one phrase per line"),
+]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(("key", "content", "message"), WRONG)
+def test_a_wrong_file_is_one_line(run: Path, tmp_path: Path, key: str, content: bytes, message: str) -> None:  # noqa: F811
+    (tmp_path / "wrong").write_bytes(content)
+    done = call("nmt-translate", f"run={run}", f"{key}=wrong", stdin=b"the cat\nthe dog\n", cwd=tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith(f"nmt-translate: error: {message}")
+
+
+@pytest.mark.system
+def test_what_makes_no_sense_together_is_refused(run: Path, tmp_path: Path) -> None:  # noqa: F811
+    (tmp_path / "file").write_text("chat\n")
+    for arguments, message in (
+        (["references=file", "constraints=file"], "are scored without search; leave out constraints=file"),
+        (["search=greedy", "constraints=file"], "need search=beam, but this search is greedy; use search=beam"),
+        (["glossary=nowhere"], "glossary=nowhere: cannot be read"),
+    ):
+        done = call("nmt-translate", f"run={run}", *arguments, stdin=b"the cat\n", cwd=tmp_path)
+        assert done.returncode == 2
+        assert message in done.stderr.decode()
+        assert len(done.stderr.decode().splitlines()) == 1
