@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from nmt.contention import fair_waiting
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.distributed import Interrupted, OtherProcessFailed, ProcessGroup
-from nmt.evaluation import evaluate_run, score_settings
+from nmt.evaluation import evaluate_run
 from nmt.machine import Machine, tune_memory
 from nmt.metrics.bleu import ScoreSettings
 from nmt.model.load import load_weights, new_model
@@ -32,7 +33,7 @@ from nmt.training.corpus_report import log_corpus_report, report_round_trips
 from nmt.training.journal import save_figures
 from nmt.training.start import Start, Teachers, load_start, load_teachers
 from nmt.training.trainer import Observer, Pruned, Trainer
-from nmt.training.validation import pick_samples
+from nmt.training.validation import Scoring, pick_samples
 from nmt.translator import Translator
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ def _train_in_group(
     observer: Observer | None,
 ) -> int:
     group.refuse_differences(str(run.path.absolute()), "hydra.run.dir: differs from that of the main process; name one")
-    scoring = group.everywhere(lambda: score_settings(config.evaluation, config.data.target_lang))
+    scoring = group.everywhere(partial(Scoring.choose, config, machine.device, group.is_main))
     values = config.model_dump(mode="json")
     group.on_main(lambda: run.claim(values))
     try:
@@ -76,7 +77,7 @@ def _train_in_group(
         group.refuse_differences(
             prepared.report["content"], "data: another corpus than that of the main process; give all machines the same"
         )
-        group.on_main(lambda: report_round_trips(prepared, config, scoring))
+        group.on_main(lambda: report_round_trips(prepared, config, scoring.settings))
         resumed = group.on_main((run.checkpoints / LAST).exists)
         start = None if resumed else group.everywhere(lambda: load_start(config, prepared))
         recorded = run.first_start().get("teachers", []) if resumed else []
@@ -134,7 +135,7 @@ def _train(
     run: RunDirectory,
     prepared: Prepared,
     translator: Translator,
-    scoring: ScoreSettings,
+    scoring: Scoring,
     observer: Observer | None,
     teachers: Teachers,
 ) -> int:
@@ -170,7 +171,7 @@ def _train(
     finally:
         if group.is_main:
             run.update_json(run.manifest, {"parameters": parameters, "training": _summary(trainer), **status})
-    _evaluate(run, translator, prepared, scoring, config.validation)
+    _evaluate(run, translator, prepared, scoring.settings, config.validation)
     group.on_main(lambda: _finish(run, trainer.step, prepared.splits.keys() - {"train"}))
     return 0
 

@@ -21,6 +21,7 @@ from nmt.training.best import Average
 from nmt.training.validation import Sample
 
 log = logging.getLogger(__name__)
+SHOWN = {"chrf": "chrF {:.2f}", "ter": "TER {:.2f}", "comet": "COMET {:.4f}"}  # where they are monitored
 
 
 class Journal:
@@ -60,15 +61,16 @@ class Journal:
         )
 
     def validation(self, step: int, epoch: float, values: Mapping[str, float], best: bool) -> None:
-        """Record loss, perplexity, bleu, and statistics of the attention."""
+        """Record loss, perplexity, bleu, the monitored score, and statistics of the attention."""
         self._record(step, epoch, "validation", values)
         log.info(
-            "validation at step %d (epoch %.2f): loss %.3f  ppl %.2f  BLEU %.2f%s%s",
+            "validation at step %d (epoch %.2f): loss %.3f  ppl %.2f  BLEU %.2f%s%s%s",
             step,
             epoch,
             values["loss"],
             values["perplexity"],
             values["bleu"],
+            "".join(f"  {SHOWN[name].format(values[name])}" for name in SHOWN if name in values),
             f"  AER {100 * values['aer']:.1f} %" if "aer" in values else "",
             "  *best*" if best else "",
         )

@@ -12,7 +12,7 @@ from nmt.data.batching import make_batches
 from nmt.data.prepared import Prepared
 from nmt.distributed import GradientSum, Interrupted, seed_draws
 from nmt.machine import DTYPES
-from nmt.metrics.bleu import ScoreSettings, perplexity
+from nmt.metrics.bleu import perplexity
 from nmt.model.weights import LAST
 from nmt.objectives.objective import Objective
 from nmt.run import RunDirectory
@@ -22,7 +22,7 @@ from nmt.training.journal import Journal, SilentJournal
 from nmt.training.optimizer import Schedule, make_optimizer
 from nmt.training.signals import StopSignals
 from nmt.training.step import BadUpdates, MicroBatcher, Sums, Update, Updater, Whole
-from nmt.training.validation import Validator
+from nmt.training.validation import Scoring, Validator
 from nmt.translator import Translator
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Trainer:
         config: schema.TrainConfig,
         prepared: Prepared,
         translator: Translator,
-        scoring: ScoreSettings,
+        scoring: Scoring,
         run: RunDirectory,
         objective: Objective,
         observer: Observer | None = None,

@@ -11,6 +11,7 @@ from nmt.config.schema.base import (
     Epsilon,
     Factor,
     Fraction,
+    Name,
     NonNegative,
     PathName,
     Paths,
@@ -112,6 +113,10 @@ Schedule = Annotated[
 ]
 
 
+Monitor = Literal["bleu", "chrf", "ter", "loss", "aer", "comet"]
+LOWER_IS_BETTER = frozenset({"ter", "loss", "aer"})
+
+
 class Training(Section):
     start_from: PathName | None
     max_epochs: Count
@@ -137,7 +142,8 @@ class Training(Section):
 class Validation(Section):
     every: Count
     unit: Literal["epochs", "steps"]
-    monitor: Literal["bleu", "loss"]
+    monitor: Monitor
+    comet_model: Name
     patience: Count | None
     samples: CountOrZero
     saliency: bool
