@@ -27,7 +27,7 @@ from nmt.config.schema.search import Greedy as Greedy
 from nmt.config.schema.search import Sampling as Sampling
 from nmt.config.schema.search import Search as Search
 from nmt.config.schema.search import SearchLimits as SearchLimits
-from nmt.config.schema.training import Objective, Optimizer, Schedule, Training, Validation
+from nmt.config.schema.training import Loggers, Objective, Optimizer, Schedule, Tracking, Training, Validation
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
@@ -72,6 +72,8 @@ class TrainConfig(Model, Machine):
     schedule: Schedule
     training: Training
     validation: Validation
+    logger: Loggers
+    tracking: Tracking
     search: Search
     evaluation: Evaluation
 
@@ -85,6 +87,9 @@ class TrainConfig(Model, Machine):
         if self.validation.comet_model.endswith(CHECKPOINT):
             path = _absolute(self.validation.comet_model)
             sections["validation"] = self.validation.model_copy(update={"comet_model": path})
+        if self.tracking.aim_repo is not None and "://" not in self.tracking.aim_repo:
+            path = _absolute(self.tracking.aim_repo)
+            sections["tracking"] = self.tracking.model_copy(update={"aim_repo": path})
         return self.model_copy(update={**sections, "run": None})
 
     def conflicts(self) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from nmt.config.schema.base import (
     Count,
@@ -137,6 +137,17 @@ class Training(Section):
     reduce_dtype: Literal["fp32", "bf16"]
     ema_decay: Probability
     average_best: Count
+
+
+Logger = Literal["tensorboard", "wandb", "mlflow", "aim"]
+Loggers = Annotated[list[Logger], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+
+
+class Tracking(Section):
+    project: Name
+    wandb_entity: Name | None
+    mlflow_uri: Name | None
+    aim_repo: Name | None
 
 
 class Validation(Section):
