@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import torch
+
 from nmt.config import schema
 from nmt.config.compose import flatten, load_values
 from nmt.config.errors import UserError
@@ -14,6 +16,7 @@ from nmt.faithfulness import faithfulness
 from nmt.files import locked, to_json, write_lines
 from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
 from nmt.metrics.bleu import METRICS, Scores, ScoreSettings, score, score_by_length, tokenizer_for
+from nmt.metrics.comet import Comet
 from nmt.run import EVALUATION, RunDirectory, read_json
 from nmt.translator import Progress, Translation, Translator
 
@@ -42,6 +45,14 @@ def score_settings(config: schema.Evaluation, target_lang: str) -> ScoreSettings
     except ValueError as error:
         raise UserError(str(error)) from None
     return settings
+
+
+def load_comet(model: str, key: str, device: torch.device) -> Comet:
+    """The COMET model. Raises UserError that names the configuration's `key` if it or its package is missing."""
+    try:
+        return Comet.load(model, device)
+    except ValueError as error:
+        raise UserError(f"{key}={model}: {error}") from None
 
 
 def evaluate(

@@ -25,10 +25,11 @@ from nmt.data.prepared import Prepared
 # Keys that change nothing but rounding in a run's results.
 NO_EFFECT = {"run", "device", "threads", "processes", "data.cache_dir", "data.workers"}
 NO_EFFECT |= {"training.log_every", "training.checkpoint_every", "training.checkpoint_unit"}
+NO_EFFECT |= {"logger", "tracking.project", "tracking.wandb_entity", "tracking.mlflow_uri", "tracking.aim_repo"}
 STOPPING = {"training.max_epochs", "training.max_steps", "validation.patience"}  # they also stretch some schedules
 # Keys that may change when a run is resumed.
 CHANGEABLE = NO_EFFECT | PATH_KEYS | STOPPING | {"validation.samples", "validation.saliency"}
-LOCK = ".lock"
+LOCK, SWEEP = ".lock", ".nmt-sweep"  # files that mark a run in progress and the directory of a sweep
 ERROR = "error.txt"  # why a job of a sweep failed
 EVALUATION = "evaluation.json"  # describes an evaluation in a folder that is not a run
 FINISHED, PRUNED = "finished", "pruned"  # "status" in the manifest; absent until the run ends

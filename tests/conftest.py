@@ -128,3 +128,12 @@ def train_config() -> Callable[..., TrainConfig]:
 @pytest.fixture
 def tiny_overrides() -> list[str]:
     return list(TINY)
+
+
+@pytest.fixture
+def comet_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a package that stands in for unbabel-comet, which can be imported during the test."""
+    folder = Path(__file__).parent / "standins"
+    monkeypatch.syspath_prepend(str(folder))
+    yield folder
+    sys.modules.pop("comet", None)

@@ -14,9 +14,11 @@ def main() -> None:
 
 def _compare(config: CompareConfig, overrides: list[str]) -> None:
     with exit_at_ctrl_c("compare"):
+        from nmt.comparison.ranking import Ranking
         from nmt.comparison.report import write_comparison
 
-    settings = config.model_dump(exclude={"output"})
+    settings = config.model_dump(exclude={"output", "metric", "comet_model"})
+    settings["ranking"] = Ranking.by(config.metric, config.comet_model)
     with output_folder(config.output, "comparison.json", "a comparison") as output:
         print(write_comparison(output=output, **settings))
     print(f"page: {os.path.relpath(output / 'index.html')}")

@@ -26,6 +26,7 @@ from omegaconf import DictConfig
 from nmt.cli.help import explain
 from nmt.comparison.jobs import record_failure
 from nmt.config.errors import UserError, nearest
+from nmt.config.schema.training import LOWER_IS_BETTER
 from nmt.run import PRUNED, RunDirectory
 
 JOURNAL = "optuna.journal"  # Optuna's storage, in the sweep's directory
@@ -83,7 +84,7 @@ class OptunaSweeper(Sweeper):
         study = optuna.create_study(
             study_name=STUDY,
             storage=_storage(self._directory),
-            direction="minimize" if monitor == "loss" else "maximize",
+            direction="minimize" if monitor in LOWER_IS_BETTER else "maximize",
             load_if_exists=True,
         )
         distributions = {key: str(distribution) for key, distribution in space.items()}

@@ -32,9 +32,8 @@ from nmt.config.compose import config_dir
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell, override_values
 from nmt.processes import cores, join_cluster, rank
-from nmt.run import ERROR, LOCK, RunDirectory, read_json
+from nmt.run import ERROR, LOCK, SWEEP, RunDirectory, read_json
 
-MARK = ".nmt-sweep"  # an empty file in the directory of a sweep
 MAX_WAIT = 30.0  # seconds for a run to save and stop
 MAX_VALUE, MAX_NAME = 40, 200  # characters of a value and of all in a directory's name
 COUNT = "NMT_SWEEP_JOBS"  # the number of jobs: an environment variable, so that worker processes inherit it
@@ -66,7 +65,7 @@ class NameJobs(Callback):
         NameJobs.directory, NameJobs.created = directory, not directory.exists()
         with suppress(OSError):  # Hydra creates the directory too, and reports an error
             directory.mkdir(parents=True, exist_ok=True)
-            (directory / MARK).touch()
+            (directory / SWEEP).touch()
         os.environ[COUNT] = str(config.hydra.sweeper.get("n_trials") or count)
         hydra_overrides = arguments.job_overrides(config.hydra, "hydra")
         named = any(override.lstrip("+").startswith("hydra.sweep.subdir=") for override in hydra_overrides)
@@ -113,7 +112,7 @@ def _refusal(config: DictConfig, directory: Path, varied: list[str], count: int)
 
 def _is_foreign(directory: Path) -> bool:
     """Whether the directory holds files but is not a sweep's."""
-    return directory.is_dir() and any(directory.iterdir()) and not (directory / MARK).is_file()
+    return directory.is_dir() and any(directory.iterdir()) and not (directory / SWEEP).is_file()
 
 
 def _varied(config: DictConfig) -> tuple[list[str], int]:
@@ -267,6 +266,6 @@ def finish() -> int:
     if directory is None or not directory.is_dir():
         return 0  # not a sweep
     status = report_jobs(directory, (directory / optuna_sweeper.JOURNAL).exists(), NameJobs.finding)
-    if NameJobs.created and {path.name for path in directory.iterdir()} <= {MARK, "multirun.yaml"}:  # no job started
+    if NameJobs.created and {path.name for path in directory.iterdir()} <= {SWEEP, "multirun.yaml"}:  # no job started
         shutil.rmtree(directory)
     return status

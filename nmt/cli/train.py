@@ -88,7 +88,8 @@ def _print_next_steps(run: str) -> None:
     }
     if os.path.isdir(os.path.join(run, "alignments")):
         print(f"alignments: {os.path.join(run, 'alignments')}")
-    print(f"tensorboard: {commands['tensorboard']} --logdir {shlex.quote(run)} --host localhost")
+    if os.path.isdir(os.path.join(run, "tensorboard")):
+        print(f"tensorboard: {commands['tensorboard']} --logdir {shlex.quote(run)} --host localhost")
     print(f"translate: {commands['nmt-translate']} {for_shell('run', run)}")
     print(f"run: {run}")
 

@@ -13,15 +13,18 @@ from tqdm import tqdm
 
 from nmt.comparison import faithfulness
 from nmt.comparison.entry import Entry, HeldOut
+from nmt.comparison.ranking import Ranking
 from nmt.config.compose import PATH_KEYS
 from nmt.config.errors import UserError, printable
 from nmt.config.overrides import user_path
+from nmt.config.schema import Metric
 from nmt.files import read_lines
-from nmt.metrics.bleu import METRICS, score_by_length, sentence_bleu, signatures
+from nmt.metrics.bleu import score_by_length, sentence_bleu, signatures
 from nmt.metrics.significance import MetricResult, Significance
 from nmt.report.table import short
 
 MIN_BUCKET, MAX_BUCKETS = 50, 8  # BLEU by length: at least 50 sentences per bucket, at most 8 buckets
+DEFAULT = Ranking()
 PERCENT = 100  # the largest attention weight
 log = logging.getLogger(__name__)
 
@@ -100,6 +103,7 @@ def compare(
     split: str,
     *,
     baseline: str | None = None,
+    ranking: Ranking = DEFAULT,
     examples: int,
     sentences: Sequence[int],
     bootstrap_samples: int,
@@ -110,22 +114,30 @@ def compare(
     `baseline` is the name of a system (None: the best). `sentences` are the numbers of example sentences, from 1; if
     empty, `examples` sentences are chosen. docs/run.md describes the result. Raises UserError if one is out of range.
     """
-    significance = Significance(held_out.references, held_out.settings, bootstrap_samples, randomisation_trials)
+    counts = bootstrap_samples, randomisation_trials
+    others = ranking.sentence_metrics(held_out)
+    significance = Significance(held_out.references, held_out.settings, *counts, others)
+    metric, sign = ranking.metric, ranking.sign
     base = next((system for system in systems if system.name == baseline), None)
     if base is None:
-        base = max(systems, key=lambda system: fmean(significance.bleu(entry.hypotheses) for entry in system.entries))
+        base = max(
+            systems, key=lambda system: sign * fmean(significance.score(e.hypotheses, metric) for e in system.entries)
+        )
     results = _test(systems, base, significance)
-    systems = sorted(systems, key=lambda system: -fmean(results[e.name]["bleu"].score for e in system.entries))
-    rows = [_system_row(system, results, held_out, system is base) for system in systems]
+    systems = sorted(systems, key=lambda system: -sign * fmean(results[e.name][metric].score for e in system.entries))
+    rows = [_system_row(system, results, held_out, metric, system is base) for system in systems]
     return {
         "split": split,
         "sentences": len(held_out.references),
         **signatures(held_out.settings),
+        "metric": metric,
         "baseline": base.name,
         "bootstrap_samples": bootstrap_samples,
         "randomisation_trials": randomisation_trials,
         "systems": [{"rank": rank, **row} for rank, row in enumerate(rows, 1)],
-        "runs": [_run_row(system, entry, base, results[entry.name]) for system in systems for entry in system.entries],
+        "runs": [
+            _run_row(system, entry, base, results[entry.name], metric) for system in systems for entry in system.entries
+        ],
         "examples": _examples(systems, held_out, examples, sentences),
     }
 
@@ -146,19 +158,19 @@ def _test(
 
 
 def _system_row(
-    system: System, results: dict[str, dict[str, MetricResult]], held_out: HeldOut, is_baseline: bool
+    system: System, results: dict[str, dict[str, MetricResult]], held_out: HeldOut, metric: Metric, is_baseline: bool
 ) -> Comparison:
     """A row of the ranked table, with the lines of its charts. Means are over the seeds."""
     entries = system.entries
     scores = [results[entry.name] for entry in entries]
     row: Comparison = {"name": system.name, "seeds": [entry.seed for entry in entries if entry.seed is not None]}
-    for metric in METRICS:
-        values = [score[metric].score for score in scores]
+    for name in scores[0]:
+        values = [score[name].score for score in scores]
         deviation = stdev(values) if len(values) > 1 else None
-        row |= {metric: _rounded(fmean(values)), f"{metric}_sd": _rounded(deviation)}
-    row["bleu_ci"] = _rounded(fmean(score["bleu"].interval for score in scores))
+        row |= {name: _rounded(fmean(values)), f"{name}_sd": _rounded(deviation)}
+    row[f"{metric}_ci"] = _rounded(fmean(score[metric].interval for score in scores))
     for test in ("p_bootstrap", "p_randomisation"):  # of the least significant seed
-        row[test] = None if is_baseline else max(getattr(score["bleu"], test) for score in scores)
+        row[test] = None if is_baseline else max(getattr(score[metric], test) for score in scores)
     measures: dict[str, Callable[[Entry], float | None]] = {
         "aer": lambda entry: entry.aer,
         "parameters": lambda entry: entry.parameters,
@@ -188,16 +200,19 @@ def bleu_by_length(entry: Entry, held_out: HeldOut) -> list[Comparison]:
     return score_by_length(entry.hypotheses, *texts, count)
 
 
-def _run_row(system: System, entry: Entry, baseline: System, results: dict[str, MetricResult]) -> Comparison:
+def _run_row(
+    system: System, entry: Entry, baseline: System, results: dict[str, MetricResult], metric: Metric
+) -> Comparison:
     row: Comparison = {"system": system.name, "seed": entry.seed, "run": entry.name}
-    for metric, result in results.items():
-        row |= {metric: _rounded(result.score), f"{metric}_ci": _rounded(result.interval)}
+    for name, result in results.items():
+        row |= {name: _rounded(result.score), f"{name}_ci": _rounded(result.interval)}
+    others = [name for name in results if name != metric]
     row |= {
         "aer": None if entry.aer is None else _rounded(entry.aer),
-        "p_bootstrap": results["bleu"].p_bootstrap,
-        "p_randomisation": results["bleu"].p_randomisation,
-        **{f"{metric}_p_bootstrap": results[metric].p_bootstrap for metric in METRICS[1:]},
-        **{f"{metric}_p_randomisation": results[metric].p_randomisation for metric in METRICS[1:]},
+        "p_bootstrap": results[metric].p_bootstrap,
+        "p_randomisation": results[metric].p_randomisation,
+        **{f"{name}_p_bootstrap": results[name].p_bootstrap for name in others},
+        **{f"{name}_p_randomisation": results[name].p_randomisation for name in others},
         "baseline_run": None if system is baseline else baseline.of_seed(entry.seed).name,
     }
     return row | faithfulness.of_run(entry.explained)

@@ -14,7 +14,7 @@ from nmt.comparison.findings import find_finding
 from nmt.config.errors import UserError, nearest
 from nmt.files import to_json, write_atomically
 from nmt.report import table
-from nmt.report.page import EXPLAINED, EXPLAINED_COLUMNS, SIGNIFICANT, page
+from nmt.report.page import EXPLAINED, EXPLAINED_COLUMNS, NAMES, SIGNIFICANT, page, with_interval
 from nmt.report.table import Column, decimals
 
 log = logging.getLogger(__name__)
@@ -112,8 +112,9 @@ def _text(comparisons: Sequence[Comparison], render: Render, with_runs: bool = F
     parts = []
     for comparison in comparisons:
         title = f"{comparison['split']}: {comparison['sentences']} sentences, {comparison['signature']}"
+        title += "" if comparison["metric"] == "bleu" else f"; ranked by {NAMES[comparison['metric']]}"
         rows = _system_rows(comparison)
-        parts += [title, render(rows, _system_columns(rows))]
+        parts += [title, render(rows, _system_columns(rows, comparison["metric"]))]
         if _with_values(EXPLAINED, rows):
             parts += ["what attention explains:", render(rows, _with_values(EXPLAINED_COLUMNS, rows))]
             parts += [EXPLANATION] if with_runs else []
@@ -124,12 +125,13 @@ def _text(comparisons: Sequence[Comparison], render: Render, with_runs: bool = F
 
 def _notes(comparison: Comparison) -> str:
     samples, trials = comparison["bootstrap_samples"], comparison["randomisation_trials"]
+    metric = NAMES[comparison["metric"]]
     return (
         "± after a mean: standard deviation over seeds; after a single score: half the width of its 95 % bootstrap "
         "interval. 95 %: half the width of the 95 % bootstrap interval, the mean over seeds. p: probability of a "
-        f"difference in BLEU from {comparison['baseline']} at least this large if both systems were equally good, by "
-        f"paired bootstrap ({samples} samples) and paired approximate randomisation ({trials} trials); the largest p "
-        f"of the seeds; * below {SIGNIFICANT}, not corrected for the number of systems."
+        f"difference in {metric} from {comparison['baseline']} at least this large if both systems were equally good, "
+        f"by paired bootstrap ({samples} samples) and paired approximate randomisation ({trials} trials); the largest "
+        f"p of the seeds; * below {SIGNIFICANT}, not corrected for the number of systems."
     )
 
 
@@ -146,16 +148,16 @@ def _system_rows(comparison: Comparison) -> list[dict[str, Any]]:
     ]
 
 
-def _system_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+def _system_columns(rows: Sequence[Mapping[str, Any]], metric: str) -> list[Column]:
     from_words, to_words = rows[0]["bleu_by_length"][-1]["words"]
     columns = [
         Column("rank", "#"),
         Column("name", "system"),
         Column("count", "seeds"),
         Column("scores", "BLEU"),
-        Column("bleu_ci", "95 %", "± {:.2f}".format),
         Column("chrf", "chrF", decimals(2)),
         Column("ter", "TER", decimals(2)),
+        Column("comet", "COMET", decimals(4)),
         Column("aer", "AER %", decimals(1)),
         Column("longest", f"BLEU, length {from_words}-{to_words}", decimals(2)),
         Column("p_bootstrap", "p, bootstrap", _p_value),
@@ -166,13 +168,14 @@ def _system_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
         Column("tokens_per_second", "tokens/s", "{:,.0f}".format),
         Column("sentences_per_second", "sentences/s", "{:,.0f}".format),
     ]
-    return _with_values(columns, rows)
+    return _with_values(with_interval(columns, metric), rows)
 
 
 def _run_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
     columns = [Column("run", "run"), Column("system", "system"), Column("seed", "seed")]
-    for metric, heading in (("bleu", "BLEU"), ("chrf", "chrF"), ("ter", "TER")):
-        columns += [Column(metric, heading, decimals(2)), Column(f"{metric}_ci", "±", decimals(2))]
+    for metric, heading in NAMES.items():
+        show = decimals(4 if metric == "comet" else 2)
+        columns += [Column(metric, heading, show), Column(f"{metric}_ci", "±", show)]
     columns += [
         Column("aer", "AER %", decimals(1)),
         Column("p_bootstrap", "p, bootstrap", _p_value),
@@ -183,7 +186,7 @@ def _run_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
 
 
 def _with_values(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> list[Column]:
-    return [column for column in columns if any(row[column.key] is not None for row in rows)]
+    return [column for column in columns if any(row.get(column.key) is not None for row in rows)]
 
 
 def _p_value(value: float) -> str:

@@ -1,11 +1,13 @@
 """Significance of score differences: sacreBLEU's confidence intervals and paired tests.
 
 Paired bootstrap resampling (Koehn 2004) and paired approximate randomisation (Riezler and Maxwell 2005), with the
-results of `sacrebleu --paired-bs` and `--paired-ar`. And Student's interval of a mean over seeds.
+results of `sacrebleu --paired-bs` and `--paired-ar`. The same for metrics that are means of sentence scores, such as
+COMET. And Student's interval of a mean over seeds.
 """
 
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
@@ -15,6 +17,9 @@ from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest
 
 from nmt.metrics.bleu import METRICS, ScoreSettings, bleu_metric, nfc
+
+SentenceMetric = Callable[[Sequence[str]], Sequence[float]]
+"""The scores of an output's sentences."""
 
 
 class MetricResult(NamedTuple):
@@ -29,33 +34,78 @@ class MetricResult(NamedTuple):
 class Significance:
     """Scores systems on one set of references and tests their differences. Caches the statistics of each output."""
 
-    def __init__(self, references: Sequence[str], settings: ScoreSettings, samples: int, trials: int) -> None:
-        """Number of bootstrap samples and randomisation trials. $SACREBLEU_SEED sets the seed."""
+    def __init__(
+        self,
+        references: Sequence[str],
+        settings: ScoreSettings,
+        samples: int,
+        trials: int,
+        sentence_metrics: Mapping[str, SentenceMetric] | None = None,
+    ) -> None:
+        """Number of bootstrap samples and randomisation trials. $SACREBLEU_SEED sets the seed.
+
+        sentence_metrics: further metrics by name, each a mean of sentence scores.
+        """
         self.references, self.samples, self.trials = nfc(references), samples, trials
         metrics = (bleu_metric(settings), CHRF(), TER())
         self.metrics = {name: _with_cache(metric) for name, metric in zip(METRICS, metrics, strict=True)}
+        self.sentence_metrics = {name: _remembered(metric) for name, metric in (sentence_metrics or {}).items()}
 
     def __call__(self, baseline: Sequence[str], systems: Sequence[Sequence[str]]) -> list[dict[str, MetricResult]]:
-        """Results of the baseline, then of each system, by metric: bleu, chrf, ter."""
+        """Results of the baseline, then of each system, by metric: bleu, chrf, ter, and the sentence metrics."""
         outputs: list[tuple[str, Sequence[str]]]
         outputs = [(str(number), nfc(output)) for number, output in enumerate([baseline, *systems])]
         bootstrap, randomisation = (
             list(PairedTest(outputs, self.metrics, [self.references], kind, count)()[1].values())[1:]
             for kind, count in (("bs", self.samples), ("ar", self.trials))
         )
-        return [
+        results = [
             {
                 metric: _result(boot[0], boot[row], randomised[row])
                 for metric, boot, randomised in zip(METRICS, bootstrap, randomisation, strict=True)
             }
             for row in range(len(outputs))
         ]
+        for name, sentence_metric in self.sentence_metrics.items():
+            base = sentence_metric(baseline)
+            results[0][name] = compare_means(base, None, self.samples, self.trials)
+            for result, output in zip(results[1:], systems, strict=True):
+                result[name] = compare_means(sentence_metric(output), base, self.samples, self.trials)
+        return results
 
-    def bleu(self, output: Sequence[str]) -> float:
-        """BLEU without tests."""
-        metric = self.metrics["bleu"]
+    def score(self, output: Sequence[str], name: str = "bleu") -> float:
+        """The score by one metric, without tests."""
+        if name in self.sentence_metrics:
+            return fmean(self.sentence_metrics[name](output))
+        metric = self.metrics[name]
         statistics = metric._extract_corpus_statistics(nfc(output), [self.references])
         return float(metric._aggregate_and_compute(statistics).score)
+
+
+def compare_means(scores: Sequence[float], baseline: Sequence[float] | None, samples: int, trials: int) -> MetricResult:
+    """The mean of an output's sentence scores, tested against the baseline's scores of the same sentences (n).
+
+    With d the mean of the n differences, p is (1 + c) / (1 + N). In paired bootstrap resampling, c counts the N
+    resampled means that lie at least |d| from d (the null hypothesis shifts them by d: Efron and Tibshirani 1993,
+    chapter 16). In paired approximate randomisation, c counts the N means with random signs that are at least |d| in
+    size. Equal outputs have p = 1.
+    """
+    seed = os.environ.get("SACREBLEU_SEED", "12345")
+    rng = np.random.default_rng(None if seed.lower() == "none" else int(seed))
+    values = np.asarray(scores, float)
+    drawn = rng.integers(len(values), size=(samples, len(values)))
+    low, high = np.quantile(values[drawn].mean(1), (0.025, 0.975))
+    if baseline is None:
+        return MetricResult(float(values.mean()), float(high - low) / 2, None, None)
+    differences = values - np.asarray(baseline, float)
+    observed = abs(differences.mean())
+    flipped = rng.choice((-1.0, 1.0), size=(trials, len(values))) @ differences / len(values)
+    shifted = differences[drawn].mean(1) - differences.mean()
+    rounding = 1e-9 * np.abs(differences).max()  # sums in another order
+    p_values = [
+        float(1 + (np.abs(means) >= observed - rounding).sum()) / (1 + len(means)) for means in (shifted, flipped)
+    ]
+    return MetricResult(float(values.mean()), float(high - low) / 2, *p_values)
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -94,3 +144,15 @@ def _with_cache(metric: Any) -> Any:  # noqa: ANN401
 
     metric._extract_corpus_statistics = cached
     return metric
+
+
+def _remembered(metric: SentenceMetric) -> SentenceMetric:
+    known: dict[tuple[str, ...], Sequence[float]] = {}
+
+    def remembered(output: Sequence[str]) -> Sequence[float]:
+        key = tuple(output)
+        if key not in known:
+            known[key] = metric(output)
+        return known[key]
+
+    return remembered

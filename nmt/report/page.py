@@ -25,10 +25,12 @@ def _seeds(seeds: Sequence[int | None]) -> str:
     return ", ".join(str(seed) for seed in seeds if seed is not None) or EN_DASH
 
 
+NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "comet": "COMET"}
 SCORES = (
     Column("bleu", "BLEU", decimals(2)),
     Column("chrf", "chrF", decimals(1)),
     Column("ter", "TER", decimals(1)),
+    Column("comet", "COMET", decimals(4)),
     Column("aer", "AER %", decimals(1)),
     Column("p_bootstrap", "p, bootstrap", _p_value),
     Column("p_randomisation", "p, randomisation", _p_value),
@@ -37,9 +39,7 @@ SYSTEM_COLUMNS = (
     Column("rank", "#"),
     Column("name", "system"),
     Column("seeds", "seeds", _seeds),
-    SCORES[0],
-    Column("bleu_ci", "95 %", "± {:.2f}".format),
-    *SCORES[1:],
+    *SCORES,
     Column("parameters", "parameters", human_count),
     Column("seconds", "training time", human_duration),
     Column("tokens_per_second", "training, tokens/s", "{:,.0f}".format),
@@ -67,7 +67,7 @@ RUN_COLUMNS = (
     Column("run", "run"),
     Column("baseline_run", "compared with"),
 )
-HIGHER_IS_BETTER = {"bleu", "chrf", "tokens_per_second", "sentences_per_second"}  # sorted descending first
+HIGHER_IS_BETTER = {"bleu", "chrf", "comet", "tokens_per_second", "sentences_per_second"}  # sorted descending first
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,13 @@ class Heading:
     numeric: bool
     spread_width: int  # characters
     descending: bool
+
+
+def with_interval(columns: Sequence[Column], metric: str) -> list[Column]:
+    """The columns, with the 95 % interval of a metric after its score."""
+    at = 1 + next(i for i, column in enumerate(columns) if column.heading == NAMES[metric])
+    show = ("± {:.4f}" if metric == "comet" else "± {:.2f}").format
+    return [*columns[:at], Column(f"{metric}_ci", "95 %", show), *columns[at:]]
 
 
 def page(comparisons: Sequence[Mapping[str, Any]]) -> str:
@@ -114,7 +121,8 @@ def _section(comparison: Mapping[str, Any]) -> dict[str, Any]:
     numbers = {system["name"]: number for number, system in enumerate(systems)}
     return {
         **comparison,
-        "system_table": _table(systems, SYSTEM_COLUMNS),
+        "metric_name": NAMES[comparison["metric"]],
+        "system_table": _table(systems, with_interval(SYSTEM_COLUMNS, comparison["metric"])),
         "run_table": _table(comparison["runs"], RUN_COLUMNS),
         "numbers": numbers,
         "marks": {name: legend_key(number) for name, number in numbers.items()},
@@ -129,7 +137,7 @@ def _table(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]
 ) -> tuple[list[Heading], list[tuple[str, list[Cell]]]]:
     """Headings, and each row as (system, cells). Columns without any value are left out."""
-    columns = [column for column in columns if any(row[column.key] is not None for row in rows)]
+    columns = [column for column in columns if any(row.get(column.key) is not None for row in rows)]
     body = [(row.get("name", row.get("system")), [_cell(row, column) for column in columns]) for row in rows]
     headings = []
     for index, column in enumerate(columns):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config.errors import UserError
+from nmt.config.schema.training import LOWER_IS_BETTER
 from nmt.distributed import ProcessGroup
 from nmt.model.load import same_form
 from nmt.model.weights import BEST
@@ -92,11 +93,11 @@ def mean_weights(models: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 def cost(monitor: str, score: float) -> float:
     """The monitored score as a cost, which is lowest for the best validation. (Its own inverse.)"""
-    return -score if monitor == "bleu" else score
+    return score if monitor in LOWER_IS_BETTER else -score
 
 
 class EarlyStopping:
-    """Follows the monitored score, BLEU or loss, and ends a run when it has not improved for too long."""
+    """Follows the monitored score and ends a run when it has not improved for too long."""
 
     def __init__(self, monitor: str, patience: int | None) -> None:
         """patience: validations without improvement that end the run; None: never."""

@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,20 @@ from nmt.contention import fair_waiting
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.distributed import Interrupted, OtherProcessFailed, ProcessGroup
-from nmt.evaluation import evaluate_run, score_settings
+from nmt.evaluation import evaluate_run
 from nmt.machine import Machine, tune_memory
 from nmt.metrics.bleu import ScoreSettings
 from nmt.model.load import load_weights, new_model
 from nmt.model.weights import BEST, LAST
 from nmt.objectives.auxiliary import CoverageLoss
 from nmt.objectives.objective import Objective
-from nmt.report.tensorboard import TensorBoard
 from nmt.run import FINISHED, PRUNED, RunDirectory, read_json
 from nmt.training.corpus_report import log_corpus_report, report_round_trips
-from nmt.training.journal import save_figures
+from nmt.training.journal import Journal, SilentJournal, record_outcome, save_figures
 from nmt.training.start import Start, Teachers, load_start, load_teachers
+from nmt.training.trackers import TENSORBOARD, Background, check_packages, open_trackers
 from nmt.training.trainer import Observer, Pruned, Trainer
-from nmt.training.validation import pick_samples
+from nmt.training.validation import Scoring, pick_samples
 from nmt.translator import Translator
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,8 @@ def _train_in_group(
     observer: Observer | None,
 ) -> int:
     group.refuse_differences(str(run.path.absolute()), "hydra.run.dir: differs from that of the main process; name one")
-    scoring = group.everywhere(lambda: score_settings(config.evaluation, config.data.target_lang))
+    group.everywhere(lambda: check_packages(config.logger))
+    scoring = group.everywhere(partial(Scoring.choose, config, machine.device, group.is_main))
     values = config.model_dump(mode="json")
     group.on_main(lambda: run.claim(values))
     try:
@@ -76,7 +78,7 @@ def _train_in_group(
         group.refuse_differences(
             prepared.report["content"], "data: another corpus than that of the main process; give all machines the same"
         )
-        group.on_main(lambda: report_round_trips(prepared, config, scoring))
+        group.on_main(lambda: report_round_trips(prepared, config, scoring.settings))
         resumed = group.on_main((run.checkpoints / LAST).exists)
         start = None if resumed else group.everywhere(lambda: load_start(config, prepared))
         recorded = run.first_start().get("teachers", []) if resumed else []
@@ -93,7 +95,13 @@ def _train_in_group(
             log_corpus_report(prepared)
             _warn_of_small_shares(config, group)
             translator = _new_translator(config, prepared, machine, start, group)
-            return _train(config, run, prepared, translator, scoring, observer, teachers)
+            trackers, status = open_trackers(config, run) if group.is_main else [], 1
+            try:
+                status = _train(config, run, prepared, translator, scoring, observer, teachers, trackers)
+            finally:
+                for tracker in trackers:
+                    tracker.close(finished=status == 0)
+            return status
     finally:
         run.release()
 
@@ -135,9 +143,10 @@ def _train(
     run: RunDirectory,
     prepared: Prepared,
     translator: Translator,
-    scoring: ScoreSettings,
+    scoring: Scoring,
     observer: Observer | None,
     teachers: Teachers,
+    trackers: Sequence[Background],
 ) -> int:
     model, machine, group = translator.single, translator.machine, translator.group
     objective = Objective(model, config, prepared.tokenizers.target, teachers.models)
@@ -158,9 +167,11 @@ def _train(
             log.warning("the number of updates has changed, and the cosine schedule with it: the learning rate jumps")
     _warn_of_unreached(config, objective, trainer.total_steps)
     status: dict[str, str] = {}
+    tensorboard = TENSORBOARD in config.logger
+    journal = partial(Journal, run, tensorboard, trackers) if group.is_main else SilentJournal
     try:
         with logging_redirect_tqdm([logging.getLogger("nmt")]):
-            trainer.fit()
+            trainer.fit(journal)
     except Interrupted as stop:
         log.info("stopped by %s at step %d; resume with: nmt-train %s", stop, trainer.step, for_shell("run", run.path))
         return 128 + stop.signum
@@ -171,15 +182,16 @@ def _train(
     finally:
         if group.is_main:
             run.update_json(run.manifest, {"parameters": parameters, "training": _summary(trainer), **status})
-    _evaluate(run, translator, prepared, scoring, config.validation)
-    group.on_main(lambda: _finish(run, trainer.step, prepared.splits.keys() - {"train"}))
+    _evaluate(run, translator, prepared, scoring.settings, config.validation)
+    splits = prepared.splits.keys() - {"train"}
+    group.on_main(lambda: _finish(run, trainer.step, splits, tensorboard, trackers))
     return 0
 
 
-def _finish(run: RunDirectory, step: int, splits: Iterable[str]) -> None:
-    # At a step after all others, so that a run that is made longer removes its old results.
-    with TensorBoard(run.tensorboard, resume_step=step) as board:
-        board.outcome(step + 1, _results(run, splits))
+def _finish(
+    run: RunDirectory, step: int, splits: Iterable[str], tensorboard: bool, trackers: Sequence[Background]
+) -> None:
+    record_outcome(run, tensorboard, trackers, step, _results(run, splits))
     run.update_json(run.manifest, {"status": FINISHED})
 
 

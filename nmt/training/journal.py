@@ -1,4 +1,4 @@
-"""Progress of training: metrics.jsonl, TensorBoard, the log, the progress bar."""
+"""Progress of training: metrics.jsonl, TensorBoard, trackers, the log, the progress bar."""
 
 import json
 import logging
@@ -18,19 +18,33 @@ from nmt.report.heatmap import draw_alignment, save, to_array
 from nmt.report.tensorboard import TensorBoard
 from nmt.run import RunDirectory
 from nmt.training.best import Average
+from nmt.training.trackers import Background
 from nmt.training.validation import Sample
 
 log = logging.getLogger(__name__)
+SHOWN = {"chrf": "chrF {:.2f}", "ter": "TER {:.2f}", "comet": "COMET {:.4f}"}  # where they are monitored
 
 
 class Journal:
-    """Writes every number to metrics.jsonl and TensorBoard, and the most important ones to the log and the bar."""
+    """Writes every number to metrics.jsonl, TensorBoard and trackers, and the most important ones to the log and the
+    bar."""
 
-    def __init__(self, run: RunDirectory, logged_step: int, step: int, total_steps: int) -> None:
+    def __init__(
+        self,
+        run: RunDirectory,
+        tensorboard: bool,
+        trackers: Sequence[Background],
+        logged_step: int,
+        step: int,
+        total_steps: int,
+    ) -> None:
         """Continue at `step`. Lines that a killed run wrote after `logged_step` (-1: all lines) are removed."""
         self._metrics, self._choices = run.metrics, run.recorded_choices()
         _truncate_after(self._metrics, logged_step)
-        self._board = TensorBoard(run.tensorboard, resume_step=logged_step if logged_step >= 0 else None)
+        self._board = None
+        if tensorboard:
+            self._board = TensorBoard(run.tensorboard, resume_step=logged_step if logged_step >= 0 else None)
+        self._boards: list[TensorBoard | Background] = [*([self._board] if self._board else []), *trackers]
         self._bar = tqdm(
             total=total_steps, initial=step, unit=" steps", disable=None, dynamic_ncols=True, smoothing=0.05
         )
@@ -60,15 +74,16 @@ class Journal:
         )
 
     def validation(self, step: int, epoch: float, values: Mapping[str, float], best: bool) -> None:
-        """Record loss, perplexity, bleu, and statistics of the attention."""
+        """Record loss, perplexity, bleu, the monitored score, and statistics of the attention."""
         self._record(step, epoch, "validation", values)
         log.info(
-            "validation at step %d (epoch %.2f): loss %.3f  ppl %.2f  BLEU %.2f%s%s",
+            "validation at step %d (epoch %.2f): loss %.3f  ppl %.2f  BLEU %.2f%s%s%s",
             step,
             epoch,
             values["loss"],
             values["perplexity"],
             values["bleu"],
+            "".join(f"  {SHOWN[name].format(values[name])}" for name in SHOWN if name in values),
             f"  AER {100 * values['aer']:.1f} %" if "aer" in values else "",
             "  *best*" if best else "",
         )
@@ -92,45 +107,64 @@ class Journal:
     def samples(self, step: int, rows: Sequence[Sample]) -> None:
         """Record source, reference and translation as text, attention and saliency as pictures."""
         table = [(row.source, row.reference, row.translation.text) for row in rows]
-        if table:
-            self._board.samples("validation/samples", table, step)
+        for board in self._boards if table else ():
+            board.samples("validation/samples", table, step)
         for number, row in enumerate(rows, 1):
             for kind, figure in sample_figures(row, f"step {step}").items():
-                self._board.image(f"{kind}/{number}", to_array(figure), step)
+                array = to_array(figure)
+                for board in self._boards:
+                    board.image(f"{kind}/{number}", array, step)
 
     def positions(self, step: int, positions: Positions | None) -> None:
-        """Record histograms of the positions that a hard attention selected, and of their steps."""
-        if positions is not None:
+        """Record histograms of the positions that a hard attention selected, and of their steps, in TensorBoard."""
+        if positions is not None and self._board:
             self._board.histogram("attention/positions", positions.positions, step)
             self._board.histogram("attention/jumps", positions.jumps, step)
 
     def config(self, values: Mapping[str, Any]) -> None:
-        """Record the resolved configuration as text, and the overrides as hyperparameters."""
+        """Record the resolved configuration as text, and the overrides as hyperparameters, in TensorBoard."""
+        if not self._board:
+            return
         self._board.choices({"seed": values["seed"], **self._choices})
         text = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
         self._board.text("config", "\n".join(f"    {line}" for line in text.splitlines()), 0)
 
     def flush(self) -> None:
         """Write everything to disk."""
-        self._board.flush()
+        if self._board:
+            self._board.flush()
         if self._metrics.exists():
             with self._metrics.open("rb") as file:
                 os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Flush and close everything."""
+        """Flush and close everything but the trackers."""
         self._bar.close()
-        self._board.close()
+        if self._board:
+            self._board.close()
 
     def _record(
         self, step: int, epoch: float, kind: str, values: Mapping[str, float], extra: Mapping[str, Any] | None = None
     ) -> None:
         """`extra`: values for metrics.jsonl only, with their full names."""
         named = {f"{kind}/{name}": value for name, value in values.items() if name != "seconds_left"}
-        self._board.scalars(step, named)
+        for board in self._boards:
+            board.scalars(step, named)
         line = {"step": step, "epoch": round(epoch, 4), "time": round(time.time(), 3), **named, **(extra or {})}
         with self._metrics.open("a", encoding="utf-8") as file:
             file.write(to_json(line) + "\n")
+
+
+def record_outcome(
+    run: RunDirectory, tensorboard: bool, trackers: Sequence[Background], step: int, scores: Mapping[str, float]
+) -> None:
+    """Record the scores of a run that has ended at `step`."""
+    # At a step after all others, so that a run that is made longer removes its old results.
+    if tensorboard:
+        with TensorBoard(run.tensorboard, resume_step=step) as board:
+            board.outcome(step + 1, scores)
+    for tracker in trackers:
+        tracker.outcome(step + 1, scores)
 
 
 class SilentJournal(Journal):

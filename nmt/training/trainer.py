@@ -12,17 +12,17 @@ from nmt.data.batching import make_batches
 from nmt.data.prepared import Prepared
 from nmt.distributed import GradientSum, Interrupted, seed_draws
 from nmt.machine import DTYPES
-from nmt.metrics.bleu import ScoreSettings, perplexity
+from nmt.metrics.bleu import perplexity
 from nmt.model.weights import LAST
 from nmt.objectives.objective import Objective
 from nmt.run import RunDirectory
 from nmt.training import checkpoint
 from nmt.training.best import BestCheckpoints, EarlyStopping, MovingAverage
-from nmt.training.journal import Journal, SilentJournal
+from nmt.training.journal import Journal
 from nmt.training.optimizer import Schedule, make_optimizer
 from nmt.training.signals import StopSignals
 from nmt.training.step import BadUpdates, MicroBatcher, Sums, Update, Updater, Whole
-from nmt.training.validation import Validator
+from nmt.training.validation import Scoring, Validator
 from nmt.translator import Translator
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Trainer:
         config: schema.TrainConfig,
         prepared: Prepared,
         translator: Translator,
-        scoring: ScoreSettings,
+        scoring: Scoring,
         run: RunDirectory,
         objective: Objective,
         observer: Observer | None = None,
@@ -79,13 +79,12 @@ class Trainer:
         self.window, self.saved_at = Sums(), time.monotonic()
         self.schedule_has_moved = False  # resumed with another number of updates than before
 
-    def fit(self) -> None:
-        """Train to the end.
+    def fit(self, open_journal: Callable[[int, int, int], Journal]) -> None:
+        """Train to the end. open_journal is called with the last three arguments of Journal.
 
         Raises Interrupted at a signal, Pruned if the observer says so, UserError after too many bad gradients.
         """
-        journal = Journal if self.group.is_main else SilentJournal
-        self.journal = journal(self.run, self.logged_step, self.step, self.total_steps)
+        self.journal = open_journal(self.logged_step, self.step, self.total_steps)
         if first := self.logged_step < 0:
             self.journal.config(self.config.model_dump(mode="json"))
         try:

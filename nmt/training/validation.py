@@ -4,23 +4,43 @@ Shapes: as in nmt.model.seq2seq.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from statistics import fmean
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nmt.config.errors import UserError
+from nmt.config.schema import TrainConfig
 from nmt.config.schema import training as schema
 from nmt.data.batching import Batches, Indices
 from nmt.data.prepared import Split
-from nmt.evaluation import align, evaluate
+from nmt.evaluation import align, evaluate, load_comet, score_settings
 from nmt.machine import retry_in_halves
 from nmt.metrics.alignment import Positions, attention_statistics, chosen_positions
-from nmt.metrics.bleu import ScoreSettings, perplexity
+from nmt.metrics.bleu import METRICS, ScoreSettings, perplexity
+from nmt.metrics.comet import Comet
 from nmt.model.seq2seq import evaluation_mode
 from nmt.saliency import Saliency, saliency
 from nmt.translator import Progress, Translation, Translator
+
+
+class Scoring(NamedTuple):
+    """What scores translations."""
+
+    settings: ScoreSettings
+    comet: Comet | None = None  # on the main process, if COMET is monitored
+
+    @classmethod
+    def choose(cls, config: TrainConfig, device: torch.device, is_main: bool) -> Self:
+        """Raises UserError if what the configuration asks for is not available."""
+        settings, validation = score_settings(config.evaluation, config.data.target_lang), config.validation
+        if validation.monitor != "comet" or not is_main:
+            return cls(settings)
+        return cls(settings, load_comet(validation.comet_model, "validation.comet_model", device))
 
 
 class Sample(NamedTuple):
@@ -35,7 +55,9 @@ class Sample(NamedTuple):
 class Validation(NamedTuple):
     """Scores and samples."""
 
-    scores: dict[str, float]  # loss (nats a token), perplexity, bleu; with attention aer, entropy and share of </s>
+    scores: dict[
+        str, float
+    ]  # loss (nats a token), perplexity, bleu, the monitored; with attention entropy, share of </s>, aer
     samples: list[Sample]
     positions: Positions | None  # of a hard attention
 
@@ -48,11 +70,20 @@ class Validator:
         split: Split,
         batches: Batches,
         translator: Translator,
-        scoring: ScoreSettings,
+        scoring: Scoring,
         config: schema.Validation,
         progress: Progress,
     ) -> None:
-        """progress: called after each batch; its exceptions end the validation."""
+        """progress: called after each batch; its exceptions end the validation.
+
+        Raises UserError if AER is monitored and the split has no gold alignments.
+        """
+        if config.monitor == "aer" and split.alignments is None:
+            raise UserError(
+                "validation.monitor=aer: the validation set has no gold word alignments; add its file of "
+                "data.alignments, or monitor bleu or loss"
+            )
+        self.metrics = {"bleu", config.monitor} & set(METRICS)
         self.progress = progress
         self.translator, self.scoring, self.config = translator, scoring, config
         self.sources, self.references, self.gold = split.source.lines(), split.target.lines(), split.alignments
@@ -61,8 +92,13 @@ class Validator:
     def __call__(self) -> Validation:
         """Validate the model's current weights."""
         nll, tokens = self._loss()
-        evaluation = evaluate(self.translator, self.sources, self.references, self.scoring, ("bleu",), self.progress)
-        scores = {"loss": nll / tokens, "perplexity": perplexity(nll, tokens), "bleu": evaluation.scores.bleu}
+        evaluation = evaluate(
+            self.translator, self.sources, self.references, self.scoring.settings, self.metrics, self.progress
+        )
+        scores = {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
+        scores |= {metric: getattr(evaluation.scores, metric) for metric in METRICS if metric in self.metrics}
+        if self.config.monitor == "comet":
+            scores["comet"] = self.translator.group.on_main(partial(self._comet, evaluation.hypotheses))
         alignments = [result.alignment for result in evaluation.translations if result.alignment is not None]
         if alignments:
             statistics = attention_statistics(alignments)
@@ -74,6 +110,10 @@ class Validator:
         if self.translator.group.is_main:
             samples = pick_samples(self.translator, self.sources, self.references, evaluation.translations, self.config)
         return Validation(scores, samples, chosen_positions(alignments) if alignments else None)
+
+    def _comet(self, hypotheses: Sequence[str]) -> float:
+        assert self.scoring.comet is not None
+        return fmean(self.scoring.comet(self.sources, hypotheses, self.references, self.progress))
 
     @torch.no_grad()
     def _loss(self) -> tuple[float, int]:

@@ -17,9 +17,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from nmt.cli import train
-from nmt.cli.sweep import MARK, _is_foreign, job_name
+from nmt.cli.sweep import _is_foreign, job_name
 from nmt.config.compose import config_dir
 from nmt.files import read_lines
+from nmt.run import SWEEP
 
 NMT_TRAIN = Path(sys.executable).parent / "nmt-train"
 SHORT = [*(value for value in TINY if not value.startswith("threads=")), "training.max_steps=8"]
@@ -170,10 +171,10 @@ def test_a_directory_that_holds_anything_else_is_left_alone(name: str, tmp_path:
 
 
 def test_a_half_written_sweep_is_ours(tmp_path: Path) -> None:
-    (tmp_path / MARK).touch()  # before anything else
+    (tmp_path / SWEEP).touch()  # before anything else
     (tmp_path / "anything").touch()
     assert not _is_foreign(tmp_path)
-    (tmp_path / MARK).unlink()
+    (tmp_path / SWEEP).unlink()
     assert _is_foreign(tmp_path)
 
 

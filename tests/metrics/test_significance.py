@@ -62,7 +62,7 @@ def test_the_scores_are_those_of_the_one_scoring_path() -> None:
     assert {metric: found[metric].score for metric in METRICS} == pytest.approx(
         {metric: getattr(expected, metric) for metric in METRICS}
     )
-    assert significance.bleu(BETTER) == pytest.approx(expected.bleu)
+    assert significance.score(BETTER) == pytest.approx(expected.bleu)
 
 
 def test_composed_and_decomposed_characters_are_the_same() -> None:
@@ -72,7 +72,7 @@ def test_composed_and_decomposed_characters_are_the_same() -> None:
     base, same = significance(composed, [decomposed])
     assert base["bleu"].score == pytest.approx(100)
     assert [each.p_bootstrap for each in same.values()] == [1.0, 1.0, 1.0]
-    assert significance.bleu(composed) == pytest.approx(100)
+    assert significance.score(composed) == pytest.approx(100)
 
 
 def test_the_same_output_differs_by_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Search, evaluation, and the configuration of each command. The other modules here define its sections."""
+"""Evaluation, and the configuration of each command. The other modules here define its sections."""
 
 import os
 from collections.abc import Iterator
@@ -15,14 +15,19 @@ from nmt.config.schema.base import (
     Names,
     PathName,
     Paths,
-    Positive,
     Section,
     Seed,
     Threads,
 )
 from nmt.config.schema.data import Data, TokenizerConfig
 from nmt.config.schema.model import Model, Size
-from nmt.config.schema.training import Objective, Optimizer, Schedule, Training, Validation
+from nmt.config.schema.search import MAX_HYPOTHESES
+from nmt.config.schema.search import Beam as Beam
+from nmt.config.schema.search import Greedy as Greedy
+from nmt.config.schema.search import Sampling as Sampling
+from nmt.config.schema.search import Search as Search
+from nmt.config.schema.search import SearchLimits as SearchLimits
+from nmt.config.schema.training import Loggers, Objective, Optimizer, Schedule, Tracking, Training, Validation
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
@@ -37,42 +42,6 @@ class Machine(Section):
     threads: Threads | None
 
 
-MAX_HYPOTHESES = 10_000  # of a sentence at once; each has its own decoder state
-
-
-class SearchLimits(Section):
-    """Common values of all searches. Lengths are in tokens, including `</s>`."""
-
-    min_length: CountOrZero
-    max_length: Count
-    max_ratio: Positive
-    max_source_length: Count
-    batch_tokens: Count
-    replace_unknown: bool
-
-
-class Greedy(SearchLimits):
-    kind: Literal["greedy"]
-
-
-class Beam(SearchLimits):
-    kind: Literal["beam"]
-    beam_size: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
-    length_penalty: Literal["none", "average", "gnmt"]
-    alpha: Annotated[float, Field(ge=0.0, le=100.0)]
-    stop: Literal["beam", "exact"]
-
-
-class Sampling(SearchLimits):
-    kind: Literal["sampling"]
-    temperature: Positive
-    top_k: CountOrZero
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)]
-
-
-Search = Annotated[Greedy | Beam | Sampling, Field(discriminator="kind")]
-
-
 class Evaluation(Section):
     tokenize: Name
     lowercase: bool
@@ -80,6 +49,9 @@ class Evaluation(Section):
 
 PATH_FIELDS = {"path", "train", "validation", "test", "extra", "cache_dir", "source_model", "target_model"}
 PATH_FIELDS |= {"teachers", "start_from", "pretrained"}
+
+
+CHECKPOINT = ".ckpt"  # ends the path of a COMET model, unlike the name of one
 
 
 def _absolute(path: Any) -> Any:  # noqa: ANN401
@@ -103,6 +75,8 @@ class TrainConfig(Model, Machine):
     schedule: Schedule
     training: Training
     validation: Validation
+    logger: Loggers
+    tracking: Tracking
     search: Search
     evaluation: Evaluation
 
@@ -113,6 +87,12 @@ class TrainConfig(Model, Machine):
             section = getattr(self, name)
             paths = {key: _absolute(value) for key, value in section if key in PATH_FIELDS and value is not None}
             sections[name] = section.model_copy(update=paths)
+        if self.validation.comet_model.endswith(CHECKPOINT):
+            path = _absolute(self.validation.comet_model)
+            sections["validation"] = self.validation.model_copy(update={"comet_model": path})
+        if self.tracking.aim_repo is not None and "://" not in self.tracking.aim_repo:
+            path = _absolute(self.tracking.aim_repo)
+            sections["tracking"] = self.tracking.model_copy(update={"aim_repo": path})
         return self.model_copy(update={**sections, "run": None})
 
     def conflicts(self) -> Iterator[str]:
@@ -138,6 +118,8 @@ class TrainConfig(Model, Machine):
             )
         if self.training.guided_alignment:
             yield from self._conflicts_of_guided_alignment()
+        if self.validation.monitor == "aer":
+            yield from self._conflicts_of_aer()
         yield from self._conflicts_of_objective()
 
     def _conflicts_of_guided_alignment(self) -> Iterator[str]:
@@ -152,6 +134,15 @@ class TrainConfig(Model, Machine):
         if self.data.kind == "hub" or (self.data.kind == "files" and self.data.alignments is None):
             yield (
                 "training.guided_alignment needs the training corpus's word alignments: data=files with data.alignments"
+            )
+
+    def _conflicts_of_aer(self) -> Iterator[str]:
+        if self.attention.kind == "none":
+            yield "validation.monitor=aer scores an attention, but attention.kind=none; monitor bleu or loss"
+        if self.data.kind == "hub" or (self.data.kind == "files" and self.data.alignments is None):
+            yield (
+                "validation.monitor=aer needs gold word alignments of the validation set: data=files with "
+                "data.alignments, or monitor bleu or loss"
             )
 
     def _conflicts_of_objective(self) -> Iterator[str]:
@@ -299,6 +290,9 @@ class ExportConfig(Section):
                 yield f"{key} is for format=archive, which has a model card and text; leave it out"
 
 
+Metric = Literal["bleu", "chrf", "ter", "comet"]
+
+
 class CompareConfig(Section):
     """nmt-compare."""
 
@@ -306,6 +300,8 @@ class CompareConfig(Section):
     systems: Names
     split: Literal["validation", "test"]
     baseline: PathName | None
+    metric: Metric
+    comet_model: Name
     separate_incomparable: bool
     finding: str | None
     examples: CountOrZero
@@ -314,3 +310,7 @@ class CompareConfig(Section):
     randomisation_trials: Annotated[int, Field(ge=100, le=1_000_000)]
     output: PathName
     markdown: bool
+
+    def conflicts(self) -> Iterator[str]:
+        if self.finding is not None and self.metric != "bleu":
+            yield f"finding={self.finding} is stated in BLEU; leave out metric={self.metric}"

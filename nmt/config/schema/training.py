@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from nmt.config.schema.base import (
     Count,
@@ -11,6 +11,7 @@ from nmt.config.schema.base import (
     Epsilon,
     Factor,
     Fraction,
+    Name,
     NonNegative,
     PathName,
     Paths,
@@ -112,6 +113,10 @@ Schedule = Annotated[
 ]
 
 
+Monitor = Literal["bleu", "chrf", "ter", "loss", "aer", "comet"]
+LOWER_IS_BETTER = frozenset({"ter", "loss", "aer"})
+
+
 class Training(Section):
     start_from: PathName | None
     max_epochs: Count
@@ -134,10 +139,22 @@ class Training(Section):
     average_best: Count
 
 
+Logger = Literal["tensorboard", "wandb", "mlflow", "aim"]
+Loggers = Annotated[list[Logger], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+
+
+class Tracking(Section):
+    project: Name
+    wandb_entity: Name | None
+    mlflow_uri: Name | None
+    aim_repo: Name | None
+
+
 class Validation(Section):
     every: Count
     unit: Literal["epochs", "steps"]
-    monitor: Literal["bleu", "loss"]
+    monitor: Monitor
+    comet_model: Name
     patience: Count | None
     samples: CountOrZero
     saliency: bool

@@ -1,0 +1,98 @@
+"""nmt-compare ranks and tests by the metric that is asked for."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forks import call
+from made_runs import REFERENCES, make_run, worsened
+
+from nmt.comparison.ranking import Ranking
+from nmt.comparison.report import write_comparison
+from nmt.config.errors import UserError
+
+HUB = "Unbabel/wmt22-comet-da"
+QUICK: dict[str, Any] = {"bootstrap_samples": 100, "randomisation_trials": 100, "examples": 2, "sentences": []}
+# BLEU and chrF prefer the second, TER and the stand-in of COMET the first.
+ORDER = worsened(1)
+WORDS = [line if n % 4 else "ganz andere wörter" for n, line in enumerate(REFERENCES)]
+
+
+@pytest.fixture(autouse=True)
+def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_run(Path("order"), ORDER)
+    make_run(Path("words"), WORDS, "encoder.layers=2")
+
+
+def compared(*metric: str, **settings: str) -> dict[str, Any]:
+    ranking = {"ranking": Ranking.by(*metric, HUB)} if metric else {}  # type: ignore[arg-type]
+    write_comparison(["order", "words"], Path("out"), **ranking, **QUICK, **settings)
+    (comparison,) = json.loads(Path("out/comparison.json").read_text())["comparisons"]
+    return dict(comparison)
+
+
+@pytest.mark.parametrize(
+    ("metric", "first"), [("bleu", "words"), ("chrf", "words"), ("ter", "order"), ("comet", "order")]
+)
+def test_the_metric_ranks_and_its_tests_are_shown(metric: str, first: str, comet_package: Path) -> None:
+    result = compared(metric)
+    assert result["metric"] == metric
+    assert result["runs"][0]["run"] == first
+    best, second = result["systems"]
+    assert result["baseline"] == best["name"]
+    assert (best[metric] < second[metric]) == (metric == "ter")
+    run = result["runs"][1]
+    assert run["p_bootstrap"] == second["p_bootstrap"]
+    assert f"{metric}_p_bootstrap" not in run
+    assert second[f"{metric}_ci"] == run[f"{metric}_ci"]
+    if metric == "ter":  # the same tests as those beside BLEU
+        plain = compared(baseline="order")
+        (same,) = (row for row in plain["runs"] if row["run"] == run["run"])
+        assert (run["p_bootstrap"], run["p_randomisation"]) == (same["ter_p_bootstrap"], same["ter_p_randomisation"])
+        assert run["bleu_p_bootstrap"] == same["p_bootstrap"]
+    assert ("comet" in best) == (metric == "comet")
+
+
+def test_by_default_no_column_is_new() -> None:
+    assert compared()["metric"] == "bleu"
+    assert "COMET" not in Path("out/comparison.md").read_text() + Path("out/index.html").read_text()
+    (row, _) = csv.DictReader(Path("out/comparison.csv").read_text().splitlines())
+    assert not [key for key in row if "comet" in key]
+
+
+def test_comet_is_a_column_of_every_file(comet_package: Path) -> None:
+    result = compared("comet")
+    shown = f"{result['systems'][0]['comet']:.4f}"
+    for name in ("comparison.md", "index.html"):
+        text = Path("out", name).read_text()
+        assert "COMET" in text
+        assert shown in text
+        assert "difference in COMET from" in text
+    (row, _) = csv.DictReader(Path("out/comparison.csv").read_text().splitlines())
+    assert float(row["comet"]) == result["runs"][0]["comet"]
+    assert {"comet_ci", "bleu_p_bootstrap", "p_randomisation"} <= row.keys()
+
+
+def test_the_command_line_takes_a_metric_and_refuses_what_is_not_there() -> None:
+    quick = ["runs=[order,words]", "output=out", "bootstrap_samples=100", "randomisation_trials=100"]
+    done = call("nmt-compare", *quick, "metric=chrf", cwd=Path.cwd())
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().splitlines()[0].endswith("; ranked by chrF")
+    refused = {
+        "metric=comet": "comet_model=Unbabel/wmt22-comet-da: COMET needs another package",
+        "metric=meteor": "metric=meteor: not one of bleu, chrf, ter, comet",
+    }
+    for word, message in refused.items():
+        done = call("nmt-compare", *quick, word, cwd=Path.cwd())
+        assert done.returncode == 2
+        assert message in done.stderr.decode()
+    done = call("nmt-compare", *quick, "metric=ter", "finding=bahdanau_2015_figure_2", cwd=Path.cwd())
+    assert "finding=bahdanau_2015_figure_2 is stated in BLEU; leave out metric=ter" in done.stderr.decode()
+
+
+def test_without_the_package_nothing_is_compared() -> None:
+    with pytest.raises(UserError, match="comet_model=Unbabel/wmt22-comet-da: COMET needs another package"):
+        Ranking.by("comet", HUB)

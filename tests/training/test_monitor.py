@@ -1,0 +1,142 @@
+"""The monitored score, whichever it is, decides the best checkpoint, patience, the plateau schedule and a search."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from conftest import values_of
+from forks import call
+
+from nmt.config.compose import typed
+from nmt.config.errors import UserError
+from nmt.config.schema import TrainConfig
+from nmt.config.schema.training import Monitor
+from nmt.training import checkpoint
+from nmt.training.best import EarlyStopping
+from nmt.training.job import train
+from nmt.training.validation import Validation
+
+Config = Callable[..., TrainConfig]
+HIGHER_IS_BETTER = {"bleu": True, "chrf": True, "comet": True, "ter": False, "loss": False, "aer": False}
+RUN = ["training.max_steps=4", "validation.unit=steps", "validation.every=1", "schedule=plateau", "schedule.patience=0"]
+AER = "validation.monitor=aer"
+
+
+def validations(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "validation/bleu" in line]
+
+
+def test_every_monitor_has_a_direction() -> None:
+    assert HIGHER_IS_BETTER.keys() == set(get_args(Monitor))
+    for monitor, higher in HIGHER_IS_BETTER.items():
+        stopping = EarlyStopping(monitor, None)
+        found = [stopping.update({monitor: score}, step) for step, score in enumerate([0.5, 0.6, 0.4])]
+        assert found == [True, higher, not higher], monitor
+
+
+@pytest.mark.parametrize("monitor", ["chrf", "ter", "aer", "comet"])
+def test_best_checkpoint_patience_and_plateau_follow_the_monitored_score(
+    monitor: str, train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comet_package: Path
+) -> None:
+    """With scores that are told, while BLEU says the contrary."""
+    sign = 1 if HIGHER_IS_BETTER[monitor] else -1
+    told = iter([0.5, 0.7, 0.6, 0.6])
+
+    def validation(_: object) -> Validation:
+        score = next(told)
+        return Validation({"loss": 1.0, "perplexity": 1.0, "bleu": -score, monitor: sign * score}, [], None)
+
+    monkeypatch.setattr("nmt.training.validation.Validator.__call__", validation)
+    monkeypatch.setattr("nmt.training.job._evaluate", lambda *_: None)
+    config = train_config(*RUN, f"validation.monitor={monitor}", "validation.patience=2", "training.max_steps=9")
+    assert train(config, tmp_path / "run", []) == 0
+    last = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")
+    assert (last["step"], last["stopping"]["best_step"]) == (4, 2)
+    assert checkpoint.load(tmp_path / "run" / "checkpoints" / "best.safetensors")["step"] == 2
+    assert last["schedule"]["reduction"] < 1
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["training"][f"best_{monitor}"] == sign * 0.7
+    assert f"stopped early: {monitor} has not improved" in (tmp_path / "run" / "train.log").read_text()
+
+
+@pytest.mark.system
+def test_monitored_scores_are_those_of_the_final_evaluation(
+    train_config: Config, tmp_path: Path, comet_package: Path
+) -> None:
+    """And what is monitored changes nothing else."""
+    runs = {}
+    for monitor in ("bleu", "chrf", "ter", "comet"):
+        # One step, so that the last validation is of the best checkpoint.
+        config = train_config("training.max_steps=1", f"validation.monitor={monitor}")
+        assert train(config, tmp_path / monitor, []) == 0
+        runs[monitor] = checkpoint.load(tmp_path / monitor / "checkpoints" / "last.pt")["model"]
+        (line,) = validations(tmp_path / monitor)
+        results = json.loads((tmp_path / monitor / "results.json").read_text())["validation"]
+        known = {name.partition("/")[2] for name in line if name.startswith("validation/")}
+        assert known & HIGHER_IS_BETTER.keys() == {"loss", "bleu", "aer", monitor}
+        for name in known & results.keys():
+            assert line[f"validation/{name}"] == pytest.approx(results[name], abs=1e-4), name
+        for name, tensor in runs["bleu"].items():
+            assert tensor.equal(runs[monitor][name])
+    (line,) = validations(tmp_path / "comet")
+    texts = [
+        (tmp_path / "comet" / name).read_text() for name in ("hypotheses/validation.txt", "data/validation.target")
+    ]
+    words = [[set(sentence.split()) for sentence in text.splitlines()] for text in texts]
+    shares = [len(ours & theirs) / max(1, len(ours | theirs)) for ours, theirs in zip(*words, strict=True)]
+    assert line["validation/comet"] == pytest.approx(sum(shares) / len(shares))
+    assert f"  COMET {line['validation/comet']:.4f}" in (tmp_path / "comet" / "train.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([AER, "attention=none"], "validation.monitor=aer scores an attention, but attention.kind=none"),
+        ([AER, "data=hub", "data.id=a/b"], "validation.monitor=aer needs gold word alignments of the validation set"),
+        (
+            [AER, "data=files", "data.train=a", "data.validation=b"],
+            "validation.monitor=aer needs gold word alignments of the validation set: data=files with data.alignments",
+        ),
+    ],
+)
+def test_aer_without_gold_alignments_is_refused(given: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        typed(TrainConfig, values_of("train", given))
+
+
+def test_aer_needs_alignments_of_the_validation_set_itself(tiny_overrides: list[str], tmp_path: Path) -> None:
+    for split in ("train", "validation"):
+        for side in ("en", "de"):
+            (tmp_path / f"{split}.{side}").write_text("".join(f"a b c {n}\n" for n in range(30)))
+    (tmp_path / "train.align").write_text("0-0 1-1\n" * 30)
+    files = [f"data.{split}={tmp_path / split}" for split in ("train", "validation")]
+    languages = ["data.source_lang=en", "data.target_lang=de", "data.alignments=align", "tokenizer=word"]
+    sizes = [word for word in tiny_overrides if not word.startswith("data.")]
+    values = values_of("train", [*sizes, "data=files", *files, *languages, "tokenizer.vocab_size=40", AER])
+    config = typed(TrainConfig, values)
+    with pytest.raises(UserError, match="the validation set has no gold word alignments; add its file"):
+        train(config, tmp_path / "run", [])
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_comet_is_looked_for_before_anything_is_written(tmp_path: Path, tiny_overrides: list[str]) -> None:
+    words = [*tiny_overrides, "validation.monitor=comet", f"hydra.run.dir={tmp_path / 'run'}"]
+    done = call("nmt-train", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.decode().splitlines()[-1] == (
+        "nmt-train: error: validation.comet_model=Unbabel/wmt22-comet-da: COMET needs another package: pip install "
+        '"nmt[comet]"'
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_of_comet_is_found_from_any_directory(
+    train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = train_config("validation.comet_model=models/x.ckpt").with_absolute_paths()
+    assert config.validation.comet_model == str(tmp_path / "models" / "x.ckpt")
+    assert train_config().with_absolute_paths().validation.comet_model == "Unbabel/wmt22-comet-da"
