@@ -1,27 +1,20 @@
-"""Evaluation, and the configuration of each command. The other modules here define its sections."""
+"""The configuration of nmt-train, and those of the other commands. The other modules here define their sections."""
 
 import os
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
-
-from pydantic import BeforeValidator, Field
+from typing import Any, Literal, Self
 
 from nmt.config.overrides import user_path
-from nmt.config.schema.base import (
-    Count,
-    CountOrZero,
-    Models,
-    Name,
-    Names,
-    PathName,
-    Paths,
-    Section,
-    Seed,
-    Threads,
-)
+from nmt.config.schema.base import Device, Name, PathName, Processes, Section, Seed, Threads
+from nmt.config.schema.commands import CompareConfig as CompareConfig
+from nmt.config.schema.commands import EvaluateConfig as EvaluateConfig
+from nmt.config.schema.commands import ExportConfig as ExportConfig
+from nmt.config.schema.commands import Metric as Metric
+from nmt.config.schema.commands import SavedRunCommand as SavedRunCommand
+from nmt.config.schema.commands import ServeConfig as ServeConfig
+from nmt.config.schema.commands import TranslateConfig as TranslateConfig
 from nmt.config.schema.data import Data, TokenizerConfig
 from nmt.config.schema.model import Model, Size
-from nmt.config.schema.search import MAX_HYPOTHESES
 from nmt.config.schema.search import Beam as Beam
 from nmt.config.schema.search import Greedy as Greedy
 from nmt.config.schema.search import Sampling as Sampling
@@ -29,11 +22,7 @@ from nmt.config.schema.search import Search as Search
 from nmt.config.schema.search import SearchLimits as SearchLimits
 from nmt.config.schema.training import Loggers, Objective, Optimizer, Schedule, Tracking, Training, Validation
 
-Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
-SearchPrecision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
-Processes = Annotated[int, Field(gt=0, le=1024)]
-Values = dict[str, str | int | float | bool | None]
 
 
 class Machine(Section):
@@ -174,143 +163,3 @@ class TrainConfig(Model, Machine):
                 "objective.kind=minimum_risk compares translations with a fixed one; use "
                 "tokenizer.sampling_sides=source, or set it to 0"
             )
-
-
-class Loading(Section):
-    """How a run is loaded, or several as an ensemble. None: the (first) run's own value."""
-
-    checkpoint: Literal["best", "last"]
-    device: Device | None
-    precision: SearchPrecision | None
-    threads: Threads | None
-    seed: Seed | None
-    shortlist: PathName | None
-    search: Values
-
-    @property
-    def loading(self) -> dict[str, Any]:
-        """The arguments of Translator.load besides the run."""
-        return {name: getattr(self, name) for name in Loading.model_fields}
-
-
-class SavedRunCommand(Loading):
-    """Common values of the commands that load a run, or several as an ensemble."""
-
-    run: Paths
-    processes: Processes
-
-
-class EvaluateConfig(SavedRunCommand):
-    """nmt-evaluate."""
-
-    split: Literal["validation", "test"]
-    tokenize: Name | None
-    lowercase: bool | None
-    faithfulness: bool
-    faithfulness_sentences: Count
-    output: PathName | None
-
-    def conflicts(self) -> Iterator[str]:
-        if self.faithfulness and len(self.run) > 1:
-            yield "faithfulness=true: gradients are defined for one model, not for an ensemble; name one run"
-        if self.output is None and len(self.run) > 1:
-            yield "an ensemble's results belong to none of its runs: give output=FOLDER"
-
-
-class TranslateConfig(SavedRunCommand):
-    """nmt-translate."""
-
-    alignments: PathName | None
-    references: PathName | None
-    constraints: PathName | None
-    glossary: PathName | None
-    forbidden: PathName | None
-    prefix: PathName | None
-    nbest: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
-    interactive: bool
-    buffer_lines: Count
-
-    def conflicts(self) -> Iterator[str]:
-        of_search = {key: getattr(self, key) for key in ("constraints", "glossary", "forbidden", "prefix")}
-        for key, value in {"nbest": self.nbest if self.nbest > 1 else None, **of_search}.items():
-            if self.references is not None and value is not None:
-                yield f"references={self.references} are scored without search; leave out {key}={value}"
-
-
-Port = Annotated[int, Field(ge=0, le=65_535)]
-Seconds = Annotated[float, Field(gt=0.0, le=86_400.0)]
-
-
-class ServeLimits(Section):
-    """What clients may ask for."""
-
-    body: Count
-    body_seconds: Seconds
-    seconds: Seconds
-    texts: Count
-    waiting: Count
-    beam_size: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
-
-
-class ServeConfig(Loading):
-    """nmt-serve."""
-
-    run: Models
-    host: Name
-    port: Port
-    token: Name | None
-    hosts: Names
-    workers: Threads | None
-    wait: Annotated[float, Field(ge=0.0, le=10.0)]
-    log_requests: bool
-    limits: ServeLimits
-
-
-class ExportConfig(Section):
-    """nmt-export."""
-
-    run: Paths
-    output: PathName
-    format: Literal["archive", "onnx"]
-    checkpoint: Literal["best", "last"]
-    license: Name | None
-    sentence: Names | None
-    held_out: bool
-    overwrite: bool
-
-    def conflicts(self) -> Iterator[str]:
-        if len(self.run) > 1:
-            yield (
-                f"run=[{','.join(self.run)}]: an archive holds one model; export each run, and translate with all "
-                "archives: run=[A.nmt,B.nmt]"
-            )
-        unused = {"license": self.license, "sentence": self.sentence, "held_out": self.held_out}
-        for key, value in unused.items() if self.format == "onnx" else ():
-            if value:
-                yield f"{key} is for format=archive, which has a model card and text; leave it out"
-
-
-Metric = Literal["bleu", "chrf", "ter", "comet"]
-
-
-class CompareConfig(Section):
-    """nmt-compare."""
-
-    runs: Paths
-    systems: Names
-    split: Literal["validation", "test"]
-    baseline: PathName | None
-    metric: Metric
-    comet_model: Name
-    separate_incomparable: bool
-    finding: str | None
-    examples: CountOrZero
-    sentences: Annotated[list[Count], BeforeValidator(lambda value: [value] if isinstance(value, int) else value)]
-    bootstrap_samples: Annotated[int, Field(ge=100, le=1_000_000)]
-    randomisation_trials: Annotated[int, Field(ge=100, le=1_000_000)]
-    output: PathName
-    markdown: bool
-
-    def conflicts(self) -> Iterator[str]:
-        if self.finding is not None and self.metric != "bleu":
-            yield f"finding={self.finding} is stated in BLEU; leave out metric={self.metric}"

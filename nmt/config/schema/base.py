@@ -26,6 +26,8 @@ Units = Annotated[int, Field(gt=0, le=2**14)]  # width of a layer; 16384 units n
 Layers = Annotated[int, Field(gt=0, le=100)]
 LayersOrZero = Annotated[int, Field(ge=0, le=100)]
 Positions = Annotated[int, Field(gt=0, le=100_000)]  # of a sentence
+Device = Literal["auto", "cpu", "cuda", "mps"]
+Processes = Annotated[int, Field(gt=0, le=1024)]
 Threads = Annotated[int, Field(gt=0, le=1024)]  # torch crashes with a hundred thousand
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
