@@ -144,7 +144,12 @@ def test_draws_come_from_the_global_generator_without_dropout_and_within_their_l
 
 def test_the_likelihood_and_what_the_attention_adds_are_those_of_the_references(train_config: Config) -> None:
     """With the same terms as without a risk, which is added by its weight."""
-    extra = ["training.label_smoothing=0.1", "attention=coverage", "attention.coverage.loss_start=0"]
+    extra = [
+        "training.label_smoothing=0.1",
+        "attention=coverage",
+        "decoder.copy=true",
+        "attention.coverage.loss_start=0",
+    ]
     weights = ["objective.likelihood_weight=0.7", "objective.sharpness=0.5"]
     values: list[Value] = []
     for overrides in ([], [*RISK, *weights]):
