@@ -161,7 +161,7 @@ def _constraints(
         problems.append("constraints, as the line is empty")
         return []
     target, limit = searcher.tokenizers.target, searcher.limit(len(source))
-    room, kept = limit - len(prefix) - 1, []
+    room, kept = max(0, limit - len(prefix) - 1), []
     for phrase, times in asked.items():
         tokens = target.encode([phrase])[0][:-1]
         if not tokens:

@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 Bans = tuple[list[int], list[int]]  # rows, and a token that may not follow in each
 NOTHING: frozenset[str] = frozenset()
+SPACE = "▁"
+START = frozenset([SPACE])  # a space before the first token makes no difference to the text
 
 
 class Forbidden:
@@ -26,7 +28,7 @@ class Forbidden:
         edges: dict[tuple[str, int], str] = {}
         bans: dict[str, list[int]] = {}
         for phrase in dict.fromkeys(phrases):
-            reached = {0}
+            reached = {0, 1} if phrase[:1] == SPACE else {0}
             for start in range(len(phrase)):
                 if start not in reached:
                     continue
@@ -66,8 +68,8 @@ class Forbidden:
         return {token for text in state for token in self._bans.get(text, ())}
 
     def contained(self, tokens: Iterable[int]) -> bool:
-        """Whether these tokens contain a phrase."""
-        state = NOTHING
+        """Whether these tokens, from the start of a translation, contain a phrase."""
+        state = START
         for token in tokens:
             if token in self.always or token in self.banned(state):
                 return True
@@ -80,7 +82,7 @@ class Watch:
 
     def __init__(self, forbidden: Forbidden, rows: int) -> None:
         self._forbidden = forbidden
-        self._states = [NOTHING] * rows
+        self._states = [START] * rows
 
     def bans(self) -> Bans:
         """Of the next step."""

@@ -158,7 +158,9 @@ def test_an_automaton_counts_as_plain_loops_do() -> None:
         phrase = [draw.choice([3, 4, CONTINUES]) for _ in range(draw.randint(1, 4))]
         phrase[0] = draw.choice([3, 4])
         times = draw.randint(1, 3)
-        tokens = [draw.choice([3, 4, 5, CONTINUES]) for _ in range(12)]
+        tokens = draw.choices([3, 4, 5, CONTINUES], k=12)
+        if draw.random() < 0.5:  # what follows continues the last word, and is met later
+            phrase, tokens = [3, CONTINUES, 3], draw.choices([3, CONTINUES], k=8)
         automata = Automata([[phrase] * times], BOUNDARY)
         nodes = automata.roots[:, None]
         for token in tokens:

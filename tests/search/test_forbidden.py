@@ -23,6 +23,7 @@ def spelled(phrases: list[str]) -> Forbidden:
 
 def bad(tokens: list[int]) -> bool:
     """Whether some of the tokens, one after the other, spell a phrase."""
+    tokens = [6, *tokens]  # a space before the first token makes no difference to the text
     runs = itertools.combinations(range(len(tokens) + 1), 2)
     return any("".join(PIECES.get(token, "|") for token in tokens[start:end]) in PHRASES for start, end in runs)
 
