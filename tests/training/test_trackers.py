@@ -18,6 +18,7 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from nmt.config.compose import typed
 from nmt.config.schema import TrainConfig
+from nmt.report.trackers import Experiment, MLflow
 from nmt.run import SWEEP, RunDirectory, read_json
 from nmt.training import checkpoint, trackers
 from nmt.training.job import train
@@ -239,6 +240,11 @@ def test_mlflow_keeps_it_in_a_database(tmp_path: Path, monkeypatch: pytest.Monke
     assert kept.data.metrics["best/test_bleu"] == pytest.approx(curves(run)["best/test_bleu"][-1][1])
     assert len(client.list_artifacts(number, "validation/samples")) == 3
     assert [each.path for each in client.list_artifacts(number, "images")]
+    # What a killed run has sent is not sent again.
+    resumed = MLflow(Experiment("nmt", "run", None, {}, {}, number), uri)
+    for step in (2, 3, 4):
+        resumed.scalars(step, {"train/loss": 1.0})
+    assert [each.step for each in client.get_metric_history(number, "train/loss")] == [1, 2, 3, 4]
 
 
 def wandb_records(content: bytes) -> Iterator[bytes]:
