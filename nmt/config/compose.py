@@ -190,7 +190,8 @@ def _explain(schema: Any, values: Any, problem: ErrorDetails, section: str = "")
                 annotation, allowed = field, _fields(field, value)
         elif path:
             path[-1] += f"[{format_value(part)}]"
-            value = value[part] if isinstance(value, list) and isinstance(part, int) else value
+            if isinstance(value, list) and isinstance(part, int) and part < len(value):
+                value = value[part]
     return _message(".".join(path), value, problem, annotation, allowed)
 
 
