@@ -40,6 +40,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / "corpus" / f"{split}.{lang}").write_text(text)
     for name in ("input", "input.en", "other.en", "other.de"):
         (folder / name).write_text("the cat sleeps .\n")
+    (folder / "glossary").write_text("dog\tchien\nred house\tmaison rouge\n")
+    (folder / "forbidden").write_text("petit\n")
     shell(f"nmt-train {' '.join(SMALL)} training.max_steps=2 hydra.run.dir=DIR", folder)
     return folder
 
