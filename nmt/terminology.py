@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 WORDS = re.compile("\\w+(?:[-\u2010\u2011]\\w+)*|[^\\w\\s]")
 
 
-class Wishes(TypedDict, total=False):
+class Controls(TypedDict, total=False):
     """What a user may decide in translations, besides the search. Phrases are whole words, and spelled as in the middle
     of a sentence; "le chien" is one phrase. What cannot be met is left out, with a warning for each line."""
 
@@ -44,22 +44,22 @@ def make_guidance(
     searcher: Searcher,
     lines: Sequence[str],
     sources: Sequence[list[int]],
-    wishes: Wishes,
+    controls: Controls,
     first_line: int = 1,
 ) -> Guidance:
     """Of the translation of these lines, given with their tokens. Warnings number the lines from `first_line`.
 
-    Raises UserError for wishes that this search or model cannot respect in any line.
+    Raises UserError for controls that this search or model cannot respect in any line.
     """
-    steered = steer(searcher, [source for source in sources if len(source) > 1], wishes.get("attend"))
-    if not wishes.keys() - {"attend"}:
+    steered = steer(searcher, [source for source in sources if len(source) > 1], controls.get("attend"))
+    if not controls.keys() - {"attend"}:
         return steered
-    _check(wishes, len(lines), searcher.settings)
-    phrases = tuple(wishes.get("forbidden") or ())
+    _check(controls, len(lines), searcher.settings)
+    phrases = tuple(controls.get("forbidden") or ())
     forbidden = _forbidden(searcher.tokenizers.target, phrases) if phrases else None
     problems: list[list[str]] = [[] for _ in lines]
-    prefixes = list(_prefixes(searcher, wishes, forbidden, problems))
-    asked = _asked(searcher.tokenizers, lines, wishes)
+    prefixes = list(_prefixes(searcher, controls, forbidden, problems))
+    asked = _asked(searcher.tokenizers, lines, controls)
     constraints = [
         _constraints(searcher, source, prefix, phrases_of_line, forbidden, found)
         for source, prefix, phrases_of_line, found in zip(sources, prefixes, asked, problems, strict=True)
@@ -102,30 +102,30 @@ def warn_of_unmet(searcher: Searcher, guidance: Guidance, pieces: Sequence[Seque
             )
 
 
-def _check(wishes: Wishes, lines: int, search: schema.Search) -> None:
-    constrained = any(wishes.get("constraints", ())) or wishes.get("glossary")
+def _check(controls: Controls, lines: int, search: schema.Search) -> None:
+    constrained = any(controls.get("constraints", ())) or controls.get("glossary")
     if constrained and not isinstance(search, schema.Beam):
         raise UserError(f"constraints and glossary need search=beam, but this search is {search.kind}; use search=beam")
     for key, what in (("constraints", "lists of phrases"), ("prefixes", "prefixes")):
-        values = wishes.get(key)
+        values = controls.get(key)
         if values is None:
             continue
         if isinstance(values, str) or (key == "constraints" and any(isinstance(value, str) for value in values)):  # type: ignore[attr-defined]
             raise TypeError(f"{key}: one of the {what} for each line is expected, not a string")
         if len(values) != lines:  # type: ignore[arg-type]
             raise UserError(f"{key}: {len(values)} {what} for {lines} lines; give one for each line")  # type: ignore[arg-type]
-    if isinstance(wishes.get("forbidden"), str):
+    if isinstance(controls.get("forbidden"), str):
         raise TypeError("forbidden: a list of phrases is expected, not a string")
-    if wishes.get("prefix") and wishes.get("prefixes") is not None:
+    if controls.get("prefix") and controls.get("prefixes") is not None:
         raise UserError("prefix starts all translations, and prefixes each of them; give only one of the two")
 
 
 def _prefixes(
-    searcher: Searcher, wishes: Wishes, forbidden: Forbidden | None, problems: Sequence[list[str]]
+    searcher: Searcher, controls: Controls, forbidden: Forbidden | None, problems: Sequence[list[str]]
 ) -> Iterator[list[int]]:
     """The first tokens of each translation."""
-    target, texts = searcher.tokenizers.target, wishes.get("prefixes")
-    same = prefix_tokens(target, wishes.get("prefix", ""))
+    target, texts = searcher.tokenizers.target, controls.get("prefixes")
+    same = prefix_tokens(target, controls.get("prefix", ""))
     for i, found in enumerate(problems):
         tokens = same if texts is None else prefix_tokens(target, texts[i])
         name = "its prefix" if texts is None else f"its prefix {_quoted(texts[i])}"
@@ -138,10 +138,10 @@ def _prefixes(
         yield tokens
 
 
-def _asked(tokenizers: Tokenizers, lines: Sequence[str], wishes: Wishes) -> Iterator[Counter[str]]:
+def _asked(tokenizers: Tokenizers, lines: Sequence[str], controls: Controls) -> Iterator[Counter[str]]:
     """The phrases of each line, by its constraints and by the glossary: a phrase of both counts as one."""
-    constraints = wishes.get("constraints")
-    pairs = tuple((wishes.get("glossary") or {}).items())
+    constraints = controls.get("constraints")
+    pairs = tuple((controls.get("glossary") or {}).items())
     glossary = _glossary(pairs, tokenizers.source.lowercase) if pairs else None
     for i, line in enumerate(lines):
         asked = Counter(() if constraints is None else constraints[i])

@@ -30,7 +30,7 @@ from nmt.run import RunDirectory
 from nmt.search.hypothesis import Hypothesis
 from nmt.search.shortlist import Shortlist
 from nmt.searcher import Searcher
-from nmt.terminology import Wishes, make_guidance, steer, warn_of_unmet
+from nmt.terminology import Controls, make_guidance, steer, warn_of_unmet
 
 T = TypeVar("T")
 
@@ -151,9 +151,9 @@ class Translator:
         """Sample the next line as the first one: a sample depends on the seed and on the line's number since then."""
         self._translated = 0
 
-    def translate(self, lines: Sequence[str], **wishes: Unpack[Wishes]) -> list[Translation]:
-        """The best translation of each line; wishes: see `translate_nbest`."""
-        return [nbest[0] for nbest in self.translate_nbest(lines, 1, **wishes)]
+    def translate(self, lines: Sequence[str], **controls: Unpack[Controls]) -> list[Translation]:
+        """The best translation of each line; controls: see `translate_nbest`."""
+        return [nbest[0] for nbest in self.translate_nbest(lines, 1, **controls)]
 
     @torch.no_grad()
     def translate_nbest(
@@ -162,11 +162,11 @@ class Translator:
         n: int,
         progress: Progress | None = None,
         first_line: int = 1,
-        **wishes: Unpack[Wishes],
+        **controls: Unpack[Controls],
     ) -> list[list[Translation]]:
         """The n best translations of each line, best first. Warnings number the lines from `first_line`.
 
-        wishes: `attend`, `prefix`, `prefixes`, `constraints`, `glossary`, `forbidden`, see nmt.terminology.Wishes.
+        controls: `attend`, `prefix`, `prefixes`, `constraints`, `glossary`, `forbidden`, see nmt.terminology.Controls.
         The translation is empty for an empty line, or if no hypothesis has a probability above 0. Raises UserError if
         the search cannot return n translations, or cannot be guided so.
         """
@@ -174,7 +174,7 @@ class Translator:
         if self.model.training:
             self.searcher.forget()
         sources, pieces = self.encode(lines, first_line)
-        guidance = make_guidance(self.searcher, lines, sources, wishes, first_line)
+        guidance = make_guidance(self.searcher, lines, sources, controls, first_line)
         results = [[Translation("", 0.0, 0.0, ["</s>"], ["</s>"], None, [0.0])] for _ in lines]
         with evaluation_mode(self.model):
             workers = self.searcher.workers()
@@ -209,7 +209,7 @@ class Translator:
         """Forced decoding: log-probability and attention of existing translations.
 
         Both sides are truncated to search.max_source_length. `first_line` is the first line's number in warnings;
-        attend: see nmt.terminology.Wishes.
+        attend: see nmt.terminology.Controls.
         """
         if len(sources) != len(targets):
             raise ValueError(f"{len(sources)} sources, but {len(targets)} targets")

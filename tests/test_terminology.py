@@ -134,12 +134,12 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("wishes", "reason"), IMPOSSIBLE)
+@pytest.mark.parametrize(("controls", "reason"), IMPOSSIBLE)
 def test_what_is_impossible_is_left_out_with_a_warning(
-    translator: Translator, caplog: pytest.LogCaptureFixture, wishes: dict[str, Any], reason: str
+    translator: Translator, caplog: pytest.LogCaptureFixture, controls: dict[str, Any], reason: str
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        found = translator.translate_nbest(["the cat sleeps ."], 1, first_line=12, **wishes)
+        found = translator.translate_nbest(["the cat sleeps ."], 1, first_line=12, **controls)
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith("line 12: translated without ")
     assert reason in message
@@ -177,13 +177,13 @@ def test_an_empty_line_stays_empty(translator: Translator, caplog: pytest.LogCap
 @pytest.mark.parametrize("kind", ["greedy", "sampling"])
 def test_other_searches_refuse_constraints(run: Path, kind: str) -> None:  # noqa: F811
     translator = Translator.load(run, search=KINDS[kind])
-    for wishes in ({"constraints": [["chat"]]}, {"glossary": {"cat": "chat"}}):
+    for controls in ({"constraints": [["chat"]]}, {"glossary": {"cat": "chat"}}):
         with pytest.raises(UserError, match=f"need search=beam, but this search is {kind}; use search=beam"):
-            translator.translate(["the cat"], **wishes)  # type: ignore[arg-type]
+            translator.translate(["the cat"], **controls)  # type: ignore[arg-type]
 
 
 def test_wrong_arguments(translator: Translator) -> None:
-    for error, wishes in (
+    for error, controls in (
         (UserError, {"constraints": [[], []]}),
         (UserError, {"prefixes": []}),
         (UserError, {"prefixes": ["le"], "prefix": "le"}),
@@ -192,7 +192,7 @@ def test_wrong_arguments(translator: Translator) -> None:
         (TypeError, {"forbidden": "chat"}),
     ):
         with pytest.raises(error):
-            translator.translate(["the cat"], **wishes)  # type: ignore[arg-type]
+            translator.translate(["the cat"], **controls)  # type: ignore[arg-type]
 
 
 @pytest.mark.system

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar, cast
 
 from nmt.cli.app import run_command, shared_by_processes, write
+from nmt.cli.controls import controls_of, from_terminal, read_controls, with_controls
 from nmt.cli.entry import exit_at_ctrl_c
-from nmt.cli.wishes import from_terminal, read_wishes, wishes_of, with_wishes
 from nmt.config.errors import UserError
 from nmt.config.overrides import user_path
 from nmt.config.schema import TranslateConfig
 
 if TYPE_CHECKING:
-    from nmt.terminology import Wishes
+    from nmt.terminology import Controls
     from nmt.translator import Translator
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def _translate(config: TranslateConfig, overrides: list[str]) -> None:
         group = files.enter_context(ProcessGroup.join())
         translator = group.everywhere(partial(Translator.load, config.run, **config.loading, group=group))
         files.enter_context(fair_waiting())
-        common = group.everywhere(partial(read_wishes, config.glossary, config.forbidden))
+        common = group.everywhere(partial(read_controls, config.glossary, config.forbidden))
         if not group.is_main:
             _help(translator, config, common)
             return
@@ -76,14 +76,14 @@ def _translate(config: TranslateConfig, overrides: list[str]) -> None:
             _filter(translator, config, alignments, given, common)
 
 
-def _help(translator: "Translator", config: TranslateConfig, common: "Wishes") -> None:
+def _help(translator: "Translator", config: TranslateConfig, common: "Controls") -> None:
     """What the other processes do: translate or score their share of what the main process reads."""
     done = 0
     nothing: Iterator[list[Any]] = iter(())
     for buffer in translator.group.from_main(nothing):
         if config.references is None:
-            wishes = wishes_of(buffer, common)
-            translator.translate_nbest([item[0] for item in buffer], config.nbest, first_line=done + 1, **wishes)
+            controls = controls_of(buffer, common)
+            translator.translate_nbest([item[0] for item in buffer], config.nbest, first_line=done + 1, **controls)
         else:
             sources, targets = ([pair[side] for pair in buffer] for side in (0, 1))
             translator.score(sources, targets, first_line=done + 1)
@@ -138,20 +138,20 @@ def _filter(
     config: TranslateConfig,
     alignments: BinaryIO | None,
     given: Mapping[str, BinaryIO],
-    common: "Wishes",
+    common: "Controls",
 ) -> None:
-    """Read, translate and write, one buffer of lines at a time. given, common: see nmt.cli.wishes."""
+    """Read, translate and write, one buffer of lines at a time. given, common: see nmt.cli.controls."""
     interactive = _is_interactive(config)
     reader = LineReader(sys.stdin.buffer)
     done = 0
     lines_read = _lines(reader, interactive)
-    items = from_terminal(lines_read) if interactive else with_wishes(lines_read, given)
+    items = from_terminal(lines_read) if interactive else with_controls(lines_read, given)
     buffers = _buffers(items, 1 if interactive else config.buffer_lines, reader.has_line)
     for buffer in translator.group.from_main(buffers):
         lines: list[str] = []
         links: list[str] = []
-        sources, wishes = [item[0] for item in buffer], wishes_of(buffer, common)
-        for hypotheses in translator.translate_nbest(sources, config.nbest, first_line=done + 1, **wishes):
+        sources, controls = [item[0] for item in buffer], controls_of(buffer, common)
+        for hypotheses in translator.translate_nbest(sources, config.nbest, first_line=done + 1, **controls):
             for hypothesis in hypotheses:
                 text, score = hypothesis.text, hypothesis.score
                 lines.append(text if config.nbest == 1 else f"{done} ||| {text} ||| {score:.4f}")

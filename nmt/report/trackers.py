@@ -20,7 +20,7 @@ MAX_PARAMS = 100  # of MLflow, in a request
 
 
 class Experiment(NamedTuple):
-    """What a tracker is told of a run when it starts."""
+    """The description of a run that a tracker gets at its start."""
 
     project: str
     name: str

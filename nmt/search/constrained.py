@@ -173,7 +173,7 @@ class Allocation:
         return ended, Candidates(live[sentences, best_first], rows[sentences, order], chosen[sentences, best_first])
 
     def keep(self, sentences: list[int]) -> None:
-        """Go on with these of the active sentences."""
+        """Drop the other active sentences."""
         self._nodes, self._totals = self._nodes[sentences], self._totals[sentences]
         self._ended = self._ended[sentences]
 

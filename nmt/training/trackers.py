@@ -1,4 +1,4 @@
-"""The trackers of a run, each in a thread of its own: none holds up training, and one that fails is left out."""
+"""The trackers of a run. Each has its own thread, so that none delays training; a tracker that fails is dropped."""
 
 import logging
 import threading

@@ -36,7 +36,7 @@ class Found(NamedTuple):
 
 @torch.no_grad()
 def load_pretrained(model: Seq2Seq, files: Sequence[str | None], tokenizers: Tokenizers) -> dict[str, Found]:
-    """Fill the source and target embeddings from two files (None: none). Returns what was found on each side.
+    """Fill the source and target embeddings from a file each (None: leave that side). Returns the coverage by side.
 
     In a table that both sides share, the target's file fills what the source's left. Raises UserError for files that
     cannot be read, vectors of another size than the embeddings, or if no piece is found.
@@ -71,8 +71,8 @@ def _of_pieces(file: str, tokenizer: Tokenizer, dim: int) -> dict[int, Vector]:
 
 
 def _names(piece: str) -> Iterator[str]:
-    """How a piece may be called: as it is, if the vectors are of pieces; a whole word or a mark without "▁"; without
-    its case."""
+    """Names under which a file may hold the vector of a piece, best first: the piece itself, the word without "▁", the
+    lowercased word; for punctuation the piece alone. Nothing for parts of words."""
     if piece.startswith(WORD_START) and len(piece) > 1:
         yield piece
         yield piece[1:]

@@ -49,7 +49,7 @@ def words(tokens: list[int]) -> list[tuple[int, ...]]:
 
 
 def meets(tokens: list[int], phrases: Phrases) -> bool:
-    """Whether the words hold each phrase's words as often as it is listed, one after the other."""
+    """Whether each phrase occurs as whole words, without overlap, at least as often as it is listed."""
     for phrase, times in Counter(map(tuple, phrases)).items():
         wanted, given, count, start = words(list(phrase)), words(tokens[:-1]), 0, 0
         while start + len(wanted) <= len(given):

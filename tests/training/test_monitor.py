@@ -41,7 +41,7 @@ def test_every_monitor_has_a_direction() -> None:
 def test_best_checkpoint_patience_and_plateau_follow_the_monitored_score(
     monitor: str, train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comet_package: Path
 ) -> None:
-    """With scores that are told, while BLEU says the contrary."""
+    """With given scores of the monitored metric, while BLEU ranks the other way round."""
     sign = 1 if HIGHER_IS_BETTER[monitor] else -1
     told = iter([0.5, 0.7, 0.6, 0.6])
 

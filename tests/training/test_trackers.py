@@ -61,7 +61,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Recorder]]:
 
 @pytest.fixture
 def _unevaluated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The final evaluation takes most of the time of a short run; here it is told."""
+    """Replaces the final evaluation, which takes most of the time of a short run, by a fixed result."""
 
     def told(run: RunDirectory, *_: object) -> None:
         run.update_json(run.results, {"test": {"bleu": 1.5}})

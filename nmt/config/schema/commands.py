@@ -80,9 +80,8 @@ class TranslateConfig(SavedRunCommand):
     buffer_lines: Count
 
     def conflicts(self) -> Iterator[str]:
-        of_search = {key: getattr(self, key) for key in ("constraints", "glossary", "forbidden", "prefix")}
-        for key, value in {"nbest": self.nbest if self.nbest > 1 else None, **of_search}.items():
-            if self.references is not None and value is not None:
+        for key in ("nbest", "constraints", "glossary", "forbidden", "prefix"):
+            if self.references is not None and (value := getattr(self, key)) not in {1, None}:
                 yield f"references={self.references} are scored without search; leave out {key}={value}"
 
 

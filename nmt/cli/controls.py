@@ -9,28 +9,28 @@ from nmt.config.overrides import user_path
 from nmt.files import read_lines
 
 if TYPE_CHECKING:
-    from nmt.terminology import Wishes
+    from nmt.terminology import Controls
 
 Item = tuple[str, ...]  # a line of the input, its constraints, its prefix
 TAB = "\t"
 
 
-def read_wishes(glossary: str | None, forbidden: str | None) -> "Wishes":
+def read_controls(glossary: str | None, forbidden: str | None) -> "Controls":
     """What holds for all lines. Raises UserError for files that cannot be read, or are not in their format."""
-    wishes: Wishes = {}
+    controls: Controls = {}
     if glossary is not None:
-        wishes["glossary"] = _glossary(f"glossary={glossary}", _lines("glossary", glossary))
+        controls["glossary"] = _glossary(f"glossary={glossary}", _lines("glossary", glossary))
     if forbidden is not None:
         phrases = _lines("forbidden", forbidden)
         for number, phrase in enumerate(phrases, 1):
             if not phrase.strip() or TAB in phrase:
                 problem = "holds a tab" if TAB in phrase else "is empty"
                 raise UserError(f"forbidden={forbidden}: line {number} {problem}; give one phrase per line")
-        wishes["forbidden"] = phrases
-    return wishes
+        controls["forbidden"] = phrases
+    return controls
 
 
-def with_wishes(sources: Iterable[str], given: Mapping[str, BinaryIO]) -> Iterator[Item]:
+def with_controls(sources: Iterable[str], given: Mapping[str, BinaryIO]) -> Iterator[Item]:
     """Each line of the input with its constraints and its prefix, "" where there is no file. given: the open files, by
     their keys. Raises UserError if a file has more or fewer lines than the input, or is not in its format."""
     columns = [_decoded(f"{key}={file.name}", file) for key, file in given.items()]
@@ -62,15 +62,15 @@ def from_terminal(lines: Iterable[str]) -> Iterator[Item]:
         yield source, "", prefix.replace(TAB, " ")
 
 
-def wishes_of(items: Iterable[Item], common: "Wishes") -> "Wishes":
+def controls_of(items: Iterable[Item], common: "Controls") -> "Controls":
     """Of some lines together."""
     constraints, prefixes = ([item[part] for item in items] for part in (1, 2))
-    wishes: Wishes = {**common}
+    controls: Controls = {**common}
     if any(constraints):
-        wishes["constraints"] = [line.split(TAB) if line else [] for line in constraints]
+        controls["constraints"] = [line.split(TAB) if line else [] for line in constraints]
     if any(prefixes):
-        wishes["prefixes"] = prefixes
-    return wishes
+        controls["prefixes"] = prefixes
+    return controls
 
 
 def _glossary(name: str, lines: list[str]) -> dict[str, str]:
