@@ -86,7 +86,7 @@ def sizes(config: TrainConfig, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     """The batches of the first epoch."""
     plans: list[Any] = []
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "fit", lambda self: plans.extend(self.plan))
+        patch.setattr(Trainer, "fit", lambda self, _: plans.extend(self.plan))
         patch.setattr("nmt.training.job._evaluate", lambda *_: None)
         patch.setattr("nmt.training.job._results", lambda *_: {})
         train(config, folder / "planned", [])
