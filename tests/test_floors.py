@@ -25,6 +25,7 @@ FLOORS = [  # from the top down
     "attention",
     "ops",
     "run",
+    "environment",
     "archive",
     "data",
     "distributed",

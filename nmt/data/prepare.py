@@ -36,7 +36,7 @@ Report = dict[str, Any]
 def prepare(data: schema.Data, tokenizer: schema.TokenizerConfig) -> Prepared:
     """Prepare a corpus, or open it in the cache if this content was prepared before. Raises UserError."""
     fingerprint = fingerprint_of(data, tokenizer)
-    directory = user_path(data.cache_dir) / fingerprint[:24]
+    directory = _directory(data, fingerprint)
     prepared = _from_cache(directory, warn=False)
     if prepared is not None:
         log.info("corpus: prepared before, %s", directory)
@@ -65,6 +65,15 @@ def prepare(data: schema.Data, tokenizer: schema.TokenizerConfig) -> Prepared:
                 raise
             prepared = Prepared(directory)
     return prepared
+
+
+def is_prepared(data: schema.Data, fingerprint: str) -> bool:
+    """Is the corpus with this fingerprint in the cache?"""
+    return _from_cache(_directory(data, fingerprint), warn=False) is not None
+
+
+def _directory(data: schema.Data, fingerprint: str) -> Path:
+    return user_path(data.cache_dir) / fingerprint[:24]
 
 
 def _from_cache(directory: Path, *, warn: bool) -> Prepared | None:

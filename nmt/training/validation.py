@@ -4,6 +4,7 @@ Shapes: as in nmt.model.seq2seq.
 """
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from functools import partial
 from itertools import chain
 from statistics import fmean
@@ -87,7 +88,15 @@ class Validator:
         self.progress = progress
         self.translator, self.scoring, self.config = translator, scoring, config
         self.sources, self.references, self.gold = split.source.lines(), split.target.lines(), split.alignments
-        self.batches = batches
+        self.batches, self.plan = batches, batches.epoch(0)
+
+    def only(self, indices: Indices) -> Self:
+        """The validation of these pairs alone."""
+        other = copy(self)
+        other.plan = [indices]
+        other.sources, other.references = ([side[i] for i in indices] for side in (self.sources, self.references))
+        other.gold = None if self.gold is None else [self.gold[int(i)] for i in indices]
+        return other
 
     def __call__(self) -> Validation:
         """Validate the model's current weights."""
@@ -135,7 +144,7 @@ class Validator:
 
         group = self.translator.group
         with evaluation_mode(model):
-            parts = list(chain.from_iterable(group.merge(measured(group.share(self.batches.epoch(0))))))
+            parts = list(chain.from_iterable(group.merge(measured(group.share(self.plan)))))
         nll = torch.stack([part_nll.double() for part_nll, _ in parts]).sum()
         return float(nll), sum(part_tokens for _, part_tokens in parts)
 
