@@ -48,12 +48,15 @@ class Translation:
     tokens: list[str]  # pieces, </s> last
     alignment: NDArray[np.float32] | None  # (T, S) attention, a row for each of `tokens`; None without attention
     token_log_probs: list[float]  # of each of `tokens`, which sum to log_prob
+    tags: int = 0  # source tokens in front that are tags of languages
 
     def word_alignment(self) -> str:
-        """Pharaoh links between space-separated words: each target word to the source word it attends to most."""
+        """Pharaoh links between space-separated words: each target word to the source word it attends to most. Tags
+        are no words."""
         if self.alignment is None:
             return ""
-        return format_pharaoh(attention_to_links(self.alignment, self.tokens, self.source_tokens))
+        weights, source = self.alignment[:, self.tags :], self.source_tokens[self.tags :]
+        return format_pharaoh(attention_to_links(weights, self.tokens, source))
 
     def word_weights(self) -> dict[str, Any] | None:
         """Source words, target words ("</s>" last) and the attention between them in whole percent, a row for each
@@ -82,6 +85,9 @@ class Translator:
         self.group = group or ProcessGroup()
         self.model, self.tokenizers = model, tokenizers
         self.machine = machine
+        self.mark = (
+            ""  # tags in front of each line, see nmt.data.tags; "": lines have their own, if the model knows any
+        )
         self.searcher = Searcher(model, tokenizers, search, machine, seed, shortlist)
         self.reseed()
 
@@ -98,11 +104,14 @@ class Translator:
         seed: int | None = None,
         group: ProcessGroup | None = None,
         shortlist: str | None = None,
+        target_lang: str | None = None,
+        source_lang: str | None = None,
     ) -> Self:
         """Load a run's model, or the ensemble of several runs. None stands for the (first) run's own setting.
 
         `search` holds values that replace the run's own, such as {"beam_size": 10} or {"kind": "greedy"}. shortlist:
-        "auto" or a file, see nmt.shortlist; None: searches use the whole vocabulary. Raises UserError if a run cannot
+        "auto" or a file, see nmt.shortlist; None: searches use the whole vocabulary. target_lang, source_lang: see
+        `towards`; None: each line starts with its tag, if the model knows any. Raises UserError if a run cannot
         be loaded or if the runs do not share their tokenizers.
         """
         directories = [RunDirectory.existing(path) for path in ([run] if isinstance(run, str | Path) else run)]
@@ -120,7 +129,10 @@ class Translator:
             from nmt.shortlist import load_shortlist  # imports the preparation of corpora
 
             words = load_shortlist(shortlist, directories[0], config)
-        return cls(model, tokenizers, settings, machine, seed, group, words)
+        translator = cls(model, tokenizers, settings, machine, seed, group, words)
+        if target_lang is None and source_lang is None:
+            return translator
+        return translator.towards(target_lang, source_lang)
 
     @property
     def seed(self) -> int:
@@ -145,6 +157,13 @@ class Translator:
         """A translator with other search settings, which shares the model."""
         other = copy(self)
         other.searcher = self.searcher.with_settings(settings)
+        return other
+
+    def towards(self, target_lang: str | None, source_lang: str | None = None) -> Self:
+        """A translator of a multilingual model into this language, which shares the model. source_lang is needed where
+        sources have tags too (data.tag=source). Raises UserError for a language that the model does not know."""
+        other = copy(self)
+        other.mark = self.tokenizers.source.tags.mark(source_lang, target_lang)
         return other
 
     def reseed(self) -> None:
@@ -262,9 +281,17 @@ class Translator:
             raise UserError(f"nbest={n}: greedy search returns one; use search=beam search.beam_size={n}")
 
     def encode(self, lines: Sequence[str], first_line: int = 1) -> tuple[list[list[int]], list[list[str]]]:
-        """Source lines -> token ids and pieces, truncated to search.max_source_length."""
+        """Source lines -> token ids and pieces, truncated to search.max_source_length.
+
+        Raises UserError for a line without a tag if the model needs one and the translator has no direction.
+        """
         if isinstance(lines, str):
             raise TypeError("a list of lines is expected, not one string")
+        if tags := self.tokenizers.source.tags:
+            lines = [
+                tags.add(self.mark, line) if self.mark else tags.marked(line, f"line {number}")
+                for number, line in enumerate(lines, first_line)
+            ]
         return encode_lines(self.tokenizers.source, lines, self.search.max_source_length, "line", first_line)
 
     def translation(self, source_pieces: list[str], hypothesis: Hypothesis) -> Translation:
@@ -276,7 +303,8 @@ class Translator:
             if self.search.replace_unknown and target.unk in tokens:
                 text = copy_unknown(pieces, alignment, source_pieces)
         scores = hypothesis.score, hypothesis.log_prob
-        return Translation(text, *scores, source_pieces, pieces, alignment, hypothesis.token_log_probs)
+        tags = self.tokenizers.source.tags.count(source_pieces)
+        return Translation(text, *scores, source_pieces, pieces, alignment, hypothesis.token_log_probs, tags)
 
 
 def _counted(batches: Iterable[list[T]], progress: Progress | None, processes: int) -> Iterator[list[T]]:

@@ -46,7 +46,10 @@ class Prepared:
             raise UserError(f"{directory}: is not a prepared corpus ({error})") from None
         self.fingerprint: str = self.report["fingerprint"]
         self.tokenizers = Tokenizers.load(directory, self.report["lowercase"])
-        self.splits = {name: Split(directory, name) for name in self.report["splits"]}
+        self.splits = {
+            name: Split(directory, name, split.get("corpora", ()), self.report.get("directions", ()))
+            for name, split in self.report["splits"].items()
+        }
         self._check_content()
 
     def _check_content(self) -> None:
@@ -68,15 +71,26 @@ class Prepared:
 class Split:
     """Both sides of a split and its gold word alignments, if any."""
 
-    def __init__(self, directory: Path, name: str) -> None:
-        self.name = name
+    def __init__(self, directory: Path, name: str, corpora: Sequence[int] = (), directions: Sequence[str] = ()) -> None:
+        """corpora: the pairs of each of several, whose directions are given, in their order."""
+        self.name, self.corpora = name, corpora
+        self._directions = directions
         self.source, self.target = Side(directory, f"{name}.source"), Side(directory, f"{name}.target")
         self._alignments = directory / f"{name}.alignments"
         if len(self.source) != len(self.target):
             raise _damaged(directory, f"{name} has sides of different length")
+        if len(corpora) != len(directions) or (corpora and sum(corpora) != len(self)):
+            raise _damaged(directory, f"{name} does not match its corpora")
 
     def __len__(self) -> int:
         return len(self.source)
+
+    @property
+    def directions(self) -> list[str] | None:
+        """The direction of each pair, such as "en-de"; None for a corpus of one direction."""
+        if not self._directions:
+            return None
+        return [name for name, size in zip(self._directions, self.corpora, strict=True) for _ in range(size)]
 
     @cached_property
     def alignments(self) -> Sequence[str] | None:

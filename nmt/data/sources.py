@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from nmt.config.errors import UserError
 from nmt.config.schema import data as schema
 from nmt.data import reading
+from nmt.data.tags import Tags
 from nmt.data.tokenizer import LONE_SURROGATES
 from nmt.metrics.alignment import parse_pharaoh, words_of_line
 
@@ -121,7 +122,27 @@ class TextChunk:
             yield _with_alignment(Pair(left, right), links, f"{path}, line {number}")
 
 
-Chunk = TextChunk | list[Pair]
+@dataclass(frozen=True)
+class DirectedChunk:
+    """A chunk of one of several corpora, its sources still without tags."""
+
+    pairs: "TextChunk | list[Pair]"
+    corpus: int  # its number, from 0
+    tags: Tags
+    mark: str
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __iter__(self) -> Iterator[Pair]:
+        return iter(self.pairs)
+
+    def tagged(self, source: str, target: str) -> tuple[str, str]:
+        """A pair with its tags."""
+        return self.tags.add(self.mark, source), self.tags.protect(target)
+
+
+Chunk = TextChunk | list[Pair] | DirectedChunk
 
 
 def chunks(pairs: Iterable[Pair]) -> Iterator[Chunk]:
@@ -131,6 +152,10 @@ def chunks(pairs: Iterable[Pair]) -> Iterator[Chunk]:
     elif isinstance(pairs, Concatenation):
         for part in pairs.parts:
             yield from chunks(part)
+    elif isinstance(pairs, Directed):
+        for inner in chunks(pairs.pairs):
+            assert not isinstance(inner, DirectedChunk)
+            yield DirectedChunk(inner, pairs.corpus, pairs.tags, pairs.mark)
     else:
         chunk: list[Pair] = []
         size = 0
@@ -150,6 +175,8 @@ def count_pairs(pairs: Iterable[Pair]) -> int:
         return len(pairs)
     if isinstance(pairs, Concatenation):
         return sum(map(count_pairs, pairs.parts))
+    if isinstance(pairs, Directed):
+        return count_pairs(pairs.pairs)
     return sum(1 for _ in pairs)
 
 
@@ -157,6 +184,8 @@ def locate(pairs: Iterable[Pair], numbers: Sequence[int]) -> str:
     """The location of pairs of a split, numbered from 1: "corpus/train.en, lines 3, 17"."""
     if isinstance(pairs, Concatenation):
         return "; ".join(locate(part, inner) for part, inner in pairs.find(numbers))
+    if isinstance(pairs, Directed):
+        return locate(pairs.pairs, numbers)
     name, unit = (pairs.name, pairs.unit) if isinstance(pairs, TextFiles | Table | HubSplit) else ("demo", "pair")
     return f"{name}, {unit}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
@@ -229,6 +258,19 @@ class Concatenation:
             if inner := [number - start for number in numbers if start < number <= start + count]:
                 yield part, inner
             start += count
+
+
+@dataclass(frozen=True)
+class Directed:
+    """One of several corpora, whose sources are to be tagged."""
+
+    pairs: Iterable[Pair]
+    corpus: int  # its number, from 0
+    tags: Tags
+    mark: str  # in front of each source, see nmt.data.tags
+
+    def __iter__(self) -> Iterator[Pair]:
+        return iter(self.pairs)
 
 
 def _pairs(rows: Iterable[reading.Row], columns: tuple[str, ...]) -> Iterator[Pair]:
