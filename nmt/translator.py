@@ -51,12 +51,11 @@ class Translation:
     tags: int = 0  # source tokens in front that are tags of languages
 
     def word_alignment(self) -> str:
-        """Pharaoh links between space-separated words: each target word to the source word it attends to most. Tags
-        are no words."""
+        """Pharaoh links between words, separated by spaces: each target word to the source word it attends to most."""
         if self.alignment is None:
             return ""
-        weights, source = self.alignment[:, self.tags :], self.source_tokens[self.tags :]
-        return format_pharaoh(attention_to_links(weights, self.tokens, source))
+        source = self.source_tokens[self.tags :]
+        return format_pharaoh(attention_to_links(self.alignment[:, self.tags :], self.tokens, source))
 
     def word_weights(self) -> dict[str, Any] | None:
         """Source words, target words ("</s>" last) and the attention between them in whole percent, a row for each
@@ -104,14 +103,11 @@ class Translator:
         seed: int | None = None,
         group: ProcessGroup | None = None,
         shortlist: str | None = None,
-        target_lang: str | None = None,
-        source_lang: str | None = None,
     ) -> Self:
         """Load a run's model, or the ensemble of several runs. None stands for the (first) run's own setting.
 
         `search` holds values that replace the run's own, such as {"beam_size": 10} or {"kind": "greedy"}. shortlist:
-        "auto" or a file, see nmt.shortlist; None: searches use the whole vocabulary. target_lang, source_lang: see
-        `towards`; None: each line starts with its tag, if the model knows any. Raises UserError if a run cannot
+        "auto" or a file, see nmt.shortlist; None: searches use the whole vocabulary. Raises UserError if a run cannot
         be loaded or if the runs do not share their tokenizers.
         """
         directories = [RunDirectory.existing(path) for path in ([run] if isinstance(run, str | Path) else run)]
@@ -129,10 +125,7 @@ class Translator:
             from nmt.shortlist import load_shortlist  # imports the preparation of corpora
 
             words = load_shortlist(shortlist, directories[0], config)
-        translator = cls(model, tokenizers, settings, machine, seed, group, words)
-        if target_lang is None and source_lang is None:
-            return translator
-        return translator.towards(target_lang, source_lang)
+        return cls(model, tokenizers, settings, machine, seed, group, words)
 
     @property
     def seed(self) -> int:
@@ -160,8 +153,8 @@ class Translator:
         return other
 
     def towards(self, target_lang: str | None, source_lang: str | None = None) -> Self:
-        """A translator of a multilingual model into this language, which shares the model. source_lang is needed where
-        sources have tags too (data.tag=source). Raises UserError for a language that the model does not know."""
+        """A translator into one language of a multilingual model, which it shares. source_lang is needed with
+        data.tag=source. Raises UserError for a language that the model does not know."""
         other = copy(self)
         other.mark = self.tokenizers.source.tags.mark(source_lang, target_lang)
         return other
@@ -281,18 +274,12 @@ class Translator:
             raise UserError(f"nbest={n}: greedy search returns one; use search=beam search.beam_size={n}")
 
     def encode(self, lines: Sequence[str], first_line: int = 1) -> tuple[list[list[int]], list[list[str]]]:
-        """Source lines -> token ids and pieces, truncated to search.max_source_length.
-
-        Raises UserError for a line without a tag if the model needs one and the translator has no direction.
-        """
+        """Source lines -> token ids and pieces, truncated to search.max_source_length. Raises UserError for a line
+        without a tag if the model needs one and the translator has no direction."""
         if isinstance(lines, str):
             raise TypeError("a list of lines is expected, not one string")
-        if tags := self.tokenizers.source.tags:
-            lines = [
-                tags.add(self.mark, line) if self.mark else tags.marked(line, f"line {number}")
-                for number, line in enumerate(lines, first_line)
-            ]
-        return encode_lines(self.tokenizers.source, lines, self.search.max_source_length, "line", first_line)
+        tokenizer, limit = self.tokenizers.source, self.search.max_source_length
+        return encode_lines(tokenizer, tokenizer.tags.of_lines(lines, self.mark, first_line), limit, "line", first_line)
 
     def translation(self, source_pieces: list[str], hypothesis: Hypothesis) -> Translation:
         """A hypothesis for the source with these pieces."""
@@ -303,8 +290,8 @@ class Translator:
             if self.search.replace_unknown and target.unk in tokens:
                 text = copy_unknown(pieces, alignment, source_pieces)
         scores = hypothesis.score, hypothesis.log_prob
-        tags = self.tokenizers.source.tags.count(source_pieces)
-        return Translation(text, *scores, source_pieces, pieces, alignment, hypothesis.token_log_probs, tags)
+        tags, of_tokens = self.tokenizers.source.tags.count(source_pieces), hypothesis.token_log_probs
+        return Translation(text, *scores, source_pieces, pieces, alignment, of_tokens, tags)
 
 
 def _counted(batches: Iterable[list[T]], progress: Progress | None, processes: int) -> Iterator[list[T]]:

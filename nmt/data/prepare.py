@@ -168,7 +168,7 @@ def _prepare(data: schema.Data, tokenizer: schema.TokenizerConfig, fingerprint: 
         "content": _digest_of_files(sorted([*working.glob("*.model"), *working.glob("*.ids")])),
     }
     if isinstance(data, schema.MultilingualData):
-        report["directions"] = [corpus.direction for corpus in data.corpora]
+        report["directions"] = [[corpus.source_lang, corpus.target_lang] for corpus in data.corpora]
     write_atomically(working / "report.json", json.dumps(report, indent=2).encode())
     write_checksums(working)
 

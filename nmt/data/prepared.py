@@ -25,6 +25,13 @@ CHUNK = 2**22  # numbers checked at a time
 THREADS = 4  # that compute checksums
 
 Array = NDArray[Any]
+Direction = tuple[str, str]  # source and target language
+
+
+def directions_of_pairs(directions: Sequence[Direction], corpora: Sequence[int]) -> list[Direction]:
+    """The direction of each corpus, and its pairs -> the direction of each pair."""
+    pairs = zip(directions, corpora, strict=True)
+    return [(source, target) for (source, target), size in pairs for _ in range(size)]
 
 
 class Prepared:
@@ -67,11 +74,17 @@ class Prepared:
     def __iter__(self) -> Iterator["Split"]:
         return iter(self.splits.values())
 
+    def sources(self, split: "Split") -> list[str]:
+        """The raw text of a split's sources, without tags of languages."""
+        return [self.tokenizers.source.tags.without(line) for line in split.source.lines()]
+
 
 class Split:
     """Both sides of a split and its gold word alignments, if any."""
 
-    def __init__(self, directory: Path, name: str, corpora: Sequence[int] = (), directions: Sequence[str] = ()) -> None:
+    def __init__(
+        self, directory: Path, name: str, corpora: Sequence[int] = (), directions: Sequence[Direction] = ()
+    ) -> None:
         """corpora: the pairs of each of several, whose directions are given, in their order."""
         self.name, self.corpora = name, corpora
         self._directions = directions
@@ -86,11 +99,9 @@ class Split:
         return len(self.source)
 
     @property
-    def directions(self) -> list[str] | None:
-        """The direction of each pair, such as "en-de"; None for a corpus of one direction."""
-        if not self._directions:
-            return None
-        return [name for name, size in zip(self._directions, self.corpora, strict=True) for _ in range(size)]
+    def directions(self) -> list[Direction]:
+        """The direction of each pair; none for a corpus of one direction."""
+        return directions_of_pairs(self._directions, self.corpora)
 
     @cached_property
     def alignments(self) -> Sequence[str] | None:

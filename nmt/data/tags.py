@@ -75,6 +75,17 @@ class Tags:
         """The line without its mark."""
         return line[self.length(line) :]
 
+    def of_lines(self, lines: Sequence[str], mark: str, first_line: int = 1) -> Sequence[str]:
+        """Lines with a mark each, as the model reads them; mark "": those with text start with their own.
+
+        Raises UserError, with the line's number counted from `first_line`, for one without.
+        """
+        if not self:
+            return lines
+        if mark:
+            return [self.add(mark, line) for line in lines]
+        return [self.marked(line, f"line {number}") for number, line in enumerate(lines, first_line)]
+
     def marked(self, line: str, name: str) -> str:
         """A line that starts with its mark, as `add` would have made it. Raises UserError for text without a mark."""
         if length := self.length(line):

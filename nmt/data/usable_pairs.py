@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from nmt.config.errors import UserError
+from nmt.data.chunking import Chunk, DirectedChunk, chunks
 from nmt.data.corpus_warnings import MAX_SAMPLE, PairFacts, PairStatistics, Sample
-from nmt.data.sources import Chunk, DirectedChunk, Pair, chunks
+from nmt.data.sources import Pair
 from nmt.data.tokenizer_sample import Candidates, Thresholds, TokenizerSample
 from nmt.data.workers import Workers
 

@@ -54,5 +54,5 @@ class Report(Record):
     languages: Annotated[list[str], Field(min_length=2, max_length=2)]
     lowercase: bool
     vocabulary: Pair
-    directions: list[str] = []
+    directions: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = []
     splits: dict[Literal["train", "validation", "test"], SplitReport]
