@@ -54,8 +54,8 @@ class Translation:
         """Pharaoh links between words, separated by spaces: each target word to the source word it attends to most."""
         if self.alignment is None:
             return ""
-        source = self.source_tokens[self.tags :]
-        return format_pharaoh(attention_to_links(self.alignment[:, self.tags :], self.tokens, source))
+        weights, source = self.alignment[:, self.tags :], self.source_tokens[self.tags :]
+        return format_pharaoh(attention_to_links(weights, self.tokens, source))
 
     def word_weights(self) -> dict[str, Any] | None:
         """Source words, target words ("</s>" last) and the attention between them in whole percent, a row for each
@@ -153,8 +153,7 @@ class Translator:
         return other
 
     def towards(self, target_lang: str | None, source_lang: str | None = None) -> Self:
-        """A translator into one language of a multilingual model, which it shares. source_lang is needed with
-        data.tag=source. Raises UserError for a language that the model does not know."""
+        """A translator of a multilingual model into a language; source_lang: for data.tag=source. Raises UserError."""
         other = copy(self)
         other.mark = self.tokenizers.source.tags.mark(source_lang, target_lang)
         return other
@@ -274,24 +273,23 @@ class Translator:
             raise UserError(f"nbest={n}: greedy search returns one; use search=beam search.beam_size={n}")
 
     def encode(self, lines: Sequence[str], first_line: int = 1) -> tuple[list[list[int]], list[list[str]]]:
-        """Source lines -> token ids and pieces, truncated to search.max_source_length. Raises UserError for a line
-        without a tag if the model needs one and the translator has no direction."""
+        """Source lines -> token ids and pieces, truncated to search.max_source_length. Raises UserError without tag."""
         if isinstance(lines, str):
             raise TypeError("a list of lines is expected, not one string")
-        tokenizer, limit = self.tokenizers.source, self.search.max_source_length
-        return encode_lines(tokenizer, tokenizer.tags.of_lines(lines, self.mark, first_line), limit, "line", first_line)
+        lines = self.tokenizers.source.tags.of_lines(lines, self.mark, first_line)
+        return encode_lines(self.tokenizers.source, lines, self.search.max_source_length, "line", first_line)
 
     def translation(self, source_pieces: list[str], hypothesis: Hypothesis) -> Translation:
         """A hypothesis for the source with these pieces."""
         target, tokens = self.tokenizers.target, hypothesis.tokens
         pieces, text, alignment = target.pieces(tokens), target.decode(tokens), None
+        tags = self.tokenizers.source.tags.count(source_pieces)
         if hypothesis.attention is not None:
             alignment = hypothesis.attention[:, : len(source_pieces)].numpy()
             if self.search.replace_unknown and target.unk in tokens:
-                text = copy_unknown(pieces, alignment, source_pieces)
+                text = copy_unknown(pieces, alignment[:, tags:], source_pieces[tags:])
         scores = hypothesis.score, hypothesis.log_prob
-        tags, of_tokens = self.tokenizers.source.tags.count(source_pieces), hypothesis.token_log_probs
-        return Translation(text, *scores, source_pieces, pieces, alignment, of_tokens, tags)
+        return Translation(text, *scores, source_pieces, pieces, alignment, hypothesis.token_log_probs, tags)
 
 
 def _counted(batches: Iterable[list[T]], progress: Progress | None, processes: int) -> Iterator[list[T]]:

@@ -166,7 +166,9 @@ def _of_run(run: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
         "training": {key: float(training[key]) for key in TRAINING if _measure(training.get(key))},
         "curve": _curve(run.metrics),
     }
-    return fields, score_settings(evaluation, language), f"nmt-evaluate {for_shell('run', run.source)}"
+    own = score_settings(evaluation, language)
+    settings = ScoreSettings(own.tokenize, own.lowercase)  # of all directions together
+    return fields, settings, f"nmt-evaluate {for_shell('run', run.source)}"
 
 
 def _target_lang(data: Mapping[str, Any]) -> str:
