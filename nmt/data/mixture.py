@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 class Mixture:
     """An epoch has N pairs. The share of a corpus is proportional to (pairs x weight)^(1 / temperature), after
-    Arivazhagan et al. 2019, "Massively multilingual neural machine translation in the wild", section 4.2.
+    Arivazhagan et al. 2019, "Massively multilingual neural machine translation in the wild".
 
     Each corpus is read from start to end in a new random order, again and again, and an epoch takes the next pairs of
     each: no pair is read a second time before all others of its corpus were read. An epoch depends only on its number

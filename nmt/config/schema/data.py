@@ -100,9 +100,16 @@ def _section(value: object) -> object:
     return {"source_lang": languages[0], "target_lang": languages[1]}
 
 
+Corpora = Annotated[
+    list[Annotated[DirectedCorpus, BeforeValidator(_section)]],
+    Field(min_length=1),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+]
+
+
 class MultilingualData(Section):
     kind: Literal["multilingual"]
-    corpora: Annotated[list[Annotated[DirectedCorpus, BeforeValidator(_section)]], Field(min_length=1)]
+    corpora: Corpora
     train: Parts | None
     validation: Parts | None
     test: Parts | None
