@@ -19,15 +19,18 @@ COLUMNS = [
 ]
 
 
-def directions_of(run: RunDirectory, split: str) -> list[Direction]:
-    """The direction of each sentence of a held-out split; none for a run of one direction. Raises UserError."""
+def directions_of(run: RunDirectory, split: str, sentences: int) -> list[Direction]:
+    """The direction of each of a held-out split's sentences; none for a run of one direction. Raises UserError."""
     data = run.read_manifest().get("data", {})
     if not data.get("directions"):
         return []
     try:
         report = Report.model_validate(data)
         corpora = {name: counts.corpora for name, counts in report.splits.items()}[split]  # type: ignore[index]
-        return directions_of_pairs([(source, target) for source, target in report.directions], corpora)
+        found = directions_of_pairs([(source, target) for source, target in report.directions], corpora)
+        if len(found) != sentences:
+            raise ValueError
+        return found
     except (ValueError, KeyError):
         raise UserError(f"{run.path}: a file of this run is damaged (manifest.json)") from None
 
@@ -36,7 +39,12 @@ def tagged(sources: Sequence[str], directions: Sequence[Direction], tags: Tags) 
     """Sources with the tags of their directions, if the model knows any."""
     if not tags or not directions:
         return sources
-    return [tags.add(tags.mark(*each), source) for source, each in zip(sources, directions, strict=True)]
+    return [tags.add(mark_of(each, tags), source) for source, each in zip(sources, directions, strict=True)]
+
+
+def mark_of(direction: Direction, tags: Tags) -> str:
+    """What stands in front of sentences of a direction, see nmt.data.tags. Raises UserError."""
+    return tags.mark(direction[0] if tags.sources else None, direction[1])
 
 
 def score_directions(

@@ -195,7 +195,7 @@ def evaluate_run(
     nmt.faithfulness; 0: none. `on_result` receives the entry before the files are written.
     """
     plain, references, gold = run.held_out(split)
-    directions = directions_of(run, split)
+    directions = directions_of(run, split, len(plain))
     sources = tagged(plain, directions, translator.tokenizers.source.tags)
     evaluation = evaluate(translator, sources, references, settings, progress=progress, directions=directions)
     result: dict[str, Any] = {

@@ -71,7 +71,7 @@ def prepared(corpus: Path, *more: str) -> Prepared:
 
 def test_a_mark_is_put_in_front_and_taken_away_again() -> None:
     tags = Tags(["<2de>", "<2pt-br>"])
-    assert tags.mark("en", "pt-BR") == "<2pt-br>"
+    assert tags.mark(None, "pt-BR") == "<2pt-br>"
     assert tags.without(tags.add(tags.mark(None, "de"), "the dog")) == "the dog"
     assert tags.add("<2de>", "  ") == "  "  # an empty line stays one
     both = Tags(["<2de>", "<2en>", "<en>", "<de>"])
@@ -90,8 +90,9 @@ def test_what_only_looks_like_a_tag_is_none() -> None:
 @pytest.mark.parametrize(
     ("symbols", "languages", "message"),
     [
-        (["<2de>", "<2fr>"], ("en", None), "target_lang=null: the model needs one of de, fr"),
-        (["<2de>", "<2fr>"], ("en", "es"), "target_lang=es: the model needs one of de, fr"),
+        (["<2de>", "<2fr>"], (None, None), "target_lang=null: the model needs one of de, fr"),
+        (["<2de>", "<2fr>"], ("en", "de"), "source_lang=en: the model has no tags of source languages; leave it out"),
+        (["<2de>", "<2fr>"], (None, "es"), "target_lang=es: the model needs one of de, fr"),
         (["<2de>", "<en>"], (None, "de"), "source_lang=null: the model needs one of en"),
         ([], (None, "de"), "trained without tags"),
     ],

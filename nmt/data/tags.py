@@ -47,7 +47,9 @@ class Tags:
         if not self:
             raise UserError("target_lang, source_lang: the model was trained without tags of languages; leave them out")
         if source_lang is not None and not self.sources:
-            source_lang = None  # it makes no difference to this model
+            raise UserError(
+                f"source_lang={format_value(source_lang)}: the model has no tags of source languages; leave it out"
+            )
         for key, language, known in (
             ("source_lang", source_lang, self.sources),
             ("target_lang", target_lang, self.targets),

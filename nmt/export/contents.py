@@ -166,7 +166,7 @@ def _typical(run: RunDirectory, translator: Translator) -> list[str]:
     """The validation sentence of median length among those that have words; none if the run has no such text."""
     try:
         plain, _, _ = run.held_out("validation")
-        sources = tagged(plain, directions_of(run, "validation"), translator.tokenizers.source.tags)
+        sources = tagged(plain, directions_of(run, "validation", len(plain)), translator.tokenizers.source.tags)
     except UserError:
         return []
     ordered = sorted((source for source in sources if source.strip()), key=lambda source: len(source.split()))

@@ -76,13 +76,12 @@ def load_models(runs: Runs, loading: Mapping[str, Any], max_beam_size: int) -> d
     models: dict[str, ServedModel] = {}
     for name, group in zip(_names(members), members, strict=True):
         translator = Translator.load(group, **loading)
+        tags = translator.tokenizers.source.tags
         for direction in _directions(group):
             own, full_name = translator, name
             if direction is not None:
                 full_name = f"{name}:{'-'.join(direction)}"
-                own = (
-                    translator.towards(direction[1], direction[0]) if translator.tokenizers.source.tags else translator
-                )
+                own = translator.towards(direction[1], direction[0] if tags.sources else None) if tags else translator
             info = _info(full_name, group, own, max_beam_size, direction)
             models[full_name] = ServedModel(info, own, max_beam_size)
     return models
@@ -161,7 +160,8 @@ def _bleu(directory: RunDirectory, direction: Direction | None) -> float | None:
     for split in ("test", "validation"):
         scores = results.get(split)
         if direction is not None and isinstance(scores, dict):
-            scores = scores.get("directions", {}).get("-".join(direction))
+            found = scores.get("directions")
+            scores = found.get("-".join(direction)) if isinstance(found, dict) else None
         if isinstance(scores, dict) and isinstance(scores.get("bleu"), int | float):
             return float(scores["bleu"])
     return None
@@ -174,7 +174,7 @@ def _examples(directory: RunDirectory, direction: Direction | None) -> list[str]
     except UserError:  # an archive need not hold its corpus
         return []
     if direction is not None:
-        pairs = zip(sources, directions_of(directory, "validation"), strict=True)
+        pairs = zip(sources, directions_of(directory, "validation", len(sources)), strict=True)
         sources = [source for source, own in pairs if own == direction]
     short = list(dict.fromkeys(line for line in sources if 0 < len(line) <= MAX_EXAMPLE))
     return short[:: max(1, len(short) // EXAMPLES)][:EXAMPLES]
