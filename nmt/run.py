@@ -141,7 +141,7 @@ class RunDirectory:
         prepared.tokenizers.save(self.path)
         for split in prepared:
             if split.name != "train":
-                self.write_held_out(split.name, split.source.lines(), split.target.lines(), split.alignments)
+                self.write_held_out(split.name, prepared.sources(split), split.target.lines(), split.alignments)
         starts = [*manifest.get("starts", []), {**environment(), **start}]
         self.update_json(self.manifest, {"seed": values["seed"], "data": prepared.report, "starts": starts})
 

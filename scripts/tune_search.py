@@ -19,6 +19,7 @@ from nmt.cli.app import output_folder
 from nmt.config import schema
 from nmt.config.compose import load_config, merge_search
 from nmt.config.errors import UserError
+from nmt.directions import directions_of, tagged
 from nmt.evaluation import evaluate, score_settings
 from nmt.files import to_json, write_atomically
 from nmt.machine import tune_memory
@@ -66,6 +67,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     sources, references, _ = run.held_out("validation")
     machine = {name: getattr(options, name) for name in ("device", "precision", "threads")}
     translator = Translator.load(options.runs, checkpoint=options.checkpoint, **machine)
+    directions = directions_of(run, "validation", len(sources))
+    sources = [*tagged(sources, directions, translator.tokenizers.source.tags)]
     settings = settings_to_try(options)
     searches = [merge_search(config.search, changes(setting, config.search)) for setting in settings]
     translator.translate(sources[:WARM_UP])
@@ -74,7 +77,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         for setting, translator.searcher.settings in zip(settings, searches, strict=True):
             bar.set_description(" ".join(str(value) for value in setting.values() if value is not None))
             try:
-                result = evaluate(translator, sources, references, scoring, ("bleu", "chrf"), bar.update)
+                result = evaluate(translator, sources, references, scoring, ("bleu", "chrf"), bar.update, directions)
             except KeyboardInterrupt:
                 if not rows:
                     raise

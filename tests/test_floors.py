@@ -13,6 +13,7 @@ FLOORS = [  # from the top down
     "training",
     "objectives",
     "evaluation",
+    "directions",
     "faithfulness",
     "explanation",
     "saliency",

@@ -58,7 +58,7 @@ class Validation(NamedTuple):
 
     scores: dict[
         str, float
-    ]  # loss (nats a token), perplexity, bleu, the monitored; with attention entropy, share of </s>, aer
+    ]  # loss (nats a token), perplexity, bleu (bleu_en-de), the monitored; with attention entropy, share of </s>, aer
     samples: list[Sample]
     positions: Positions | None  # of a hard attention
 
@@ -88,7 +88,7 @@ class Validator:
         self.progress = progress
         self.translator, self.scoring, self.config = translator, scoring, config
         self.sources, self.references, self.gold = split.source.lines(), split.target.lines(), split.alignments
-        self.batches, self.plan = batches, batches.epoch(0)
+        self.batches, self.plan, self.directions = batches, batches.epoch(0), split.directions
 
     def only(self, indices: Indices) -> Self:
         """The validation of these pairs alone."""
@@ -96,16 +96,25 @@ class Validator:
         other.plan = [indices]
         other.sources, other.references = ([side[i] for i in indices] for side in (self.sources, self.references))
         other.gold = None if self.gold is None else [self.gold[int(i)] for i in indices]
+        other.directions = [self.directions[i] for i in indices] if self.directions else ()
         return other
 
     def __call__(self) -> Validation:
         """Validate the model's current weights."""
         nll, tokens = self._loss()
         evaluation = evaluate(
-            self.translator, self.sources, self.references, self.scoring.settings, self.metrics, self.progress
+            self.translator,
+            self.sources,
+            self.references,
+            self.scoring.settings,
+            self.metrics,
+            self.progress,
+            self.directions,
         )
         scores = {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
         scores |= {metric: getattr(evaluation.scores, metric) for metric in METRICS if metric in self.metrics}
+        for direction, found in evaluation.by_direction.items():
+            scores |= {f"{metric}_{direction}": getattr(found, metric) for metric in METRICS if metric in self.metrics}
         if self.config.monitor == "comet":
             scores["comet"] = self.translator.group.on_main(partial(self._comet, evaluation.hypotheses))
         alignments = [result.alignment for result in evaluation.translations if result.alignment is not None]

@@ -82,10 +82,11 @@ def shortened(command: str) -> str:
     if name != "nmt-train" or "run=DIR" in arguments:
         return command
     arguments = ["processes=2" if word.startswith("processes=") else word for word in arguments]
-    small = [value for value in SMALL if not ("data=files" in arguments and value.startswith("data."))]
+    files = not {"data=files", "data=multilingual"}.isdisjoint(arguments)
+    small = [value for value in SMALL if not (files and value.startswith("data."))]
     own = {argument.partition("=")[0] for argument in arguments}
     values = [value for value in small if value.partition("=")[0] not in own]
-    if "data=files" in arguments:
+    if files:
         values = [value for value in values if not value.startswith("tokenizer.vocab_size")] + [
             "tokenizer.vocab_size=90"
         ]
