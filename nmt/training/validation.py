@@ -56,9 +56,9 @@ class Sample(NamedTuple):
 class Validation(NamedTuple):
     """Scores and samples."""
 
-    scores: dict[
-        str, float
-    ]  # loss (nats a token), perplexity, bleu (bleu_en-de), the monitored; with attention entropy, share of </s>, aer
+    # loss in nats per token, perplexity, bleu, the monitored metric, with attention its entropy, the share of </s> and
+    # the AER; of several directions also each one's metrics, such as bleu_en-de
+    scores: dict[str, float]
     samples: list[Sample]
     positions: Positions | None  # of a hard attention
 
@@ -96,7 +96,7 @@ class Validator:
         other.plan = [indices]
         other.sources, other.references = ([side[i] for i in indices] for side in (self.sources, self.references))
         other.gold = None if self.gold is None else [self.gold[int(i)] for i in indices]
-        other.directions = [self.directions[i] for i in indices] if self.directions else ()
+        other.directions = [self.directions[i] for i in indices] if self.directions else []
         return other
 
     def __call__(self) -> Validation:

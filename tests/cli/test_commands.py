@@ -469,7 +469,10 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-compare", "runs={run}", "search.beam_size=3"], "search.beam_size: unknown key"),
     (["nmt-train", "run=nowhere"], "run=nowhere: no such directory"),
     (["nmt-train", "training.start_from=nowhere", *TINY[:4]], "nowhere: no such directory"),
-    (["nmt-train", "training.start_from={run}", *TINY[:3], "tokenizer.vocab_size=390"], "encoder.hidden is 16 there, 128 here"),
+    (
+        ["nmt-train", "training.start_from={run}", *TINY[:3], "tokenizer.vocab_size=390"],
+        "encoder.hidden is 16 there, 128 here",
+    ),
     (["nmt-train", "hydra.run.dir=occupied"], "occupied: is not empty and not a run"),
     (["nmt-train", "evaluation.tokenize=13b"], "evaluation.tokenize: '13b' is unknown; allowed: "),
     (["nmt-train", "training.max_steps=[1"], "cannot be parsed (unbalanced [])"),
