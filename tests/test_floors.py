@@ -19,6 +19,7 @@ FLOORS = [  # from the top down
     "translator",
     "terminology",
     "searcher",
+    "search_choice",
     "shortlist",
     "guidance",
     "model",
