@@ -62,7 +62,8 @@ def beam_search(  # noqa: PLR0913
         raise ValueError("groups of a beam go with neither an allocation nor a tree")
     state, limits = state.select(groups.rows(len(limits.max_lengths), device)), limits.repeated(groups.count)
     coverage = None if coverage is None else coverage.repeated(groups.count)
-    inputs = step, state, symbols, limits, groups.size, min(n_best, groups.size)
+    # Whatever n is: a group that stopped earlier would leave its words to the others.
+    inputs = step, state, symbols, limits, groups.size, groups.size
     return groups.merge(_search(*inputs, penalty, stop, device, None, forbidden, None, coverage, groups), n_best)
 
 

@@ -131,7 +131,10 @@ def test_damaged_values_are_refused_in_a_line_each(count: int, values: dict[str,
         taken += 1
         given = dict(flatten(with_values({}, {key: value})))
         now = dict(flatten(config.model_dump(mode="json")))
-        assert {name: now[name] for name in given} == given or now[key] in (str(value), [value], [value, value]), (key, value)
+        assert {name: now[name] for name in given} == given or now[key] in (str(value), [value], [value, value]), (
+            key,
+            value,
+        )
     assert taken > count / 50
 
 
