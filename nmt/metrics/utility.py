@@ -27,7 +27,8 @@ def mean_utilities(texts: Sequence[str], utility: Utility) -> list[float]:
     counts = Counter(nfc(texts))
     of_pairs = pairwise(list(counts), utility)
     times = np.array(list(counts.values()))
-    means = (of_pairs @ times - of_pairs.diagonal()) / (len(texts) - 1)
+    # Rounded, so that the order of a sum does not choose between equal ones.
+    means = ((of_pairs @ times - of_pairs.diagonal()) / (len(texts) - 1)).round(6)
     by_text = dict(zip(counts, means.tolist(), strict=True))
     return [by_text[text] for text in nfc(texts)]
 
