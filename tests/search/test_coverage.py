@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from search_toy import BOS, CPU, PENALTIES, SYMBOLS, Prefixes, Toy, enumerate_all
+from search_toy import BOS, CPU, EOS, PENALTIES, SYMBOLS, Prefixes, Toy, allowed, enumerate_all
 from torch import Tensor
 
 from nmt.search.beam import beam_search
@@ -67,10 +67,12 @@ def search(
     penalty: LengthPenalty = AVERAGE,
     sentences: list[int] | None = None,
     groups: Groups | None = None,
+    stop: str = "beam",
 ) -> list[list[Hypothesis]]:
     sentences = list(range(len(limits.max_lengths))) if sentences is None else sentences
     coverage = None if beta is None else Coverage(beta, [model.lengths[sentence] for sentence in sentences])
     options = {"beam_size": beam_size, "n_best": n_best, "penalty": penalty, "coverage": coverage, "groups": groups}
+    options["stop"] = stop
     return beam_search(model.step, model.toy.start(sentences), SYMBOLS, limits, device=CPU, **options)  # type: ignore[arg-type]
 
 
@@ -93,6 +95,32 @@ def test_a_large_beam_finds_the_best_scores_of_all_hypotheses(penalty: LengthPen
             plain = search(model, limits, 100, 1, None, penalty)[sentence][0]
             changed += plain.tokens != hypotheses[0].tokens
     assert changed > 1
+
+
+def plain_beam(model: Attending, limits: Limits, sentence: int, beam_size: int, beta: float) -> list[int]:
+    """Plain lists without early stopping: the best of all hypotheses that end while they are among the K best."""
+    live: list[tuple[list[int], float]] = [([], 0.0)]
+    finished: list[tuple[float, list[int]]] = []
+    while live:
+        candidates = []
+        for prefix, log_prob in live:
+            following = model.toy.next_log_probs(sentence, prefix)
+            for token in allowed(len(prefix) + 1, limits, sentence, model.toy.vocabulary):
+                candidates.append(([*prefix, token], log_prob + following[token]))
+        candidates.sort(key=lambda candidate: -candidate[1])
+        for tokens, log_prob in candidates[:beam_size]:
+            if tokens[-1] == EOS:
+                score = log_prob / AVERAGE(len(tokens)) + model.penalty(sentence, tokens, beta)
+                finished.append((score, tokens))
+        live = [candidate for candidate in candidates if candidate[0][-1] != EOS][:beam_size]
+    return max(finished)[1]
+
+
+def test_the_search_goes_on_while_a_live_hypothesis_may_cover_more() -> None:
+    sentences = range(12)
+    model, limits = Attending(Toy(5, vocabulary=9), [4] * 12), Limits(0, [7] * 12)
+    found = search(model, limits, 3, 1, 0.2, stop="exact")
+    assert [h.tokens for (h,) in found] == [plain_beam(model, limits, sentence, 3, 0.2) for sentence in sentences]
 
 
 def test_a_penalty_of_zero_changes_no_bit() -> None:

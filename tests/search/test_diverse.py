@@ -17,6 +17,7 @@ from nmt.search.tree import BeamTree
 
 AVERAGE = LengthPenalty("average", 1.0)
 Found = list[tuple[list[int], float]]
+Stop = Literal["beam", "exact"]
 
 
 def search(toy: Toy, limits: Limits, sentences: list[int], **options: Any) -> list[list[Hypothesis]]:  # noqa: ANN401
@@ -25,9 +26,10 @@ def search(toy: Toy, limits: Limits, sentences: list[int], **options: Any) -> li
 
 
 def reference(
-    toy: Toy, limits: Limits, sentence: int, beam_size: int, groups: int, diversity: float, n_best: int
+    toy: Toy, limits: Limits, sentence: int, beam_size: int, groups: int, diversity: float, stop: Stop
 ) -> Found:
-    """Plain lists, one sentence: all groups side by side, each until k of its hypotheses have ended."""
+    """Plain lists, one sentence: all groups side by side, each until its k best cannot change, or with "beam" until k
+    of its hypotheses have ended."""
     k = beam_size // groups
     live: list[Found] = [[([], 0.0)] for _ in range(groups)]
     finished: list[Found] = [[] for _ in range(groups)]
@@ -48,33 +50,36 @@ def reference(
             # As in the search, a group chooses its words before it is known to be complete.
             taken += [tokens[-1] for tokens, _ in live[group]]
         for group in range(groups):
-            if len(finished[group]) >= k:
+            best = sorted((score for _, score in finished[group]), reverse=True)[:k]
+            bound = max((total for _, total in live[group]), default=-math.inf) / AVERAGE(limits.max_lengths[sentence])
+            if len(best) == k and (stop == "beam" or bound <= best[-1]):
                 live[group] = []
     found: dict[tuple[int, ...], float] = {}
     for tokens, score in itertools.chain.from_iterable(sorted(f, key=lambda pair: -pair[1])[:k] for f in finished):
         found.setdefault(tuple(tokens), score)
-    return [(list(tokens), score) for tokens, score in sorted(found.items(), key=lambda item: -item[1])[:n_best]]
+    return [(list(tokens), score) for tokens, score in sorted(found.items(), key=lambda item: -item[1])]
 
 
 @pytest.mark.parametrize(("beam_size", "groups"), [(2, 2), (4, 2), (6, 2), (6, 3), (9, 3), (5, 5)])
-@pytest.mark.parametrize("diversity", [0.0, 0.3, 2.0])
-def test_the_search_is_that_of_plain_lists(beam_size: int, groups: int, diversity: float) -> None:
+@pytest.mark.parametrize(("diversity", "stop"), [(0.0, "beam"), (0.3, "beam"), (2.0, "beam"), (2.0, "exact")])
+def test_the_search_is_that_of_plain_lists(beam_size: int, groups: int, diversity: float, stop: Stop) -> None:
     limits = Limits(1, [9, 5, 12])
-    for seed in range(4):
+    for seed in range(3):
         toy = Toy(seed, vocabulary=9, bias={EOS: 1.0})
         options = {"beam_size": beam_size, "n_best": beam_size, "groups": Groups(groups, diversity, beam_size)}
+        options["stop"] = stop
         for sentence, hypotheses in enumerate(search(toy, limits, [0, 1, 2], **options)):
-            expected = reference(toy, limits, sentence, beam_size, groups, diversity, beam_size)
+            expected = reference(toy, limits, sentence, beam_size, groups, diversity, stop)
             assert [h.tokens for h in hypotheses] == [tokens for tokens, _ in expected]
             assert [h.score for h in hypotheses] == pytest.approx([score for _, score in expected], abs=1e-5)
 
 
 def test_the_number_of_translations_changes_none() -> None:
-    toy, limits = Toy(4, vocabulary=9, bias={EOS: 2.0}), Limits(0, [9] * 20)
-    options = {"beam_size": 6, "groups": Groups(3, 0.6, 6)}
-    every = bits(search(toy, limits, list(range(20)), n_best=6, **options))
+    toy, limits = Toy(1, vocabulary=9), Limits(0, [9] * 30)
+    options = {"beam_size": 6, "groups": Groups(3, 2.0, 6), "stop": "exact"}
+    every = bits(search(toy, limits, list(range(30)), n_best=6, **options))
     for n_best in (1, 2, 4):
-        found = bits(search(toy, limits, list(range(20)), n_best=n_best, **options))
+        found = bits(search(toy, limits, list(range(30)), n_best=n_best, **options))
         assert found == [hypotheses[:n_best] for hypotheses in every]
 
 
@@ -84,7 +89,7 @@ def bits(found: list[list[Hypothesis]]) -> list[list[tuple[list[int], float, flo
 
 @pytest.mark.parametrize("coarse", [False, True])
 @pytest.mark.parametrize("stop", ["beam", "exact"])
-def test_groups_without_diversity_are_each_a_smaller_beam(stop: Literal["beam", "exact"], coarse: bool) -> None:
+def test_groups_without_diversity_are_each_a_smaller_beam(stop: Stop, coarse: bool) -> None:
     limits = Limits(1, [8, 1, 5, 8])
     for seed in range(5):
         toy = Toy(seed, vocabulary=70, bias={EOS: 2.0}, coarse=coarse)
@@ -95,7 +100,7 @@ def test_groups_without_diversity_are_each_a_smaller_beam(stop: Literal["beam", 
 
 
 @pytest.mark.parametrize("stop", ["beam", "exact"])
-def test_one_group_is_beam_search(stop: Literal["beam", "exact"]) -> None:
+def test_one_group_is_beam_search(stop: Stop) -> None:
     limits, toy = Limits(0, [8, 3, 6]), Toy(3, vocabulary=70, bias={EOS: 2.0})
     for n_best in (1, 4):
         plain = search(toy, limits, [0, 1, 2], beam_size=4, n_best=n_best, stop=stop)
