@@ -9,7 +9,6 @@ from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
-from threading import Lock
 from typing import Any, Self
 
 import numpy as np
@@ -23,21 +22,19 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.guidance import Guidance
 from nmt.machine import Machine, retry_in_halves
 from nmt.model.ensemble import Ensemble, SearchEnsemble
-from nmt.model.search_model import SearchModel, prepare_for_search
+from nmt.model.prepared import PreparedModels
+from nmt.model.search_model import SearchModel
 from nmt.model.seq2seq import Seq2Seq
-from nmt.ops.packed import pack, pack_int8
-from nmt.ops.sentence_draws import sampling_draws, sentence_keys
+from nmt.ops.sentence_draws import sentence_keys
 from nmt.ops.shared import loop
-from nmt.search.beam import beam_search
 from nmt.search.constrained import Allocation
 from nmt.search.forbidden import Forbidden
-from nmt.search.hypothesis import NO_PENALTY, Hypothesis, LengthPenalty, Limits, Symbols
-from nmt.search.rollout import SamplingOptions, greedy_search, sample
+from nmt.search.hypothesis import Hypothesis, Limits, Symbols
 from nmt.search.shortlist import Shortlist
 from nmt.search.tree import BeamTree, Node
+from nmt.search_choice import beam_size, run_search, width
 
 MIN_THREAD_TOKENS = 1024  # tokens x beam size; a smaller batch is not worth another thread
-MAX_PREPARED = 4  # copies of the weights, one per beam size
 UNGUIDED = Guidance()
 
 
@@ -53,28 +50,30 @@ class Searcher:
         seed: int,
         shortlist: Shortlist | None = None,
     ) -> None:
-        self.model, self.tokenizers, self.settings = model, tokenizers, search
+        self.model, self.tokenizers = model, tokenizers
+        self.settings = self._checked(search)
         self.machine, self.seed = machine, seed
         self.shortlist = shortlist.with_sources() if shortlist is not None and model.copies else shortlist
-        self._prepared = _PreparedModels(model, machine)
+        self._prepared = PreparedModels(model, machine)
 
     def with_settings(self, settings: schema.Search) -> Self:
-        """A search with other settings, which shares the prepared models."""
+        """A search with other settings, which shares the prepared models. Raises UserError if the model lacks what they
+        need."""
         other = copy(self)
-        other.settings = settings
+        other.settings = self._checked(settings)
         return other
+
+    def _checked(self, settings: schema.Search) -> schema.Search:
+        if isinstance(settings, schema.Beam) and settings.coverage_penalty and not self.model.attends:
+            raise UserError(
+                f"search.coverage_penalty={settings.coverage_penalty}: the run has no attention; set it to 0"
+            )
+        return settings
 
     @property
     def beam_size(self) -> int:
-        """Hypotheses of a sentence at each step."""
-        return self.settings.beam_size if isinstance(self.settings, schema.Beam) else 1
-
-    @property
-    def penalty(self) -> LengthPenalty:
-        """Of the settings."""
-        if not isinstance(self.settings, schema.Beam):
-            return NO_PENALTY
-        return LengthPenalty(self.settings.length_penalty, self.settings.alpha)
+        """Hypotheses of a sentence in a beam; 1 for other searches."""
+        return beam_size(self.settings)
 
     def workers(self) -> int:
         """Threads that each search a batch of their own. On a CPU this is faster than sharing small products."""
@@ -96,7 +95,7 @@ class Searcher:
         order = [i for i in range(len(sources)) if with_empty or len(sources[i]) > 1]
         order.sort(key=lambda i: -len(sources[i]))
         constrained = [i for i in order if constraints and constraints[i]]
-        budget = self.settings.batch_tokens // (self.beam_size * workers)
+        budget = self.settings.batch_tokens // (width(self.settings) * workers)
         for group in (order if not constrained else [i for i in order if not constraints[i]], constrained):
             start = 0
             while start < len(group):
@@ -112,8 +111,8 @@ class Searcher:
         n: int,
         guidance: Guidance = UNGUIDED,
     ) -> Iterator[tuple[list[int], list[list[Hypothesis]]]]:
-        """Batches of indices, each with the n best hypotheses of its sentences. `first`: the number of sentence 0, on
-        which samples depend."""
+        """Batches of indices, each with the n best hypotheses of its sentences, or all candidates of search=mbr.
+        `first`: the number of sentence 0, on which samples depend."""
         threads, workers = torch.get_num_threads(), self.workers()
         model = self._prepared.get(self.beam_size)
 
@@ -142,7 +141,7 @@ class Searcher:
         if self.machine.device.type != "cpu":
             return most
         longest = max((len(sources[i]) * len(batch) for batch in batches for i in batch), default=0)
-        return max(1, min(most, longest * self.beam_size // MIN_THREAD_TOKENS))
+        return max(1, min(most, longest * width(self.settings) // MIN_THREAD_TOKENS))
 
     def forget(self) -> None:
         """Prepare the model again for the next search, as its weights may have changed: fused optimizers leave no
@@ -156,6 +155,10 @@ class Searcher:
         of search."""
         if not isinstance(self.settings, schema.Beam):
             raise UserError(f"a beam's tree needs search=beam, but this search is {self.settings.kind}")
+        if self.settings.groups > 1:
+            raise UserError(
+                f"search.groups={self.settings.groups}: a tree shows one beam, not several; use search.groups=1"
+            )
         tree = BeamTree()
         model = self._prepared.get(self.beam_size)
         (nbest,) = self._search_batch(model, [0], [source], 0, n, guidance, tree)
@@ -173,7 +176,7 @@ class Searcher:
         tree: BeamTree | None = None,
     ) -> list[list[Hypothesis]]:
         """Indices of sentences, the longest first, and token ids -> the n best hypotheses of each."""
-        config, device = self.settings, self.machine.device
+        device = self.machine.device
         sources = [all_sources[i] for i in batch]
         source = torch.from_numpy(padded(sources, self.tokenizers.source.pad)).to(device)
         lengths = [len(ids) for ids in sources]
@@ -194,22 +197,15 @@ class Searcher:
             on_device = () if vocabulary is None else (torch.from_numpy(vocabulary).to(device),)
             state: Any = model.encode(source, torch.tensor(lengths), *on_device)
             state = state if steering is None else state.steered(steering)
+            allocation = None
+            if any(constraints):
+                boundary = self.boundary if vocabulary is None else self.boundary[vocabulary]
+                allocation = Allocation(constraints, boundary, symbols.eos, self.beam_size)
+            keys = sentence_keys((self.seed,), np.array(batch) + first)
             inputs: Any = model.step, state, symbols, limits
-            common: dict[str, Any] = {"penalty": self.penalty, "device": device, "forbidden": forbidden}
-            match config:
-                case schema.Greedy():
-                    results = greedy_search(*inputs, **common)
-                case schema.Beam():
-                    options = {"beam_size": config.beam_size, "n_best": n, "stop": config.stop, "tree": tree, **common}
-                    if any(constraints):
-                        boundary = self.boundary if vocabulary is None else self.boundary[vocabulary]
-                        options["allocation"] = Allocation(constraints, boundary, symbols.eos, config.beam_size)
-                    results = beam_search(*inputs, **options)
-                case schema.Sampling():
-                    sampling = SamplingOptions(config.temperature, config.top_k, config.top_p, n)
-                    keys = sentence_keys((self.seed,), np.array(batch) + first)
-                    draws = sampling_draws(keys, n, device)
-                    results = sample(*inputs, options=sampling, uniform=draws, **common)
+            of_beams = {"tree": tree, "allocation": allocation}
+            chosen = self.settings, inputs, n, lengths, keys, device
+            results = run_search(*chosen, of_beams=of_beams, forbidden=forbidden)
         if vocabulary is None:
             return results
         tokens = vocabulary.tolist()
@@ -250,32 +246,3 @@ def _find(tokens: Sequence[int], vocabulary: NDArray[np.int64]) -> list[int]:
     """The positions of tokens in an ascending vocabulary that holds them."""
     positions: list[int] = np.searchsorted(vocabulary, tokens).tolist()
     return positions
-
-
-class _PreparedModels:
-    """The model prepared for search, for each of the last few beam sizes; anew if its weights have visibly changed."""
-
-    def __init__(self, model: Seq2Seq | Ensemble, machine: Machine) -> None:
-        self._model, self._machine = model, machine
-        self._lock = Lock()
-        self.clear()
-
-    def clear(self) -> None:
-        self._versions: list[tuple[int, int]] = []
-        self._prepared: dict[int, SearchModel | SearchEnsemble] = {}
-
-    def get(self, beam_size: int) -> SearchModel | SearchEnsemble:
-        with self._lock:
-            versions = [(weight.data_ptr(), weight._version) for weight in self._model.parameters()]
-            if versions != self._versions:
-                self.clear()
-                self._versions = versions
-            prepared = self._prepared.pop(beam_size, None)
-            if prepared is None:
-                with self._machine.autocast():
-                    packing = pack_int8 if self._machine.int8 else pack
-                    prepared = prepare_for_search(self._model, beam_size, packing)
-            self._prepared[beam_size] = prepared  # the most recent one last
-            if len(self._prepared) > MAX_PREPARED:
-                del self._prepared[next(iter(self._prepared))]
-            return prepared

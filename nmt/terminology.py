@@ -106,6 +106,10 @@ def _check(controls: Controls, lines: int, search: schema.Search) -> None:
     constrained = any(controls.get("constraints", ())) or controls.get("glossary")
     if constrained and not isinstance(search, schema.Beam):
         raise UserError(f"constraints and glossary need search=beam, but this search is {search.kind}; use search=beam")
+    if constrained and isinstance(search, schema.Beam) and search.groups > 1:
+        raise UserError(
+            f"constraints and glossary need one beam, but search.groups={search.groups} divides it; use search.groups=1"
+        )
     for key, what in (("constraints", "lists of phrases"), ("prefixes", "prefixes")):
         values = controls.get(key)
         if values is None:

@@ -23,12 +23,14 @@ from nmt.distributed import ProcessGroup
 from nmt.guidance import Attend
 from nmt.machine import Machine, retry_in_halves
 from nmt.metrics.alignment import attention_to_links, format_pharaoh, merge_to_words, words
+from nmt.metrics.utility import mean_utilities
 from nmt.model.ensemble import Ensemble
 from nmt.model.load import load_runs
 from nmt.model.seq2seq import Seq2Seq, evaluation_mode
 from nmt.run import RunDirectory
 from nmt.search.hypothesis import Hypothesis
 from nmt.search.shortlist import Shortlist
+from nmt.search_choice import score as rank_by
 from nmt.searcher import Searcher
 from nmt.terminology import Controls, make_guidance, steer, warn_of_unmet
 
@@ -42,7 +44,7 @@ class Translation:
     """One translation of one line."""
 
     text: str
-    score: float  # log-probability divided by the length penalty; n-best lists are sorted by it
+    score: float  # log-probability over its length penalty, with a coverage penalty; of search=mbr: mean utility
     log_prob: float  # natural logarithm
     source_tokens: list[str]  # pieces, </s> last
     tokens: list[str]  # pieces, </s> last
@@ -192,7 +194,7 @@ class Translator:
             batches = list(self.searcher.batches(sources, workers=workers, constraints=guidance.constraints))
             translated = (
                 [
-                    [self.translation(pieces[index], h) for h in nbest]
+                    self._ranked([self.translation(pieces[index], h) for h in nbest], n)
                     for index, nbest in zip(batch, nbests, strict=True)
                 ]
                 for batch, nbests in self.searcher.search(
@@ -241,7 +243,7 @@ class Translator:
                 if forced.weights is not None:
                     weights = forced.weights[row, :length, : len(source_ids[i])].float().cpu()
                 total, of_tokens = float(log_probs[row, :length].sum()), log_probs[row, :length].tolist()
-                score = total / self.searcher.penalty(length)
+                score = rank_by(self.search, total, length, weights)
                 hypothesis = Hypothesis(target_ids[i], score, total, weights, of_tokens)
                 translation = self.translation(source_pieces[i], hypothesis)
                 # The given text and its pieces, not <unk>, so that the word alignment counts each unknown word.
@@ -269,8 +271,19 @@ class Translator:
         """Raises UserError if this search cannot return n translations."""
         if isinstance(self.search, schema.Beam) and n > self.search.beam_size:
             raise UserError(f"nbest={n}: more than the beam of {self.search.beam_size}; set search.beam_size={n}")
+        if isinstance(self.search, schema.MinimumBayesRisk) and n > self.search.n_candidates:
+            size = self.search.n_candidates
+            raise UserError(f"nbest={n}: more than the {size} candidates; set search.n_candidates={n}")
         if isinstance(self.search, schema.Greedy) and n > 1:
             raise UserError(f"nbest={n}: greedy search returns one; use search=beam search.beam_size={n}")
+
+    def _ranked(self, candidates: list[Translation], n: int) -> list[Translation]:
+        """The n best translations of one line."""
+        if not isinstance(self.search, schema.MinimumBayesRisk) or not candidates:
+            return candidates
+        utilities = mean_utilities([candidate.text for candidate in candidates], self.search.utility)
+        ranked = map(lambda candidate, score: replace(candidate, score=score), candidates, utilities)
+        return sorted(ranked, key=lambda candidate: -candidate.score)[:n]
 
     def encode(self, lines: Sequence[str], first_line: int = 1) -> tuple[list[list[int]], list[list[str]]]:
         """Source lines -> token ids and pieces, truncated to search.max_source_length. Raises UserError without tag."""

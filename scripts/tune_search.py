@@ -1,13 +1,15 @@
-"""Try beam sizes and length penalties of a trained run or ensemble on its validation set.
+"""Try beam sizes, length penalties and then coverage penalties of a trained run or ensemble on its validation set.
 
 python scripts/tune_search.py RUN [RUN ...] [OPTION ...]
 
-Prints a table, best BLEU first, and the overrides for nmt-evaluate and nmt-translate, and writes both to
-tune_search.json and tune_search.md. Other settings, such as the maximum length, are those of the (first) run.
+All beam sizes are tried with all length penalties, and then the coverage penalties with the best of these. Prints a
+table, best BLEU first, and the command that translates with the best values, and writes both to tune_search.json and
+tune_search.md. Other settings, such as the maximum length, are those of the (first) run. The test set is not read.
 """
 
 import argparse
 import logging
+import shlex
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -29,11 +31,13 @@ from nmt.run import RunDirectory
 from nmt.translator import Translator
 
 MOST_THREADS = 1024
+COVERAGE_PENALTIES = [0.05, 0.1, 0.2, 0.4]
 WARM_UP = 32  # sentences translated before timing starts
 COLUMNS = [
     Column("beam_size", "beam"),
     Column("length_penalty", "length penalty"),
     Column("alpha", "alpha", short),
+    Column("coverage_penalty", "coverage penalty", short),
     Column("bleu", "BLEU", decimals(2)),
     Column("chrf", "chrF", decimals(2)),
     Column("brevity_ratio", "brevity ratio", decimals(3)),
@@ -42,12 +46,12 @@ COLUMNS = [
 
 
 def settings_to_try(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Settings of beam search. Beam size 1 is tried once: it stops at its first ending (unless search.stop=exact), so
-    that a length penalty has no effect."""
+    """Settings of beam search without a coverage penalty. Beam size 1 is tried once: it stops at its first ending
+    (unless search.stop=exact), so that a length penalty has no effect."""
     penalties: list[tuple[str, float | None]] = [("none", None)] if options.none else []
     penalties += [(kind, alpha) for kind in ("average", "gnmt") for alpha in getattr(options, kind)]
     return [
-        {"beam_size": beam, "length_penalty": kind, "alpha": alpha}
+        {"beam_size": beam, "length_penalty": kind, "alpha": alpha, "coverage_penalty": 0.0}
         for beam in dict.fromkeys(options.beams)
         for kind, alpha in (penalties[:1] if beam == 1 else penalties)
     ]
@@ -55,60 +59,95 @@ def settings_to_try(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def changes(setting: dict[str, Any], trained: schema.Search) -> dict[str, Any]:
     """The values that turn the search of training into this setting."""
-    base = {} if isinstance(trained, schema.Beam) else {"kind": "beam", "alpha": 0.0, "stop": "beam"}
+    others = {"kind": "beam", "alpha": 0.0, "stop": "beam", "groups": 1, "diversity": 0.0}
+    base = {} if isinstance(trained, schema.Beam) else others
+    if isinstance(trained, schema.Beam) and setting["beam_size"] % trained.groups:
+        base = {"groups": 1}
     return base | {key: value for key, value in setting.items() if value is not None}
+
+
+class Tuning:
+    """A model and the validation set of its (first) run."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        run = RunDirectory.existing(options.runs[0])
+        self.config = load_config(run.config)
+        self.scoring = score_settings(self.config.evaluation, self.config.data.target_lang)
+        sources, self.references, _ = run.held_out("validation")
+        machine = {name: getattr(options, name) for name in ("device", "precision", "threads")}
+        self.translator = Translator.load(options.runs, checkpoint=options.checkpoint, **machine)
+        self.directions = directions_of(run, "validation", len(sources))
+        self.sources = [*tagged(sources, self.directions, self.translator.tokenizers.source.tags)]
+        self.rows: list[dict[str, Any]] = []
+        self.signature = ""
+
+    def search(self, setting: dict[str, Any]) -> schema.Search:
+        """Raises UserError for values that are impossible, or that the model has no use for."""
+        search = merge_search(self.config.search, changes(setting, self.config.search))
+        return self.translator.with_search(search).search
+
+    def measure(self, setting: dict[str, Any], bar: Any) -> None:  # noqa: ANN401
+        """Translate and score the validation set, and add a row."""
+        bar.set_description(" ".join(str(value) for value in setting.values() if value is not None))
+        translator = self.translator.with_search(self.search(setting))
+        texts = self.sources, self.references
+        result = evaluate(translator, *texts, self.scoring, ("bleu", "chrf"), bar.update, self.directions)
+        ratio = bleu_metric(self.scoring).corpus_score(result.hypotheses, [self.references]).ratio
+        self.signature = result.scores.signature
+        self.rows.append(
+            {
+                **setting,
+                "bleu": result.scores.bleu,
+                "chrf": result.scores.chrf,
+                "brevity_ratio": ratio,
+                "seconds": len(self.sources) / result.sentences_per_second,
+                "override": " ".join(f"search.{k}={v}" for k, v in changes(setting, self.config.search).items()),
+            }
+        )
+        self.rows.sort(key=lambda row: -row["bleu"])  # stable: of equal scores, the one tried first
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Translate and score the validation set with each setting."""
-    run = RunDirectory.existing(options.runs[0])
-    config = load_config(run.config)
-    scoring = score_settings(config.evaluation, config.data.target_lang)
-    sources, references, _ = run.held_out("validation")
-    machine = {name: getattr(options, name) for name in ("device", "precision", "threads")}
-    translator = Translator.load(options.runs, checkpoint=options.checkpoint, **machine)
-    directions = directions_of(run, "validation", len(sources))
-    sources = [*tagged(sources, directions, translator.tokenizers.source.tags)]
+    tuning = Tuning(options)
     settings = settings_to_try(options)
-    searches = [merge_search(config.search, changes(setting, config.search)) for setting in settings]
-    translator.translate(sources[:WARM_UP])
-    rows: list[dict[str, Any]] = []
-    with tqdm(total=len(settings) * len(sources), unit=" sent", disable=None) as bar:
-        for setting, translator.searcher.settings in zip(settings, searches, strict=True):
-            bar.set_description(" ".join(str(value) for value in setting.values() if value is not None))
-            try:
-                result = evaluate(translator, sources, references, scoring, ("bleu", "chrf"), bar.update, directions)
-            except KeyboardInterrupt:
-                if not rows:
-                    raise
-                bar.write(f"interrupted: {len(rows)} of {len(settings)} settings were tried", file=sys.stderr)
-                break
-            rows.append(
-                {
-                    **setting,
-                    "bleu": result.scores.bleu,
-                    "chrf": result.scores.chrf,
-                    "brevity_ratio": bleu_metric(scoring).corpus_score(result.hypotheses, [references]).ratio,
-                    "seconds": len(sources) / result.sentences_per_second,
-                    "override": " ".join(f"search.{k}={v}" for k, v in changes(setting, config.search).items()),
-                }
-            )
-    rows.sort(key=lambda row: -row["bleu"])  # stable: of equal scores, the smaller beam first
+    penalties = options.coverage
+    if penalties is None:
+        penalties = COVERAGE_PENALTIES if tuning.translator.model.attends else []
+    for setting in [*settings, *({**settings[-1], "coverage_penalty": penalty} for penalty in penalties)]:
+        tuning.search(setting)  # a mistake is told before anything is translated
+    tuning.translator.translate(tuning.sources[:WARM_UP])
+    total = len(settings) + len(penalties)
+    with tqdm(total=total * len(tuning.sources), unit=" sent", disable=None) as bar:
+        try:
+            for setting in settings:
+                tuning.measure(setting, bar)
+            best = {key: tuning.rows[0][key] for key in settings[0]}
+            for penalty in penalties:
+                tuning.measure({**best, "coverage_penalty": penalty}, bar)
+        except KeyboardInterrupt:
+            if not tuning.rows:
+                raise
+            bar.write(f"interrupted: {len(tuning.rows)} of {total} settings were tried", file=sys.stderr)
+    runs = options.runs[0] if len(options.runs) == 1 else f"[{','.join(options.runs)}]"
+    words = [f"run={runs}", *(["checkpoint=last"] if options.checkpoint == "last" else [])]
+    override = tuning.rows[0]["override"]
     return {
         "runs": options.runs,
         "checkpoint": options.checkpoint,
         "split": "validation",
-        "sentences": len(sources),
-        "signature": result.scores.signature,
-        "machine": translator.machine.describe(),
-        "settings": rows,
-        "best": rows[0]["override"],
+        "sentences": len(tuning.sources),
+        "signature": tuning.signature,
+        "machine": tuning.translator.machine.describe(),
+        "settings": tuning.rows,
+        "best": override,
+        "command": f"nmt-translate {shlex.join(words)} {override} < input > output",
     }
 
 
 def write(results: dict[str, Any], folder: Path) -> None:
     """Print the table and write it to the folder."""
-    table = f"{markdown(results['settings'], COLUMNS)}\n\n{results['best']}\n"
+    table = f"{markdown(results['settings'], COLUMNS)}\n\n{results['command']}\n"
     print(table)
     write_atomically(folder / "tune_search.json", f"{to_json(results, indent=1)}\n".encode())
     write_atomically(folder / "tune_search.md", table.encode())
@@ -131,6 +170,10 @@ def main() -> None:
         "--average", type=float, nargs="*", default=[0.6, 1.0, 1.4], help="alphas: log p / length^alpha"
     )
     parser.add_argument("--gnmt", type=float, nargs="*", default=[0.6, 1.0], help="alphas of GNMT's length penalty")
+    listed = " ".join(map(str, COVERAGE_PENALTIES))
+    parser.add_argument(
+        "--coverage", type=float, nargs="*", help=f"coverage penalties; default: {listed}, none without attention"
+    )
     parser.add_argument("--none", action=argparse.BooleanOptionalAction, default=True, help="try without a penalty")
     parser.add_argument("--checkpoint", choices=["best", "last"], default="best")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], help="default: as trained")

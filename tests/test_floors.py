@@ -20,6 +20,7 @@ FLOORS = [  # from the top down
     "translator",
     "terminology",
     "searcher",
+    "search_choice",
     "shortlist",
     "guidance",
     "model",

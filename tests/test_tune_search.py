@@ -57,22 +57,25 @@ def test_the_table_is_that_of_evaluations_without_the_test_set(run: RunDirectory
     if members == 2:
         runs.append(another(run, tmp_path / "another"))
     before = sorted(run.path.rglob("*"))
-    done = tune(tmp_path, *runs, "--beams", "4", "1", "--average", "0.0", "2.0", "--gnmt", "1.0")
+    done = tune(tmp_path, *runs, "--beams", "4", "1", "--average", "0.0", "2.0", "--gnmt", "1.0", "--coverage", "5")
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.rglob("tune_search.json")
     assert path.is_relative_to(tmp_path / "outputs" / "tune_search")
     found = json.loads(path.read_text())
     rows = found["settings"]
-    tried = {(row["beam_size"], row["length_penalty"], row["alpha"]) for row in rows}
+    keys = ("beam_size", "length_penalty", "alpha", "coverage_penalty")
+    plain = [tuple(row[key] for key in keys) for row in rows if row["coverage_penalty"] == 0]
     penalties = [("none", None), ("average", 0.0), ("average", 2.0), ("gnmt", 1.0)]
-    assert tried == {(1, "none", None), *((4, *penalty) for penalty in penalties)}
+    assert set(plain) == {(1, "none", None, 0.0), *((4, *penalty, 0.0) for penalty in penalties)}
+    (covered,) = (row for row in rows if row["coverage_penalty"] > 0)
+    assert tuple(covered[key] for key in keys) == (*plain[0][:3], 5.0)  # with the best of the others
     assert [row["bleu"] for row in rows] == sorted((row["bleu"] for row in rows), reverse=True)
     assert len({row["brevity_ratio"] for row in rows}) > 1  # the settings reach the search
     sources, references, _ = run.held_out("validation")
     settings = score_settings(Evaluation(tokenize="auto", lowercase=False), "fr")
     for row in rows:
         given = dict(word.removeprefix("search.").split("=") for word in row["override"].split())
-        search = {"beam_size": row["beam_size"], "length_penalty": row["length_penalty"], "alpha": row["alpha"]}
+        search = {key: row[key] for key in keys}
         assert {key: str(value) for key, value in search.items() if value is not None} == given
         again = evaluate(Translator.load(runs, search=search), sources, references, settings, ("bleu", "chrf"))
         assert (row["bleu"], row["chrf"]) == pytest.approx((again.scores.bleu, again.scores.chrf))
@@ -80,7 +83,9 @@ def test_the_table_is_that_of_evaluations_without_the_test_set(run: RunDirectory
         assert row["brevity_ratio"] == pytest.approx(words[0] / words[1], rel=0.1)  # but for sacreBLEU's tokenizer
         assert row["seconds"] > 0
     assert found["best"] == rows[0]["override"]
-    assert found["best"] in done.stdout
+    named = f"run={runs[0]}" if members == 1 else f"'run=[{runs[0]},{runs[1]}]'"
+    assert found["command"] == f"nmt-translate {named} {found['best']} < input > output"
+    assert found["command"] in done.stdout
     assert path.with_suffix(".md").read_text() in done.stdout
     assert sorted(run.path.rglob("*")) == before
 
@@ -88,18 +93,19 @@ def test_the_table_is_that_of_evaluations_without_the_test_set(run: RunDirectory
 def test_a_run_of_another_search_is_told_to_use_a_beam(run: RunDirectory, tmp_path: Path) -> None:
     config = run.config.read_text()
     values = config.replace("kind: beam", "kind: greedy")
-    for key in ("beam_size", "length_penalty", "alpha", "stop"):
+    for key in ("beam_size", "length_penalty", "alpha", "coverage_penalty", "stop", "groups", "diversity"):
         values = "\n".join(line for line in values.splitlines() if not line.startswith(f"  {key}:"))
     run.config.write_text(values)
     try:
-        done = tune(tmp_path, run.path, "--beams", "2", "--average", "--gnmt", "--output", "here")
+        done = tune(tmp_path, run.path, "--beams", "2", "--average", "--gnmt", "--coverage", "--output", "here")
         trained = Translator.load(run.path)
     finally:
         run.config.write_text(config)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "here" / "tune_search.json").read_text())
     assert found["best"] == (
-        "search.kind=beam search.alpha=0.0 search.stop=beam search.beam_size=2 search.length_penalty=none"
+        "search.kind=beam search.alpha=0.0 search.stop=beam search.groups=1 search.diversity=0.0 search.beam_size=2 "
+        "search.length_penalty=none search.coverage_penalty=0.0"
     )
     taken = merge_search(trained.search, override_values(found["best"].replace("search.", "").split()))
     assert isinstance(taken, Beam)
@@ -112,6 +118,7 @@ def test_a_run_of_another_search_is_told_to_use_a_beam(run: RunDirectory, tmp_pa
         (["nowhere"], "run=nowhere: no such directory"),
         (["{run}", "--beams", "0"], "search.beam_size=0: input should be greater than 0"),
         (["{run}", "--average", "-1"], "search.alpha=-1.0"),
+        (["{run}", "--coverage", "-1"], "search.coverage_penalty=-1.0"),
         (["{run}", "--threads", "0"], "--threads: 0: must be a whole number from 1 to 1024"),
         (["{run}", "--output", "{run}/config.yaml"], "/config.yaml: is a file"),
         (["{run}", "--output", "{run}"], "run: holds files other than the results of tune_search"),

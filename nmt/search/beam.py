@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nmt.search.constrained import Allocation
+from nmt.search.coverage import Coverage
+from nmt.search.diverse import Groups
 from nmt.search.forbidden import Bans, Forbidden, Watch
 from nmt.search.hypothesis import Ending, History, Hypothesis, LengthPenalty, Limits, StateT, Step, Symbols
 from nmt.search.log_probs import LogProbs, distinct, pack_top, unpack
@@ -36,6 +38,8 @@ def beam_search(  # noqa: PLR0913
     tree: BeamTree | None = None,
     forbidden: Forbidden | None = None,
     allocation: Allocation | None = None,
+    coverage: Coverage | None = None,
+    groups: Groups | None = None,
 ) -> list[list[Hypothesis]]:
     """Up to `n_best` distinct hypotheses per sentence (row of the state), best first.
 
@@ -44,16 +48,48 @@ def beam_search(  # noqa: PLR0913
     returned only if fewer have a probability above 0. `tree` records the search of a single sentence.
 
     forbidden: phrases that no hypothesis may contain; those of one token are in symbols.banned. allocation: phrases
-    that hypotheses must contain before they end; only if none does at the maximum length, others are returned. Raises
-    ValueError unless 1 <= n_best <= beam_size.
+    that hypotheses must contain before they end; only if none does at the maximum length, others are returned.
+    coverage: its penalty is added to the scores of finished hypotheses. groups: the beam consists of so many smaller
+    ones, which each stop by themselves and may find the same, so that fewer are returned. Raises ValueError unless
+    1 <= n_best <= beam_size, and for `groups` with `allocation` or `tree`.
     """
     if not 1 <= n_best <= beam_size:
         raise ValueError(f"n_best is {n_best} and beam_size {beam_size}, but 1 <= n_best <= beam_size must hold")
+    if groups is None:
+        inputs = step, state, symbols, limits, beam_size, n_best
+        return _search(*inputs, penalty, stop, device, tree, forbidden, allocation, coverage, None)
+    if allocation is not None or tree is not None:
+        raise ValueError("groups of a beam go with neither an allocation nor a tree")
+    state, limits = state.select(groups.rows(len(limits.max_lengths), device)), limits.repeated(groups.count)
+    coverage = None if coverage is None else coverage.repeated(groups.count)
+    # Whatever n is: a group that stopped earlier would leave its words to the others.
+    inputs = step, state, symbols, limits, groups.size, groups.size
+    return groups.merge(_search(*inputs, penalty, stop, device, None, forbidden, None, coverage, groups), n_best)
+
+
+def _search(  # noqa: PLR0913, PLR0917
+    step: Step[StateT],
+    state: StateT,
+    symbols: Symbols,
+    limits: Limits,
+    beam_size: int,
+    n_best: int,
+    penalty: LengthPenalty,
+    stop: Literal["beam", "exact"],
+    device: torch.device,
+    tree: BeamTree | None,
+    forbidden: Forbidden | None,
+    allocation: Allocation | None,
+    coverage: Coverage | None,
+    groups: Groups | None,
+) -> list[list[Hypothesis]]:
+    """See `beam_search`. With `groups`, a sentence here is a group of one, and K the size of a group."""
     normalise = LogProbs(symbols, limits.min_length, device)
     history = History(symbols.eos)
-    finished = _Finished(limits, penalty, n_best, max_endings=beam_size if stop == "beam" else math.inf)
+    finished = _Finished(limits, penalty, coverage, n_best, max_endings=beam_size if stop == "beam" else math.inf)
     active = list(range(len(limits.max_lengths)))
     watch = None if forbidden is None else Watch(forbidden, len(active))
+    following = [part for part in (history, watch, coverage) if part is not None]
     scores = torch.zeros(len(active), 1, device=device)
     tokens = torch.full((len(active),), symbols.bos, device=device)
     for now in range(max(limits.max_lengths, default=0)):
@@ -61,15 +97,17 @@ def beam_search(  # noqa: PLR0913
         history.add(scores.flatten(), output.weights)
         forced = [limits.forced(now, sentence, symbols.eos) for sentence in active]
         bans = _bans(watch, allocation, symbols.eos)
-        ranked = _rank(output.logits, scores, normalise, now + 1, forced, 2 * beam_size, bans, allocation)
+        size = 2 * beam_size if groups is None else groups.candidates
+        ranked = _rank(output.logits, scores, normalise, now + 1, forced, size, bans, allocation)
+        ranked = ranked if groups is None else groups.rank(ranked, active, symbols.eos)
         if allocation is None:
             ends, live = _ends(ranked, symbols.eos, beam_size), _continuations(ranked, symbols.eos, beam_size)
         else:
             ends, live = allocation.choose(ranked)
-        finished.add(now, active, ranked, ends)
+        finished.add(now, active, ranked, ends, output.weights)
         if tree is not None:
             tree.add(ranked, live, symbols.eos, beam_size, penalty(now + 1))
-        best_live = live.log_probs[:, 0].tolist()
+        best_live = (live.log_probs[:, 0] if groups is None else live.log_probs.max(1)).tolist()
         unfinished = [a for a, log_prob in enumerate(best_live) if finished.can_improve(active[a], log_prob)]
         if not unfinished:
             break
@@ -81,9 +119,8 @@ def beam_search(  # noqa: PLR0913
             if allocation is not None:
                 allocation.keep(unfinished)
         parents, chosen = live.rows.ravel(), live.tokens.ravel()
-        history.advance(parents.tolist(), chosen.tolist())
-        if watch is not None:
-            watch.advance(parents.tolist(), chosen.tolist())
+        for part in following:
+            part.advance(parents.tolist(), chosen.tolist())
         state = output.state.branch(torch.from_numpy(parents).to(device, non_blocking=True), remaining)
         tokens = torch.from_numpy(chosen).to(device, non_blocking=True)
         scores = torch.from_numpy(live.log_probs).to(device, non_blocking=True)
@@ -158,27 +195,39 @@ def _continuations(ranked: Candidates, eos: int, beam_size: int) -> Candidates:
 class _Finished:
     """The finished hypotheses of every sentence."""
 
-    def __init__(self, limits: Limits, penalty: LengthPenalty, n_best: int, max_endings: float) -> None:
+    def __init__(
+        self, limits: Limits, penalty: LengthPenalty, coverage: Coverage | None, n_best: int, max_endings: float
+    ) -> None:
         """The search of a sentence stops at `max_endings` finished hypotheses."""
+        self._coverage = coverage
         self._penalty, self._n_best, self._max_endings = penalty, n_best, max_endings
         self._largest_divisors = [penalty(length) for length in limits.max_lengths]
         self._endings: list[list[Ending]] = [[] for _ in limits.max_lengths]
 
-    def add(self, now: int, active: list[int], ranked: Candidates, ends: NDArray[np.bool_]) -> None:
-        """Add the candidates (A, C) of step `now` that end."""
+    def add(
+        self, now: int, active: list[int], ranked: Candidates, ends: NDArray[np.bool_], weights: Tensor | None
+    ) -> None:
+        """Add the candidates (A, C) of step `now`, which had this attention (N, S), that end."""
+        if self._coverage is not None:
+            self._coverage.add(weights)
         if not ends.any():
             return
         divisor = self._penalty(now + 1)
-        found = ends.nonzero()[0], ranked.rows[ends], ranked.log_probs[ends]
-        for a, row, log_prob in zip(*(field.tolist() for field in found), strict=True):
-            self._endings[active[a]].append(Ending(now, row, log_prob, log_prob / divisor))
+        sentences = [active[a] for a in ends.nonzero()[0].tolist()]
+        rows, log_probs = ranked.rows[ends].tolist(), ranked.log_probs[ends].tolist()
+        scores = [log_prob / divisor for log_prob in log_probs]
+        if self._coverage is not None:
+            penalties = self._coverage.penalties(sentences, rows)
+            scores = [score + penalty for score, penalty in zip(scores, penalties, strict=True)]
+        for sentence, row, log_prob, score in zip(sentences, rows, log_probs, scores, strict=True):
+            self._endings[sentence].append(Ending(now, row, log_prob, score))
 
     def can_improve(self, sentence: int, log_prob: float) -> bool:
         """Can a sentence whose best live hypothesis has this log-probability still change its n-best list?"""
         endings = self._endings[sentence]
         if len(endings) >= self._max_endings:
             return False
-        # Log-probabilities only fall, and no divisor is larger: no continuation scores above this.
+        # Log-probabilities only fall, no divisor is larger and no penalty above 0: no continuation scores above this.
         bound = log_prob / self._largest_divisors[sentence]
         if len(endings) < self._n_best:
             return bound > -math.inf

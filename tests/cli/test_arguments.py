@@ -222,7 +222,7 @@ def test_what_would_change_nothing_is_refused(
             ["encoder.self_attention.score.kind=dot"],
             "write attention/score@encoder.self_attention.score=dot$",
         ),
-        ("evaluate", ["search=-0.0"], "search=-0.0: not one of as_trained, beam, greedy, sampling"),
+        ("evaluate", ["search=-0.0"], "search=-0.0: not one of as_trained, beam, greedy, mbr, sampling"),
         ("train", ["encoder=../train"], "encoder=../train: not one of gru, lstm, rnn"),
         ("train", ["hydra.job.num=3"], "hydra.job.num=3: Hydra sets this itself"),
         ("train", ["run=a", "hydra.run.dir=b"], "hydra.run.dir=b: run= resumes in the run's own directory"),

@@ -17,6 +17,7 @@ from nmt.config.schema.data import Data, MultilingualData, TokenizerConfig
 from nmt.config.schema.model import Model, Size
 from nmt.config.schema.search import Beam as Beam
 from nmt.config.schema.search import Greedy as Greedy
+from nmt.config.schema.search import MinimumBayesRisk as MinimumBayesRisk
 from nmt.config.schema.search import Sampling as Sampling
 from nmt.config.schema.search import Search as Search
 from nmt.config.schema.search import SearchLimits as SearchLimits
@@ -116,6 +117,11 @@ class TrainConfig(Model, Machine):
             yield from self._conflicts_of_guided_alignment()
         if self.validation.monitor == "aer":
             yield from self._conflicts_of_aer()
+        if self.attention.kind == "none" and self.search.kind == "beam" and self.search.coverage_penalty:
+            yield (
+                f"search.coverage_penalty={self.search.coverage_penalty} needs an attention, but attention.kind=none; "
+                "set it to 0"
+            )
         yield from self._conflicts_of_objective()
 
     def _lacks_alignments(self) -> bool:

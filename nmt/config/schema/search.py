@@ -1,10 +1,11 @@
 """Search."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from nmt.config.schema.base import Count, CountOrZero, Positive, Section
+from nmt.config.schema.base import Count, CountOrZero, NonNegative, Positive, Section
 
 MAX_HYPOTHESES = 10_000  # of a sentence at once; each has its own decoder state
 
@@ -29,7 +30,18 @@ class Beam(SearchLimits):
     beam_size: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
     length_penalty: Literal["none", "average", "gnmt"]
     alpha: Annotated[float, Field(ge=0.0, le=100.0)]
+    coverage_penalty: NonNegative
     stop: Literal["beam", "exact"]
+    groups: Count
+    diversity: NonNegative
+
+    def conflicts(self) -> Iterator[str]:
+        if self.beam_size % self.groups:
+            larger = self.beam_size + self.groups - self.beam_size % self.groups
+            yield (
+                f"groups={self.groups} do not divide a beam of {self.beam_size}; set search.beam_size={larger}, or "
+                "search.groups=1"
+            )
 
 
 class Sampling(SearchLimits):
@@ -39,4 +51,14 @@ class Sampling(SearchLimits):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)]
 
 
-Search = Annotated[Greedy | Beam | Sampling, Field(discriminator="kind")]
+class MinimumBayesRisk(SearchLimits):
+    kind: Literal["mbr"]
+    candidates: Literal["sampling", "beam"]
+    n_candidates: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
+    utility: Literal["chrf", "bleu"]
+    temperature: Positive
+    top_k: CountOrZero
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+Search = Annotated[Greedy | Beam | Sampling | MinimumBayesRisk, Field(discriminator="kind")]

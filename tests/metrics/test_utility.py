@@ -1,0 +1,48 @@
+"""Similarities of translations against sacreBLEU itself, pair by pair."""
+
+import random
+import unicodedata
+
+import numpy as np
+import pytest
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
+from nmt.metrics.utility import Utility, mean_utilities, pairwise
+
+METRICS = {"chrf": CHRF(), "bleu": BLEU(effective_order=True)}
+UTILITIES: list[Utility] = ["chrf", "bleu"]
+
+
+def texts(seed: int, count: int) -> list[str]:
+    draw = random.Random(seed)
+    words = ["le", "chat", "l'eau,", "dort", ".", "(ici)", "3.14", "caf\u00e9", "cafe\u0301", "x"]
+    return [" ".join(draw.choice(words) for _ in range(draw.randint(1, 9))) for _ in range(count)]
+
+
+@pytest.mark.parametrize("utility", UTILITIES)
+def test_every_pair_has_its_score_of_sacrebleu(utility: Utility) -> None:
+    for seed in range(4):
+        found = [*texts(seed, 12), "", " ", "x", "ab", "le chat dort", "le chat dort"]
+        expected = [[METRICS[utility].sentence_score(one, [other]).score for other in found] for one in found]
+        np.testing.assert_allclose(pairwise(found, utility), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("utility", UTILITIES)
+def test_the_mean_is_over_all_others_also_over_equal_ones(utility: Utility) -> None:
+    for seed in range(4):
+        found = texts(seed, 5)
+        found += [found[0], found[1], found[0], ""]
+        same = [unicodedata.normalize("NFC", text) for text in found]
+        for i, mean in enumerate(mean_utilities(found, utility)):
+            total = 0.0
+            for j, other in enumerate(same):
+                if j != i:
+                    total += METRICS[utility].sentence_score(same[i], [other]).score
+            assert mean == pytest.approx(total / (len(found) - 1), abs=1e-6)
+
+
+@pytest.mark.parametrize("utility", UTILITIES)
+def test_one_text_has_no_other(utility: Utility) -> None:
+    assert mean_utilities(["le chat"], utility) == [100.0]
+    assert mean_utilities([""], utility) == [100.0]

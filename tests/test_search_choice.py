@@ -1,0 +1,182 @@
+"""Coverage penalty, diverse beam search and minimum Bayes risk decoding as users choose them, on small trained runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TINY, values_of
+from forks import call
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from test_translator import LINES, run  # noqa: F401
+
+from nmt import Translator
+from nmt.config.compose import typed
+from nmt.config.errors import UserError
+from nmt.config.schema import TrainConfig
+from nmt.explanation import beam_tree
+from nmt.search_choice import width
+from nmt.training.job import train
+from nmt.translator import Translation
+
+TEXT = "".join(f"{line}\n" for line in LINES).encode()
+SAMPLING: dict[str, Any] = {"kind": "sampling", "temperature": 0.7, "top_k": 0, "top_p": 0.95}
+MBR = {**SAMPLING, "kind": "mbr", "candidates": "sampling", "n_candidates": 6, "utility": "chrf"}
+METRICS = {"chrf": CHRF(), "bleu": BLEU(effective_order=True)}
+Bits = list[list[tuple[str, float, float]]]
+
+
+@pytest.fixture(scope="module")
+def blind(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without attention, and with the tokenizer of the other one."""
+    directory = tmp_path_factory.mktemp("blind") / "run"
+    values = values_of("train", [*TINY, "data.train_size=400", "attention=none", "training.max_steps=2"])
+    assert train(typed(TrainConfig, values), directory, []) == 0
+    return directory
+
+
+def nbest(run: Any, n: int, **search: Any) -> list[list[Translation]]:  # noqa: ANN401, F811
+    return Translator.load(run, search=search).translate_nbest(LINES, n)
+
+
+def bits(found: list[list[Translation]]) -> Bits:
+    return [[(each.text, each.score, each.log_prob) for each in translations] for translations in found]
+
+
+def test_coverage_ranks_by_what_forced_decoding_scores(run: Path, blind: Path) -> None:  # noqa: F811
+    short, compared, lowered = {"beam_size": 6, "max_length": 5}, 0, 0  # too few steps to cover a long line
+    for runs in ([run], [run, blind]):
+        translator, plain = (Translator.load(runs, search=short | {"coverage_penalty": b}) for b in (0.7, 0.0))
+        for line, found in zip(LINES, translator.translate_nbest(LINES, 6), strict=True):
+            assert [each.score for each in found] == sorted((each.score for each in found), reverse=True)
+            for each in found if found[0].text else []:
+                forced = translator.score([line], [each.text])[0]
+                if forced.tokens == each.tokens:  # the same text may be cut into other pieces
+                    compared += 1
+                    assert forced.score == pytest.approx(each.score, abs=1e-3)
+                    lowered += forced.score < plain.score([line], [each.text])[0].score - 0.01
+    assert compared > lowered > 5
+
+
+def test_what_is_off_changes_no_bit(run: Path) -> None:  # noqa: F811
+    plain = bits(nbest(run, 4, beam_size=4, max_length=5))
+    off = {"coverage_penalty": 0.0, "groups": 1, "diversity": 9.0}
+    assert bits(nbest(run, 4, beam_size=4, max_length=5, **off)) == plain
+    assert bits(nbest(run, 4, beam_size=4, max_length=5, coverage_penalty=0.5)) != plain
+
+
+def test_groups_without_diversity_are_smaller_beams(run: Path) -> None:  # noqa: F811
+    small = nbest(run, 2, beam_size=2)
+    found = nbest(run, 6, beam_size=6, groups=3, diversity=0.0)
+    for expected, same in zip(small, found, strict=True):
+        assert [each.text for each in same] == [each.text for each in expected]
+        assert [each.score for each in same] == pytest.approx([each.score for each in expected], abs=1e-4)
+    diverse = nbest(run, 6, beam_size=6, groups=3, diversity=2.0)
+    assert sum(map(len, diverse)) > sum(map(len, small)) + 3
+
+
+@pytest.mark.parametrize("utility", ["chrf", "bleu"])
+@pytest.mark.parametrize("candidates", ["sampling", "beam"])
+def test_the_choice_is_the_candidate_most_similar_to_the_others(
+    run: Path,  # noqa: F811
+    utility: str,
+    candidates: str,
+) -> None:
+    changed = 0
+    beam = {"kind": "beam", "beam_size": 6, "length_penalty": "none", "alpha": 0.0}
+    drawn = nbest(run, 6, **(SAMPLING if candidates == "sampling" else beam))
+    found = nbest(run, 6, **(MBR | {"candidates": candidates, "utility": utility}))
+    for of_line, chosen in zip(drawn, found, strict=True):
+        if not of_line[0].text:
+            continue
+        utilities = []
+        for i, one in enumerate(of_line):
+            others = [other.text for j, other in enumerate(of_line) if j != i]
+            scores = [METRICS[utility].sentence_score(one.text, [other]).score for other in others]
+            utilities.append(sum(scores) / len(scores) if scores else 100.0)
+        assert [each.score for each in chosen] == pytest.approx(sorted(utilities, reverse=True), abs=1e-6)
+        best = max(range(len(of_line)), key=lambda i: round(utilities[i], 6))
+        assert chosen[0].text == of_line[best].text
+        changed += best != 0
+    assert changed
+
+
+def test_one_candidate_is_that_candidate(run: Path) -> None:  # noqa: F811
+    one = nbest(run, 1, **SAMPLING)
+    found = nbest(run, 1, **(MBR | {"n_candidates": 1}))
+    assert [(each.text, each.log_prob) for (each,) in found] == [(each.text, each.log_prob) for (each,) in one]
+
+
+def test_candidates_depend_on_the_seed_alone(run: Path) -> None:  # noqa: F811
+    def found(seed: int, lines: list[str]) -> list[str]:
+        return [each.text for each in Translator.load(run, search=MBR, seed=seed).translate(lines)]
+
+    assert found(3, LINES) == found(3, LINES) != found(4, LINES)
+    assert found(3, LINES[:1]) == found(3, LINES)[:1]  # whatever is translated with it
+
+
+def test_all_candidates_count_in_a_batch(run: Path) -> None:  # noqa: F811
+    translator = Translator.load(run, search=MBR | {"batch_tokens": 60})
+    assert width(translator.search) == 6
+    assert list(translator.searcher.batches([[5] * 10, [5] * 5, [5] * 5])) == [[0], [1, 2]]
+
+
+def command(name: str, *words: str, stdin: bytes = TEXT) -> tuple[int, str, str]:
+    done = call(name, *words, stdin=stdin)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def test_the_commands_take_them(run: Path, tmp_path: Path) -> None:  # noqa: F811
+    plain = command("nmt-translate", f"run={run}", "search.beam_size=4")
+    off = ["search.coverage_penalty=0", "search.groups=1"]
+    assert command("nmt-translate", f"run={run}", "search.beam_size=4", *off) == plain
+    on = ["search.coverage_penalty=0.3", "search.groups=2", "search.diversity=1", "nbest=4"]
+    status, output, _ = command("nmt-translate", f"run={run}", "search.beam_size=4", *on)
+    assert status == 0
+    numbers = [line.split(" ||| ")[0] for line in output.splitlines()]
+    assert set(numbers) == {"0", "1", "2", "3", "4"}
+    mbr = ["search=mbr", "search.n_candidates=5", "search.utility=bleu"]
+    assert command("nmt-translate", f"run={run}", *mbr)[1].count("\n") == len(LINES)
+    status, output, _ = command("nmt-evaluate", f"run={run}", "split=validation", f"output={tmp_path / 'out'}", *mbr)
+    assert status == 0
+    search = json.loads(output.splitlines()[-1])["search"]
+    assert (search["kind"], search["n_candidates"], search["utility"]) == ("mbr", 5, "bleu")
+
+
+MISTAKES = [
+    (["search.beam_size=4", "search.groups=3"], "groups=3 do not divide a beam of 4; set search.beam_size=6, or"),
+    (["search.groups=0"], "search.groups=0: input should be greater than 0"),
+    (["search.diversity=-1"], "search.diversity=-1: input should be greater than or equal to 0"),
+    (["search.coverage_penalty=-1"], "search.coverage_penalty=-1: input should be greater than or equal to 0"),
+    (["search=greedy", "search.coverage_penalty=1"], "search.coverage_penalty: not a key of the chosen search"),
+    (["search=mbr", "search.utility=comet"], "search.utility=comet: not one of chrf, bleu"),
+    (["search=mbr", "search.n_candidates=4", "nbest=5"], "nbest=5: more than the 4 candidates; set"),
+    (["search.beam_size=4", "search.groups=2", "glossary={folder}/g"], "need one beam, but search.groups=2 divides it"),
+    (["search=mbr", "glossary={folder}/g"], "need search=beam, but this search is mbr"),
+    (["run={blind}", "search.coverage_penalty=0.2"], "search.coverage_penalty=0.2: the run has no attention; set it"),
+]
+
+
+@pytest.mark.parametrize(("words", "told"), MISTAKES)
+def test_a_mistake_is_one_line(run: Path, blind: Path, tmp_path: Path, words: list[str], told: str) -> None:  # noqa: F811
+    (tmp_path / "g").write_text("dog\tchien\n")
+    given = [word.format(blind=blind, folder=tmp_path) for word in words]
+    if not given[0].startswith("run="):
+        given.insert(0, f"run={run}")
+    status, output, errors = command("nmt-translate", *given)
+    assert (status, output) == (2, "")
+    assert told in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+
+
+def test_what_goes_without_attention_or_one_beam_is_refused(run: Path, blind: Path) -> None:  # noqa: F811
+    with pytest.raises(UserError, match=r"needs an attention, but attention.kind=none; set it to 0"):
+        typed(TrainConfig, values_of("train", ["attention=none", "search.coverage_penalty=0.1"]))
+    loaded = Translator.load(blind)
+    covering = loaded.search.model_copy(update={"coverage_penalty": 0.1})
+    with pytest.raises(UserError, match="the run has no attention; set it to 0"):
+        loaded.with_search(covering)
+    translator = Translator.load(run, search={"beam_size": 4, "groups": 2})
+    with pytest.raises(UserError, match=r"search.groups=2: a tree shows one beam, not several; use search.groups=1"):
+        beam_tree(translator, LINES[0], 2)
