@@ -20,7 +20,8 @@ from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
 from nmt.metrics.bleu import METRICS, Scores, ScoreSettings, SettingsByLanguage, score, score_by_length, tokenizer_for
 from nmt.metrics.comet import Comet
 from nmt.run import EVALUATION, RunDirectory, read_json
-from nmt.translator import Progress, Translation, Translator
+from nmt.translation import Translation
+from nmt.translator import Progress, Translator
 
 log = logging.getLogger(__name__)
 

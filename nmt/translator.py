@@ -5,14 +5,13 @@ Shapes: S source positions, T target positions.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from nmt.config import schema
 from nmt.config.compose import load_config, merge_search
@@ -22,7 +21,6 @@ from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines
 from nmt.distributed import ProcessGroup
 from nmt.guidance import Attend
 from nmt.machine import Machine, retry_in_halves
-from nmt.metrics.alignment import attention_to_links, format_pharaoh, merge_to_words, words
 from nmt.metrics.utility import mean_utilities
 from nmt.model.ensemble import Ensemble
 from nmt.model.load import load_runs
@@ -33,40 +31,11 @@ from nmt.search.shortlist import Shortlist
 from nmt.search_choice import score as rank_by
 from nmt.searcher import Searcher
 from nmt.terminology import Controls, make_guidance, steer, warn_of_unmet
+from nmt.translation import Translation
 
 T = TypeVar("T")
 
 Progress = Callable[[int], object]  # called with the number of sentences just finished
-
-
-@dataclass(frozen=True)
-class Translation:
-    """One translation of one line."""
-
-    text: str
-    score: float  # log-probability over its length penalty, with a coverage penalty; of search=mbr: mean utility
-    log_prob: float  # natural logarithm
-    source_tokens: list[str]  # pieces, </s> last
-    tokens: list[str]  # pieces, </s> last
-    alignment: NDArray[np.float32] | None  # (T, S) attention, a row for each of `tokens`; None without attention
-    token_log_probs: list[float]  # of each of `tokens`, which sum to log_prob
-    tags: int = 0  # source tokens in front that are tags of languages
-
-    def word_alignment(self) -> str:
-        """Pharaoh links between words, separated by spaces: each target word to the source word it attends to most."""
-        if self.alignment is None:
-            return ""
-        weights, source = self.alignment[:, self.tags :], self.source_tokens[self.tags :]
-        return format_pharaoh(attention_to_links(weights, self.tokens, source))
-
-    def word_weights(self) -> dict[str, Any] | None:
-        """Source words, target words ("</s>" last) and the attention between them in whole percent, a row for each
-        target word. None without attention."""
-        if self.alignment is None:
-            return None
-        weights = merge_to_words(self.alignment, self.tokens, self.source_tokens)
-        percents = np.rint(100 * weights).astype(int).tolist()
-        return {"source": words(self.source_tokens), "target": words(self.tokens), "weights": percents}
 
 
 class Translator:

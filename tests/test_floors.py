@@ -18,6 +18,7 @@ FLOORS = [  # from the top down
     "explanation",
     "saliency",
     "translator",
+    "translation",
     "terminology",
     "searcher",
     "search_choice",

@@ -20,7 +20,8 @@ from nmt.files import MAX_TEXT, read_bytes, to_json
 from nmt.model.weights import LAST, MAX_WEIGHTS, read_checkpoint, to_safetensors
 from nmt.report.heatmap import draw_alignment, save
 from nmt.run import RunDirectory, read_json
-from nmt.translator import Translation, Translator
+from nmt.translation import Translation
+from nmt.translator import Translator
 
 SPLITS = ("validation", "test")
 TOKENIZERS = ("tokenizer.model", "source.model", "target.model")

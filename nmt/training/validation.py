@@ -26,7 +26,8 @@ from nmt.metrics.bleu import METRICS, ScoreSettings, perplexity
 from nmt.metrics.comet import Comet
 from nmt.model.seq2seq import evaluation_mode
 from nmt.saliency import Saliency, saliency
-from nmt.translator import Progress, Translation, Translator
+from nmt.translation import Translation
+from nmt.translator import Progress, Translator
 
 
 class Scoring(NamedTuple):
