@@ -257,7 +257,7 @@ def test_batches_hold_what_the_mixture_says_in_as_many_batches_each_epoch(corpus
 
 # Runs
 
-TEMPERED = "data.temperature=4"
+TEMPERED = "data.corpora=[{source_lang: en, target_lang: de, weight: 3},de-en,en-fr,fr-en]"
 
 
 @pytest.fixture(scope="module")
@@ -269,6 +269,7 @@ def run(corpus: Path) -> Path:
 
 def test_resumed_in_mid_epoch_it_ends_in_the_same_bits(run: Path, corpus: Path, tmp_path: Path) -> None:
     values = config(corpus, TEMPERED)
+    assert make_batches(prepare(values.data, values.tokenizer), "train", values).mixture is not None
     few = values.training.model_copy(update={"max_steps": 17})
     assert train(values.model_copy(update={"training": few}), tmp_path / "run", []) == 0
     assert train(values, tmp_path / "run", []) == 0
