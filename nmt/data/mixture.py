@@ -59,7 +59,7 @@ def shares(sizes: Sequence[int], weights: Sequence[float], temperature: float) -
     scaled = np.where(np.asarray(sizes) > 0, logs / temperature, -np.inf)
     exact = np.exp(scaled - scaled.max())
     exact *= sum(sizes) / exact.sum()
-    counts = np.floor(exact + 1e-6)  # which logarithms and their inverse leave a little below a whole number
+    counts = np.floor(exact)
     largest = np.argsort(counts - exact, kind="stable")  # of the rests
     counts[largest[: sum(sizes) - int(counts.sum())]] += 1
     return [int(count) for count in counts]
