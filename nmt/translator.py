@@ -21,7 +21,6 @@ from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines
 from nmt.distributed import ProcessGroup
 from nmt.guidance import Attend
 from nmt.machine import Machine, retry_in_halves
-from nmt.metrics.utility import mean_utilities
 from nmt.model.ensemble import Ensemble
 from nmt.model.load import load_runs
 from nmt.model.seq2seq import Seq2Seq, evaluation_mode
@@ -250,6 +249,8 @@ class Translator:
         """The n best translations of one line."""
         if not isinstance(self.search, schema.MinimumBayesRisk) or not candidates:
             return candidates
+        from nmt.metrics.utility import mean_utilities  # imports sacreBLEU
+
         utilities = mean_utilities([candidate.text for candidate in candidates], self.search.utility)
         ranked = map(lambda candidate, score: replace(candidate, score=score), candidates, utilities)
         return sorted(ranked, key=lambda candidate: -candidate.score)[:n]
