@@ -23,7 +23,7 @@ from nmt.training.step import Updater
 
 Config = Callable[..., TrainConfig]
 PAD, UNK, BOS, EOS, V = 0, 1, 2, 3, 6
-TARGET = cast(Any, SimpleNamespace(pad=PAD, bos=BOS, eos=EOS))
+TARGET = cast(Any, SimpleNamespace(pad=PAD, bos=BOS, eos=EOS, tag_ids=()))
 STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0", "training.label_smoothing=0"]
 RISK = ["objective=minimum_risk", "objective.sharpness=1", "objective.likelihood_weight=0"]
 ALL = ["objective.samples=600", "objective.max_ratio=1"]  # so many draws bring every translation
