@@ -36,7 +36,7 @@ from nmt.training.step import Updater
 
 PAD, BOS, EOS, V = 0, 2, 3, 50
 PENALTY = LengthPenalty("average", 1.0)
-TARGET = cast(Any, SimpleNamespace(pad=PAD, bos=BOS, eos=EOS))
+TARGET = cast(Any, SimpleNamespace(pad=PAD, bos=BOS, eos=EOS, tag_ids=()))
 TOKENIZERS = cast(Any, SimpleNamespace(source=TARGET, target=TARGET))
 Counts = tuple[int, dict[str, int]]  # kernels, waits
 
