@@ -55,8 +55,8 @@ class Ramp(NamedTuple):
         return float(self.start * (self.end / self.start) ** ((step - 1) / (self.updates - 1)) / self.lr)
 
 
-def range_test(ready: Ready, ramp: Ramp, losses: list[float]) -> int:
-    """Add the loss of each update to `losses`, in nats per target token. Returns the exit status."""
+def range_test(ready: Ready, ramp: Ramp, rates: list[float], losses: list[float]) -> int:
+    """Add the rate and the loss of each update, in nats per target token, to the lists. Returns the exit status."""
     trainer = ready.trainer
     trainer.schedule = ramp  # type: ignore[assignment]
     try:
@@ -65,6 +65,7 @@ def range_test(ready: Ready, ramp: Ramp, losses: list[float]) -> int:
                 trainer.window = Sums()
                 if trainer.update():
                     trainer.stop_if_signalled()
+                rates.append(trainer.optimizer.param_groups[0]["lr"])
                 # An update that is not finite has no terms: the end of the test.
                 losses.append(trainer.window.means()["loss"] if trainer.window.updates else math.inf)
                 bar.update()
@@ -120,13 +121,13 @@ def find(config: TrainConfig, overrides: list[str], options: argparse.Namespace,
     ramp = Ramp(options.start or lr / RANGE, options.end or lr * RANGE, options.updates, lr)
     if ramp.start >= ramp.end:
         raise UserError(f"--start {ramp.start:g}: must be below --end {ramp.end:g}")
+    rates: list[float] = []
     losses: list[float] = []
     config = config.with_absolute_paths()
     with tempfile.TemporaryDirectory(prefix="nmt-find-lr-") as run:
-        work = partial(range_test, ramp=ramp, losses=losses)
+        work = partial(range_test, ramp=ramp, rates=rates, losses=losses)
         if status := train(config, Path(run), overrides, choices(), work=work):
             return status
-    rates = [lr * ramp.factor(step) for step in range(1, len(losses) + 1)]
     found = landmarks(rates, losses)
     fastest, lowest = found or (None, None)
     suggestion = None if lowest is None else SAFE * lowest

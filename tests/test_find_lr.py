@@ -69,9 +69,10 @@ def test_its_updates_are_those_of_training(find_lr: ModuleType, train_config: Co
     config = config.model_copy(update={"schedule": config.schedule.model_copy(update={"warmup_steps": 0})})
     assert train(config, tmp_path / "run", []) == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rates: list[float] = []
     losses: list[float] = []
     ramp = find_lr.Ramp(0.004, 0.004, 8, 0.004)
-    assert train(config, tmp_path / "test", [], work=lambda ready: find_lr.range_test(ready, ramp, losses)) == 0
+    assert train(config, tmp_path / "test", [], work=lambda ready: find_lr.range_test(ready, ramp, rates, losses)) == 0
     assert losses == [line["train/loss"] for line in lines if "train/loss" in line]
 
 
