@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nmt.translator import Translation, Translator
+    from nmt.translation import Translation
+    from nmt.translator import Translator
 
 __all__ = ["Translation", "Translator"]
 

@@ -12,13 +12,16 @@ import torch
 from nmt.config import schema
 from nmt.config.compose import flatten, load_values
 from nmt.config.errors import UserError
+from nmt.data.prepared import Direction
+from nmt.directions import directions_of, mean, rows, score_directions, table, tagged
 from nmt.faithfulness import faithfulness
 from nmt.files import locked, to_json, write_lines
 from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
-from nmt.metrics.bleu import METRICS, Scores, ScoreSettings, score, score_by_length, tokenizer_for
+from nmt.metrics.bleu import METRICS, Scores, ScoreSettings, SettingsByLanguage, score, score_by_length, tokenizer_for
 from nmt.metrics.comet import Comet
 from nmt.run import EVALUATION, RunDirectory, read_json
-from nmt.translator import Progress, Translation, Translator
+from nmt.translation import Translation
+from nmt.translator import Progress, Translator
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +30,9 @@ class Evaluation(NamedTuple):
     """Translations of a test set and their scores."""
 
     translations: list[Translation]
-    scores: Scores
+    scores: Scores  # of several directions their mean
     sentences_per_second: float  # translation only
+    by_direction: Mapping[str, Scores] = {}
 
     @property
     def hypotheses(self) -> list[str]:
@@ -37,11 +41,16 @@ class Evaluation(NamedTuple):
 
 
 def score_settings(config: schema.Evaluation, target_lang: str) -> ScoreSettings:
-    """Resolve tokenize=auto. Raises UserError now, before training, if the tokenizer is not available."""
-    tokenize = tokenizer_for(target_lang) if config.tokenize == "auto" else config.tokenize
-    settings = ScoreSettings(tokenize, config.lowercase)
+    """Resolve tokenize=auto. Several target languages are separated by commas, as in schema.MultilingualData.
+
+    Raises UserError now, before training, if a tokenizer is not available.
+    """
+    automatic, languages = config.tokenize == "auto", target_lang.split(",")
+    kind = SettingsByLanguage if automatic and len(languages) > 1 else ScoreSettings
+    settings = kind(tokenizer_for(target_lang) if automatic else config.tokenize, config.lowercase)
     try:
-        score(["a"], ["a"], settings, ("bleu",))
+        for language in languages:
+            score(["a"], ["a"], settings.of(language), ("bleu",))
     except ValueError as error:
         raise UserError(str(error)) from None
     return settings
@@ -62,14 +71,18 @@ def evaluate(
     settings: ScoreSettings,
     metrics: Collection[str] = METRICS,
     progress: Progress | None = None,
+    directions: Sequence[Direction] = (),
 ) -> Evaluation:
-    """Translate and score."""
+    """Translate and score. directions: of each sentence, for a model of several; its sources are tagged."""
     translator.reseed()
     start = time.perf_counter()
     translations = [nbest[0] for nbest in translator.translate_nbest(sources, 1, progress)]
     seconds = time.perf_counter() - start
-    scores = score([translation.text for translation in translations], references, settings, metrics)
-    return Evaluation(translations, scores, len(sources) / seconds)
+    hypotheses, speed = [translation.text for translation in translations], len(sources) / seconds
+    if not directions:
+        return Evaluation(translations, score(hypotheses, references, settings, metrics), speed)
+    scores = score_directions(hypotheses, references, directions, settings, metrics)
+    return Evaluation(translations, mean(scores.values()), speed, scores)
 
 
 class ReferenceAlignment(NamedTuple):
@@ -182,16 +195,20 @@ def evaluate_run(
     <split>, so that results with the run's own settings stay. `explained` is the number of sentences for the figures of
     nmt.faithfulness; 0: none. `on_result` receives the entry before the files are written.
     """
-    sources, references, gold = run.held_out(split)
-    evaluation = evaluate(translator, sources, references, settings, progress=progress)
+    plain, references, gold = run.held_out(split)
+    directions = directions_of(run, split, len(plain))
+    sources = tagged(plain, directions, translator.tokenizers.source.tags)
+    evaluation = evaluate(translator, sources, references, settings, progress=progress, directions=directions)
     result: dict[str, Any] = {
         **evaluation.scores.as_dict(),
-        "bleu_by_length": score_by_length(evaluation.hypotheses, references, sources, settings),
+        "bleu_by_length": score_by_length(evaluation.hypotheses, references, plain, settings),
         "sentences": len(sources),
         "sentences_per_second": round(evaluation.sentences_per_second, 2),
         "checkpoint": checkpoint,
         "search": translator.search.model_dump(),
     }
+    if directions:
+        result["directions"] = rows(directions, evaluation.by_direction)
     aligned = align(translator, sources, references, gold)
     if aligned is not None:
         result |= {key: round(value, 4) for key, value in aligned.scores.items()}
@@ -231,5 +248,9 @@ def _write(
         write_lines(run.alignments / f"{name}.words.jsonl", weights)
         write_lines(run.alignments / f"{name}.references.pharaoh", aligned.pharaoh)
     write_lines(run.hypotheses / f"{name}.txt", evaluation.hypotheses)
+    if "directions" in result:
+        scores = table(result)
+        write_lines(run.path / f"directions.{name}.md", scores.splitlines())
+        log.info("%s by direction:\n%s", name, scores)
     with locked(run.path):
         run.update_json(run.results, {name: result})

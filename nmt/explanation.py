@@ -20,7 +20,8 @@ from nmt.model.seq2seq import evaluation_mode
 from nmt.saliency import gradient_norms, shares_of
 from nmt.search.tree import Node
 from nmt.terminology import make_guidance, steer
-from nmt.translator import Translation, Translator
+from nmt.translation import Translation
+from nmt.translator import Translator
 
 
 @dataclass(frozen=True)

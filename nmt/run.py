@@ -2,12 +2,9 @@
 
 import fcntl
 import hashlib
-import importlib.metadata
 import json
 import os
-import platform
 import shlex
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +18,7 @@ from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell, override_values, user_path
 from nmt.config.schema.record import Manifest
 from nmt.data.prepared import Prepared
+from nmt.environment import environment
 
 # Keys that change nothing but rounding in a run's results.
 NO_EFFECT = {"run", "device", "threads", "processes", "data.cache_dir", "data.workers"}
@@ -33,7 +31,6 @@ LOCK, SWEEP = ".lock", ".nmt-sweep"  # files that mark a run in progress and the
 ERROR = "error.txt"  # why a job of a sweep failed
 EVALUATION = "evaluation.json"  # describes an evaluation in a folder that is not a run
 FINISHED, PRUNED = "finished", "pruned"  # "status" in the manifest; absent until the run ends
-PACKAGES = ("nmt", "torch", "numpy", "sentencepiece", "sacrebleu", "datasets", "hydra-core")
 
 
 class RunDirectory:
@@ -97,13 +94,18 @@ class RunDirectory:
             raise UserError(f"{self.path}: process {owner or '?'} is training there; wait for it or stop it") from None
         os.truncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
-        if self.config.exists() and self._has_results():
-            try:
-                self._check_same_config(values)
-            except UserError:
-                self.release()
-                raise
+        try:
+            self._check_same_config(values)
+        except UserError:
+            self.release()
+            raise
         files.remove_leftovers(self.path)
+
+    def check(self, values: Mapping[str, Any]) -> None:
+        """Raises UserError if `claim` would find another run or other files there. Changes nothing."""
+        self._check_only_run_files()
+        self.check_contained()
+        self._check_same_config(values)
 
     def release(self) -> None:
         """Unlock the directory. Removes the lock file if no run was started."""
@@ -139,7 +141,7 @@ class RunDirectory:
         prepared.tokenizers.save(self.path)
         for split in prepared:
             if split.name != "train":
-                self.write_held_out(split.name, split.source.lines(), split.target.lines(), split.alignments)
+                self.write_held_out(split.name, prepared.sources(split), split.target.lines(), split.alignments)
         starts = [*manifest.get("starts", []), {**environment(), **start}]
         self.update_json(self.manifest, {"seed": values["seed"], "data": prepared.report, "starts": starts})
 
@@ -233,6 +235,9 @@ class RunDirectory:
             )
 
     def _check_same_config(self, values: Mapping[str, Any]) -> None:
+        """Raises UserError if the directory holds results of another configuration."""
+        if not (self.config.exists() and self._has_results()):
+            return
         if differences := _differences(load_values(self.config), values, CHANGEABLE):
             key, (saved, new) = next(iter(differences.items()))
             more = f" and {len(differences) - 1} more differ" if len(differences) > 1 else ""
@@ -271,30 +276,3 @@ def read_json(path: Path) -> dict[str, Any]:
 def digest(values: Mapping[str, Any]) -> str:
     """SHA-256 of values, independent of the order of keys."""
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def environment() -> dict[str, Any]:
-    """Time, Python, platform, package versions and the code's commit, for the manifest."""
-    versions: dict[str, str | None] = dict.fromkeys(PACKAGES)
-    for package in PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "versions": versions,
-        "git": _git_commit(),
-    }
-
-
-def _git_commit() -> str | None:
-    """The commit of the checkout that the code runs from, "+" if it has changes; None for an installed package."""
-    checkout = Path(__file__).resolve().parent.parent
-    if not (checkout / ".git").exists():
-        return None
-    try:
-        command = ["git", "-C", str(checkout), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -235,9 +235,11 @@ class Searcher:
     def _symbols(self, vocabulary: NDArray[np.int64] | None, forbidden: Forbidden | None) -> Symbols:
         """The special tokens, as positions in the vocabulary if there is one."""
         target = self.tokenizers.target
-        ids = [target.bos, target.eos, target.pad]
+        ids, tags = [target.bos, target.eos, target.pad], target.tag_ids
         bos, eos, pad = ids if vocabulary is None else _find(ids, vocabulary)
-        return Symbols(bos, eos, banned=(pad, bos) if forbidden is None else (pad, bos, *forbidden.always))
+        if vocabulary is not None and tags:
+            tags = np.flatnonzero(np.isin(vocabulary, tags)).tolist()
+        return Symbols(bos, eos, banned=(pad, bos, *tags, *(() if forbidden is None else forbidden.always)))
 
 
 def _find(tokens: Sequence[int], vocabulary: NDArray[np.int64]) -> list[int]:

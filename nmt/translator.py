@@ -5,14 +5,13 @@ Shapes: S source positions, T target positions.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from nmt.config import schema
 from nmt.config.compose import load_config, merge_search
@@ -22,7 +21,6 @@ from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines
 from nmt.distributed import ProcessGroup
 from nmt.guidance import Attend
 from nmt.machine import Machine, retry_in_halves
-from nmt.metrics.alignment import attention_to_links, format_pharaoh, merge_to_words, words
 from nmt.metrics.utility import mean_utilities
 from nmt.model.ensemble import Ensemble
 from nmt.model.load import load_runs
@@ -33,38 +31,11 @@ from nmt.search.shortlist import Shortlist
 from nmt.search_choice import score as rank_by
 from nmt.searcher import Searcher
 from nmt.terminology import Controls, make_guidance, steer, warn_of_unmet
+from nmt.translation import Translation
 
 T = TypeVar("T")
 
 Progress = Callable[[int], object]  # called with the number of sentences just finished
-
-
-@dataclass(frozen=True)
-class Translation:
-    """One translation of one line."""
-
-    text: str
-    score: float  # log-probability over its length penalty, with a coverage penalty; of search=mbr: mean utility
-    log_prob: float  # natural logarithm
-    source_tokens: list[str]  # pieces, </s> last
-    tokens: list[str]  # pieces, </s> last
-    alignment: NDArray[np.float32] | None  # (T, S) attention, a row for each of `tokens`; None without attention
-    token_log_probs: list[float]  # of each of `tokens`, which sum to log_prob
-
-    def word_alignment(self) -> str:
-        """Pharaoh links between space-separated words: each target word to the source word it attends to most."""
-        if self.alignment is None:
-            return ""
-        return format_pharaoh(attention_to_links(self.alignment, self.tokens, self.source_tokens))
-
-    def word_weights(self) -> dict[str, Any] | None:
-        """Source words, target words ("</s>" last) and the attention between them in whole percent, a row for each
-        target word. None without attention."""
-        if self.alignment is None:
-            return None
-        weights = merge_to_words(self.alignment, self.tokens, self.source_tokens)
-        percents = np.rint(100 * weights).astype(int).tolist()
-        return {"source": words(self.source_tokens), "target": words(self.tokens), "weights": percents}
 
 
 class Translator:
@@ -84,6 +55,9 @@ class Translator:
         self.group = group or ProcessGroup()
         self.model, self.tokenizers = model, tokenizers
         self.machine = machine
+        self.mark = (
+            ""  # tags in front of each line, see nmt.data.tags; "": lines have their own, if the model knows any
+        )
         self.searcher = Searcher(model, tokenizers, search, machine, seed, shortlist)
         self.reseed()
 
@@ -147,6 +121,12 @@ class Translator:
         """A translator with other search settings, which shares the model."""
         other = copy(self)
         other.searcher = self.searcher.with_settings(settings)
+        return other
+
+    def towards(self, target_lang: str | None, source_lang: str | None = None) -> Self:
+        """A translator of a multilingual model into a language; source_lang: for data.tag=source. Raises UserError."""
+        other = copy(self)
+        other.mark = self.tokenizers.source.tags.mark(source_lang, target_lang)
         return other
 
     def reseed(self) -> None:
@@ -275,21 +255,23 @@ class Translator:
         return sorted(ranked, key=lambda candidate: -candidate.score)[:n]
 
     def encode(self, lines: Sequence[str], first_line: int = 1) -> tuple[list[list[int]], list[list[str]]]:
-        """Source lines -> token ids and pieces, truncated to search.max_source_length."""
+        """Source lines -> token ids and pieces, truncated to search.max_source_length. Raises UserError without tag."""
         if isinstance(lines, str):
             raise TypeError("a list of lines is expected, not one string")
+        lines = self.tokenizers.source.tags.of_lines(lines, self.mark, first_line)
         return encode_lines(self.tokenizers.source, lines, self.search.max_source_length, "line", first_line)
 
     def translation(self, source_pieces: list[str], hypothesis: Hypothesis) -> Translation:
         """A hypothesis for the source with these pieces."""
         target, tokens = self.tokenizers.target, hypothesis.tokens
         pieces, text, alignment = target.pieces(tokens), target.decode(tokens), None
+        tags = self.tokenizers.source.tags.count(source_pieces)
         if hypothesis.attention is not None:
             alignment = hypothesis.attention[:, : len(source_pieces)].numpy()
             if self.search.replace_unknown and target.unk in tokens:
-                text = copy_unknown(pieces, alignment, source_pieces)
+                text = copy_unknown(pieces, alignment[:, tags:], source_pieces[tags:])
         scores = hypothesis.score, hypothesis.log_prob
-        return Translation(text, *scores, source_pieces, pieces, alignment, hypothesis.token_log_probs)
+        return Translation(text, *scores, source_pieces, pieces, alignment, hypothesis.token_log_probs, tags)
 
 
 def _counted(batches: Iterable[list[T]], progress: Progress | None, processes: int) -> Iterator[list[T]]:

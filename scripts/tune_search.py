@@ -21,6 +21,7 @@ from nmt.cli.app import output_folder
 from nmt.config import schema
 from nmt.config.compose import load_config, merge_search
 from nmt.config.errors import UserError
+from nmt.directions import directions_of, tagged
 from nmt.evaluation import evaluate, score_settings
 from nmt.files import to_json, write_atomically
 from nmt.machine import tune_memory
@@ -72,9 +73,11 @@ class Tuning:
         run = RunDirectory.existing(options.runs[0])
         self.config = load_config(run.config)
         self.scoring = score_settings(self.config.evaluation, self.config.data.target_lang)
-        self.sources, self.references, _ = run.held_out("validation")
+        sources, self.references, _ = run.held_out("validation")
         machine = {name: getattr(options, name) for name in ("device", "precision", "threads")}
         self.translator = Translator.load(options.runs, checkpoint=options.checkpoint, **machine)
+        self.directions = directions_of(run, "validation", len(sources))
+        self.sources = [*tagged(sources, self.directions, self.translator.tokenizers.source.tags)]
         self.rows: list[dict[str, Any]] = []
         self.signature = ""
 
@@ -87,7 +90,8 @@ class Tuning:
         """Translate and score the validation set, and add a row."""
         bar.set_description(" ".join(str(value) for value in setting.values() if value is not None))
         translator = self.translator.with_search(self.search(setting))
-        result = evaluate(translator, self.sources, self.references, self.scoring, ("bleu", "chrf"), bar.update)
+        texts = self.sources, self.references
+        result = evaluate(translator, *texts, self.scoring, ("bleu", "chrf"), bar.update, self.directions)
         ratio = bleu_metric(self.scoring).corpus_score(result.hypotheses, [self.references]).ratio
         self.signature = result.scores.signature
         self.rows.append(

@@ -37,6 +37,8 @@ def test_only_what_the_layout_names_stands_at_the_top() -> None:
         "pyproject.toml",
         "README.md",
         "Makefile",
+        "Dockerfile",
+        ".dockerignore",
         "nmt",
         "configs",
         "docs",

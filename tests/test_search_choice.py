@@ -18,7 +18,7 @@ from nmt.config.schema import TrainConfig
 from nmt.explanation import beam_tree
 from nmt.search_choice import width
 from nmt.training.job import train
-from nmt.translator import Translation
+from nmt.translation import Translation
 
 TEXT = "".join(f"{line}\n" for line in LINES).encode()
 SAMPLING: dict[str, Any] = {"kind": "sampling", "temperature": 0.7, "top_k": 0, "top_p": 0.95}

@@ -43,12 +43,17 @@ USER_ERRNOS = {
 
 
 def run_command(
-    command: str, schema: type[T], task: Callable[[T, list[str]], int | None], sweep: ModuleType | None = None
+    command: str,
+    schema: type[T],
+    task: Callable[[T, list[str]], int | None],
+    sweep: ModuleType | None = None,
+    run_dir: Path | None = None,
 ) -> None:
     """Compose configs/<command>.yaml with the command line's overrides, check it, call `task`, exit.
 
     `task` takes the typed config and the list of overrides, and returns the exit status (None: 0). `sweep` is the
-    module nmt.cli.sweep if the command can run several jobs.
+    module nmt.cli.sweep if the command can run several jobs. `run_dir` takes the place of hydra.run.dir, so that Hydra
+    creates no other directory.
     """
     _check_streams(command)
     debug = bool(os.environ.get("HYDRA_FULL_ERROR"))
@@ -74,6 +79,7 @@ def run_command(
             sys.argv[1:] = [arguments.with_home(argument) for argument in sys.argv[1:]]
             created.extend(arguments.new_folders(sys.argv[1:]))
             arguments.check(sys.argv[1:], command)
+            sys.argv[1:] = arguments.with_run_dir(sys.argv[1:], run_dir)
             main()
         except Exception as error:
             if debug or outcomes:  # a bug

@@ -30,6 +30,7 @@ MAX_DEPTH = 30  # of nested brackets
 MAX_JOBS = 10_000  # in a sweep: Hydra lists all jobs before it starts the first
 CHOICE = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*")  # a file in the group's folder or below
 SWEEP_KEYS = ("hydra.launcher", "hydra.sweeper", "hydra/launcher", "hydra/sweeper", "hydra.mode")
+DRY_RUN = "--dry-run"  # of nmt-train; Hydra does not see it
 TRAIN_KEYS = ("hydra.run.", "hydra.sweep.", *SWEEP_KEYS)
 HYDRA_KEYS = (  # which Hydra sets itself, ignoring overrides
     "hydra.runtime.",
@@ -42,7 +43,7 @@ log = logging.getLogger(__name__)
 def check(arguments: Sequence[str], command: str) -> list[Override]:
     """The parsed overrides. Raises UserError for arguments that cannot work or would have no effect."""
     parser = get_args_parser()
-    _adapt(parser)
+    _adapt(parser, command)
     for argument in arguments:
         _check_readable(argument)
     options = parser.parse_args(list(arguments))
@@ -68,6 +69,14 @@ def new_folders(arguments: Sequence[str]) -> list[Path]:
     return [path for path in (paths[-1], *paths[-1].parents) if not os.path.lexists(path)] if paths else []
 
 
+def with_run_dir(arguments: Sequence[str], path: Path | None) -> list[str]:
+    """The arguments with this hydra.run.dir; as they are if it is None."""
+    if path is None:
+        return list(arguments)
+    others = [argument for argument in arguments if not argument.startswith("hydra.run.dir=")]
+    return [*others, f"hydra.run.dir={quoted(str(path))}"]
+
+
 def value_of(argument: str) -> str:
     """The value after the =, unquoted as Hydra does; the raw text if Hydra cannot parse it."""
     with suppress(HydraException, ValueError):
@@ -90,11 +99,12 @@ def job_overrides(hydra_config: Any, node: str = "task") -> list[str]:  # noqa: 
     return overrides
 
 
-def _adapt(parser: ArgumentParser) -> None:
+def _adapt(parser: ArgumentParser, command: str) -> None:
     """Make Hydra's parser raise UserError instead of printing its usage, and print our version."""
 
     def error(message: str) -> NoReturn:
         options = [option for action in parser._actions for option in action.option_strings]
+        options += [DRY_RUN] if command == "train" else []
         reason, _, words = message.partition(": ")
         if reason == "unrecognized arguments" and not re.search(r"(^| )-", words):
             raise UserError(

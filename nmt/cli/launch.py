@@ -6,6 +6,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,11 @@ def train_in_processes(
     overrides: list[str],
     choices: Mapping[str, str] | None = None,
     observer: Observer | None = None,
+    job: Callable[..., int] = train,
 ) -> int:
-    """`train` in config.processes processes. Returns the exit status."""
+    """`job`, which takes the other arguments, in config.processes processes. Returns the exit status."""
     try:
-        return _launch(config.processes, _train, config, directory, overrides, choices, observer)
+        return _launch(config.processes, _run, job, config, directory, overrides, choices, observer)
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         reason = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"status {failure.exitcode}"
@@ -85,16 +87,10 @@ def _threads_per_process(processes: int) -> Iterator[None]:
         del os.environ["OMP_NUM_THREADS"]
 
 
-def _train(
-    config: TrainConfig,
-    directory: Path,
-    overrides: list[str],
-    choices: Mapping[str, str] | None,
-    observer: Observer | None,
-) -> int:
+def _run(job: Callable[..., int], *arguments: Any) -> int:  # noqa: ANN401
     """One of the processes. Returns the exit status; an error was printed."""
     log_to(sys.stderr)
-    outcome = attempt(lambda: train(config, directory, overrides, choices, observer), debug=False)
+    outcome = attempt(partial(job, *arguments), debug=False)
     if isinstance(outcome, Exception):
         report(outcome, "train")
         return 2

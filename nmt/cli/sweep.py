@@ -49,6 +49,7 @@ class NameJobs(Callback):
     directory: Path | None = None  # of the sweep that has started
     created: bool = False  # whether this sweep created the directory
     finding: str | None = None  # of a paper, to check at the end
+    refusal: str | None = None  # why this command starts no sweep at all
 
     def __init__(self, finding: object = None) -> None:
         NameJobs.finding = None if finding is None else str(finding)
@@ -59,7 +60,7 @@ class NameJobs(Callback):
         if config.hydra.launcher.get("n_jobs") and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
             signal.signal(signal.SIGINT, partial(_interrupt_after_saving, directory))
         varied, count = _varied(config)
-        if reason := _refusal(config, directory, varied, count):
+        if reason := NameJobs.refusal or _refusal(config, directory, varied, count):
             log.error("nmt-train: error: %s", reason)  # Hydra would turn an exception into a warning
             sys.exit(2)
         NameJobs.directory, NameJobs.created = directory, not directory.exists()

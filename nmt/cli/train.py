@@ -8,7 +8,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from nmt.cli import arguments, sweep
+from nmt.cli import arguments, dry_run, sweep
 from nmt.cli.app import choices, output_dir, run_command
 from nmt.cli.entry import exit_at_ctrl_c
 from nmt.config.compose import PATH_KEYS, flatten, load_values, typed, with_values
@@ -30,7 +30,10 @@ def main() -> None:
     if run is not None and os.path.isfile(os.path.expanduser(f"{run}/config.yaml")) and not keys.keys() & PATH_GROUPS:
         paths = [argument for argument in sys.argv[1:] if argument.partition("=")[0] in PATH_KEYS]
         sys.argv[1:] = [argument for argument in sys.argv[1:] if argument not in paths]
-    run_command("train", TrainConfig, partial(_train, paths=paths), sweep)
+    if arguments.DRY_RUN in sys.argv[1:]:
+        dry_run.main()
+    else:
+        run_command("train", TrainConfig, partial(_train, paths=paths), sweep)
 
 
 def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:

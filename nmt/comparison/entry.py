@@ -153,7 +153,7 @@ def _of_run(run: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
     """Fields of a run's Entry, how it is scored, and the command that translates again."""
     values, manifest = load_values(run.config), run.read_manifest()
     try:  # only what is needed, so that runs of other versions can be read
-        seed, language = _number(values["seed"]), values["data"]["target_lang"]
+        seed, language = _number(values["seed"]), _target_lang(values["data"])
         evaluation = typed(schema.Evaluation, values["evaluation"])
     except (KeyError, TypeError) as error:
         raise UserError(f"{run.config}: is not the configuration of a run ({error} is missing)") from None
@@ -166,7 +166,15 @@ def _of_run(run: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
         "training": {key: float(training[key]) for key in TRAINING if _measure(training.get(key))},
         "curve": _curve(run.metrics),
     }
-    return fields, score_settings(evaluation, language), f"nmt-evaluate {for_shell('run', run.source)}"
+    own = score_settings(evaluation, language)
+    settings = ScoreSettings(own.tokenize, own.lowercase)  # of all directions together
+    return fields, settings, f"nmt-evaluate {for_shell('run', run.source)}"
+
+
+def _target_lang(data: Mapping[str, Any]) -> str:
+    """All target languages, as in schema.MultilingualData."""
+    corpora = data.get("corpora") or [data]
+    return ",".join(dict.fromkeys(corpus["target_lang"] for corpus in corpora))
 
 
 def _of_evaluation(folder: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:

@@ -1,7 +1,8 @@
 """The user's parallel corpus: the demo, plain text, tables, the Hugging Face hub. Only preparation needs this."""
 
 import glob
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from nmt.config.errors import UserError
@@ -9,7 +10,8 @@ from nmt.config.overrides import user_path
 from nmt.config.schema import data as schema
 from nmt.data import reading
 from nmt.data.demo import corpus as demo
-from nmt.data.sources import Concatenation, HubSplit, Pair, Table, TextFiles
+from nmt.data.sources import Concatenation, Directed, HubSplit, Pair, Table, TextFiles
+from nmt.data.tags import Tags, source_tag, target_tag
 
 Splits = dict[str, Iterable[Pair]]  # train, validation and possibly test
 
@@ -17,7 +19,7 @@ Splits = dict[str, Iterable[Pair]]  # train, validation and possibly test
 def splits(config: schema.Data) -> Splits:
     """The splits of a corpus, read at each iteration. Raises UserError that names file and line."""
     result = _splits(config)
-    if config.extra:
+    if config.extra and not isinstance(config, schema.MultilingualData):
         train = result["train"]
         parts = train.parts if isinstance(train, Concatenation) else [train]
         result["train"] = Concatenation([*parts, *_parts(config.extra, config, "data.extra")])
@@ -28,6 +30,8 @@ def _splits(config: schema.Data) -> Splits:
     if isinstance(config, schema.DemoData):
         triples = demo.generate(config.train_size, config.validation_size, config.test_size, config.seed)
         return {name: [Pair(*triple) for triple in split] for name, split in triples._asdict().items()}
+    if isinstance(config, schema.MultilingualData):
+        return _directed(config)
     if isinstance(config, schema.FilesData):
         names = {"train": config.train, "validation": config.validation, "test": config.test}
         parts = {split: _parts(paths, config, f"data.{split}") for split, paths in names.items() if paths}
@@ -38,6 +42,7 @@ def _splits(config: schema.Data) -> Splits:
                 f"{config.train[0]}.{config.alignments}"
             )
         return {split: each[0] if len(each) == 1 else Concatenation(each) for split, each in parts.items()}
+    assert isinstance(config, schema.HubData)
     if config.path is None:
         return {split: HubSplit(config, name) for split, name in config.splits if name}
     folder = user_path(config.path)
@@ -46,11 +51,32 @@ def _splits(config: schema.Data) -> Splits:
     return {split: TextFiles(folder / name, config) for split, name in config.path_splits if name}
 
 
-def _parts(names: list[str], config: schema.Data, key: str) -> list[TextFiles | Table]:
+def _directed(config: schema.MultilingualData) -> Splits:
+    """The splits of all corpora, one after the other."""
+    tags, result = tags_of(config), dict[str, list[Directed]]()
+    for number, (corpus, files) in enumerate(zip(config.corpora, config.files(), strict=True)):
+        languages = corpus.source_lang if config.tag == "source" else None, corpus.target_lang
+        mark = tags.mark(*languages) if tags else ""
+        for split, pairs in _splits(files).items():
+            result.setdefault(split, []).append(Directed(pairs, number, tags, mark))
+    return {split: Concatenation(parts) for split, parts in result.items()}
+
+
+def tags_of(config: schema.Data) -> Tags:
+    """The tags that the sources of a corpus start with."""
+    if not isinstance(config, schema.MultilingualData) or config.tag is None:
+        return Tags()
+    symbols = {target_tag(corpus.target_lang) for corpus in config.corpora}
+    if config.tag == "source":
+        symbols |= {source_tag(corpus.source_lang) for corpus in config.corpora}
+    return Tags(symbols)
+
+
+def _parts(names: list[str], config: schema.Corpus, key: str) -> list[TextFiles | Table]:
     return [_part(path, config, key) for name in names for path in _matches(name, config, key)]
 
 
-def _matches(name: str, config: schema.Data, key: str) -> list[str]:
+def _matches(name: str, config: schema.Corpus, key: str) -> list[str]:
     """The tables and the prefixes of plain text that match a pattern, sorted; a name that is none stands for itself."""
     path = str(user_path(name))
     suffixes = [f".{config.source_lang}", f".{config.source_lang}.gz"]
@@ -67,7 +93,7 @@ def _matches(name: str, config: schema.Data, key: str) -> list[str]:
     return sorted(result)
 
 
-def _part(name: str, config: schema.Data, key: str) -> TextFiles | Table:
+def _part(name: str, config: schema.Corpus, key: str) -> TextFiles | Table:
     path = user_path(name)
     if path.is_dir() and not any((path / marker).is_file() for marker in ("state.json", "dataset_dict.json")):
         text = min(path.glob(f"*.{config.source_lang}"), default=path / f"PREFIX.{config.source_lang}")
@@ -101,5 +127,16 @@ def files(config: schema.Data) -> list[Path]:
 def files_by_part(config: schema.Data) -> list[list[Path]]:
     """The files of each table and of each prefix of plain text."""
     read = splits(config).values() if config.kind != "demo" or config.extra else []
-    parts = [part for pairs in read for part in (pairs.parts if isinstance(pairs, Concatenation) else [pairs])]
+    parts = itertools.chain.from_iterable(map(_sources, read))
     return [part.paths for part in parts if isinstance(part, TextFiles | Table)]
+
+
+def _sources(pairs: Iterable[Pair]) -> Iterator[Iterable[Pair]]:
+    """What a split is put together from."""
+    if isinstance(pairs, Directed):
+        yield from _sources(pairs.pairs)
+    elif isinstance(pairs, Concatenation):
+        for part in pairs.parts:
+            yield from _sources(part)
+    else:
+        yield pairs

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from nmt.config.schema import data as schema
-from nmt.data.corpus import Splits
+from nmt.data.corpus import Splits, tags_of
 from nmt.data.corpus_warnings import PairStatistics, corpus_warnings
 from nmt.data.tokenizer_sample import TokenizerSample
 from nmt.data.tokenizer_training import make_tokenizers
@@ -67,8 +67,8 @@ def read_corpus(
         for name in sorted(splits, key=lambda name: name == "train")
     }
     log.info("tokenizer: %s", tokenizer.kind)
-    sides = (partial(sample.lines, side) if sample else lambda: iter(()) for side in (0, 1))
-    make_tokenizers(tokenizer, *sides).save(working)
+    source, target = (partial(sample.lines, side) if sample else lambda: iter(()) for side in (0, 1))
+    make_tokenizers(tokenizer, source, target, tags_of(data)).save(working)
     if sample:
         sample.delete()
     matches = {name: statistics.of(name) for name in splits}

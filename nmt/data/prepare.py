@@ -30,13 +30,17 @@ from nmt.files import named_errors, write_atomically
 log = logging.getLogger(__name__)
 
 THREADS = 4  # that hash files
+_NOT_PREPARED: Any = {  # paths, and what does not change the prepared corpus
+    **dict.fromkeys(("cache_dir", "workers", "train", "validation", "test", "path", "extra", "temperature"), True),
+    "corpora": {"__all__": {"train", "validation", "test", "weight"}},
+}
 Report = dict[str, Any]
 
 
 def prepare(data: schema.Data, tokenizer: schema.TokenizerConfig) -> Prepared:
     """Prepare a corpus, or open it in the cache if this content was prepared before. Raises UserError."""
     fingerprint = fingerprint_of(data, tokenizer)
-    directory = user_path(data.cache_dir) / fingerprint[:24]
+    directory = _directory(data, fingerprint)
     prepared = _from_cache(directory, warn=False)
     if prepared is not None:
         log.info("corpus: prepared before, %s", directory)
@@ -67,6 +71,15 @@ def prepare(data: schema.Data, tokenizer: schema.TokenizerConfig) -> Prepared:
     return prepared
 
 
+def is_prepared(data: schema.Data, fingerprint: str) -> bool:
+    """Is the corpus with this fingerprint in the cache?"""
+    return _from_cache(_directory(data, fingerprint), warn=False) is not None
+
+
+def _directory(data: schema.Data, fingerprint: str) -> Path:
+    return user_path(data.cache_dir) / fingerprint[:24]
+
+
 def _from_cache(directory: Path, *, warn: bool) -> Prepared | None:
     """The prepared corpus; None if it does not exist or is damaged."""
     if not (directory / "report.json").exists():
@@ -84,7 +97,7 @@ def fingerprint_of(data: schema.Data, tokenizer: schema.TokenizerConfig) -> str:
     settings = {
         "format": FORMAT,
         "demo": demo.VERSION if data.kind == "demo" else None,
-        "data": data.model_dump(exclude={"cache_dir", "workers", "train", "validation", "test", "path", "extra"}),
+        "data": data.model_dump(exclude=_NOT_PREPARED),
         "extra": len(data.extra),
         "splits": sorted(corpus.splits(data)) if data.kind != "demo" else None,
         "parts": [len(part) for part in corpus.files_by_part(data)],
@@ -139,6 +152,9 @@ def _prepare(data: schema.Data, tokenizer: schema.TokenizerConfig, fingerprint: 
                     index, tokens = chunk.too_long
                     raise _too_long(splits[name], sum(entry["kept"] for entry in split.entries) + index, tokens)
     reports = {name: split.report(first.usable[name].counts) | first.matches[name] for name, split in encoded.items()}
+    if isinstance(data, schema.MultilingualData):
+        for name, split in encoded.items():
+            reports[name]["corpora"] = split.kept_by_corpus(first.usable[name], len(data.corpora))
     train = reports["train"]
     if not train["kept"]:
         raise UserError(
@@ -160,6 +176,8 @@ def _prepare(data: schema.Data, tokenizer: schema.TokenizerConfig, fingerprint: 
         # What a model is trained on: tokenizers and token ids.
         "content": _digest_of_files(sorted([*working.glob("*.model"), *working.glob("*.ids")])),
     }
+    if isinstance(data, schema.MultilingualData):
+        report["directions"] = [[corpus.source_lang, corpus.target_lang] for corpus in data.corpora]
     write_atomically(working / "report.json", json.dumps(report, indent=2).encode())
     write_checksums(working)
 

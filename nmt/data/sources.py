@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from nmt.config.errors import UserError
 from nmt.config.schema import data as schema
 from nmt.data import reading
+from nmt.data.tags import Tags
 from nmt.data.tokenizer import LONE_SURROGATES
 from nmt.metrics.alignment import parse_pharaoh, words_of_line
 
@@ -121,35 +122,14 @@ class TextChunk:
             yield _with_alignment(Pair(left, right), links, f"{path}, line {number}")
 
 
-Chunk = TextChunk | list[Pair]
-
-
-def chunks(pairs: Iterable[Pair]) -> Iterator[Chunk]:
-    """The pairs of a source in chunks that depend on the source alone."""
-    if isinstance(pairs, TextFiles):
-        yield from pairs.chunks()
-    elif isinstance(pairs, Concatenation):
-        for part in pairs.parts:
-            yield from chunks(part)
-    else:
-        chunk: list[Pair] = []
-        size = 0
-        for pair in pairs:
-            chunk.append(pair)
-            size += len(pair.source or "") + len(pair.target or "")
-            if len(chunk) == CHUNK or size > CHARACTERS:
-                yield chunk
-                chunk, size = [], 0
-        if chunk:
-            yield chunk
-
-
 def count_pairs(pairs: Iterable[Pair]) -> int:
     """The number of pairs of a source. Text is not decoded, so that its errors are not yet reported."""
     if isinstance(pairs, TextFiles | list):
         return len(pairs)
     if isinstance(pairs, Concatenation):
         return sum(map(count_pairs, pairs.parts))
+    if isinstance(pairs, Directed):
+        return count_pairs(pairs.pairs)
     return sum(1 for _ in pairs)
 
 
@@ -157,6 +137,8 @@ def locate(pairs: Iterable[Pair], numbers: Sequence[int]) -> str:
     """The location of pairs of a split, numbered from 1: "corpus/train.en, lines 3, 17"."""
     if isinstance(pairs, Concatenation):
         return "; ".join(locate(part, inner) for part, inner in pairs.find(numbers))
+    if isinstance(pairs, Directed):
+        return locate(pairs.pairs, numbers)
     name, unit = (pairs.name, pairs.unit) if isinstance(pairs, TextFiles | Table | HubSplit) else ("demo", "pair")
     return f"{name}, {unit}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
@@ -229,6 +211,19 @@ class Concatenation:
             if inner := [number - start for number in numbers if start < number <= start + count]:
                 yield part, inner
             start += count
+
+
+@dataclass(frozen=True)
+class Directed:
+    """One of several corpora, whose sources are to be tagged."""
+
+    pairs: Iterable[Pair]
+    corpus: int  # its number, from 0
+    tags: Tags
+    mark: str  # in front of each source, see nmt.data.tags
+
+    def __iter__(self) -> Iterator[Pair]:
+        return iter(self.pairs)
 
 
 def _pairs(rows: Iterable[reading.Row], columns: tuple[str, ...]) -> Iterator[Pair]:

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from nmt.config.errors import UserError
+from nmt.data.chunking import Chunk, DirectedChunk, chunks
 from nmt.data.corpus_warnings import MAX_SAMPLE, PairFacts, PairStatistics, Sample
-from nmt.data.sources import Chunk, Pair, chunks
+from nmt.data.sources import Pair
 from nmt.data.tokenizer_sample import Candidates, Thresholds, TokenizerSample
 from nmt.data.workers import Workers
 
@@ -30,6 +31,7 @@ class RawChunk(NamedTuple):
     size: int
     pairs: int
     crc: int  # of the bytes
+    corpus: int = 0  # its number, if there are several
 
     def rows(self, path: Path) -> list[Row]:
         """Raises UserError if the file has changed."""
@@ -81,6 +83,7 @@ class _Result(NamedTuple):
     raw: bytes
     pairs: int
     crc: int
+    corpus: int
     counts: "Counter[str]"
     facts: PairFacts
     candidates: tuple[Candidates, Candidates] | None
@@ -102,7 +105,7 @@ def read_usable(
     bar = tqdm(desc=f"read {name}", unit=" pairs", disable=None, leave=False)
     with path.open("wb") as file, bar:
         for part in workers.map(partial(_read, train=name == "train"), _tasks(pairs, sample), IN_MAIN):
-            result.chunks.append(RawChunk(file.tell(), len(part.raw), part.pairs, part.crc))
+            result.chunks.append(RawChunk(file.tell(), len(part.raw), part.pairs, part.crc, part.corpus))
             file.write(part.raw)
             result.counts += part.counts
             statistics.add(name, part.facts)
@@ -125,7 +128,7 @@ def _tasks(pairs: Iterable[Pair], sample: TokenizerSample | None) -> Iterator[_T
 
 def _read(task: _Task, train: bool) -> _Result:
     """Drop invalid pairs, and training pairs with an empty side; held-out pairs are all translated and scored."""
-    pairs = list(task.chunk)
+    pairs, directed = list(task.chunk), task.chunk if isinstance(task.chunk, DirectedChunk) else None
     counts = Counter(read=len(pairs))
     sources, targets, raw = list[str](), list[str](), list[str]()
     for source, target, alignment in pairs:
@@ -134,12 +137,15 @@ def _read(task: _Task, train: bool) -> _Result:
         elif train and not (source.strip() and target.strip()):
             counts["empty"] += 1
         else:
+            if directed is not None:
+                source, target = directed.tagged(source, target)  # noqa: PLW2901
             sources.append(source)
             targets.append(target)
             raw.append(f"{source}\n{target}\n{alignment}\n")
     content = "".join(raw).encode()
     facts = PairFacts.of(pairs, task.first)
-    return _Result(content, len(raw), zlib.crc32(content), counts, facts, _candidates(task, (sources, targets)))
+    corpus = 0 if directed is None else directed.corpus
+    return _Result(content, len(raw), zlib.crc32(content), corpus, counts, facts, _candidates(task, (sources, targets)))
 
 
 def _candidates(task: _Task, sides: Sequence[Sequence[str]]) -> tuple[Candidates, Candidates] | None:

@@ -7,6 +7,7 @@ from typing import Any
 from nmt.config import schema
 from nmt.config.errors import printable
 from nmt.config.overrides import for_shell
+from nmt.config.schema.data import MultilingualData
 from nmt.report.table import human_duration
 
 UNKNOWN = "not recorded"
@@ -87,7 +88,7 @@ def _facts(model: Card) -> list[tuple[str, str]]:
 
 def _corpus(model: Card) -> str:
     data = model.config.data
-    names = {"demo": "the demo corpus that comes with nmt", "files": "text files"}
+    names = {"demo": "the demo corpus that comes with nmt", "files": "text files", "multilingual": "text files"}
     name = names[data.kind] if data.kind in names else f"{getattr(data, 'id', '')} of the Hugging Face hub"
     train = model.manifest.get("data", {}).get("splits", {}).get("train")
     if not train:
@@ -185,11 +186,18 @@ def _attention(model: Card) -> str:
 
 
 def _usage(model: Card) -> str:
-    run = for_shell("run", model.file_name)
+    run, towards, direction = for_shell("run", model.file_name), "", ""
+    if isinstance(model.config.data, MultilingualData) and model.config.data.tag is not None:
+        corpus = model.config.data.corpora[0]
+        given = {"target_lang": corpus.target_lang}
+        if model.config.data.tag == "source":
+            given["source_lang"] = corpus.source_lang
+        towards = "".join(f" {key}={value}" for key, value in given.items())
+        direction = ".towards(" + ", ".join(f'{key}="{value}"' for key, value in given.items()) + ")"
     evaluate = f"nmt-evaluate {run} output=scores\n" if "data/test.source" in model.names else ""
     return (
-        f"```bash\nnmt-translate {run} < input > output\n{evaluate}```\n\n"
-        f'```python\nfrom nmt import Translator\n\ntranslator = Translator.load("{model.file_name}")\n'
+        f"```bash\nnmt-translate {run}{towards} < input > output\n{evaluate}```\n\n"
+        f'```python\nfrom nmt import Translator\n\ntranslator = Translator.load("{model.file_name}"){direction}\n'
         'print(translator.translate(["..."])[0].text)\n```\n\n'
         "`training.start_from` and `objective.teachers` of `nmt-train` take the archive, too."
     )

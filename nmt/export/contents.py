@@ -14,17 +14,19 @@ from nmt.config import schema
 from nmt.config.compose import load_config, load_values
 from nmt.config.errors import UserError
 from nmt.config.schema import PATH_FIELDS
+from nmt.directions import directions_of, tagged
 from nmt.export.card import Card, card
 from nmt.files import MAX_TEXT, read_bytes, to_json
 from nmt.model.weights import LAST, MAX_WEIGHTS, read_checkpoint, to_safetensors
 from nmt.report.heatmap import draw_alignment, save
 from nmt.run import RunDirectory, read_json
-from nmt.translator import Translation, Translator
+from nmt.translation import Translation
+from nmt.translator import Translator
 
 SPLITS = ("validation", "test")
 TOKENIZERS = ("tokenizer.model", "source.model", "target.model")
 SHORTLIST, MAX_SHORTLIST = "shortlist.safetensors", 2**30
-OF_DATA = ("content", "fingerprint", "languages", "lowercase", "vocabulary", "splits")  # in the manifest
+OF_DATA = ("content", "fingerprint", "languages", "lowercase", "vocabulary", "splits", "directions")  # in the manifest
 OF_START = ("overrides", "choices", "versions", "git", "machine", "start_from", "teachers")
 CACHE = "~/.cache/nmt"  # data.cache_dir of an archive
 
@@ -98,6 +100,11 @@ def shared_config(values: Mapping[str, Any]) -> dict[str, Any]:
         own = dict(shared.get(section, {}))
         shared[section] = {key: _last_part(value) if key in PATH_FIELDS else value for key, value in own.items()}
     shared["data"]["cache_dir"] = CACHE
+    if "corpora" in shared["data"]:
+        shared["data"]["corpora"] = [
+            {key: _last_part(value) if key in PATH_FIELDS else value for key, value in corpus.items()}
+            for corpus in shared["data"]["corpora"]
+        ]
     return shared
 
 
@@ -125,7 +132,7 @@ def shared_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 def _names_a_place(override: str) -> bool:
     key = override.lstrip("+~").partition("=")[0]
-    return key.startswith("hydra") or key.rpartition(".")[2] in PATH_FIELDS
+    return key.startswith("hydra") or key.rpartition(".")[2] in PATH_FIELDS | {"corpora"}
 
 
 def _weights(run: RunDirectory, checkpoint: str) -> tuple[bytes, int]:
@@ -151,15 +158,16 @@ def _pictures(
     if len(sentences) > MAX_PICTURES:
         raise UserError(f"sentence: {len(sentences)} sentences; an archive has at most {MAX_PICTURES} pictures")
     labelled = bool(sentences) or held_out or config.data.kind == "demo"
-    shown = sentences or _typical(run)
+    shown = sentences or _typical(run, translator)
     drawn = zip(shown, translator.translate(shown), strict=True)
     return [Picture(_png(translation, sentence, labelled), labelled) for sentence, translation in drawn]
 
 
-def _typical(run: RunDirectory) -> list[str]:
+def _typical(run: RunDirectory, translator: Translator) -> list[str]:
     """The validation sentence of median length among those that have words; none if the run has no such text."""
     try:
-        sources, _, _ = run.held_out("validation")
+        plain, _, _ = run.held_out("validation")
+        sources = tagged(plain, directions_of(run, "validation", len(plain)), translator.tokenizers.source.tags)
     except UserError:
         return []
     ordered = sorted((source for source in sources if source.strip()), key=lambda source: len(source.split()))

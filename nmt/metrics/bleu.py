@@ -32,6 +32,18 @@ class ScoreSettings:
     tokenize: str
     lowercase: bool
 
+    def of(self, language: str) -> "ScoreSettings":
+        """Those of one of several target languages."""
+        return self
+
+
+class SettingsByLanguage(ScoreSettings):
+    """Those of several target languages, of which each has its tokenizer; `tokenize` is for text of all together."""
+
+    def of(self, language: str) -> ScoreSettings:
+        """With the language's tokenizer."""
+        return ScoreSettings(tokenizer_for(language), self.lowercase)
+
 
 @dataclass(frozen=True)
 class Scores:

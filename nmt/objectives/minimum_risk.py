@@ -42,7 +42,7 @@ class MinimumRisk:
 
     def __init__(self, likelihood: TokenLoss, config: schema.MinimumRisk, target: Tokenizer) -> None:
         self.likelihood, self.model, self.config, self.pad = likelihood, likelihood.model, config, target.pad
-        self.symbols = Symbols(target.bos, target.eos, banned=(target.pad, target.bos))
+        self.symbols = Symbols(target.bos, target.eos, banned=(target.pad, target.bos, *target.tag_ids))
 
     def __call__(self, batch: Batch) -> tuple[Prediction, Tensor]:
         """The likelihood of the references, and the expected risk () summed over sentences."""

@@ -10,6 +10,9 @@ from nmt.config import schema
 from nmt.config.compose import load_config, merge_search
 from nmt.config.errors import UserError
 from nmt.config.schema.attention import ScoredAttention
+from nmt.config.schema.data import MultilingualData
+from nmt.data.prepared import Direction
+from nmt.directions import directions_of
 from nmt.model.ensemble import Ensemble
 from nmt.model.latent import LatentDecoder
 from nmt.run import RunDirectory, read_json
@@ -73,8 +76,23 @@ def load_models(runs: Runs, loading: Mapping[str, Any], max_beam_size: int) -> d
     models: dict[str, ServedModel] = {}
     for name, group in zip(_names(members), members, strict=True):
         translator = Translator.load(group, **loading)
-        models[name] = ServedModel(_info(name, group, translator, max_beam_size), translator, max_beam_size)
+        tags = translator.tokenizers.source.tags
+        for direction in _directions(group):
+            own, full_name = translator, name
+            if direction is not None:
+                full_name = f"{name}:{'-'.join(direction)}"
+                own = translator.towards(direction[1], direction[0] if tags.sources else None) if tags else translator
+            info = _info(full_name, group, own, max_beam_size, direction)
+            models[full_name] = ServedModel(info, own, max_beam_size)
     return models
+
+
+def _directions(group: Sequence[str]) -> list[Direction | None]:
+    """Those of a multilingual model, each of which is served as a model of its own."""
+    data = load_config(RunDirectory.existing(group[0]).config).data
+    if not isinstance(data, MultilingualData):
+        return [None]
+    return [*dict.fromkeys((corpus.source_lang, corpus.target_lang) for corpus in data.corpora)]
 
 
 def _groups(run: str | Sequence[str]) -> list[list[str]]:
@@ -99,7 +117,9 @@ def _names(members: Sequence[Sequence[str]]) -> list[str]:
     raise UserError(f"run=[{','.join(members[0])},...]: a run is named twice")
 
 
-def _info(name: str, runs: Sequence[str], translator: Translator, max_beam_size: int) -> ModelInfo:
+def _info(
+    name: str, runs: Sequence[str], translator: Translator, max_beam_size: int, direction: Direction | None
+) -> ModelInfo:
     directory = RunDirectory.existing(runs[0])
     config, model, search = load_config(directory.config), translator.model, translator.search
     alone = len(runs) == 1
@@ -115,8 +135,8 @@ def _info(name: str, runs: Sequence[str], translator: Translator, max_beam_size:
     local = alone and scored is not None and scored.window.kind != "global"
     return ModelInfo(
         name=name,
-        source=config.data.source_lang,
-        target=config.data.target_lang,
+        source=config.data.source_lang if direction is None else direction[0],
+        target=config.data.target_lang if direction is None else direction[1],
         attention=attention,
         members=len(runs),
         latent=not isinstance(model, Ensemble) and isinstance(model.decoder, LatentDecoder),
@@ -124,31 +144,37 @@ def _info(name: str, runs: Sequence[str], translator: Translator, max_beam_size:
         window=scored.window.kind if local and scored is not None else None,
         monotonic=alone and scored is not None and scored.normalizer.kind in {"monotonic", "mocha"},
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        bleu=_bleu(directory) if alone else None,
+        bleu=_bleu(directory, direction) if alone else None,
         beam_size=translator.searcher.beam_size,
         length_penalty=None if beam is None else beam.length_penalty,
         alpha=None if beam is None else beam.alpha,
         max_beam_size=max_beam_size,
         max_tokens=search.max_source_length,
-        examples=_examples(directory),
+        examples=_examples(directory, direction),
     )
 
 
-def _bleu(directory: RunDirectory) -> float | None:
+def _bleu(directory: RunDirectory, direction: Direction | None) -> float | None:
     """On the test set, or if there is none on the validation set, as the run recorded it."""
     results = read_json(directory.results)
     for split in ("test", "validation"):
         scores = results.get(split)
+        if direction is not None and isinstance(scores, dict):
+            found = scores.get("directions")
+            scores = found.get("-".join(direction)) if isinstance(found, dict) else None
         if isinstance(scores, dict) and isinstance(scores.get("bleu"), int | float):
             return float(scores["bleu"])
     return None
 
 
-def _examples(directory: RunDirectory) -> list[str]:
+def _examples(directory: RunDirectory, direction: Direction | None) -> list[str]:
     """Short sentences of the validation set, spread over it."""
     try:
         sources, _, _ = directory.held_out("validation")
     except UserError:  # an archive need not hold its corpus
         return []
+    if direction is not None:
+        pairs = zip(sources, directions_of(directory, "validation", len(sources)), strict=True)
+        sources = [source for source, own in pairs if own == direction]
     short = list(dict.fromkeys(line for line in sources if 0 < len(line) <= MAX_EXAMPLE))
     return short[:: max(1, len(short) // EXAMPLES)][:EXAMPLES]

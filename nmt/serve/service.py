@@ -25,7 +25,8 @@ from nmt.serve.messages import (
 )
 from nmt.serve.metrics import Metrics
 from nmt.serve.models import ServedModel
-from nmt.translator import Translation, Translator
+from nmt.translation import Translation
+from nmt.translator import Translator
 
 IMPOSSIBLE = -1e9  # the log-probability 0 as a number that JSON has
 

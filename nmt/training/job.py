@@ -1,12 +1,11 @@
 """One training job: prepare, train, evaluate, record."""
 
 import logging
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -19,7 +18,7 @@ from nmt.config.schema.training import Validation
 from nmt.contention import fair_waiting
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
-from nmt.distributed import Interrupted, OtherProcessFailed, ProcessGroup
+from nmt.distributed import Interrupted, ProcessGroup
 from nmt.evaluation import evaluate_run
 from nmt.machine import Machine, tune_memory
 from nmt.metrics.bleu import ScoreSettings
@@ -30,7 +29,8 @@ from nmt.objectives.objective import Objective
 from nmt.run import FINISHED, PRUNED, RunDirectory, read_json
 from nmt.training.corpus_report import log_corpus_report, report_round_trips
 from nmt.training.journal import Journal, SilentJournal, record_outcome, save_figures
-from nmt.training.start import Start, Teachers, load_start, load_teachers
+from nmt.training.run_log import log_of_others, log_to
+from nmt.training.start import Start, load_start, load_teachers
 from nmt.training.trackers import TENSORBOARD, Background, check_packages, open_trackers
 from nmt.training.trainer import Observer, Pruned, Trainer
 from nmt.training.validation import Scoring, pick_samples
@@ -40,23 +40,43 @@ log = logging.getLogger(__name__)
 MIN_SHARE = 512  # tokens of a batch that are worth a process
 
 
+class Ready(NamedTuple):
+    """All that a run needs before its first update."""
+
+    config: schema.TrainConfig
+    run: RunDirectory
+    prepared: Prepared
+    scoring: Scoring
+    trainer: Trainer
+
+    @property
+    def parameters(self) -> int:
+        """Of the model."""
+        return sum(parameter.numel() for parameter in self.trainer.model.parameters())
+
+
+Work = Callable[[Ready], int]
+"""What is done with it; returns the exit status."""
+
+
 def train(
     config: schema.TrainConfig,
     directory: Path,
     overrides: list[str],
     choices: Mapping[str, str] | None = None,
     observer: Observer | None = None,
+    work: Work | None = None,
 ) -> int:
     """Train in `directory`, or resume the run there. Returns the exit status: 0, or 128 + the signal that stopped it.
 
     The manifest records `overrides` and `choices` (of each group), which led to the configuration. A run that the
-    `observer` prunes is not evaluated.
+    `observer` prunes is not evaluated. `work`: done in place of training and evaluation.
     """
     tune_memory()
     machine = Machine.choose(config.device, config.precision, config.threads)
     run = RunDirectory(directory)
-    with fair_waiting(), ProcessGroup.join() as group, _log_of_others(group, run.log):
-        return _train_in_group(config, run, machine, group, overrides, choices or {}, observer)
+    with fair_waiting(), ProcessGroup.join() as group, log_of_others(group, run.log):
+        return _train_in_group(config, run, machine, group, overrides, choices or {}, observer, work or _train)
 
 
 def _train_in_group(
@@ -67,6 +87,7 @@ def _train_in_group(
     overrides: list[str],
     choices: Mapping[str, str],
     observer: Observer | None,
+    work: Work,
 ) -> int:
     group.refuse_differences(str(run.path.absolute()), "hydra.run.dir: differs from that of the main process; name one")
     group.everywhere(lambda: check_packages(config.logger))
@@ -91,17 +112,16 @@ def _train_in_group(
             record["teachers"] = teachers.records
         group.on_main(lambda: run.begin(values, prepared, record))
         group.everywhere(lambda: _refuse_unshared(run))
-        with _log_to(run.log) if group.is_main else nullcontext():
+        with log_to(run.log) if group.is_main else nullcontext():
             log_corpus_report(prepared)
             _warn_of_small_shares(config, group)
             translator = _new_translator(config, prepared, machine, start, group)
-            trackers, status = open_trackers(config, run) if group.is_main else [], 1
-            try:
-                status = _train(config, run, prepared, translator, scoring, observer, teachers, trackers)
-            finally:
-                for tracker in trackers:
-                    tracker.close(finished=status == 0)
-            return status
+            objective = Objective(translator.single, config, prepared.tokenizers.target, teachers.models)
+            trainer = Trainer(config, prepared, translator, scoring, run, objective, observer)
+            ready = Ready(config, run, prepared, scoring, trainer)
+            _log_model(ready)
+            _warn_of_unreached(config, objective, trainer.total_steps)
+            return work(ready)
     finally:
         run.release()
 
@@ -138,34 +158,36 @@ def _new_translator(
     return Translator(model, prepared.tokenizers, config.search, machine, config.seed, group)
 
 
-def _train(
-    config: schema.TrainConfig,
-    run: RunDirectory,
-    prepared: Prepared,
-    translator: Translator,
-    scoring: Scoring,
-    observer: Observer | None,
-    teachers: Teachers,
-    trackers: Sequence[Background],
-) -> int:
-    model, machine, group = translator.single, translator.machine, translator.group
-    objective = Objective(model, config, prepared.tokenizers.target, teachers.models)
-    trainer = Trainer(config, prepared, translator, scoring, run, objective, observer)
-    resumed = group.everywhere(trainer.resume)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+def _log_model(ready: Ready) -> None:
+    group, machine = ready.trainer.group, ready.trainer.translator.machine
     log.info(
         "model: %s parameters; %s in %s, threads: %d%s",
-        f"{parameters:,}",
+        f"{ready.parameters:,}",
         machine.device,
         machine.precision,
         machine.describe()["threads"],
         f", processes: {group.size}" if group.size > 1 else "",
     )
-    if resumed:
+
+
+def _train(ready: Ready) -> int:
+    config, run, _, _, trainer = ready
+    trackers, status = open_trackers(config, run) if trainer.group.is_main else [], 1
+    try:
+        status = _train_and_evaluate(ready, trackers)
+    finally:
+        for tracker in trackers:
+            tracker.close(finished=status == 0)
+    return status
+
+
+def _train_and_evaluate(ready: Ready, trackers: Sequence[Background]) -> int:
+    config, run, prepared, scoring, trainer = ready
+    group = trainer.group
+    if group.everywhere(trainer.resume):
         log.info("resumed at step %d of %d", trainer.step, trainer.total_steps)
         if trainer.schedule_has_moved and config.schedule.kind == "cosine" and trainer.step < trainer.total_steps:
             log.warning("the number of updates has changed, and the cosine schedule with it: the learning rate jumps")
-    _warn_of_unreached(config, objective, trainer.total_steps)
     status: dict[str, str] = {}
     tensorboard = TENSORBOARD in config.logger
     journal = partial(Journal, run, tensorboard, trackers) if group.is_main else SilentJournal
@@ -181,8 +203,8 @@ def _train(
         return 0
     finally:
         if group.is_main:
-            run.update_json(run.manifest, {"parameters": parameters, "training": _summary(trainer), **status})
-    _evaluate(run, translator, prepared, scoring.settings, config.validation)
+            run.update_json(run.manifest, {"parameters": ready.parameters, "training": _summary(trainer), **status})
+    _evaluate(run, trainer.translator, prepared, scoring.settings, config.validation)
     splits = prepared.splits.keys() - {"train"}
     group.on_main(lambda: _finish(run, trainer.step, splits, tensorboard, trackers))
     return 0
@@ -262,38 +284,3 @@ def _evaluate(
         texts = split.source.lines(), split.target.lines()
         if group.is_main:
             save_figures(run.alignments / split.name, pick_samples(translator, *texts, evaluation.translations, config))
-
-
-@contextmanager
-def _log_of_others(group: ProcessGroup, path: Path) -> Iterator[None]:
-    """Add the error that ends a group to the run's train.log: on the main process all that it knows of, on another one
-    what it could not report."""
-    try:
-        yield
-    except Exception as error:
-        if group.size > 1 and path.is_file() and not isinstance(error, OtherProcessFailed):
-            name = "" if group.is_main else f"process {group.rank}: "
-            with path.open("a", encoding="utf-8") as file:
-                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} ERROR {name}{error}\n")
-        raise
-
-
-class _LogFile(logging.FileHandler):
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Let a full disk end the run, as for every other file, instead of printing a traceback for each line."""
-        raise  # noqa: PLE0704
-
-
-@contextmanager
-def _log_to(path: Path) -> Iterator[None]:
-    """Copy all log messages to the run's train.log, with the time."""
-    handler = _LogFile(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger = logging.getLogger("nmt")
-    logger.setLevel(logging.DEBUG)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        handler.close()

@@ -76,13 +76,16 @@ class Journal:
     def validation(self, step: int, epoch: float, values: Mapping[str, float], best: bool) -> None:
         """Record loss, perplexity, bleu, the monitored score, and statistics of the attention."""
         self._record(step, epoch, "validation", values)
+        name = "bleu_"
+        parts = [f"{key.removeprefix(name)} {value:.2f}" for key, value in values.items() if key.startswith(name)]
         log.info(
-            "validation at step %d (epoch %.2f): loss %.3f  ppl %.2f  BLEU %.2f%s%s%s",
+            "validation at step %d (epoch %.2f): loss %.3f  ppl %.2f  BLEU %.2f%s%s%s%s",
             step,
             epoch,
             values["loss"],
             values["perplexity"],
             values["bleu"],
+            f" ({', '.join(parts)})" if parts else "",
             "".join(f"  {SHOWN[name].format(values[name])}" for name in SHOWN if name in values),
             f"  AER {100 * values['aer']:.1f} %" if "aer" in values else "",
             "  *best*" if best else "",

@@ -96,12 +96,12 @@ class Trainer:
                 if self.validated < self.step or self._finished():  # stopped before a validation, or the end has moved
                     self._after_update()
                 while not self._finished():
-                    stop = self._update()
+                    stop = self.update()
                     self.journal.advance()
                     if stop:
-                        self._stop_if_signalled()
+                        self.stop_if_signalled()
                     self._after_update()
-                self._stop_if_signalled()
+                self.stop_if_signalled()
             if self.stopping.exhausted:
                 waited = f"{self.stopping.monitor} has not improved in {self.stopping.waited} validations"
                 log.info("stopped early: %s (validation.patience); best at step %d", waited, self.stopping.best_step)
@@ -130,8 +130,8 @@ class Trainer:
     def _finished(self) -> bool:
         return self.step >= self.total_steps or self.stopping.exhausted
 
-    def _update(self) -> bool:
-        """Returns whether any process was signalled to stop."""
+    def update(self) -> bool:
+        """The next update. Returns whether any process was signalled to stop."""
         start = time.perf_counter()
         if self.position == len(self.plan):
             self.epoch, self.position = self.epoch + 1, 0
@@ -207,7 +207,7 @@ class Trainer:
             return self.step % validation.every == 0
         return self.position == len(self.plan) and (self.epoch + 1) % validation.every == 0
 
-    def _stop_if_signalled(self) -> None:
+    def stop_if_signalled(self) -> None:
         """Raises Interrupted on all processes if any of them was signalled."""
         if signum := self.group.largest(self.signals.received or 0):
             raise Interrupted(signum)

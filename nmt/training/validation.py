@@ -4,6 +4,7 @@ Shapes: as in nmt.model.seq2seq.
 """
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from functools import partial
 from itertools import chain
 from statistics import fmean
@@ -25,7 +26,8 @@ from nmt.metrics.bleu import METRICS, ScoreSettings, perplexity
 from nmt.metrics.comet import Comet
 from nmt.model.seq2seq import evaluation_mode
 from nmt.saliency import Saliency, saliency
-from nmt.translator import Progress, Translation, Translator
+from nmt.translation import Translation
+from nmt.translator import Progress, Translator
 
 
 class Scoring(NamedTuple):
@@ -55,9 +57,9 @@ class Sample(NamedTuple):
 class Validation(NamedTuple):
     """Scores and samples."""
 
-    scores: dict[
-        str, float
-    ]  # loss (nats a token), perplexity, bleu, the monitored; with attention entropy, share of </s>, aer
+    # loss in nats per token, perplexity, bleu, the monitored metric, with attention its entropy, the share of </s> and
+    # the AER; of several directions also each one's metrics, such as bleu_en-de
+    scores: dict[str, float]
     samples: list[Sample]
     positions: Positions | None  # of a hard attention
 
@@ -87,16 +89,33 @@ class Validator:
         self.progress = progress
         self.translator, self.scoring, self.config = translator, scoring, config
         self.sources, self.references, self.gold = split.source.lines(), split.target.lines(), split.alignments
-        self.batches = batches
+        self.batches, self.plan, self.directions = batches, batches.epoch(0), split.directions
+
+    def only(self, indices: Indices) -> Self:
+        """The validation of these pairs alone."""
+        other = copy(self)
+        other.plan = [indices]
+        other.sources, other.references = ([side[i] for i in indices] for side in (self.sources, self.references))
+        other.gold = None if self.gold is None else [self.gold[int(i)] for i in indices]
+        other.directions = [self.directions[i] for i in indices] if self.directions else []
+        return other
 
     def __call__(self) -> Validation:
         """Validate the model's current weights."""
         nll, tokens = self._loss()
         evaluation = evaluate(
-            self.translator, self.sources, self.references, self.scoring.settings, self.metrics, self.progress
+            self.translator,
+            self.sources,
+            self.references,
+            self.scoring.settings,
+            self.metrics,
+            self.progress,
+            self.directions,
         )
         scores = {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
         scores |= {metric: getattr(evaluation.scores, metric) for metric in METRICS if metric in self.metrics}
+        for direction, found in evaluation.by_direction.items():
+            scores |= {f"{metric}_{direction}": getattr(found, metric) for metric in METRICS if metric in self.metrics}
         if self.config.monitor == "comet":
             scores["comet"] = self.translator.group.on_main(partial(self._comet, evaluation.hypotheses))
         alignments = [result.alignment for result in evaluation.translations if result.alignment is not None]
@@ -135,7 +154,7 @@ class Validator:
 
         group = self.translator.group
         with evaluation_mode(model):
-            parts = list(chain.from_iterable(group.merge(measured(group.share(self.batches.epoch(0))))))
+            parts = list(chain.from_iterable(group.merge(measured(group.share(self.plan)))))
         nll = torch.stack([part_nll.double() for part_nll, _ in parts]).sum()
         return float(nll), sum(part_tokens for _, part_tokens in parts)
 

@@ -29,6 +29,7 @@ REQUIRED = {
     "export": ["run=DIR", "output=FILE"],
     "data=files": ["data.train=a", "data.validation=b"],
     "data=hub": ["data.id=owner/name"],
+    "data=multilingual": ["data.corpora=[en-de]", "data.train=a", "data.validation=b"],
     "objective=distillation": ["objective.teachers=DIR"],
     "tokenizer=file": ["tokenizer.source_model=a.model"],
 }

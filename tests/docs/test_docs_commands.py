@@ -21,7 +21,7 @@ from nmt.config.schema import CompareConfig, TrainConfig
 pytestmark = pytest.mark.system
 FASTER = ["data.validation_size=10", "data.test_size=10", "validation.samples=0"]
 SMALL = [value for value in TINY if value.partition("=")[0] not in {each.partition("=")[0] for each in FASTER}] + FASTER
-NOT_RUN = {"ls", "make", "source", "tensorboard"}  # what starts a server, changes the shell or takes long
+NOT_RUN = {"ls", "make", "source", "tensorboard", "docker"}  # what starts a server, changes the shell or takes long
 NOUNS = [("the dog", "der Hund"), ("the cat", "die Katze"), ("the horse", "das Pferd"), ("the bird", "der Vogel")]
 NOUNS += [("the mouse", "die Maus"), ("the old man", "der alte Mann"), ("the queen", "die Königin"), ("she", "sie")]
 VERBS = [("sees", "sieht"), ("hears", "hört"), ("finds", "findet"), ("likes", "mag"), ("knows", "kennt")]
@@ -82,10 +82,11 @@ def shortened(command: str) -> str:
     if name != "nmt-train" or "run=DIR" in arguments:
         return command
     arguments = ["processes=2" if word.startswith("processes=") else word for word in arguments]
-    small = [value for value in SMALL if not ("data=files" in arguments and value.startswith("data."))]
+    files = not {"data=files", "data=multilingual"}.isdisjoint(arguments)
+    small = [value for value in SMALL if not (files and value.startswith("data."))]
     own = {argument.partition("=")[0] for argument in arguments}
     values = [value for value in small if value.partition("=")[0] not in own]
-    if "data=files" in arguments:
+    if files:
         values = [value for value in values if not value.startswith("tokenizer.vocab_size")] + [
             "tokenizer.vocab_size=90"
         ]

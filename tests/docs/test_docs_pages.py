@@ -39,6 +39,12 @@ def words(code: str) -> list[str]:
         return code.split()
 
 
+def test_the_readme_lists_all_targets_of_make() -> None:
+    targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.M)
+    table = "\n".join(line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| `make "))
+    assert {*re.findall(r"`make ([a-z-]+)`", table), "help"} == {*targets}
+
+
 @pytest.mark.parametrize("page", pages(), ids=name_of)
 def test_every_link_leads_somewhere(page: Path) -> None:
     for link in links(page):

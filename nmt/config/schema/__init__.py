@@ -13,7 +13,7 @@ from nmt.config.schema.commands import Metric as Metric
 from nmt.config.schema.commands import SavedRunCommand as SavedRunCommand
 from nmt.config.schema.commands import ServeConfig as ServeConfig
 from nmt.config.schema.commands import TranslateConfig as TranslateConfig
-from nmt.config.schema.data import Data, TokenizerConfig
+from nmt.config.schema.data import Data, MultilingualData, TokenizerConfig
 from nmt.config.schema.model import Model, Size
 from nmt.config.schema.search import Beam as Beam
 from nmt.config.schema.search import Greedy as Greedy
@@ -77,6 +77,13 @@ class TrainConfig(Model, Machine):
             section = getattr(self, name)
             paths = {key: _absolute(value) for key, value in section if key in PATH_FIELDS and value is not None}
             sections[name] = section.model_copy(update=paths)
+        if isinstance(self.data, MultilingualData):
+            names = ("train", "validation", "test")
+            corpora = [
+                corpus.model_copy(update={name: _absolute(getattr(corpus, name)) for name in names})
+                for corpus in self.data.corpora
+            ]
+            sections["data"] = sections["data"].model_copy(update={"corpora": corpora})
         if self.validation.comet_model.endswith(CHECKPOINT):
             path = _absolute(self.validation.comet_model)
             sections["validation"] = self.validation.model_copy(update={"comet_model": path})
@@ -117,6 +124,9 @@ class TrainConfig(Model, Machine):
             )
         yield from self._conflicts_of_objective()
 
+    def _lacks_alignments(self) -> bool:
+        return self.data.kind in {"hub", "multilingual"} or (self.data.kind == "files" and self.data.alignments is None)
+
     def _conflicts_of_guided_alignment(self) -> Iterator[str]:
         if self.attention.kind == "none":
             yield "training.guided_alignment guides an attention, but attention.kind=none; set it to 0"
@@ -126,7 +136,7 @@ class TrainConfig(Model, Machine):
                 f"attention.normalizer.kind={self.attention.normalizer.kind}; set it to 0, or use "
                 "attention/normalizer=softmax"
             )
-        if self.data.kind == "hub" or (self.data.kind == "files" and self.data.alignments is None):
+        if self._lacks_alignments():
             yield (
                 "training.guided_alignment needs the training corpus's word alignments: data=files with data.alignments"
             )
@@ -134,7 +144,7 @@ class TrainConfig(Model, Machine):
     def _conflicts_of_aer(self) -> Iterator[str]:
         if self.attention.kind == "none":
             yield "validation.monitor=aer scores an attention, but attention.kind=none; monitor bleu or loss"
-        if self.data.kind == "hub" or (self.data.kind == "files" and self.data.alignments is None):
+        if self._lacks_alignments():
             yield (
                 "validation.monitor=aer needs gold word alignments of the validation set: data=files with "
                 "data.alignments, or monitor bleu or loss"

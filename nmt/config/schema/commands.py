@@ -78,6 +78,8 @@ class TranslateConfig(SavedRunCommand):
     nbest: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
     interactive: bool
     buffer_lines: Count
+    target_lang: Name | None
+    source_lang: Name | None
 
     def conflicts(self) -> Iterator[str]:
         for key in ("nbest", "constraints", "glossary", "forbidden", "prefix"):

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from nmt.config.schema.base import Count, Factor, Fraction, Name, Names, Section, Seed
 
@@ -67,7 +68,109 @@ class HubData(Corpus):
     path_splits: Splits
 
 
-Data = Annotated[DemoData | FilesData | HubData, Field(discriminator="kind")]
+Code = Annotated[str, Field(pattern=r"^[A-Za-z][\w.-]*$", max_length=100)]  # of a language, part of a tag
+Weight = Annotated[float, Field(ge=1e-6, le=1e6)]
+
+
+class DirectedCorpus(Section):
+    """One of several corpora. None: the section's own value."""
+
+    source_lang: Code
+    target_lang: Code
+    train: Parts | None = None
+    validation: Parts | None = None
+    test: Parts | None = None
+    weight: Weight = 1.0
+
+    @property
+    def direction(self) -> str:
+        """Its name, such as "en-de"."""
+        return f"{self.source_lang}-{self.target_lang}"
+
+
+def _section(value: object) -> object:
+    """A direction "en-de" as a section."""
+    if isinstance(value, dict):
+        return value
+    languages = value.split("-") if isinstance(value, str) else []
+    if len(languages) != 2 or not all(languages):  # noqa: PLR2004
+        raise PydanticCustomError(
+            "direction", "Input should be a direction such as en-de, or {source_lang: en, target_lang: de, ...}"
+        )
+    return {"source_lang": languages[0], "target_lang": languages[1]}
+
+
+Corpora = Annotated[
+    list[Annotated[DirectedCorpus, BeforeValidator(_section)]],
+    Field(min_length=1),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+]
+
+
+class MultilingualData(Section):
+    kind: Literal["multilingual"]
+    corpora: Corpora
+    train: Parts | None
+    validation: Parts | None
+    test: Parts | None
+    tag: Literal["target", "source"] | None
+    temperature: Factor
+    extra: Names
+    max_length: Count
+    max_ratio: Factor | None
+    invalid_utf8: Literal["error", "drop"]
+    workers: Count | None
+    cache_dir: Name
+
+    def conflicts(self) -> Iterator[str]:
+        targets: dict[str, str] = {}
+        for number, corpus in enumerate(self.corpora):
+            key = f"corpora[{number}] ({corpus.direction})"
+            if corpus.source_lang == corpus.target_lang:
+                yield f"{key}: the same language on both sides"
+            for split in ("train", "validation"):
+                if not (getattr(corpus, split) or getattr(self, split)):
+                    yield f"{key}: has no {split}; give it {split}: PREFIX, or all corpora data.{split}=PREFIX"
+            known = targets.setdefault(corpus.source_lang, corpus.target_lang)
+            if self.tag is None and known != corpus.target_lang:
+                yield (
+                    f"tag=null: '{corpus.source_lang}' is translated into '{known}' and '{corpus.target_lang}', and "
+                    "nothing tells the model which; set data.tag=target"
+                )
+        if self.extra:
+            yield f"extra={self.extra[0]}: has no direction; add it to the train of one of the corpora"
+
+    @property
+    def source_lang(self) -> str:
+        """All source languages."""
+        return ",".join(dict.fromkeys(corpus.source_lang for corpus in self.corpora))
+
+    @property
+    def target_lang(self) -> str:
+        """All target languages."""
+        return ",".join(dict.fromkeys(corpus.target_lang for corpus in self.corpora))
+
+    def files(self) -> list[FilesData]:
+        """Each corpus for itself."""
+        common = {key: getattr(self, key) for key in Corpus.model_fields if key not in {"source_lang", "target_lang"}}
+        return [
+            FilesData(
+                kind="files",
+                source_lang=corpus.source_lang,
+                target_lang=corpus.target_lang,
+                train=corpus.train or self.train or [],
+                validation=corpus.validation or self.validation or [],
+                test=corpus.test or self.test,
+                source_column=None,
+                target_column=None,
+                alignments=None,
+                **common,
+            )
+            for corpus in self.corpora
+        ]
+
+
+Data = Annotated[DemoData | FilesData | HubData | MultilingualData, Field(discriminator="kind")]
 
 
 class SegmentationSampling(Section):

@@ -1,0 +1,180 @@
+"""Find a learning rate for a run: a learning-rate range test.
+
+python scripts/find_lr.py [OPTION ...] [KEY=VALUE ...]
+
+The KEY=VALUE are those of nmt-train. The rate rises exponentially with every update, until the loss diverges. Prints a
+rate that is safely below the one at which the loss was lowest, as the override to give: it suits the peak of the run's
+schedule. Writes find_lr.png and find_lr.json (Smith 2017, "Cyclical learning rates for training neural networks",
+section 3.3, where the rate rises linearly).
+"""
+
+import argparse
+import logging
+import math
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from nmt.cli.app import choices, output_dir, run_command
+from nmt.config.errors import UserError
+from nmt.config.schema import TrainConfig
+from nmt.distributed import Interrupted
+from nmt.files import to_json, write_atomically
+from nmt.report.heatmap import save
+from nmt.training.job import Ready, train
+from nmt.training.step import Sums
+
+RANGE = 1_000.0  # the test covers optimizer.lr divided by and multiplied by this, unless told otherwise
+SMOOTHING = 0.9  # weight of the past in the smoothed loss
+SLOPE = 0.15  # standard deviation, in decades of the rate, of the mean that a slope is taken of
+FIRST = 10  # updates at nearly the same rate, whose mean loss is that of the start
+SAFE = 0.1  # of the rate with the lowest loss: there it is about to rise, and a run is longer than the test
+FALLEN = 0.99  # of the first loss: less of a fall is noise
+DIVERGED = 1.25  # times the loss of the start, for the smoothed loss
+MIN_UPDATES = 20
+Numbers = NDArray[np.float64]
+
+
+class Ramp(NamedTuple):
+    """In place of the run's schedule: rates that rise exponentially."""
+
+    start: float
+    end: float
+    updates: int
+    lr: float  # optimizer.lr, of which `factor` is a multiple
+
+    def factor(self, step: int) -> float:
+        """See nmt.training.optimizer.Schedule."""
+        return float(self.start * (self.end / self.start) ** ((step - 1) / (self.updates - 1)) / self.lr)
+
+
+def range_test(ready: Ready, ramp: Ramp, losses: list[float]) -> int:
+    """Add the loss of each update to `losses`, in nats per target token. Returns the exit status."""
+    trainer = ready.trainer
+    trainer.schedule = ramp  # type: ignore[assignment]
+    try:
+        with trainer.signals, tqdm(total=ramp.updates, unit=" updates", disable=None) as bar:
+            while len(losses) < ramp.updates and not diverged(losses):
+                trainer.window = Sums()
+                if trainer.update():
+                    trainer.stop_if_signalled()
+                # An update that is not finite has no terms: the end of the test.
+                losses.append(trainer.window.means()["loss"] if trainer.window.updates else math.inf)
+                bar.update()
+    except Interrupted as stop:
+        return 128 + stop.signum
+    return 0
+
+
+def diverged(losses: list[float]) -> bool:
+    """Is the loss infinite, or well above that of the start?"""
+    if len(losses) <= FIRST:
+        return bool(losses) and not math.isfinite(losses[-1])
+    return not smoothed(losses)[-1] <= DIVERGED * np.mean(losses[:FIRST])
+
+
+def smoothed(losses: list[float]) -> Numbers:
+    """(N,) -> (N,), means that forget the past exponentially, without a bias to the first value."""
+    weights = SMOOTHING ** np.arange(len(losses))
+    sums = [float(weights[: n + 1][::-1] @ losses[: n + 1]) for n in range(len(losses))]
+    result: Numbers = np.array(sums) / np.cumsum(weights)
+    return result
+
+
+def landmarks(rates: list[float], losses: list[float]) -> tuple[float, float] | None:
+    """The rates at which the loss falls fastest, per decade of the rate, and is lowest; None if it does not fall."""
+    finite = [number for number, loss in enumerate(losses) if math.isfinite(loss)]
+    decades, values = np.log10(rates)[finite], np.array(losses)[finite]
+    kernel = np.exp(-0.5 * ((decades[:, None] - decades) / SLOPE) ** 2)
+    means = kernel @ values / kernel.sum(1)
+    slopes = np.gradient(means, decades)
+    lowest = int(means.argmin())
+    fastest = int(slopes[: lowest + 1].argmin())
+    return (rates[finite[fastest]], rates[finite[lowest]]) if means[lowest] < FALLEN * means[0] else None
+
+
+def draw(rates: list[float], losses: list[float], suggestion: float | None) -> Figure:
+    """The loss by the rate, with the suggested one."""
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot(xscale="log", xlabel="learning rate", ylabel="loss (nats per target token)")
+    axes.plot(rates, losses, ".", color="0.75", label="of an update")
+    axes.plot(rates, smoothed(losses), label="smoothed")
+    if suggestion is not None:
+        axes.axvline(suggestion, color="C1", linestyle="--", label=f"suggested: {suggestion:.2g}")
+    if math.isfinite(losses[0]):
+        axes.set_ylim(top=1.1 * DIVERGED * losses[0])  # what diverges goes far beyond
+    axes.legend()
+    return figure
+
+
+def find(config: TrainConfig, overrides: list[str], options: argparse.Namespace, folder: Path) -> int:
+    """Test, print and write. Returns the exit status. Raises UserError if the loss has not fallen."""
+    lr = config.optimizer.lr
+    ramp = Ramp(options.start or lr / RANGE, options.end or lr * RANGE, options.updates, lr)
+    if ramp.start >= ramp.end:
+        raise UserError(f"--start {ramp.start:g}: must be below --end {ramp.end:g}")
+    losses: list[float] = []
+    config = config.with_absolute_paths()
+    with tempfile.TemporaryDirectory(prefix="nmt-find-lr-") as run:
+        work = partial(range_test, ramp=ramp, losses=losses)
+        if status := train(config, Path(run), overrides, choices(), work=work):
+            return status
+    rates = [lr * ramp.factor(step) for step in range(1, len(losses) + 1)]
+    found = landmarks(rates, losses)
+    fastest, lowest = found or (None, None)
+    suggestion = None if lowest is None else SAFE * lowest
+    results: dict[str, Any] = {
+        "overrides": overrides,
+        "seed": config.seed,
+        "rates": rates,
+        "losses": [loss if math.isfinite(loss) else None for loss in losses],
+        "fastest": fastest,
+        "lowest": lowest,
+        "diverged": diverged(losses),
+        "suggestion": suggestion,
+    }
+    write_atomically(folder / "find_lr.json", f"{to_json(results, indent=1)}\n".encode())
+    save(draw(rates, losses, suggestion), folder / "find_lr.png")
+    print(folder / "find_lr.png")
+    print(folder / "find_lr.json")
+    if suggestion is None:
+        raise UserError(
+            f"the loss has not fallen between {rates[0]:.2g} and {rates[-1]:.2g}; try another --start and --end"
+        )
+    end = f"diverged at {rates[-1]:.2g}" if results["diverged"] else f"had not diverged at {rates[-1]:.2g}: raise --end"
+    print(f"the loss fell fastest at {fastest:.2g}, was lowest at {lowest:.2g}, and {end}")
+    print(f"optimizer.lr={suggestion:.2g}")
+    return 0
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--start", type=float, help="first rate; default: optimizer.lr / 1000")
+    parser.add_argument("--end", type=float, help="last rate; default: optimizer.lr x 1000")
+    parser.add_argument("--updates", type=int, default=200, help="from the first to the last; default: 200")
+    options, sys.argv[1:] = parser.parse_known_args()
+    if options.updates < MIN_UPDATES:
+        parser.error(f"--updates must be at least {MIN_UPDATES}")
+    if any(rate is not None and not 0 < rate < math.inf for rate in (options.start, options.end)):
+        parser.error("--start and --end must be above 0")
+    sys.argv.append("hydra.job.name=find_lr")
+
+    def task(config: TrainConfig, overrides: list[str]) -> int:
+        if config.run is not None or config.processes > 1:
+            raise UserError("find_lr tests a new run in one process; leave out run= and processes=")
+        logging.getLogger("nmt").setLevel(logging.WARNING)
+        return find(config, overrides, options, output_dir())
+
+    run_command("train", TrainConfig, task)
+
+
+if __name__ == "__main__":
+    main()

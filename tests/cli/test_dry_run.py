@@ -1,0 +1,231 @@
+"""nmt-train --dry-run: a run's errors and what it would take, and nothing left behind."""
+
+import importlib
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import TINY
+from forks import call_text, ended, forked
+
+from nmt.config.schema import TrainConfig
+from nmt.data.batching import Indices
+from nmt.data.prepare import prepare
+from nmt.training import dry_run as module
+from nmt.training.trainer import Trainer
+
+Config = Callable[..., TrainConfig]
+PRINTED = ["model", "memory", "update", "epoch", "validation", "run", "dry run"]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to start in. Temporary files go to `tmp` beside it, the cache would be `cache`."""
+    importlib.import_module("torch._dynamo")  # makes a folder for temporary files, which forks would not
+    for name in ("home", "tmp"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("NMT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "SECONDS", 0.1)
+    return tmp_path / "home"
+
+
+def left_in(home: Path) -> list[str]:
+    return sorted(str(path.relative_to(home.parent)) for path in home.parent.rglob("*") if path.name != ".nothing")
+
+
+@pytest.mark.system
+def test_it_tells_what_a_run_would_take_and_leaves_nothing(home: Path) -> None:
+    words = [*TINY, "seed=2", "validation.samples=1", "logger=[tensorboard]"]
+    done = call_text("nmt-train", "--dry-run", *words, cwd=home)
+    assert done.returncode == 0, done.stderr
+    lines = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert list(lines) == PRINTED
+    assert left_in(home) == ["home", "tmp"]
+    assert "corpus: en to fr" in done.stderr
+    real = call_text("nmt-train", *words, "hydra.run.dir=run", cwd=home)
+    told = next(line for line in real.stderr.splitlines() if line.startswith("model: "))
+    assert told.startswith(f"model: {lines['model']}; cpu")
+    updates = max(int(line.split()[1].split("/")[1]) for line in real.stderr.splitlines() if line.startswith("step "))
+    assert lines["run"].endswith(f" for {updates} updates (1 epochs), validated 1 times, and the final evaluation")
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("words", [["--dry-run", "seed=2"], ["seed=2", "--dry-run"]])
+def test_it_stands_anywhere(words: list[str], home: Path) -> None:
+    done = call_text("nmt-train", *words, "encoder.hidden=zero", cwd=home)
+    assert (done.returncode, done.stderr.count("encoder.hidden")) == (2, 1)
+
+
+ERRORS = [
+    "sead=2",
+    "encoder.hidden=0",
+    "attention=bahdanu",
+    "hydra.run.dir=other",
+    "hydra.run.dir=other/file/run",
+    "training.start_from=nowhere",
+    "data=files data.train=missing data.validation=missing",
+    "data=files data.train=uneven data.validation=uneven data.target_lang=de",
+    "tokenizer.vocab_size=100000",
+    "validation.monitor=aer data=files data.train=pair data.validation=pair data.target_lang=de tokenizer=char",
+    "device=cuda",
+    "evaluation.tokenize=none-such",
+    "seed=[",
+]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("error", ERRORS)
+def test_errors_are_those_of_a_run(error: str, home: Path) -> None:
+    (home / "other").mkdir()
+    texts = {
+        "other/file": "",
+        "uneven.en": "a\nb\n",
+        "uneven.de": "a\n",
+        "pair.en": "a b\n" * 9,
+        "pair.de": "c d\n" * 9,
+    }
+    for name, text in texts.items():
+        (home / name).write_text(text)
+    before = left_in(home)
+    words = [*TINY, *error.split()]
+    dry = call_text("nmt-train", "--dry-run", *words, cwd=home)
+    assert dry.returncode == 2, dry.stderr
+    assert left_in(home) == before
+    real = call_text("nmt-train", *words, cwd=home)
+    assert dry.stderr.splitlines()[-1] == real.stderr.splitlines()[-1]
+    assert dry.stderr.splitlines()[-1].startswith("nmt-train: error: ")
+    assert not dry.stdout
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["-m", "seed=1,2"], "--dry-run: tries a single run, but this is a sweep; give each key one value, without -m"),
+        (["experiment=attention_study"], "--dry-run: tries a single run, but this is a sweep"),
+        (["run=somewhere"], "--dry-run: tries a new run, but run=somewhere resumes one"),
+        (["--dryrun"], "unrecognized arguments: --dryrun; did you mean '--dry-run'?"),
+    ],
+)
+def test_what_it_is_not_for_is_refused_in_a_line(words: list[str], told: str, home: Path) -> None:
+    done = call_text("nmt-train", *(["--dry-run"] if "--dryrun" not in words else []), *words, cwd=home)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"nmt-train: error: {told}")
+    assert left_in(home) == ["home", "tmp"]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("during", ["prepare", "update"])
+@pytest.mark.usefixtures("signals_of_a_terminal")
+def test_a_signal_leaves_nothing_either(number: int, during: str, home: Path) -> None:
+    """Sent while the corpus is prepared, and while the model is updated."""
+
+    def work() -> int:
+        os.chdir(home)
+        job = importlib.import_module("nmt.training.job")
+        real_prepare, real_update = job.prepare, Trainer.update
+
+        def signalled(real: Callable[..., object]) -> Callable[..., object]:
+            def then(*arguments: object) -> object:
+                os.kill(os.getpid(), number)
+                time.sleep(0.01)
+                return real(*arguments)
+
+            return then
+
+        if during == "prepare":
+            job.prepare = signalled(real_prepare)
+        else:
+            Trainer.update = signalled(real_update)  # type: ignore[method-assign, assignment]
+        sys.argv = ["nmt-train", "--dry-run", *TINY]
+        importlib.import_module("nmt.cli.train").main()
+        return 0
+
+    output = home.parent / ".nothing"
+    assert ended(forked(work, output)) == 128 + number
+    assert left_in(home) == ["home", "tmp"]
+
+
+def test_a_corpus_in_the_cache_is_used_and_not_touched(
+    train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "SECONDS", 0.01)
+    config = train_config(f"data.cache_dir={tmp_path / 'cache'}")
+    directory = prepare(config.data, config.tokenizer).directory
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")}
+    opened: list[Path] = []
+    real = Trainer.update
+
+    def update(self: Trainer) -> bool:
+        opened.append(self.prepared.directory)
+        return real(self)
+
+    monkeypatch.setattr(Trainer, "update", update)
+    (tmp_path / "dry").mkdir()
+    assert module.dry_run(config, tmp_path / "dry" / "run", []) == 0
+    assert set(opened) == {directory}
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")} == before
+    assert len(capsys.readouterr().out.splitlines()) == len(PRINTED)
+
+
+def test_the_first_two_updates_are_of_the_longest_sentences(
+    train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one shows how much memory the run needs: the first has no state of the optimizer yet."""
+    monkeypatch.setattr(module, "SECONDS", 0.01)
+    sizes: list[tuple[int, int]] = []
+    real = Trainer.update
+
+    def update(self: Trainer) -> bool:
+        split = self.train_batches.split
+
+        def size(indices: Indices) -> int:
+            sides = ([len(side.ids(int(i))) for i in indices] for side in (split.source, split.target))
+            longest = [max(lengths) for lengths in sides]
+            return len(indices) * longest[0] * longest[1]
+
+        sizes.append((size(self.plan[self.position]), max(map(size, self.train_batches.epoch(0)))))
+        return real(self)
+
+    monkeypatch.setattr(Trainer, "update", update)
+    module.dry_run(train_config(), tmp_path / "run", [])
+    assert len(sizes) >= 3
+    assert [own == largest for own, largest in sizes[:2]] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["training.max_epochs=5", "validation.every=2"],
+        ["training.max_epochs=5", "training.max_steps=37", "validation.every=1"],
+        ["training.max_epochs=5", "validation.unit=steps", "validation.every=7"],
+        ["training.max_epochs=5", "validation.unit=steps", "validation.every=500"],
+        ["training.max_epochs=2", "training.average_best=3"],
+    ],
+)
+def test_validations_are_counted_as_training_makes_them(overrides: list[str], train_config: Config) -> None:
+    config, epoch = train_config(*overrides), 10
+    training, validation = config.training, config.validation
+    total = min(training.max_steps or epoch * training.max_epochs, epoch * training.max_epochs)
+    count = 1 if training.average_best > 1 else 0
+    for step in range(1, total + 1):
+        end_of_epoch = step % epoch == 0 and (step // epoch) % validation.every == 0
+        due = step % validation.every == 0 if validation.unit == "steps" else end_of_epoch
+        count += due or step == total
+    assert module.validations_of(config, epoch, total) == count
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.01234, "0.0123 s"), (119, "119 s"), (120, "2.0 min"), (7200, "2.0 h"), (5 * 86400, "5.0 days")],
+)
+def test_a_duration_has_a_unit_that_suits_it(seconds: float, text: str) -> None:
+    assert module.duration(seconds) == text
