@@ -60,7 +60,7 @@ class ScoredText(Message):
     """A translation."""
 
     text: str
-    score: float = Field(description="log_prob divided by the length penalty")
+    score: float = Field(description="log_prob divided by the length penalty, plus a coverage penalty")
     log_prob: float = Field(description="natural logarithm")
     source_tokens: list[str] = Field(description='SentencePiece pieces: "▁" starts a word, "</s>" is last')
     tokens: list[str]

@@ -16,7 +16,7 @@ from documents import ROOT, blocks, name_of, pages
 from forks import call
 
 from nmt.config.compose import typed
-from nmt.config.schema import CompareConfig, TrainConfig
+from nmt.config.schema import CompareConfig, TrainConfig, TranslateConfig
 
 pytestmark = pytest.mark.system
 FASTER = ["data.validation_size=10", "data.test_size=10", "validation.samples=0"]
@@ -104,6 +104,9 @@ def compose(command: str) -> None:
     name, *arguments = shlex.split(command)
     if name == "nmt-compare":
         typed(CompareConfig, values_of("compare", arguments))
+        return
+    if name == "nmt-translate":
+        typed(TranslateConfig, values_of("translate", arguments[: arguments.index("<")]))
         return
     students: list[list[str]] = []
     if name == "python":

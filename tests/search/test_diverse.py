@@ -74,6 +74,17 @@ def test_the_search_is_that_of_plain_lists(beam_size: int, groups: int, diversit
             assert [h.score for h in hypotheses] == pytest.approx([score for _, score in expected], abs=1e-5)
 
 
+def test_a_group_goes_on_while_any_of_its_hypotheses_may_improve() -> None:
+    """The first of a group need not be the most probable one."""
+    for seed, sentence, beam_size, groups, diversity in ((2, 5, 6, 3, 1.0), (2, 24, 8, 2, 3.0), (4, 26, 6, 3, 3.0)):
+        toy, limits = Toy(seed, vocabulary=9, bias={EOS: 0.0}), Limits(0, [9])
+        options = {"beam_size": beam_size, "n_best": beam_size, "groups": Groups(groups, diversity, beam_size)}
+        (found,) = search(toy, limits, [sentence], **options, stop="exact")
+        aligned = Limits(0, [9] * (sentence + 1))
+        expected = reference(toy, aligned, sentence, beam_size, groups, diversity, "exact")
+        assert [h.tokens for h in found] == [tokens for tokens, _ in expected][:beam_size]
+
+
 def test_the_number_of_translations_changes_none() -> None:
     toy, limits = Toy(1, vocabulary=9), Limits(0, [9] * 30)
     options = {"beam_size": 6, "groups": Groups(3, 2.0, 6), "stop": "exact"}
