@@ -32,7 +32,7 @@ def main() -> None:
             signal.signal(number, _exit)
     named = [arguments.value_of(word) for word in sys.argv[1:] if word.startswith("hydra.run.dir=")]
     with tempfile.TemporaryDirectory(prefix="nmt-dry-run-") as folder:
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", folder)  # a folder that the first optimizer makes
+        os.environ["TMPDIR"] = tempfile.tempdir = folder  # also for what torch writes, here and in other processes
         task = partial(_dry_run, named=named[-1] if named else None)
         run_command("train", TrainConfig, task, sweep, Path(folder, "run"))
 
