@@ -67,7 +67,7 @@ def score_directions(
 
 
 def mean(scores: Collection[Scores]) -> Scores:
-    """The mean of the directions' scores, each of which counts the same."""
+    """The unweighted mean of the directions' scores."""
 
     def of(metric: str) -> float | None:
         values = [getattr(each, metric) for each in scores]

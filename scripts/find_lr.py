@@ -48,7 +48,7 @@ class Ramp(NamedTuple):
     start: float
     end: float
     updates: int
-    lr: float  # optimizer.lr, of which `factor` is a multiple
+    lr: float  # optimizer.lr, which `factor` multiplies
 
     def factor(self, step: int) -> float:
         """See nmt.training.optimizer.Schedule."""

@@ -115,7 +115,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if penalties is None:
         penalties = COVERAGE_PENALTIES if tuning.translator.model.attends else []
     for setting in [*settings, *({**settings[-1], "coverage_penalty": penalty} for penalty in penalties)]:
-        tuning.search(setting)  # a mistake is told before anything is translated
+        tuning.search(setting)  # report mistakes before translating
     tuning.translator.translate(tuning.sources[:WARM_UP])
     total = len(settings) + len(penalties)
     with tqdm(total=total * len(tuning.sources), unit=" sent", disable=None) as bar:

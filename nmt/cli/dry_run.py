@@ -1,4 +1,4 @@
-"""nmt-train --dry-run: what a run would take, and all that could keep it from starting."""
+"""nmt-train --dry-run: finds what would stop a run, and estimates its time and memory."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ SWEEP = "--dry-run: tries a single run, but this is a sweep; give each key one v
 
 
 def main() -> None:
-    """Called in place of a run. Works in a temporary directory, which is removed however it ends, but for SIGKILL."""
+    """Runs in place of nmt-train. Works in a temporary directory, which only SIGKILL leaves behind."""
     sys.argv[1:] = [argument for argument in sys.argv[1:] if argument != arguments.DRY_RUN]
     sweep.NameJobs.refusal = SWEEP
     with exit_at_ctrl_c("train"):
@@ -32,7 +32,7 @@ def main() -> None:
             signal.signal(number, _exit)
     named = [arguments.value_of(word) for word in sys.argv[1:] if word.startswith("hydra.run.dir=")]
     with tempfile.TemporaryDirectory(prefix="nmt-dry-run-") as folder:
-        os.environ["TMPDIR"] = tempfile.tempdir = folder  # also for what torch writes, here and in other processes
+        os.environ["TMPDIR"] = tempfile.tempdir = folder  # for the files of torch and of child processes
         task = partial(_dry_run, named=named[-1] if named else None)
         run_command("train", TrainConfig, task, sweep, Path(folder, "run"))
 

@@ -164,7 +164,7 @@ class EncodedSplit:
         }
 
     def kept_by_corpus(self, usable: UsablePairs, corpora: int) -> list[int]:
-        """The kept pairs of each corpus, all of which stand together."""
+        """The number of kept pairs of each corpus. The pairs of one corpus are contiguous."""
         kept = [0] * corpora
         for chunk, entry in zip(usable.chunks, self.entries, strict=True):
             kept[chunk.corpus] += entry["kept"]

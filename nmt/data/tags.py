@@ -61,7 +61,7 @@ class Tags:
         return " ".join([*parts, target_tag(target_lang)])
 
     def add(self, mark: str, line: str) -> str:
-        """A line with its mark; an empty one stays as it is."""
+        """A line with its mark in front. An empty line gets none."""
         return f"{mark} {self.protect(line)}" if line.strip() else line
 
     def protect(self, line: str) -> str:

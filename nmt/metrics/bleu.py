@@ -33,12 +33,12 @@ class ScoreSettings:
     lowercase: bool
 
     def of(self, language: str) -> "ScoreSettings":
-        """Those of one of several target languages."""
+        """The settings for one of several target languages."""
         return self
 
 
 class SettingsByLanguage(ScoreSettings):
-    """Those of several target languages, of which each has its tokenizer; `tokenize` is for text of all together."""
+    """Settings of several target languages, each with its own tokenizer. `tokenize` is for their concatenated text."""
 
     def of(self, language: str) -> ScoreSettings:
         """With the language's tokenizer."""

@@ -1,8 +1,10 @@
 """Diverse beam search (Vijayakumar et al. 2018): the beam consists of groups, and each avoids the words of the groups
 before it.
 
-Every group is a beam of its own, and counts as a sentence of its own in the search: unit u is group u % G of sentence
-u // G. Shapes: U active units, C candidates, G groups, k hypotheses of a group.
+The search treats each group as a separate sentence with a separate beam, called a unit: unit u is group
+u % G of sentence u // G.
+
+Shapes: U active units, C candidates, G groups, k hypotheses of a group.
 """
 
 import numpy as np

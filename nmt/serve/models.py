@@ -88,7 +88,7 @@ def load_models(runs: Runs, loading: Mapping[str, Any], max_beam_size: int) -> d
 
 
 def _directions(group: Sequence[str]) -> list[Direction | None]:
-    """Those of a multilingual model, each of which is served as a model of its own."""
+    """The directions of a multilingual model, which is served as one model per direction; [None] for other models."""
     data = load_config(RunDirectory.existing(group[0]).config).data
     if not isinstance(data, MultilingualData):
         return [None]
