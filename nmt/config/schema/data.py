@@ -13,17 +13,22 @@ Parts = Annotated[Names, Field(min_length=1)]  # paths or patterns
 VocabularySize = Annotated[int, Field(ge=6, le=1_000_000)]  # at least four special symbols, a space and a character
 
 
-class Corpus(Section):
-    """Common values of all corpora."""
+class Preparation(Section):
+    """How a corpus is prepared."""
 
-    source_lang: Name
-    target_lang: Name
     extra: Names
     max_length: Count
     max_ratio: Factor | None
     invalid_utf8: Literal["error", "drop"]
     workers: Count | None
     cache_dir: Name
+
+
+class Corpus(Preparation):
+    """Common values of all corpora of one direction."""
+
+    source_lang: Name
+    target_lang: Name
 
 
 class DemoData(Corpus):
@@ -107,7 +112,7 @@ Corpora = Annotated[
 ]
 
 
-class MultilingualData(Section):
+class MultilingualData(Preparation):
     kind: Literal["multilingual"]
     corpora: Corpora
     train: Parts | None
@@ -115,12 +120,6 @@ class MultilingualData(Section):
     test: Parts | None
     tag: Literal["target", "source"] | None
     temperature: Factor
-    extra: Names
-    max_length: Count
-    max_ratio: Factor | None
-    invalid_utf8: Literal["error", "drop"]
-    workers: Count | None
-    cache_dir: Name
 
     def conflicts(self) -> Iterator[str]:
         targets: dict[str, str] = {}
@@ -152,7 +151,7 @@ class MultilingualData(Section):
 
     def files(self) -> list[FilesData]:
         """Each corpus for itself."""
-        common = {key: getattr(self, key) for key in Corpus.model_fields if key not in {"source_lang", "target_lang"}}
+        common = {key: getattr(self, key) for key in Preparation.model_fields}
         return [
             FilesData(
                 kind="files",
