@@ -41,6 +41,16 @@ def tune(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     return call_text(SCRIPT, *words, cwd=folder)
 
 
+def script() -> Any:  # noqa: ANN401
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("tune_search", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def another(run: RunDirectory, path: Path) -> Path:
     """A run with other weights."""
     shutil.copytree(run.path, path)
@@ -139,11 +149,7 @@ def test_a_mistake_is_one_line(run: RunDirectory, tmp_path: Path, words: list[st
 def test_an_interruption_leaves_what_was_tried(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = importlib.util.spec_from_file_location("tune_search", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = script()
     real, calls = module.evaluate, []
 
     def interrupted(*given: Any) -> Any:  # noqa: ANN401
@@ -161,3 +167,24 @@ def test_an_interruption_leaves_what_was_tried(
     calls[:] = [1]
     with pytest.raises(SystemExit, match="130"):
         module.main()
+
+
+def test_coverage_penalties_are_tried_with_the_best_of_the_grid(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, bleu = script(), {1: 10.0, 3: 30.0, 2: 20.0}
+
+    def measure(self: Any, setting: dict[str, Any], bar: object) -> None:  # noqa: ANN401
+        self.rows.append(
+            {**setting, "bleu": bleu[setting["beam_size"]], "chrf": 0.0, "brevity_ratio": 1.0, "seconds": 1.0}
+            | {"override": ""}
+        )
+        self.rows.sort(key=lambda row: -row["bleu"])
+
+    monkeypatch.setattr(module.Tuning, "measure", measure)
+    words = ["tune_search.py", str(run.path), "--beams", "1", "3", "2", "--average", "1.5", "--gnmt", "--no-none"]
+    monkeypatch.setattr(sys, "argv", [*words, "--coverage", "0.1", "--output", str(tmp_path)])
+    module.main()
+    rows = json.loads((tmp_path / "tune_search.json").read_text())["settings"]
+    (covered,) = (row for row in rows if row["coverage_penalty"] > 0)
+    assert [covered[key] for key in ("beam_size", "length_penalty", "alpha")] == [3, "average", 1.5]
