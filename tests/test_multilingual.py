@@ -256,6 +256,14 @@ def test_batches_hold_what_the_mixture_says_in_as_many_batches_each_epoch(corpus
     assert make_batches(prepare(even.data, even.tokenizer), "train", even).mixture is None
 
 
+@pytest.mark.parametrize(
+    ("tag", "expected"),
+    [("target", {"target_lang": "de"}), ("source", {"target_lang": "de", "source_lang": "en"})],
+)
+def test_what_a_translation_must_be_told(corpus: Path, tag: str, expected: dict[str, str]) -> None:
+    assert config(corpus, f"data.tag={tag}").data.direction_arguments == expected
+
+
 # Runs
 
 TEMPERED = "data.corpora=[{source_lang: en, target_lang: de, weight: 3},de-en,en-fr,fr-en]"
@@ -265,6 +273,8 @@ TEMPERED = "data.corpora=[{source_lang: en, target_lang: de, weight: 3},de-en,en
 def run(corpus: Path) -> Path:
     done = call("nmt-train", *overrides(corpus, TEMPERED, f"hydra.run.dir={corpus / 'run'}"))
     assert done.returncode == 0, done.stderr.decode()
+    (hint,) = (line for line in done.stdout.decode().splitlines() if line.startswith("translate: "))
+    assert hint.endswith(" target_lang=de")  # of the first direction
     return corpus / "run"
 
 

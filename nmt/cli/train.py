@@ -5,6 +5,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:
         launch = train_in_processes if config.processes > 1 and not started_in_group() else train
         status = launch(config, directory, [*overrides, *paths], choices(), observer)
     if not sweep.sweeping() and rank() == 0:
-        _print_next_steps(os.path.relpath(directory))
+        _print_next_steps(os.path.relpath(directory), config.data.direction_arguments)
     return status
 
 
@@ -83,8 +84,9 @@ def _check_group(overrides: list[str]) -> None:
         raise UserError("a sweep cannot run under torchrun; give its jobs several processes with processes=N")
 
 
-def _print_next_steps(run: str) -> None:
-    """Where the pictures are, how to look at the run and to translate with it, and last its directory."""
+def _print_next_steps(run: str, direction: Mapping[str, str]) -> None:
+    """Where the pictures are, how to look at the run and to translate with it in this direction, and last its
+    directory."""
     commands = {
         name: name if shutil.which(name) else Path(sys.executable).with_name(name)
         for name in ("tensorboard", "nmt-translate")
@@ -93,7 +95,8 @@ def _print_next_steps(run: str) -> None:
         print(f"alignments: {os.path.join(run, 'alignments')}")
     if os.path.isdir(os.path.join(run, "tensorboard")):
         print(f"tensorboard: {commands['tensorboard']} --logdir {shlex.quote(run)} --host localhost")
-    print(f"translate: {commands['nmt-translate']} {for_shell('run', run)}")
+    words = [for_shell(key, value) for key, value in [("run", run), *direction.items()]]
+    print(f"translate: {commands['nmt-translate']} {' '.join(words)}")
     print(f"run: {run}")
 
 

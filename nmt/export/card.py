@@ -7,7 +7,6 @@ from typing import Any
 from nmt.config import schema
 from nmt.config.errors import printable
 from nmt.config.overrides import for_shell
-from nmt.config.schema.data import MultilingualData
 from nmt.report.table import human_duration
 
 UNKNOWN = "not recorded"
@@ -186,14 +185,10 @@ def _attention(model: Card) -> str:
 
 
 def _usage(model: Card) -> str:
-    run, towards, direction = for_shell("run", model.file_name), "", ""
-    if isinstance(model.config.data, MultilingualData) and model.config.data.tag is not None:
-        corpus = model.config.data.corpora[0]
-        given = {"target_lang": corpus.target_lang}
-        if model.config.data.tag == "source":
-            given["source_lang"] = corpus.source_lang
-        towards = "".join(f" {key}={value}" for key, value in given.items())
-        direction = ".towards(" + ", ".join(f'{key}="{value}"' for key, value in given.items()) + ")"
+    run, given = for_shell("run", model.file_name), model.config.data.direction_arguments
+    towards = "".join(f" {key}={value}" for key, value in given.items())
+    named = ", ".join(f'{key}="{value}"' for key, value in given.items())
+    direction = f".towards({named})" if given else ""
     evaluate = f"nmt-evaluate {run} output=scores\n" if "data/test.source" in model.names else ""
     return (
         f"```bash\nnmt-translate {run}{towards} < input > output\n{evaluate}```\n\n"

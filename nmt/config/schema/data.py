@@ -23,6 +23,11 @@ class Preparation(Section):
     workers: Count | None
     cache_dir: Name
 
+    @property
+    def direction_arguments(self) -> dict[str, str]:
+        """What nmt-translate must be told to translate in the first direction; nothing with one direction."""
+        return {}
+
 
 class Corpus(Preparation):
     """Common values of all corpora of one direction."""
@@ -138,6 +143,13 @@ class MultilingualData(Preparation):
                 )
         if self.extra:
             yield f"extra={self.extra[0]}: has no direction; add it to the train of one of the corpora"
+
+    @property
+    def direction_arguments(self) -> dict[str, str]:
+        """See Preparation."""
+        first = self.corpora[0]
+        target, source = {"target_lang": first.target_lang}, {"source_lang": first.source_lang}
+        return {None: {}, "target": target, "source": target | source}[self.tag]
 
     @property
     def source_lang(self) -> str:
