@@ -1,4 +1,4 @@
-"""A dry run: a run's checks, its model and a few updates, to tell what the whole run would take."""
+"""A dry run: the checks of a run, its model and a few updates, to estimate the time and memory of the whole run."""
 
 import math
 import resource
@@ -16,6 +16,7 @@ from nmt.config import schema
 from nmt.data.batching import Indices
 from nmt.data.prepare import fingerprint_of, is_prepared
 from nmt.distributed import Interrupted
+from nmt.report.table import human_duration
 from nmt.training.job import Ready, train
 from nmt.training.journal import sample_figures
 from nmt.training.trainer import Observer, Trainer
@@ -23,6 +24,7 @@ from nmt.training.trainer import Observer, Trainer
 SECONDS = 5.0  # of updates whose time is taken
 MOST_UPDATES = 500
 CANDIDATES = 1_000  # batches, in the random order of the epoch, among which the largest is looked for
+MINUTE = 60  # seconds
 PAIRS = 32  # that are validated
 GIB = 2**30
 
@@ -143,10 +145,10 @@ def report(ready: Ready, costs: Costs, peak: int) -> list[str]:
         f"model: {ready.parameters:,} parameters",
         f"{kind}: {peak / GIB:.2f} GiB at peak{f', in each of {group.size} processes' if group.size > 1 else ''}",
         f"update: {duration(costs.update)}, {costs.tokens / costs.update:,.0f} target tokens per second",
-        f"epoch: {duration(epoch * costs.update)} for {epoch:,} updates",
+        f"epoch: {duration(epoch * costs.update)} (updates: {epoch:,})",
         f"validation: {duration(costs.validation + len(splits['validation']) * costs.pair)}",
-        f"run: {'at most ' if config.validation.patience else ''}{duration(seconds)} for {total:,} updates "
-        f"({total / epoch:.3g} epochs), validated {validations} times, and the final evaluation",
+        f"run: {'at most ' if config.validation.patience else ''}{duration(seconds)} (updates: {total:,}, "
+        f"epochs: {total / epoch:.3g}, validations: {validations}, and the final evaluation)",
         "dry run: found no errors, and leaves nothing behind",
     ]
 
@@ -160,8 +162,5 @@ def validations_of(config: schema.TrainConfig, epoch: int, total: int) -> int:
 
 
 def duration(seconds: float) -> str:
-    """In the unit that suits it."""
-    for unit, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.3g} s"
+    """Like human_duration, but below a minute with three digits."""
+    return f"{seconds:.3g} s" if seconds < MINUTE else human_duration(seconds)

@@ -52,7 +52,7 @@ def test_it_tells_what_a_run_would_take_and_leaves_nothing(home: Path) -> None:
     told = next(line for line in real.stderr.splitlines() if line.startswith("model: "))
     assert told.startswith(f"model: {lines['model']}; cpu")
     updates = max(int(line.split()[1].split("/")[1]) for line in real.stderr.splitlines() if line.startswith("step "))
-    assert lines["run"].endswith(f" for {updates} updates (1 epochs), validated 1 times, and the final evaluation")
+    assert lines["run"].endswith(f" (updates: {updates}, epochs: 1, validations: 1, and the final evaluation)")
 
 
 @pytest.mark.system
@@ -225,7 +225,7 @@ def test_validations_are_counted_as_training_makes_them(overrides: list[str], tr
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.01234, "0.0123 s"), (119, "119 s"), (120, "2.0 min"), (7200, "2.0 h"), (5 * 86400, "5.0 days")],
+    [(0.01234, "0.0123 s"), (59, "59 s"), (150, "2 min 30 s"), (7200, "2 h 00 min")],
 )
 def test_a_duration_has_a_unit_that_suits_it(seconds: float, text: str) -> None:
     assert module.duration(seconds) == text
