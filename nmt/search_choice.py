@@ -9,7 +9,7 @@ from torch import Tensor
 from nmt.config import schema
 from nmt.ops.sentence_draws import sampling_draws
 from nmt.search.beam import beam_search
-from nmt.search.coverage import Coverage, coverage_penalty
+from nmt.search.coverage import Coverage, CoverageScore
 from nmt.search.diverse import Groups
 from nmt.search.hypothesis import NO_PENALTY, Hypothesis, LengthPenalty
 from nmt.search.rollout import SamplingOptions, greedy_search, sample
@@ -35,12 +35,17 @@ def length_penalty(settings: schema.Search) -> LengthPenalty:
     return LengthPenalty(settings.length_penalty, settings.alpha) if isinstance(settings, schema.Beam) else NO_PENALTY
 
 
+def coverage_score(settings: schema.Beam) -> CoverageScore:
+    """Which a beam search adds to the scores of its hypotheses."""
+    return CoverageScore(settings.coverage_penalty, settings.coverage_floor, settings.coverage_cap)
+
+
 def score(settings: schema.Search, log_prob: float, length: int, attention: Tensor | None) -> float:
     """By which a search ranks hypotheses of this length and attention (T, S)."""
     normalised = log_prob / length_penalty(settings)(length)
     if not isinstance(settings, schema.Beam) or not settings.coverage_penalty or attention is None:
         return normalised
-    return normalised + coverage_penalty(attention.sum(0).numpy(), settings.coverage_penalty)
+    return normalised + coverage_score(settings)(attention.sum(0).numpy())
 
 
 def run_search(
@@ -66,7 +71,7 @@ def run_search(
         case schema.Beam():
             options |= {"beam_size": settings.beam_size, "n_best": n, "stop": settings.stop, **of_beams}
             if settings.coverage_penalty:
-                options["coverage"] = Coverage(settings.coverage_penalty, lengths)
+                options["coverage"] = Coverage(coverage_score(settings), lengths)
             if settings.groups > 1:
                 options["groups"] = Groups(settings.groups, settings.diversity, settings.beam_size)
             return beam_search(*inputs, **options)

@@ -1,10 +1,11 @@
-"""Try beam sizes, length penalties and then coverage penalties of a trained run or ensemble on its validation set.
+"""Try beam sizes, length penalties and then coverage of a trained run or ensemble on its validation set.
 
 python scripts/tune_search.py RUN [RUN ...] [OPTION ...]
 
-All beam sizes are tried with all length penalties, and then the coverage penalties with the best of these. Prints a
-table, best BLEU first, and the command that translates with the best values, and writes both to tune_search.json and
-tune_search.md. Other settings, such as the maximum length, are those of the (first) run. The test set is not read.
+All beam sizes are tried with all length penalties. Then come coverage penalties with the best of these, and length
+normalisations by coverage with the best beam size. Prints a table, best BLEU first, and the command that translates
+with the best values, and writes both to tune_search.json and tune_search.md. Other settings, such as the maximum
+length, are those of the (first) run. The test set is not read.
 """
 
 import argparse
@@ -32,12 +33,17 @@ from nmt.translator import Translator
 
 MOST_THREADS = 1024
 COVERAGE_PENALTIES = [0.05, 0.1, 0.2, 0.4]
+COVERAGE_LENGTHS = [1.0, 2.0, 4.0]
+PENALTY = {"coverage_floor": 1e-6, "coverage_cap": 1.0}  # Wu et al. 2016
+LENGTH_SCORE = {"coverage_floor": 0.4, "coverage_cap": 1000.0}  # Li et al. 2018
 WARM_UP = 32  # sentences translated before timing starts
 COLUMNS = [
     Column("beam_size", "beam"),
     Column("length_penalty", "length penalty"),
     Column("alpha", "alpha", short),
     Column("coverage_penalty", "coverage penalty", short),
+    Column("coverage_floor", "floor", short),
+    Column("coverage_cap", "cap", short),
     Column("bleu", "BLEU", decimals(2)),
     Column("chrf", "chrF", decimals(2)),
     Column("brevity_ratio", "brevity ratio", decimals(3)),
@@ -51,9 +57,21 @@ def settings_to_try(options: argparse.Namespace) -> list[dict[str, Any]]:
     penalties: list[tuple[str, float | None]] = [("none", None)] if options.none else []
     penalties += [(kind, alpha) for kind in ("average", "gnmt") for alpha in getattr(options, kind)]
     return [
-        {"beam_size": beam, "length_penalty": kind, "alpha": alpha, "coverage_penalty": 0.0}
+        {"beam_size": beam, "length_penalty": kind, "alpha": alpha, "coverage_penalty": 0.0} | PENALTY
         for beam in dict.fromkeys(options.beams)
         for kind, alpha in (penalties[:1] if beam == 1 else penalties)
+    ]
+
+
+def coverage_to_try(options: argparse.Namespace, *, attends: bool) -> list[dict[str, Any]]:
+    """What replaces values of the best setting without coverage."""
+    penalties, lengths = options.coverage, options.coverage_length
+    penalties = penalties if penalties is not None else COVERAGE_PENALTIES if attends else []
+    lengths = lengths if lengths is not None else COVERAGE_LENGTHS if attends else []
+    normalised = {"length_penalty": "none", "alpha": None} | LENGTH_SCORE
+    return [
+        *({"coverage_penalty": strength} | PENALTY for strength in penalties),
+        *({"coverage_penalty": strength} | normalised for strength in lengths),
     ]
 
 
@@ -111,20 +129,18 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Translate and score the validation set with each setting."""
     tuning = Tuning(options)
     settings = settings_to_try(options)
-    penalties = options.coverage
-    if penalties is None:
-        penalties = COVERAGE_PENALTIES if tuning.translator.model.attends else []
-    for setting in [*settings, *({**settings[-1], "coverage_penalty": penalty} for penalty in penalties)]:
+    coverages = coverage_to_try(options, attends=tuning.translator.model.attends)
+    for setting in [*settings, *(settings[-1] | coverage for coverage in coverages)]:
         tuning.search(setting)  # report mistakes before translating
     tuning.translator.translate(tuning.sources[:WARM_UP])
-    total = len(settings) + len(penalties)
+    total = len(settings) + len(coverages)
     with tqdm(total=total * len(tuning.sources), unit=" sent", disable=None) as bar:
         try:
             for setting in settings:
                 tuning.measure(setting, bar)
             best = {key: tuning.rows[0][key] for key in settings[0]}
-            for penalty in penalties:
-                tuning.measure({**best, "coverage_penalty": penalty}, bar)
+            for coverage in coverages:
+                tuning.measure(best | coverage, bar)
         except KeyboardInterrupt:
             if not tuning.rows:
                 raise
@@ -173,6 +189,14 @@ def main() -> None:
     listed = " ".join(map(str, COVERAGE_PENALTIES))
     parser.add_argument(
         "--coverage", type=float, nargs="*", help=f"coverage penalties; default: {listed}, none without attention"
+    )
+    listed = " ".join(map(str, COVERAGE_LENGTHS))
+    clipped = "floor {coverage_floor}, cap {coverage_cap:g}".format(**LENGTH_SCORE)
+    parser.add_argument(
+        "--coverage-length",
+        type=float,
+        nargs="*",
+        help=f"coverage penalties ({clipped}) in place of a length penalty; default: {listed}, none without attention",
     )
     parser.add_argument("--none", action=argparse.BooleanOptionalAction, default=True, help="try without a penalty")
     parser.add_argument("--checkpoint", choices=["best", "last"], default="best")

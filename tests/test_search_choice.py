@@ -44,8 +44,9 @@ def bits(found: list[list[Translation]]) -> Bits:
     return [[(each.text, each.score, each.log_prob) for each in translations] for translations in found]
 
 
-def test_coverage_ranks_by_what_forced_decoding_scores(run: Path, blind: Path) -> None:  # noqa: F811
-    short, compared, lowered = {"beam_size": 6, "max_length": 5}, 0, 0  # too few steps to cover a long line
+@pytest.mark.parametrize("limits", [{}, {"length_penalty": "none", "coverage_floor": 0.4, "coverage_cap": 1000}])
+def test_coverage_ranks_by_what_forced_decoding_scores(run: Path, blind: Path, limits: dict[str, Any]) -> None:  # noqa: F811
+    short, compared, lowered = {"beam_size": 6, "max_length": 5, **limits}, 0, 0  # too few steps to cover a long line
     for runs in ([run], [run, blind]):
         translator, plain = (Translator.load(runs, search=short | {"coverage_penalty": b}) for b in (0.7, 0.0))
         for line, found in zip(LINES, translator.translate_nbest(LINES, 6), strict=True):
@@ -61,7 +62,7 @@ def test_coverage_ranks_by_what_forced_decoding_scores(run: Path, blind: Path) -
 
 def test_what_is_off_changes_no_bit(run: Path) -> None:  # noqa: F811
     plain = bits(nbest(run, 4, beam_size=4, max_length=5))
-    off = {"coverage_penalty": 0.0, "groups": 1, "diversity": 9.0}
+    off = {"coverage_penalty": 0.0, "coverage_floor": 0.4, "coverage_cap": 1000.0, "groups": 1, "diversity": 9.0}
     assert bits(nbest(run, 4, beam_size=4, max_length=5, **off)) == plain
     assert bits(nbest(run, 4, beam_size=4, max_length=5, coverage_penalty=0.5)) != plain
 
@@ -149,6 +150,8 @@ MISTAKES = [
     (["search.groups=0"], "search.groups=0: input should be greater than 0"),
     (["search.diversity=-1"], "search.diversity=-1: input should be greater than or equal to 0"),
     (["search.coverage_penalty=-1"], "search.coverage_penalty=-1: input should be greater than or equal to 0"),
+    (["search.coverage_floor=0"], "search.coverage_floor=0: input should be greater than or equal to 0.000001"),
+    (["search.coverage_floor=1"], "coverage_floor=1.0 is not below coverage_cap=1.0; lower search.coverage_floor, or"),
     (["search=greedy", "search.coverage_penalty=1"], "search.coverage_penalty: not a key of the chosen search"),
     (["search=mbr", "search.utility=comet"], "search.utility=comet: not one of chrf, bleu"),
     (["search=mbr", "search.n_candidates=4", "nbest=5"], "nbest=5: more than the 4 candidates; set"),

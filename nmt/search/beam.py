@@ -49,7 +49,7 @@ def beam_search(  # noqa: PLR0913
 
     forbidden: phrases that no hypothesis may contain; those of one token are in symbols.banned. allocation: phrases
     that hypotheses must contain before they end; only if none does at the maximum length, others are returned.
-    coverage: its penalty is added to the scores of finished hypotheses. groups: the beam consists of so many smaller
+    coverage: its score is added to those of finished hypotheses. groups: the beam consists of so many smaller
     ones, which each stop by themselves and may find the same, so that fewer are returned. Raises ValueError unless
     1 <= n_best <= beam_size, and for `groups` with `allocation` or `tree`.
     """
@@ -217,8 +217,8 @@ class _Finished:
         rows, log_probs = ranked.rows[ends].tolist(), ranked.log_probs[ends].tolist()
         scores = [log_prob / divisor for log_prob in log_probs]
         if self._coverage is not None:
-            penalties = self._coverage.penalties(sentences, rows)
-            scores = [score + penalty for score, penalty in zip(scores, penalties, strict=True)]
+            covered = self._coverage.scores(sentences, rows)
+            scores = [score + more for score, more in zip(scores, covered, strict=True)]
         for sentence, row, log_prob, score in zip(sentences, rows, log_probs, scores, strict=True):
             self._endings[sentence].append(Ending(now, row, log_prob, score))
 
@@ -227,8 +227,10 @@ class _Finished:
         endings = self._endings[sentence]
         if len(endings) >= self._max_endings:
             return False
-        # Log-probabilities only fall, no divisor is larger and no penalty above 0: no continuation scores above this.
+        # Log-probabilities only fall, and neither divisor nor coverage is larger: no continuation scores above this.
         bound = log_prob / self._largest_divisors[sentence]
+        if self._coverage is not None:
+            bound += self._coverage.largest(sentence)
         if len(endings) < self._n_best:
             return bound > -math.inf
         return bound > self._sorted(endings)[self._n_best - 1].score

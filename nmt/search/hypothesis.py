@@ -120,7 +120,7 @@ class Hypothesis:
     """One translation of a sentence."""
 
     tokens: list[int]  # without bos, eos last
-    score: float  # log_prob / length penalty + coverage penalty, by which hypotheses are ranked
+    score: float  # log_prob / length penalty + coverage, by which hypotheses are ranked
     log_prob: float  # natural logarithm
     attention: Tensor | None  # (T, S) float32 on the CPU, a row for each of `tokens`; None without attention
     token_log_probs: list[float]  # of each of `tokens`, which sum to log_prob

@@ -31,11 +31,18 @@ class Beam(SearchLimits):
     length_penalty: Literal["none", "average", "gnmt"]
     alpha: Annotated[float, Field(ge=0.0, le=100.0)]
     coverage_penalty: NonNegative
+    coverage_floor: Annotated[float, Field(ge=1e-6, le=1e6)]
+    coverage_cap: Positive
     stop: Literal["beam", "exact"]
     groups: Count
     diversity: NonNegative
 
     def conflicts(self) -> Iterator[str]:
+        if self.coverage_floor >= self.coverage_cap:
+            yield (
+                f"coverage_floor={self.coverage_floor} is not below coverage_cap={self.coverage_cap}; lower "
+                "search.coverage_floor, or raise search.coverage_cap"
+            )
         if self.beam_size % self.groups:
             larger = self.beam_size + self.groups - self.beam_size % self.groups
             yield (
