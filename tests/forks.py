@@ -22,6 +22,13 @@ from quick_hydra import compose_once
 from nmt.cli.help import known_keys
 
 Work = Callable[[], int]
+NEEDED: dict[str, list[str]] = {
+    "train": [],
+    "evaluate": ["run=R"],
+    "translate": ["run=R"],
+    "compare": ["runs=R"],
+    "export": ["run=R", "output=O"],
+}
 
 
 def forked(work: Work, output: Path) -> int:
@@ -140,4 +147,5 @@ def _prepare() -> None:
         importlib.import_module(f"nmt.{name}")
     importlib.import_module("torch._dynamo")  # which the first optimizer would
     known_keys("train")  # which most error messages need
-    values_of("train", [])  # parses the YAML files
+    for command, needed in NEEDED.items():  # parses the YAML files
+        values_of(command, needed)
