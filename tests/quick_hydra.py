@@ -95,7 +95,7 @@ def _list_once(
 
 def _is_of_a_value(override: Override) -> bool:
     name = override.key_or_group
-    return "." in name and "/" not in name and override.package is None and not override.is_sweep_override()
+    return "." in name and override.package is None and not override.is_sweep_override()
 
 
 def _compose_once(self: loader.ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
