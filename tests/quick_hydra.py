@@ -14,6 +14,7 @@ from hydra._internal.core_plugins import file_config_source
 from hydra._internal.defaults_list import DefaultsList
 from hydra._internal.hydra import Hydra
 from hydra.core.default_element import ResultDefault
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
@@ -30,6 +31,7 @@ _keys_of = cache(help._keys_of)
 _compose_mode = Hydra.get_mode
 _list_defaults = loader.create_defaults_list
 _compose = loader.ConfigLoaderImpl._compose_config_from_defaults_list
+_find_options = loader.ConfigLoaderImpl.get_group_options
 _parse_rule = OverridesParser.parse_rule
 SET_MODE = ("hydra.mode", "hydra=", "hydra/", "experiment")  # the beginnings of arguments that may set hydra.mode
 _lists: dict[Any, DefaultsList] = {}
@@ -43,6 +45,7 @@ def parse_files_once() -> None:
     base.parse = cache(grammar_parser.parse)  # of interpolations
     OverridesParser.parse_rule = _rule
     loader.create_defaults_list = _list_once
+    loader.ConfigLoaderImpl.get_group_options = _options
     loader.ConfigLoaderImpl._compose_config_from_defaults_list = _compose_once
 
 
@@ -78,6 +81,19 @@ def _rule(parser: OverridesParser, text: str, name: str) -> Any:  # noqa: ANN401
 @cache
 def _parsed_rule(text: str, name: str) -> Any:  # noqa: ANN401
     return _parse_rule(OverridesParser.create(), text, name)
+
+
+def _options(
+    self: loader.ConfigLoaderImpl,
+    group_name: str,
+    results_filter: ObjectType | None = ObjectType.CONFIG,
+    config_name: str | None = None,
+    overrides: list[str] | None = None,
+) -> list[str]:
+    """Without a copy of all sources for each group, which only overrides of the search path would need."""
+    if config_name is None and not overrides:
+        return self.repository.get_group_options(group_name, results_filter)
+    return _find_options(self, group_name, results_filter, config_name, overrides)
 
 
 def _list_once(

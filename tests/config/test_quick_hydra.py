@@ -9,6 +9,7 @@ import quick_hydra
 from hydra import compose, initialize_config_dir
 from hydra._internal import config_loader_impl as loader
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
@@ -58,6 +59,15 @@ def test_errors_are_hydras(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
         told.append(str(found.value))
         forget(monkeypatch)
     assert told[0] == told[1]
+
+
+def test_the_choices_of_a_group_are_hydras() -> None:
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        of_hydra = GlobalHydra.instance().config_loader()
+        for group in ("", "attention", "attention/score", "hydra/launcher"):
+            for kind in (None, ObjectType.CONFIG, ObjectType.GROUP):
+                assert of_hydra.get_group_options(group, kind) == quick_hydra._find_options(of_hydra, group, kind)
 
 
 def test_what_one_composition_changes_is_not_in_the_next() -> None:
