@@ -22,6 +22,13 @@ from quick_hydra import compose_once
 from nmt.cli.help import known_keys
 
 Work = Callable[[], int]
+NEEDED: dict[str, list[str]] = {
+    "train": [],
+    "evaluate": ["run=R"],
+    "translate": ["run=R"],
+    "compare": ["runs=R"],
+    "export": ["run=R", "output=O"],
+}
 
 
 def forked(work: Work, output: Path) -> int:
@@ -58,33 +65,49 @@ def call(
     *command: str | Path, stdin: bytes = b"", cwd: Path | None = None, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     """A command such as "nmt-train", or a script's path, with its arguments, as in a shell."""
-    name, *words = map(str, command)
-
-    def work() -> int:
-        compose_once()
-        os.environ.update(env or {})
-        os.chdir(cwd or ".")
-        sys.argv = [name, *words]
-        if name.endswith(".py"):
-            sys.path.insert(0, str(Path(name).parent))
-            runpy.run_path(name, run_name="__main__")
-        else:
-            importlib.import_module(f"nmt.cli.{name.removeprefix('nmt-')}").main()
-        return 0
-
+    work = partial(_run, *map(str, command), cwd=cwd, env=env or {})
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         given.write(stdin)
         given.seek(0)
         status = _ended_within(_fork(work, (given, out, err)), 300)
         out.seek(0)
         err.seek(0)
-        return subprocess.CompletedProcess([name, *words], status, out.read(), err.read())
+        return subprocess.CompletedProcess([*map(str, command)], status, out.read(), err.read())
+
+
+def started(
+    *command: str | Path, files: tuple[IO[bytes], IO[bytes], IO[bytes]], others: tuple[IO[bytes], ...], cwd: Path
+) -> int:
+    """Start a command with these standard streams. Returns its number.
+
+    others: the other ends of pipes among them, which the command must not keep open.
+    """
+
+    def work() -> int:
+        for file in others:
+            os.close(file.fileno())
+        return _run(*map(str, command), cwd=cwd, env={})
+
+    return _fork(work, files)
 
 
 def call_text(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     """`call`, and what it printed as text."""
     done = call(*command, cwd=cwd)
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def _run(name: str, *words: str, cwd: Path | None, env: dict[str, str]) -> int:
+    compose_once()
+    os.environ.update(env)
+    os.chdir(cwd or ".")
+    sys.argv = [name, *words]
+    if name.endswith(".py"):
+        sys.path.insert(0, str(Path(name).parent))
+        runpy.run_path(name, run_name="__main__")
+    else:
+        importlib.import_module(f"nmt.cli.{name.removeprefix('nmt-')}").main()
+    return 0
 
 
 def _fork(work: Work, files: tuple[IO[bytes], IO[bytes], IO[bytes]]) -> int:
@@ -140,4 +163,5 @@ def _prepare() -> None:
         importlib.import_module(f"nmt.{name}")
     importlib.import_module("torch._dynamo")  # which the first optimizer would
     known_keys("train")  # which most error messages need
-    values_of("train", [])  # parses the YAML files
+    for command, needed in NEEDED.items():  # parses the YAML files
+        values_of(command, needed)

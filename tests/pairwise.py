@@ -1,5 +1,6 @@
 """A part of many combinations that a quick suite runs: every pair of choices that any combination has occurs in it."""
 
+import heapq
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -14,10 +15,17 @@ def pairwise(cases: Sequence[T], choices: Callable[[T], Iterable[Hashable]]) -> 
     pairs = [{frozenset(pair) for pair in itertools.combinations(set(choices(case)), 2)} for case in cases]
     uncovered = set().union(*pairs)
     chosen: set[int] = set()
+    most = [(-len(own), index) for index, own in enumerate(pairs)]  # no case covers more than it once did
+    heapq.heapify(most)
     while uncovered:
-        best = max(range(len(cases)), key=lambda index: len(pairs[index] & uncovered))
-        chosen.add(best)
-        uncovered -= pairs[best]
+        before, index = most[0]
+        now = len(pairs[index] & uncovered)
+        if now < -before:
+            heapq.heapreplace(most, (-now, index))
+            continue
+        heapq.heappop(most)
+        chosen.add(index)
+        uncovered -= pairs[index]
     return [cases[index] for index in sorted(chosen)]
 
 

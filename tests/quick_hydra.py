@@ -1,26 +1,52 @@
-"""Hydra without repeated work in one process and its forks: each YAML file is parsed once, a job is composed once."""
+"""Hydra without repeated work in one process and its forks: what it parses and composes, it does once."""
 
 import copy
 import dataclasses
+import os
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal import config_loader_impl as loader
+from hydra._internal.config_repository import IConfigRepository
+from hydra._internal.core_plugins import file_config_source
+from hydra._internal.defaults_list import DefaultsList
 from hydra._internal.hydra import Hydra
+from hydra.core.default_element import ResultDefault
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
+from omegaconf import DictConfig, base, grammar_parser
 
 from nmt.cli import help
 
+Plugins.instance()  # which executes the modules of its sources again: what was patched before would be lost
+FileConfigSource = file_config_source.FileConfigSource
 _load = FileConfigSource.load_config
 _keys_of = cache(help._keys_of)
 _compose_mode = Hydra.get_mode
+_list_defaults = loader.create_defaults_list
+_compose = loader.ConfigLoaderImpl._compose_config_from_defaults_list
+_find_options = loader.ConfigLoaderImpl.get_group_options
+_parse_rule = OverridesParser.parse_rule
+SET_MODE = ("hydra.mode", "hydra=", "hydra/", "experiment")  # the beginnings of arguments that may set hydra.mode
+_lists: dict[Any, DefaultsList] = {}
+_composed: dict[Any, DictConfig] = {}
 
 
 def parse_files_once() -> None:
-    """Keep what Hydra and `help` parse, until a file changes."""
+    """Keep what Hydra and `help` parse, until a file changes, and what Hydra composes of the same files."""
     FileConfigSource.load_config = _load_once
     help._keys_of = lambda path, prefix: list(_keys_of(path, prefix))
+    base.parse = cache(grammar_parser.parse)  # of interpolations
+    OverridesParser.parse_rule = _rule
+    loader.create_defaults_list = _list_once
+    loader.ConfigLoaderImpl.get_group_options = _options
+    loader.ConfigLoaderImpl._compose_config_from_defaults_list = _compose_once
 
 
 def compose_once() -> None:
@@ -30,12 +56,12 @@ def compose_once() -> None:
 
 def mode(hydra: Hydra, config_name: str, overrides: list[str]) -> RunMode | None:
     """hydra.mode: configs/train.yaml leaves it open, so that -m decides; the other commands have single jobs."""
-    if any(word.lstrip("+~").startswith(("hydra", "experiment")) for word in overrides):
+    if any(word.lstrip("+~").startswith(SET_MODE) for word in overrides):
         return _compose_mode(hydra, config_name, overrides)
     return None if config_name == "train" else RunMode.RUN
 
 
-def _load_once(source: FileConfigSource, config_path: str) -> ConfigResult:
+def _load_once(source: Any, config_path: str) -> ConfigResult:  # noqa: ANN401
     path = Path(source.path, f"{config_path.removesuffix('.yaml')}.yaml")
     written = path.stat().st_mtime_ns if path.is_file() else None
     result = _parsed(path, written)
@@ -46,3 +72,59 @@ def _load_once(source: FileConfigSource, config_path: str) -> ConfigResult:
 @cache
 def _parsed(path: Path, _written: int | None) -> ConfigResult:
     return _load(FileConfigSource("", str(path.parent)), path.name)
+
+
+def _rule(parser: OverridesParser, text: str, name: str) -> Any:  # noqa: ANN401
+    return copy.deepcopy(_parsed_rule(text, name))
+
+
+@cache
+def _parsed_rule(text: str, name: str) -> Any:  # noqa: ANN401
+    return _parse_rule(OverridesParser.create(), text, name)
+
+
+def _options(
+    self: loader.ConfigLoaderImpl,
+    group_name: str,
+    results_filter: ObjectType | None = ObjectType.CONFIG,
+    config_name: str | None = None,
+    overrides: list[str] | None = None,
+) -> list[str]:
+    """Without a copy of all sources for each group, which only overrides of the search path would need."""
+    if config_name is None and not overrides:
+        return self.repository.get_group_options(group_name, results_filter)
+    return _find_options(self, group_name, results_filter, config_name, overrides)
+
+
+def _list_once(
+    repo: IConfigRepository, config_name: str | None, overrides_list: list[Override], **how: bool
+) -> DefaultsList:
+    """The files to compose, which depend on overrides of groups alone: those of single values are joined afterwards."""
+    others = [override for override in overrides_list if not _is_of_a_value(override)]
+    key = (config_name, *(override.input_line for override in others), *how.items(), *_state(repo))
+    if key not in _lists:
+        _lists[key] = _list_defaults(repo, config_name, others, **how)
+    kept = {override.input_line for override in _lists[key].config_overrides}
+    values = [each for each in overrides_list if _is_of_a_value(each) or each.input_line in kept]
+    return dataclasses.replace(_lists[key], config_overrides=values)
+
+
+def _is_of_a_value(override: Override) -> bool:
+    name = override.key_or_group
+    return "." in name and override.package is None and not override.is_sweep_override()
+
+
+def _compose_once(self: loader.ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
+    key = (repr(defaults), *_state(repo))
+    if key not in _composed:
+        _composed[key] = _compose(self, defaults, repo)
+    return copy.deepcopy(_composed[key])
+
+
+def _state(repo: IConfigRepository) -> Iterator[tuple[str, int]]:
+    """The sources and when their files were written."""
+    for source in repo.get_sources():
+        yield source.full_path(), 0
+        if source.scheme() == "file":
+            for folder, _, names in os.walk(source.path):
+                yield from ((path := f"{folder}/{name}", os.stat(path).st_mtime_ns) for name in names)

@@ -65,24 +65,20 @@ print(count() - before)
     assert in_new_process(code).split() == ["6", "0"]
 
 
-WATCHED = """
-import threading, torch
+def test_a_watch_ends_with_its_context_and_one_thread_and_users_own_settings_need_none() -> None:
+    code = """
+import os, threading, torch
 from nmt.contention import fair_waiting
-torch.set_num_threads({threads})
-with fair_waiting():
-    print(threading.active_count())
-print(threading.active_count())
+for threads, setting in ((2, {}), (1, {}), (2, {"GOMP_SPINCOUNT": "1000"}), (2, {"OMP_WAIT_POLICY": "active"})):
+    torch.set_num_threads(threads)
+    os.environ.update(setting)
+    with fair_waiting():
+        within = threading.active_count()
+    print(within, threading.active_count())
+    for name in setting:
+        del os.environ[name]
 """
-
-
-def test_a_watch_ends_with_its_context() -> None:
-    assert in_new_process(WATCHED.format(threads=2)).split() == ["2", "1"]
-
-
-def test_one_thread_and_users_own_settings_need_no_watch() -> None:
-    assert in_new_process(WATCHED.format(threads=1)).split() == ["1", "1"]
-    assert in_new_process(WATCHED.format(threads=2), GOMP_SPINCOUNT="1000").split() == ["1", "1"]
-    assert in_new_process(WATCHED.format(threads=2), OMP_WAIT_POLICY="active").split() == ["1", "1"]
+    assert in_new_process(code).splitlines() == ["2 1", "1 1", "1 1", "1 1"]
 
 
 def test_the_watch_reacts_to_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

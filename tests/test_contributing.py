@@ -78,10 +78,13 @@ def passed(root: Path, *arguments: str) -> int:
     return int(re.findall(r"(\d+) passed", done.stdout)[0])
 
 
-def test_five_steps_make_a_score_that_keeps_the_laws_and_trains(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("which", "least"), [("not slow", 10), pytest.param("slow or not slow", 60, marks=pytest.mark.slow)]
+)
+def test_five_steps_make_a_score_that_keeps_the_laws_and_trains(which: str, least: int, tmp_path: Path) -> None:
     copy_with_steps("score", tmp_path)
     assert "kind: biased" in train(tmp_path, "attention=luong_general", "attention/score=biased")
-    assert passed(tmp_path, "tests/attention", "-k", "biased", "-m", "slow or not slow") > 20
+    assert passed(tmp_path, "tests/attention", "-k", "biased", "-m", which) > least
 
 
 def test_five_steps_make_a_loss_that_trains(tmp_path: Path) -> None:

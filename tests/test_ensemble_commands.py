@@ -31,7 +31,7 @@ MEMBERS = {
     "none": ["attention=none", "embedding.dim=12", "seed=3", "search.beam_size=5"],
     "other": ["tokenizer.vocab_size=300"],
 }
-SIZES = ["data.train_size=400", "data.validation_size=20", "data.test_size=20"]
+SIZES = ["data.train_size=400", "data.validation_size=20", "data.test_size=20", "data.seed=1", "data.max_length=200"]
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from nmt.config.compose import typed
 
     directory = tmp_path_factory.mktemp("translator") / "run"
-    assert train(typed(TrainConfig, values_of("train", [*TINY, "data.train_size=400"])), directory, []) == 0
+    assert (
+        train(
+            typed(
+                TrainConfig, values_of("train", [*TINY, "data.train_size=400", "data.max_length=200", "data.seed=1"])
+            ),
+            directory,
+            [],
+        )
+        == 0
+    )
     return directory
 
 

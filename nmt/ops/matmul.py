@@ -12,6 +12,8 @@ from torch.nn import functional as F
 from nmt.machine import cpu_vendor
 
 MAX_SEPARATE = 4  # up to this number of operands, products are computed one by one
+# Elements of a weight below which oneDNN costs more than it saves: a call, and a kernel for each new number of rows.
+MIN_WEIGHT = 2**14
 _onednn = None
 if cpu_vendor() == "AuthenticAMD" and torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
     _onednn = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
@@ -26,6 +28,7 @@ def uses_onednn(inputs: Tensor, weight: Tensor) -> bool:
         and inputs.device.type == "cpu"
         and (weight.dim() == 2 or len(weight) <= MAX_SEPARATE)  # noqa: PLR2004
         and inputs.numel() > 0
+        and weight.shape[-2] * weight.shape[-1] >= MIN_WEIGHT
         and not torch.is_autocast_enabled("cpu")
     )
 
@@ -53,7 +56,8 @@ def input_gradient(grads: Tensor, weight: Tensor) -> Tensor:
 
 def weight_gradient(inputs: Tensor, grads: Tensor) -> Tensor:
     """dL/dW of x W': (..., N, I), (..., N, O) -> (..., O, I)."""
-    if uses_onednn(inputs, grads):  # oneDNN copies its first operand: make that the smaller one
+    large = inputs.shape[-1] * grads.shape[-1] >= MIN_WEIGHT
+    if large and uses_onednn(inputs, grads):  # oneDNN copies its first operand: make that the smaller one
         return matmul(inputs.mT, grads.mT).mT.contiguous()
     return grads.mT @ inputs
 

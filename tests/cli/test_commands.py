@@ -7,10 +7,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 from conftest import TINY
-from forks import call
+from forks import call, ended, started
 
 from nmt.data.demo import corpus as demo
 
@@ -204,25 +205,39 @@ def test_a_refused_request_does_not_empty_the_alignment_file(run: Path, home: Pa
     assert (home / "old.align").read_text() == "0-0"
 
 
+def pipe() -> tuple[IO[bytes], IO[bytes]]:
+    """The end to read and the end to write."""
+    ours, theirs = os.pipe()
+    return os.fdopen(ours, "rb", buffering=0), os.fdopen(theirs, "wb", buffering=0)
+
+
 def test_translate_survives_a_reader_that_leaves(run: Path, home: Path) -> None:
-    script = f"yes 'the cat' | head -5000 | {BIN}/nmt-translate run={run} buffer_lines=4 | head -1"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, cwd=home, timeout=240, check=False)
-    assert done.stdout.count(b"\n") == 1
-    assert b"Traceback" not in done.stderr
+    (home / "many").write_text("the cat\n" * 5000)
+    words, (ours, theirs) = ["nmt-translate", f"run={run}", "buffer_lines=4"], pipe()
+    with (home / "many").open("rb") as many, (home / "errors").open("w+b") as errors:
+        process = started(*words, files=(many, theirs, errors), others=(ours,), cwd=home)
+        theirs.close()
+        assert ours.readline().endswith(b"\n")
+        ours.close()
+        ended(process)
+        errors.seek(0)
+        assert b"Traceback" not in errors.read()
 
 
 def test_translate_answers_on_a_pipe_that_stays_open(run: Path, home: Path) -> None:
-    words = [BIN / "nmt-translate", f"run={run}", "alignments=open.align"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=home) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        for number, line in enumerate([b"the cat\n", b"a dog\n"], 1):
-            process.stdin.write(line)
-            process.stdin.flush()
-            assert process.stdout.readline().endswith(b"\n")
-            assert (home / "open.align").read_bytes().count(b"\n") == number
-        process.stdin.close()
-        assert process.wait() == 0
+    words, (given, lines), (texts, printed) = ["nmt-translate", f"run={run}", "alignments=open.align"], pipe(), pipe()
+    with (home / "errors").open("wb") as errors:
+        process = started(*words, files=(given, printed, errors), others=(lines, texts), cwd=home)
+    given.close()
+    printed.close()
+    for number, line in enumerate([b"the cat\n", b"a dog\n"], 1):
+        lines.write(line)
+        assert texts.readline().endswith(b"\n")
+        assert (home / "open.align").read_bytes().count(b"\n") == number
+    lines.close()
+    assert ended(process) == 0
+    assert texts.read() == b""
+    texts.close()
 
 
 COMMANDS = ["nmt-train", "nmt-evaluate", "nmt-translate", "nmt-compare", "nmt-export", "nmt-serve"]
@@ -246,16 +261,13 @@ def test_a_closed_standard_stream_is_one_line(command: str, streams: list[str], 
 def test_translate_talks_on_a_terminal(run: Path, home: Path) -> None:
     import pty
 
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [BIN / "nmt-translate", f"run={run}"], stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=home
-    )
-    os.write(ours, b"the cat\n\x04")
-    out, err = process.communicate(timeout=240)
-    os.close(ours)
-    os.close(theirs)
-    assert err.count(b"> ") == 2
-    assert len(out.splitlines()) == 1
+    ours, theirs = (os.fdopen(number, "r+b", buffering=0) for number in pty.openpty())
+    with ours, theirs, (home / "out").open("wb") as out, (home / "errors").open("wb") as errors:
+        process = started("nmt-translate", f"run={run}", files=(theirs, out, errors), others=(ours,), cwd=home)
+        ours.write(b"the cat\n\x04")
+        assert ended(process) == 0
+    assert (home / "errors").read_bytes().count(b"> ") == 2
+    assert len((home / "out").read_bytes().splitlines()) == 1
 
 
 def test_translate_starts_without_heavy_imports(run: Path, home: Path) -> None:

@@ -45,7 +45,8 @@ def both(folder: Path, lines: list[str]) -> tuple[list[str], list[str]]:
 
 def exported(folder: Path, *values: str) -> None:
     limits = "search.max_length=250"  # that of search=greedy
-    done = call("nmt-train", *TINY, "training.max_steps=6", limits, *values, "hydra.run.dir=run", cwd=folder)
+    corpus = ["data.seed=1", "data.max_length=200"]
+    done = call("nmt-train", *TINY, "training.max_steps=6", limits, *corpus, *values, "hydra.run.dir=run", cwd=folder)
     assert done.returncode == 0, done.stderr.decode()
     done = call("nmt-export", "run=run", "output=programs", "format=onnx", cwd=folder)
     assert done.returncode == 0, done.stderr.decode()

@@ -23,7 +23,8 @@ from nmt.files import read_lines
 from nmt.run import SWEEP
 
 NMT_TRAIN = Path(sys.executable).parent / "nmt-train"
-SHORT = [*(value for value in TINY if not value.startswith("threads=")), "training.max_steps=8"]
+SHORT = [*(value for value in TINY if not value.startswith(("threads=", "training.max_epochs=")))]
+SHORT += ["training.max_epochs=2", "training.max_steps=8"]
 SHORT += ["validation.unit=steps", "validation.every=4"]
 
 

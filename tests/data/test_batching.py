@@ -57,7 +57,14 @@ def test_batches_are_full_and_even() -> None:
 def prepared(request: pytest.FixtureRequest) -> Prepared:
     from conftest import TINY, values_of
 
-    sizes = ["data.validation_size=20", "data.test_size=20", "tokenizer.vocab_size=400"]  # many ways to segment
+    sizes = [
+        "data.train_size=200",
+        "data.validation_size=20",
+        "data.test_size=20",
+        "data.max_length=200",
+        "data.seed=1",
+    ]
+    sizes += ["tokenizer.vocab_size=400"]  # many ways to segment
     config = typed(TrainConfig, values_of("train", [*TINY, *sizes]))
     return prepare(config.data, config.tokenizer)
 

@@ -119,8 +119,16 @@ def killed_after(chunks: int, corpus: Path, monkeypatch: pytest.MonkeyPatch, sig
     assert status != 0
 
 
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
-@pytest.mark.parametrize("chunks", [0, pytest.param(1, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize(
+    ("chunks", "sign"),
+    [
+        *[(0, signal.SIGINT), (5, signal.SIGKILL)],
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGINT), (5, signal.SIGINT)]
+        ),
+    ],
+)
 def test_a_killed_preparation_is_continued(
     chunks: int, sign: signal.Signals, corpus: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -65,12 +65,14 @@ def test_translations_keep_their_order(options: list[str], run: Path, tmp_path: 
 
 
 def test_a_command_starts_several_processes_itself(run: Path) -> None:
+    lines = (run / "data" / "test.source").read_bytes()
+
     def translate(*options: str) -> subprocess.CompletedProcess[bytes]:
         command = [str(BIN / "nmt-translate"), "search.batch_tokens=40", *options]
-        lines = (run / "data" / "test.source").read_bytes()
         return subprocess.run(command, input=lines, capture_output=True, timeout=120, check=False)
 
-    alone, shared = translate(f"run={run}"), translate(f"run={run}", "processes=2", "threads=1")
+    alone = call("nmt-translate", "search.batch_tokens=40", f"run={run}", stdin=lines)
+    shared = translate(f"run={run}", "processes=2", "threads=1")
     assert shared.returncode == 0, shared.stderr
     assert shared.stdout == alone.stdout
     failed = translate("run=nowhere", "processes=2")

@@ -8,6 +8,14 @@ from nmt.ops import matmul as module
 from nmt.ops.linear import Linear
 from nmt.ops.matmul import matmul, uses_onednn, weight_gradient
 
+
+@pytest.fixture(params=[0, module.MIN_WEIGHT], ids=["onednn", "torch"])
+def _either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By oneDNN also where weights are as small as here, if it is for this processor, and by torch's own products."""
+    monkeypatch.setattr(module, "MIN_WEIGHT", request.param)
+
+
+either = pytest.mark.usefixtures("_either")
 own = pytest.mark.skipif(module._onednn is None, reason="torch's own product is the fast one here")
 LAYOUTS = {
     "dense": lambda x: x,
@@ -17,6 +25,7 @@ LAYOUTS = {
 }
 
 
+@either
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("shape", [(6, 5), (2, 6, 5), (1, 5)])
 @pytest.mark.parametrize("weight_layout", LAYOUTS)
@@ -37,6 +46,7 @@ def test_onednn_gets_whole_matrices(layout: str) -> None:
     assert (dense is matrix) == (layout in {"dense", "transposed"})
 
 
+@either
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_several_products(with_bias: bool) -> None:
     inputs, weight = torch.randn(2, 6, 5), torch.randn(2, 7, 5)
@@ -45,6 +55,7 @@ def test_several_products(with_bias: bool) -> None:
     torch.testing.assert_close(matmul(inputs, weight, bias), expected)
 
 
+@either
 @pytest.mark.parametrize("shape", [(), (2,), (9,)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradient_of_a_weight(layout: str, shape: tuple[int, ...]) -> None:
@@ -65,15 +76,27 @@ def test_is_exact_to_float32() -> None:
 
 @own
 def test_only_float32_on_the_cpu_is_taken_over() -> None:
-    x, w = torch.randn(3, 5), torch.randn(7, 5)
+    x, w = torch.randn(3, 128), torch.randn(128, 128)
     assert uses_onednn(x, w)
     assert not uses_onednn(x.double(), w.double())
     assert not uses_onednn(x.bfloat16(), w.bfloat16())
-    assert not uses_onednn(torch.randn(9, 3, 5), torch.randn(9, 7, 5))
+    assert not uses_onednn(torch.randn(9, 3, 128), torch.randn(9, 128, 128))
     with torch.autocast("cpu", torch.bfloat16):
         assert not uses_onednn(x, w)
 
 
+@own
+def test_only_weights_that_are_worth_it_are_taken_over() -> None:
+    """Whatever the number of rows: a layer's products are always of one library."""
+    for rows in (1, 3, 5000):
+        x = torch.randn(rows, 128)
+        assert uses_onednn(x, torch.randn(128, 128))
+        assert not uses_onednn(x, torch.randn(127, 128))
+        assert uses_onednn(torch.randn(2, rows, 128), torch.randn(2, 128, 128))
+        assert not uses_onednn(torch.randn(2, rows, 128), torch.randn(2, 127, 128))
+
+
+@either
 def test_a_layer_has_its_gradients() -> None:
     layer, plain = Linear(5, 7), torch.nn.Linear(5, 7)
     plain.load_state_dict(layer.state_dict())

@@ -21,7 +21,6 @@ from nmt.config.schema import TrainConfig
 # Validations, checkpoints between them, an average in the end, a schedule with memory, dropout, drawn segmentations.
 RECIPE = [
     *TINY,
-    "training.batch_tokens=640",
     "training.max_epochs=2",
     "training.log_every=3",
     "training.checkpoint_every=5",

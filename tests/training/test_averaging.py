@@ -24,7 +24,7 @@ from nmt.training.step import Update, Updater
 from nmt.translator import Translator
 
 Config = Callable[..., TrainConfig]
-STEPS = ["training.max_steps=16", "validation.unit=steps", "validation.every=8"]
+STEPS = ["training.max_steps=16", "training.max_epochs=2", "validation.unit=steps", "validation.every=8"]
 
 
 class Tied(nn.Module):

@@ -87,7 +87,7 @@ def test_killed_in_mid_epoch_and_resumed_it_ends_in_the_same_bits(
         return 0
 
     kills = 0
-    for wait_for in (10, 21):  # a step between two checkpoints, in the first epoch and in the second
+    for wait_for in (9, 18):  # a step between two checkpoints, in the first epoch and in the second
         process = forked(work, tmp_path / "output")
         while os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             if (run / "metrics.jsonl").exists() and any(line["step"] >= wait_for for line in metrics_so_far(run)):
@@ -243,7 +243,7 @@ def test_another_configuration_does_not_overwrite_a_run(whole: Path, train_confi
 def test_what_failed_before_its_first_checkpoint_is_not_in_the_way(train_config: Config, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.raises(UserError, match=r"schedule\.cycles"):
-        train(train_config(*STEPS, "schedule.cycles=10000", "data.train_size=300"), run, ["wrong"])
+        train(train_config(*STEPS, "schedule.cycles=10000", "data.train_size=310"), run, ["wrong"])
     assert train(train_config("training.max_steps=2"), run, ["right"]) == 0
     (start,) = json.loads((run / "manifest.json").read_text())["starts"]
     assert start["overrides"] == ["right"]

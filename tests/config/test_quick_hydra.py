@@ -1,0 +1,84 @@
+"""What the tests keep of Hydra's work is what Hydra would do again."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import quick_hydra
+from hydra import compose, initialize_config_dir
+from hydra._internal import config_loader_impl as loader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from nmt.config.compose import config_dir
+
+
+def composed(*overrides: str, folder: Path | None = None, name: str = "train") -> Any:  # noqa: ANN401
+    """All of it, with hydra's own part, as values."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(folder or config_dir()), version_base="1.3"):
+        config = compose(name, list(overrides), return_hydra_config=True)
+    return OmegaConf.to_container(config)
+
+
+def forget(patch: pytest.MonkeyPatch) -> None:
+    """Compose as Hydra does."""
+    patch.setattr(loader, "create_defaults_list", quick_hydra._list_defaults)
+    patch.setattr(loader.ConfigLoaderImpl, "_compose_config_from_defaults_list", quick_hydra._compose)
+    patch.setattr(OverridesParser, "parse_rule", quick_hydra._parse_rule)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["seed=3", "encoder.hidden=8", "data.train_size=9", "encoder.hidden=16"],
+        ["attention=luong_dot", "attention/window=local_m", "attention.window.reach=2", "search=greedy"],
+        ["experiment=attention_study", "+extra.key=[1,{a: b}]", "hydra.run.dir=x", "++optimizer.lr=${encoder.hidden}"],
+        ["~data.seed", "data=demo", "tokenizer=unigram", "optimizer.lr='0.5'", "hydra/launcher=parallel"],
+    ],
+)
+def test_it_is_what_hydra_composes(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [composed(*overrides) for _ in range(2)]
+    with monkeypatch.context() as patch:
+        forget(patch)
+        fresh = composed(*overrides)
+    assert kept == [fresh, fresh]
+
+
+@pytest.mark.parametrize("wrong", ["encoder.hiden=3", "attention=bahdanu", "atention/score=dot", "seed=[", "+seed=3"])
+def test_errors_are_hydras(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    for _ in range(2):
+        with pytest.raises(HydraException) as found:
+            composed("decoder.hidden=3", wrong)
+        told.append(str(found.value))
+        forget(monkeypatch)
+    assert told[0] == told[1]
+
+
+def test_the_choices_of_a_group_are_hydras() -> None:
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        of_hydra = GlobalHydra.instance().config_loader()
+        for group in ("", "attention", "attention/score", "hydra/launcher"):
+            for kind in (None, ObjectType.CONFIG, ObjectType.GROUP):
+                assert of_hydra.get_group_options(group, kind) == quick_hydra._find_options(of_hydra, group, kind)
+
+
+def test_what_one_composition_changes_is_not_in_the_next() -> None:
+    before = composed()
+    assert composed("encoder.hidden=7", "optimizer.lr=9")["encoder"]["hidden"] == 7
+    assert composed() == before
+
+
+def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "main.yaml"
+    for value in (1, 2):
+        path.write_text(f"value: {value}\n")
+        os.utime(path, (value, value))
+        assert composed(folder=tmp_path, name="main")["value"] == value
