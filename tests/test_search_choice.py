@@ -9,7 +9,7 @@ from conftest import TINY, values_of
 from forks import call
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
-from test_translator import LINES, run  # noqa: F401
+from test_translator import CORPUS, LINES, run  # noqa: F401
 
 from nmt import Translator
 from nmt.config.compose import typed
@@ -31,7 +31,7 @@ Bits = list[list[tuple[str, float, float]]]
 def blind(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run without attention, and with the tokenizer of the other one."""
     directory = tmp_path_factory.mktemp("blind") / "run"
-    values = values_of("train", [*TINY, "data.train_size=400", "attention=none", "training.max_steps=2"])
+    values = values_of("train", [*TINY, *CORPUS, "attention=none", "training.max_steps=2"])
     assert train(typed(TrainConfig, values), directory, []) == 0
     return directory
 

@@ -16,6 +16,8 @@ from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.training.job import train
 
+CORPUS = ["data.train_size=400", "data.max_length=200", "data.seed=1"]
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -24,16 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from nmt.config.compose import typed
 
     directory = tmp_path_factory.mktemp("translator") / "run"
-    assert (
-        train(
-            typed(
-                TrainConfig, values_of("train", [*TINY, "data.train_size=400", "data.max_length=200", "data.seed=1"])
-            ),
-            directory,
-            [],
-        )
-        == 0
-    )
+    assert train(typed(TrainConfig, values_of("train", [*TINY, *CORPUS])), directory, []) == 0
     return directory
 
 
