@@ -144,7 +144,11 @@ def _training(training: Mapping[str, Any], start: Mapping[str, Any]) -> str:
 
 def _search(search: schema.Search) -> str:
     if isinstance(search, schema.Beam):
-        return f"beam of {search.beam_size}, length penalty {search.length_penalty}"
+        text = f"beam of {search.beam_size}, length penalty {search.length_penalty}"
+        if search.coverage_penalty:
+            text += f", coverage penalty {search.coverage_penalty:g}"
+            text += f" (floor {search.coverage_floor:g}, cap {search.coverage_cap:g})"
+        return text + (f", {search.groups} groups" if search.groups > 1 else "")
     return search.kind
 
 

@@ -26,7 +26,7 @@ class Node(NamedTuple):
     parent: int | None  # index among the nodes of the previous step; None at the first step
     token: int
     log_prob: float  # of the whole hypothesis, natural logarithm
-    score: float  # log_prob / length penalty, without a coverage penalty
+    score: float  # log_prob / length penalty, without coverage
     fate: Fate  # kept: in the beam after this step; ended: chose eos; pruned: neither
 
 

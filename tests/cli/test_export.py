@@ -209,6 +209,20 @@ def test_the_card_says_what_the_model_is(model: Path, home: Path) -> None:
     assert {f"`{name}`" for name in files(model)} - {"`README.md`"} <= {*text.split(" ")}
 
 
+def test_the_card_says_how_it_searches(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "run", tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
+    plain = "| Search | beam of 2, length penalty average |"
+    assert plain in contents(run, "m.nmt")["README.md"].decode()
+    written = run.config.read_text()
+    for old, new in {"coverage_penalty: 0.0": "coverage_penalty: 0.3", "groups: 1": "groups: 2"}.items():
+        assert old in written
+        written = written.replace(old, new)
+    run.config.write_text(written)
+    told = plain[:-2] + ", coverage penalty 0.3 (floor 1e-06, cap 1), 2 groups |"
+    assert told in contents(run, "m.nmt")["README.md"].decode()
+
+
 def test_the_licence_is_the_one_given(home: Path) -> None:
     done = call("nmt-export", "run=run", "output=licensed.nmt", "license='CC BY | 4.0'", cwd=home)
     assert done.returncode == 0, done.stderr.decode()
