@@ -1,4 +1,4 @@
-"""A run with all that regularises: all it draws comes from the generator that a checkpoint holds."""
+"""A run with all that regularises: all it draws follows from the seed and the update."""
 
 import json
 import signal
@@ -65,7 +65,6 @@ def test_killed_and_resumed_it_ends_in_the_same_bits(tmp_path: Path) -> None:
     assert train(config, killed, []) == 0
     states = [torch.load(run / "checkpoints" / "last.pt", weights_only=True) for run in (whole, killed)]
     assert states[0]["step"] == states[1]["step"] == 10
-    assert torch.equal(*(state["random"]["torch"] for state in states))
     for name, value in states[0]["model"].items():
         assert torch.equal(value, states[1]["model"][name]), name
     scores = [json.loads((run / "results.json").read_text())["test"]["bleu"] for run in (whole, killed)]
