@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
+import yaml
 from conftest import TINY, script, values_of
 from forks import call_text
 
@@ -54,8 +55,9 @@ def test_a_student_learns_what_both_directions_made(tmp_path: Path) -> None:
     assert max(len(line.split()) for line in forward) <= 8  # the recipe's search
     assert json.loads((out / "diversify.json").read_text())["search"] == ["search.beam_size=5"]
     configs = {name: (out / name / "config.yaml").read_text() for name in ("forward/1", "backward/1", "student")}
-    assert "source_lang: en\n  target_lang: fr\n  extra: []" in configs["forward/1"]
-    assert "source_lang: fr\n  target_lang: en\n  extra: []" in configs["backward/1"]
+    corpora = [yaml.safe_load(configs[name])["data"] for name in ("forward/1", "backward/1")]
+    told = [tuple(corpus[key] for key in ("source_lang", "target_lang", "extra")) for corpus in corpora]
+    assert told == [("en", "fr", []), ("fr", "en", [])]
     assert f"extra:\n  - {out / 'translations' / 'train'}\n" in configs["student"]
     assert "vocab_size: 6000\n" in configs["student"]  # the size of the others, small
     assert "max_steps: 4" in configs["student"]
