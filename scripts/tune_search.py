@@ -33,9 +33,9 @@ from nmt.translator import Translator
 
 MOST_THREADS = 1024
 COVERAGE_PENALTIES = [0.05, 0.1, 0.2, 0.4]
-COVERAGE_LENGTHS = [1.0, 2.0, 4.0]
-PENALTY = {"coverage_floor": 1e-6, "coverage_cap": 1.0}  # Wu et al. 2016
-LENGTH_SCORE = {"coverage_floor": 0.4, "coverage_cap": 1000.0}  # Li et al. 2018
+COVERAGE_NORMALISATIONS = [1.0, 2.0, 4.0]
+PENALTY_CLIPPING = {"coverage_floor": 1e-6, "coverage_cap": 1.0}  # Wu et al. 2016
+NORMALISATION_CLIPPING = {"coverage_floor": 0.4, "coverage_cap": 1000.0}  # Li et al. 2018
 WARM_UP = 32  # sentences translated before timing starts
 COLUMNS = [
     Column("beam_size", "beam"),
@@ -57,7 +57,7 @@ def settings_to_try(options: argparse.Namespace) -> list[dict[str, Any]]:
     penalties: list[tuple[str, float | None]] = [("none", None)] if options.none else []
     penalties += [(kind, alpha) for kind in ("average", "gnmt") for alpha in getattr(options, kind)]
     return [
-        {"beam_size": beam, "length_penalty": kind, "alpha": alpha, "coverage_penalty": 0.0} | PENALTY
+        {"beam_size": beam, "length_penalty": kind, "alpha": alpha, "coverage_penalty": 0.0} | PENALTY_CLIPPING
         for beam in dict.fromkeys(options.beams)
         for kind, alpha in (penalties[:1] if beam == 1 else penalties)
     ]
@@ -67,10 +67,10 @@ def coverage_to_try(options: argparse.Namespace, *, attends: bool) -> list[dict[
     """What replaces values of the best setting without coverage."""
     penalties, lengths = options.coverage, options.coverage_length
     penalties = penalties if penalties is not None else COVERAGE_PENALTIES if attends else []
-    lengths = lengths if lengths is not None else COVERAGE_LENGTHS if attends else []
-    normalised = {"length_penalty": "none", "alpha": None} | LENGTH_SCORE
+    lengths = lengths if lengths is not None else COVERAGE_NORMALISATIONS if attends else []
+    normalised = {"length_penalty": "none", "alpha": None} | NORMALISATION_CLIPPING
     return [
-        *({"coverage_penalty": strength} | PENALTY for strength in penalties),
+        *({"coverage_penalty": strength} | PENALTY_CLIPPING for strength in penalties),
         *({"coverage_penalty": strength} | normalised for strength in lengths),
     ]
 
@@ -190,8 +190,8 @@ def main() -> None:
     parser.add_argument(
         "--coverage", type=float, nargs="*", help=f"coverage penalties; default: {listed}, none without attention"
     )
-    listed = " ".join(map(str, COVERAGE_LENGTHS))
-    clipped = "floor {coverage_floor}, cap {coverage_cap:g}".format(**LENGTH_SCORE)
+    listed = " ".join(map(str, COVERAGE_NORMALISATIONS))
+    clipped = "floor {coverage_floor}, cap {coverage_cap:g}".format(**NORMALISATION_CLIPPING)
     parser.add_argument(
         "--coverage-length",
         type=float,

@@ -217,8 +217,8 @@ class _Finished:
         rows, log_probs = ranked.rows[ends].tolist(), ranked.log_probs[ends].tolist()
         scores = [log_prob / divisor for log_prob in log_probs]
         if self._coverage is not None:
-            covered = self._coverage.scores(sentences, rows)
-            scores = [score + more for score, more in zip(scores, covered, strict=True)]
+            coverages = self._coverage.scores(sentences, rows)
+            scores = [score + coverage for score, coverage in zip(scores, coverages, strict=True)]
         for sentence, row, log_prob, score in zip(sentences, rows, log_probs, scores, strict=True):
             self._endings[sentence].append(Ending(now, row, log_prob, score))
 
