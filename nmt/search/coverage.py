@@ -1,5 +1,5 @@
-"""Coverage in the score of a hypothesis: a penalty for source tokens that received little attention (Wu et al. 2016), or
-a length normalisation, by which attention to source tokens raises the score (Li et al. 2018).
+"""Coverage in the score of a hypothesis: a penalty for source tokens that received little attention (Wu et al. 2016),
+or a length normalisation, by which attention to source tokens raises the score (Li et al. 2018).
 
 Shapes: A sentences, N rows of a step, S source positions.
 """
