@@ -47,7 +47,12 @@ def page(browser: Page, service: Process) -> Page:
 def label(page: Page, row: int, column: int) -> str:
     """Of a cell, read at once: the page may draw anew meanwhile."""
     selector = f"[role=gridcell][aria-rowindex='{row + 1}'][aria-colindex='{column + 1}']"
-    return str(page.js("return document.querySelector(arguments[0])?.ariaLabel", selector))
+    return str(page.js("return document.querySelector(arguments[0])?.ariaLabel ?? ''", selector))
+
+
+def weight(page: Page, row: int, column: int) -> float:
+    """Of a cell; NaN while the page draws the table anew."""
+    return float(label(page, row, column).rpartition(" ")[2] or "nan")
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +65,7 @@ def test_it_shows_the_translation_and_its_attention(page: Page, translator: Tran
     assert page.best() == own.text
     assert own.alignment is not None
     for row, column in ((0, 0), (1, 2)):
-        assert float(label(page, row, column).rpartition(" ")[2]) == pytest.approx(
-            own.alignment[row, column], abs=0.001
-        )
+        assert weight(page, row, column) == pytest.approx(own.alignment[row, column], abs=0.001)
     assert page.text("#about").startswith("additive")
 
 
@@ -83,11 +86,8 @@ def test_saliency_and_window_come_from_the_service(page: Page, translator: Trans
     page.choose("#weights", "saliency")
     found = explain(translator, LINE, translator.translate([LINE])[0].tokens)
     assert found.saliency is not None
-
-    def shown() -> float:
-        return float(label(page, 0, 0).rpartition(" ")[2])
-
-    page.wait(lambda: np.isclose(shown(), found.saliency[0, 0], atol=0.001), 30)  # type: ignore[index]
+    expected = found.saliency[0, 0]
+    page.wait(lambda: np.isclose(weight(page, 0, 0), expected, atol=0.001), 30)
     page.choose("#model", "local")
     page.wait(lambda: page.one("#overlay-choice").is_displayed(), 30)
 
