@@ -8,6 +8,7 @@ Overrides are those of nmt-train: attention=luong_concat decoder.hidden=512 prec
   --growth        time growing sentence lengths and vocabulary sizes
   --no-decoding   time only training
   --busy N        time training beside N busy processes, too
+  --operations    time the operations of an update by kind, beside the processor's bounds
 Writes benchmark.json to its output directory.
 """
 
@@ -26,6 +27,7 @@ from competition import competing, processor_share
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
+from operations import operations
 from torch.utils.flop_counter import FlopCounterMode
 
 from nmt.cli.app import choices, output_dir, run_command
@@ -124,6 +126,18 @@ class Bench:
             "share_of_product": tokens / seconds * cost / rate,
             "peak_memory_gib": self.peak_memory() / 2**30,
         }
+
+    def operations(self, updates: int) -> list[dict[str, Any]]:
+        """Time the operations of so many updates by kind."""
+        batches, plan = self.plan()
+
+        def update(step: int) -> None:
+            (batch,) = batches.load(plan[step % len(plan)], 0)
+            self.updater([batch], self.config.optimizer.lr, step + 1)
+
+        for step in range(WARM_UP):
+            update(step)
+        return operations(update, updates, self.product_rate)
 
     def phases(self, updates: int) -> dict[str, float]:
         """Milliseconds per update of each phase."""
@@ -264,6 +278,8 @@ def measure(
         "training": bench.training(options.updates),
         "phases": bench.phases(max(3, options.updates // 3)),
     }
+    if options.operations:
+        results["operations"] = bench.operations(max(3, options.updates // 3))
     if options.busy:
         results["busy"] = busy(bench, options.busy, options.updates)
     if not options.no_decoding:
@@ -306,6 +322,13 @@ def report(results: dict[str, Any]) -> None:
         print("\n" + markdown([results["busy"]], contention))
     sentences_per_second = Column("sentences_per_second", "sentences/s", decimals(1))
     tables = {
+        "operations": [
+            Column("kind", "operations"),
+            Column("calls", "calls an update", "{:,.0f}".format),
+            Column("milliseconds", "ms", decimals(1)),
+            share,
+            Column("milliseconds_at_bound", "ms at the processor's bound", decimals(1)),
+        ],
         "decoding": [Column("search", "search"), sentences_per_second, columns[0]],
         "presets": [Column("attention", "`attention=`"), *columns[:2], columns[3]],
         "growth": [Column("length", "length"), Column("vocabulary", "vocabulary"), columns[0]],
@@ -323,6 +346,7 @@ def main() -> None:
     parser.add_argument("--growth", action="store_true")
     parser.add_argument("--no-decoding", action="store_true")
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="train beside N busy processes, too")
+    parser.add_argument("--operations", action="store_true", help="time operations by kind, on a CPU")
     options, sys.argv[1:] = parser.parse_known_args()
     if options.updates < 1 or options.busy < 0:
         parser.error("--updates must be at least 1, and --busy at least 0")
@@ -337,6 +361,8 @@ def main() -> None:
             raise UserError("objective=distillation: the benchmark has no teachers; leave it out")
         prepared = prepare(config.data, config.tokenizer)
         bench = Bench(config, prepared)
+        if options.operations and bench.machine.device.type != "cpu":
+            raise UserError("--operations: only a CPU has finished an operation when it returns; set device=cpu")
         with fair_waiting():
             results = measure(config, bench, prepared, overrides, options)
         report(results)

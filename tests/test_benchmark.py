@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 from forks import call_text, ended, forked
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "benchmark.py"
@@ -18,14 +20,20 @@ def benchmark(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return call_text(SCRIPT, *words, cwd=folder)
 
 
-def measured(folder: Path, *words: str) -> str:
-    """What it prints, in a fork of this process and with a small product to compare with."""
-    spec = importlib.util.spec_from_file_location("benchmark", SCRIPT)
+def imported(path: Path) -> Any:  # noqa: ANN401
+    """A script as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
-    with patch.object(sys, "path", [str(SCRIPT.parent), *sys.path]):  # for its imports of other scripts
+    with patch.object(sys, "path", [str(path.parent), *sys.path]):  # for its imports of other scripts
         spec.loader.exec_module(script)
+    return script
+
+
+def measured(folder: Path, *words: str) -> str:
+    """What it prints, in a fork of this process and with a small product to compare with."""
+    script = imported(SCRIPT)
 
     def work() -> int:
         os.chdir(folder)
@@ -86,9 +94,55 @@ def test_a_corpus_without_a_test_set_is_measured_on_its_validation_set(
             (tmp_path / f"{name}.{language}").write_text("a b c d e\nb c d a\nc a e\n" * 30, encoding="utf-8")
     kept = [word for word in tiny_overrides if not word.startswith("data")]
     corpus = ["data=files", "data.source_lang=en", "data.target_lang=de", "data.train=train", "data.validation=valid"]
-    measured(tmp_path, "--updates", "1", *kept, *corpus, "size=small", "tokenizer=word")
+    printed = measured(tmp_path, "--operations", "--updates", "1", *kept, *corpus, "size=small", "tokenizer=word")
     (path,) = tmp_path.rglob("benchmark.json")
-    assert all(row["sentences_per_second"] > 0 for row in json.loads(path.read_text())["decoding"])
+    found = json.loads(path.read_text())
+    assert all(row["sentences_per_second"] > 0 for row in found["decoding"])
+    kinds = [row["kind"] for row in found["operations"]]
+    assert kinds[0] == "matrix products"
+    assert kinds[-1] == "Python and autograd"
+    assert all(kind in printed for kind in kinds)
+    assert sum(row["share"] for row in found["operations"]) == pytest.approx(1)
+
+
+def test_operations_are_counted_by_kind() -> None:
+    script = imported(SCRIPT.with_name("operations.py"))
+    a, b, c, row = torch.zeros(3, 4), torch.zeros(4, 5), torch.zeros(3, 5), torch.zeros(1, 5)
+    batches = torch.zeros(2, 3, 4), torch.zeros(2, 4, 5)
+    with script.Operations() as found:
+        torch.addmm(c, a, b)
+        torch.bmm(*batches)
+        torch.mv(a, b[:, 0])
+        torch.mm(a, b)
+        row.expand(100, 5).exp()
+        torch.cat([a, a])
+        torch.empty(7)
+    products, pointwise, copies, optimizer, views = (found.costs[kind] for kind in script.KINDS)
+    assert (products.calls, products.flops) == (4, 2 * (60 + 120 + 12 + 60))
+    assert (pointwise.calls, pointwise.moved) == (1, 4 * (5 + 500))
+    assert (copies.calls, copies.moved) == (1, 4 * (12 + 12 + 24))
+    assert optimizer == script.Cost()
+    assert views.calls == 3  # a column, an expansion, an empty tensor
+    assert views.moved == 0
+    assert all(cost.seconds > 0 for cost in (products, pointwise, copies, views))
+
+
+def test_the_optimizer_is_a_kind_of_its_own_and_bounds_come_from_the_machine() -> None:
+    script = imported(SCRIPT.with_name("operations.py"))
+    weight = torch.nn.Parameter(torch.ones(100))
+    optimizer = torch.optim.Adam([weight], fused=True)
+
+    def update(step: int) -> None:
+        (weight * weight).sum().backward()
+        weight.grad = torch.mm(torch.zeros(100, 50), torch.full((50, 1), float(step)))[:, 0]
+        optimizer.step()
+
+    with patch.object(script, "bandwidth", lambda: 4e3):
+        rows = {row["kind"]: row for row in script.operations(update, 3, lambda: 1e4)}
+    assert rows["optimizer"]["calls"] >= 1
+    assert rows["matrix products"]["milliseconds_at_bound"] == pytest.approx(1000 * 2 * 5000 / 1e4)
+    # Adam reads and writes at least the weights, their gradient and two moments.
+    assert rows["optimizer"]["milliseconds_at_bound"] >= 4 * 400 / 4
 
 
 @pytest.mark.slow
