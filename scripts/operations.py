@@ -77,7 +77,8 @@ def kind_of(func: Any) -> str:  # noqa: ANN401
 
 def size(tensor: Tensor) -> int:
     """Bytes in memory: an expanded tensor repeats fewer than it shows."""
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+    shown = tensor.numel() * tensor.element_size()
+    return shown if tensor.is_mkldnn else min(shown, tensor.untyped_storage().nbytes())
 
 
 def bandwidth(repeats: int = 4) -> float:
