@@ -42,7 +42,7 @@ class SampledAlignment(Alignment):
         """(B, T, W) -> weights (B, T, W), in training with log_prob and entropy (B, T)."""
         probs = distribution.weights
         if not self.training:
-            return Aligned(_one_hot(probs, probs > 0))
+            return Aligned(_one_hot(probs, probs == 0))
         B, T, _ = probs.shape
         position_draws, soft_draws = draw(B, 2 * T, probs.device).view(B, T, 2).unbind(-1)
         log_probs = _finite_logs(distribution)
@@ -66,13 +66,13 @@ class StraightThroughAlignment(Alignment):
     def forward(self, distribution: Normalized) -> Aligned:
         """(B, T, W) -> weights (B, T, W)."""
         probs = distribution.weights
-        possible = probs > 0
+        impossible = probs == 0
         if not self.training:
-            return Aligned(_one_hot(probs, possible))
+            return Aligned(_one_hot(probs, impossible))
         noisy = _finite_logs(distribution) + _gumbel_noise(probs)
-        noisy = noisy.masked_fill(~possible, torch.finfo(noisy.dtype).min)
-        soft = torch.softmax(noisy / self.temperature, dim=-1).masked_fill(~possible, 0.0)
-        return Aligned(_one_hot(noisy, possible) + (soft - soft.detach()))
+        noisy = noisy.masked_fill(impossible, torch.finfo(noisy.dtype).min)
+        soft = torch.softmax(noisy / self.temperature, dim=-1).masked_fill(impossible, 0.0)
+        return Aligned(_one_hot(noisy, impossible) + (soft - soft.detach()))
 
 
 def sample_positions(probs: Tensor, uniform: Tensor) -> Tensor:
@@ -93,10 +93,10 @@ def _finite_logs(distribution: Normalized) -> Tensor:
     return (weights + torch.finfo(weights.dtype).tiny).log()
 
 
-def _one_hot(scores: Tensor, possible: Tensor) -> Tensor:
+def _one_hot(scores: Tensor, impossible: Tensor) -> Tensor:
     """1 at the greatest score of each row, 0 in a row without a possible position."""
     best = scores.argmax(-1, keepdim=True)
-    return torch.zeros_like(scores).scatter_(-1, best, 1.0).masked_fill(~possible, 0.0)
+    return torch.zeros_like(scores).scatter_(-1, best, 1.0).masked_fill(impossible, 0.0)
 
 
 def _gumbel_noise(like: Tensor) -> Tensor:

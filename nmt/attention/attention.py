@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nmt.attention.alignment import ExpectedAlignment
 from nmt.attention.memory import Attended, Choice, Detail, Memory, Past, join_steps
 from nmt.attention.monotonic import Chunk
-from nmt.attention.parts import Aligned, Alignment, Coverage, KeyUpdate, Normalized, Normalizer, Score, Window
+from nmt.attention.parts import Aligned, Alignment, Coverage, KeyUpdate, Normalized, Normalizer, Score, Window, wide
 from nmt.ops.dropout import dropout
 from nmt.ops.linear import product
 from nmt.ops.rows import rows
@@ -41,17 +41,25 @@ class Attention(nn.Module):
         self.dropout = dropout
         self.reads_past = score.reads_past or normalizer.reads_past or coverage is not None
 
-    def remember(self, states: Tensor, valid: Tensor, values: Tensor | None = None) -> Memory:
+    def remember(
+        self, states: Tensor, valid: Tensor, values: Tensor | None = None, *, nonempty: bool = False
+    ) -> Memory:
         """(B, S, M), bool (B, S) -> Memory, with keys computed once per sentence.
 
-        The context is a weighted sum of `values`; None: of the states.
+        The context is a weighted sum of `values`; None: of the states. nonempty: every sentence has a valid position;
+        then the mask is also made once per sentence where the parts allow it.
         """
         values = in_autocast_dtype(states if values is None else values)  # cast once, not at every step
         keys, projections = self.score.keys(states), [self.score.key_projection()]
         if self.coverage is not None:
             keys = self.coverage.keys(keys)
             projections.append(self.coverage.key_projection())
-        memory = Memory(values, keys, self.score.within_reach(valid), _side_by_side(projections))
+        valid = self.score.within_reach(valid)
+        mask = None
+        if nonempty and self.window.reach is None and self.normalizer.takes_masked:
+            zeros = wide(torch.zeros_like(valid, dtype=values.dtype))
+            mask = zeros.masked_fill(~valid, torch.finfo(zeros.dtype).min)[:, None]
+        memory = Memory(values, keys, valid, mask, _side_by_side(projections))
         if self.chunk is None:
             return memory
         score = self.chunk.score
@@ -122,7 +130,10 @@ class Attention(nn.Module):
             offsets = torch.arange(keep.shape[-1], device=keep.device) - centre[:, :, None]
             keep, falloff = keep & self.window.holds(offsets), self.window.falloff(offsets)
         energies = self.score(query, memory.keys, self._key_update(memory, past))
-        distribution = self._scaled(self.normalizer(energies, keep, past), falloff)
+        if memory.mask is None:
+            distribution = self._scaled(self.normalizer(energies, keep, past), falloff)
+        else:
+            distribution = self.normalizer(energies + memory.mask, None, past)
         log_stops = distribution.log_weights
         if self.chunk is not None:
             distribution = self.chunk(log_stops, self._chunk_energies(self.chunk.score, query, memory, past), keep)

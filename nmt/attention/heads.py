@@ -35,11 +35,11 @@ class MultiHeadAttention(nn.Module):
         """Does a step depend on what earlier steps attended to?"""
         return self.inner.reads_past
 
-    def remember(self, states: Tensor, valid: Tensor) -> Memory:
-        """(B, S, M), bool (B, S) -> Memory with values, keys and valid (B N, S, ...)."""
+    def remember(self, states: Tensor, valid: Tensor, *, nonempty: bool = False) -> Memory:
+        """(B, S, M), bool (B, S) -> Memory with values, keys and valid (B N, S, ...); see `Attention.remember`."""
         valid = valid[:, None].expand(-1, self.heads, -1).flatten(0, 1)
         keys, values = (self._fold(projection(states)) for projection in (self.key_proj, self.value_proj))
-        return self.inner.remember(keys, valid, values)._replace(heads=self.heads)
+        return self.inner.remember(keys, valid, values, nonempty=nonempty)._replace(heads=self.heads)
 
     def start(self, valid: Tensor) -> Past:
         """bool (B, S) -> the past before the first step."""

@@ -44,6 +44,7 @@ class Memory(NamedTuple):
     values: Tensor  # (B, S, M) encoder states
     keys: Tensor  # (B, S, A) their projection for the score, computed once per sentence
     valid: Tensor  # (B, S) bool, True = may be attended to
+    mask: Tensor | None = None  # (B, 1, S) to add to energies: 0 where valid, else the lowest number
     projection: Tensor | None = None  # (A, F) of a KeyUpdate
     heads: int = 1
     chunk_keys: Tensor | None = None  # (B, S, A) for the score within the chunks of monotonic chunkwise attention
@@ -64,6 +65,7 @@ class Memory(NamedTuple):
             values=self.values.index_select(0, index),
             keys=self.keys.index_select(0, index),
             valid=self.valid.index_select(0, index),
+            mask=None if self.mask is None else self.mask.index_select(0, index),
             chunk_keys=None if self.chunk_keys is None else self.chunk_keys.index_select(0, index),
             steering=None if self.steering is None else self.steering.select(index),
         )

@@ -19,10 +19,18 @@ class SoftmaxNormalizer(Normalizer):
         self.temperature = temperature
         self.with_log_weights = False  # needed by guided alignment only
 
-    def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
-        """(B, T, W), bool (B, 1 or T, W) -> weights (B, T, W)."""
-        drop, wide = ~keep, torch.promote_types(energies.dtype, torch.float32)
+    @property
+    def takes_masked(self) -> bool:  # type: ignore[override]
+        """Does it also take energies that are masked already, with None for `keep`?"""
+        return not self.with_log_weights
+
+    def forward(self, energies: Tensor, keep: Tensor | None, past: Past) -> Normalized:
+        """(B, T, W), bool (B, 1 or T, W) or None -> weights (B, T, W)."""
+        wide = torch.promote_types(energies.dtype, torch.float32)
         energies = energies if self.temperature == 1.0 else energies / self.temperature
+        if keep is None:
+            return Normalized(energies.softmax(-1, dtype=wide))
+        drop = ~keep
         masked = energies.masked_fill(drop, torch.finfo(energies.dtype).min)
         if self.with_log_weights:
             log_weights = masked.log_softmax(-1, dtype=wide)
@@ -89,9 +97,3 @@ def _masked(energies: Tensor, drop: Tensor) -> Tensor:
     """In float32 or wider. The lowest finite number instead of -inf avoids NaN in rows without any position."""
     energies = wide(energies)
     return energies.masked_fill(drop, torch.finfo(energies.dtype).min)
-
-
-def _one_hot(energies: Tensor, drop: Tensor) -> Tensor:
-    """1 at the greatest energy of each row, unless `drop` excludes it."""
-    best = energies.argmax(-1, keepdim=True)
-    return torch.zeros_like(energies).scatter_(-1, best, 1.0).masked_fill(drop, 0.0)

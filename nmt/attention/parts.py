@@ -97,6 +97,7 @@ class Normalizer(nn.Module):
 
     reads_past = False
     stops = False  # does it read on from where the previous step stopped?
+    takes_masked = False  # does it also take energies that are masked already, with None for `keep`?
 
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
         """(B, T, W), bool (B, 1 or T, W) -> weights, float32 or wider, zero where not kept; a row sums to 1, or to 0

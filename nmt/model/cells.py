@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmt.ops.dropout import dropout, masked, zoneout
-from nmt.ops.gru import gru_gates
+from nmt.ops.gates import gru_gates, lstm_gates
 from nmt.ops.linear import linear
 from nmt.ops.packed import Weight
 from nmt.ops.shared import in_autocast_dtype
@@ -156,7 +156,10 @@ def _step(
         return gru_gates(gates, recurrent, hidden), None
     if isinstance(rnn, nn.LSTM):
         assert memory is not None
-        return _lstm(gates + recurrent, memory, None if norms is None else norms.memory)
+        if norms is None:
+            return lstm_gates(gates, recurrent, memory)
+        assert norms.memory is not None
+        return _normed_lstm(gates + recurrent, memory, norms.memory)
     return torch.tanh(gates + recurrent), None
 
 
@@ -180,12 +183,11 @@ def drop_inputs(rnn: Recurrent, weights: LayerWeights, inputs: Tensor) -> Tensor
     return masked(inputs, weights.input_mask)
 
 
-def _lstm(gates: Tensor, memory: Tensor, norm: tuple[Tensor, Tensor] | None) -> State:
-    """c' = f c + i g,  h' = o tanh c'   (Gers et al. 2000), or o tanh LN(c')   (Ba et al. 2016)."""
+def _normed_lstm(gates: Tensor, memory: Tensor, norm: tuple[Tensor, Tensor]) -> State:
+    """c' = f c + i n,  h' = o tanh LN(c')   (Ba et al. 2016)."""
     input_gate, forget_gate, new, output_gate = gates.chunk(4, dim=-1)
     memory = torch.sigmoid(forget_gate) * memory + torch.sigmoid(input_gate) * torch.tanh(new)
-    seen = memory if norm is None else _layer_norm(memory, *norm)
-    return torch.sigmoid(output_gate) * torch.tanh(seen), memory
+    return torch.sigmoid(output_gate) * torch.tanh(_layer_norm(memory, *norm)), memory
 
 
 def _normed(rnn: Recurrent, products: Tensor, gain: Tensor, bias: Tensor) -> Tensor:

@@ -126,11 +126,12 @@ class SearchAttention(nn.Module):
         self.projects_memory = isinstance(inner, Attention) and (shared or positions)
         self.weight = pack(weight)
 
-    def remember(self, states: Tensor, valid: Tensor) -> Memory:
-        """(B, S, M), bool (B, S) -> Memory."""
+    def remember(self, states: Tensor, valid: Tensor, *, nonempty: bool = False) -> Memory:
+        """(B, S, M), bool (B, S) -> Memory; see `Attention.remember`."""
         if isinstance(self.inner, Attention) and self.projects_memory:
-            return self.inner.remember(states, valid, linear(in_autocast_dtype(states), self.weight))
-        return self.inner.remember(states, valid)
+            values = linear(in_autocast_dtype(states), self.weight)
+            return self.inner.remember(states, valid, values, nonempty=nonempty)
+        return self.inner.remember(states, valid, nonempty=nonempty)
 
     def start(self, valid: Tensor) -> Past:
         """bool (B, S) -> the past before the first step."""

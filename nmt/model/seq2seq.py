@@ -130,7 +130,10 @@ class Seq2Seq(nn.Module):
         encoded = self.encoder(dropped, lengths, valid)
         memory, past, attention = None, None, self.decoder.attention
         if attention is not None:
-            memory, past = attention.remember(encoded.states, valid), attention.start(valid)
+            # A program for another runtime gets no mask: it could not tell whether each sentence has a position.
+            nonempty = not torch.compiler.is_compiling() and bool((lengths > 0).all())
+            memory = attention.remember(encoded.states, valid, nonempty=nonempty)
+            past = attention.start(valid)
         feed = None
         if self.decoder.input_feeding:
             feed = encoded.summary.new_zeros(embedded.shape[0], self.output.in_features)

@@ -6,7 +6,7 @@ Shapes: B batch, S source positions, T target positions, N heads.
 from collections.abc import Callable
 
 import torch
-from combinations import AnyAttention, Case, Made, attend
+from combinations import DRAWS, AnyAttention, Case, Made, attend
 from torch import Tensor
 
 from nmt.attention.heads import MultiHeadAttention
@@ -130,6 +130,27 @@ def a_sentence_without_positions_is_zero_with_finite_gradients(case: Case, made:
         assert all(gradient.isfinite().all() for gradient in gradients if gradient is not None)
 
 
+def a_mask_made_once_changes_nothing(case: Case, made: Made) -> None:
+    """Not even the bits: where all sentences have positions, energies of padding are lowered by a sum."""
+    attention, query, states, valid = made
+    torch.set_rng_state(DRAWS)
+    memory = attention.remember(states, valid, nonempty=True)
+    attended = attention.sequence(query, memory, attention.start(valid))
+    expected = attend(attention, query, states, valid)
+    assert torch.equal(attended.context, expected.context)
+    assert torch.equal(attended.weights, expected.weights)
+    config = case.config
+    by_sum = config.normalizer.kind == "softmax" and config.window.kind == "global"
+    assert (memory.mask is not None) == by_sum
+    if not case.draws:
+        rows = torch.arange(len(valid)).flip(0)
+        step, flipped = (
+            attention.step(query[order, :1], memory.select(order), attention.start(valid[order]))
+            for order in (torch.arange(len(valid)), rows)
+        )
+        torch.testing.assert_close(step.context[rows], flipped.context, **TOLERANCE)
+
+
 def weights_given_back_change_nothing(case: Case, made: Made) -> None:
     """Those of each step, at some steps or all, in a batch with a sentence that is not steered."""
     attention, query, states, valid = made
@@ -186,6 +207,7 @@ LAWS: list[Law] = [
     selected_rows_go_on_as_they_would,
     hypotheses_may_share_a_sentence,
     a_sentence_without_positions_is_zero_with_finite_gradients,
+    a_mask_made_once_changes_nothing,
     weights_given_back_change_nothing,
     a_steered_step_attends_where_it_is_told,
 ]

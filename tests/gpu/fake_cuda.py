@@ -125,6 +125,8 @@ def replace_libraries(replace: Callable[[object, str, object], None]) -> None:
     kernels = torch.library.Library("aten", "IMPL", "Meta")
     kernels.impl("_thnn_fused_gru_cell", _gru_cell)
     kernels.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward)
+    kernels.impl("_thnn_fused_lstm_cell", _lstm_cell)
+    kernels.impl("_thnn_fused_lstm_cell_backward_impl", _lstm_cell_backward)
     replace(recurrence, "kernels", kernels)  # they are there as long as this
 
 
@@ -152,3 +154,16 @@ def _gru_cell_backward(grad: Tensor, workspace: Tensor, has_bias: bool) -> tuple
     rows, width = grad.shape
     gates = grad.new_empty(rows, 3 * width)
     return gates, torch.empty_like(gates), torch.empty_like(grad), grad.new_empty(0), grad.new_empty(0)
+
+
+def _lstm_cell(gates: Tensor, recurrent: Tensor, memory: Tensor, *biases: None) -> tuple[Tensor, ...]:
+    rows, width = memory.shape
+    assert gates.dtype == recurrent.dtype == memory.dtype
+    assert gates.shape == recurrent.shape == (rows, 4 * width)
+    return torch.empty_like(memory), torch.empty_like(memory), memory.new_empty(rows, 4 * width)
+
+
+def _lstm_cell_backward(
+    grad: Tensor | None, memory_grad: Tensor | None, before: Tensor, memory: Tensor, workspace: Tensor, has_bias: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(workspace), torch.empty_like(memory), memory.new_empty(0)

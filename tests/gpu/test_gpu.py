@@ -21,7 +21,7 @@ from nmt.config.compose import config_dir, typed
 from nmt.config.schema import TrainConfig
 from nmt.model.build import build_model
 from nmt.ops.additive import additive_energies
-from nmt.ops.gru import gru_gates
+from nmt.ops.gates import gru_gates, lstm_gates
 from nmt.run import RunDirectory
 
 DEVICE = "cuda"
@@ -101,9 +101,10 @@ def test_a_preset_s_gradient_is_that_of_the_cpu(name: str) -> None:
 
 
 def test_operations_of_their_own_on_a_gpu() -> None:
-    """A GRU's gates by one kernel, energies by tanh."""
+    """The gates of a GRU and an LSTM by one kernel, energies by tanh."""
     operations = {
         gru_gates: [(3, 12), (3, 12), (3, 4)],
+        lambda *each: torch.cat(lstm_gates(*each)): [(3, 16), (3, 16), (3, 4)],
         additive_energies: [(2, 3, 5), (2, 4, 5), (1, 5), (2, 4, 2), (5, 2)],
     }
     for operation, shapes in operations.items():

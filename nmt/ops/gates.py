@@ -1,8 +1,11 @@
-"""The pointwise part of a GRU step, differentiated by hand in fewer operations than autograd needs.
+"""The pointwise part of a GRU's and an LSTM's step, one kernel on a GPU.
+
+On a CPU, that of a GRU is differentiated by hand, in fewer operations than autograd needs. An LSTM gains nothing by it.
 
 Shapes: ... batch, H hidden.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,18 +20,29 @@ def gru_gates(gates: Tensor, recurrent: Tensor, previous: Tensor) -> Tensor:
     """W x + b (..., 3H), U h + b' (..., 3H), h (..., H) -> h' = (1 - z) n + z h   (Cho et al. 2014), with
     r = sigmoid(.), z = sigmoid(.), n = tanh(. + r .): the reset gate after the product, as in cuDNN."""
     if gates.is_cuda and gates.dtype == recurrent.dtype:
-        return _one_kernel(gates, recurrent, previous)
+        hidden: Tensor = torch.ops.aten._thnn_fused_gru_cell(*_rows(gates, recurrent, previous))[0]
+        return hidden.view(previous.shape)
     if not torch.is_grad_enabled():
         return _next_state(gates, recurrent, previous)[0]
-    hidden: Tensor = _GRU.apply(gates, recurrent, previous)  # type: ignore[no-untyped-call]
+    hidden = _GRU.apply(gates, recurrent, previous)  # type: ignore[no-untyped-call]
     return hidden
 
 
-def _one_kernel(gates: Tensor, recurrent: Tensor, previous: Tensor) -> Tensor:
-    """The same on a GPU, by the kernel of torch's own nn.GRUCell, which has another for the backward pass."""
-    operands = (each.to(gates.dtype).flatten(0, -2) for each in (gates, recurrent, previous))
-    hidden: Tensor = torch.ops.aten._thnn_fused_gru_cell(*operands)[0]
-    return hidden.view(previous.shape)
+def lstm_gates(gates: Tensor, recurrent: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """W x + b (..., 4H), U h + b' (..., 4H), c (..., H) -> h' = o tanh c' and c' = f c + i n   (Gers et al. 2000), with
+    i, f and o = sigmoid(.), n = tanh(.), in the order i, f, n, o."""
+    if gates.is_cuda and gates.dtype == recurrent.dtype:
+        hidden, new = torch.ops.aten._thnn_fused_lstm_cell(*_rows(gates, recurrent, memory))[:2]
+        return hidden.view(memory.shape), new.view(memory.shape)
+    into, forget, new, output = (gates + recurrent).chunk(4, dim=-1)
+    memory = torch.sigmoid(forget) * memory + torch.sigmoid(into) * torch.tanh(new)
+    return torch.sigmoid(output) * torch.tanh(memory), memory
+
+
+def _rows(*operands: Tensor) -> Iterator[Tensor]:
+    """(..., n) each -> (B, n) in the precision of the first, for the kernels of torch's own cells, which have others
+    for the backward pass."""
+    return (each.to(operands[0].dtype).flatten(0, -2) for each in operands)
 
 
 def _next_state(gates: Tensor, recurrent: Tensor, previous: Tensor) -> tuple[Tensor, ...]:
