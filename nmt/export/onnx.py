@@ -203,7 +203,7 @@ def _state(like: DecoderState, tensors: Mapping[str, Tensor]) -> DecoderState:
         }
         shared: dict[str, Any] = {name: tensors[name] for name in WITHOUT_BATCH if name in tensors}
         # With `detailed`, a window is a mask over all positions: the program has no branch for long sentences.
-        memory = memory._replace(**rows, **shared, detailed=True)
+        memory = memory._replace(**rows, **shared, mask=None, detailed=True)
     if past is not None:
         own: dict[str, Any] = {
             name.removeprefix("past_"): tensor for name, tensor in tensors.items() if name.startswith("past_")
