@@ -65,7 +65,8 @@ def test_it_shows_the_translation_and_its_attention(page: Page, translator: Tran
     assert page.best() == own.text
     assert own.alignment is not None
     for row, column in ((0, 0), (1, 2)):
-        assert weight(page, row, column) == pytest.approx(own.alignment[row, column], abs=0.001)
+        expected = own.alignment[row, column]
+        page.wait(lambda: np.isclose(weight(page, row, column), expected, atol=0.001))  # noqa: B023
     assert page.text("#about").startswith("additive")
 
 
