@@ -1,16 +1,15 @@
 """The benchmark runs, and its figures fit together."""
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+from conftest import script
 from forks import call_text, ended, forked
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "benchmark.py"
@@ -20,26 +19,15 @@ def benchmark(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return call_text(SCRIPT, *words, cwd=folder)
 
 
-def imported(path: Path) -> Any:  # noqa: ANN401
-    """A script as a module."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    with patch.object(sys, "path", [str(path.parent), *sys.path]):  # for its imports of other scripts
-        spec.loader.exec_module(script)
-    return script
-
-
 def measured(folder: Path, *words: str) -> str:
     """What it prints, in a fork of this process and with a small product to compare with."""
-    script = imported(SCRIPT)
+    benchmarks = script("benchmark")
 
     def work() -> int:
         os.chdir(folder)
         sys.argv = [str(SCRIPT), *words]
-        script.SIDE = 128
-        script.main()
+        benchmarks.SIDE = 128
+        benchmarks.main()
         return 0
 
     output = folder / "output.txt"
@@ -106,10 +94,10 @@ def test_a_corpus_without_a_test_set_is_measured_on_its_validation_set(
 
 
 def test_operations_are_counted_by_kind() -> None:
-    script = imported(SCRIPT.with_name("operations.py"))
+    operations = script("operations")
     a, b, c, row = torch.zeros(3, 4), torch.zeros(4, 5), torch.zeros(3, 5), torch.zeros(1, 5)
     batches = torch.zeros(2, 3, 4), torch.zeros(2, 4, 5)
-    with script.Operations() as found:
+    with operations.Operations() as found:
         torch.addmm(c, a, b)
         torch.bmm(*batches)
         torch.mv(a, b[:, 0])
@@ -117,18 +105,18 @@ def test_operations_are_counted_by_kind() -> None:
         row.expand(100, 5).exp()
         torch.cat([a, a])
         torch.empty(7)
-    products, pointwise, copies, optimizer, views = (found.costs[kind] for kind in script.KINDS)
+    products, pointwise, copies, optimizer, views = (found.costs[kind] for kind in operations.KINDS)
     assert (products.calls, products.flops) == (4, 2 * (60 + 120 + 12 + 60))
     assert (pointwise.calls, pointwise.moved) == (1, 4 * (5 + 500))
     assert (copies.calls, copies.moved) == (1, 4 * (12 + 12 + 24))
-    assert optimizer == script.Cost()
+    assert optimizer == operations.Cost()
     assert views.calls == 3  # a column, an expansion, an empty tensor
     assert views.moved == 0
     assert all(cost.seconds > 0 for cost in (products, pointwise, copies, views))
 
 
 def test_the_optimizer_is_a_kind_of_its_own_and_bounds_come_from_the_machine() -> None:
-    script = imported(SCRIPT.with_name("operations.py"))
+    operations = script("operations")
     weight = torch.nn.Parameter(torch.ones(100))
     optimizer = torch.optim.Adam([weight], fused=True)
 
@@ -137,8 +125,8 @@ def test_the_optimizer_is_a_kind_of_its_own_and_bounds_come_from_the_machine() -
         weight.grad = torch.mm(torch.zeros(100, 50), torch.full((50, 1), float(step)))[:, 0]
         optimizer.step()
 
-    with patch.object(script, "bandwidth", lambda: 4e3):
-        rows = {row["kind"]: row for row in script.operations(update, 3, lambda: 1e4)}
+    with patch.object(operations, "bandwidth", lambda: 4e3):
+        rows = {row["kind"]: row for row in operations.operations(update, 3, lambda: 1e4)}
     assert rows["optimizer"]["calls"] >= 1
     assert rows["matrix products"]["milliseconds_at_bound"] == pytest.approx(1000 * 2 * 5000 / 1e4)
     # Adam reads and writes at least the weights, their gradient and two moments.
