@@ -30,13 +30,13 @@ class LatentAlignment(ExpectedAlignment):
 class SampledAlignment(Alignment):
     """One position: sampled in training, the most probable one otherwise   (Xu et al. 2015, 4.1).
 
-    Sampling is not differentiable; nmt.attention.policy trains it by REINFORCE. With probability `expected`, a step
-    uses the distribution instead of a sample, which reduces the variance (ibid.).
+    Sampling is not differentiable; nmt.attention.policy trains it by REINFORCE. With probability `soft_share`, a
+    step uses the distribution instead of a sample, which reduces the variance (ibid.).
     """
 
-    def __init__(self, expected: float) -> None:
+    def __init__(self, soft_share: float) -> None:
         super().__init__()
-        self.expected = expected
+        self.soft_share = soft_share
 
     def forward(self, distribution: Normalized) -> Aligned:
         """(B, T, W) -> weights (B, T, W), in training with log_prob and entropy (B, T)."""
@@ -48,8 +48,8 @@ class SampledAlignment(Alignment):
         log_probs = _finite_logs(distribution)
         sample = sample_positions(probs, position_draws)
         log_prob, entropy = (sample * log_probs).sum(-1), -(probs * log_probs).sum(-1)
-        if self.expected:
-            soft = soft_draws < self.expected
+        if self.soft_share:
+            soft = soft_draws < self.soft_share
             sample = torch.where(soft[..., None], probs, sample)
             log_prob = log_prob.masked_fill(soft, 0.0)
         return Aligned(sample, log_prob, entropy)

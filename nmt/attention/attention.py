@@ -69,6 +69,10 @@ class Attention(nn.Module):
         """bool (B, S) -> the past before the first step."""
         return Past.start(valid)
 
+    def drop(self, weights: Tensor, memory: Memory) -> Tensor:
+        """(B, T, S) -> the weights of a context, after dropout, in the precision of the values."""
+        return dropout(weights, self.dropout, self.training).to(memory.values.dtype)
+
     def sequence(self, query: Tensor, memory: Memory, past: Past) -> Attended:
         """Queries (B, T, Q) of T successive steps of each sentence -> Attended."""
         if self.reads_past:
@@ -143,7 +147,7 @@ class Attention(nn.Module):
             if self.normalizer.stops:
                 assert log_stops is not None
                 log_stops = memory.steering.log_stops_at(steps, log_stops)
-        context = product(self._dropped(aligned.weights, memory), memory.values)
+        context = product(self.drop(aligned.weights, memory), memory.values)
         stops = log_stops if self.normalizer.stops else None
         return Attended(
             context,
@@ -171,7 +175,7 @@ class Attention(nn.Module):
         keep = memory.valid.flatten()[index].view(B, T, W) & self.window.holds(offsets)
         distribution = self._scaled(self.normalizer(energies, keep, past), self.window.falloff(offsets))
         aligned = self.alignment(distribution)
-        context = torch.bmm(self._dropped(aligned.weights, memory).view(B * T, 1, W), values)
+        context = torch.bmm(self.drop(aligned.weights, memory).view(B * T, 1, W), values)
 
         def everywhere(part: Tensor, outside: float) -> Tensor:
             return part.new_full((B, T, S), outside).scatter(-1, positions, part)
@@ -198,9 +202,6 @@ class Attention(nn.Module):
         total = weights.sum(-1, keepdim=True)
         total = total.masked_fill(total == 0, 1.0)
         return Normalized(weights / total, None if log_weights is None else log_weights - total.log())
-
-    def _dropped(self, weights: Tensor, memory: Memory) -> Tensor:
-        return dropout(weights, self.dropout, self.training).to(memory.values.dtype)
 
     def _width(self) -> int:
         """W: the positions read, which cover the window around any centre, also one between two positions."""

@@ -135,7 +135,7 @@ def _alignment(config: alignments.Alignment) -> Alignment:
         case alignments.Expected():
             return ExpectedAlignment()
         case alignments.Sampled():
-            return SampledAlignment(config.expected)
+            return SampledAlignment(config.soft_share)
         case alignments.StraightThrough():
             return StraightThroughAlignment(config.temperature)
         case alignments.Marginal() | alignments.Variational() | alignments.Posterior():

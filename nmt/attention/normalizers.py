@@ -17,7 +17,7 @@ class SoftmaxNormalizer(Normalizer):
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
         self.temperature = temperature
-        self.with_log_weights = False  # needed by guided alignment only
+        self.with_log_weights = False  # for guided alignment and variational attention
 
     @property
     def takes_masked(self) -> bool:  # type: ignore[override]
@@ -26,16 +26,17 @@ class SoftmaxNormalizer(Normalizer):
 
     def forward(self, energies: Tensor, keep: Tensor | None, past: Past) -> Normalized:
         """(B, T, W), bool (B, 1 or T, W) or None -> weights (B, T, W)."""
-        wide = torch.promote_types(energies.dtype, torch.float32)
-        energies = energies if self.temperature == 1.0 else energies / self.temperature
+        dtype = torch.promote_types(energies.dtype, torch.float32)
+        if self.temperature != 1.0:
+            energies = energies.to(dtype) / self.temperature  # in float16, the quotient may be too large
         if keep is None:
-            return Normalized(energies.softmax(-1, dtype=wide))
+            return Normalized(energies.softmax(-1, dtype=dtype))
         drop = ~keep
         masked = energies.masked_fill(drop, torch.finfo(energies.dtype).min)
         if self.with_log_weights:
-            log_weights = masked.log_softmax(-1, dtype=wide)
+            log_weights = masked.log_softmax(-1, dtype=dtype)
             return Normalized(log_weights.exp().masked_fill(drop, 0.0), log_weights.masked_fill(drop, -torch.inf))
-        return Normalized(masked.softmax(-1, dtype=wide).masked_fill(drop, 0.0))
+        return Normalized(masked.softmax(-1, dtype=dtype).masked_fill(drop, 0.0))
 
 
 class SparsemaxNormalizer(Normalizer):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from nmt.attention.attention import Attention
 from nmt.attention.memory import join_steps
 from nmt.model.decoder import Decoded, Decoder, _Step
 from nmt.model.mixture import Inferred, LatentPosition, Mixture, Pending, join_mixtures
@@ -107,19 +108,19 @@ class LatentDecoder(Decoder):
 
     def observe(self, state: DecoderState, tokens: Tensor, log_probs: TokenLogProbs) -> DecoderState:
         """The state in which the previous token is known: what later steps read of the previous attention is its
-        posterior   (Shankar and Sarawagi 2019, eq. 3 to 5). tokens: int64 (N,)."""
+        posterior (Shankar and Sarawagi 2019, eq. 3 to 5). tokens: int64 (N,)."""
         if state.pending is None:
             return state
         memory, past = state.attention()
         mixture = state.pending.mixture(memory.sentences)
         known = log_probs(state.pending.readouts, state.pending.weights, tokens).view_as(mixture.weights)
         posterior = mixture.spread(self._posterior(mixture, known), memory.valid.shape[1])  # (B, T, S)
+        assert isinstance(self.attention, Attention)
         feed = state.feed
         if self.input_feeding:
             assert state.contexts is not None
-            context = product(posterior.to(state.contexts.dtype), state.contexts).flatten(0, 1)
+            context = product(self.attention.drop(posterior, memory), state.contexts).flatten(0, 1)
             feed = self._drop(self.readout.activation(state.pending.partial + context), state)
-        assert self.attention is not None
         past = past.corrected(posterior[:, 0]) if self.attention.reads_past else past
         return state._replace(past=past, feed=feed, pending=None)
 

@@ -136,7 +136,7 @@ def build_auxiliary(model: Seq2Seq, config: TrainConfig, pad: int) -> list[Auxil
         coverage, alignment = config.attention.coverage, config.attention.alignment
         if isinstance(coverage, LinearCoverage) and coverage.loss_weight:
             losses.append(CoverageLoss(coverage.loss_weight, coverage.loss_start, pad))
-        if isinstance(alignment, Sampled) and alignment.weight:
+        if isinstance(alignment, Sampled):
             assert model.policy is not None
             losses.append(PolicyGradient(alignment.weight, model.policy, pad))
         if isinstance(alignment, Variational):

@@ -189,7 +189,7 @@ def target_log_probs(readouts: Tensor, weight: Weight, bias: Tensor, mixing: Ten
     weight. Its backward pass computes the logits again, as a loop would otherwise keep those of all its steps."""
     places = mixing.flatten().nonzero()[:, 0]
     rows, targets = readouts.flatten(0, 1).index_select(0, places), targets[places // mixing.shape[1]]
-    if isinstance(weight, Tensor):
+    if isinstance(weight, Tensor) and len(rows):
         log_probs: Tensor = _TargetLogProbs.apply(rows, weight, bias, targets)  # type: ignore[no-untyped-call]
     else:
         log_probs = _chosen(linear(rows, weight, bias), targets)[0]

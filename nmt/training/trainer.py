@@ -222,7 +222,8 @@ class Trainer:
             self._progress(),
             {
                 **means,
-                "perplexity": perplexity(means["loss"], 1),
+                # The negative bound of variational attention is its expected loss and the divergence.
+                "perplexity": perplexity(means["loss"] + means.get("kl_loss", 0.0), 1),
                 "learning_rate": self.optimizer.param_groups[0]["lr"],
                 "tokens_per_second": window.tokens / max(window.seconds, 1e-9),
                 "bad_steps": self.bad.count,

@@ -56,7 +56,7 @@ ALIGNMENTS: dict[str, dict[str, Any]] = {
     "": {"kind": "expected"},
     "sampled": {
         "kind": "sampled",
-        "expected": 0.0,
+        "soft_share": 0.0,
         "baseline": "moving",
         "discount": 1.0,
         "weight": 1.0,

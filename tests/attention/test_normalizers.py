@@ -82,6 +82,8 @@ def test_temperature_sharpens_and_flattens() -> None:
     cold, plain, hot = (weights_of(SoftmaxNormalizer(temperature), energies).max() for temperature in (0.1, 1.0, 10.0))
     assert cold > plain > hot
     torch.testing.assert_close(weights_of(SoftmaxNormalizer(0.5), energies), torch.softmax(energies * 2, -1))
+    halves = torch.tensor([[7.0, 8.0]], dtype=torch.float16)  # 80,000 is more than they hold
+    assert weights_of(SoftmaxNormalizer(1e-4), halves)[0].tolist() == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("training", [False, True])

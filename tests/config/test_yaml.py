@@ -81,7 +81,7 @@ def test_every_choice_of_a_group_holds_all_its_keys(group: str, choice: str) -> 
 
 
 PARTS = ("score", "window", "normalizer", "alignment", "coverage", "projection")
-VARIANTS = {"first_order_ahead": "first_order", "posterior_exact": "posterior"}  # the same kind with other values
+VARIANTS = {"first_order_monotonic": "first_order", "posterior_exact": "posterior"}  # the same kind with other values
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from nmt.model.build import build_model, build_unfilled
 MONOTONIC = {"kind": "monotonic", "noise": 1.0, "initial_offset": 1.0}
 SAMPLED = {
     "kind": "sampled",
-    "expected": 0.5,
+    "soft_share": 0.5,
     "baseline": "moving",
     "discount": 0.9,
     "weight": 1.0,

@@ -128,6 +128,19 @@ def test_the_forward_algorithm_equals_the_steps(kind: dict[str, Any]) -> None:
     stepped = model(SOURCE, LENGTHS, TARGET)
     torch.testing.assert_close(at_once.weights, stepped.weights, **EXACT)
     torch.testing.assert_close(model.logits(at_once.predictions), model.logits(stepped.predictions), **EXACT)
+    torch.testing.assert_close(
+        model(SOURCE, LENGTHS, TARGET[:, :1]).weights, at_once.weights[:, :1], **EXACT
+    )  # of the first token alone
+
+
+def test_dropped_weights_are_missing_in_the_context_of_the_posterior() -> None:
+    kind = attention("general", alignment=POSTERIOR) | {"dropout": 0.5}
+    model = model_of(attention=kind, decoder__input_feeding=True)
+    whole = model.logits(model(SOURCE, LENGTHS, TARGET).predictions)
+    model.decoder.attention.train()
+    dropped = model.logits(model(SOURCE, LENGTHS, TARGET).predictions)
+    torch.testing.assert_close(dropped[:, 0], whole[:, 0], **EXACT)  # the first step is fed nothing
+    assert not torch.allclose(dropped[:, 1:], whole[:, 1:])
 
 
 def test_forced_decoding_aligns_by_the_posterior() -> None:

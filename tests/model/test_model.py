@@ -166,6 +166,10 @@ LATENT = [
         ),
         ("gru", 1, "after", True, "deep", False, attention("general", alignment=VARIATIONAL)),
         ("lstm", 1, "before", False, "deep", True, attention("additive", alignment=VARIATIONAL | {"top_k": 2})),
+        (
+            *("gru", 1, "after", True, "deep", False),
+            attention("general", alignment=VARIATIONAL, normalizer={"kind": "linear_chain"}),
+        ),
         ("gru", 1, "after", True, "deep", True, attention("general", alignment=POSTERIOR)),
         ("lstm", 2, "after", True, "maxout", False, attention("additive", alignment=POSTERIOR | {"top_k": 2})),
         (
@@ -175,7 +179,7 @@ LATENT = [
         (
             *("gru", 1, "before", True, "deep", False),
             attention(
-                "additive", alignment=POSTERIOR, coverage={"kind": "linear", "loss_weight": 1.0, "loss_start": 0}
+                "additive", alignment=POSTERIOR, coverage={"kind": "linear", "loss_weight": 0.0, "loss_start": 0}
             ),
         ),
     ]

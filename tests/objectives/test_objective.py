@@ -163,7 +163,7 @@ def test_guided_alignment_teaches_the_alignments(train_config: Config) -> None:
 def test_the_policy_sees_the_likelihood_of_each_token_and_not_of_padding(
     timing: list[str], train_config: Config
 ) -> None:
-    model, objective, batch = setup(train_config(*STILL, "attention=hard", "attention.alignment.expected=0", *timing))
+    model, objective, batch = setup(train_config(*STILL, "attention=hard", "attention.alignment.soft_share=0", *timing))
     seen = {}
     assert model.policy is not None
     original = model.policy.forward
@@ -183,9 +183,12 @@ def test_the_policy_sees_the_likelihood_of_each_token_and_not_of_padding(
     ("overrides", "message"),
     [
         (["attention=none"], "guides an attention, but attention.kind=none"),
-        (["attention=hard", "attention/normalizer=sparsemax"], "attention.normalizer.kind=sparsemax; set it to 0"),
-        (["attention=entmax"], "attention.normalizer.kind=entmax15; set it to 0"),
-        (["attention=fertility"], "attention.normalizer.kind=fertility; set it to 0"),
+        (
+            ["attention=hard", "attention/normalizer=sparsemax"],
+            "attention.normalizer.kind=sparsemax does not give; set it to 0",
+        ),
+        (["attention=entmax"], "attention.normalizer.kind=entmax15 does not give; set it to 0"),
+        (["attention=fertility"], "attention.normalizer.kind=fertility does not give; set it to 0"),
     ],
 )
 def test_what_cannot_be_guided_is_refused(overrides: list[str], message: str, train_config: Config) -> None:
@@ -194,9 +197,7 @@ def test_what_cannot_be_guided_is_refused(overrides: list[str], message: str, tr
 
 
 def test_what_r_drop_cannot_be_joined_with_is_refused(train_config: Config) -> None:
-    with pytest.raises(
-        UserError, match=r"training\.r_drop=5\.0 .*set it to 0, or use attention/alignment=straight_through"
-    ):
+    with pytest.raises(UserError, match=r"training\.r_drop=5\.0 .*set it to 0, or use attention/alignment=expected"):
         train_config("training.r_drop=5", "attention=hard")
 
 

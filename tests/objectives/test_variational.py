@@ -40,8 +40,9 @@ def test_the_divergence_is_added_with_its_weight(weight: float, train_config: Co
     torch.testing.assert_close(value.total.detach(), value.terms["loss"] + weight * value.terms["kl_loss"])
 
 
-def test_the_bound_is_below_the_likelihood(train_config: Config) -> None:
-    model, objective, batch = setup(train_config(*VARIATIONAL, *ALL))
+@pytest.mark.parametrize("normalizer", ["softmax", "linear_chain"])
+def test_the_bound_is_below_the_likelihood(normalizer: str, train_config: Config) -> None:
+    model, objective, batch = setup(train_config(*VARIATIONAL, *ALL, f"attention/normalizer={normalizer}"))
     bound = -float(objective(batch, 1).total.detach())
     predictions = model(batch.source, batch.lengths, batch.target_in).predictions
     assert bound < float(model.log_probs(predictions, batch.target_out, 0).sum())
@@ -91,13 +92,15 @@ def test_sampling_adds_a_loss_of_the_inference_network_alone(train_config: Confi
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["attention=variational", "attention/normalizer=sparsemax"], "needs a prior that is nowhere 0"),
+        (["attention=variational", "attention/normalizer=sparsemax"], "needs the logarithms of the distribution"),
         (["attention=variational", "training.r_drop=1"], "compares two passes"),
         (["attention=marginal", "objective=minimum_risk"], "does not sum over the positions"),
         (["attention=marginal", "attention/projection=heads"], "sums over the position of one attention"),
         (["attention=monotonic", "attention/alignment=marginal"], "needs a distribution over positions"),
         (["attention=mocha", "attention/alignment=sampled"], "needs a distribution over positions"),
         (["attention=luong_general", "decoder.input_feeding=false", "attention/alignment=posterior"], "read nothing"),
+        (["attention=marginal", "decoder.input_feeding=false", "attention.dropout=0.1"], "nothing reads it"),
+        (["attention=posterior", "attention/coverage=linear"], "the coverage is a sum"),
     ],
 )
 def test_what_makes_no_sense_is_refused(overrides: list[str], message: str, train_config: Config) -> None:

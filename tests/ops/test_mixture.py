@@ -112,5 +112,6 @@ def test_target_log_probs_equal_the_formula_and_their_gradients_differences(
     log_probs = (readouts[0] @ weight.T + bias).log_softmax(-1)
     expected = log_probs.gather(-1, problem.targets[:, None, None].expand(-1, K, 1))[..., 0]
     torch.testing.assert_close(found, expected * (mixing[0] > 0), **EXACT)
+    assert target_log_probs(readouts[0, :0], weight, bias, mixing[0, :0], problem.targets[:0]).shape == (0, K)
     inputs = tuple(part.requires_grad_() for part in (readouts[0].clone(), weight.clone(), bias.clone()))
     assert torch.autograd.gradcheck(lambda *each: target_log_probs(*each, mixing[0], problem.targets), inputs)

@@ -215,6 +215,13 @@ def test_the_logged_loss_is_that_of_its_perplexity_and_the_smoothed_one_stands_b
     assert logged["train/smoothed_loss"] != pytest.approx(logged["train/loss"])
 
 
+def test_the_perplexity_of_a_variational_attention_is_that_of_its_bound(tmp_path: Path) -> None:
+    run = finished(tmp_path, "attention=variational", "attention.alignment.dim=4", "training.max_steps=3")
+    logged = next(line for line in metrics(run) if "train/loss" in line)
+    assert logged["train/kl_loss"] > 0
+    assert math.exp(logged["train/loss"] + logged["train/kl_loss"]) == pytest.approx(logged["train/perplexity"])
+
+
 def test_tensorboard_holds_scalars_samples_alignments_and_the_config(pictured: Path) -> None:
     events = EventAccumulator(str(pictured / "tensorboard"), size_guidance={"images": 0, "tensors": 0, "scalars": 0})
     events.Reload()

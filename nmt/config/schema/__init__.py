@@ -132,8 +132,8 @@ class TrainConfig(Model, Machine):
             yield "training.guided_alignment guides an attention, but attention.kind=none; set it to 0"
         elif self.attention.normalizer.kind not in {"softmax", "linear_chain", "monotonic", "mocha"}:
             yield (
-                "training.guided_alignment has no gradient through the exact zeros of "
-                f"attention.normalizer.kind={self.attention.normalizer.kind}; set it to 0, or use "
+                "training.guided_alignment needs the logarithms of the weights, which "
+                f"attention.normalizer.kind={self.attention.normalizer.kind} does not give; set it to 0, or use "
                 "attention/normalizer=softmax"
             )
         if self._lacks_alignments():
@@ -157,7 +157,7 @@ class TrainConfig(Model, Machine):
             yield (
                 f"training.r_drop={self.training.r_drop} compares two passes, which "
                 f"attention.alignment.kind={alignment} trains on different positions; set it to 0, or use "
-                "attention/alignment=straight_through"
+                "attention/alignment=expected"
             )
         if kind in {"minimum_risk", "distillation"} and alignment == "sampled":
             yield (

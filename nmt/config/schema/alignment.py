@@ -13,7 +13,7 @@ class Expected(Section):
 
 class Sampled(Section):
     kind: Literal["sampled"]
-    expected: Probability
+    soft_share: Probability
     baseline: Literal["moving", "learned"]
     discount: Fraction
     weight: Positive

@@ -142,7 +142,7 @@ SCORES_WITHOUT_COVERAGE = {
     "gaussian_mixture": "does not read the keys",
 }
 # Normalizers that need positions which a window may leave out.
-NORMALIZERS_WITHOUT_WINDOW = {  # they read the weights of all earlier steps
+NORMALIZERS_WITHOUT_WINDOW = {  # they also read the weights of earlier steps
     "first_order": ("starts from its last position, which may be outside", "softmax"),
     "monotonic": ("starts from its last position, which may be outside", "softmax"),
     "mocha": ("starts from its last position, which may be outside", "softmax"),
@@ -186,7 +186,8 @@ class ScoredAttention(Section):
         if alignment != "expected" and normalizer in {"monotonic", "mocha"}:
             yield (
                 f"alignment.kind={alignment} needs a distribution over positions, but normalizer.kind={normalizer} may "
-                "pass the end without one; use attention/alignment=expected, or attention/normalizer=first_order_ahead"
+                "pass the end without one; use attention/alignment=expected, or "
+                "attention/normalizer=first_order_monotonic"
             )
         if self.dropout and alignment in {"sampled", "straight_through"}:
             yield (
@@ -203,10 +204,16 @@ class ScoredAttention(Section):
                 f"alignment.kind={alignment} sums over the position of one attention, but projection.kind=heads "
                 "attends with several; use attention/projection=none, or attention/alignment=sampled"
             )
-        if alignment == "variational" and normalizer != "softmax":
+        if isinstance(self.coverage, LinearCoverage) and self.coverage.loss_weight and alignment == "posterior":
             yield (
-                f"alignment.kind=variational needs a prior that is nowhere 0, but normalizer.kind={normalizer} may be; "
-                "use attention/normalizer=softmax, or attention/alignment=marginal"
+                "coverage.loss_weight compares distributions, but with alignment.kind=posterior the coverage is a sum "
+                "of posteriors; set attention.coverage.loss_weight=0, or use attention/alignment=marginal"
+            )
+        if alignment == "variational" and normalizer not in {"softmax", "linear_chain"}:
+            yield (
+                "alignment.kind=variational needs the logarithms of the distribution, which "
+                f"normalizer.kind={normalizer} does not give; use attention/normalizer=softmax or linear_chain, or "
+                "attention/alignment=marginal"
             )
 
     @property

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 from nmt.config.errors import format_value
-from nmt.config.schema.attention import Attention, SelfAttention, unequal_sizes
+from nmt.config.schema.alignment import Latent
+from nmt.config.schema.attention import Attention, ScoredAttention, SelfAttention, unequal_sizes
 from nmt.config.schema.base import (
     Bidirectional,
     CountOrZero,
@@ -156,17 +157,6 @@ class Model(Section):
                 f"decoder.hidden={query} and encoder.hidden={self.encoder.hidden} x {directions} directions "
                 f"= {memory}; set decoder.hidden={memory}, or use attention/score=general or attention/projection=heads"
             )
-        if (
-            attention.kind == "attention"
-            and attention.alignment.kind == "posterior"
-            and not decoder.input_feeding
-            and not attention.reads_past
-        ):
-            yield (
-                "attention.alignment.kind=posterior changes what later steps read, but here they read nothing of it; "
-                "set decoder.input_feeding=true, or use attention/normalizer=first_order or "
-                "attention/alignment=marginal"
-            )
         if self.embedding.tie_output and decoder.readout_dim != self.embedding.dim:
             yield (
                 f"embedding.tie_output=true needs decoder.readout_dim={decoder.readout_dim} to equal "
@@ -177,20 +167,32 @@ class Model(Section):
                 "decoder.copy=true copies what the attention points at, but attention.kind=none; set it to false, or "
                 "choose an attention"
             )
-        if (
-            decoder.copy
-            and attention.kind == "attention"
-            and attention.alignment.kind in {"marginal", "variational", "posterior"}
-        ):
-            yield (
-                f"decoder.copy=true mixes one prediction with copies, but attention.alignment.kind="
-                f"{attention.alignment.kind} has a prediction for each source position; set decoder.copy=false, or use "
-                "attention/alignment=expected"
-            )
         if decoder.lexical and self.attention.kind == "none":
             yield "decoder.lexical=true needs an attention, but attention.kind=none; set it to false"
         if decoder.lexical and decoder.readout_dim != self.embedding.dim:
             yield (
                 f"decoder.lexical=true adds a vector of embedding.dim={self.embedding.dim} to a readout of "
                 f"decoder.readout_dim={decoder.readout_dim}; set them equal, or decoder.lexical=false"
+            )
+        if isinstance(attention, ScoredAttention) and isinstance(attention.alignment, Latent):
+            yield from self._conflicts_of_latent_alignment(attention)
+
+    def _conflicts_of_latent_alignment(self, attention: ScoredAttention) -> Iterator[str]:
+        kind, decoder = attention.alignment.kind, self.decoder
+        if kind == "posterior" and not decoder.input_feeding and not attention.reads_past:
+            yield (
+                "attention.alignment.kind=posterior changes what later steps read, but here they read nothing of it; "
+                "set decoder.input_feeding=true, or use attention/normalizer=first_order or "
+                "attention/alignment=marginal"
+            )
+        if attention.dropout and decoder.attend == "after" and not decoder.input_feeding:
+            yield (
+                f"attention.dropout={attention.dropout} drops weights of the mean context, but with "
+                f"attention.alignment.kind={kind}, decoder.attend=after and decoder.input_feeding=false nothing reads "
+                "it; set it to 0, or use decoder.dropout"
+            )
+        if decoder.copy:
+            yield (
+                f"decoder.copy=true mixes one prediction with copies, but attention.alignment.kind={kind} has a "
+                "prediction for each source position; set decoder.copy=false, or use attention/alignment=expected"
             )
