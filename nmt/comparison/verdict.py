@@ -4,7 +4,7 @@ A statement is a number that one seed's runs give, such as a difference in BLEU,
 statement holds. The runs of one seed are a pair: only seeds that all models of the statement have are used.
 
 - Two seeds or more: the 95 % interval of the mean over the seeds, by Student's t. Reproduced if it lies above the
-  limit, not reproduced if it lies below, undecided if it holds the limit.
+  limit, not reproduced if it lies below, undecided if it contains the limit.
 - One seed: undecided, except for a plain difference in BLEU with p < 0.05 both in paired bootstrap resampling and in
   paired approximate randomisation: then its sign decides.
 - Without runs of one of its models: undecided.
@@ -24,7 +24,7 @@ from nmt.report.page import SIGNIFICANT
 RULE = (
     "Each number is measured once per seed, on the runs of that seed. With two or more seeds, a statement is "
     "reproduced if the 95 % interval of the mean over the seeds (Student's t) lies above its limit, not reproduced if "
-    "the interval lies below, and undecided if it holds the limit, which is 0 unless stated. With one seed it is "
+    "the interval lies below, and undecided if it contains the limit, which is 0 unless stated. With one seed it is "
     "undecided, unless it is a plain difference in BLEU that both paired tests find significant (p < 0.05). A finding "
     "is reproduced if all its statements are, not reproduced if one of them is not, and else undecided. The intervals "
     "are not corrected for the number of statements."
