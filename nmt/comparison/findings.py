@@ -174,8 +174,8 @@ DENG_2018 = Finding(
         better("soft", "hard", "Hard attention is worse than soft attention", "31.00 against 32.77"),
     ),
     caveat="All four have the same decoder and the general score, and differ in what is done with the weights. "
-    "The sums run over the 8 most probable positions, and hard attention uses the distribution at half of its steps. The "
-    "differences in the paper are small: few seeds leave them undecided.",
+    "The sums run over the 8 most probable positions, and hard attention uses the distribution at half of its steps. "
+    "The differences in the paper are small: few seeds leave them undecided.",
 )
 
 RAFFEL_2017 = Finding(
