@@ -137,7 +137,7 @@ def _of_interval(low: float, high: float, limit: float) -> tuple[Verdict, str]:
         return Verdict.REPRODUCED, f"the interval lies above {limit:g}"
     if high < limit:
         return Verdict.CONTRADICTED, f"the interval lies below {limit:g}"
-    return Verdict.UNDECIDED, f"the interval holds {limit:g}"
+    return Verdict.UNDECIDED, f"the interval contains {limit:g}"
 
 
 def _of_one_seed(
