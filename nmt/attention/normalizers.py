@@ -80,6 +80,11 @@ class FirstOrderNormalizer(Normalizer):
         drop = ~keep
         if past.step == 0:
             return Normalized(_masked(energies, drop).softmax(-1).masked_fill(drop, 0.0))
+        weights = (past.weights[:, :, None] * self.transitions(energies, keep)).sum(1, keepdim=True)
+        return Normalized(weights.masked_fill(drop, 0.0))
+
+    def transitions(self, energies: Tensor, keep: Tensor) -> Tensor:
+        """(B, 1, W), bool (B, 1, W) -> p(s | s') (B, W', W)."""
         allowed = keep
         W = energies.shape[-1]
         positions = torch.arange(W, device=energies.device)
@@ -89,9 +94,7 @@ class FirstOrderNormalizer(Normalizer):
         bias = bias.masked_fill(nearest != distances, 0.0)
         if self.monotonic:
             allowed = keep & (distances >= 0)
-        transitions = _masked(wide(energies) + bias, ~allowed).softmax(-1)  # (B, W', W)
-        weights = (past.weights[:, :, None] * transitions).sum(1, keepdim=True)
-        return Normalized(weights.masked_fill(drop, 0.0))
+        return _masked(wide(energies) + bias, ~allowed).softmax(-1)
 
 
 def _masked(energies: Tensor, drop: Tensor) -> Tensor:

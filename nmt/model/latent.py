@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nmt.attention.attention import Attention
 from nmt.attention.memory import join_steps
+from nmt.attention.normalizers import FirstOrderNormalizer
 from nmt.model.decoder import Decoded, Decoder, _Step
 from nmt.model.mixture import Inferred, LatentPosition, Mixture, Pending, join_mixtures
 from nmt.model.readout import of_positions
@@ -37,6 +38,16 @@ class LatentDecoder(Decoder):
         self.latent = latent
         # Where steps read words alone and every position has a readout, all tokens' probabilities are known at once.
         at_once = self.attend == "after" and latent.top_k is None and not latent.min_share
+        attention = self.attention
+        self.chain = (
+            at_once
+            and latent.observed
+            and not (self.stepped or latent.prior_share)
+            and isinstance(attention, Attention)
+            and isinstance(attention.normalizer, FirstOrderNormalizer)
+            and not attention.score.reads_past
+            and attention.coverage is None
+        )  # does a position depend on the previous one and on words alone?
         self.stepped = self.stepped or (latent.observed and not at_once)
 
     def forward(  # type: ignore[override]
@@ -123,6 +134,30 @@ class LatentDecoder(Decoder):
             feed = self._drop(self.readout.activation(state.pending.partial + context), state)
         past = past.corrected(posterior[:, 0]) if self.attention.reads_past else past
         return state._replace(past=past, feed=feed, pending=None)
+
+    def smoothed(
+        self, posterior: Tensor, prior: Tensor, counted: Tensor, embedded: Tensor, state: DecoderState
+    ) -> Tensor:
+        """p(s_t | y_1 ... y_t), p(s_t | y_1 ... y_{t-1}) (B, T, S), bool (B, T) False on padding, (B, T, E) ->
+        p(s_t | y_1 ... y_T) (B, T, S), by the backward pass of the forward-backward algorithm.
+
+        The posterior is returned as it is where positions are not a Markov chain given the words.
+        """
+        assert isinstance(self.attention, Attention)
+        memory, _ = state.attention()
+        if not self.chain or memory.steering is not None:
+            return posterior
+        normalizer, keep = self.attention.normalizer, memory.valid[:, None]
+        assert isinstance(normalizer, FirstOrderNormalizer)
+        hidden, _ = self._run_words(embedded, state)
+        energies = self.attention.score(hidden, memory.keys)
+        smoothed = [posterior[:, -1]]
+        for t in range(prior.shape[1] - 1, 0, -1):
+            later = smoothed[-1] / prior[:, t].masked_fill(prior[:, t] == 0, 1.0)
+            later = later.masked_fill(~counted[:, t, None], 1.0)  # padding tells nothing of earlier positions
+            transitions = normalizer.transitions(energies[:, t : t + 1], keep)
+            smoothed.append(posterior[:, t - 1] * (transitions @ later[:, :, None])[:, :, 0])
+        return torch.stack(smoothed[::-1], dim=1)
 
     def _posterior(self, mixture: Mixture, log_probs: Tensor) -> Tensor:
         """Log-probabilities (B, T, K) of the token -> what later steps read (B, T, K)."""

@@ -244,10 +244,12 @@ class Seq2Seq(nn.Module):
         state = state if steering is None else state.steered(steering)
         decoded = self.decode(target_in, state.detailed() if detailed else state)
         weights, mixture = decoded.weights, decoded.mixture
-        if mixture is not None and weights is not None:
+        if isinstance(self.decoder, LatentDecoder) and mixture is not None and weights is not None:
             rows, mixing = mixture.readouts.flatten(0, 1), mixture.weights.flatten(0, 1)
             log_probs = self._token_log_probs()(rows, mixing, target_out.flatten()).view_as(mixture.weights)
-            weights = mixture.spread(mixture.posterior(log_probs), weights.shape[-1])
+            posterior = mixture.spread(mixture.posterior(log_probs), weights.shape[-1])
+            embedded = self._embed_target(target_in)
+            weights = self.decoder.smoothed(posterior, weights, target_out != pad, embedded, state)
         return Forced(self.log_probs(decoded.predictions, target_out, pad), weights, decoded.detail)
 
     def step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:

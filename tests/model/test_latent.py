@@ -1,6 +1,7 @@
 """Latent alignments against explicit enumeration, Bayes' rule and plain loops, in float64."""
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from small_models import (
 from test_model import FIRST_ORDER, LATENT, label
 from torch import Tensor
 
+from nmt.attention.memory import Steering
 from nmt.model.latent import LatentDecoder
 from nmt.model.mixture import LatentPosition
 from nmt.model.seq2seq import Seq2Seq
@@ -64,31 +66,78 @@ def transitions(model: Seq2Seq, energies: Tensor, monotonic: bool) -> Tensor:
     return torch.stack(rows)
 
 
+def model_of_chain(kind: str) -> Seq2Seq:
+    """marginal: positions independent of each other; free, monotonic: a chain with random transitions."""
+    if kind == "marginal":
+        return model_of(attention=attention("general", alignment=MARGINAL))
+    normalizer = AHEAD if kind == "monotonic" else FIRST_ORDER
+    model = model_of(attention=attention("general", alignment=EXACT_SUM, normalizer=normalizer))
+    model.decoder.attention.normalizer.bias.data.normal_()
+    return model
+
+
+def paths(model: Seq2Seq, kind: str, sentence: int) -> Iterator[tuple[tuple[int, ...], float]]:
+    """All S^T alignments, each with the product of its transitions and words."""
+    probs, energies = word_probs(model, sentence)
+    length = probs.shape[1]
+    first = energies[0].softmax(-1)
+    moves = [energies[t].softmax(-1).expand(length, -1) for t in range(T)]
+    if kind != "marginal":
+        moves = [transitions(model, energies[t], kind == "monotonic") for t in range(T)]
+    for path in itertools.product(range(length), repeat=T):
+        joint = first[path[0]] * probs[0, path[0]]
+        for t in range(1, T):
+            joint = joint * moves[t][path[t - 1], path[t]] * probs[t, path[t]]
+        yield path, float(joint)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["marginal", "free", "monotonic"])
 def test_the_likelihood_is_the_sum_over_all_alignments(kind: str) -> None:
-    """S^T alignments, each with the product of its transitions and words (Wu and Cotterell 2019, eq. 1)."""
-    monotonic = kind == "monotonic"
-    parts: dict[str, Any] = {"alignment": MARGINAL}
-    if kind != "marginal":
-        parts = {"alignment": EXACT_SUM, "normalizer": AHEAD if monotonic else FIRST_ORDER}
-    model = model_of(attention=attention("general", **parts))
-    if kind != "marginal":
-        model.decoder.attention.normalizer.bias.normal_()
+    """Wu and Cotterell 2019, eq. 1."""
+    model = model_of_chain(kind)
     log_probs = model.log_probs(model(SOURCE, LENGTHS, TARGET).predictions, OUT, PAD)
-    for sentence, length in enumerate(LENGTHS.tolist()):
-        probs, energies = word_probs(model, sentence)
-        first = energies[0].softmax(-1)
-        moves = [energies[t].softmax(-1).expand(length, -1) for t in range(T)]
-        if kind != "marginal":
-            moves = [transitions(model, energies[t], monotonic) for t in range(T)]
-        total = 0.0
-        for path in itertools.product(range(length), repeat=T):
-            joint = first[path[0]] * probs[0, path[0]]
-            for t in range(1, T):
-                joint = joint * moves[t][path[t - 1], path[t]] * probs[t, path[t]]
-            total += float(joint)
+    for sentence in range(len(LENGTHS)):
+        total = sum(joint for _, joint in paths(model, kind, sentence))
         assert float(log_probs[sentence].sum().exp()) == pytest.approx(total, rel=1e-10)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["free", "monotonic"])
+def test_a_chain_aligns_by_its_posterior_given_all_tokens(kind: str) -> None:
+    model = model_of_chain(kind)
+    weights = model.force(SOURCE, LENGTHS, TARGET, OUT, PAD).weights
+    longer = [torch.cat([each, torch.full((3, 2), PAD)], dim=1) for each in (TARGET, OUT)]
+    padded = model.force(SOURCE, LENGTHS, *longer, PAD).weights
+    torch.testing.assert_close(padded[:, :T], weights, **EXACT)
+    for sentence, length in enumerate(LENGTHS.tolist()):
+        expected = torch.zeros(T, length).double()
+        for path, joint in paths(model, kind, sentence):
+            expected[range(T), path] += joint
+        expected /= expected.sum(-1, keepdim=True)
+        torch.testing.assert_close(weights[sentence, :, :length], expected, **EXACT)
+        assert not weights[sentence, :, length:].any()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", ["prior", "coverage", "feeding", "steered"])
+def test_what_is_no_chain_aligns_by_the_posterior_of_each_step(case: str) -> None:
+    alignment = POSTERIOR if case == "prior" else EXACT_SUM
+    coverage = {"kind": "linear", "loss_weight": 0.0, "loss_start": 0} if case == "coverage" else {"kind": "none"}
+    kind = attention("general", normalizer=FIRST_ORDER, alignment=alignment, coverage=coverage)
+    model = model_of(attention=kind, decoder__input_feeding=case == "feeding")
+    model.decoder.attention.normalizer.bias.data.normal_()
+    steering = None
+    if case == "steered":
+        steering = Steering(torch.full((3, T, S), 0.2).double(), torch.ones(3, T, dtype=torch.bool))
+    state = model.encode(SOURCE, LENGTHS)
+    decoded = model.decode(TARGET, state if steering is None else state.steered(steering))
+    mixture = decoded.mixture
+    log_probs = torch.zeros(3, T, S).double()
+    for b, t, s in itertools.product(range(3), range(T), range(S)):
+        log_probs[b, t, s] = model.output(mixture.readouts[b, t, s]).log_softmax(-1)[OUT[b, t]]
+    weights = model.force(SOURCE, LENGTHS, TARGET, OUT, PAD, steering).weights
+    torch.testing.assert_close(weights, mixture.posterior(log_probs), **EXACT)
 
 
 @torch.no_grad()
