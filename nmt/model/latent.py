@@ -38,17 +38,19 @@ class LatentDecoder(Decoder):
         self.latent = latent
         # Where steps read words alone and every position has a readout, all tokens' probabilities are known at once.
         at_once = self.attend == "after" and latent.top_k is None and not latent.min_share
-        attention = self.attention
-        self.chain = (
-            at_once
-            and latent.observed
-            and not (self.stepped or latent.prior_share)
-            and isinstance(attention, Attention)
-            and isinstance(attention.normalizer, FirstOrderNormalizer)
-            and not attention.score.reads_past
-            and attention.coverage is None
-        )  # does a position depend on the previous one and on words alone?
+        self.chain = at_once and not self.stepped and self._depends_on_previous_position()
         self.stepped = self.stepped or (latent.observed and not at_once)
+
+    def _depends_on_previous_position(self) -> bool:
+        """Where steps read words alone: does a position depend on the previous position, and on nothing else?"""
+        return (
+            self.latent.observed
+            and not self.latent.prior_share
+            and isinstance(self.attention, Attention)
+            and isinstance(self.attention.normalizer, FirstOrderNormalizer)
+            and not self.attention.score.reads_past
+            and self.attention.coverage is None
+        )
 
     def forward(  # type: ignore[override]
         self,
@@ -156,7 +158,7 @@ class LatentDecoder(Decoder):
             later = smoothed[-1] / prior[:, t].masked_fill(prior[:, t] == 0, 1.0)
             later = later.masked_fill(~counted[:, t, None], 1.0)  # padding tells nothing of earlier positions
             transitions = normalizer.transitions(energies[:, t : t + 1], keep)
-            smoothed.append(posterior[:, t - 1] * (transitions @ later[:, :, None])[:, :, 0])
+            smoothed.append(posterior[:, t - 1] * (transitions * later[:, None]).sum(-1))
         return torch.stack(smoothed[::-1], dim=1)
 
     def _posterior(self, mixture: Mixture, log_probs: Tensor) -> Tensor:
