@@ -394,5 +394,9 @@ def test_each_direction_is_a_model_of_the_service(run: Path) -> None:
         answer = client.post("/translate", json={"q": "dog sees cat .", "source": "en", "target": "fr"}).json()
         expected = Translator.load(run, precision="fp32").towards("fr").translate(["dog sees cat ."])[0].text
         assert answer["translatedText"] == expected
+        source, most = Translator.load(run).tokenizers.source, models[0]["max_tokens"]
+        longest = next(text for n in range(most) if len(source.encode([text := "dog " * n])[0]) == most)
+        refused = client.post("/v1/translate", json={"text": longest, "model": models[0]["name"]})
+        assert f"has {most + 1} tokens, but this service takes at most {most}" in refused.text
         refused = client.post("/translate", json={"q": "x", "source": "de", "target": "fr"})
         assert "this service translates en to de, de to en" in refused.text

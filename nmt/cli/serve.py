@@ -47,7 +47,8 @@ def _serve(config: ServeConfig, overrides: list[str]) -> None:
         workers = config.workers or (threads if on_cpu else 1)
         queue = Limits(workers, max(1, threads // workers), limits.waiting, config.wait)
         service = Service(models, queue, limits.texts)
-        hosts = None if not _is_loopback(config.host) and not config.hosts else LOOPBACK | {config.host, *config.hosts}
+        own_names = {name.lower() for name in (config.host, *config.hosts)}
+        hosts = None if not _is_loopback(config.host) and not config.hosts else LOOPBACK | own_names
         rules = Rules(hosts, token, limits.body, limits.body_seconds, limits.seconds)
         names = f"{len(models)} models ({', '.join(models)})" if len(models) > 1 else next(iter(models))
         url = address(listening)

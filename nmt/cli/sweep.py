@@ -210,8 +210,13 @@ def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
             option = for_shell("hydra.sweep.dir", os.path.relpath(HydraConfig.get().sweep.dir))
             log.info("to resume the sweep, run the same command with %s", option)
             sys.exit(status)  # the signal ends the whole sweep
-    best: dict[str, Any] = read_json(RunDirectory(directory).manifest).get("training", {})
-    return next((value for key, value in best.items() if key in {"best_bleu", "best_loss"}), None)
+    return best_score(RunDirectory(directory))
+
+
+def best_score(run: RunDirectory) -> float | None:
+    """The best validation score of a finished run, by what it monitored (`validation.monitor`)."""
+    training: dict[str, Any] = read_json(run.manifest).get("training", {})
+    return next((value for key, value in training.items() if key.startswith("best_") and key != "best_step"), None)
 
 
 @contextmanager

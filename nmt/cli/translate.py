@@ -62,11 +62,7 @@ def _translate(config: TranslateConfig, overrides: list[str]) -> None:
         if config.references is not None:
             references = files.enter_context(_opened("references", config.references, "rb"))
         if config.alignments is not None:
-            if not translator.model.attends:
-                raise UserError(f"alignments={config.alignments}: the run has no attention to align with")
-            translator.check_nbest(config.nbest)  # before the file is emptied
-            if _is_open(user_path(config.alignments), (sys.stdin, sys.stdout, references)):
-                raise UserError(f"alignments={config.alignments}: is also the input or the output; name another file")
+            _check_alignments(config, config.alignments, translator, references)  # before the file is emptied
             alignments = files.enter_context(_opened("alignments", config.alignments, "wb"))
         if references is not None:
             _score(translator, references, config.buffer_lines, alignments)
@@ -76,6 +72,20 @@ def _translate(config: TranslateConfig, overrides: list[str]) -> None:
                 key: files.enter_context(_opened(key, name, "rb")) for key, name in named.items() if name is not None
             }
             _filter(translator, config, alignments, given, common)
+
+
+def _check_alignments(
+    config: TranslateConfig, name: str, translator: "Translator", references: BinaryIO | None
+) -> None:
+    """Raises UserError if there will be no alignments, or if they would overwrite what the command reads or writes."""
+    if not translator.model.attends:
+        raise UserError(f"alignments={name}: the run has no attention to align with")
+    translator.check_nbest(config.nbest)
+    if _is_open(user_path(name), (sys.stdin, sys.stdout, references)):
+        raise UserError(f"alignments={name}: is also the input or the output; name another file")
+    for key in ("constraints", "prefix", "glossary", "forbidden"):
+        if _is_same(name, getattr(config, key)):
+            raise UserError(f"alignments={name}: is also {key}=; name another file")
 
 
 def _help(translator: "Translator", config: TranslateConfig, common: "Controls") -> None:
@@ -98,6 +108,11 @@ def _opened(key: str, path: str, mode: Literal["rb", "wb"]) -> BinaryIO:
     except OSError as error:
         verb = "read" if mode == "rb" else "written"
         raise UserError(f"{key}={path}: cannot be {verb} ({error.strerror})") from None
+
+
+def _is_same(name: str, other: str | None) -> bool:
+    one, two = user_path(name), None if other is None else user_path(other)
+    return two is not None and one.exists() and two.exists() and one.samefile(two)
 
 
 def _is_open(path: Path, files: Iterable[IO[str] | BinaryIO | None]) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.comparison.compare import Comparison, System, bleu_by_length
-from nmt.comparison.entry import HeldOut
+from nmt.comparison.entry import Entry, HeldOut
 from nmt.comparison.findings import Finding, Model, find_finding
 from nmt.comparison.verdict import RULE, Measured, Scores, judge, overall
 from nmt.config.errors import printable
@@ -62,6 +62,15 @@ def _has_choices(choices: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
     return all(str(choices.get(key)) == value for key, value in wanted.items())
 
 
+def _of_equal_seeds(entries: Sequence[Entry]) -> list[Entry]:
+    """Those of the first seed that several have; none if all seeds differ."""
+    for entry in entries:
+        twins = [other for other in entries if other.seed == entry.seed]
+        if entry.seed is not None and len(twins) > 1:
+            return twins
+    return []
+
+
 def _measure(finding: Finding, systems: Sequence[System], held_out: HeldOut, comparison: Comparison) -> Measured:
     """The runs of each model. A model that no system or several systems match has a problem in place of runs."""
     bleu = {row["run"]: row["bleu"] for row in comparison["runs"]}
@@ -75,6 +84,11 @@ def _measure(finding: Finding, systems: Sequence[System], held_out: HeldOut, com
         elif len(found) > 1:
             names = ", ".join(system.name for system in found)
             problems[model.label] = f"several systems have {chosen} ({names}); compare one of them"
+        elif twins := _of_equal_seeds(found[0].entries):
+            names = ", ".join(entry.name for entry in twins)
+            problems[model.label] = (
+                f"several runs have {chosen} and seed={twins[0].seed} ({names}); compare one of them"
+            )
         else:
             runs[model.label] = {
                 entry.seed: Scores(

@@ -13,7 +13,7 @@ from nmt.archive import CARD, CONFIG, MAX_PICTURES, WEIGHTS
 from nmt.config import schema
 from nmt.config.compose import load_config, load_values
 from nmt.config.errors import UserError
-from nmt.config.schema import PATH_FIELDS
+from nmt.config.schema import CHECKPOINT, PATH_FIELDS
 from nmt.directions import directions_of, tagged
 from nmt.export.card import Card, card
 from nmt.files import MAX_TEXT, read_bytes, to_json
@@ -94,12 +94,16 @@ def contents(
 
 
 def shared_config(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's configuration, of whose paths only the last part is left: loading the model needs none of them."""
+    """A run's configuration, of whose paths only the last part is left, and without the servers that tracked it:
+    loading the model needs none of them."""
     shared = dict(values)
-    for section in ("data", "tokenizer", "objective", "training"):
+    for section in ("data", "tokenizer", "objective", "training", "embedding"):
         own = dict(shared.get(section, {}))
         shared[section] = {key: _last_part(value) if key in PATH_FIELDS else value for key, value in own.items()}
     shared["data"]["cache_dir"] = CACHE
+    if str(shared.get("validation", {}).get("comet_model", "")).endswith(CHECKPOINT):
+        shared["validation"] = {**shared["validation"], "comet_model": Path(shared["validation"]["comet_model"]).name}
+    shared["tracking"] = {**shared.get("tracking", {}), "wandb_entity": None, "mlflow_uri": None, "aim_repo": None}
     if "corpora" in shared["data"]:
         shared["data"]["corpora"] = [
             {key: _last_part(value) if key in PATH_FIELDS else value for key, value in corpus.items()}
@@ -132,7 +136,7 @@ def shared_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 def _names_a_place(override: str) -> bool:
     key = override.lstrip("+~").partition("=")[0]
-    return key.startswith("hydra") or key.rpartition(".")[2] in PATH_FIELDS | {"corpora"}
+    return key.startswith(("hydra", "tracking")) or key.rpartition(".")[2] in PATH_FIELDS | {"corpora", "comet_model"}
 
 
 def _weights(run: RunDirectory, checkpoint: str) -> tuple[bytes, int]:

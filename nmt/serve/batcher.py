@@ -77,10 +77,10 @@ class Batcher:
 
         Raises QueueFullError, and queues none, if not all may wait.
         """
-        jobs = [_Job(work, key, item, length, most_tokens) for item, length in zip(items, tokens, strict=True)]
         with self._changed:
-            if len(self._jobs) + len(jobs) > self.limits.sentences or not self._open:
+            if len(self._jobs) + len(items) > self.limits.sentences or not self._open:
                 raise QueueFullError(max(1.0, len(self._jobs) / self._rate if self._rate else 1.0))
+            jobs = [_Job(work, key, item, length, most_tokens) for item, length in zip(items, tokens, strict=True)]
             self._jobs += jobs
             self._changed.notify()
         for job in jobs:

@@ -13,6 +13,7 @@ from nmt.config.schema.attention import ScoredAttention
 from nmt.config.schema.data import MultilingualData
 from nmt.data.prepared import Direction
 from nmt.directions import directions_of
+from nmt.guidance import Attend, prefix_tokens
 from nmt.model.ensemble import Ensemble
 from nmt.model.latent import LatentDecoder
 from nmt.run import RunDirectory, read_json
@@ -57,10 +58,21 @@ class ServedModel:
 
     def check_length(self, text: str, name: str) -> int:
         """The number of the text's tokens, </s> among them. Raises TextTooLongError if the model would cut it."""
-        tokens, limit = len(self.translator.tokenizers.source.encode([text])[0]), self.info.max_tokens
+        source, limit = self.translator.tokenizers.source, self.info.max_tokens
+        tokens = len(source.encode(source.tags.of_lines([text], self.translator.mark))[0])
         if tokens > limit:
             raise TextTooLongError(f"{name}: has {tokens} tokens, but this service takes at most {limit}")
         return tokens
+
+    def check_guidance(self, attend: Attend | None, prefix: str | Sequence[str] | None = None) -> None:
+        """Raises UserError for first tokens or steps that are more than a translation may have: their cost grows with
+        their number, and no limit of the search holds for them."""
+        most = max(self.info.max_tokens, self.translator.search.max_length)
+        length = len(prefix_tokens(self.translator.tokenizers.target, prefix)) if prefix else 0
+        if length >= most:
+            raise UserError(f"prefix: has {length} tokens, but translations have at most {most}, with </s>")
+        if attend and max(attend) >= most:
+            raise UserError(f"attend: there is no step {max(attend)}; translations have at most {most} tokens")
 
 
 class TextTooLongError(UserError):
@@ -82,8 +94,8 @@ def load_models(runs: Runs, loading: Mapping[str, Any], max_beam_size: int) -> d
             if direction is not None:
                 full_name = f"{name}:{'-'.join(direction)}"
                 own = translator.towards(direction[1], direction[0] if tags.sources else None) if tags else translator
-            info = _info(full_name, group, own, max_beam_size, direction)
-            models[full_name] = ServedModel(info, own, max_beam_size)
+            limit = max(max_beam_size, own.searcher.beam_size)  # the model's own beam is the host's choice
+            models[full_name] = ServedModel(_info(full_name, group, own, limit, direction), own, limit)
     return models
 
 

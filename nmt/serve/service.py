@@ -106,6 +106,7 @@ class Service:
         if not isinstance(request.text, str) or (request.target is not None and not isinstance(request.target, str)):
             raise UserError("attend, prefix, tree: are for one text, not for a list")
         tokens = model.check_length(request.text, "text")
+        model.check_guidance(request.attend, request.prefix)
         steered: dict[str, Any] = {"attend": request.attend}
         started = {**steered, "prefix": request.prefix or ""}
 
@@ -127,6 +128,7 @@ class Service:
         """Raises UserError or QueueFullError."""
         model = self.model(request.model)
         tokens = model.check_length(request.text, "text")
+        model.check_guidance(request.attend)
 
         def work(items: Sequence[str]) -> list[Explanation]:
             options = {"attend": request.attend, "saliency": request.saliency}
@@ -174,8 +176,9 @@ class Service:
         """Raises UserError without texts, RefusedError if there are too many in this field of a request."""
         if not texts:
             raise UserError(f"{field}: is an empty list")
-        if len(texts) > self.max_texts:
-            raise RefusedError(413, f"{field}: has {len(texts)} texts, but at most {self.max_texts} are taken")
+        most = min(self.max_texts, self.batcher.limits.sentences)
+        if len(texts) > most:
+            raise RefusedError(413, f"{field}: has {len(texts)} texts, but at most {most} are taken")
 
 
 def scored_text(found: Translation, with_alignment: bool) -> ScoredText:

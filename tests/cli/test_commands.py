@@ -183,6 +183,13 @@ def test_translate_scores_and_aligns_references(run: Path, home: Path) -> None:
     assert (home / "forced.align").read_text().splitlines() == [each.word_alignment() for each in forced]
     same = call("nmt-translate", f"run={run}", "references=references", "alignments=references", stdin=b"a\n", cwd=home)
     assert b"is also the input or the output" in same.stderr
+    for key in ("constraints", "prefix", "glossary", "forbidden"):
+        text = "cat\tchat\n" if key == "glossary" else "chat\n"
+        (home / "controls").write_text(text)
+        given = [f"{key}=controls", "alignments=controls"]
+        same = call("nmt-translate", f"run={run}", *given, stdin=b"a\n", cwd=home)
+        assert f"alignments=controls: is also {key}=; name another file" in same.stderr.decode()
+        assert (home / "controls").read_text() == text
     assert (home / "references").read_text().splitlines() == lines[1]
 
 

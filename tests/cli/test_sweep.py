@@ -17,10 +17,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from nmt.cli import train
-from nmt.cli.sweep import _is_foreign, job_name
+from nmt.cli.sweep import _is_foreign, best_score, job_name
 from nmt.config.compose import config_dir
 from nmt.files import read_lines
-from nmt.run import SWEEP
+from nmt.run import SWEEP, RunDirectory
 
 NMT_TRAIN = Path(sys.executable).parent / "nmt-train"
 SHORT = [*(value for value in TINY if not value.startswith(("threads=", "training.max_epochs=")))]
@@ -45,6 +45,14 @@ def compared(folder: Path) -> list[tuple[Any, ...]]:
     text = (folder / "sweep" / "comparison" / "comparison.json").read_text()
     (found,) = json.loads(text)["comparisons"]
     return [tuple(row[key] for key in ("run", "bleu", "chrf", "ter", "p_bootstrap")) for row in found["runs"]]
+
+
+@pytest.mark.parametrize("monitor", ["bleu", "loss", "chrf", "ter", "aer", "comet"])
+def test_a_search_gets_the_score_that_is_monitored(monitor: str, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    assert best_score(run) is None
+    run.manifest.write_text(json.dumps({"training": {"steps": 9, "best_step": 3, f"best_{monitor}": 0.25}}))
+    assert best_score(run) == 0.25
 
 
 def test_a_job_is_named_by_what_varies() -> None:

@@ -111,6 +111,16 @@ def test_several_systems_of_one_model_are_not_mixed() -> None:
     )
 
 
+def test_several_runs_of_one_seed_are_not_mixed() -> None:
+    make("none", 1, 2)
+    make("none", 1, 3, "threads=2")
+    make("bahdanau", 1, 9)
+    result, _ = checked()
+    assert result["statements"][3]["reason"] == (
+        "several runs have attention=none and seed=1 (sweep/none-1, sweep/none-1threads=2); compare one of them"
+    )
+
+
 def test_a_finding_needs_one_test_set_and_a_name() -> None:
     make("none", 1, 2)
     make("bahdanau", 1, 2, "evaluation.lowercase=true")

@@ -222,7 +222,7 @@ def test_what_cannot_be_served_is_told_at_the_start(run: Path, tmp_path: Path) -
 
 def test_names_of_this_machine(run: Path) -> None:
     """Its own, and those that the configuration adds."""
-    with process(run.parent, f"run={run}", "hosts=[translate.example]", "workers=2") as started:
+    with process(run.parent, f"run={run}", "hosts=[Translate.Example]", "workers=2") as started:
         client = connection(started.address)
         for name, status in (("localhost", 200), ("translate.example:443", 200), ("other.example", 400)):
             client.request("GET", "/healthz", headers={"host": name})

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from served import RULES, serving, trained, words
 
 from nmt import Translation, Translator
-from nmt.serve.batcher import Limits
+from nmt.serve.batcher import Batcher, Limits, QueueFullError
 from nmt.serve.messages import TranslateAnswer, TranslateRequest
 from nmt.serve.models import load_models
 from nmt.serve.service import Service
@@ -264,14 +264,20 @@ def test_wrong_requests_are_one_clear_line(client: TestClient, request_: dict[st
     assert refused(client, 400, **request_).startswith(message)
 
 
-def test_what_is_too_large_is_refused(client: TestClient, run: Path) -> None:
+def test_what_is_too_large_is_refused(client: TestClient) -> None:
     assert refused(client, 413, text="word " * 800).startswith("text 1: has ")
     assert refused(client, 413, text=["a"] * 21).startswith("text: has 21 texts, but at most 20")
     assert refused(client, 413, text="a" * 200_000).startswith("the body has more than 100000")
-    with serving([str(run)], waiting=3) as busy:
-        answer = busy.post("/v1/translate", json={"text": ["a", "b", "c", "d"]})
-        assert answer.status_code == 503
-        assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_a_full_queue_says_when_to_come_back(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise QueueFullError(7.0)
+
+    monkeypatch.setattr(Batcher, "submit", full)
+    with serving([str(run)]) as busy:
+        answer = busy.post("/v1/translate", json={"text": "a"})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "7")
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 50_000, b'{"text": ' + b"9" * 5000 + b"}"])
@@ -374,6 +380,35 @@ def test_the_two_calls_of_libretranslate(client: TestClient, translator: Transla
     assert refused(client, 400, "/translate", q="a", source="en").startswith("target: field required")
 
 
+def test_more_lines_than_may_wait_are_refused(run: Path) -> None:
+    query = {"source": "en", "target": "fr"}
+    with serving([str(run)], waiting=8) as client:
+        assert client.post("/translate", json={"q": "a\n" * 7, **query}).status_code == 200
+        message = refused(client, 413, "/translate", q=["a\n" * 5, "b\nc\nd"], **query)
+        assert message == "q: has 9 lines, but at most 8 are taken"
+        assert "at most 8 are taken" in refused(client, 413, text=["a"] * 9)
+
+
+def test_guidance_beyond_any_translation_is_refused(client: TestClient, translator: Translator) -> None:
+    most = max(translator.search.max_source_length, translator.search.max_length)
+    piece = translator.tokenizers.target.pieces([10])[0]
+    too_long = f"prefix: has {most} tokens, but translations have at most {most}, with </s>"
+    assert refused(client, 400, text=LINE, prefix=[piece] * most) == too_long
+    for path, more in (("/v1/translate", {}), ("/v1/explain", {"target": "le chien ."})):
+        message = refused(client, 400, path, text=LINE, attend={most: 0}, **more)
+        assert message == f"attend: there is no step {most}; translations have at most {most} tokens"
+    post(client, text=LINE, attend={most - 1: 0})
+
+
+def test_a_models_own_beam_may_be_wider_than_what_clients_may_ask_for(run: Path) -> None:
+    with serving([str(run)], beam_size=1) as client:
+        own = client.get("/v1/models").json()["models"][0]
+        assert own["beam_size"] == own["max_beam_size"] > 1
+        post(client, text=LINE)
+        post(client, text=LINE, beam_size=own["beam_size"])
+        assert "above this service's limit" in refused(client, 400, text=LINE, beam_size=own["beam_size"] + 1)
+
+
 def test_hosts_origins_and_tokens(run: Path) -> None:
     rules = replace(RULES, hosts=frozenset({"localhost"}), token="secret")
     with serving([str(run)], rules) as client:
@@ -393,5 +428,7 @@ def test_hosts_origins_and_tokens(run: Path) -> None:
         foreign = {**allowed, "origin": "http://evil.example"}
         assert client.post("/v1/translate", json=query, headers=foreign).status_code == 403
         assert client.post("/v1/translate", json=query, headers={**allowed, "origin": "http://["}).status_code == 403
+        hidden = {**allowed, "origin": "null"}  # of a page that sends no referrer, or within a sandboxed frame
+        assert client.post("/v1/translate", json=query, headers=hidden).status_code == 403
         own = {**allowed, "origin": "http://localhost"}
         assert client.post("/v1/translate", json=query, headers=own).status_code == 200

@@ -106,9 +106,11 @@ export class Alignment {
 
   // The request, and its answer if that is known.
   #body() {
-    const { model, text, hypothesis, steering, state } = this.#given;
+    const { model, text, hypothesis, steering, own, state } = this.#given;
     const saliency = state.weights === "saliency" || state.weights === "difference";
-    return { text, model: model.name, target: hypothesis.tokens, attend: steering.attend, saliency };
+    // The tokens of a text that was typed show unknown characters, which are not in the vocabulary.
+    const target = own ? hypothesis.text : hypothesis.tokens;
+    return { text, model: model.name, target, attend: steering.attend, saliency };
   }
 
   #known() {

@@ -108,7 +108,8 @@ function showView() {
   byId("save-png").hidden = byId("save-svg").hidden = state.view === "compare";
   if (state.view === "alignment") {
     const { subject } = session;
-    alignment.show({ model: subject.model, text: subject.text, hypothesis, steering: session.steering[shown], state });
+    const given = { model: subject.model, text: subject.text, hypothesis, steering: session.steering[shown], state };
+    alignment.show({ ...given, own: shown === "own" });
   } else if (state.view === "beam") {
     if (found?.tree) tree.show(found.tree.steps, hypothesis?.tokens ?? []);
     else tree.clear();
