@@ -20,7 +20,7 @@ from nmt.config.schema.record import Manifest
 from nmt.data.prepared import Prepared
 from nmt.environment import environment
 
-# Keys that change nothing but rounding in a run's results.
+# Keys that change nothing but rounding and the masks of dropout in a run's results.
 NO_EFFECT = {"run", "device", "threads", "processes", "data.cache_dir", "data.workers"}
 NO_EFFECT |= {"training.log_every", "training.checkpoint_every", "training.checkpoint_unit"}
 NO_EFFECT |= {"logger", "tracking.project", "tracking.wandb_entity", "tracking.mlflow_uri", "tracking.aim_repo"}

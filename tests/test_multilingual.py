@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,10 @@ from nmt.data.prepare import fingerprint_of, prepare
 from nmt.data.prepared import Prepared
 from nmt.data.sources import Pair, count_pairs, locate
 from nmt.data.tags import Tags
+from nmt.evaluation import score_settings
 from nmt.search.hypothesis import Hypothesis
 from nmt.training.job import train
+from nmt.training.validation import Scoring, Validator
 
 NOUNS = [("dog", "Hund", "chien"), ("cat", "Katze", "chat"), ("horse", "Pferd", "cheval"), ("bird", "Vogel", "oiseau")]
 VERBS = [("sees", "sieht", "voit"), ("hears", "hört", "entend"), ("finds", "findet", "trouve")]
@@ -384,6 +387,28 @@ def test_evaluate_compare_and_export_take_the_run(run: Path, corpus: Path, tmp_p
     assert not [text for text in texts if str(corpus).encode() in text]
     done = call("nmt-evaluate", f"run={tmp_path / 'model.nmt'}", "split=validation", f"output={tmp_path / 'again'}")
     assert json.loads(done.stdout.decode().splitlines()[-1])["directions"] == own["directions"]
+
+
+def test_comet_and_samples_have_sources_without_tags(run: Path, corpus: Path) -> None:
+    """COMET is the mean over the directions."""
+    values = config(corpus, TEMPERED)
+    made = prepare(values.data, values.tokenizer)
+    translator, seen = Translator.load(run, precision="fp32"), list[str]()
+    split = made.splits["validation"]
+
+    def comet(sources: Sequence[str], *_: object) -> list[float]:
+        seen.extend(sources)
+        return [float(direction[0] == "en") for direction in split.directions]
+
+    scoring = Scoring(score_settings(values.evaluation, values.data.target_lang), comet)  # type: ignore[arg-type]
+    batches = make_batches(made, "validation", values)
+    validation = values.validation.model_copy(update={"monitor": "comet", "samples": 3})
+    found = Validator(split, batches, translator, scoring, validation, lambda _: None)()
+    assert seen == [translator.tokenizers.source.tags.without(line) for line in split.source.lines()]
+    assert not [line for line in seen if "<2" in line]
+    starts = set(split.directions)
+    assert found.scores["comet"] == sum(start == "en" for start, _ in starts) / len(starts)
+    assert {sample.source for sample in found.samples} <= set(seen)
 
 
 def test_each_direction_is_a_model_of_the_service(run: Path) -> None:

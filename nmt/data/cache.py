@@ -6,11 +6,10 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from nmt.data.first_pass import FIRST_PASS
-from nmt.files import is_locked
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +34,29 @@ def remove_leftovers(directory: Path) -> None:
     for leftover in directory.parent.glob(".*.part"):
         name = leftover.name.split(".")[1]
         own = name == directory.name
-        if not own and is_locked(directory.with_name(f".{name}.lock")):
-            continue
-        recent = own or time.time() - leftover.stat().st_mtime < KEPT
-        if recent and leftover.name == f".{name}.part" and can_continue(leftover):
-            continue
-        shutil.rmtree(leftover, ignore_errors=True)
+        lock = nullcontext(True) if own else _locked_at_once(directory.with_name(f".{name}.lock"))
+        with lock as ours, suppress(FileNotFoundError):  # its owner may have finished it meanwhile
+            if not ours:
+                continue
+            recent = own or time.time() - leftover.stat().st_mtime < KEPT
+            if not (recent and leftover.name == f".{name}.part" and can_continue(leftover)):
+                shutil.rmtree(leftover, ignore_errors=True)
+
+
+@contextmanager
+def _locked_at_once(path: Path) -> Iterator[bool]:
+    """Hold an exclusive lock, unless another process holds it: then the value is False. A link counts as locked."""
+    ours = False
+    with ExitStack() as files:
+        with suppress(OSError):
+            lock = files.enter_context(open(_open_lock(path), "rb"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            ours = os.path.samestat(os.fstat(lock.fileno()), path.stat())
+        try:
+            yield ours
+        finally:
+            if ours:
+                path.unlink(missing_ok=True)
 
 
 @contextmanager

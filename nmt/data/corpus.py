@@ -2,7 +2,7 @@
 
 import glob
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from nmt.config.errors import UserError
@@ -14,6 +14,7 @@ from nmt.data.sources import Concatenation, Directed, HubSplit, Pair, Table, Tex
 from nmt.data.tags import Tags, source_tag, target_tag
 
 Splits = dict[str, Iterable[Pair]]  # train, validation and possibly test
+FileCounts = int | list["FileCounts"]
 
 
 def splits(config: schema.Data) -> Splits:
@@ -41,6 +42,8 @@ def _splits(config: schema.Data) -> Splits:
                 f"data.alignments={config.alignments}: no split has such a file; expected a name like "
                 f"{config.train[0]}.{config.alignments}"
             )
+        for split in ("validation", "test"):
+            _check_alignments(config.alignments, split, parts.get(split, []))
         return {split: each[0] if len(each) == 1 else Concatenation(each) for split, each in parts.items()}
     assert isinstance(config, schema.HubData)
     if config.path is None:
@@ -49,6 +52,18 @@ def _splits(config: schema.Data) -> Splits:
     if not folder.is_dir():
         raise UserError(f"data.path={config.path}: no such folder")
     return {split: TextFiles(folder / name, config) for split, name in config.path_splits if name}
+
+
+def _check_alignments(suffix: str | None, split: str, parts: Sequence[Iterable[Pair]]) -> None:
+    """Raises UserError if some files of a held-out split have word alignments and others do not: AER would count the
+    links of the others as wrong."""
+    texts = [part for part in parts if isinstance(part, TextFiles)]
+    without = [text for text in texts if text.alignments is None]
+    if suffix is not None and without and len(without) < len(texts):
+        raise UserError(
+            f"data.alignments={suffix}: {without[0].name} of data.{split} has no such file, but others of the split "
+            "have; add it, or leave out data.alignments"
+        )
 
 
 def _directed(config: schema.MultilingualData) -> Splits:
@@ -129,6 +144,20 @@ def files_by_part(config: schema.Data) -> list[list[Path]]:
     read = splits(config).values() if config.kind != "demo" or config.extra else []
     parts = itertools.chain.from_iterable(map(_sources, read))
     return [part.paths for part in parts if isinstance(part, TextFiles | Table)]
+
+
+def files_by_split(config: schema.Data) -> dict[str, FileCounts]:
+    """The number of files of each split, nested as the split is put together from several."""
+    read = splits(config) if config.kind != "demo" or config.extra else {}
+    return {name: _structure(pairs) for name, pairs in sorted(read.items())}
+
+
+def _structure(pairs: Iterable[Pair]) -> FileCounts:
+    if isinstance(pairs, Directed):
+        return _structure(pairs.pairs)
+    if isinstance(pairs, Concatenation):
+        return [_structure(part) for part in pairs.parts]
+    return len(pairs.paths) if isinstance(pairs, TextFiles | Table) else 0
 
 
 def _sources(pairs: Iterable[Pair]) -> Iterator[Iterable[Pair]]:

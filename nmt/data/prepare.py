@@ -103,6 +103,9 @@ def fingerprint_of(data: schema.Data, tokenizer: schema.TokenizerConfig) -> str:
         "parts": [len(part) for part in corpus.files_by_part(data)],
         "tokenizer": tokenizer.model_dump(exclude={"sampling", "sampling_sides", "source_model", "target_model"}),
     }
+    structure = corpus.files_by_split(data)
+    if any(isinstance(split, list) for split in structure.values()):
+        settings["structure"] = structure  # where a split of several files ends
     models = []
     if isinstance(tokenizer, schema.FileTokenizer):
         models = [user_path(name) for name in (tokenizer.source_model, tokenizer.target_model) if name]

@@ -135,7 +135,7 @@ def _warn_of_small_shares(config: schema.TrainConfig, group: ProcessGroup) -> No
     share = config.training.batch_tokens // group.size
     if group.size > 1 and share < MIN_SHARE:
         log.warning(
-            "training.batch_tokens=%d: each of %d processes gets %d tokens of a batch, too few to pay; "
+            "training.batch_tokens=%d: each of %d processes gets %d tokens of a batch, too few to be worth a process; "
             "training.batch_tokens=%d would suit them",
             config.training.batch_tokens,
             group.size,
@@ -221,7 +221,7 @@ def _warn_of_unreached(config: schema.TrainConfig, objective: Objective, total_s
     """Warn of values that take effect only after the end of the run."""
     for loss in objective.auxiliary:
         if isinstance(loss, CoverageLoss) and loss.start >= total_steps:
-            log.warning("attention.coverage.loss_start=%d: the run ends before", loss.start)
+            log.warning("attention.coverage.loss_start=%d: the run ends before, at step %d", loss.start, total_steps)
     steps = config.training.scheduled_sampling_steps
     if config.training.scheduled_sampling and steps > total_steps:
         log.warning("training.scheduled_sampling_steps=%d: the run ends before, at step %d", steps, total_steps)

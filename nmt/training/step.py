@@ -85,11 +85,14 @@ class BadUpdates:
         self.count += 1
         self.in_a_row += 1
         pairs = ", ".join(map(str, sorted(indices.tolist())))
-        log.warning("step %d: non-finite loss or gradient, skipped (training pairs %s)", step, pairs)
+        log.warning(
+            "step %d: non-finite loss or gradient, skipped (pairs %s of the prepared corpus, from 0)", step, pairs
+        )
         if self.in_a_row >= self.most:
             raise UserError(
-                f"{self.in_a_row} non-finite losses or gradients in a row (training.max_bad_steps): try a smaller "
-                "optimizer.lr or training.max_grad_norm, or precision=fp32; the checkpoints are intact"
+                f"{self.in_a_row} non-finite losses or gradients in a row (training.max_bad_steps): start a new run "
+                "with a smaller optimizer.lr or training.max_grad_norm, or with precision=fp32; "
+                "training.start_from=DIR takes over the weights of this run's best checkpoint"
             )
 
 
@@ -213,8 +216,8 @@ class MicroBatcher:
             self.too_many = min(self.too_many, tokens / parts)
             if parts >= sentences:
                 raise UserError(
-                    f"{name}: out of memory even with one sentence pair per batch; take a smaller model, a smaller "
-                    "data.max_length or tokenizer.vocab_size, or precision=bf16; the checkpoints are intact"
+                    f"{name}: out of memory even with one sentence pair per batch; start a new run with a smaller "
+                    "model, a smaller data.max_length or tokenizer.vocab_size, or with precision=bf16"
                 )
             parts *= 2
             log.warning(

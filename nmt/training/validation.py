@@ -18,7 +18,7 @@ from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.config.schema import training as schema
 from nmt.data.batching import Batches, Indices
-from nmt.data.prepared import Split
+from nmt.data.prepared import Direction, Split
 from nmt.evaluation import align, evaluate, load_comet, score_settings
 from nmt.machine import retry_in_halves
 from nmt.metrics.alignment import Positions, attention_statistics, chosen_positions
@@ -132,7 +132,14 @@ class Validator:
 
     def _comet(self, hypotheses: Sequence[str]) -> float:
         assert self.scoring.comet is not None
-        return fmean(self.scoring.comet(self.sources, hypotheses, self.references, self.progress))
+        texts = [*map(self.translator.tokenizers.source.tags.without, self.sources)]
+        scores = self.scoring.comet(texts, hypotheses, self.references, self.progress)
+        if not self.directions:
+            return fmean(scores)
+        by_direction: dict[Direction, list[float]] = {}
+        for direction, score in zip(self.directions, scores, strict=True):
+            by_direction.setdefault(direction, []).append(score)
+        return fmean(map(fmean, by_direction.values()))
 
     @torch.no_grad()
     def _loss(self) -> tuple[float, int]:
@@ -171,6 +178,6 @@ def pick_samples(
     saliencies: list[Saliency | None] = [None] * len(indices)
     if config.saliency:
         saliencies = [*saliency(translator, [sources[i] for i in indices], [translations[i].text for i in indices])]
-    return [
-        Sample(sources[i], references[i], translations[i], each) for i, each in zip(indices, saliencies, strict=True)
-    ]
+    texts = [translator.tokenizers.source.tags.without(sources[i]) for i in indices]
+    shown = zip(indices, texts, saliencies, strict=True)
+    return [Sample(text, references[i], translations[i], each) for i, text, each in shown]

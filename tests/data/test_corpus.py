@@ -338,6 +338,17 @@ def test_word_alignments_come_with_plain_text_where_there_are_some(corpus: Path)
     assert corpus.with_name("corpus.align") in files(config)
 
 
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_word_alignments_of_a_part_of_a_held_out_split_are_refused(split: str, corpus: Path) -> None:
+    other = write_text(corpus.with_name("other"))
+    corpus.with_name("corpus.align").write_text("0-0\n" * 5)
+    both = f"[{corpus},{other}]"
+    held_out = {"validation": corpus, split: both}
+    with pytest.raises(UserError, match=rf"other\.en of data\.{split} has no such file, but others of the split have"):
+        splits(files_config(train=corpus, **held_out, alignments="align"))
+    splits(files_config(train=both, validation=corpus, test=other, alignments="align"))
+
+
 def test_word_alignments_are_a_column_of_a_table(tmp_path: Path) -> None:
     table = tmp_path / "t.tsv"
     table.write_text("en\tfr\tlinks\na cat\tune chatte\t0-0 1-1\n")

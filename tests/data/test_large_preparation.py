@@ -24,6 +24,7 @@ from nmt.data.encoding import JOURNAL, EncodedSplit, read_journal
 from nmt.data.first_pass import FIRST_PASS
 from nmt.data.prepare import fingerprint_of, prepare
 from nmt.data.prepared import Prepared
+from nmt.files import is_locked
 
 PAIRS = 400
 
@@ -196,6 +197,24 @@ def test_others_leftovers_are_kept_for_a_week(corpus: Path) -> None:
         os.utime(working, (time.time() - days * 24 * 3600,) * 2)
     directory = make(corpus).directory
     assert {path.name for path in (corpus / "cache").iterdir()} == {directory.name, ".recent.part"}
+
+
+def test_a_leftover_is_removed_under_its_lock_unless_it_is_gone(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = corpus / "cache"
+    folder.mkdir()
+    (folder / ".old.part").mkdir()
+    (folder / ".gone.part").symlink_to("nowhere")  # as if its owner had finished it meanwhile
+    (folder / ".busy.part").mkdir()
+    removed = []
+
+    def remove(path: Path, **_: object) -> None:
+        removed.append((path.name, is_locked(path.with_name(".old.lock"))))
+
+    monkeypatch.setattr(cache.shutil, "rmtree", remove)
+    with cache.locked(folder / ".busy.lock"):
+        cache.remove_leftovers(folder / "own")
+    assert removed == [(".old.part", True)]
+    assert not list(folder.glob("*.lock"))
 
 
 @pytest.fixture

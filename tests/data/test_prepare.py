@@ -136,6 +136,20 @@ def test_more_text_makes_another_corpus_wherever_it_lies(corpus: Path, tmp_path:
     assert make(corpus, f"data.extra=[{tmp_path / 'one'},{tmp_path / 'two'}]").fingerprint != prepared.fingerprint
 
 
+def test_a_file_that_moves_between_splits_makes_another_corpus(corpus: Path) -> None:
+    for name in ("one", "two"):
+        for lang in ("en", "de"):
+            shutil.copyfile(corpus / f"valid.{lang}", corpus / f"{name}.{lang}")
+    train, one, two, valid = (corpus / name for name in ("train", "one", "two", "valid"))
+    given = [
+        (f"data.train=[{train},{one}]", f"data.validation=[{two},{valid}]"),
+        (f"data.train=[{train},{one},{two}]", f"data.validation={valid}"),
+        (f"data.train={train}", f"data.validation=[{one},{two},{valid}]"),
+        (f"data.train=[{train},{one}]", f"data.validation={two}", f"data.test={valid}"),
+    ]
+    assert len({make(corpus, *each).fingerprint for each in given}) == len(given)
+
+
 def test_swapped_languages_make_another_corpus(corpus: Path) -> None:
     assert make(corpus).fingerprint != make(corpus, "data.source_lang=de", "data.target_lang=en").fingerprint
 
