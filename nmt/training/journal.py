@@ -35,12 +35,14 @@ class Journal:
         tensorboard: bool,
         trackers: Sequence[Background],
         logged_step: int,
+        validated: int,
         step: int,
         total_steps: int,
     ) -> None:
-        """Continue at `step`. Lines that a killed run wrote after `logged_step` (-1: all lines) are removed."""
+        """Continue at `step`. Lines that a killed run wrote after `logged_step` (-1: all lines) are removed, and those
+        of validations after the step `validated`."""
         self._metrics, self._choices = run.metrics, run.recorded_choices()
-        _truncate_after(self._metrics, logged_step)
+        _truncate_after(self._metrics, logged_step, validated)
         self._board = None
         if tensorboard:
             self._board = TensorBoard(run.tensorboard, resume_step=logged_step if logged_step >= 0 else None)
@@ -201,14 +203,17 @@ def save_figures(directory: Path, samples: Sequence[Sample]) -> None:
             save(figure, directory / (f"{number}.png" if kind == "alignment" else f"{number}.{kind}.png"))
 
 
-def _truncate_after(path: Path, step: int) -> None:
-    """Remove the lines after a step, and an incomplete last line of a killed run."""
+def _truncate_after(path: Path, step: int, validated: int) -> None:
+    """Remove the lines after a step, those of validations after the step `validated`, and an incomplete last line of a
+    killed run."""
     if not path.exists():
         return
     lines = []
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
-            if json.loads(line)["step"] <= step:
+            values = json.loads(line)
+            last = validated if "validation/loss" in values else step
+            if values["step"] <= min(last, step):
                 lines.append(line)
         except (ValueError, KeyError, TypeError, RecursionError):
             continue

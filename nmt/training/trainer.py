@@ -79,12 +79,12 @@ class Trainer:
         self.window, self.saved_at = Sums(), time.monotonic()
         self.schedule_has_moved = False  # resumed with another number of updates than before
 
-    def fit(self, open_journal: Callable[[int, int, int], Journal]) -> None:
-        """Train to the end. open_journal is called with the last three arguments of Journal.
+    def fit(self, open_journal: Callable[[int, int, int, int], Journal]) -> None:
+        """Train to the end. open_journal is called with the last four arguments of Journal.
 
         Raises Interrupted at a signal, Pruned if the observer says so, UserError after too many bad gradients.
         """
-        self.journal = open_journal(self.logged_step, self.step, self.total_steps)
+        self.journal = open_journal(self.logged_step, self.validated, self.step, self.total_steps)
         if first := self.logged_step < 0:
             self.journal.config(self.config.model_dump(mode="json"))
         try:

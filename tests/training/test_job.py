@@ -27,6 +27,7 @@ from nmt.model.weights import read_checkpoint
 from nmt.run import RunDirectory
 from nmt.training import trainer as trainer_module
 from nmt.training.job import train
+from nmt.training.journal import _truncate_after
 from nmt.training.step import Update, Updater
 
 Config = Callable[..., TrainConfig]
@@ -512,3 +513,15 @@ def test_checkpoints_by_the_clock(train_config: Config, tmp_path: Path, monkeypa
     assert 5 in saved
     assert [step for step in saved if step not in {5, 9}]
     assert saved != list(range(1, 10))
+
+
+def test_lines_that_will_be_written_again_are_removed(tmp_path: Path) -> None:
+    """A run stopped during the validation of step 8 has logged that step, but not validated it."""
+    lines = [{"step": 4, "train/loss": 1}, {"step": 4, "validation/loss": 1}, {"step": 8, "train/loss": 1}]
+    again = [{"step": 8, "validation/loss": 1}, {"step": 9, "train/loss": 1}, {"step": 12, "validation/loss": 1}]
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines + again) + '{"step": 8, "tr')
+    _truncate_after(path, step=8, validated=4)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == lines
+    _truncate_after(path, step=4, validated=8)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == lines[:2]
