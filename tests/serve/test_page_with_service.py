@@ -101,6 +101,21 @@ def test_a_translation_of_ones_own_is_scored(page: Page, translator: Translator)
     assert len(page.find("#own-probabilities .token")) == len(scored.tokens)
 
 
+def test_a_translation_of_ones_own_may_have_unknown_characters(page: Page, translator: Translator) -> None:
+    from nmt.explanation import explain
+
+    own = "le Ж chien"
+    page.choose("#weights", "saliency")
+    page.one("#own").send_keys(own)
+    page.wait(lambda: page.one("#show-own").is_enabled(), 30)
+    if not page.one("#show-own").is_selected():
+        page.one("#show-own").click()
+    found = explain(translator, LINE, own)
+    assert found.saliency is not None
+    last = found.saliency.shape[0] - 1
+    page.wait(lambda: np.isclose(weight(page, last, 0), found.saliency[last, 0], atol=0.001), 30)
+
+
 def test_the_tree_and_the_models_side_by_side(page: Page, runs: list[Path]) -> None:
     page.one("#tab-beam").click()
     page.wait(lambda: page.find("#tree-box svg"), 30)
