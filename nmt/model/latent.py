@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nmt.attention.attention import Attention
+from nmt.attention.heads import MultiHeadAttention
 from nmt.attention.memory import join_steps
 from nmt.attention.normalizers import FirstOrderNormalizer
 from nmt.model.decoder import Decoded, Decoder, _Step
@@ -128,7 +129,8 @@ class LatentDecoder(Decoder):
         mixture = state.pending.mixture(memory.sentences)
         known = log_probs(state.pending.readouts, state.pending.weights, tokens).view_as(mixture.weights)
         posterior = mixture.spread(self._posterior(mixture, known), memory.valid.shape[1])  # (B, T, S)
-        assert isinstance(self.attention, Attention)
+        assert self.attention is not None
+        assert not isinstance(self.attention, MultiHeadAttention)  # refused with a latent position
         feed = state.feed
         if self.input_feeding:
             assert state.contexts is not None

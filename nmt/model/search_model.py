@@ -137,6 +137,10 @@ class SearchAttention(nn.Module):
         """bool (B, S) -> the past before the first step."""
         return self.inner.start(valid)
 
+    def drop(self, weights: Tensor, memory: Memory) -> Tensor:
+        """See `Attention.drop`; a search drops none."""
+        return weights.to(memory.values.dtype)
+
     def step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
         """Queries (B, K, Q) of K hypotheses of each sentence -> Attended, with contexts (B, K, C + R)."""
         attended = self.inner.step(query, memory, past)
