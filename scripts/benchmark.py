@@ -41,6 +41,7 @@ from nmt.data.prepared import Prepared
 from nmt.machine import DTYPES, Machine, tune_memory
 from nmt.model.build import build_model
 from nmt.model.decoder import Decoded
+from nmt.model.latent import LatentDecoder
 from nmt.model.load import new_model
 from nmt.objectives.objective import Objective
 from nmt.ops.matmul import matmul
@@ -123,7 +124,7 @@ class Bench:
             "padding": 1 - tokens / padded,
             "mflop_per_token": cost / 1e6,
             "product_gflops": rate / 1e9,
-            "share_of_product": tokens / seconds * cost / rate,
+            "share_of_product": tokens / seconds * cost / rate if self.has_phases else None,
             "peak_memory_gib": self.peak_memory() / 2**30,
         }
 
@@ -138,6 +139,11 @@ class Bench:
         for step in range(WARM_UP):
             update(step)
         return operations(update, updates, self.product_rate)
+
+    @property
+    def has_phases(self) -> bool:
+        """Does one readout of each token enter the loss? A latent position has several, R-Drop two copies."""
+        return not isinstance(self.model.decoder, LatentDecoder) and not self.config.training.r_drop
 
     def phases(self, updates: int) -> dict[str, float]:
         """Milliseconds per update of each phase."""
@@ -276,7 +282,7 @@ def measure(
         "torch": torch.__version__,
         "parameters": sum(parameter.numel() for parameter in bench.model.parameters()),
         "training": bench.training(options.updates),
-        "phases": bench.phases(max(3, options.updates // 3)),
+        "phases": bench.phases(max(3, options.updates // 3)) if bench.has_phases else {},
     }
     if options.operations:
         results["operations"] = bench.operations(max(3, options.updates // 3))
@@ -309,7 +315,8 @@ def report(results: dict[str, Any]) -> None:
     total = sum(results["phases"].values())
     phases = [{"part": name, "ms": ms, "share": ms / total} for name, ms in results["phases"].items()]
     share = Column("share", "share", "{:.0%}".format)
-    print(markdown(phases, [Column("part", "part"), Column("ms", "ms", decimals(1)), share]))
+    if phases:
+        print(markdown(phases, [Column("part", "part"), Column("ms", "ms", decimals(1)), share]))
     if "busy" in results:
         rate, percent = "{:,.0f}".format, "{:.0%}".format
         contention = [

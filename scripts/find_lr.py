@@ -2,9 +2,9 @@
 
 python scripts/find_lr.py [OPTION ...] [KEY=VALUE ...]
 
-The KEY=VALUE are those of nmt-train. The rate rises exponentially with every update, until the loss diverges. Prints a
-rate that is safely below the one at which the loss was lowest, as the override to give: it suits the peak of the run's
-schedule. Writes find_lr.png and find_lr.json (Smith 2017, "Cyclical learning rates for training neural networks",
+KEY=VALUE are overrides as for nmt-train. The rate rises exponentially with every update, until the loss diverges. Prints
+a rate that is safely below the one at which the loss was lowest, as the override to give: it suits the peak of the
+run's schedule. Writes find_lr.png and find_lr.json (Smith 2017, "Cyclical learning rates for training neural networks",
 section 3.3, where the rate rises linearly).
 """
 
@@ -65,6 +65,9 @@ def range_test(ready: Ready, ramp: Ramp, rates: list[float], losses: list[float]
                 trainer.window = Sums()
                 if trainer.update():
                     trainer.stop_if_signalled()
+                scaler = trainer.updater.scaler
+                if not trainer.window.updates and scaler.is_enabled() and scaler.get_scale() > 1:
+                    continue  # fp16 still looks for the scale of its gradients
                 rates.append(trainer.optimizer.param_groups[0]["lr"])
                 # An update that is not finite has no terms: the end of the test.
                 losses.append(trainer.window.means()["loss"] if trainer.window.updates else math.inf)
@@ -92,6 +95,8 @@ def smoothed(losses: list[float]) -> Numbers:
 def landmarks(rates: list[float], losses: list[float]) -> tuple[float, float] | None:
     """The rates at which the loss falls fastest, per decade of the rate, and is lowest; None if it does not fall."""
     finite = [number for number, loss in enumerate(losses) if math.isfinite(loss)]
+    if len(finite) < 2:  # noqa: PLR2004
+        return None
     decades, values = np.log10(rates)[finite], np.array(losses)[finite]
     kernel = np.exp(-0.5 * ((decades[:, None] - decades) / SLOPE) ** 2)
     means = kernel @ values / kernel.sum(1)

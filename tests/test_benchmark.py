@@ -59,6 +59,15 @@ def test_measures_training_decoding_presets_and_growth(tmp_path: Path, tiny_over
         assert heading in printed
 
 
+def test_a_model_of_several_readouts_has_no_phases(tmp_path: Path, tiny_overrides: list[str]) -> None:
+    measured(tmp_path, "--updates", "2", "--no-decoding", *tiny_overrides, "attention=marginal")
+    (path,) = tmp_path.rglob("benchmark.json")
+    found = json.loads(path.read_text())
+    assert found["phases"] == {}
+    assert found["training"]["share_of_product"] is None
+    assert found["training"]["tokens_per_second"] > 0
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

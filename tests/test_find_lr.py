@@ -3,8 +3,9 @@
 import json
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -43,6 +44,27 @@ def test_a_loss_that_only_rises_has_none(find_lr: ModuleType) -> None:
     rates = list(np.geomspace(1e-3, 1, 50))
     assert find_lr.landmarks(rates, list(np.linspace(1, 2, 50))) is None
     assert find_lr.landmarks(rates, [1.0] * 50) is None
+    assert find_lr.landmarks(rates[:2], [1.0, math.inf]) is None
+
+
+def test_overflows_do_not_count_while_fp16_looks_for_its_scale(find_lr: ModuleType) -> None:
+    """The first two updates overflow, then the scale is found, and a later overflow ends the test."""
+    finite, scales = iter([False, False, True, True, False]), iter([2.0**16, 2.0**15, 1.0])
+    trainer = SimpleNamespace(signals=nullcontext(), optimizer=SimpleNamespace(param_groups=[{"lr": 0.1}]))
+    trainer.updater = SimpleNamespace(scaler=SimpleNamespace(is_enabled=lambda: True, get_scale=lambda: next(scales)))
+
+    def update() -> bool:
+        if next(finite):
+            trainer.window = SimpleNamespace(updates=1, means=lambda: {"loss": 5.0})
+        return False
+
+    trainer.update = update
+    rates: list[float] = []
+    losses: list[float] = []
+    ramp = find_lr.Ramp(0.001, 1.0, 10, 0.1)
+    assert find_lr.range_test(SimpleNamespace(trainer=trainer), ramp, rates, losses) == 0
+    assert losses == [5.0, 5.0, math.inf]
+    assert len(rates) == 3
 
 
 def test_smoothing_is_an_unbiased_moving_average(find_lr: ModuleType) -> None:

@@ -196,7 +196,8 @@ class Seq2Seq(nn.Module):
         assert self.inference is not None
         memory, _ = state.attention()
         lengths = target_out.ne(int(self.target_embedding.padding_idx or 0)).sum(1).cpu()
-        inferred: Inferred = self.inference(self._embed_target(target_out), lengths, memory.values, prior)
+        embedded = masked(self._embed_target(target_out), state.weights.word_mask)
+        inferred: Inferred = self.inference(embedded, lengths, memory.values, prior)
         return inferred
 
     def _token_log_probs(self, table: Tensor | None = None) -> TokenLogProbs:

@@ -1,6 +1,6 @@
 """Checkpoint files: safetensors for the weights of a validation, torch's format for the full state of training.
 
-Loading either executes no code of the file and allocates no more memory than the file has bytes.
+Loading either executes no code of the file and allocates memory only in proportion to the file's size.
 """
 
 import errno

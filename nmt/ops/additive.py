@@ -30,7 +30,8 @@ def additive_energies(
     The hidden units (B, T, S, A) are not stored: the backward pass recomputes them from the features and the keys, of
     which a loop stores one copy. On a CPU they are computed as tanh(x) = 2 sigmoid(2 x) - 1, which is several times
     faster:  e = 2 v . sigmoid(2 q + 2 k + 2 P f) - sum(v).  Without features, sigmoid(2 q + 2 k) is computed as
-    1 / (1 + e^-2q e^-2k): each exponential is computed once, not for every pair of query and key.
+    1 / (1 + e^-2q e^-2k): each exponential is computed once, not for every pair of query and key. There |q| and |k|
+    count as at most 43, which matters only where both are larger and nearly cancel each other.
     """
     convert = _plain
     if prefers_sigmoid(keys):

@@ -154,7 +154,7 @@ class Updater:
         self.scaler.unscale_(self.optimizer)  # before clipping, so that the norm is that of the true gradient
         norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
         nn.utils.clip_grad_norm_(self.policy_parameters, self.max_grad_norm)
-        applied = bool((norm + total).isfinite())  # the only value an update waits for the device for
+        applied = bool((norm + total).isfinite())  # what an update waits for the device for, besides latent positions
         if applied:
             self.scaler.step(self.optimizer)
             self.objective.after_update(terms, whole.tokens)

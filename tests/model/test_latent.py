@@ -238,6 +238,18 @@ def test_the_inference_network_reads_the_whole_target_and_no_padding() -> None:
     torch.testing.assert_close(padded.exp(), one.exp(), **EXACT)
 
 
+def test_the_inference_network_reads_words_through_the_mask_of_its_sentence() -> None:
+    kind = attention("general", alignment=VARIATIONAL)
+    model = model_of(attention=kind, variational_dropout=True, embedding__dropout=0.5)
+    seen: list[Tensor] = []
+    model.inference.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    model.train()
+    state = model.encode(SOURCE, LENGTHS)
+    model.decode(TARGET, state, OUT)
+    assert (state.weights.word_mask == 0).any()
+    torch.testing.assert_close(seen[0], model.target_embedding(OUT) * state.weights.word_mask[:, None], **EXACT)
+
+
 @pytest.mark.parametrize("changes", LATENT, ids=label)
 def test_gradients_equal_differences(changes: dict[str, Any]) -> None:
     """Along a random direction of all parameters: through mixtures, posteriors and inference networks."""
