@@ -2,10 +2,10 @@
 
 python scripts/find_lr.py [OPTION ...] [KEY=VALUE ...]
 
-KEY=VALUE are overrides as for nmt-train. The rate rises exponentially with every update, until the loss diverges.
-Prints a rate that is safely below the one at which the loss was lowest, as the override to give: it suits the peak of the
-run's schedule. Writes find_lr.png and find_lr.json (Smith 2017, "Cyclical learning rates for training neural networks",
-section 3.3, where the rate rises linearly).
+KEY=VALUE are overrides as for nmt-train. The rate rises exponentially with every update, until the loss diverges. The
+script prints a rate that is safely below the one at which the loss was lowest, as the override to give: it suits the
+peak of the run's schedule. It writes find_lr.png and find_lr.json (Smith 2017, "Cyclical learning rates for training
+neural networks", section 3.3, where the rate rises linearly).
 """
 
 import argparse
