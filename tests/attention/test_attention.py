@@ -113,7 +113,7 @@ def test_the_log_prob_told_is_that_of_the_position_attended_to(name: str) -> Non
         ("normalizer", {"kind": "first_order", "reach": 3, "monotonic": True}, "reach", 3),
         ("normalizer", {"kind": "first_order", "reach": 3, "monotonic": True}, "monotonic", 1),
         ("alignment", {"kind": "straight_through", "temperature": 0.6}, "temperature", 0.6),
-        ("alignment", ALIGNMENTS["sampled"] | {"expected": 0.3}, "expected", 0.3),
+        ("alignment", ALIGNMENTS["sampled"] | {"soft_share": 0.3}, "soft_share", 0.3),
         ("normalizer", {"kind": "monotonic", "noise": 0.3, "initial_offset": -2.0}, "noise", 0.3),
         ("normalizer", {"kind": "monotonic", "noise": 0.3, "initial_offset": -2.0}, "offset", -2.0),
         ("normalizer", {"kind": "mocha", "noise": 0.3, "initial_offset": -2.0, "chunk": 5}, "noise", 0.3),
