@@ -145,7 +145,7 @@ class LatentDecoder(Decoder):
         """p(s_t | y_1 ... y_t), p(s_t | y_1 ... y_{t-1}) (B, T, S), bool (B, T) False on padding, (B, T, E) ->
         p(s_t | y_1 ... y_T) (B, T, S), by the backward pass of the forward-backward algorithm.
 
-        The posterior is returned as it is where positions are not a Markov chain given the words.
+        Returns the posterior unchanged unless the positions form a Markov chain given the words.
         """
         assert isinstance(self.attention, Attention)
         memory, _ = state.attention()
