@@ -1,8 +1,9 @@
 """Write the versions of this environment, with the SHA-256 of each of their files in the index.
 
-python scripts/pin.py [--index https://pypi.org/simple]
+python scripts/pin.py [--index https://pypi.org/simple] [--docs]
 
-constraints.txt holds all but those that only the extra `docs` needs, which docs/constraints.txt holds.
+constraints.txt holds all but those that only the extra `docs` needs, which docs/constraints.txt holds. --docs
+writes only the latter.
 torch goes without hashes: the wheel that fits depends on the machine and comes from PyTorch's own index as well. Files
 for Pythons older than this package's are left out.
 """

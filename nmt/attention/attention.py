@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from nmt.attention.alignment import ExpectedAlignment
 from nmt.attention.memory import Attended, Choice, Detail, Memory, Past, join_steps
 from nmt.attention.monotonic import Chunk
-from nmt.attention.parts import Aligned, Alignment, Coverage, KeyUpdate, Normalized, Normalizer, Score, Window, wide
+from nmt.attention.parts import Aligned, Alignment, Coverage, KeyUpdate, Normalized, Normalizer, Score, Window
 from nmt.ops.dropout import dropout
 from nmt.ops.linear import product
+from nmt.ops.precision import in_autocast_dtype, wide
 from nmt.ops.rows import rows
-from nmt.ops.shared import in_autocast_dtype, loop
+from nmt.ops.shared import loop
 
 
 class Attention(nn.Module):

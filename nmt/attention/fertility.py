@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from nmt.attention.memory import Past
-from nmt.attention.parts import Normalized, Normalizer, wide
+from nmt.attention.parts import Normalized, Normalizer
 from nmt.ops.constrained_sparsemax import constrained_sparsemax
+from nmt.ops.precision import wide
 
 
 class FertilityNormalizer(Normalizer):

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from nmt.attention.memory import Past
-from nmt.attention.parts import KeyUpdate, Score, wide
+from nmt.attention.parts import KeyUpdate, Score
 from nmt.ops.linear import Linear
+from nmt.ops.precision import wide
 
 MAX_EXPONENT = 15.0  # e^15 positions are longer than any sentence, and their square is a number in float32
 

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmt.attention.memory import Past
-from nmt.attention.parts import Normalized, Normalizer, wide
+from nmt.attention.parts import Normalized, Normalizer
 from nmt.ops.linear_chain import linear_chain_log_odds
+from nmt.ops.precision import wide
 
 
 class LinearChainNormalizer(Normalizer):

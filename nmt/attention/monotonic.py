@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from nmt.attention.memory import Past
-from nmt.attention.parts import Normalized, Normalizer, Score, wide
+from nmt.attention.parts import Normalized, Normalizer, Score
 from nmt.ops.monotonic import chunk_log_weights, monotonic_log_weights
+from nmt.ops.precision import wide
 
 
 class MonotonicNormalizer(Normalizer):

@@ -8,7 +8,8 @@ from entmax import entmax15, sparsemax
 from torch import Tensor, nn
 
 from nmt.attention.memory import Past
-from nmt.attention.parts import Normalized, Normalizer, wide
+from nmt.attention.parts import Normalized, Normalizer
+from nmt.ops.precision import wide, wide_dtype
 
 
 class SoftmaxNormalizer(Normalizer):
@@ -26,7 +27,7 @@ class SoftmaxNormalizer(Normalizer):
 
     def forward(self, energies: Tensor, keep: Tensor | None, past: Past) -> Normalized:
         """(B, T, W), bool (B, 1 or T, W) or None -> weights (B, T, W)."""
-        dtype = torch.promote_types(energies.dtype, torch.float32)
+        dtype = wide_dtype(energies.dtype)
         if self.temperature != 1.0:
             energies = energies.to(dtype) / self.temperature  # in float16, the quotient may be too large
         if keep is None:

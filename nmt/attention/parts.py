@@ -5,7 +5,6 @@ Shapes: B batch, S source positions, T target positions, Q query, M memory, A at
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from nmt.attention.memory import Past
@@ -121,8 +120,3 @@ class Alignment(nn.Module):
     def forward(self, distribution: Normalized) -> Aligned:
         """(B, T, W), a row of zeros where no position is kept -> weights (B, T, W)."""
         raise NotImplementedError
-
-
-def wide(energies: Tensor) -> Tensor:
-    """The same in float32, unless they are wider."""
-    return energies.to(torch.promote_types(energies.dtype, torch.float32))

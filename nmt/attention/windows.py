@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nmt.attention.parts import Window
 from nmt.ops.linear import Linear
+from nmt.ops.precision import wide
 
 
 class GlobalWindow(Window):
@@ -47,8 +48,7 @@ class LocalPredictiveWindow(Window):
     def centre(self, query: Tensor, valid: Tensor, steps: range) -> Tensor:
         """(B, T, Q), bool (B, S) -> (B, T)."""
         position = self.position(torch.tanh(self.position_proj(query))).squeeze(-1)
-        wide = torch.promote_types(position.dtype, torch.float32)
-        return valid.sum(1, keepdim=True) * torch.sigmoid(position.to(wide))
+        return valid.sum(1, keepdim=True) * torch.sigmoid(wide(position))
 
     def falloff(self, offsets: Tensor) -> Tensor:
         """(B, T, W) -> exp(-offset^2 / (2 sigma^2))."""

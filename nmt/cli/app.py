@@ -1,4 +1,4 @@
-"""What the five commands share: start Hydra, and report a user's mistake as one line with exit status 2."""
+"""What the commands share: they start Hydra, and report a user's mistake as one line with exit status 2."""
 
 import contextlib
 import errno

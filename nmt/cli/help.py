@@ -24,7 +24,7 @@ SET_BY_SIZE = {"size.lr": "optimizer.lr", "size.vocab_size": "tokenizer.vocab_si
 def config_files(command: str) -> list[tuple[Path, str]]:
     """All YAML files of a command, including choices that are not selected, each with the prefix of its keys."""
     roots = [config_dir() / command, *(sorted(config_dir().iterdir()) if command == "train" else [])]
-    roots += [config_dir() / "search"] if command in {"evaluate", "translate"} else []
+    roots += [config_dir() / "search"] if command in {"evaluate", "translate", "serve"} else []
     files = [(config_dir() / f"{command}.yaml", "")]
     for root in (root for root in roots if root.is_dir() and root.name != "hydra"):
         files += [(path, key_prefix(path)) for path in sorted(root.rglob("*.yaml"))]

@@ -31,7 +31,7 @@ def _serve(config: ServeConfig, overrides: list[str]) -> None:
         from nmt.contention import fair_waiting
         from nmt.machine import tune_memory
         from nmt.serve.app import application
-        from nmt.serve.batcher import Limits
+        from nmt.serve.batcher import QueueSettings
         from nmt.serve.guard import Rules
         from nmt.serve.models import load_models
         from nmt.serve.server import address, listen, run
@@ -45,16 +45,16 @@ def _serve(config: ServeConfig, overrides: list[str]) -> None:
         threads = torch.get_num_threads()
         on_cpu = next(iter(models.values())).translator.machine.device.type == "cpu"
         workers = config.workers or (threads if on_cpu else 1)
-        queue = Limits(workers, max(1, threads // workers), limits.waiting, config.wait)
-        service = Service(models, queue, limits.texts)
+        queue = QueueSettings(workers, max(1, threads // workers), limits.queued_sentences, config.batch_wait_seconds)
+        service = Service(models, queue, limits.request_texts)
         own_names = {name.lower() for name in (config.host, *config.hosts)}
         hosts = None if not _is_loopback(config.host) and not config.hosts else LOOPBACK | own_names
-        rules = Rules(hosts, token, limits.body, limits.body_seconds, limits.seconds)
+        rules = Rules(hosts, token, limits.body_bytes, limits.body_seconds, limits.request_seconds)
         names = f"{len(models)} models ({', '.join(models)})" if len(models) > 1 else next(iter(models))
         url = address(listening)
         log.info("serving %s at %s%s; Ctrl-C stops", names, url, f"#token={token}" if config.token else "")
         try:
-            run(application(service, rules, config.log_requests), listening, limits.seconds)
+            run(application(service, rules, config.log_requests), listening, limits.request_seconds)
         finally:
             service.batcher.close()
 

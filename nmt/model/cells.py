@@ -14,7 +14,7 @@ from nmt.ops.dropout import dropout, masked, zoneout
 from nmt.ops.gates import gru_gates, lstm_gates
 from nmt.ops.linear import linear
 from nmt.ops.packed import Weight
-from nmt.ops.shared import in_autocast_dtype
+from nmt.ops.precision import in_autocast_dtype
 
 Recurrent = nn.RNN | nn.GRU | nn.LSTM
 State = tuple[Tensor, Tensor | None]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nmt.ops.copying import copied_log_probs
 from nmt.ops.linear import Linear
+from nmt.ops.precision import wide
 
 NEVER = -1  # in place of a source token that is not copied
 
@@ -59,9 +60,8 @@ class CopyGate(nn.Module):
     def forward(self, readouts: Tensor, weights: Tensor, source: Tensor) -> Copying:
         """(B, T, R), attention (B, T, S), int64 (B, S) tokens or NEVER -> Copying."""
         logit = self.proj(readouts)
-        wide = torch.promote_types(torch.float32, logit.dtype)
-        logit, never = logit.to(wide), source == NEVER
-        weights = weights.to(wide).masked_fill(never[:, None], 0.0)
+        logit, never = wide(logit), source == NEVER
+        weights = weights.to(logit.dtype).masked_fill(never[:, None], 0.0)
         left = (1 - weights.sum(-1, keepdim=True)).clamp_min(0.0)
         copies = torch.sigmoid(-logit)  # 1 - g, exact where g is nearly 1
         shares = torch.cat([torch.sigmoid(logit) + copies * left, copies * weights], dim=-1)

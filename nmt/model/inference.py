@@ -12,6 +12,7 @@ from nmt.model.cells import Recurrent
 from nmt.model.mixture import Inferred
 from nmt.model.recurrence import run_rnn
 from nmt.ops.dropout import Dropout
+from nmt.ops.precision import wide
 from nmt.ops.sentence_draws import draw
 
 
@@ -31,8 +32,7 @@ class InferenceNetwork(nn.Module):
     def forward(self, embedded: Tensor, lengths: Tensor, states: Tensor, prior: Tensor) -> Inferred:
         """y_1 ... y_T (B, T, E), int64 (B,) on the CPU, (B, S, M), (B, T, S) -> Inferred."""
         read, _ = run_rnn(self.rnn, embedded, lengths)
-        energies = self.score(self.dropout(read), self.score.keys(states))
-        energies = energies.to(torch.promote_types(energies.dtype, torch.float32))
+        energies = wide(self.score(self.dropout(read), self.score.keys(states)))
         nowhere = prior.detach() == 0
         log_q = energies.masked_fill(nowhere, torch.finfo(energies.dtype).min).log_softmax(-1)
         q = log_q.exp().masked_fill(nowhere, 0.0)

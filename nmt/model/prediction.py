@@ -13,7 +13,7 @@ from nmt.model.readout import Output
 from nmt.ops import output_loss as ops
 from nmt.ops.copying import with_copies
 from nmt.ops.linear import linear
-from nmt.ops.mixture import mean_of_each, mixture_log_probs, mixture_loss, of_the_mean
+from nmt.ops.mixture import criterion_of_mean, mean_of_criteria, mixture_log_probs, mixture_loss
 from nmt.ops.output_loss import Criterion, OutputLoss
 
 Predictions = Tensor | Mixture | Copying
@@ -27,7 +27,7 @@ def prediction_loss(
     if isinstance(readouts, Mixture):
         copies, K = len(readouts.weights) // len(targets), readouts.weights.shape[2]
         operands = output.operands(readouts.readouts.reshape(copies, targets.numel(), K, -1))
-        combine = mean_of_each if readouts.averages_losses else of_the_mean
+        combine = mean_of_criteria if readouts.averages_losses else criterion_of_mean
         mixing = readouts.weights.reshape(copies, -1, K)
         total, terms = mixture_loss(*operands, mixing, counted, combine, criterion, *others)
     elif isinstance(readouts, Copying):

@@ -25,7 +25,7 @@ from nmt.model.state import BatchWeights, DecoderState
 from nmt.ops.linear import Linear, linear
 from nmt.ops.mixture import mixture_log_probs, target_log_probs
 from nmt.ops.packed import Pack, Weight
-from nmt.ops.shared import in_autocast_dtype
+from nmt.ops.precision import in_autocast_dtype
 from nmt.search.hypothesis import StepOutput
 
 MIN_ROWS = 32  # of a product, for which packing a shortlist's part of the output table pays

@@ -28,7 +28,7 @@ from nmt.ops.dropout import Dropout, dropout, masked
 from nmt.ops.linear import Linear
 from nmt.ops.mixture import target_log_probs
 from nmt.ops.output_loss import Criterion, OutputLoss, cross_entropy
-from nmt.ops.shared import in_autocast_dtype
+from nmt.ops.precision import in_autocast_dtype
 from nmt.search.hypothesis import StepOutput
 
 

@@ -23,8 +23,8 @@ from nmt.model.mixture import Mixture
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.matmul import matmul
 from nmt.ops.output_loss import Criterion, cross_entropy
+from nmt.ops.precision import in_autocast_dtype
 from nmt.ops.sentence_draws import copied_draws
-from nmt.ops.shared import in_autocast_dtype
 
 Terms = dict[str, Tensor]
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from nmt.ops.precision import wide
 from nmt.ops.shared import defer_gradient
 
 MAX_EXPONENT = 86.0  # e^86 and e^-86 are normal numbers in float32: their product is never 0 times infinity
@@ -60,15 +61,15 @@ class _Values(NamedTuple):
 
 
 def _plain(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
-    """For tanh."""
-    wide = torch.promote_types(keys.dtype, torch.float32)
-    weight = weight[0].to(wide)
+    """Prepares the values for tanh."""
+    keys = wide(keys)
+    weight = weight[0].to(keys.dtype)
     projection = keys.new_empty(keys.shape[-1], 0) if projection is None else projection
-    return _Values(keys.to(wide), weight, weight, projection.to(wide), weight.new_ones(()), None)
+    return _Values(keys, weight, weight, projection.to(keys.dtype), weight.new_ones(()), None)
 
 
 def _doubled(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
-    """For the logistic function."""
+    """Prepares the values for the logistic function."""
     plain = _plain(keys, weight, projection)
     return plain._replace(
         keys=2 * plain.keys, weight=2 * plain.weight, slope=4 * plain.weight, total=plain.weight.sum()
@@ -76,7 +77,7 @@ def _doubled(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values
 
 
 def _exponentials(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
-    """For the logistic function, without features."""
+    """Prepares the values for the logistic function without features."""
     doubled = _doubled(keys, weight, projection)
     return doubled._replace(keys=doubled.keys.clamp_(-MAX_EXPONENT, MAX_EXPONENT).neg_().exp_())
 

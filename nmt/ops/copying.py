@@ -3,19 +3,18 @@
 Shapes: C copies of a batch, N target positions, n of them in a chunk, S source positions, V vocabulary.
 """
 
-import torch
 from torch import Tensor
 
 from nmt.ops.output_loss import Criterion
+from nmt.ops.precision import finite_log, wide_dtype
 
 
 def copied_log_probs(logits: Tensor, shares: Tensor, tokens: Tensor) -> Tensor:
     """log(w_0 softmax(z)_v + sum of w_s over the positions s with token v): (..., V), weights (..., 1 + S) that sum
     to 1, int64 (..., S) -> float32 or wider (..., V)   (See et al. 2017, eq. 9)."""
-    wide = torch.promote_types(torch.float32, logits.dtype)
-    probs = logits.softmax(-1, dtype=wide) * shares[..., :1]
-    probs = probs.scatter_add_(-1, tokens, shares[..., 1:].to(wide))
-    return probs.clamp_min(torch.finfo(wide).tiny).log()
+    dtype = wide_dtype(logits.dtype)
+    probs = logits.softmax(-1, dtype=dtype) * shares[..., :1]
+    return finite_log(probs.scatter_add_(-1, tokens, shares[..., 1:].to(dtype)))
 
 
 def with_copies(criterion: Criterion, source: Tensor) -> Criterion:

@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from nmt.ops.matmul import input_gradient, matmul, uses_onednn, weight_gradient
 from nmt.ops.packed import Weight
+from nmt.ops.precision import wide_dtype
 from nmt.ops.shared import defer_gradient, in_loop
 
 PENDING_ELEMENTS = 2**24  # of stored inputs and gradients, above which they are reduced to a product
@@ -67,10 +68,10 @@ class _Pending:
         """Reduce all stored steps by one product. Returns the gradients so far."""
         if self.inputs:
             inputs, grads = (_joined(each) for each in (self.inputs, self.grads))
-            wide = torch.promote_types(grads.dtype, torch.float32)
-            total = weight_gradient(inputs, grads), grads.sum(-2, dtype=wide)
+            dtype = wide_dtype(grads.dtype)
+            total = weight_gradient(inputs, grads), grads.sum(-2, dtype=dtype)
             if self.total is not None:
-                total = self.total[0].to(wide) + total[0], self.total[1] + total[1]
+                total = self.total[0].to(dtype) + total[0], self.total[1] + total[1]
             self.inputs, self.grads, self.elements, self.total = [], [], 0, total
         assert self.total is not None
         return self.total

@@ -7,7 +7,7 @@ in a chunk, R readout, V vocabulary.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -17,23 +17,22 @@ from nmt.ops.linear import linear
 from nmt.ops.matmul import input_gradient, matmul, weight_gradient
 from nmt.ops.output_loss import CHUNK_NUMBERS, CPU_NUMBERS, GPU_NUMBERS, Criterion, OutputLoss, slices
 from nmt.ops.packed import Weight
-from nmt.ops.shared import in_autocast_dtype
+from nmt.ops.precision import finite_log, in_autocast_dtype, wide, wide_dtype
 
-Combine = Callable[[Criterion, Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, dict[str, Tensor]]]
+CombineReadouts = Callable[[Criterion, Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, dict[str, Tensor]]]
 """A criterion, the logits (m, V) of a chunk's readouts, their weights as a matrix (C * n, m), and what else the
 criterion reads, (n, ...) each -> loss to minimise (n,), terms to report (n,)."""
 
 
-def of_the_mean(
+def criterion_of_mean(
     criterion: Criterion, logits: Tensor, mixing: Tensor, by_position: tuple[Tensor, ...]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The criterion of log sum_k w_k p_k: a mixture's log-probabilities are logits that are already normalised."""
     probs = mixing @ logits.softmax(-1)
-    log_probs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
-    return criterion(log_probs.view(-1, len(by_position[0]), logits.shape[-1]), *by_position)
+    return criterion(finite_log(probs).view(-1, len(by_position[0]), logits.shape[-1]), *by_position)
 
 
-def mean_of_each(
+def mean_of_criteria(
     criterion: Criterion, logits: Tensor, mixing: Tensor, by_position: tuple[Tensor, ...]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """sum_k w_k criterion(logits_k), for one copy."""
@@ -48,7 +47,7 @@ def mixture_loss(
     bias: Tensor,
     mixing: Tensor,
     counted: Tensor,
-    combine: Combine,
+    combine: CombineReadouts,
     criterion: Criterion,
     *by_position: Tensor,
 ) -> OutputLoss:
@@ -81,6 +80,21 @@ def _rows(mixing: Tensor, counted: Tensor, positions: slice) -> _Rows:
     return _Rows(places, copy * n + position, ends)
 
 
+class _Gradients(NamedTuple):
+    """Sums over chunks."""
+
+    readouts: Tensor  # (C * N * K, R)
+    weight: Tensor  # (V, R)
+    bias: Tensor  # (V,)
+    mixing: Tensor  # (C * N * K,)
+
+    @classmethod
+    def zeros(cls, readouts: Tensor, weight: Tensor, bias: Tensor, mixing: Tensor) -> Self:
+        """Those of tensors like these, with the parameters' in the precision of `mixing`."""
+        weight, bias = (torch.zeros_like(parameter, dtype=mixing.dtype) for parameter in (weight, bias))
+        return cls(torch.zeros_like(readouts), weight, bias, torch.zeros_like(mixing))
+
+
 class _MixtureLoss(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0913, PLR0917
@@ -90,7 +104,7 @@ class _MixtureLoss(torch.autograd.Function):
         bias: Tensor,
         mixing: Tensor,
         counted: Tensor,
-        combine: Combine,
+        combine: CombineReadouts,
         criterion: Criterion,
         by_position: tuple[Tensor, ...],
         terms: dict[str, Tensor],
@@ -98,50 +112,43 @@ class _MixtureLoss(torch.autograd.Function):
     ) -> Tensor:
         ctx.like = [(tensor.shape, tensor.dtype) for tensor in (readouts, weight, bias, mixing)]
         C, N, K, R = readouts.shape
-        wide = torch.promote_types(torch.float32, weight.dtype)
-        factors, mixing = counted.to(wide), mixing.detach().to(wide)
+        dtype = wide_dtype(weight.dtype)
+        factors, mixing = counted.to(dtype), mixing.detach().to(dtype)
         readouts, weight, bias = (in_autocast_dtype(tensor) for tensor in (readouts, weight, bias))
         flat, flat_mixing = readouts.reshape(-1, R), mixing.reshape(-1)
         total, reported = factors.new_zeros(()), dict[str, list[Tensor]]()
-        gradients = None
-        if differentiate:
-            gradients = [
-                torch.zeros_like(flat),
-                torch.zeros(weight.shape, dtype=wide, device=weight.device),
-                torch.zeros(bias.shape, dtype=wide, device=weight.device),
-                torch.zeros_like(flat_mixing),
-            ]
+        gradients = _Gradients.zeros(flat, weight, bias, flat_mixing) if differentiate else None
         numbers = CPU_NUMBERS if weight.device.type == "cpu" else GPU_NUMBERS
         columns = C * K * len(weight)
-        for positions in slices(N, columns, CHUNK_NUMBERS):
-            rows = _rows(mixing, counted, positions)
+        for chunk in slices(N, columns, CHUNK_NUMBERS):
+            rows = _rows(mixing, counted, chunk)
             chunk_readouts = flat.index_select(0, rows.places)
             logits = matmul(chunk_readouts, weight, bias)
-            n = positions.stop - positions.start
-            for few in slices(n, columns, numbers):
-                own = slice(rows.ends[few.start - 1] if few.start else 0, rows.ends[few.stop - 1])
-                few_positions = slice(positions.start + few.start, positions.start + few.stop)
-                part = logits[own].to(wide).detach().requires_grad_(differentiate)
+            n = chunk.stop - chunk.start
+            for part in slices(n, columns, numbers):
+                own = slice(rows.ends[part.start - 1] if part.start else 0, rows.ends[part.stop - 1])
+                positions = slice(chunk.start + part.start, chunk.start + part.stop)
+                part_logits = logits[own].to(dtype).detach().requires_grad_(differentiate)
                 shares = flat_mixing.index_select(0, rows.places[own]).requires_grad_(differentiate)
-                size = few.stop - few.start
+                size = part.stop - part.start
                 owners = rows.owners[own]
-                owners = owners // n * size + owners % n - few.start
+                owners = owners // n * size + owners % n - part.start
                 with torch.set_grad_enabled(differentiate):
                     matrix = shares.new_zeros(C * size, len(shares))
                     matrix = matrix.index_put((owners, torch.arange(len(shares), device=owners.device)), shares)
-                    others = tuple(tensor[few_positions] for tensor in by_position)
-                    loss, named = combine(criterion, part, matrix, others)
-                total += loss.detach() @ factors[few_positions]
+                    others = tuple(tensor[positions] for tensor in by_position)
+                    loss, named = combine(criterion, part_logits, matrix, others)
+                total += loss.detach() @ factors[positions]
                 for name, term in named.items():
-                    reported.setdefault(name, []).append(term.detach() * factors[few_positions])
+                    reported.setdefault(name, []).append(term.detach() * factors[positions])
                 if gradients is not None:
-                    of_logits, of_shares = torch.autograd.grad(loss, (part, shares), factors[few_positions])
-                    gradients[2] += of_logits.sum(0)
-                    gradients[3].index_copy_(0, rows.places[own], of_shares)
-                    logits[own] = of_logits.to(logits.dtype)
+                    logits_grad, shares_grad = torch.autograd.grad(loss, (part_logits, shares), factors[positions])
+                    gradients.bias.add_(logits_grad.sum(0))
+                    gradients.mixing.index_copy_(0, rows.places[own], shares_grad)
+                    logits[own] = logits_grad.to(logits.dtype)
             if gradients is not None:
-                gradients[0].index_copy_(0, rows.places, input_gradient(logits, weight).to(flat.dtype))
-                gradients[1] += weight_gradient(chunk_readouts, logits)
+                gradients.readouts.index_copy_(0, rows.places, input_gradient(logits, weight).to(flat.dtype))
+                gradients.weight.add_(weight_gradient(chunk_readouts, logits))
         terms.update({name: torch.cat(parts) for name, parts in reported.items()})
         ctx.gradients = gradients
         return total
@@ -161,13 +168,9 @@ def mixture_log_probs(readouts: Tensor, weight: Weight, bias: Tensor, mixing: Te
     """log sum_k w_k p_k: (N, K, R), (V, R), (V,), (N, K) -> float32 or wider (N, V); where no readout has weight, the
     same number for all tokens."""
     if torch.compiler.is_compiling():  # the number of rows is not known then
-        probs = _mixed(readouts, weight, bias, mixing)
-        return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
-    chunks = []
-    for few in slices(len(readouts), readouts.shape[1] * len(bias), CHUNK_NUMBERS):
-        probs = _mixed(readouts[few], weight, bias, mixing[few])
-        chunks.append(probs.clamp_min(torch.finfo(probs.dtype).tiny).log())
-    return torch.cat(chunks)
+        return finite_log(_mixed(readouts, weight, bias, mixing))
+    chunks = slices(len(readouts), readouts.shape[1] * len(bias), CHUNK_NUMBERS)
+    return torch.cat([finite_log(_mixed(readouts[chunk], weight, bias, mixing[chunk])) for chunk in chunks])
 
 
 def _mixed(readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor) -> Tensor:
@@ -175,12 +178,12 @@ def _mixed(readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor) -> Te
     elsewhere would make the CPU wait for the device."""
     if readouts.device.type != "cpu" or torch.compiler.is_compiling():
         logits = linear(readouts, weight, bias)
-        wide = torch.promote_types(torch.float32, logits.dtype)
-        return torch.bmm(mixing[:, None].to(wide), logits.softmax(-1, dtype=wide)).squeeze(1)
+        probs = logits.softmax(-1, dtype=wide_dtype(logits.dtype))
+        return torch.bmm(mixing[:, None].to(probs.dtype), probs).squeeze(1)
     owners, components = mixing.nonzero().unbind(1)
     logits = linear(readouts[owners, components], weight, bias)
-    wide = torch.promote_types(torch.float32, logits.dtype)
-    probs = logits.softmax(-1, dtype=wide) * mixing[owners, components, None].to(wide)
+    probs = logits.softmax(-1, dtype=wide_dtype(logits.dtype))
+    probs = probs * mixing[owners, components, None].to(probs.dtype)
     return probs.new_zeros(len(readouts), logits.shape[-1]).index_add(0, owners, probs)
 
 
@@ -204,8 +207,8 @@ class _TargetLogProbs(torch.autograd.Function):
         ctx.dtypes = [tensor.dtype for tensor in (readouts, weight, bias)]
         readouts, weight, bias = (in_autocast_dtype(tensor) for tensor in (readouts, weight, bias))
         parts = [
-            _chosen(matmul(readouts[few], weight, bias), targets[few])
-            for few in slices(len(readouts), len(weight), CHUNK_NUMBERS)
+            _chosen(matmul(readouts[chunk], weight, bias), targets[chunk])
+            for chunk in slices(len(readouts), len(weight), CHUNK_NUMBERS)
         ]
         log_probs, log_totals = (torch.cat(each) for each in zip(*parts, strict=True))
         ctx.save_for_backward(readouts, weight, bias, targets, log_totals)
@@ -215,21 +218,21 @@ class _TargetLogProbs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         readouts, weight, bias, targets, log_totals = ctx.saved_tensors
-        of_readouts, of_weight, of_bias = [], torch.zeros_like(weight), bias.new_zeros(bias.shape, dtype=grad.dtype)
-        for few in slices(len(readouts), len(weight), CHUNK_NUMBERS):
-            logits, slopes = matmul(readouts[few], weight, bias), grad[few, None]
-            of_logits = (logits.to(grad.dtype) - log_totals[few, None]).exp_().mul_(-slopes)
-            of_logits.scatter_add_(-1, targets[few, None], slopes)
-            of_bias += of_logits.sum(0)
-            of_logits = of_logits.to(logits.dtype)
-            of_readouts.append(input_gradient(of_logits, weight))
-            of_weight += weight_gradient(readouts[few], of_logits)
-        gradients = torch.cat(of_readouts), of_weight, of_bias
+        readouts_grad, weight_grad = [], torch.zeros_like(weight)
+        bias_grad = torch.zeros_like(bias, dtype=grad.dtype)
+        for chunk in slices(len(readouts), len(weight), CHUNK_NUMBERS):
+            logits, slopes = matmul(readouts[chunk], weight, bias), grad[chunk, None]
+            logits_grad = (logits.to(grad.dtype) - log_totals[chunk, None]).exp_().mul_(-slopes)
+            logits_grad.scatter_add_(-1, targets[chunk, None], slopes)
+            bias_grad += logits_grad.sum(0)
+            logits_grad = logits_grad.to(logits.dtype)
+            readouts_grad.append(input_gradient(logits_grad, weight))
+            weight_grad += weight_gradient(readouts[chunk], logits_grad)
+        gradients = torch.cat(readouts_grad), weight_grad, bias_grad
         return *(gradient.to(dtype) for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)), None
 
 
 def _chosen(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """(m, V), int64 (m,) -> log p(target), log sum exp logits (m,)."""
-    wide = torch.promote_types(torch.float32, logits.dtype)
-    log_totals = logits.to(wide).logsumexp(-1)
-    return logits.gather(-1, targets[:, None])[:, 0].to(wide) - log_totals, log_totals
+    log_totals = wide(logits).logsumexp(-1)
+    return wide(logits.gather(-1, targets[:, None])[:, 0]) - log_totals, log_totals

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nmt.ops.matmul import input_gradient, matmul, weight_gradient
-from nmt.ops.shared import in_autocast_dtype
+from nmt.ops.precision import in_autocast_dtype, wide_dtype
 
 CHUNK_NUMBERS = 2**24  # logits held at a time: 64 MiB in float32
 CPU_NUMBERS = 2**19  # logits a criterion gets at a time on a CPU: 2 MiB in float32, which stay in its cache
@@ -68,18 +68,18 @@ class _OutputLoss(torch.autograd.Function):
     ) -> Tensor:
         inputs = (readouts, weight, bias) if shares is None else (readouts, weight, bias, shares)
         ctx.like = [(tensor.shape, tensor.dtype) for tensor in inputs]
-        wide = torch.promote_types(torch.float32, weight.dtype)
-        factors = counted.to(wide)
+        dtype = wide_dtype(weight.dtype)
+        factors = counted.to(dtype)
         total = factors.new_zeros(())
         reported: dict[str, list[Tensor]] = {}
         gradients = _Gradients()
         numbers = CPU_NUMBERS if weight.device.type == "cpu" else GPU_NUMBERS
         readouts, weight, bias = (in_autocast_dtype(tensor) for tensor in (readouts, weight, bias))
         for rows, logits in _logit_chunks(readouts, weight, bias):
-            bias_gradient = bias.new_zeros(bias.shape, dtype=wide)
-            for few in slices(logits.shape[1], logits[:, 0].numel(), numbers):
-                positions = slice(rows.start + few.start, rows.start + few.stop)
-                own = [logits[:, few].to(wide)] + ([] if shares is None else [shares[:, positions].to(wide)])
+            bias_gradient = bias.new_zeros(bias.shape, dtype=dtype)
+            for part in slices(logits.shape[1], logits[:, 0].numel(), numbers):
+                positions = slice(rows.start + part.start, rows.start + part.stop)
+                own = [logits[:, part].to(dtype)] + ([] if shares is None else [shares[:, positions].to(dtype)])
                 own = [tensor.detach().requires_grad_(differentiate) for tensor in own]
                 with torch.set_grad_enabled(differentiate):
                     loss, named = criterion(*own, *(tensor[positions] for tensor in by_position))
@@ -90,7 +90,7 @@ class _OutputLoss(torch.autograd.Function):
                     gradient, *of_shares = torch.autograd.grad(loss, own, factors[positions])
                     gradients.shares += of_shares
                     bias_gradient += gradient.sum((0, 1))
-                    logits[:, few] = gradient
+                    logits[:, part] = gradient
             if differentiate:
                 gradients.add(readouts[:, rows], weight, logits, bias_gradient)
         terms.update({name: torch.cat(parts) for name, parts in reported.items()})
@@ -134,7 +134,7 @@ def most_probable(readouts: Tensor, weight: Tensor, bias: Tensor, banned: Tensor
     """(N, R), (V, R), (V,), int64 ids -> int64 (N,), the ids with the greatest logits that are not banned."""
     operands = (in_autocast_dtype(tensor) for tensor in (readouts[None], weight, bias))
     chunks = (logits[0].index_fill_(1, banned, -torch.inf).argmax(-1) for _, logits in _logit_chunks(*operands))
-    return torch.cat([*chunks]) if len(readouts) else banned.new_empty(0)
+    return torch.cat(list(chunks)) if len(readouts) else banned.new_empty(0)
 
 
 def _logit_chunks(readouts: Tensor, weight: Tensor, bias: Tensor) -> Iterator[tuple[slice, Tensor]]:

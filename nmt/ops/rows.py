@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from nmt.ops.precision import wide
 from nmt.ops.shared import defer_gradient
 
 
@@ -41,10 +42,10 @@ class _Rows(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:  # noqa: ANN401
         (index,) = ctx.saved_tensors
-        wide = torch.promote_types(grad.dtype, torch.float32)
+        grad = wide(grad)
         if not ctx.pending:
-            ctx.pending.append(torch.zeros(ctx.shape, dtype=wide, device=grad.device))
-        ctx.pending[0].flatten(0, 1).index_add_(0, index, grad.to(wide))
+            ctx.pending.append(torch.zeros(ctx.shape, dtype=grad.dtype, device=grad.device))
+        ctx.pending[0].flatten(0, 1).index_add_(0, index, grad)
         return None, None, None, None
 
 

@@ -2,8 +2,8 @@
 
 Autograd would compute and add a gradient of the tensor's size for every use: in a recurrent loop of T steps, T small
 products and T sums for every weight. Here each use stores what the gradient needs (`Shared.pending`), and one function
-(`Combine`) computes the gradient from all of that. It runs last, because every use has the `anchor` as an input, whose
-backward pass autograd can only reach after all uses.
+(`CombineGradients`) computes the gradient from all of that. It runs last, because every use has the `anchor` as an
+input, whose backward pass autograd can only reach after all uses.
 """
 
 import weakref
@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-Combine = Callable[[list[Any]], tuple[Tensor | None, ...]]
+from nmt.ops.precision import in_autocast_dtype
+
+CombineGradients = Callable[[list[Any]], tuple[Tensor | None, ...]]
 """What the uses stored, in the order of the backward pass -> the gradient of each shared tensor."""
 
 
@@ -55,7 +57,7 @@ def _in_autocast_dtypes(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
 
 def defer_gradient(
     tensors: tuple[Tensor | None, ...],
-    combine: Combine,
+    combine: CombineGradients,
     convert: Callable[..., tuple[Tensor | None, ...]] = _in_autocast_dtypes,
 ) -> Shared:
     """The Shared of these tensors: within a loop always the same one for the same tensors and `combine`.
@@ -79,22 +81,16 @@ def defer_gradient(
 
 
 def _share(
-    tensors: tuple[Tensor | None, ...], combine: Combine, convert: Callable[..., tuple[Tensor | None, ...]]
+    tensors: tuple[Tensor | None, ...], combine: CombineGradients, convert: Callable[..., tuple[Tensor | None, ...]]
 ) -> Shared:
     pending: list[Any] = []
     values = convert(*(None if tensor is None else tensor.detach() for tensor in tensors))
     return Shared(values, _Source.apply(combine, pending, *tensors), pending)  # type: ignore[no-untyped-call]
 
 
-def in_autocast_dtype(tensor: Tensor) -> Tensor:
-    """The tensor in the precision of matrix products."""
-    device = tensor.device.type
-    return tensor.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else tensor
-
-
 class _Source(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, combine: Combine, pending: list[Any], *tensors: Tensor | None) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, combine: CombineGradients, pending: list[Any], *tensors: Tensor | None) -> Tensor:  # noqa: ANN401
         ctx.combine, ctx.pending = combine, pending
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
         first = tensors[0]

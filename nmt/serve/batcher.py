@@ -37,12 +37,12 @@ class _Job:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Of the queue."""
+class QueueSettings:
+    """How a batcher works."""
 
     workers: int  # threads that each work on a batch of their own
-    threads: int  # torch's, of each worker
-    sentences: int  # that may wait
+    threads: int  # torch's threads in each worker
+    sentences: int  # the longest queue
     wait: float  # seconds that a sentence waits for others to share its batch
 
 
@@ -53,15 +53,15 @@ class Batcher:
     lengths are nearest to its own. Free threads share what waits. A cancelled job leaves the queue.
     """
 
-    def __init__(self, limits: Limits, observe: Callable[[int, float], object] = lambda *_: None) -> None:
+    def __init__(self, settings: QueueSettings, observe: Callable[[int, float], object] = lambda *_: None) -> None:
         """observe: called with the number of jobs and the seconds of each batch."""
-        self.limits, self._observe = limits, observe
+        self.settings, self._observe = settings, observe
         self._jobs: list[_Job] = []
         self._changed = threading.Condition()
         self._open = True
         self._running = 0  # jobs in batches
         self._rate = 0.0  # jobs per second, a moving mean
-        names = (f"nmt-serve-{number}" for number in range(limits.workers))
+        names = (f"nmt-serve-{number}" for number in range(settings.workers))
         self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
         for thread in self._threads:
             thread.start()
@@ -78,7 +78,7 @@ class Batcher:
         Raises QueueFullError, and queues none, if not all may wait.
         """
         with self._changed:
-            if len(self._jobs) + len(items) > self.limits.sentences or not self._open:
+            if len(self._jobs) + len(items) > self.settings.sentences or not self._open:
                 raise QueueFullError(max(1.0, len(self._jobs) / self._rate if self._rate else 1.0))
             jobs = [_Job(work, key, item, length, most_tokens) for item, length in zip(items, tokens, strict=True)]
             self._jobs += jobs
@@ -101,14 +101,14 @@ class Batcher:
                 self._jobs = [job for job in self._jobs if job.future is not future]
 
     def _run(self) -> None:
-        torch.set_num_threads(self.limits.threads)
+        torch.set_num_threads(self.settings.threads)
         while batch := self._next_batch():
             started = time.monotonic()
             self._work(batch)
             seconds = time.monotonic() - started
             with self._changed:
                 self._running -= len(batch)
-            rate = len(batch) / max(seconds, 1e-6) * self.limits.workers
+            rate = len(batch) / max(seconds, 1e-6) * self.settings.workers
             self._rate = 0.8 * self._rate + 0.2 * rate if self._rate else rate
             self._observe(len(batch), seconds)
 
@@ -124,13 +124,13 @@ class Batcher:
                 # Clients that this thread has just answered may soon send more.
                 since = max(entered, self._jobs[0].arrived)
                 until = min(
-                    max(entered, self._jobs[-1].arrived) + self.limits.wait, since + PATIENCE * self.limits.wait
+                    max(entered, self._jobs[-1].arrived) + self.settings.wait, since + PATIENCE * self.settings.wait
                 )
                 remaining = until - time.monotonic()
                 if remaining <= 0 or not self._open:
                     break
                 self._changed.wait(remaining)
-            chosen = _similar(self._jobs, -(-(len(self._jobs) + self._running) // self.limits.workers))
+            chosen = _similar(self._jobs, -(-(len(self._jobs) + self._running) // self.settings.workers))
             self._running += len(chosen)
             taken = {id(job) for job in chosen}
             self._jobs = [job for job in self._jobs if id(job) not in taken]

@@ -80,7 +80,7 @@ def _model(service: Service, query: Query) -> ServedModel:
 async def _by_lines(service: Service, model: ServedModel, texts: list[str]) -> list[str]:
     """Translates each line of each text for itself, all of them together. Raises RefusedError for more lines than may
     wait."""
-    number, most = sum(text.count("\n") + 1 for text in texts), service.batcher.limits.sentences
+    number, most = sum(text.count("\n") + 1 for text in texts), service.batcher.settings.sentences
     if number > most:
         raise RefusedError(413, f"q: has {number} lines, but at most {most} are taken")
     lines = [line for text in texts for line in text.split("\n")]

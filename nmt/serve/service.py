@@ -10,7 +10,7 @@ import numpy as np
 from nmt.config.errors import UserError
 from nmt.explanation import Explanation, beam_tree, explain
 from nmt.search.tree import Node
-from nmt.serve.batcher import Batcher, Limits
+from nmt.serve.batcher import Batcher, QueueSettings
 from nmt.serve.guard import RefusedError
 from nmt.serve.messages import (
     ExplainAnswer,
@@ -34,11 +34,11 @@ IMPOSSIBLE = -1e9  # the log-probability 0 as a number that JSON has
 class Service:
     """Models, their queue and the figures about them."""
 
-    def __init__(self, models: Mapping[str, ServedModel], limits: Limits, max_texts: int) -> None:
-        """limits: of the queue; max_texts: of one request."""
+    def __init__(self, models: Mapping[str, ServedModel], queue: QueueSettings, max_texts: int) -> None:
+        """max_texts: the limit of one request."""
         self.models, self.max_texts = models, max_texts
         self.metrics = Metrics(lambda: len(self.batcher))
-        self.batcher = Batcher(limits, self.metrics.observe_batch)
+        self.batcher = Batcher(queue, self.metrics.observe_batch)
 
     def describe(self) -> ModelsAnswer:
         """All models."""
@@ -161,7 +161,7 @@ class Service:
         translator: Translator,
     ) -> list[Any]:
         """The results of the items, whose places in the queue are given up if the request is cancelled."""
-        most = translator.search.batch_tokens // translator.searcher.beam_size // self.batcher.limits.workers
+        most = translator.search.batch_tokens // translator.searcher.beam_size // self.batcher.settings.workers
         futures = self.batcher.submit(work, items, tokens, key, most)
         try:
             results = await asyncio.gather(*map(asyncio.wrap_future, futures))
@@ -176,7 +176,7 @@ class Service:
         """Raises UserError without texts, RefusedError if there are too many in this field of a request."""
         if not texts:
             raise UserError(f"{field}: is an empty list")
-        most = min(self.max_texts, self.batcher.limits.sentences)
+        most = min(self.max_texts, self.batcher.settings.sentences)
         if len(texts) > most:
             raise RefusedError(413, f"{field}: has {len(texts)} texts, but at most {most} are taken")
 

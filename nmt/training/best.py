@@ -107,7 +107,7 @@ class EarlyStopping:
         self.waited = 0  # validations since the best one
 
     def update(self, scores: dict[str, float], step: int) -> bool:
-        """Is this validation the best so far?"""
+        """Record a validation. Returns whether it is the best so far."""
         score = scores[self.monitor]
         better = self.best is None or cost(self.monitor, score) < cost(self.monitor, self.best)
         better = better and math.isfinite(score)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nmt.objectives.token_losses import likelihood, r_drop
 from nmt.ops import mixture
-from nmt.ops.mixture import mean_of_each, mixture_log_probs, mixture_loss, of_the_mean, target_log_probs
+from nmt.ops.mixture import criterion_of_mean, mean_of_criteria, mixture_log_probs, mixture_loss, target_log_probs
 from nmt.ops.output_loss import Criterion
 
 N, K, R, V = 7, 4, 5, 11
@@ -71,7 +71,7 @@ def test_loss_and_gradients_equal_the_formula(
     monkeypatch.setattr(mixture, "CPU_NUMBERS", max(1, chunk // 2))
     problem = Problem(copies)
     inputs, others = problem.inputs(), problem.inputs()
-    combine = mean_of_each if of_losses else of_the_mean
+    combine = mean_of_criteria if of_losses else criterion_of_mean
     total, terms = mixture_loss(*inputs, problem.counted, combine, criterion, problem.targets)
     expected = naive(others, problem, criterion, of_losses)
     torch.testing.assert_close(total, expected, **EXACT)
@@ -86,7 +86,7 @@ def test_loss_and_gradients_equal_the_formula(
 def test_the_term_is_the_negative_log_likelihood_of_the_mixture() -> None:
     problem = Problem()
     readouts, weight, bias, mixing = problem.operands
-    _, terms = mixture_loss(*problem.operands, problem.counted, of_the_mean, LIKELIHOOD, problem.targets)
+    _, terms = mixture_loss(*problem.operands, problem.counted, criterion_of_mean, LIKELIHOOD, problem.targets)
     log_probs = mixture_log_probs(readouts[0], weight, bias, mixing[0])
     probs = (mixing[0, ..., None] * (readouts[0] @ weight.T + bias).softmax(-1)).sum(1)
     torch.testing.assert_close(log_probs[problem.counted], probs[problem.counted].log(), **EXACT)

@@ -17,7 +17,7 @@ from quick_hydra import compose_once
 from nmt.config.compose import typed
 from nmt.config.schema import TrainConfig
 from nmt.serve.app import application
-from nmt.serve.batcher import Limits
+from nmt.serve.batcher import QueueSettings
 from nmt.serve.guard import Rules
 from nmt.serve.models import Runs, load_models
 from nmt.serve.service import Service
@@ -39,7 +39,7 @@ def trained(directory: Path, *overrides: str, size: int = 400) -> Path:
 def serving(runs: Runs, rules: Rules = RULES, waiting: int = 200, beam_size: int = 8) -> Iterator[TestClient]:
     """A client of a service within this process."""
     loading = {"precision": "fp32", "device": "cpu", "threads": 1}
-    service = Service(load_models(runs, loading, beam_size), Limits(1, 1, waiting, 0.002), 20)
+    service = Service(load_models(runs, loading, beam_size), QueueSettings(1, 1, waiting, 0.002), 20)
     try:
         with TestClient(application(service, rules), raise_server_exceptions=False) as client:
             yield client

@@ -8,9 +8,9 @@ from concurrent.futures import CancelledError
 import pytest
 
 from nmt.config.errors import UserError
-from nmt.serve.batcher import Batcher, Limits, QueueFullError
+from nmt.serve.batcher import Batcher, QueueFullError, QueueSettings
 
-ONE = Limits(workers=1, threads=1, sentences=100, wait=0.0)
+ONE = QueueSettings(workers=1, threads=1, sentences=100, wait=0.0)
 
 
 class Gate:
@@ -79,7 +79,7 @@ def test_other_keys_and_jobs_without_one_have_batches_of_their_own(gate: Gate) -
 def test_sentences_that_arrive_together_share_a_batch_though_a_thread_is_free() -> None:
     gate = Gate()
     gate.open.set()
-    batcher = Batcher(Limits(workers=1, threads=1, sentences=100, wait=0.2))
+    batcher = Batcher(QueueSettings(workers=1, threads=1, sentences=100, wait=0.2))
     futures = [future for item in range(5) for future in batcher.submit(gate, [item], [3], "key", 100)]
     assert [future.result(20) for future in futures] == [f"done {item}" for item in range(5)]
     assert gate.batches == [[0, 1, 2, 3, 4]]
@@ -87,7 +87,7 @@ def test_sentences_that_arrive_together_share_a_batch_though_a_thread_is_free() 
 
 
 def test_free_threads_share_what_waits(gate: Gate) -> None:
-    batcher = Batcher(Limits(workers=2, threads=1, sentences=100, wait=0.2))
+    batcher = Batcher(QueueSettings(workers=2, threads=1, sentences=100, wait=0.2))
     gate.open.set()
     (before,) = batcher.submit(gate, ["before"], [1], "key", 100)
     assert before.result(20) == "done before"
@@ -107,7 +107,7 @@ def test_free_threads_share_what_waits(gate: Gate) -> None:
 def test_a_free_thread_leaves_a_busy_one_its_share(gate: Gate) -> None:
     """Otherwise one thread would work on nearly all sentences of clients that wait for their answers, the other on few
     at a time."""
-    batcher = Batcher(Limits(workers=2, threads=1, sentences=100, wait=0.2))
+    batcher = Batcher(QueueSettings(workers=2, threads=1, sentences=100, wait=0.2))
     futures = batcher.submit(gate, ["first"], [4], "key", 100)
     assert gate.started.wait(20)
     futures += batcher.submit(gate, [5, 1, 6, 2, 7], [5, 1, 6, 2, 7], "key", 100)
@@ -122,7 +122,7 @@ def test_a_free_thread_leaves_a_busy_one_its_share(gate: Gate) -> None:
 
 
 def test_a_full_queue_takes_all_of_a_request_or_nothing(gate: Gate) -> None:
-    batcher = Batcher(Limits(workers=1, threads=1, sentences=3, wait=0.0))
+    batcher = Batcher(QueueSettings(workers=1, threads=1, sentences=3, wait=0.0))
     batcher.submit(gate, ["busy"], [1], "key", 100)
     assert gate.started.wait(20)
     batcher.submit(gate, ["a", "b"], [1, 1], "key", 100)
@@ -137,7 +137,7 @@ def test_a_full_queue_takes_all_of_a_request_or_nothing(gate: Gate) -> None:
 
 
 def test_cancelled_jobs_free_their_places(gate: Gate) -> None:
-    batcher = Batcher(Limits(workers=1, threads=1, sentences=2, wait=0.0))
+    batcher = Batcher(QueueSettings(workers=1, threads=1, sentences=2, wait=0.0))
     batcher.submit(gate, ["busy"], [1], "key", 100)
     assert gate.started.wait(20)
     left, stayed = batcher.submit(gate, ["left", "stayed"], [1, 1], "key", 100)
@@ -158,7 +158,7 @@ def test_only_the_job_at_fault_fails() -> None:
             raise UserError("bad is refused")
         return list(items)
 
-    batcher = Batcher(Limits(workers=1, threads=1, sentences=10, wait=0.1))
+    batcher = Batcher(QueueSettings(workers=1, threads=1, sentences=10, wait=0.1))
     good, bad, other = batcher.submit(work, ["good", "bad", "other"], [1, 1, 1], "key", 100)
     assert (good.result(20), other.result(20)) == ("good", "other")
     with pytest.raises(UserError, match="bad is refused"):
@@ -180,7 +180,7 @@ def test_a_bug_reaches_every_request_and_the_thread_goes_on() -> None:
 
 
 def test_closing_finishes_what_waits_and_refuses_more(gate: Gate) -> None:
-    batcher = Batcher(Limits(workers=1, threads=1, sentences=10, wait=60.0))
+    batcher = Batcher(QueueSettings(workers=1, threads=1, sentences=10, wait=60.0))
     (waiting,) = batcher.submit(gate, ["a"], [1], "key", 100)
     gate.open.set()
     started = time.monotonic()
@@ -194,7 +194,7 @@ def test_closing_finishes_what_waits_and_refuses_more(gate: Gate) -> None:
 def test_batches_are_reported() -> None:
     seen: list[tuple[int, float]] = []
     batcher = Batcher(
-        Limits(workers=1, threads=1, sentences=10, wait=0.1), lambda n, seconds: seen.append((n, seconds))
+        QueueSettings(workers=1, threads=1, sentences=10, wait=0.1), lambda n, seconds: seen.append((n, seconds))
     )
     for future in batcher.submit(lambda items: items, [1, 2, 3], [1, 1, 1], "key", 100):
         future.result(20)

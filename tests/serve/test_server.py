@@ -31,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(run: Path) -> Iterator[Process]:
-    limits = ["limits.body=20000", "limits.body_seconds=1", "limits.waiting=400"]
+    limits = ["limits.body_bytes=20000", "limits.body_seconds=1", "limits.queued_sentences=400"]
     with process(run.parent, f"run={run}", "precision=fp32", *limits) as started:
         yield started
 

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from served import RULES, serving, trained, words
 
 from nmt import Translation, Translator
-from nmt.serve.batcher import Batcher, Limits, QueueFullError
+from nmt.serve.batcher import Batcher, QueueFullError, QueueSettings
 from nmt.serve.messages import TranslateAnswer, TranslateRequest
 from nmt.serve.models import load_models
 from nmt.serve.service import Service
@@ -101,7 +101,7 @@ def test_forced_decoding(client: TestClient, translator: Translator) -> None:
 def test_scores_of_other_settings_share_no_batch(run: Path, translator: Translator) -> None:
     """Requests that wait at the same time, each with a length penalty of its own."""
     models = load_models([str(run)], {"device": "cpu", "precision": "fp32", "threads": 1}, 8)
-    service = Service(models, Limits(workers=1, threads=1, sentences=50, wait=0.3), 20)
+    service = Service(models, QueueSettings(workers=1, threads=1, sentences=50, wait=0.3), 20)
     alphas = [0.0, 0.5, 1.0]
 
     async def ask() -> list[TranslateAnswer]:
@@ -308,7 +308,7 @@ def test_a_request_that_takes_too_long_is_given_up(run: Path, monkeypatch: pytes
 
 def test_a_request_that_fails_gives_up_its_other_texts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = load_models([str(run)], {"device": "cpu", "precision": "fp32", "threads": 1}, 8)
-    service = Service(models, Limits(workers=1, threads=1, sentences=50, wait=0.0), 20)
+    service = Service(models, QueueSettings(workers=1, threads=1, sentences=50, wait=0.0), 20)
     tried: list[str] = []
 
     def fail(_: object, lines: list[str], **__: object) -> list[list[Translation]]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, Self
 
 from nmt.config.overrides import user_path
+from nmt.config.schema.attention import NORMALIZERS_WITH_LOG_WEIGHTS
 from nmt.config.schema.base import Device, Name, PathName, Processes, Section, Seed, Threads
 from nmt.config.schema.commands import CompareConfig as CompareConfig
 from nmt.config.schema.commands import EvaluateConfig as EvaluateConfig
@@ -130,7 +131,7 @@ class TrainConfig(Model, Machine):
     def _conflicts_of_guided_alignment(self) -> Iterator[str]:
         if self.attention.kind == "none":
             yield "training.guided_alignment guides an attention, but attention.kind=none; set it to 0"
-        elif self.attention.normalizer.kind not in {"softmax", "linear_chain", "monotonic", "mocha"}:
+        elif self.attention.normalizer.kind not in NORMALIZERS_WITH_LOG_WEIGHTS:
             yield (
                 "training.guided_alignment needs the logarithms of the weights, which "
                 f"attention.normalizer.kind={self.attention.normalizer.kind} does not give; set it to 0, or use "

@@ -141,8 +141,13 @@ SCORES_WITHOUT_COVERAGE = {
     "location": "does not read the keys",
     "gaussian_mixture": "does not read the keys",
 }
+# Normalizers whose weights depend on those of earlier steps.
+RECURRENT_NORMALIZERS = {"first_order", "monotonic", "mocha", "fertility"}
+# Normalizers that give the logarithms of a distribution, and those that give the logarithms of their weights.
+NORMALIZERS_WITH_LOG_PROBS = {"softmax", "linear_chain"}
+NORMALIZERS_WITH_LOG_WEIGHTS = NORMALIZERS_WITH_LOG_PROBS | {"monotonic", "mocha"}
 # Normalizers that need positions which a window may leave out.
-NORMALIZERS_WITHOUT_WINDOW = {  # they also read the weights of earlier steps
+NORMALIZERS_WITHOUT_WINDOW = {
     "first_order": ("starts from its last position, which may be outside", "softmax"),
     "monotonic": ("starts from its last position, which may be outside", "softmax"),
     "mocha": ("starts from its last position, which may be outside", "softmax"),
@@ -209,7 +214,7 @@ class ScoredAttention(Section):
                 "coverage.loss_weight compares distributions, but with alignment.kind=posterior the coverage is a sum "
                 "of posteriors; set attention.coverage.loss_weight=0, or use attention/alignment=marginal"
             )
-        if alignment == "variational" and normalizer not in {"softmax", "linear_chain"}:
+        if alignment == "variational" and normalizer not in NORMALIZERS_WITH_LOG_PROBS:
             yield (
                 "alignment.kind=variational needs the logarithms of the distribution, which "
                 f"normalizer.kind={normalizer} does not give; use attention/normalizer=softmax or linear_chain, or "
@@ -222,7 +227,7 @@ class ScoredAttention(Section):
         return (
             self.score.kind in {"location_aware", "gaussian_mixture"}
             or self.coverage.kind != "none"
-            or self.normalizer.kind in NORMALIZERS_WITHOUT_WINDOW
+            or self.normalizer.kind in RECURRENT_NORMALIZERS
         )
 
 

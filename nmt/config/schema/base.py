@@ -16,7 +16,7 @@ Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0, le=1e6)]
 NonNegative = Annotated[float, Field(ge=0.0, le=1e6)]
-Factor = Annotated[float, Field(ge=1.0, le=1e6)]  # ratio of a longer length to a shorter one
+AtLeastOne = Annotated[float, Field(ge=1.0, le=1e6)]
 Temperature = Annotated[float, Field(ge=1e-4, le=1e4)]  # smaller ones overflow the energies
 Epsilon = Annotated[float, Field(ge=1e-30, le=1.0)]  # smaller ones are 0 in float32, and lead to a division by 0
 

@@ -94,11 +94,11 @@ Seconds = Annotated[float, Field(gt=0.0, le=86_400.0)]
 class ServeLimits(Section):
     """What clients may ask for."""
 
-    body: Count
+    body_bytes: Count
     body_seconds: Seconds
-    seconds: Seconds
-    texts: Count
-    waiting: Count
+    request_seconds: Seconds
+    request_texts: Count
+    queued_sentences: Count
     beam_size: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
 
 
@@ -111,7 +111,7 @@ class ServeConfig(Loading):
     token: Name | None
     hosts: Names
     workers: Threads | None
-    wait: Annotated[float, Field(ge=0.0, le=10.0)]
+    batch_wait_seconds: Annotated[float, Field(ge=0.0, le=10.0)]
     log_requests: bool
     limits: ServeLimits
 

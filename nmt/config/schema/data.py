@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from nmt.config.schema.base import Count, Factor, Fraction, Name, Names, Section, Seed
+from nmt.config.schema.base import AtLeastOne, Count, Fraction, Name, Names, Section, Seed
 
 DemoSize = Annotated[int, Field(gt=0, le=10_000_000)]  # sentences, generated in memory
 Parts = Annotated[Names, Field(min_length=1)]  # paths or patterns
@@ -18,7 +18,7 @@ class Preparation(Section):
 
     extra: Names
     max_length: Count
-    max_ratio: Factor | None
+    max_ratio: AtLeastOne | None
     invalid_utf8: Literal["error", "drop"]
     workers: Count | None
     cache_dir: Name
@@ -124,7 +124,7 @@ class MultilingualData(Preparation):
     validation: Parts | None
     test: Parts | None
     tag: Literal["target", "source"] | None
-    temperature: Factor
+    temperature: AtLeastOne
 
     def conflicts(self) -> Iterator[str]:
         targets: dict[str, str] = {}

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from nmt.config.schema.base import (
+    AtLeastOne,
     Count,
     CountOrZero,
     Epsilon,
-    Factor,
     Fraction,
     Name,
     NonNegative,
@@ -31,7 +31,7 @@ class MinimumRisk(Section):
     reference: bool
     sharpness: Positive
     likelihood_weight: NonNegative
-    max_ratio: Factor
+    max_ratio: AtLeastOne
 
     def conflicts(self) -> Iterator[str]:
         if self.samples == 1 and not self.reference:

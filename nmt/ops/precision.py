@@ -1,0 +1,25 @@
+"""The precision in which parts of a computation run."""
+
+import torch
+from torch import Tensor
+
+
+def in_autocast_dtype(tensor: Tensor) -> Tensor:
+    """The tensor in the precision of matrix products."""
+    device = tensor.device.type
+    return tensor.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else tensor
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float32, or the dtype itself if it is wider: for sums, exponentials and logarithms."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """The tensor in float32, unless it is wider."""
+    return tensor.to(wide_dtype(tensor.dtype))
+
+
+def finite_log(probs: Tensor) -> Tensor:
+    """log p, and the logarithm of the smallest normal number where p is 0."""
+    return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
