@@ -96,8 +96,14 @@ def _gains_from_bf16(kind: str) -> bool:
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if kind != "cpu":
         return False
-    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
+    capabilities = cpu_capabilities()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
+def cpu_capabilities() -> dict[str, bool]:
+    """Instruction sets of the CPU, such as "avx512_vnni"; empty if this torch cannot tell."""
+    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
+    return capabilities
 
 
 def tune_memory() -> None:

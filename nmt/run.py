@@ -167,7 +167,7 @@ class RunDirectory:
         choices = {group: choice for group, choice in groups.items() if "/" not in group} | self.overrides()
         return {key: value for key, value in choices.items() if key not in NO_EFFECT and key != "seed"}
 
-    def system(self) -> str:
+    def system_digest(self) -> str:
         """A digest that is equal for runs that differ only in their seeds, or in the seeds of the runs they start or
         learn from."""
         ignored = CHANGEABLE - STOPPING | {"seed"}

@@ -22,7 +22,7 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.guidance import Guidance
 from nmt.machine import Machine, retry_in_halves
 from nmt.model.ensemble import Ensemble, SearchEnsemble
-from nmt.model.prepared import PreparedModels
+from nmt.model.search_cache import PreparedModels
 from nmt.model.search_model import SearchModel
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.sentence_draws import sentence_keys
@@ -116,7 +116,7 @@ class Searcher:
         threads, workers = torch.get_num_threads(), self.workers()
         model = self._prepared.get(self.beam_size)
 
-        def search(batch: list[int]) -> list[list[Hypothesis]]:
+        def search_batch(batch: list[int]) -> list[list[Hypothesis]]:
             def search_part(part: list[int]) -> list[list[Hypothesis]]:
                 return self._search_batch(model, part, sources, first, n, guidance)
 
@@ -125,13 +125,13 @@ class Searcher:
         if workers == 1 or len(batches) == 1:
             torch.set_num_threads(self._threads(batches, sources, threads))
             try:
-                yield from ((batch, search(batch)) for batch in batches)
+                yield from ((batch, search_batch(batch)) for batch in batches)
             finally:
                 torch.set_num_threads(threads)
             return
         pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,))
         try:
-            yield from zip(batches, pool.map(search, batches), strict=True)
+            yield from zip(batches, pool.map(search_batch, batches), strict=True)
         finally:
             pool.shutdown(cancel_futures=True)
             torch.set_num_threads(threads)  # some libraries share one setting among all threads
@@ -143,7 +143,7 @@ class Searcher:
         longest = max((len(sources[i]) * len(batch) for batch in batches for i in batch), default=0)
         return max(1, min(most, longest * width(self.settings) // MIN_THREAD_TOKENS))
 
-    def forget(self) -> None:
+    def invalidate_prepared(self) -> None:
         """Prepare the model again for the next search, as its weights may have changed: fused optimizers leave no
         trace."""
         self._prepared.clear()
@@ -202,10 +202,16 @@ class Searcher:
                 boundary = self.boundary if vocabulary is None else self.boundary[vocabulary]
                 allocation = Allocation(constraints, boundary, symbols.eos, self.beam_size)
             keys = sentence_keys((self.seed,), np.array(batch) + first)
-            inputs: Any = model.step, state, symbols, limits
-            of_beams = {"tree": tree, "allocation": allocation}
-            chosen = self.settings, inputs, n, lengths, keys, device
-            results = run_search(*chosen, of_beams=of_beams, forbidden=forbidden)
+            results = run_search(
+                self.settings,
+                (model.step, state, symbols, limits),
+                n,
+                lengths,
+                keys,
+                device,
+                of_beams={"tree": tree, "allocation": allocation},
+                forbidden=forbidden,
+            )
         if vocabulary is None:
             return results
         tokens = vocabulary.tolist()

@@ -153,7 +153,7 @@ class Translator:
         """
         self.check_nbest(n)
         if self.model.training:
-            self.searcher.forget()
+            self.searcher.invalidate_prepared()
         sources, pieces = self.encode(lines, first_line)
         guidance = make_guidance(self.searcher, lines, sources, controls, first_line)
         results = [[Translation("", 0.0, 0.0, ["</s>"], ["</s>"], None, [0.0])] for _ in lines]

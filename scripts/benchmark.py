@@ -31,7 +31,7 @@ from operations import operations
 from torch.utils.flop_counter import FlopCounterMode
 
 from nmt.cli.app import choices, output_dir, run_command
-from nmt.config.compose import config_dir, typed
+from nmt.config.compose import config_dir, validated
 from nmt.config.errors import UserError
 from nmt.config.schema import Beam, Greedy, SearchLimits, TrainConfig
 from nmt.contention import fair_waiting
@@ -243,7 +243,7 @@ def presets(config: TrainConfig, prepared: Prepared, updates: int) -> list[dict[
         overrides += [f"size={choices()['size']}", f"attention={name}"]
         values = OmegaConf.to_container(compose("train", overrides), resolve=True)
         try:
-            preset = typed(TrainConfig, {str(key): value for key, value in dict(values).items()})
+            preset = validated(TrainConfig, {str(key): value for key, value in dict(values).items()})
         except UserError as error:
             print(f"{name}: left out: {error}", file=sys.stderr, flush=True)
             continue

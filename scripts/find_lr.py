@@ -28,8 +28,8 @@ from nmt.config.schema import TrainConfig
 from nmt.distributed import Interrupted
 from nmt.files import to_json, write_atomically
 from nmt.report.heatmap import save
-from nmt.training.job import Ready, train
-from nmt.training.step import Sums
+from nmt.training.job import TrainingSetup, train
+from nmt.training.step import LogWindow
 
 RANGE = 1_000.0  # the test covers optimizer.lr divided by and multiplied by this, unless told otherwise
 SMOOTHING = 0.9  # weight of the past in the smoothed loss
@@ -55,14 +55,14 @@ class Ramp(NamedTuple):
         return float(self.start * (self.end / self.start) ** ((step - 1) / (self.updates - 1)) / self.lr)
 
 
-def range_test(ready: Ready, ramp: Ramp, rates: list[float], losses: list[float]) -> int:
+def range_test(setup: TrainingSetup, ramp: Ramp, rates: list[float], losses: list[float]) -> int:
     """Add the rate and the loss of each update, in nats per target token, to the lists. Returns the exit status."""
-    trainer = ready.trainer
+    trainer = setup.trainer
     trainer.schedule = ramp  # type: ignore[assignment]
     try:
         with trainer.signals, tqdm(total=ramp.updates, unit=" updates", disable=None) as bar:
             while len(losses) < ramp.updates and not diverged(losses):
-                trainer.window = Sums()
+                trainer.window = LogWindow()
                 if trainer.update():
                     trainer.stop_if_signalled()
                 scaler = trainer.updater.scaler

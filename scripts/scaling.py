@@ -38,7 +38,7 @@ from nmt.objectives.objective import Objective
 from nmt.processes import cores
 from nmt.report.table import Column, decimals, markdown
 from nmt.training.optimizer import make_optimizer
-from nmt.training.step import Updater, Whole
+from nmt.training.step import GlobalBatch, Updater
 
 UPDATES, WARM_UP = 6, 2  # in a round
 SIZES = (2**16, 2**20, 2**23, 2**25)  # numbers in a reduction
@@ -114,7 +114,7 @@ def measure(rank: int, size: int, port: int, config: TrainConfig, options: argpa
                 if step == WARM_UP:
                     began = time.perf_counter()
                 batch = batches[tokens][step % UPDATES]
-                updater([batch], 1e-4, 1, Whole(batch.target_tokens * size, len(batch.indices) * size))
+                updater([batch], 1e-4, 1, GlobalBatch(batch.target_tokens * size, len(batch.indices) * size))
             return (time.perf_counter() - began) / UPDATES
 
         alone: dict[int, list[float]] = {tokens: [] for tokens in options.tokens}

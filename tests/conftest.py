@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from quick_hydra import parse_files_once
 
 from nmt.cli import compose as cli_compose
-from nmt.config.compose import config_dir, typed
+from nmt.config.compose import config_dir, validated
 from nmt.config.schema import TrainConfig
 
 torch.set_num_threads(1)
@@ -122,7 +122,7 @@ def train_config() -> Callable[..., TrainConfig]:
     """train_config("attention=none", ...) -> the typed configuration of a tiny run."""
 
     def make(*overrides: str) -> TrainConfig:
-        return typed(TrainConfig, values_of("train", [*TINY, *overrides]))
+        return validated(TrainConfig, values_of("train", [*TINY, *overrides]))
 
     return make
 

@@ -7,7 +7,7 @@ import pytest
 from conftest import TINY, script, values_of
 from forks import call_text
 
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "ablation.py"
@@ -21,7 +21,7 @@ def ablation(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_each_change_is_valid_and_changes_the_recipe(name: str) -> None:
     recipe = ["experiment=multi30k_en_de_best"]
     plain, changed = (
-        typed(TrainConfig, values_of("train", [*recipe, *more]))
+        validated(TrainConfig, values_of("train", [*recipe, *more]))
         for more in ([], script("ablation").CHANGES[name].split())
     )
     assert changed != plain

@@ -10,7 +10,7 @@ from forks import call
 from torch import Tensor
 
 from nmt import Translator
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.explanation import explain
 from nmt.model.search_model import SearchModel
@@ -34,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes = [each for each in TINY if not each.startswith(("data.", "tokenizer."))]
     given = [*corpus(folder), "size=demo", *sizes, "tokenizer.vocab_size=400", "search.max_length=60"]
     more = ["decoder.copy=true", "training.r_drop=1", "training.scheduled_sampling=0.1"]
-    assert train(typed(TrainConfig, values_of("train", [*given, *more])), folder / "run", []) == 0
+    assert train(validated(TrainConfig, values_of("train", [*given, *more])), folder / "run", []) == 0
     return folder / "run"
 
 
@@ -106,7 +106,7 @@ def test_names_that_were_never_read_are_copied(tmp_path: Path) -> None:
     for copies in ("true", "false"):
         run = tmp_path / copies
         given = [*corpus(tmp_path), "size=demo", *sizes, f"decoder.copy={copies}", "training.max_epochs=5"]
-        assert train(typed(TrainConfig, values_of("train", given)), run, []) == 0
+        assert train(validated(TrainConfig, values_of("train", given)), run, []) == 0
         texts = [translation.text for translation in Translator.load(run).translate(lines)]
         shares[copies] = names.share_of_names(of_sentences, texts)
     assert shares["true"] > 0.9

@@ -12,7 +12,7 @@ import yaml
 from conftest import TINY, script, values_of
 from forks import call_text
 
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 
@@ -86,10 +86,11 @@ def module() -> ModuleType:
 
 
 def test_students_may_begin_anew_and_have_a_tokenizer_of_their_teachers(module: ModuleType) -> None:
-    teacher = typed(TrainConfig, values_of("train", TINY))
+    teacher = validated(TrainConfig, values_of("train", TINY))
 
     def refuse(*own: str, tiny: list[str] = TINY) -> None:
-        module.check_students(teacher, typed(TrainConfig, values_of("train", [*tiny, "training.start_from=T", *own])))
+        values = values_of("train", [*tiny, "training.start_from=T", *own])
+        module.check_students(teacher, validated(TrainConfig, values))
 
     refuse("decoder.dropout=0.3", "encoder.zoneout=0.2", "tokenizer.sampling=0.1", "training.batch_tokens=100")
     refuse("training.start_from=null", "encoder.hidden=8")

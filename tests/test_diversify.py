@@ -17,7 +17,7 @@ from conftest import TINY, script, values_of
 from forks import call_text
 
 from nmt.config import schema
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.data.demo import corpus as demo
 
@@ -248,7 +248,7 @@ TWO_TOKENIZERS = [
 )
 def test_backwards_both_sides_are_exchanged(overrides: list[str], turned: list[str]) -> None:
     values = values_of("train", overrides)
-    found = script("diversify").backwards(typed(schema.TrainConfig, values))
+    found = script("diversify").backwards(validated(schema.TrainConfig, values))
     tokenizers = ["tokenizer.source_model=t", "tokenizer.target_model=s"] if "tokenizer=file" in overrides else []
     assert found == [*(f"data.{word}" for word in turned), *tokenizers]
     again = values_of("train", [*overrides, *found])["data"]
@@ -262,7 +262,7 @@ def test_backwards_both_sides_are_exchanged(overrides: list[str], turned: list[s
 def test_what_has_one_direction_is_refused(word: str, told: str) -> None:
     columns = ["data.source_column=x", "data.target_column=y"]
     with pytest.raises(UserError, match=told):
-        script("diversify").backwards(typed(schema.TrainConfig, values_of("train", [*FILES, *columns, word])))
+        script("diversify").backwards(validated(schema.TrainConfig, values_of("train", [*FILES, *columns, word])))
 
 
 @pytest.mark.parametrize(

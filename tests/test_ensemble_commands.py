@@ -38,12 +38,12 @@ SIZES = ["data.train_size=400", "data.validation_size=20", "data.test_size=20", 
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     from conftest import TINY, values_of
 
-    from nmt.config.compose import typed
+    from nmt.config.compose import validated
 
     home = tmp_path_factory.mktemp("ensemble")
     for name, overrides in MEMBERS.items():
         values = {word.split("=")[0]: word for word in [*TINY, *SIZES, "training.max_steps=8", *overrides]}
-        config = typed(TrainConfig, values_of("train", list(values.values())))
+        config = validated(TrainConfig, values_of("train", list(values.values())))
         assert train(config, home / name, overrides, {"attention": config.attention.kind}) == 0
     shutil.copytree(home / "bahdanau", home / "lower")
     config_file = home / "lower" / "config.yaml"

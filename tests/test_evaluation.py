@@ -28,10 +28,10 @@ from nmt.translator import Translator
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     from conftest import TINY, values_of
 
-    from nmt.config.compose import typed
+    from nmt.config.compose import validated
 
     directory = tmp_path_factory.mktemp("evaluation") / "run"
-    assert train(typed(TrainConfig, values_of("train", TINY)), directory, []) == 0
+    assert train(validated(TrainConfig, values_of("train", TINY)), directory, []) == 0
     return RunDirectory(directory)
 
 

@@ -31,10 +31,10 @@ PAIR = "the cat sees the dog in the garden .", "le chat voit le chien dans le ja
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     from conftest import TINY, values_of
 
-    from nmt.config.compose import typed
+    from nmt.config.compose import validated
 
     directory = tmp_path_factory.mktemp("faithfulness") / "run"
-    config = typed(
+    config = validated(
         TrainConfig, values_of("train", [*TINY, *f"attention={request.param}".split(), "training.max_steps=2"])
     )
     assert train(config, directory, []) == 0

@@ -18,7 +18,7 @@ from sacrebleu.metrics.bleu import BLEU
 from serve.served import serving
 
 from nmt import Translator
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import make_batches
@@ -62,7 +62,7 @@ def overrides(corpus: Path, *more: str) -> list[str]:
 
 
 def config(corpus: Path, *more: str) -> TrainConfig:
-    return typed(TrainConfig, values_of("train", overrides(corpus, *more)))
+    return validated(TrainConfig, values_of("train", overrides(corpus, *more)))
 
 
 def prepared(corpus: Path, *more: str) -> Prepared:
@@ -146,7 +146,7 @@ def test_the_pairs_of_a_corpus_stand_together_with_its_files_and_places(corpus: 
 
 def test_one_corpus_without_tags_is_the_same_as_data_files(corpus: Path) -> None:
     paths = [f"data.train={corpus / 'train'}", f"data.validation={corpus / 'valid'}"]
-    plain = typed(TrainConfig, values_of("train", [*SMALL, "data=files", *paths]))
+    plain = validated(TrainConfig, values_of("train", [*SMALL, "data=files", *paths]))
     alone = prepared(corpus, "data.corpora=[en-de]", "data.tag=null", "data.test=null")
     assert alone.report["content"] == prepare(plain.data, plain.tokenizer).report["content"]
 
@@ -206,7 +206,7 @@ def test_a_model_that_would_split_tags_is_refused(corpus: Path, tmp_path: Path) 
     prepared(corpus, "data.corpora=[en-de]", "data.tag=null").tokenizers.save(tmp_path)
     changes = [value for value in overrides(corpus) if not value.startswith("tokenizer.")]
     changes += ["tokenizer=file", f"tokenizer.source_model={tmp_path / 'tokenizer.model'}"]
-    values = typed(TrainConfig, values_of("train", changes))
+    values = validated(TrainConfig, values_of("train", changes))
     with pytest.raises(UserError, match="lacks the symbol ▁<2de>; train it with --user_defined_symbols=▁<2de>,▁<2en>"):
         prepare(values.data, values.tokenizer)
 

@@ -10,7 +10,7 @@ from forks import call
 from safetensors.numpy import save
 
 from nmt import Translator
-from nmt.config.compose import load_config, typed
+from nmt.config.compose import load_config, validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.run import RunDirectory
@@ -24,7 +24,7 @@ LINES = ["the cat sleeps .", "", "a small dog sees the red house .", "x", "the"]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     directory = tmp_path_factory.mktemp("shortlist") / "run"
-    assert train(typed(TrainConfig, values_of("train", [*TINY, "data.train_size=400"])), directory, []) == 0
+    assert train(validated(TrainConfig, values_of("train", [*TINY, "data.train_size=400"])), directory, []) == 0
     return RunDirectory(directory)
 
 

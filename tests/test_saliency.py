@@ -19,10 +19,10 @@ PAIR = ["the cat sleeps ."], ["le chat dort ."]
 def translator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Translator:
     from conftest import TINY, values_of
 
-    from nmt.config.compose import typed
+    from nmt.config.compose import validated
 
     directory = tmp_path_factory.mktemp("saliency") / "run"
-    config = typed(
+    config = validated(
         TrainConfig, values_of("train", [*TINY, *f"attention={request.param}".split(), "training.max_steps=2"])
     )
     assert train(config, directory, []) == 0

@@ -12,7 +12,7 @@ from sacrebleu.metrics.chrf import CHRF
 from test_translator import CORPUS, LINES, run  # noqa: F401
 
 from nmt import Translator
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.explanation import beam_tree
@@ -32,7 +32,7 @@ def blind(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run without attention, and with the tokenizer of the other one."""
     directory = tmp_path_factory.mktemp("blind") / "run"
     values = values_of("train", [*TINY, *CORPUS, "attention=none", "training.max_steps=2"])
-    assert train(typed(TrainConfig, values), directory, []) == 0
+    assert train(validated(TrainConfig, values), directory, []) == 0
     return directory
 
 
@@ -175,7 +175,7 @@ def test_a_mistake_is_one_line(run: Path, blind: Path, tmp_path: Path, words: li
 
 def test_what_goes_without_attention_or_one_beam_is_refused(run: Path, blind: Path) -> None:  # noqa: F811
     with pytest.raises(UserError, match=r"needs an attention, but attention.kind=none; set it to 0"):
-        typed(TrainConfig, values_of("train", ["attention=none", "search.coverage_penalty=0.1"]))
+        validated(TrainConfig, values_of("train", ["attention=none", "search.coverage_penalty=0.1"]))
     loaded = Translator.load(blind)
     covering = loaded.search.model_copy(update={"coverage_penalty": 0.1})
     with pytest.raises(UserError, match="the run has no attention; set it to 0"):

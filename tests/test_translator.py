@@ -23,10 +23,10 @@ CORPUS = ["data.train_size=400", "data.max_length=200", "data.seed=1"]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from conftest import TINY, values_of
 
-    from nmt.config.compose import typed
+    from nmt.config.compose import validated
 
     directory = tmp_path_factory.mktemp("translator") / "run"
-    assert train(typed(TrainConfig, values_of("train", [*TINY, *CORPUS])), directory, []) == 0
+    assert train(validated(TrainConfig, values_of("train", [*TINY, *CORPUS])), directory, []) == 0
     return directory
 
 
@@ -268,7 +268,7 @@ def test_a_model_in_training_is_prepared_for_search_again(run: Path) -> None:
     optimizer.step()
     translator.model.train()
     changed = translator.translate(LINES)
-    translator.searcher.forget()
+    translator.searcher.invalidate_prepared()
     again = translator.translate(LINES)
     assert [each.log_prob for each in changed] == [each.log_prob for each in again]
     assert changed[0].log_prob != before[0].log_prob

@@ -28,10 +28,10 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "tune_search.py"
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     from conftest import TINY, values_of
 
-    from nmt.config.compose import typed
+    from nmt.config.compose import validated
 
     directory = tmp_path_factory.mktemp("tune") / "run"
-    config = typed(TrainConfig, values_of("train", [*TINY, "data.train_size=400", "search.max_length=12"]))
+    config = validated(TrainConfig, values_of("train", [*TINY, "data.train_size=400", "search.max_length=12"]))
     assert train(config, directory, []) == 0
     for path in (directory / "data").glob("test.*"):
         path.unlink()

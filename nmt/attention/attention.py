@@ -106,8 +106,8 @@ class Attention(nn.Module):
         centre = None
         if self.window.reach is not None:
             centre = self.window.centre(query, memory.valid, steps)
-        looked_at = memory.steering is not None or memory.detailed
-        if not looked_at and self._reads_windows(memory.valid.shape[1]):
+        needs_all_positions = memory.steering is not None or memory.detailed
+        if not needs_all_positions and self._reads_windows(memory.valid.shape[1]):
             assert centre is not None
             return self._attend_window(query, memory, past, centre)
         return self._attend_all(query, memory, past, centre, steps)

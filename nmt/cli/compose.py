@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
 from nmt.cli import arguments, help
-from nmt.config.compose import config_dir, drop_unused_values, typed, typed_union
+from nmt.config.compose import config_dir, drop_unused_values, validated, validated_union
 from nmt.config.errors import UserError, format_value
 from nmt.config.overrides import user_path
 from nmt.config.schema.data import Data
@@ -54,7 +54,7 @@ def without_size(overrides: Sequence[str]) -> list[str]:
 
 def _typed(schema: type[T], config: DictConfig, overrides: Sequence[str]) -> T:
     values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
-    return typed(schema, drop_unused_values(schema, values, overrides))
+    return validated(schema, drop_unused_values(schema, values, overrides))
 
 
 def _has_automatic_size(config: DictConfig) -> bool:
@@ -72,9 +72,9 @@ def _with_size(config: DictConfig, command: str) -> DictConfig:
     from nmt.data.sources import count_pairs
 
     values = OmegaConf.to_container(config.data, resolve=True, throw_on_missing=True)
-    data = typed_union(Data, cast(dict[str, Any], values), "data")
+    data = validated_union(Data, cast(dict[str, Any], values), "data")
     values = cast(dict[str, Any], OmegaConf.to_container(config.size))["thresholds"]
-    thresholds = typed_union(SizeThresholds, cast(dict[str, Any], values), "size.thresholds")
+    thresholds = validated_union(SizeThresholds, cast(dict[str, Any], values), "size.thresholds")
     pairs = count_pairs(splits(data)["train"])
     reached = {least: size for size, least in thresholds if pairs >= least}
     if not reached:

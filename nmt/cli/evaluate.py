@@ -52,7 +52,7 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
     result: dict[str, Any] = {}
     with ExitStack() as stack:
         group = stack.enter_context(ProcessGroup.join())
-        translator = group.everywhere(partial(Translator.load, config.run, **config.loading, group=group))
+        translator = group.everywhere(partial(Translator.load, config.run, **config.load_arguments, group=group))
         stack.enter_context(fair_waiting())
         warn_if_texts_differ(runs, config.split)
         output: EvaluationFolder | str

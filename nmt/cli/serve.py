@@ -41,7 +41,7 @@ def _serve(config: ServeConfig, overrides: list[str]) -> None:
     listening = listen(config.host, config.port)  # before models are loaded, which takes longer
     limits = config.limits
     with listening, fair_waiting():
-        models = load_models(config.run, config.loading, limits.beam_size)
+        models = load_models(config.run, config.load_arguments, limits.beam_size)
         threads = torch.get_num_threads()
         on_cpu = next(iter(models.values())).translator.machine.device.type == "cpu"
         workers = config.workers or (threads if on_cpu else 1)

@@ -12,7 +12,7 @@ from pathlib import Path
 from nmt.cli import arguments, dry_run, sweep
 from nmt.cli.app import choices, output_dir, run_command
 from nmt.cli.entry import exit_at_ctrl_c
-from nmt.config.compose import PATH_KEYS, flatten, load_values, typed, with_values
+from nmt.config.compose import PATH_KEYS, flatten, load_values, validated, with_values
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell
 from nmt.config.schema import TrainConfig
@@ -123,4 +123,4 @@ def _resumed(config: TrainConfig, overrides: list[str], paths: list[str]) -> tup
         if path.is_sweep_override():
             raise UserError(f"{path.input_line}: several values need a sweep; run= resumes a single run")
         changes[str(path.key_or_group)] = path.value()
-    return run.path, typed(TrainConfig, with_values(load_values(run.config), changes))
+    return run.path, validated(TrainConfig, with_values(load_values(run.config), changes))

@@ -50,13 +50,13 @@ def _translate(config: TranslateConfig, overrides: list[str]) -> None:
     tune_memory()
     with ExitStack() as files:
         group = files.enter_context(ProcessGroup.join())
-        translator = group.everywhere(partial(Translator.load, config.run, **config.loading, group=group))
+        translator = group.everywhere(partial(Translator.load, config.run, **config.load_arguments, group=group))
         if config.target_lang is not None or config.source_lang is not None:
             translator = translator.towards(config.target_lang, config.source_lang)
         files.enter_context(fair_waiting())
         common = group.everywhere(partial(read_controls, config.glossary, config.forbidden))
         if not group.is_main:
-            _help(translator, config, common)
+            _translate_shares(translator, config, common)
             return
         alignments, references = None, None
         if config.references is not None:
@@ -88,7 +88,7 @@ def _check_alignments(
             raise UserError(f"alignments={name}: is also {key}=; name another file")
 
 
-def _help(translator: "Translator", config: TranslateConfig, common: "Controls") -> None:
+def _translate_shares(translator: "Translator", config: TranslateConfig, common: "Controls") -> None:
     """What the other processes do: translate or score their share of what the main process reads."""
     done = 0
     nothing: Iterator[list[Any]] = iter(())

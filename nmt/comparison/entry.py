@@ -15,7 +15,7 @@ from typing import Any
 from nmt.archive import is_archive
 from nmt.comparison.faithfulness import read_figures
 from nmt.config import schema
-from nmt.config.compose import load_values, typed
+from nmt.config.compose import load_values, validated
 from nmt.config.errors import UserError, printable
 from nmt.config.overrides import for_shell, user_path
 from nmt.evaluation import score_settings
@@ -154,13 +154,13 @@ def _of_run(run: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
     values, manifest = load_values(run.config), run.read_manifest()
     try:  # only what is needed, so that runs of other versions can be read
         seed, language = _number(values["seed"]), _target_lang(values["data"])
-        evaluation = typed(schema.Evaluation, values["evaluation"])
+        evaluation = validated(schema.Evaluation, values["evaluation"])
     except (KeyError, TypeError) as error:
         raise UserError(f"{run.config}: is not the configuration of a run ({error} is missing)") from None
     training = manifest.get("training", {})
     fields = {
         "seed": seed,
-        "config": run.system(),
+        "config": run.system_digest(),
         "choices": run.recorded_choices(),
         "parameters": _measure(manifest.get("parameters")),
         "training": {key: float(training[key]) for key in TRAINING if _measure(training.get(key))},

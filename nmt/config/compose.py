@@ -37,7 +37,7 @@ def config_dir() -> Path:
     return inside if inside.is_dir() else package.parent / "configs"
 
 
-def typed(schema: type[T], values: Mapping[str, Any], source: Path | None = None) -> T:
+def validated(schema: type[T], values: Mapping[str, Any], source: Path | None = None) -> T:
     """Check plain values, perhaps from a `source` file, against the schema.
 
     Raises UserError that names the key, the value and what is allowed.
@@ -72,8 +72,8 @@ def drop_unused_values(schema: type[T], values: Mapping[str, Any], overrides: Se
     return result
 
 
-def typed_union(union: Any, values: Mapping[str, Any], section: str) -> Any:  # noqa: ANN401
-    """`typed` for one section whose type is a union on `kind`, for example (Search, {...}, "search")."""
+def validated_union(union: Any, values: Mapping[str, Any], section: str) -> Any:  # noqa: ANN401
+    """`validated` for one section whose type is a union on `kind`, for example (Search, {...}, "search")."""
     try:
         return _validator(union).validate_python(values)
     except ValidationError as error:
@@ -136,7 +136,7 @@ def load_values(path: Path) -> dict[str, Any]:
 
 def load_config(path: Path) -> schema.TrainConfig:
     """Read and check a run's saved configuration. Raises UserError."""
-    return typed(schema.TrainConfig, load_values(path), path)
+    return validated(schema.TrainConfig, load_values(path), path)
 
 
 def save_values(path: Path, values: Mapping[str, Any]) -> None:
@@ -160,7 +160,7 @@ def merge_search(trained: schema.Search, changes: Mapping[str, Any]) -> schema.S
     own = trained.model_dump()
     if changes.get("kind", trained.kind) != trained.kind:  # keep only the values that all kinds have
         own = {key: value for key, value in own.items() if key in schema.SearchLimits.model_fields}
-    search: schema.Search = typed_union(schema.Search, {**own, **changes}, "search")
+    search: schema.Search = validated_union(schema.Search, {**own, **changes}, "search")
     return search
 
 

@@ -146,7 +146,7 @@ def files_by_part(config: schema.Data) -> list[list[Path]]:
     return [part.paths for part in parts if isinstance(part, TextFiles | Table)]
 
 
-def files_by_split(config: schema.Data) -> dict[str, FileCounts]:
+def file_counts(config: schema.Data) -> dict[str, FileCounts]:
     """The number of files of each split, nested as the split is put together from several."""
     read = splits(config) if config.kind != "demo" or config.extra else {}
     return {name: _structure(pairs) for name, pairs in sorted(read.items())}

@@ -30,7 +30,7 @@ from nmt.files import named_errors, write_atomically
 log = logging.getLogger(__name__)
 
 THREADS = 4  # that hash files
-_NOT_PREPARED: Any = {  # paths, and what does not change the prepared corpus
+_NOT_IN_FINGERPRINT: Any = {  # paths, and what does not change the prepared corpus
     **dict.fromkeys(("cache_dir", "workers", "train", "validation", "test", "path", "extra", "temperature"), True),
     "corpora": {"__all__": {"train", "validation", "test", "weight"}},
 }
@@ -97,13 +97,13 @@ def fingerprint_of(data: schema.Data, tokenizer: schema.TokenizerConfig) -> str:
     settings = {
         "format": FORMAT,
         "demo": demo.VERSION if data.kind == "demo" else None,
-        "data": data.model_dump(exclude=_NOT_PREPARED),
+        "data": data.model_dump(exclude=_NOT_IN_FINGERPRINT),
         "extra": len(data.extra),
         "splits": sorted(corpus.splits(data)) if data.kind != "demo" else None,
         "parts": [len(part) for part in corpus.files_by_part(data)],
         "tokenizer": tokenizer.model_dump(exclude={"sampling", "sampling_sides", "source_model", "target_model"}),
     }
-    structure = corpus.files_by_split(data)
+    structure = corpus.file_counts(data)
     if any(isinstance(split, list) for split in structure.values()):
         settings["structure"] = structure  # where a split of several files ends
     models = []

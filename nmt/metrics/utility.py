@@ -25,7 +25,7 @@ def mean_utilities(texts: Sequence[str], utility: Utility) -> list[float]:
     if len(texts) == 1:
         return [100.0]
     counts = Counter(nfc(texts))
-    of_pairs = pairwise(list(counts), utility)
+    of_pairs = pairwise_similarities(list(counts), utility)
     times = np.array(list(counts.values()))
     # Rounded, so that the order of a sum does not choose between equal ones.
     means = ((of_pairs @ times - of_pairs.diagonal()) / (len(texts) - 1)).round(6)
@@ -33,7 +33,7 @@ def mean_utilities(texts: Sequence[str], utility: Utility) -> list[float]:
     return [by_text[text] for text in nfc(texts)]
 
 
-def pairwise(texts: Sequence[str], utility: Utility) -> Matrix:
+def pairwise_similarities(texts: Sequence[str], utility: Utility) -> Matrix:
     """(N, N), from 0 to 100: sacreBLEU's sentence score of each text (row) with each (column) as its reference.
 
     chrf: character 6-grams without spaces (Popović 2015). bleu: tokenizer 13a, exponential smoothing, effective order.

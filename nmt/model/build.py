@@ -1,6 +1,7 @@
 """From a configuration to a model."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from nmt.model.inference import InferenceNetwork
 from nmt.model.latent import LatentDecoder
 from nmt.model.mixture import LatentPosition
 from nmt.model.readout import LexicalModel, Output, Readout
-from nmt.model.regularisation import Options
+from nmt.model.regularisation import RecurrentOptions
 from nmt.model.seq2seq import Bridge, EmbeddingDropout, Seq2Seq
 from nmt.model.upper import UpperLayers
 from nmt.ops.dropout import Dropout
@@ -163,7 +164,8 @@ def _decoder(config: Model, encoder: Encoder, context_dim: int) -> Decoder:
         conditional = CELLS[decoder.cell](context_dim, decoder.hidden, batch_first=True)
     readout = Readout(decoder.readout, decoder.hidden, context_dim, word_dim, decoder.readout_dim)
     latent = _latent(config.attention)
-    built = (Decoder if latent is None else LatentDecoder)(
+    build = Decoder if latent is None else partial(LatentDecoder, latent=latent)
+    return build(
         rnn,
         attention,
         readout,
@@ -175,9 +177,6 @@ def _decoder(config: Model, encoder: Encoder, context_dim: int) -> Decoder:
         input_feeding=decoder.input_feeding,
         options=_options(config, decoder),
     )
-    if latent is not None and isinstance(built, LatentDecoder):
-        built.sum_over_positions(latent)
-    return built
 
 
 def _latent(attention: Attention) -> LatentPosition | None:
@@ -210,8 +209,8 @@ def _upper_layers(config: Model, network: Network, input_dims: list[int]) -> Upp
     return UpperLayers([_recurrent(network, dim, 1) for dim in input_dims], _options(config, network))
 
 
-def _options(config: Model, network: Network) -> Options:
-    return Options(
+def _options(config: Model, network: Network) -> RecurrentOptions:
+    return RecurrentOptions(
         variational=config.variational_dropout,
         recurrent_dropout=network.recurrent_dropout,
         zoneout=network.zoneout,

@@ -26,7 +26,7 @@ from nmt.model.copying import CopyGate, Copying
 from nmt.model.mixture import Inferred, Mixture
 from nmt.model.readout import LexicalModel, Readout
 from nmt.model.recurrence import run_rnn
-from nmt.model.regularisation import PLAIN, Options, Regularisation
+from nmt.model.regularisation import PLAIN, RecurrentOptions, Regularisation
 from nmt.model.state import BatchWeights, DecoderState, Weights
 from nmt.model.upper import UpperLayers
 from nmt.ops.dropout import Dropout, masked
@@ -83,7 +83,7 @@ class Decoder(nn.Module):
         *,
         attend: Literal["before", "between", "after", "first_layer"],
         input_feeding: bool,
-        options: Options = PLAIN,
+        options: RecurrentOptions = PLAIN,
     ) -> None:
         """conditional: one layer over the context, for "between" only; lexical: its result is added to the readout, but
         not fed back; upper: the layers above the one of `rnn`, for "first_layer" only; copy: what it makes of a
@@ -104,7 +104,7 @@ class Decoder(nn.Module):
     def forward(self, embedded: Tensor, state: DecoderState) -> Decoded:
         """Teacher forcing: (B, T, E) embeddings of <s> y_1 ... y_{T-1} -> Decoded with all T steps."""
         decoded = self.forward_stepped(embedded, state) if self.stepped else self.forward_fused(embedded, state)
-        readouts = self._with_words(decoded.readouts, decoded.weights, state)
+        readouts = self._add_lexical(decoded.readouts, decoded.weights, state)
         if self.copy is not None:
             decoded = decoded._replace(copying=self._copied(self.copy, readouts, decoded.weights, state))
         return decoded._replace(readouts=readouts)
@@ -138,9 +138,9 @@ class Decoder(nn.Module):
         """Step by step; everything that does not depend on the previous step is computed before or after the loop."""
         return self._joined(self._run_steps(embedded, state), embedded, state)
 
-    def _run_steps(self, embedded: Tensor, state: DecoderState, observe: Observe | None = None) -> "list[_Step]":
+    def _run_steps(self, embedded: Tensor, state: DecoderState, observe: Observe | None = None) -> "list[DecoderStep]":
         gates = state.weights.word_gates(embedded, state.fixed)
-        steps: list[_Step] = []
+        steps: list[DecoderStep] = []
         with loop():
             for t, (gates_t, word) in enumerate(zip(gates.unbind(1), embedded.unbind(1), strict=True)):
                 state = state if observe is None else observe(t, state)
@@ -148,7 +148,7 @@ class Decoder(nn.Module):
                 state = steps[-1].state
         return steps
 
-    def _joined(self, steps: "list[_Step]", embedded: Tensor, state: DecoderState) -> Decoded:
+    def _joined(self, steps: "list[DecoderStep]", embedded: Tensor, state: DecoderState) -> Decoded:
         attended_steps = [step.attended for step in steps if step.attended is not None]
         attended = join_steps(attended_steps) if attended_steps else None
         fed_back = [step.readout for step in steps if step.readout is not None]
@@ -156,7 +156,7 @@ class Decoder(nn.Module):
             return _with_weights(torch.stack(fed_back, dim=1), attended)
         return self._decoded(self._outputs(steps), attended, embedded, state)
 
-    def _outputs(self, steps: "list[_Step]") -> Tensor:
+    def _outputs(self, steps: "list[DecoderStep]") -> Tensor:
         """(B, T, H)."""
         return torch.stack([self._output(step.state.cell) for step in steps], dim=1)
 
@@ -168,7 +168,7 @@ class Decoder(nn.Module):
         if readout is None:
             readout = self._read_out(self._output(step.state.cell), step.context, word, state)
         weights = None if step.attended is None else step.attended.weights[:, 0]
-        readout = self._with_words(readout, weights, state)
+        readout = self._add_lexical(readout, weights, state)
         copied = None if self.copy is None else self._copied(self.copy, readout, weights, state)
         return readout if copied is None else copied, weights, step.state
 
@@ -184,8 +184,8 @@ class Decoder(nn.Module):
         readout_mask = self.dropout.sentence_mask(layers[0].weight_hh, rows, self.readout.dim)
         return BatchWeights(layers, word, fixed, fed, conditional, self.readout, readout_mask=readout_mask)
 
-    def _step(self, gates: Tensor, word: Tensor, state: DecoderState) -> "_Step":
-        attended, beside, weights = None, None, state.weights
+    def _step(self, gates: Tensor, word: Tensor, state: DecoderState) -> "DecoderStep":
+        attended, upper_context, weights = None, None, state.weights
         if self.attend == "before":
             attended = self._attend(self._output(state.cell)[:, None], state)
         fed = weights.fed_gates(None if attended is None else attended.context.squeeze(1), state.feed)
@@ -198,15 +198,15 @@ class Decoder(nn.Module):
         first = zone_out(self.rnn, lowest, first, state.cell.of(0))
         if self.attend == "first_layer":
             attended = self._attend(first[0][:, None], state)
-            beside = None if attended is None else weights.upper_input(attended.context.squeeze(1))
-        cell = self._upper_layers(first, state.cell, weights, beside)
+            upper_context = None if attended is None else weights.upper_input(attended.context.squeeze(1))
+        cell = self._upper_layers(first, state.cell, weights, upper_context)
         output = self._output(cell)
         if self.attend == "after":
             attended = self._attend(output[:, None], state)
         context = state.fixed if attended is None else attended.context.squeeze(1)
         readout = self._read_out(output, context, word, state) if self.input_feeding else None
         past = state.past if attended is None else attended.past
-        return _Step(attended, context, readout, state._replace(cell=cell, feed=readout, past=past))
+        return DecoderStep(attended, context, readout, state._replace(cell=cell, feed=readout, past=past))
 
     def _condition(self, first: State, attended: Attended | None, weights: Weights) -> State:
         """The second half of a conditional step: from the state after the word to the state after the context."""
@@ -216,12 +216,12 @@ class Decoder(nn.Module):
         gates = weights.conditional_gates(self.conditional, attended.context.squeeze(1))
         return step_layer(self.conditional, weights.conditional, gates, *first)
 
-    def _upper_layers(self, first: State, state: CellState, weights: Weights, beside: Tensor | None) -> CellState:
-        """The step of the layers above the first, given the first layer's new state; `beside` (B, M) or None enters
-        each of them beside the output of the layer below."""
+    def _upper_layers(self, first: State, state: CellState, weights: Weights, context: Tensor | None) -> CellState:
+        """The step of the layers above the first, given the first layer's new state. `context`, (B, M) or None,
+        is concatenated to the input of each of them."""
         steps, output = [first], first[0]
         for layer, upper in enumerate(weights.layers[1:], 1):
-            inputs = output if beside is None else torch.cat([output, beside], dim=1)
+            inputs = output if context is None else torch.cat([output, context], dim=1)
             gates = input_gates(self.rnn, upper, drop_inputs(self.rnn, upper, inputs))
             new = step_layer(self.rnn, upper, gates, *state.of(layer))
             steps.append(zone_out(self.rnn, upper, new, state.of(layer)))
@@ -246,7 +246,7 @@ class Decoder(nn.Module):
         """(B, T, H), (B, T, M) or None, (B, T, E), or without T -> (B, T, R) or (B, R), after dropout."""
         return self._drop(state.weights.read_out(output, context, word), state)
 
-    def _with_words(self, readouts: Tensor, weights: Tensor | None, state: DecoderState) -> Tensor:
+    def _add_lexical(self, readouts: Tensor, weights: Tensor | None, state: DecoderState) -> Tensor:
         """(B, T, R), (B, T, S) or None, or without T -> (B, T, R) or (B, R), plus the lexical model's result."""
         if self.lexical is None:
             return readouts
@@ -284,7 +284,7 @@ class Decoder(nn.Module):
         return Attended(context, weights, attended.past)
 
 
-class _Step(NamedTuple):
+class DecoderStep(NamedTuple):
     attended: Attended | None  # T = 1
     context: Tensor | None  # (B, M) of the attention, or the fixed vector
     readout: Tensor | None  # (B, R), if it is fed back; else computed for all steps at once

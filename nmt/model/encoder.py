@@ -13,7 +13,7 @@ from nmt.attention.attention import Attention
 from nmt.attention.heads import MultiHeadAttention
 from nmt.model.cells import LayerWeights, Recurrent
 from nmt.model.recurrence import run_rnn
-from nmt.model.regularisation import PLAIN, Options, Regularisation
+from nmt.model.regularisation import PLAIN, RecurrentOptions, Regularisation
 from nmt.model.upper import UpperLayers
 from nmt.ops.dropout import Dropout
 
@@ -54,7 +54,7 @@ class Encoder(nn.Module):
         rnn: Recurrent,
         summary: str,
         self_attention: Sequence[SelfAttention] = (),
-        options: Options = PLAIN,
+        options: RecurrentOptions = PLAIN,
         upper: UpperLayers | None = None,
     ) -> None:
         """upper: layers in one direction above those of `rnn`."""

@@ -5,6 +5,7 @@ in the sum, P what the readout's activation gets, R readout, N hypotheses.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from nmt.attention.attention import Attention
 from nmt.attention.heads import MultiHeadAttention
 from nmt.attention.memory import join_steps
 from nmt.attention.normalizers import FirstOrderNormalizer
-from nmt.model.decoder import Decoded, Decoder, _Step
+from nmt.model.decoder import Decoded, Decoder, DecoderStep
 from nmt.model.mixture import Inferred, LatentPosition, Mixture, Pending, join_mixtures
 from nmt.model.readout import of_positions
 from nmt.model.state import DecoderState
@@ -31,10 +32,9 @@ class LatentDecoder(Decoder):
     2018, 3). Recurrent steps and what is fed back read the mean context, as in soft attention, or with
     `latent.observed` its posterior mean (Shankar and Sarawagi 2019)."""
 
-    latent: LatentPosition
-
-    def sum_over_positions(self, latent: LatentPosition) -> None:
-        """Call this once after construction."""
+    def __init__(self, *parts: Any, latent: LatentPosition, **options: Any) -> None:  # noqa: ANN401
+        """parts, options: those of Decoder."""
+        super().__init__(*parts, **options)
         assert self.attention is not None
         self.latent = latent
         # Where steps read words alone and every position has a readout, all tokens' probabilities are known at once.
@@ -83,7 +83,7 @@ class LatentDecoder(Decoder):
             mixture = self._mixture(outputs, inferred.weights, embedded, state)[0]._replace(averages_losses=True)
         if mixture is None:
             mixture, _ = self._mixture(outputs, decoded.weights, embedded, state)
-        readouts = self._with_words(decoded.readouts, decoded.weights, state)
+        readouts = self._add_lexical(decoded.readouts, decoded.weights, state)
         return decoded._replace(readouts=readouts, mixture=mixture, inferred=inferred)
 
     def _filtered(
@@ -168,7 +168,7 @@ class LatentDecoder(Decoder):
         posterior = mixture.posterior(log_probs)
         return torch.lerp(posterior, mixture.weights.to(posterior.dtype), self.latent.prior_share)
 
-    def _step(self, gates: Tensor, word: Tensor, state: DecoderState) -> _Step:
+    def _step(self, gates: Tensor, word: Tensor, state: DecoderState) -> DecoderStep:
         step = super()._step(gates, word, state)
         if not self.latent.observed:
             return step

@@ -42,7 +42,7 @@ def run_rnn(
     regularisation, this is a loop with deferred weight gradients; elsewhere torch's own call.
     """
     if inputs.device.type != "cpu" and not (regularisation and regularisation.needs_loop(rnn)):
-        return _library(rnn, inputs, lengths, start)
+        return _run_torch(rnn, inputs, lengths, start)
     if layers is None and regularisation is not None:
         layers = regularisation.prepare(rnn, inputs.shape[0])
     return _loop(rnn, inputs, lengths, start, layers)
@@ -142,7 +142,7 @@ def _last(states: Tensor, order: _Order) -> tuple[Tensor, ...]:
     return states[:, t, b].unbind(0) if states.dim() == 4 else (states[t, b],)  # noqa: PLR2004
 
 
-def _library(
+def _run_torch(
     rnn: Recurrent, inputs: Tensor, lengths: Tensor | None, start: CellState | None
 ) -> tuple[Tensor, CellState]:
     packed = (

@@ -13,7 +13,7 @@ from nmt.model.cells import LayerWeights, Norms, Recurrent, Transition, layer_pa
 from nmt.ops.dropout import dropout, mask
 
 
-class Options(NamedTuple):
+class RecurrentOptions(NamedTuple):
     """Of a recurrent network and the dropout around it. All are off by default."""
 
     variational: bool = False  # every dropout draws one mask per sentence, for all its positions
@@ -26,7 +26,7 @@ class Options(NamedTuple):
     dropout: float = 0.0  # of the encoder's states and summary, or of the decoder's readout
 
 
-PLAIN = Options()
+PLAIN = RecurrentOptions()
 
 
 class Regularisation(nn.Module):
@@ -40,7 +40,7 @@ class Regularisation(nn.Module):
     (Pascanu et al. 2014; Miceli Barone et al. 2017), with all of the above but residual connections.
     """
 
-    def __init__(self, rnn: Recurrent, options: Options, lowest: int = 0, below: int = 0) -> None:
+    def __init__(self, rnn: Recurrent, options: RecurrentOptions, lowest: int = 0, below: int = 0) -> None:
         """lowest: the first layer that has transitions; below: the number of layers below the network."""
         super().__init__()
         self.options, self.lowest, self.below = options, lowest, below

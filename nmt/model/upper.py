@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nmt.model.cells import CellState, LayerWeights, Recurrent, drop_inputs
 from nmt.model.recurrence import run_rnn
-from nmt.model.regularisation import Options, Regularisation
+from nmt.model.regularisation import RecurrentOptions, Regularisation
 
 
 class UpperLayers(nn.Module):
@@ -24,7 +24,7 @@ class UpperLayers(nn.Module):
     two are outside the modules, they do not keep a GPU from torch's own call.
     """
 
-    def __init__(self, layers: Sequence[Recurrent], options: Options) -> None:
+    def __init__(self, layers: Sequence[Recurrent], options: RecurrentOptions) -> None:
         """layers: from the second one on."""
         super().__init__()
         self.layers = nn.ModuleList(layers)

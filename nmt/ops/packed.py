@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nmt.config.errors import UserError
+from nmt.machine import cpu_capabilities
 
 MIN_OUTPUTS = 64  # fewer are multiplied as they are
 INT8_LEVELS = 127  # of either sign
@@ -50,7 +51,7 @@ def pack_int8(weight: Tensor, bounded: bool = False) -> Weight:
 
 def check_int8() -> None:
     """Raises UserError unless torch has 8-bit products on this CPU."""
-    if not hasattr(torch.ops.onednn, "qlinear_pointwise") or not _capabilities().get("avx2"):
+    if not hasattr(torch.ops.onednn, "qlinear_pointwise") or not cpu_capabilities().get("avx2"):
         raise UserError("precision=int8 needs an x86 CPU with AVX2 and torch with oneDNN; use precision=auto")
 
 
@@ -83,7 +84,7 @@ class _Int8Weight:
 
     def __init__(self, weight: Tensor, bounded: bool) -> None:
         self.bounded = bounded
-        capabilities = _capabilities()
+        capabilities = cpu_capabilities()
         vnni = capabilities.get("avx512_vnni") or capabilities.get("avx_vnni")
         self.levels = INT8_LEVELS if vnni else INT8_LEVELS // 2
         self.scales = weight.abs().amax(1).clamp_(min=torch.finfo(torch.float32).tiny) / self.levels
@@ -107,8 +108,3 @@ class _Int8Weight:
             *(1.0, 0, torch.float32, "none", [], ""),
         )
         return outputs
-
-
-def _capabilities() -> dict[str, bool]:
-    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
-    return capabilities

@@ -56,34 +56,60 @@ def beam_search(  # noqa: PLR0913
     if not 1 <= n_best <= beam_size:
         raise ValueError(f"n_best is {n_best} and beam_size {beam_size}, but 1 <= n_best <= beam_size must hold")
     if groups is None:
-        inputs = step, state, symbols, limits, beam_size, n_best
-        return _search(*inputs, penalty, stop, device, tree, forbidden, allocation, coverage, None)
+        return _search(
+            step,
+            state,
+            symbols,
+            limits,
+            beam_size=beam_size,
+            n_best=n_best,
+            penalty=penalty,
+            stop=stop,
+            device=device,
+            tree=tree,
+            forbidden=forbidden,
+            allocation=allocation,
+            coverage=coverage,
+        )
     if allocation is not None or tree is not None:
         raise ValueError("groups of a beam go with neither an allocation nor a tree")
     state, limits = state.select(groups.rows(len(limits.max_lengths), device)), limits.repeated(groups.count)
     coverage = None if coverage is None else coverage.repeated(groups.count)
-    # Whatever n is: a group that stopped earlier would leave its words to the others.
-    inputs = step, state, symbols, limits, groups.size, groups.size
-    return groups.merge(_search(*inputs, penalty, stop, device, None, forbidden, None, coverage, groups), n_best)
+    found = _search(
+        step,
+        state,
+        symbols,
+        limits,
+        beam_size=groups.size,
+        n_best=groups.size,  # if a group stopped earlier, later groups would no longer be penalised for its words
+        penalty=penalty,
+        stop=stop,
+        device=device,
+        forbidden=forbidden,
+        coverage=coverage,
+        groups=groups,
+    )
+    return groups.merge(found, n_best)
 
 
-def _search(  # noqa: PLR0913, PLR0917
+def _search(  # noqa: PLR0913
     step: Step[StateT],
     state: StateT,
     symbols: Symbols,
     limits: Limits,
+    *,
     beam_size: int,
     n_best: int,
     penalty: LengthPenalty,
     stop: Literal["beam", "exact"],
     device: torch.device,
-    tree: BeamTree | None,
-    forbidden: Forbidden | None,
-    allocation: Allocation | None,
-    coverage: Coverage | None,
-    groups: Groups | None,
+    tree: BeamTree | None = None,
+    forbidden: Forbidden | None = None,
+    allocation: Allocation | None = None,
+    coverage: Coverage | None = None,
+    groups: Groups | None = None,
 ) -> list[list[Hypothesis]]:
-    """See `beam_search`. With `groups`, a sentence here is a group of one, and K the size of a group."""
+    """See `beam_search`. With `groups`, a row of the state is one group of a sentence, with a beam of `beam_size`."""
     normalise = LogProbs(symbols, limits.min_length, device)
     history = History(symbols.eos)
     finished = _Finished(limits, penalty, coverage, n_best, max_endings=beam_size if stop == "beam" else math.inf)
@@ -230,7 +256,7 @@ class _Finished:
         # Log-probabilities only fall, and neither divisor nor coverage is larger: no continuation scores above this.
         bound = log_prob / self._largest_divisors[sentence]
         if self._coverage is not None:
-            bound += self._coverage.largest(sentence)
+            bound += self._coverage.upper_bound(sentence)
         if len(endings) < self._n_best:
             return bound > -math.inf
         return bound > self._sorted(endings)[self._n_best - 1].score

@@ -10,6 +10,7 @@ V vocabulary, V' padded vocabulary.
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +25,18 @@ Mask = NDArray[np.bool_]
 Phrase = Sequence[int]
 
 
+class _Node(NamedTuple):
+    """A number of tokens of a phrase that a hypothesis has met."""
+
+    expected: int  # the next token; -1: none
+    first: int  # the first token of the phrase; -1: no copy of it is left to start
+    failure: int  # the node to go on from when another token follows
+    complete: bool  # a whole copy, unless the next token continues its last word
+    satisfied: bool  # the hypothesis may end here
+    done: int  # tokens of earlier copies
+    matched: int  # tokens of this copy
+
+
 class Automata:
     """The phrases of all sentences, with a node for each number of tokens that a hypothesis has met.
 
@@ -34,27 +47,27 @@ class Automata:
     def __init__(self, constraints: Sequence[Sequence[Phrase]], boundary: Mask) -> None:
         """boundary: (V,), true for tokens that do not continue a word, </s> among them."""
         self._boundary = boundary
-        self._nodes: list[tuple[int, int, int, bool, bool, int, int]] = [(-1, -1, 0, False, True, 0, 0)]
+        self._nodes = [_Node(-1, -1, 0, complete=False, satisfied=True, done=0, matched=0)]
         counted = [Counter(map(tuple, phrases)) for phrases in constraints]
         self.roots = np.zeros((len(counted), max([1, *map(len, counted)])), np.int64)  # node 0: nothing to meet
         for roots, phrases in zip(self.roots, counted, strict=True):
             roots[: len(phrases)] = [self._add(phrase, times) for phrase, times in phrases.items()]
         self.totals = np.array([sum(len(p) * n for p, n in phrases.items()) for phrases in counted], np.int64)
         columns = [np.array(column) for column in zip(*self._nodes, strict=True)]
-        self.expected, self.first, self._fall, self._complete, self.satisfied, self._done, self._matched = columns
+        self.expected, self.first, self._failure, self._complete, self.satisfied, self._done, self._matched = columns
 
     def _add(self, phrase: tuple[int, ...], times: int) -> int:
         """Append the nodes of a phrase; returns the first one."""
-        root, length, borders = len(self._nodes), len(phrase), _borders(phrase)
+        root, length, failures = len(self._nodes), len(phrase), _failure_function(phrase)
         for copy in range(times):
             start, last = root + copy * (length + 1), copy == times - 1
             for matched in range(length):
-                fall = start + (borders[matched] if matched else 0)
-                self._nodes.append((phrase[matched], phrase[0], fall, False, False, copy * length, matched))
+                failure = start + (failures[matched] if matched else 0)
+                self._nodes.append(_Node(phrase[matched], phrase[0], failure, False, False, copy * length, matched))
             first = -1 if last else phrase[0]
-            self._nodes.append((-1, first, start + borders[length], True, last, copy * length, length))
+            self._nodes.append(_Node(-1, first, start + failures[length], True, last, copy * length, length))
         end = len(self._nodes)
-        self._nodes.append((-1, -1, end, False, True, times * length, 0))
+        self._nodes.append(_Node(-1, -1, end, False, True, times * length, 0))
         return root
 
     def after(self, nodes: Ids, tokens: Ids) -> Ids:
@@ -63,8 +76,8 @@ class Automata:
         # A token in the vocabulary's padding belongs to an impossible candidate.
         boundary = self._boundary[np.minimum(tokens, len(self._boundary) - 1)]
         nodes = nodes + (self._complete[nodes] & boundary)
-        while (stuck := (self.expected[nodes] != tokens) & (self._fall[nodes] != nodes)).any():
-            nodes = np.where(stuck, self._fall[nodes], nodes)
+        while (stuck := (self.expected[nodes] != tokens) & (self._failure[nodes] != nodes)).any():
+            nodes = np.where(stuck, self._failure[nodes], nodes)
         found: Ids = nodes + (self.expected[nodes] == tokens)
         return found
 
@@ -77,18 +90,19 @@ class Automata:
         return np.where(self.satisfied[nodes].all(-1), totals[:, None], met)
 
 
-def _borders(phrase: tuple[int, ...]) -> list[int]:
-    """For each number of first tokens, the length of the longest proper start that is also their end."""
-    borders, k = [0, 0], 0
+def _failure_function(phrase: tuple[int, ...]) -> list[int]:
+    """Entry n: the length of the longest proper prefix of the first n tokens that is also their suffix (Knuth, Morris
+    and Pratt 1977)."""
+    failures, k = [0, 0], 0
     for token in phrase[1:]:
         while k and phrase[k] != token:
-            k = borders[k]
+            k = failures[k]
         k += phrase[k] == token
-        borders.append(k)
-    return borders
+        failures.append(k)
+    return failures
 
 
-def deal(banks: Ids, possible: Mask, totals: Ids, size: int) -> Ids:
+def allocate_slots(banks: Ids, possible: Mask, totals: Ids, size: int) -> Ids:
     """Choose `size` of the candidates of each sentence, or all if there are fewer: indices, ascending.
 
     banks: (A, C) of candidates, best first; possible: (A, C); totals: the highest bank (A,). Every bank has an equal
@@ -157,13 +171,13 @@ class Allocation:
         banks = self._automata.banks(after, self._totals)
         ends, possible = tokens == self._eos, np.isfinite(log_probs)
         ended = np.zeros_like(ends)
-        np.put_along_axis(ended, deal(banks, possible, self._totals, self._beam_size), True, axis=1)
+        np.put_along_axis(ended, allocate_slots(banks, possible, self._totals, self._beam_size), True, axis=1)
         ended &= ends & possible
         # Only at the limit of the length can one end that has not met all.
         met = ended & (banks == self._totals[:, None])
         self._ended |= met.any(1)
         ended = np.where(self._ended[:, None], met, ended)
-        order = deal(banks, possible & ~ends, self._totals, self._beam_size)
+        order = allocate_slots(banks, possible & ~ends, self._totals, self._beam_size)
         sentences = np.arange(len(order))[:, None]
         live, chosen = np.where(ends, np.float32(-np.inf), log_probs)[sentences, order], tokens[sentences, order]
         chosen[~np.isfinite(live)] = self._eos

@@ -41,7 +41,7 @@ class CoverageScore:
         """Of the sums (S,) of a hypothesis."""
         return self.strength * float(np.log(np.clip(attention, self.floor, self.cap)).sum(dtype=np.float64))
 
-    def largest(self, length: int) -> float:
+    def upper_bound(self, length: int) -> float:
         """No hypothesis of a source of `length` tokens scores above this."""
         return self.strength * length * math.log(self.cap)
 
@@ -77,6 +77,6 @@ class Coverage:
         own = zip(sums, (self._lengths[sentence] for sentence in sentences), strict=True)
         return [self._score(row[:length]) for row, length in own]
 
-    def largest(self, sentence: int) -> float:
+    def upper_bound(self, sentence: int) -> float:
         """No hypothesis of this sentence scores above this."""
-        return self._score.largest(self._lengths[sentence])
+        return self._score.upper_bound(self._lengths[sentence])

@@ -27,7 +27,7 @@ from nmt.serve.messages import (
     TranslateRequest,
     explain_invalid,
 )
-from nmt.serve.metrics import Measured
+from nmt.serve.metrics import MetricsMiddleware
 from nmt.serve.models import TextTooLongError
 from nmt.serve.service import Service
 
@@ -58,7 +58,7 @@ def application(service: Service, rules: Rules, log_requests: bool = False) -> A
     libretranslate.add_calls(app, service, rules.token)
     _add_page(app)
     paths = frozenset(path for route in app.routes if "{" not in (path := getattr(route, "path", "{")))
-    return Measured(Guard(app, rules), service.metrics, paths, log.info if log_requests else None)
+    return MetricsMiddleware(Guard(app, rules), service.metrics, paths, log.info if log_requests else None)
 
 
 def _add_calls(app: FastAPI, service: Service) -> None:

@@ -38,7 +38,7 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class Measured:
+class MetricsMiddleware:
     """ASGI middleware that counts and times requests, by the paths that exist."""
 
     def __init__(

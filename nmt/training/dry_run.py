@@ -17,7 +17,7 @@ from nmt.data.batching import Indices
 from nmt.data.prepare import fingerprint_of, is_prepared
 from nmt.distributed import Interrupted
 from nmt.report.table import human_duration
-from nmt.training.job import Ready, train
+from nmt.training.job import TrainingSetup, train
 from nmt.training.journal import sample_figures
 from nmt.training.trainer import Observer, Trainer
 
@@ -59,8 +59,8 @@ def dry_run(
     return train(config, directory, overrides, choices, observer, partial(_measure, began=began))
 
 
-def _measure(ready: Ready, began: float) -> int:
-    trainer, preparation = ready.trainer, time.perf_counter() - began
+def _measure(setup: TrainingSetup, began: float) -> int:
+    trainer, preparation = setup.trainer, time.perf_counter() - began
     try:
         with trainer.signals:
             costs = Costs(preparation, *_time_updates(trainer), *_time_validation(trainer))
@@ -68,7 +68,7 @@ def _measure(ready: Ready, began: float) -> int:
         return 128 + stop.signum
     peak = trainer.group.largest(peak_memory(trainer.translator.machine.device))
     if trainer.group.is_main:
-        print("\n".join(report(ready, costs, peak)))
+        print("\n".join(report(setup, costs, peak)))
     return 0
 
 
@@ -130,9 +130,9 @@ def peak_memory(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def report(ready: Ready, costs: Costs, peak: int) -> list[str]:
+def report(setup: TrainingSetup, costs: Costs, peak: int) -> list[str]:
     """Lines for the user: what the run would take."""
-    trainer, splits, config = ready.trainer, ready.prepared.splits, ready.config
+    trainer, splits, config = setup.trainer, setup.prepared.splits, setup.config
     epoch, total = len(trainer.train_batches.epoch(0)), trainer.total_steps
     validations = validations_of(config, epoch, total)
     seconds = costs.preparation + total * costs.update
@@ -142,7 +142,7 @@ def report(ready: Ready, costs: Costs, peak: int) -> list[str]:
     group, device = trainer.group, trainer.translator.machine.device
     kind = "GPU memory" if device.type == "cuda" else "memory"
     return [
-        f"model: {ready.parameters:,} parameters",
+        f"model: {setup.parameters:,} parameters",
         f"{kind}: {peak / GIB:.2f} GiB at peak{f', in each of {group.size} processes' if group.size > 1 else ''}",
         f"update: {duration(costs.update)}, {costs.tokens / costs.update:,.0f} target tokens per second",
         f"epoch: {duration(epoch * costs.update)} (updates: {epoch:,})",

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 MIN_SHARE = 512  # tokens of a batch that are worth a process
 
 
-class Ready(NamedTuple):
+class TrainingSetup(NamedTuple):
     """All that a run needs before its first update."""
 
     config: schema.TrainConfig
@@ -55,7 +55,7 @@ class Ready(NamedTuple):
         return sum(parameter.numel() for parameter in self.trainer.model.parameters())
 
 
-Work = Callable[[Ready], int]
+Work = Callable[[TrainingSetup], int]
 """What is done with it; returns the exit status."""
 
 
@@ -118,10 +118,10 @@ def _train_in_group(
             translator = _new_translator(config, prepared, machine, start, group)
             objective = Objective(translator.single, config, prepared.tokenizers.target, teachers.models)
             trainer = Trainer(config, prepared, translator, scoring, run, objective, observer)
-            ready = Ready(config, run, prepared, scoring, trainer)
-            _log_model(ready)
+            setup = TrainingSetup(config, run, prepared, scoring, trainer)
+            _log_model(setup)
             _warn_of_unreached(config, objective, trainer.total_steps)
-            return work(ready)
+            return work(setup)
     finally:
         run.release()
 
@@ -158,11 +158,11 @@ def _new_translator(
     return Translator(model, prepared.tokenizers, config.search, machine, config.seed, group)
 
 
-def _log_model(ready: Ready) -> None:
-    group, machine = ready.trainer.group, ready.trainer.translator.machine
+def _log_model(setup: TrainingSetup) -> None:
+    group, machine = setup.trainer.group, setup.trainer.translator.machine
     log.info(
         "model: %s parameters; %s in %s, threads: %d%s",
-        f"{ready.parameters:,}",
+        f"{setup.parameters:,}",
         machine.device,
         machine.precision,
         machine.describe()["threads"],
@@ -170,19 +170,19 @@ def _log_model(ready: Ready) -> None:
     )
 
 
-def _train(ready: Ready) -> int:
-    config, run, _, _, trainer = ready
+def _train(setup: TrainingSetup) -> int:
+    config, run, _, _, trainer = setup
     trackers, status = open_trackers(config, run) if trainer.group.is_main else [], 1
     try:
-        status = _train_and_evaluate(ready, trackers)
+        status = _train_and_evaluate(setup, trackers)
     finally:
         for tracker in trackers:
             tracker.close(finished=status == 0)
     return status
 
 
-def _train_and_evaluate(ready: Ready, trackers: Sequence[Background]) -> int:
-    config, run, prepared, scoring, trainer = ready
+def _train_and_evaluate(setup: TrainingSetup, trackers: Sequence[Background]) -> int:
+    config, run, prepared, scoring, trainer = setup
     group = trainer.group
     if group.everywhere(trainer.resume):
         log.info("resumed at step %d of %d", trainer.step, trainer.total_steps)
@@ -203,7 +203,7 @@ def _train_and_evaluate(ready: Ready, trackers: Sequence[Background]) -> int:
         return 0
     finally:
         if group.is_main:
-            run.update_json(run.manifest, {"parameters": ready.parameters, "training": _summary(trainer), **status})
+            run.update_json(run.manifest, {"parameters": setup.parameters, "training": _summary(trainer), **status})
     _evaluate(run, trainer.translator, prepared, scoring.settings, config.validation)
     splits = prepared.splits.keys() - {"train"}
     group.on_main(lambda: _finish(run, trainer.step, splits, tensorboard, trackers))

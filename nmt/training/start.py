@@ -132,7 +132,7 @@ def _refuse_other_teachers(records: Sequence[Mapping[str, Any]], recorded: Seque
 def record_of(run: RunDirectory, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """For the manifest: which run it is, the step and scores of its best checkpoint, its system."""
     best = {"step": checkpoint["step"], "scores": checkpoint.get("scores", {})}
-    return {"run": str(run.source), **best, "system": run.system()}
+    return {"run": str(run.source), **best, "system": run.system_digest()}
 
 
 def refuse_other_tokenizers(

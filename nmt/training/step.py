@@ -29,7 +29,7 @@ class Update(NamedTuple):
     stop: bool = False  # was any process to stop?
 
 
-class Whole(NamedTuple):
+class GlobalBatch(NamedTuple):
     """A batch that several processes share."""
 
     tokens: int  # target tokens
@@ -37,7 +37,7 @@ class Whole(NamedTuple):
     counts: bool = True  # False on a process for which no sentence is left; it repeats one, which does not count
 
 
-class Sums:
+class LogWindow:
     """Sums since the last line of the log, kept on the device until they are read."""
 
     def __init__(self) -> None:
@@ -125,22 +125,22 @@ class Updater:
         batches: Sequence[Batch],
         learning_rate: float,
         step: int,
-        whole: Whole | None = None,
+        global_batch: GlobalBatch | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> Update:
         """One update from the parts of one batch: each part's gradient is divided by the tokens of all parts.
 
-        whole: the batch, if `batches` are only this process's share of it. stop: read after the backward pass. Raises
-        OutOfMemory, on all processes, if a part does not fit on one of them. Then nothing has changed.
+        global_batch: the batch, if `batches` are only this process's share of it. stop: read after the backward pass.
+        Raises OutOfMemory, on all processes, if a part does not fit on one of them. Then nothing has changed.
         """
-        if whole is None:
+        if global_batch is None:
             tokens = sum(batch.target_tokens for batch in batches)
-            whole = Whole(tokens, sum(len(batch.indices) for batch in batches))
+            global_batch = GlobalBatch(tokens, sum(len(batch.indices) for batch in batches))
         self.optimizer.zero_grad(set_to_none=True)
         self.set_rate(learning_rate)
         total = torch.zeros((), device=self.machine.device)
         try:
-            terms = self._backward(batches, whole, step, total)
+            terms = self._backward(batches, global_batch, step, total)
             fits = True
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -148,7 +148,7 @@ class Updater:
             terms, fits = {}, False
         stops = stop()
         if self.gradient_sum is not None:
-            total, terms, fits, stops = self._summed(total, terms, fits, stops, whole.counts)
+            total, terms, fits, stops = self._summed(total, terms, fits, stops, global_batch.counts)
         if not fits:
             raise OutOfMemory
         self.scaler.unscale_(self.optimizer)  # before clipping, so that the norm is that of the true gradient
@@ -157,17 +157,21 @@ class Updater:
         applied = bool((norm + total).isfinite())  # what an update waits for the device for, besides latent positions
         if applied:
             self.scaler.step(self.optimizer)
-            self.objective.after_update(terms, whole.tokens)
+            self.objective.after_update(terms, global_batch.tokens)
         self.scaler.update()
-        return Update(terms, whole.tokens, norm.detach(), applied, stops)
+        return Update(terms, global_batch.tokens, norm.detach(), applied, stops)
 
-    def _backward(self, batches: Sequence[Batch], whole: Whole, step: int, total: Tensor) -> dict[str, Tensor]:
+    def _backward(
+        self, batches: Sequence[Batch], global_batch: GlobalBatch, step: int, total: Tensor
+    ) -> dict[str, Tensor]:
         """Add up gradients, the objective in `total` (), and its terms, which it returns."""
         terms: dict[str, Tensor] = {}
         for batch in batches:
             with self.machine.autocast():
-                value = self.objective(batch.to(self.machine.device), step, whole.tokens / whole.sentences)
-            torch.autograd.backward(self.scaler.scale(value.total / whole.tokens))
+                value = self.objective(
+                    batch.to(self.machine.device), step, global_batch.tokens / global_batch.sentences
+                )
+            torch.autograd.backward(self.scaler.scale(value.total / global_batch.tokens))
             total += value.total.detach()
             terms = {name: terms[name] + term if terms else term for name, term in value.terms.items()}
         return terms

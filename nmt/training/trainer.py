@@ -21,7 +21,7 @@ from nmt.training.best import BestCheckpoints, EarlyStopping, MovingAverage
 from nmt.training.journal import Journal
 from nmt.training.optimizer import Schedule, make_optimizer
 from nmt.training.signals import StopSignals
-from nmt.training.step import BadUpdates, MicroBatcher, Sums, Update, Updater, Whole
+from nmt.training.step import BadUpdates, GlobalBatch, LogWindow, MicroBatcher, Update, Updater
 from nmt.training.validation import Scoring, Validator
 from nmt.translator import Translator
 
@@ -76,7 +76,7 @@ class Trainer:
         self.validated = 0  # the step of the last validation
         self.logged_step = -1  # the journal is complete up to this step; later lines of a killed run are removed
         self.seconds, self.tokens = 0.0, 0  # of updates, over all starts of the run
-        self.window, self.saved_at = Sums(), time.monotonic()
+        self.window, self.saved_at = LogWindow(), time.monotonic()
         self.schedule_has_moved = False  # resumed with another number of updates than before
 
     def fit(self, open_journal: Callable[[int, int, int, int], Journal]) -> None:
@@ -140,15 +140,15 @@ class Trainer:
         self.step += 1
         self.position += 1
 
-        processes, own, whole = self.group.size, self.group.share(indices), None
+        processes, own, global_batch = self.group.size, self.group.share(indices), None
         if processes > 1:
             tokens = self.train_batches.target_tokens(indices, self.epoch)
-            whole = Whole(tokens, len(indices), counts=len(own) > 0)
+            global_batch = GlobalBatch(tokens, len(indices), counts=len(own) > 0)
 
         def attempt(parts: int) -> Update:
             seed_draws(self.config.seed, self.step, self.group.rank)
             batches = self.train_batches.load(own if len(own) else indices[:1], self.epoch, parts)
-            return self.updater(batches, self._rate(self.step), self.step, whole, self.signals.is_set)
+            return self.updater(batches, self._rate(self.step), self.step, global_batch, self.signals.is_set)
 
         padded_size = self.train_batches.padded_size(indices) / processes
         update = self.micro_batcher(attempt, -(-len(indices) // processes), padded_size, f"step {self.step}")
@@ -213,7 +213,7 @@ class Trainer:
             raise Interrupted(signum)
 
     def _log(self) -> None:
-        window, self.window = self.window, Sums()
+        window, self.window = self.window, LogWindow()
         if not window.updates:
             return
         means = window.means()
@@ -294,7 +294,7 @@ class Trainer:
         self.schedule_has_moved = state["total_steps"] != self.total_steps
         self.bad.count, self.bad.in_a_row = state["bad"]
         self.seconds, self.tokens = state["spent"]
-        self.window = Sums.load(state["window"], self.translator.machine.device)
+        self.window = LogWindow.load(state["window"], self.translator.machine.device)
         self.plan = self.train_batches.epoch(self.epoch)
         if self.position > len(self.plan):
             raise ValueError(f"batch {self.position} of {len(self.plan)}")

@@ -145,7 +145,7 @@ def test_training_starts_from_an_archive_and_learns_from_one(model: Path, home: 
     assert started.returncode == 0, started.stderr.decode()
     start = RunDirectory(home / "started").first_start()["start_from"]
     assert start["run"] == str(model)
-    assert start["system"] == RunDirectory(home / "run").system()
+    assert start["system"] == RunDirectory(home / "run").system_digest()
     taught = call("nmt-train", *quick, "objective=distillation", "objective.teachers=model.nmt", cwd=home)
     assert taught.returncode == 0, taught.stderr.decode()
 
@@ -369,7 +369,7 @@ def test_values_of_this_machine_are_left_out(home: Path) -> None:
 
 def test_the_system_is_that_of_the_run(model: Path, home: Path) -> None:
     """By which nmt-compare groups seeds."""
-    assert RunDirectory.existing(model).system() == RunDirectory(home / "run").system()
+    assert RunDirectory.existing(model).system_digest() == RunDirectory(home / "run").system_digest()
     assert load_config(RunDirectory.existing(model).config).seed == 1
 
 

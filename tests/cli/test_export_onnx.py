@@ -12,7 +12,7 @@ from conftest import TINY, values_of
 from forks import call
 
 from nmt.config import schema
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.data.demo.corpus import generate
 from nmt.export.onnx import PACKAGES, refuse_unfit
@@ -106,7 +106,7 @@ REFUSED = {
 @pytest.mark.parametrize("choice", REFUSED)
 def test_what_cannot_be_exported_is_refused_with_the_reason(choice: str) -> None:
     with pytest.raises(UserError, match=r"^format=onnx: .*; use format=archive$") as error:
-        refuse_unfit(typed(schema.TrainConfig, values_of("train", [choice])))
+        refuse_unfit(validated(schema.TrainConfig, values_of("train", [choice])))
     assert REFUSED[choice] in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -116,7 +116,7 @@ def test_a_missing_package_is_one_line(name: str, monkeypatch: pytest.MonkeyPatc
     find = importlib.util.find_spec
     monkeypatch.setattr("nmt.export.onnx.find_spec", lambda wanted: None if wanted == name else find(wanted))
     with pytest.raises(UserError, match=rf"the package {name} is missing: pip install 'nmt\[onnx\]'"):
-        refuse_unfit(typed(schema.TrainConfig, values_of("train", [])))
+        refuse_unfit(validated(schema.TrainConfig, values_of("train", [])))
 
 
 @pytest.mark.parametrize("value", ["license=MIT", "sentence=a", "held_out=true"])

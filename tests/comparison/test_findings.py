@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from nmt.cli.help import choices_of
 from nmt.comparison.findings import FINDINGS, fall, find_finding, lead, relative_difference, slope, slope_difference
 from nmt.comparison.verdict import Scores
-from nmt.config.compose import config_dir, typed
+from nmt.config.compose import config_dir, validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 
@@ -48,7 +48,7 @@ def test_the_jobs_are_the_models_with_three_seeds(name: str) -> None:
 
 def composed(*recipes: str, job: dict[str, str]) -> TrainConfig:
     given = [f"experiment=[{','.join(recipes)}]", *(f"{key}={value}" for key, value in job.items())]
-    return typed(TrainConfig, values_of("train", given))
+    return validated(TrainConfig, values_of("train", given))
 
 
 @pytest.mark.parametrize("name", FINDINGS)

@@ -9,7 +9,7 @@ from conftest import TINY, values_of
 
 from nmt.cli.help import SET_BY_SIZE, known_keys
 from nmt.config import schema
-from nmt.config.compose import flatten, load_config, load_values, save_values, typed, typed_union, with_values
+from nmt.config.compose import flatten, load_config, load_values, save_values, validated, validated_union, with_values
 from nmt.config.errors import OTHER_NAMES, UserError, nearest, nearest_key
 from nmt.config.overrides import override_values, user_path
 
@@ -21,7 +21,7 @@ def values() -> dict[str, Any]:
 
 def error(values: dict[str, Any]) -> str:
     with pytest.raises(UserError) as caught:
-        typed(schema.TrainConfig, values)
+        validated(schema.TrainConfig, values)
     return str(caught.value)
 
 
@@ -144,11 +144,11 @@ def test_one_text_on_both_sides_is_refused() -> None:
 
 def test_a_section_alone_is_checked_the_same_way() -> None:
     with pytest.raises(UserError, match=r"search\.beam_sise: unknown key; did you mean 'beam_size'"):
-        typed_union(schema.Search, {**values_of("train", [])["search"], "beam_sise": 3}, "search")
+        validated_union(schema.Search, {**values_of("train", [])["search"], "beam_sise": 3}, "search")
 
 
 def test_saved_values_come_back_equal(values: dict[str, Any], tmp_path: Path) -> None:
-    config = typed(schema.TrainConfig, values)
+    config = validated(schema.TrainConfig, values)
     path = tmp_path / "config.yaml"
     save_values(path, config.model_dump(mode="json"))
     assert load_config(path) == config
@@ -164,10 +164,10 @@ def test_layers_with_residual_connections_and_with_both_directions(
     """Saved as they were set, so that runs of all forms load."""
     values = values_of("train", [*TINY, "encoder.layers=4"])
     values["encoder"] |= {"residual": residual, "bidirectional": bidirectional}
-    encoder = typed(schema.TrainConfig, values).encoder
+    encoder = validated(schema.TrainConfig, values).encoder
     assert (encoder.first_residual, encoder.directions) == (first, directions)
     assert encoder.output_dim == encoder.hidden * directions
-    save_values(tmp_path / "config.yaml", typed(schema.TrainConfig, values).model_dump(mode="json"))
+    save_values(tmp_path / "config.yaml", validated(schema.TrainConfig, values).model_dump(mode="json"))
     loaded = load_config(tmp_path / "config.yaml").encoder
     assert (loaded.residual, loaded.bidirectional) == (residual, bidirectional)
     assert type(loaded.residual) is type(residual)
@@ -177,7 +177,7 @@ def test_layers_with_residual_connections_and_with_both_directions(
 def test_a_run_of_another_search_gets_no_key_of_beam_search(search: str, tmp_path: Path) -> None:
     values = values_of("train", [f"search={search}"])
     save_values(tmp_path / "config.yaml", values)
-    assert load_config(tmp_path / "config.yaml") == typed(schema.TrainConfig, values)
+    assert load_config(tmp_path / "config.yaml") == validated(schema.TrainConfig, values)
 
 
 def test_a_saved_value_that_is_wrong_is_told_with_its_file(values: dict[str, Any], tmp_path: Path) -> None:
@@ -276,4 +276,4 @@ def test_without_a_home_directory_a_path_in_it_is_refused(monkeypatch: pytest.Mo
     assert user_path("corpus/~") == Path("corpus/~")
     values = values_of("train", ["training.start_from='~/run'"])
     with pytest.raises(UserError, match="without a home directory"):
-        typed(schema.TrainConfig, values).with_absolute_paths()
+        validated(schema.TrainConfig, values).with_absolute_paths()

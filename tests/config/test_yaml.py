@@ -10,7 +10,7 @@ from conftest import values_of
 from pydantic import BaseModel
 
 from nmt.config import schema
-from nmt.config.compose import _fields, _members, config_dir, flatten, typed
+from nmt.config.compose import _fields, _members, config_dir, flatten, validated
 
 pytestmark = pytest.mark.no_cover  # hundreds of compositions, slowed twofold, cover nothing that no other test does
 
@@ -76,7 +76,7 @@ def test_yaml_keys_and_schema_fields_are_the_same_set(command: str) -> None:
 )
 def test_every_choice_of_a_group_holds_all_its_keys(group: str, choice: str) -> None:
     values = values_of("train", overrides(**{group: choice}))
-    typed(schema.TrainConfig, values)
+    validated(schema.TrainConfig, values)
     assert {key for key, _ in flatten(values)} == keys(schema.TrainConfig, values)
 
 
@@ -90,7 +90,7 @@ VARIANTS = {"first_order_monotonic": "first_order", "posterior_exact": "posterio
 def test_every_part_of_an_attention_holds_all_its_keys(part: str, choice: str) -> None:
     past = ["decoder.input_feeding=true"] if part == "alignment" else []
     values = values_of("train", [f"attention/{part}={choice}", *past])
-    typed(schema.TrainConfig, values)
+    validated(schema.TrainConfig, values)
     assert values["attention"][part]["kind"] == VARIANTS.get(choice, choice)
     assert {key for key, _ in flatten(values)} == keys(schema.TrainConfig, values)
 
@@ -99,7 +99,7 @@ def test_every_part_of_an_attention_holds_all_its_keys(part: str, choice: str) -
 @pytest.mark.parametrize("cell", choices("encoder"))
 def test_every_encoder_takes_self_attention(choice: str, cell: str) -> None:
     values = values_of("train", [f"encoder={cell}", f"encoder/self_attention={choice}"])
-    typed(schema.TrainConfig, values)
+    validated(schema.TrainConfig, values)
     assert values["encoder"]["self_attention"]["kind"] == choice
     assert {key for key, _ in flatten(values)} == keys(schema.TrainConfig, values)
 
@@ -110,7 +110,7 @@ def test_the_parts_of_self_attention_are_those_of_attention() -> None:
         "attention/window@encoder.self_attention.window=local_m",
     ]
     values = values_of("train", ["encoder/self_attention=attention", *parts])
-    typed(schema.TrainConfig, values)
+    validated(schema.TrainConfig, values)
     assert values["encoder"]["self_attention"]["score"]["kind"] == "additive"
     assert values["encoder"]["self_attention"]["window"]["kind"] == "local_m"
 
@@ -126,7 +126,7 @@ def pairs(one: list[str], other: list[str]) -> list[Any]:
 @pytest.mark.parametrize(("attention", "cell"), pairs(choices("attention"), choices("decoder")))
 def test_presets_compose_with_each_other(attention: str, cell: str) -> None:
     values = values_of("train", overrides(attention=attention, encoder=cell, decoder=cell))
-    config = typed(schema.TrainConfig, values)
+    config = validated(schema.TrainConfig, values)
     assert config.encoder.cell == cell
     assert config.decoder.cell == cell
 
@@ -134,7 +134,7 @@ def test_presets_compose_with_each_other(attention: str, cell: str) -> None:
 @pytest.mark.parametrize(("attention", "experiment"), pairs(choices("attention"), choices("experiment")))
 def test_experiments_take_every_attention(attention: str, experiment: str) -> None:
     values = values_of("train", overrides(experiment=experiment, attention=attention))
-    config = typed(schema.TrainConfig, values)
+    config = validated(schema.TrainConfig, values)
     assert (config.attention.kind == "none") == (attention == "none")
 
 
@@ -149,7 +149,7 @@ def test_a_part_takes_the_place_of_a_presets(attention: str, replaced: str) -> N
     part, _, choice = replaced.partition("=")
     plain = values_of("train", [f"attention={attention}"])
     values = values_of("train", [f"attention={attention}", f"attention/{part}={choice}"])
-    typed(schema.TrainConfig, values)
+    validated(schema.TrainConfig, values)
     assert values["attention"].pop(part)["kind"] == choice
     assert values["decoder"] == plain["decoder"]
     assert values["attention"] == {key: value for key, value in plain["attention"].items() if key != part}
@@ -169,7 +169,7 @@ def test_a_group_of_the_command_line_wins_over_a_preset() -> None:
 
 def test_presets_are_what_their_papers_say() -> None:
     systems = {
-        name: typed(schema.TrainConfig, values_of("train", [f"attention={name}"])) for name in choices("attention")
+        name: validated(schema.TrainConfig, values_of("train", [f"attention={name}"])) for name in choices("attention")
     }
     assert systems["bahdanau"].decoder.attend == "before"
     assert systems["bahdanau"].decoder.readout == "maxout"

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.data import planning
 from nmt.data.batching import Batches
@@ -65,7 +65,7 @@ def prepared(request: pytest.FixtureRequest) -> Prepared:
         "data.seed=1",
     ]
     sizes += ["tokenizer.vocab_size=400"]  # many ways to segment
-    config = typed(TrainConfig, values_of("train", [*TINY, *sizes]))
+    config = validated(TrainConfig, values_of("train", [*TINY, *sizes]))
     return prepare(config.data, config.tokenizer)
 
 
@@ -126,7 +126,7 @@ def test_one_side_alone_is_sampled(prepared: Prepared) -> None:
 
     for sides, of_source, of_target in (("source", True, False), ("target", False, True), ("both", True, True)):
         given = [*TINY, "tokenizer.sampling=0.3", f"tokenizer.sampling_sides={sides}"]
-        sampling = typed(TrainConfig, values_of("train", given)).tokenizer.sampling_by_side
+        sampling = validated(TrainConfig, values_of("train", given)).tokenizer.sampling_by_side
         found = batches(prepared, sampling=sampling)
         (drawn,), (plain,) = (each.load(found.epoch(0)[0], 0) for each in (found, batches(prepared)))
         assert torch.equal(drawn.source, plain.source) != of_source
@@ -172,7 +172,7 @@ def test_alignments_count_words_that_spaces_separate(sampling: float, tmp_path: 
     (tmp_path / "train.gold").write_text("0-0 1-1 2-2 3-3\n" * len(lines))
     files = [f"data.{name}={tmp_path}/train" for name in ("train", "validation")]
     words = ["data=files", "data.target_lang=xx", "data.alignments=gold", *files, f"data.cache_dir={tmp_path}/cache"]
-    config = typed(TrainConfig, values_of("train", [*words, "tokenizer.vocab_size=40"]))
+    config = validated(TrainConfig, values_of("train", [*words, "tokenizer.vocab_size=40"]))
     prepared = prepare(config.data, config.tokenizer)
     found = batches(prepared, sampling=(sampling, sampling), guided=True)
     (batch,) = found.load(np.arange(4), 0)

@@ -14,7 +14,7 @@ import pytest
 from conftest import values_of
 from forks import forked
 
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data import cache, encoding, file_states, sources, usable_pairs
@@ -52,7 +52,7 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def config(corpus: Path, *overrides: str) -> TrainConfig:
     files = [f"data.train={corpus}/train", f"data.validation={corpus}/valid", f"data.cache_dir={corpus}/cache"]
     settings = ["data=files", *files, "tokenizer.vocab_size=150", "data.max_length=40", *overrides]
-    return typed(TrainConfig, values_of("train", settings))
+    return validated(TrainConfig, values_of("train", settings))
 
 
 def make(corpus: Path, *overrides: str) -> Prepared:

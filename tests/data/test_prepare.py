@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from conftest import values_of
 
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.config.schema.data import FileTokenizer
@@ -42,7 +42,7 @@ def corpus(tmp_path: Path) -> Path:
 
 def config(corpus: Path, *overrides: str) -> TrainConfig:
     files = [f"data.train={corpus}/train", f"data.validation={corpus}/valid", f"data.cache_dir={corpus}/cache"]
-    return typed(TrainConfig, values_of("train", ["data=files", *files, "tokenizer.vocab_size=80", *overrides]))
+    return validated(TrainConfig, values_of("train", ["data=files", *files, "tokenizer.vocab_size=80", *overrides]))
 
 
 def make(corpus: Path, *overrides: str) -> Prepared:

@@ -15,7 +15,7 @@ from conftest import TINY, values_of
 from forks import ended, forked_group
 
 from nmt.cli.app import attempt, log_to, report
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.model.weights import read_checkpoint
 from nmt.training import job
@@ -49,7 +49,7 @@ class Group:
         self.output = run.with_name(f"{run.name}.output")
         demo = not any(override.startswith("data=") for override in overrides)
         short = [override for override in SHORT if demo or not override.startswith(("data.", "tokenizer.vocab"))]
-        config = typed(TrainConfig, values_of("train", [*short, *overrides]))
+        config = validated(TrainConfig, values_of("train", [*short, *overrides]))
 
         def work() -> int:
             import sys

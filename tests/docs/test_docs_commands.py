@@ -15,7 +15,7 @@ from conftest import TINY, values_of
 from documents import ROOT, blocks, name_of, pages
 from forks import call
 
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.schema import CompareConfig, TrainConfig, TranslateConfig
 
 pytestmark = pytest.mark.system
@@ -103,10 +103,10 @@ def compose(command: str) -> None:
     """Check that a command that takes long is one: its values compose, and its script has its options."""
     name, *arguments = shlex.split(command)
     if name == "nmt-compare":
-        typed(CompareConfig, values_of("compare", arguments))
+        validated(CompareConfig, values_of("compare", arguments))
         return
     if name == "nmt-translate":
-        typed(TranslateConfig, values_of("translate", arguments[: arguments.index("<")]))
+        validated(TranslateConfig, values_of("translate", arguments[: arguments.index("<")]))
         return
     students: list[list[str]] = []
     if name == "python":
@@ -121,7 +121,7 @@ def compose(command: str) -> None:
     single = [word for word in values if word not in choices]
     for overrides in [[], *students, *([choice.split(",")[0]] for choice in choices)]:
         own = {word.partition("=")[0] for word in overrides}
-        typed(TrainConfig, values_of("train", [*(w for w in single if w.partition("=")[0] not in own), *overrides]))
+        validated(TrainConfig, values_of("train", [*(w for w in single if w.partition("=")[0] not in own), *overrides]))
 
 
 class Served:

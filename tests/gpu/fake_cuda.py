@@ -115,7 +115,7 @@ def on_cuda(module: nn.Module, mode: FakeCUDA) -> nn.Module:
 
 def replace_libraries(replace: Callable[[object, str, object], None]) -> None:
     """What needs a GPU's own libraries, by something with the same shapes, types and devices."""
-    replace(recurrence, "_library", _library)
+    replace(recurrence, "_run_torch", _run_torch)
     replace(Tensor, "pin_memory", lambda tensor: tensor)
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") copies where the mode sees it
     replace(torch.cuda, "_lazy_init", lambda: None)
@@ -130,7 +130,7 @@ def replace_libraries(replace: Callable[[object, str, object], None]) -> None:
     replace(recurrence, "kernels", kernels)  # they are there as long as this
 
 
-def _library(rnn: Any, inputs: Tensor, lengths: Tensor | None, start: Any) -> Any:  # noqa: ANN401
+def _run_torch(rnn: Any, inputs: Tensor, lengths: Tensor | None, start: Any) -> Any:  # noqa: ANN401
     """In place of cuDNN: a function of inputs, first state and weights with the outputs' shapes."""
     assert lengths is None or (lengths.device.type == "cpu" and not isinstance(lengths, FakeTensor))
     D, H = 2 if rnn.bidirectional else 1, rnn.hidden_size

@@ -19,7 +19,7 @@ from fake_cuda import CUDA, FakeCUDA, on_cuda, replace_libraries
 from torch import Tensor
 
 from nmt.config import schema
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.schema.training import SGD
 from nmt.data.batching import Batch, collate
 from nmt.machine import Machine
@@ -118,7 +118,7 @@ def plant(fault: str) -> None:
 def measure(overrides: list[str]) -> dict[str, Any]:
     """Of one configuration: counts of an update and of the searches, and what one more step adds."""
     mode = FakeCUDA()
-    config = typed(schema.TrainConfig, values_of("train", [*TINY, "device=cuda", *overrides]))
+    config = validated(schema.TrainConfig, values_of("train", [*TINY, "device=cuda", *overrides]))
     machine = Machine(CUDA, config.precision)
     forward, update = update_counts(mode, config, machine, 4)
     shorter_forward, shorter_update = update_counts(mode, config, machine, 3)

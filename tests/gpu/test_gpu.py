@@ -17,7 +17,7 @@ from conftest import TINY, values_of
 from torch import Tensor, nn
 
 from nmt import Translator
-from nmt.config.compose import config_dir, typed
+from nmt.config.compose import config_dir, validated
 from nmt.config.schema import TrainConfig
 from nmt.model.build import build_model
 from nmt.ops.additive import additive_energies
@@ -80,7 +80,7 @@ def test_a_preset_learns_resumes_and_translates_as_on_the_cpu(name: str, tmp_pat
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name not in RANDOM])
 def test_a_preset_s_gradient_is_that_of_the_cpu(name: str) -> None:
-    config = typed(TrainConfig, values_of("train", [*TINY, f"attention={name}", "embedding.dropout=0"]))
+    config = validated(TrainConfig, values_of("train", [*TINY, f"attention={name}", "embedding.dropout=0"]))
     model = build_model(config, 50, 50, (0, 0)).double().train()
     for module in model.modules():
         if isinstance(module, nn.RNNBase):

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor, nn
 
 from nmt.model.cells import CellState, Recurrent
-from nmt.model.recurrence import _library, _loop
+from nmt.model.recurrence import _loop, _run_torch
 
 B, T, SIZE, H = 4, 6, 3, 5
-WAYS = {"loop": _loop, "library": _library}
+WAYS = {"loop": _loop, "library": _run_torch}
 
 
 @pytest.mark.parametrize("lengths", [None, [6, 1, 4, 6], [3, 3, 2, 5]])
@@ -51,4 +51,4 @@ def test_dropout_between_layers_only_in_training() -> None:
     first, second = (_loop(rnn, inputs, None, None)[0] for _ in range(2))
     assert not torch.equal(first, second)
     rnn.eval()
-    torch.testing.assert_close(_loop(rnn, inputs, None, None)[0], _library(rnn, inputs, None, None)[0])
+    torch.testing.assert_close(_loop(rnn, inputs, None, None)[0], _run_torch(rnn, inputs, None, None)[0])

@@ -361,7 +361,7 @@ def test_torchs_own_call_is_made_where_it_knows_all(
     regularisation = Regularisation(rnn, Options(**options)).to("meta")
     called: list[str] = []
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # which does not know this device
-    monkeypatch.setattr(recurrence, "_library", lambda *_: called.append("library"))
+    monkeypatch.setattr(recurrence, "_run_torch", lambda *_: called.append("library"))
     for training, expected in ((True, when == "never"), (False, when != "always")):
         called.clear()
         found = run_rnn(

@@ -14,7 +14,7 @@ from conftest import TINY, values_of
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.model.build import build_model
 from nmt.model.decoder import Decoder
@@ -75,7 +75,7 @@ def model_of(timing: Timing, coverage: str = "none", **decoder: Any) -> Seq2Seq:
     """In float64, with random parameters: none is left at its first value."""
     values = deepcopy(preset(PRESETS[timing.attend], coverage))
     values["decoder"] |= {**timing._asdict(), **decoder}
-    config = typed(TrainConfig, values)
+    config = validated(TrainConfig, values)
     assert config.decoder.attend == timing.attend
     model = build_model(config, V, V, (PAD, PAD)).double().eval()
     for parameter in model.parameters():

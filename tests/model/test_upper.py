@@ -86,9 +86,9 @@ def test_torchs_own_call_is_made_despite_what_is_outside_the_modules(
 ) -> None:
     upper = upper_layers(nn.LSTM, SIZE, 0.5, **options).to("meta")
     called: list[str] = []
-    library = recurrence._library
+    library = recurrence._run_torch
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # which does not know this device
-    monkeypatch.setattr(recurrence, "_library", lambda *given: called.append("library") or library(*given))
+    monkeypatch.setattr(recurrence, "_run_torch", lambda *given: called.append("library") or library(*given))
     below = torch.randn(B, T, SIZE, device="meta", dtype=torch.float64)
     layers = upper.prepare(B)
     upper(below, CellState((), ()), layers, context=below)

@@ -13,7 +13,7 @@ import torch
 from conftest import TINY, values_of
 from torch.nn import functional as F
 
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, Batches
@@ -39,7 +39,7 @@ def teachers(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     runs = [tmp_path_factory.mktemp("teacher") / str(seed) for seed in (1, 2)]
     kinds = ["attention=bahdanau", "decoder.copy=true"], ["attention=gnmt", "seed=2"]
     for run, own in zip(runs, kinds, strict=True):
-        assert train(typed(TrainConfig, values_of("train", [*TINY, *SHORT, *own])), run, []) == 0
+        assert train(validated(TrainConfig, values_of("train", [*TINY, *SHORT, *own])), run, []) == 0
     return runs
 
 

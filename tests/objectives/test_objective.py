@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import values_of
 
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, Batches
@@ -233,5 +233,5 @@ def test_a_baseline_neither_uses_up_the_gradients_limit_nor_depends_on_the_polic
 def test_guidance_needs_word_alignments() -> None:
     files = ["data=files", "data.train=a", "data.validation=b", "training.guided_alignment=1"]
     with pytest.raises(UserError, match=r"data=files with data\.alignments"):
-        typed(TrainConfig, values_of("train", files))
-    typed(TrainConfig, values_of("train", [*files, "data.alignments=align"]))
+        validated(TrainConfig, values_of("train", files))
+    validated(TrainConfig, values_of("train", [*files, "data.alignments=align"]))

@@ -10,7 +10,7 @@ from nmt.ops.linear import linear
 from nmt.ops.packed import pack, pack_int8
 
 I, O = 96, 200  # noqa: E741
-int8 = pytest.mark.skipif(not packed._capabilities().get("avx2"), reason="no 8-bit products on this CPU")
+int8 = pytest.mark.skipif(not packed.cpu_capabilities().get("avx2"), reason="no 8-bit products on this CPU")
 
 
 def operands(rows: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,6 +65,6 @@ def test_a_row_of_integers_does_not_depend_on_the_others(bounded: bool) -> None:
 
 
 def test_a_processor_without_such_products_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "_capabilities", dict)
+    monkeypatch.setattr(packed, "cpu_capabilities", dict)
     with pytest.raises(UserError, match="precision=int8 needs an x86 CPU"):
         pack_int8(torch.ones(O, I))

@@ -15,7 +15,7 @@ from conftest import TINY, values_of
 from forks import Work, ended, forked, killed_after
 from kills import counting, curves, differing, killed_at, outcome
 
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 
 # Validations, checkpoints between them, an average in the end, a schedule with memory, dropout, drawn segmentations.
@@ -44,7 +44,7 @@ class Scene(NamedTuple):
 
 def scene(folder: Path) -> Scene:
     folder.mkdir()
-    config = typed(
+    config = validated(
         TrainConfig, values_of("train", [*RECIPE, f"data.cache_dir={folder / 'cache'}"])
     ).with_absolute_paths()
 

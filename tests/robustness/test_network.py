@@ -35,7 +35,7 @@ import datasets
 from conftest import TINY, values_of
 from nmt import Translator
 from nmt.comparison.report import write_comparison
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.data.prepare import prepare
 from nmt.evaluation import evaluate_run, score_settings
@@ -46,7 +46,7 @@ def config(*overrides):
     given = {word.partition("=")[0]: word for word in [*TINY, "training.max_steps=2", *overrides]}
     if any(word.startswith("data=") for word in overrides):
         given = {key: word for key, word in given.items() if not key.endswith("_size") or key.startswith("tok")}
-    return typed(TrainConfig, values_of("train", list(given.values())))
+    return validated(TrainConfig, values_of("train", list(given.values())))
 
 texts = {side: [f"{side} {n} {n * 7 % 11} {n * 5 % 13}" for n in range(90)] for side in ("en", "fr")}
 for side, lines in texts.items():

@@ -18,7 +18,7 @@ from hydra._internal.hydra import Hydra
 
 from nmt.cli import compare, evaluate, export, train, translate
 from nmt.config import schema
-from nmt.config.compose import load_config, merge_search, save_values, typed
+from nmt.config.compose import load_config, merge_search, save_values, validated
 from nmt.model.build import build_model
 from nmt.run import RunDirectory
 from nmt.training.optimizer import Schedule
@@ -32,7 +32,7 @@ Seen = list[Mapping[str, Any]]
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run directory, as far as its configuration."""
-    config = typed(schema.TrainConfig, values_of("train", [])).with_absolute_paths()
+    config = validated(schema.TrainConfig, values_of("train", [])).with_absolute_paths()
     (tmp_path / "run").mkdir()
     save_values(tmp_path / "run" / "config.yaml", config.model_dump(mode="json"))
     return tmp_path / "run"

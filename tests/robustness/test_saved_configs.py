@@ -11,7 +11,7 @@ from conftest import values_of
 from drawn_overrides import VALUES
 
 from nmt.config import schema
-from nmt.config.compose import MAX_BYTES, flatten, load_config, load_values, typed, with_values
+from nmt.config.compose import MAX_BYTES, flatten, load_config, load_values, validated, with_values
 from nmt.config.errors import UserError
 
 WRONG: list[Any] = [
@@ -70,7 +70,7 @@ HOSTILE = {
 
 @pytest.fixture(scope="module")
 def values() -> dict[str, Any]:
-    return typed(schema.TrainConfig, values_of("train", [])).model_dump(mode="json")
+    return validated(schema.TrainConfig, values_of("train", [])).model_dump(mode="json")
 
 
 def refused(path: Path) -> str | None:
@@ -122,7 +122,7 @@ def test_damaged_values_are_refused_in_a_line_each(count: int, values: dict[str,
         key, value = rng.choice(keys), rng.choice([*WRONG, *VALUES])
         damaged = with_values(values, {key: copy.deepcopy(value)})
         try:
-            config = typed(schema.TrainConfig, damaged)
+            config = validated(schema.TrainConfig, damaged)
         except UserError as error:
             lines = str(error).split("\n")
             assert all(len(line) < 600 and line.isprintable() for line in lines), (key, value, lines)
@@ -146,7 +146,7 @@ def test_keys_that_are_gone_or_new_are_named(values: dict[str, Any]) -> None:
             place = place[section]
         place[f"{name}x"] = place.pop(name)
         with pytest.raises(UserError) as caught:
-            typed(schema.TrainConfig, damaged)
+            validated(schema.TrainConfig, damaged)
         if name != "kind":
             assert f"{key[0]}: missing; it needs a value" in str(caught.value)
             assert f"{key[0]}x: unknown key; did you mean" in str(caught.value)

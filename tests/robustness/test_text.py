@@ -14,7 +14,7 @@ import pytest
 from conftest import values_of
 from forks import call
 
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data import encoding, sources
@@ -199,7 +199,7 @@ def made(home: Path, *options: str) -> Prepared:
     values = values_of("train", settings(Path("HOME"), *(option.replace(str(home), "HOME") for option in options)))
     for key in ("train", "validation", "cache_dir"):
         values["data"][key] = values["data"][key].replace("HOME", str(home))
-    config = typed(TrainConfig, values)
+    config = validated(TrainConfig, values)
     return prepare(config.data, config.tokenizer)
 
 

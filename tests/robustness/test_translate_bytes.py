@@ -13,7 +13,7 @@ from conftest import TINY, values_of
 
 from nmt import Translator
 from nmt.cli.translate import _translate
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig, TranslateConfig
 from nmt.training.job import train
 
@@ -33,7 +33,7 @@ Translate = Callable[..., list[bytes]]
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose model knows nothing yet; with bytes as pieces, it writes ends of lines and broken characters."""
     directory = tmp_path_factory.mktemp("bytes") / "run"
-    config = typed(TrainConfig, values_of("train", [*TINY, "training.max_steps=2", *request.param]))
+    config = validated(TrainConfig, values_of("train", [*TINY, "training.max_steps=2", *request.param]))
     assert train(config, directory, []) == 0
     return directory
 
@@ -51,7 +51,7 @@ def translate(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tra
 
     def call(data: bytes, *overrides: str) -> list[bytes]:
         (tmp_path / "in").write_bytes(data)
-        config = typed(TranslateConfig, values_of("translate", [f"run={run}", "threads=1", *overrides]))
+        config = validated(TranslateConfig, values_of("translate", [f"run={run}", "threads=1", *overrides]))
         with (tmp_path / "in").open() as given, (tmp_path / "out").open("w") as written, monkeypatch.context() as patch:
             patch.setattr(sys, "stdin", given)
             patch.setattr(sys, "stdout", written)

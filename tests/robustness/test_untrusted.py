@@ -17,7 +17,7 @@ from hostile import ATTACKS, MARK, WEIGHT_ATTACKS, State
 
 from nmt import Translator
 from nmt.config import schema
-from nmt.config.compose import load_config, load_values, typed
+from nmt.config.compose import load_config, load_values, validated
 from nmt.config.errors import UserError
 from nmt.model.weights import read_checkpoint
 from nmt.training.job import train
@@ -31,7 +31,8 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from conftest import TINY, values_of
 
     directory = tmp_path_factory.mktemp("honest") / "run"
-    config = typed(schema.TrainConfig, values_of("train", [*TINY, "training.max_steps=4", "training.average_best=2"]))
+    values = values_of("train", [*TINY, "training.max_steps=4", "training.average_best=2"])
+    config = validated(schema.TrainConfig, values)
     assert train(config, directory, []) == 0
     return directory
 
@@ -151,14 +152,14 @@ def test_one_does_not_start_from_a_hostile_checkpoint(run: Path) -> None:
     WEIGHT_ATTACKS["pickle saved by torch"](best, state_of(best))
     values = load_values(run / "config.yaml")
     values["training"]["start_from"] = str(run)
-    config = typed(schema.TrainConfig, values)
+    config = validated(schema.TrainConfig, values)
     refused(lambda: train(config, run / "new", []), run.parent)
 
 
 def test_one_does_not_start_from_a_run_of_strange_values(run: Path) -> None:
     values = load_values(run / "config.yaml")
     values["training"]["start_from"] = str(run)
-    config = typed(schema.TrainConfig, values)
+    config = validated(schema.TrainConfig, values)
     with (run / "config.yaml").open("a") as file:
         file.write("note: 2020-01-01\n")
     refused(lambda: train(config, run / "new", []), run.parent, "note: unknown key")
@@ -169,7 +170,7 @@ def test_one_does_not_learn_from_a_hostile_checkpoint(run: Path) -> None:
     WEIGHT_ATTACKS["pickle saved by torch"](best, state_of(best))
     values = load_values(run / "config.yaml")
     values["objective"] = {"kind": "distillation", "teachers": [str(run)], "teacher_weight": 0.5}
-    config = typed(schema.TrainConfig, values)
+    config = validated(schema.TrainConfig, values)
     refused(lambda: train(config, run / "new", []), run.parent)
 
 

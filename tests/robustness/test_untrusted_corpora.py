@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nmt.config import schema
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.data.prepare import fingerprint_of, prepare
 from nmt.data.prepared import Prepared, write_checksums
@@ -19,7 +19,7 @@ from nmt.data.prepared import Prepared, write_checksums
 def config_of(*overrides: str) -> schema.TrainConfig:
     from conftest import TINY, values_of
 
-    return typed(
+    return validated(
         schema.TrainConfig, values_of("train", [*TINY, "data.validation_size=20", "data.test_size=20", *overrides])
     )
 

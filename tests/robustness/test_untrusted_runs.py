@@ -13,7 +13,7 @@ import pytest
 from nmt import Translator
 from nmt.comparison.report import write_comparison
 from nmt.config import schema
-from nmt.config.compose import load_config, typed
+from nmt.config.compose import load_config, validated
 from nmt.config.errors import UserError
 from nmt.data.prepare import prepare
 from nmt.data.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ SECRET = "root:x:0:0"
 def config_of(*overrides: str) -> schema.TrainConfig:
     from conftest import TINY, values_of
 
-    return typed(schema.TrainConfig, values_of("train", [*TINY, "training.max_steps=2", *overrides]))
+    return validated(schema.TrainConfig, values_of("train", [*TINY, "training.max_steps=2", *overrides]))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from search_toy import BOS, CPU, EOS, NO_PENALTY, PAD, SYMBOLS, Toy, enumerate_a
 
 from nmt.search import beam as module
 from nmt.search.beam import beam_search
-from nmt.search.constrained import Allocation, Automata, deal, occurrences
+from nmt.search.constrained import Allocation, Automata, allocate_slots, occurrences
 from nmt.search.forbidden import Forbidden
 from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits
 
@@ -189,7 +189,7 @@ def test_slots_are_dealt_as_by_plain_loops() -> None:
         totals = generator.integers(0, 7, 5)
         banks = np.stack([generator.integers(-1, total + 1, 12) for total in totals])  # -1: impossible
         size = int(generator.integers(1, 10))
-        found = deal(np.maximum(banks, 0), banks >= 0, totals, size)
+        found = allocate_slots(np.maximum(banks, 0), banks >= 0, totals, size)
         for row, total, indices in zip(banks.tolist(), totals.tolist(), found.tolist(), strict=True):
             assert [i for i in indices if row[i] >= 0] == plain_deal(row, total, size)
 

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from forks import ended, forked
 from quick_hydra import compose_once
 
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.serve.app import application
 from nmt.serve.batcher import QueueSettings
@@ -29,7 +29,7 @@ RULES = Rules(hosts=None, token=None, body=100_000, body_seconds=5, seconds=60)
 def trained(directory: Path, *overrides: str, size: int = 400) -> Path:
     """A run of a tiny model in this folder."""
     assert (
-        train(typed(TrainConfig, values_of("train", [*TINY, f"data.train_size={size}", *overrides])), directory, [])
+        train(validated(TrainConfig, values_of("train", [*TINY, f"data.train_size={size}", *overrides])), directory, [])
         == 0
     )
     return directory

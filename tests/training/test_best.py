@@ -13,7 +13,7 @@ import torch
 from conftest import TINY, values_of
 from torch import nn
 
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.training import checkpoint
 from nmt.training.best import Average, BestCheckpoints
@@ -24,7 +24,7 @@ from nmt.training.validation import Validation
 Config = Callable[..., TrainConfig]
 
 
-def validated(step: int, score: float, monitor: str = "bleu") -> dict[str, Any]:
+def validation_state(step: int, score: float, monitor: str = "bleu") -> dict[str, Any]:
     """A checkpoint whose only weight tells its step."""
     return {"model": {"weight": torch.tensor([[float(step)]])}, "step": step, "scores": {monitor: score}}
 
@@ -34,7 +34,7 @@ def follow(best: BestCheckpoints, scores: dict[int, float]) -> None:
     for step, score in scores.items():
         earlier = [each for at, each in scores.items() if at < step]
         better = min if best.monitor == "loss" else max
-        best.add(validated(step, score, best.monitor), not earlier or better(score, *earlier) not in earlier)
+        best.add(validation_state(step, score, best.monitor), not earlier or better(score, *earlier) not in earlier)
         best.remove_superseded()
 
 
@@ -122,12 +122,12 @@ def test_an_end_is_averaged_once_and_a_longer_run_again(tmp_path: Path) -> None:
     longer.load_state_dict(checkpoint.load(tmp_path / "last.pt"))
     assert longer.average == best.average
     assert steps_at(longer, 2, 9.5) == (None, None)
-    longer.add(validated(3, 7.0), False)
+    longer.add(validation_state(3, 7.0), False)
     assert longer.average == best.average  # still what best.safetensors is
     average, weight = steps_at(longer, 3, 8.0)
     assert average == Average(3, [2, 3], "bleu", 8.0, 9.0, False)
     assert (weight, best_step(tmp_path)) == (2.5, 2)  # not the average of the end before
-    longer.add(validated(4, 10.0), True)
+    longer.add(validation_state(4, 10.0), True)
     assert longer.average is None
     assert best_step(tmp_path) == 4
 
@@ -144,7 +144,7 @@ def test_what_was_deleted_is_not_averaged_and_best_stays(tmp_path: Path) -> None
 def test_a_checkpoint_is_removed_only_after_last(tmp_path: Path) -> None:
     best = BestCheckpoints(tmp_path, "bleu", 2)
     follow(best, {1: 5.0, 2: 6.0})
-    best.add(validated(3, 7.0), True)
+    best.add(validation_state(3, 7.0), True)
     assert {"step-1.safetensors", "step-2.safetensors", "step-3.safetensors"} <= names(tmp_path)
     best.remove_superseded()
     assert names(tmp_path) == {"best.safetensors", "step-2.safetensors", "step-3.safetensors"}
@@ -166,7 +166,7 @@ def kill(*_: object) -> None:
 
 
 def finish(run: Path) -> Path:
-    assert train(typed(TrainConfig, values_of("train", [*RUN, *AVERAGED])), run, []) == 0
+    assert train(validated(TrainConfig, values_of("train", [*RUN, *AVERAGED])), run, []) == 0
     return run
 
 
@@ -291,10 +291,10 @@ def test_an_end_that_is_moved_back_to_where_the_run_is_is_averaged_too(tmp_path:
     def stopped(epochs: float, score: float) -> bool:
         return (run / "checkpoints" / "step-3.safetensors").exists() and len(names(run / "checkpoints")) > 3
 
-    config = typed(TrainConfig, values_of("train", [*RUN, *AVERAGED, "optimizer.lr=1e-9"]))
+    config = validated(TrainConfig, values_of("train", [*RUN, *AVERAGED, "optimizer.lr=1e-9"]))
     assert train(config, run, [], None, stopped) == 0
     assert in_manifest(run).get("average") is None
-    shorter = typed(TrainConfig, values_of("train", [*RUN, *AVERAGED, "optimizer.lr=1e-9", "training.max_steps=6"]))
+    shorter = validated(TrainConfig, values_of("train", [*RUN, *AVERAGED, "optimizer.lr=1e-9", "training.max_steps=6"]))
     assert train(shorter, run, []) == 0
     found = in_manifest(run)["average"]
     assert (found["step"], found["steps"]) == (6, [3, 6])

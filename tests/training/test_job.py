@@ -19,7 +19,7 @@ from forks import ended, forked
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from nmt.cli.train import main
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.model.load import FILES
@@ -52,7 +52,7 @@ def same_weights(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def finished(run: Path, *overrides: str) -> Path:
-    assert train(typed(TrainConfig, values_of("train", [*TINY, *STEPS, *overrides])), run, []) == 0
+    assert train(validated(TrainConfig, values_of("train", [*TINY, *STEPS, *overrides])), run, []) == 0
     return run
 
 

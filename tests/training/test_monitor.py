@@ -9,7 +9,7 @@ import pytest
 from conftest import values_of
 from forks import call
 
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.config.schema.training import Monitor
@@ -104,7 +104,7 @@ def test_monitored_scores_are_those_of_the_final_evaluation(
 )
 def test_aer_without_gold_alignments_is_refused(given: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        typed(TrainConfig, values_of("train", given))
+        validated(TrainConfig, values_of("train", given))
 
 
 def test_aer_needs_alignments_of_the_validation_set_itself(tiny_overrides: list[str], tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_aer_needs_alignments_of_the_validation_set_itself(tiny_overrides: list[
     languages = ["data.source_lang=en", "data.target_lang=de", "data.alignments=align", "tokenizer=word"]
     sizes = [word for word in tiny_overrides if not word.startswith("data.")]
     values = values_of("train", [*sizes, "data=files", *files, *languages, "tokenizer.vocab_size=40", AER])
-    config = typed(TrainConfig, values)
+    config = validated(TrainConfig, values)
     with pytest.raises(UserError, match="the validation set has no gold word alignments; add its file"):
         train(config, tmp_path / "run", [])
     assert not (tmp_path / "run" / "checkpoints").exists()

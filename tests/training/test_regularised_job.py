@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import TINY, values_of
 
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.training.job import train
 
@@ -57,7 +57,7 @@ main()
 @pytest.mark.slow
 @pytest.mark.system
 def test_killed_and_resumed_it_ends_in_the_same_bits(tmp_path: Path) -> None:
-    config = typed(TrainConfig, values_of("train", [*TINY, *EVERYTHING]))
+    config = validated(TrainConfig, values_of("train", [*TINY, *EVERYTHING]))
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert train(config, whole, []) == 0
     command = [sys.executable, "-c", KILLED, *TINY, *EVERYTHING, f"hydra.run.dir={killed}"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import values_of
 
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
@@ -36,7 +36,7 @@ def prepared(tmp_path: Path) -> Make:
             (tmp_path / f"{name}.xx").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         files = [f"data.{key}={tmp_path}/{name}" for key, name in (("train", "train"), ("validation", "valid"))]
         words = ["data=files", "data.target_lang=xx", *files, f"data.cache_dir={tmp_path}/cache", "tokenizer=char"]
-        config = typed(TrainConfig, values_of("train", [*words, *overrides]))
+        config = validated(TrainConfig, values_of("train", [*words, *overrides]))
         return prepare(config.data, config.tokenizer), config
 
     return make

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import TINY, values_of
 
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.model.load import FILES
@@ -36,7 +36,7 @@ def weights(run: Path, name: str) -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("first")
-    assert train(typed(TrainConfig, values_of("train", [*TINY, *SHORT])), run, []) == 0
+    assert train(validated(TrainConfig, values_of("train", [*TINY, *SHORT])), run, []) == 0
     return run
 
 
@@ -47,7 +47,7 @@ def tokenizer_of(run: Path) -> list[str]:
 def test_its_first_weights_are_the_best_of_the_other_run(first: Path, train_config: Config, tmp_path: Path) -> None:
     tiny = [override for override in TINY if not override.startswith("tokenizer.")]
     overrides = [*tiny, *SHORT, *STILL, OTHER_DATA, *tokenizer_of(first), f"training.start_from={first}"]
-    assert train(typed(TrainConfig, values_of("train", overrides)), tmp_path / "tuned", []) == 0
+    assert train(validated(TrainConfig, values_of("train", overrides)), tmp_path / "tuned", []) == 0
     tuned, best = weights(tmp_path / "tuned", "last"), weights(first, "best")
     assert all(torch.allclose(tuned[name], best[name], atol=1e-9) for name in best | tuned)
     assert train(train_config(*SHORT, *STILL), tmp_path / "fresh", []) == 0
@@ -55,7 +55,7 @@ def test_its_first_weights_are_the_best_of_the_other_run(first: Path, train_conf
     assert not any(torch.allclose(fresh[name], best[name]) for name in ("output.weight", "encoder.rnn.weight_hh_l0"))
     (start,) = json.loads((tmp_path / "tuned" / "manifest.json").read_text())["starts"]
     assert start["start_from"]["run"] == str(first)
-    assert start["start_from"]["system"] == RunDirectory(first).system()
+    assert start["start_from"]["system"] == RunDirectory(first).system_digest()
     assert start["start_from"]["step"] == read_checkpoint(first / "checkpoints" / "best.safetensors")["step"]
 
 

@@ -16,7 +16,7 @@ from forks import call
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
 
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.report.trackers import Experiment, MLflow
 from nmt.run import SWEEP, RunDirectory, read_json
@@ -71,7 +71,7 @@ def _unevaluated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_in(folder: Path, *overrides: str, given: list[str] | None = None) -> Path:
     values = values_of("train", [*TINY, *QUICK, *overrides])
-    assert train(typed(TrainConfig, values), folder, given or []) == 0
+    assert train(validated(TrainConfig, values), folder, given or []) == 0
     return folder
 
 
@@ -178,7 +178,7 @@ def test_a_run_that_was_stopped_is_not_finished(tmp_path: Path, recorder: type[R
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(typed(TrainConfig, values_of("train", [*TINY, *QUICK, LOGGERS])), tmp_path / "run", [], None, killed)
+        train(validated(TrainConfig, values_of("train", [*TINY, *QUICK, LOGGERS])), tmp_path / "run", [], None, killed)
     assert recorder.calls[-1] == ("close", False)
 
 

@@ -9,7 +9,7 @@ import sentencepiece
 import torch
 from conftest import TINY, values_of
 
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.model.weights import BEST, read_checkpoint
@@ -87,7 +87,7 @@ def test_rows_of_the_tables(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("first")
-    assert train(typed(TrainConfig, values_of("train", [*TINY, *SHORT])), run, []) == 0
+    assert train(validated(TrainConfig, values_of("train", [*TINY, *SHORT])), run, []) == 0
     return run
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import TINY, values_of
 
-from nmt.config.compose import typed
+from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.tokenizer import Tokenizer, Tokenizers
@@ -28,7 +28,7 @@ SHORT = ["training.max_steps=2", "validation.unit=steps", "validation.every=2"]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("run")
-    assert train(typed(TrainConfig, values_of("train", [*TINY, "tokenizer.vocab_size=600", *SHORT])), path, []) == 0
+    assert train(validated(TrainConfig, values_of("train", [*TINY, "tokenizer.vocab_size=600", *SHORT])), path, []) == 0
     return path
 
 

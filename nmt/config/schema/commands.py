@@ -37,7 +37,7 @@ class Loading(Section):
     search: Values
 
     @property
-    def loading(self) -> dict[str, Any]:
+    def load_arguments(self) -> dict[str, Any]:
         """The arguments of Translator.load besides the run."""
         return {name: getattr(self, name) for name in Loading.model_fields}
 
