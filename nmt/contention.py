@@ -34,7 +34,7 @@ class Usage(NamedTuple):
 
     @classmethod
     def now(cls) -> "Usage":
-        """Of Linux."""
+        """Read the current usage from /proc (Linux only)."""
         allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)}
         with open("/proc/stat", encoding="ascii") as file:
             lines = [line.split() for line in file if line.startswith("cpu")]

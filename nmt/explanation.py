@@ -40,7 +40,7 @@ class Explanation:
 
     @property
     def log_prob(self) -> float:
-        """Of the whole translation, natural logarithm."""
+        """The log-probability of the whole translation, natural logarithm."""
         return sum(self.token_log_probs)
 
 

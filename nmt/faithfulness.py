@@ -39,7 +39,7 @@ ORDERS = ("attention", "saliency", "random")  # in which source tokens are maske
 
 
 class PairFigures(NamedTuple):
-    """Of one sentence pair. Without attention, the rest is by saliency and at random."""
+    """The figures of one sentence pair. Without attention, curves and links are by saliency and at random only."""
 
     tau: Array | None  # (T,), NaN where undefined; None without attention
     curves: dict[str, Array]  # by order, (T, K + 1)

@@ -23,7 +23,7 @@ ROUNDING = 1e-3  # of weights that sum to 1
 
 
 class Guidance(NamedTuple):
-    """Of several sentences; `attend` and `forbidden` hold for each of them."""
+    """What a user decides about several translations; `attend` and `forbidden` hold for each of them."""
 
     prefixes: Sequence[Sequence[int]] = ()  # of each sentence, the tokens it starts with, without </s>; or none at all
     attend: Attend = MappingProxyType({})

@@ -31,17 +31,17 @@ def width(settings: schema.Search) -> int:
 
 
 def length_penalty(settings: schema.Search) -> LengthPenalty:
-    """By which a search divides log-probabilities."""
+    """The length penalty by which the search divides log-probabilities."""
     return LengthPenalty(settings.length_penalty, settings.alpha) if isinstance(settings, schema.Beam) else NO_PENALTY
 
 
 def coverage_score(settings: schema.Beam) -> CoverageScore:
-    """Which a beam search adds to the scores of its hypotheses."""
+    """The score that a beam search adds to those of finished hypotheses."""
     return CoverageScore(settings.coverage_penalty, settings.coverage_floor, settings.coverage_cap)
 
 
 def score(settings: schema.Search, log_prob: float, length: int, attention: Tensor | None) -> float:
-    """By which a search ranks hypotheses of this length and attention (T, S)."""
+    """The score by which the search ranks a hypothesis of this log-probability, length and attention (T, S)."""
     normalised = log_prob / length_penalty(settings)(length)
     if not isinstance(settings, schema.Beam) or not settings.coverage_penalty or attention is None:
         return normalised

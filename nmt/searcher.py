@@ -34,6 +34,7 @@ from nmt.search.shortlist import Shortlist
 from nmt.search.tree import BeamTree, Node
 from nmt.search_choice import beam_size, run_search, width
 
+EXTRA_TOKENS = 10  # of a translation, beyond search.max_ratio times the source's
 MIN_THREAD_TOKENS = 1024  # tokens x beam size; a smaller batch is not worth another thread
 UNGUIDED = Guidance()
 
@@ -224,10 +225,10 @@ class Searcher:
 
     def limit(self, length: int) -> int:
         """The most tokens, with </s>, of the translation of this many source tokens."""
-        return min(self.settings.max_length, int(self.settings.max_ratio * length) + 10)
+        return min(self.settings.max_length, int(self.settings.max_ratio * length) + EXTRA_TOKENS)
 
     def _limits(self, lengths: Sequence[int], prefixes: Sequence[Sequence[int]]) -> Limits:
-        """Of sentences with these numbers of source tokens."""
+        """The limits of sentences with these numbers of source tokens."""
         most = [self.limit(length) for length in lengths]
         if prefixes:
             most = [max(length, len(prefix) + 1) for length, prefix in zip(most, prefixes, strict=True)]

@@ -25,6 +25,7 @@ from nmt.search.shortlist import Ids, Shortlist
 log = logging.getLogger(__name__)
 
 AUTO = "auto"
+SHORTLIST = "shortlist.safetensors"  # in a run
 MAX_CELLS = 2**25  # pairs of a source and a target token in a sentence pair, over all sentence pairs: about 1 GB
 ITERATIONS = 5  # of expectation maximisation
 PER_TOKEN = 16  # target tokens for each source token
@@ -37,7 +38,7 @@ def load_shortlist(value: str, run: RunDirectory, config: schema.TrainConfig) ->
 
     Raises UserError if the training corpus has changed, or if a file is not a shortlist for the run's tokenizers.
     """
-    own = run.path / "shortlist.safetensors"
+    own = run.path / SHORTLIST
     path = own if value == AUTO else user_path(value)
     tokenizers = Tokenizers.load(run.path, config.tokenizer.lowercase)
     if value == AUTO and not own.exists():

@@ -47,7 +47,9 @@ def make_guidance(
     controls: Controls,
     first_line: int = 1,
 ) -> Guidance:
-    """Of the translation of these lines, given with their tokens. Warnings number the lines from `first_line`.
+    """The guidance for the translation of these lines, given with their tokens.
+
+    Warnings number the lines from `first_line`.
 
     Raises UserError for controls that this search or model cannot respect in any line.
     """

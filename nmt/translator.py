@@ -99,7 +99,7 @@ class Translator:
 
     @property
     def seed(self) -> int:
-        """Of samples."""
+        """The seed of samples."""
         return self.searcher.seed
 
     @property

@@ -43,7 +43,7 @@ Numbers = NDArray[np.float64]
 
 
 class Ramp(NamedTuple):
-    """In place of the run's schedule: rates that rise exponentially."""
+    """Rates that rise exponentially, in place of the run's schedule."""
 
     start: float
     end: float

@@ -26,7 +26,7 @@ COPIED = 2**28  # bytes of a tensor that no cache holds
 
 
 class Cost(NamedTuple):
-    """Of operations: how often, seconds, floating point operations of matrix products, bytes that all others move."""
+    """Totals of some operations: calls, seconds, floating point operations of products, bytes that all others move."""
 
     calls: int = 0
     seconds: float = 0.0
@@ -64,7 +64,7 @@ class Operations(TorchDispatchMode):
 
 
 def kind_of(func: Any) -> str:  # noqa: ANN401
-    """Which of KINDS."""
+    """The kind of an operation, one of KINDS."""
     name = func.overloadpacket.__name__
     if name in PRODUCTS:
         return MATRIX

@@ -57,7 +57,7 @@ class Network(NamedTuple):
     latency: float  # seconds a message
 
     def seconds(self, size: float) -> float:
-        """Of a reduction of `size` bytes: each ring of n moves 2 (n - 1) / n of it in 2 (n - 1) messages."""
+        """The time of a reduction of `size` bytes: each ring of n moves 2 (n - 1) / n of it in 2 (n - 1) messages."""
         rings = ((self.devices, self.within), (self.machines, self.between))
         return sum(2 * (n - 1) / n * size / speed + 2 * (n - 1) * self.latency for n, speed in rings if n > 1)
 
@@ -193,7 +193,7 @@ def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def reduction_seconds(reductions: dict[str, float], name: str, numbers: float) -> float:
-    """Of any size, by a line through the measured ones."""
+    """The time of a reduction of any size, by a line through the measured ones."""
     points = {float(key.split()[0]): value for key, value in reductions.items() if key.endswith(name)}
     fixed, each = line_through(list(points), list(points.values()))
     return fixed + each * numbers

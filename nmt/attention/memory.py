@@ -139,7 +139,7 @@ class Detail(NamedTuple):
 
     @classmethod
     def joined(cls, steps: Sequence[Self]) -> Self:
-        """Of successive steps."""
+        """The same of several steps, joined in their order."""
         heads, centres, stops = zip(*steps, strict=True)
         return cls(torch.cat(heads, dim=2), _joined(centres), _joined(stops))
 

@@ -92,7 +92,7 @@ class Normalized(NamedTuple):
 
 
 class Normalizer(nn.Module):
-    """From energies to weights."""
+    """Turns energies into weights."""
 
     reads_past = False
     stops = False  # does it read on from where the previous step stopped?
@@ -113,7 +113,7 @@ class Aligned(NamedTuple):
 
 
 class Alignment(nn.Module):
-    """From the distribution over positions to the weights of the context."""
+    """Turns the distribution over positions into the weights of the context."""
 
     needs_distribution = True  # must the weights sum to 1, also in a window that scales them?
 

@@ -63,7 +63,7 @@ def from_terminal(lines: Iterable[str]) -> Iterator[Item]:
 
 
 def controls_of(items: Iterable[Item], common: "Controls") -> "Controls":
-    """Of some lines together."""
+    """The controls of some lines together."""
     constraints, prefixes = ([item[part] for item in items] for part in (1, 2))
     controls: Controls = {**common}
     if any(constraints):

@@ -74,7 +74,7 @@ def _differ(key: str, choices: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def _name(entry: Entry, varied: Sequence[str]) -> str:
-    """Such as "bahdanau", "bahdanau encoder=lstm" or "lr=0.003"."""
+    """The name of a system, such as "bahdanau", "bahdanau encoder=lstm" or "lr=0.003"."""
     choices = entry.choices
     if not entry.config:
         return entry.name

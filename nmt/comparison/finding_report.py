@@ -63,7 +63,7 @@ def _has_choices(choices: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
 
 
 def _of_equal_seeds(entries: Sequence[Entry]) -> list[Entry]:
-    """Those of the first seed that several have; none if all seeds differ."""
+    """The entries of the first seed that several entries have; none if all seeds differ."""
     for entry in entries:
         twins = [other for other in entries if other.seed == entry.seed]
         if entry.seed is not None and len(twins) > 1:

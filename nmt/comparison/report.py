@@ -160,10 +160,10 @@ def _system_columns(rows: Sequence[Mapping[str, Any]], metric: str) -> list[Colu
         Column("comet", "COMET", decimals(4)),
         Column("aer", "AER %", decimals(1)),
         Column("longest", f"BLEU, length {from_words}-{to_words}", decimals(2)),
-        Column("p_bootstrap", "p, bootstrap", _p_value),
-        Column("p_randomisation", "p, randomisation", _p_value),
+        Column("p_bootstrap", "p, bootstrap", _starred_p),
+        Column("p_randomisation", "p, randomisation", _starred_p),
         Column("parameters", "parameters", table.human_count),
-        Column("epoch_seconds", "s an epoch", decimals(1)),
+        Column("epoch_seconds", "s/epoch", decimals(1)),
         Column("seconds", "training time", table.human_duration),
         Column("tokens_per_second", "tokens/s", "{:,.0f}".format),
         Column("sentences_per_second", "sentences/s", "{:,.0f}".format),
@@ -178,8 +178,8 @@ def _run_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
         columns += [Column(metric, heading, show), Column(f"{metric}_ci", "±", show)]
     columns += [
         Column("aer", "AER %", decimals(1)),
-        Column("p_bootstrap", "p, bootstrap", _p_value),
-        Column("p_randomisation", "p, randomisation", _p_value),
+        Column("p_bootstrap", "p, bootstrap", _starred_p),
+        Column("p_randomisation", "p, randomisation", _starred_p),
         *EXPLAINED,
     ]
     return _with_values(columns, rows)
@@ -189,7 +189,7 @@ def _with_values(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -
     return [column for column in columns if any(row.get(column.key) is not None for row in rows)]
 
 
-def _p_value(value: float) -> str:
+def _starred_p(value: float) -> str:
     """A p value, with a star if it is significant."""
     return f"{value:.4f}{'*' if value < SIGNIFICANT else ''}"
 

@@ -32,7 +32,7 @@ RULE = (
 
 
 class Verdict(StrEnum):
-    """In words."""
+    """The outcome of a check, in the words of the report."""
 
     REPRODUCED = "reproduced here"
     CONTRADICTED = "not reproduced"

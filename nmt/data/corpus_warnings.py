@@ -34,7 +34,7 @@ class Matches(NamedTuple):
     examples: tuple[int, ...] = ()
 
     def plus(self, numbers: Sequence[int]) -> "Matches":
-        """With the pairs of these numbers."""
+        """The matches and those of the pairs with these numbers."""
         return Matches(self.total + len(numbers), (*self.examples, *numbers)[:MAX_EXAMPLES])
 
 

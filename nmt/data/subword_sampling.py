@@ -15,6 +15,8 @@ from functools import lru_cache
 from random import Random
 from typing import Any, NamedTuple
 
+from nmt.metrics.alignment import WORD_START
+
 # Numbers from sentencepiece_model.proto. This module parses the protobuf itself: SentencePiece's Python API reveals
 # neither a model's kind nor which pieces are user-defined, and some versions of protobuf cannot load its classes.
 UNIGRAM, BPE = 1, 2  # kinds of models
@@ -24,7 +26,6 @@ TEXT, SCORE, TYPE = 1, 2, 3  # fields of a piece
 MODEL_TYPE = 3  # field of the trainer spec
 CONTINUES = 0x80  # bit that is set in every byte of a varint but the last
 
-SPACE = "▁"  # SentencePiece's mark of a space
 CACHED_WORDS, LONGEST_CACHED = 2**16, 32  # longer words are rare and take much memory
 NEVER = -math.inf  # score of a pair that is not merged
 
@@ -116,11 +117,11 @@ class Sampler(ABC):
 
     def _unit_pattern(self) -> str:
         """Matches words and user-defined symbols. The whole line is one word if pieces may contain spaces."""
-        within = "." if any(SPACE in piece[1:] for piece in self._ids) else f"[^{SPACE}]"
+        within = "." if any(WORD_START in piece[1:] for piece in self._ids) else f"[^{WORD_START}]"
         if not self._user:
-            return f"{SPACE}?{within}+|{SPACE}"
+            return f"{WORD_START}?{within}+|{WORD_START}"
         user = "|".join(map(re.escape, sorted(self._user, key=len, reverse=True)))  # prefers the longest
-        return f"{user}|{SPACE}?(?:(?!{user}){within})+|{SPACE}"
+        return f"{user}|{WORD_START}?(?:(?!{user}){within})+|{WORD_START}"
 
     def draw(self, text: str, alpha: float, seed: int) -> list[int]:
         """A line normalised by SentencePiece -> ids without </s>."""

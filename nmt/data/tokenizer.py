@@ -23,6 +23,7 @@ from nmt.metrics.alignment import END, UNKNOWN, WORD_START
 
 log = logging.getLogger(__name__)
 CONTINUATION = re.compile("[^\\W_]|[-\u2010\u2011]|<0x[0-9A-F]{2}>$")  # letter, digit, hyphen, byte of byte_fallback
+TOKENIZER_FILES = ("tokenizer.model", "source.model", "target.model")  # in a run: the first, or the other two
 LONE_SURROGATES = re.compile("[\ud800-\udfff]")  # possible in Python strings, but not in UTF-8
 
 
@@ -56,6 +57,10 @@ class Tokenizer:
             return cls(read_bytes(path), lowercase, str(path))
         except OSError as error:
             raise UserError(f"{path}: cannot read the tokenizer ({error.strerror})") from None
+
+    def same_as(self, other: "Tokenizer") -> bool:
+        """Do both give every text the same tokens?"""
+        return (self.model, self.lowercase) == (other.model, other.lowercase)
 
     def __reduce__(self) -> tuple[type["Tokenizer"], tuple[bytes, bool]]:
         return Tokenizer, (self.model, self.lowercase)

@@ -14,18 +14,18 @@ from nmt.config import schema
 from nmt.config.compose import load_config, load_values
 from nmt.config.errors import UserError
 from nmt.config.schema import CHECKPOINT, PATH_FIELDS
+from nmt.data.tokenizer import TOKENIZER_FILES
 from nmt.directions import directions_of, tagged
 from nmt.export.card import Card, card
 from nmt.files import MAX_TEXT, read_bytes, to_json
 from nmt.model.weights import LAST, MAX_WEIGHTS, read_checkpoint, to_safetensors
 from nmt.report.heatmap import draw_alignment, save
 from nmt.run import RunDirectory, read_json
+from nmt.shortlist import MAX_BYTES, SHORTLIST
 from nmt.translation import Translation
 from nmt.translator import Translator
 
 SPLITS = ("validation", "test")
-TOKENIZERS = ("tokenizer.model", "source.model", "target.model")
-SHORTLIST, MAX_SHORTLIST = "shortlist.safetensors", 2**30
 OF_DATA = ("content", "fingerprint", "languages", "lowercase", "vocabulary", "splits", "directions")  # in the manifest
 OF_START = ("overrides", "choices", "versions", "git", "machine", "start_from", "teachers")
 CACHE = "~/.cache/nmt"  # data.cache_dir of an archive
@@ -64,10 +64,10 @@ def contents(
     try:
         manifest = shared_manifest(run.read_manifest()) | {"parameters": parameters}
         files = {CONFIG: values.encode(), "manifest.json": _json(manifest), "results.json": _json(results)}
-        files |= {name: read_bytes(run.path / name) for name in TOKENIZERS if (run.path / name).is_file()}
+        files |= {name: read_bytes(run.path / name) for name in TOKENIZER_FILES if (run.path / name).is_file()}
         files |= {f"attention-{number}.png": picture.png for number, picture in enumerate(pictures, 1)}
         if (run.path / SHORTLIST).is_file():
-            files[SHORTLIST] = read_bytes(run.path / SHORTLIST, MAX_SHORTLIST)
+            files[SHORTLIST] = read_bytes(run.path / SHORTLIST, MAX_BYTES)
         if held_out:
             files |= _held_out(run, suffix)
         files[WEIGHTS] = weights
@@ -113,7 +113,7 @@ def shared_config(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _last_part(path: Any) -> Any:  # noqa: ANN401
-    """Of a path, of each of a list, or None for None."""
+    """The last part of a path, or of each path of a list; None stays."""
     if isinstance(path, list):
         return [_last_part(each) for each in path]
     return None if path is None else Path(str(path)).name or "."

@@ -18,18 +18,18 @@ from nmt.attention.heads import MultiHeadAttention
 from nmt.config import schema
 from nmt.config.compose import load_config
 from nmt.config.errors import UserError, format_value
+from nmt.data.tokenizer import TOKENIZER_FILES
 from nmt.files import read_bytes, to_json
 from nmt.model.cells import CellState
 from nmt.model.seq2seq import Seq2Seq
 from nmt.model.state import DecoderState
 from nmt.run import RunDirectory
+from nmt.searcher import EXTRA_TOKENS
 from nmt.translator import Translator
 
 PACKAGES = ("onnx", "onnxscript")
 ENCODER, STEP, DESCRIPTION = "encoder.onnx", "decoder_step.onnx", "program.json"
 BATCH, LENGTH = 3, 7  # of the sentences with which the programs are traced
-TOKENIZERS = ("tokenizer.model", "source.model", "target.model")
-MORE_TOKENS = 10  # a translation may have so many tokens beyond max_ratio times the source's
 NEXT = "next_"  # before the name of a state after a step
 # Of the tensors between the programs, the dimension with the source positions, counted from the end; 0: there is none.
 POSITIONS = {
@@ -75,7 +75,7 @@ def program_files(run: RunDirectory, checkpoint: str) -> dict[str, bytes]:
     refuse_unfit(config)
     translator = Translator.load(run.source, checkpoint=checkpoint, device="cpu", precision="fp32")
     exported = programs(translator.single)
-    tokenizers = {name: read_bytes(run.path / name) for name in TOKENIZERS if (run.path / name).is_file()}
+    tokenizers = {name: read_bytes(run.path / name) for name in TOKENIZER_FILES if (run.path / name).is_file()}
     description = _description(exported, config, translator, list(tokenizers))
     text = f"{to_json(description, indent=2)}\n".encode()
     return {ENCODER: exported.encoder, STEP: exported.step, **tokenizers, DESCRIPTION: text}
@@ -111,7 +111,7 @@ def _description(
             "min_tokens": search.min_length,
             "max_tokens": search.max_length,
             "max_ratio": search.max_ratio,
-            "more_tokens": MORE_TOKENS,
+            "more_tokens": EXTRA_TOKENS,
         },
     }
 
@@ -279,7 +279,7 @@ def _name_sizes(proto: Any, shapes: Sequence[Any]) -> None:  # noqa: ANN401
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks about packages that it does not need."""
+    """Silences the exporter's remarks about packages that it does not need."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -41,7 +41,7 @@ class SettingsByLanguage(ScoreSettings):
     """Settings of several target languages, each with its own tokenizer. `tokenize` is for their concatenated text."""
 
     def of(self, language: str) -> ScoreSettings:
-        """With the language's tokenizer."""
+        """The settings with the language's tokenizer."""
         return ScoreSettings(tokenizer_for(language), self.lowercase)
 
 
@@ -166,7 +166,7 @@ class TokenBLEU:
         self._counts = [_ngrams(reference, n) for n in range(1, _MAX_ORDER + 1)]
 
     def __call__(self, candidate: Sequence[Hashable]) -> float:
-        """From 0 to 1."""
+        """Sentence BLEU, from 0 to 1."""
         if not candidate:
             return 0.0
         log_precisions, smoothed, any_match = [], 1.0, False

@@ -24,7 +24,7 @@ class Copying(NamedTuple):
     source: Tensor  # int64 (B, S) tokens; any token where the share is always 0
 
     def log_probs(self, logits: Tensor) -> Tensor:
-        """Of the output layer (B, T, V) -> of the mixture (B, T, V)."""
+        """Logits of the output layer (B, T, V) -> log-probabilities of the mixture (B, T, V)."""
         tokens = self.source[:, None].expand(-1, logits.shape[1], -1)
         return copied_log_probs(logits, self.shares, tokens)
 

@@ -115,7 +115,7 @@ def load_runs(
 
 def _refuse_other_tokenizers(first: RunDirectory, own: Tokenizers, run: RunDirectory, others: Tokenizers) -> None:
     for side, mine, other in zip(Tokenizers._fields, own, others, strict=True):
-        if (mine.model, mine.lowercase) != (other.model, other.lowercase):
+        if not mine.same_as(other):
             raise UserError(
                 f"run=[{first.source},{run.source}]: the runs have different {side} tokenizers; an ensemble needs "
                 "runs of the same corpus and tokenizer"

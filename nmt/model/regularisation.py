@@ -14,7 +14,7 @@ from nmt.ops.dropout import dropout, mask
 
 
 class RecurrentOptions(NamedTuple):
-    """Of a recurrent network and the dropout around it. All are off by default."""
+    """Options of a recurrent network and of the dropout around it. All are off by default."""
 
     variational: bool = False  # every dropout draws one mask per sentence, for all its positions
     recurrent_dropout: float = 0.0

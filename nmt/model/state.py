@@ -21,22 +21,22 @@ class Weights(Protocol):
 
     @property
     def layers(self) -> Sequence[LayerWeights]:
-        """Of the recurrent network, the lowest first."""
+        """The weights of each recurrent layer, the lowest first."""
         ...
 
     @property
     def conditional(self) -> LayerWeights | None:
-        """Of the second half of a conditional step."""
+        """The weights of the second half of a conditional step."""
         ...
 
     @property
     def word_mask(self) -> Tensor | None:
-        """(B, E), of dropout."""
+        """The dropout mask of the embeddings (B, E)."""
         ...
 
     @property
     def readout_mask(self) -> Tensor | None:
-        """(B, R), of dropout."""
+        """The dropout mask of the readout (B, R)."""
         ...
 
     def word_gates(self, word: Tensor, fixed: Tensor | None) -> Tensor:
@@ -44,8 +44,8 @@ class Weights(Protocol):
         ...
 
     def fed_gates(self, context: Tensor | None, feed: Tensor | None) -> Tensor | None:
-        """That of what the step itself computes, (B, G): of the context, if the decoder attends before the step, and
-        of the previous readout (B, R), if it is fed back."""
+        """The contribution (B, G) of what the step itself computes: of the context, if the decoder attends before the
+        step, and of the previous readout (B, R), if it is fed back."""
         ...
 
     def conditional_gates(self, rnn: Recurrent, context: Tensor) -> Tensor:

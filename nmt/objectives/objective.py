@@ -51,7 +51,7 @@ class ScheduledSampling:
         self.banned = torch.tensor([target.pad, target.bos], device=model.output.bias.device)
 
     def probability(self, step: int) -> float:
-        """In update number `step`, from 1."""
+        """The probability of replacing an input in update number `step`, from 1."""
         return self.final * min(1.0, step / self.steps)
 
     def __call__(self, batch: Batch, step: int) -> Batch:

@@ -83,7 +83,7 @@ def _exponentials(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _V
 
 
 def _energies(query: Tensor, features: Tensor | None, values: _Values) -> Tensor:
-    """-> (B, T, S)."""
+    """Queries (B, T, A), features (B, S, F) or None, keys (B, S, A) in `values` -> (B, T, S)."""
     query = query.to(values.keys.dtype)
     features = None if features is None else features.to(values.keys.dtype)
     with torch.autocast(query.device.type, enabled=False):  # energies stay in float32

@@ -73,5 +73,5 @@ def _random_bits(like: Tensor) -> Tensor:
 
 
 def _limit(p: float) -> int:
-    """A share p < 1 of all int16 values is below it. Limited to the largest, as one more would wrap around."""
+    """The int16 threshold below which a share p < 1 of all values lies. The minimum keeps p near 1 from overflowing."""
     return min(round(p * (1 << _BITS)), (1 << _BITS) - 1) - (1 << _BITS - 1)

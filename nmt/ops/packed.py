@@ -58,7 +58,7 @@ def check_int8() -> None:
 class _FloatWeight:
     @staticmethod
     def dtypes() -> set[torch.dtype]:
-        """Of the products that oneDNN computes on this machine."""
+        """The precisions in which oneDNN multiplies on this machine."""
         if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # type: ignore[no-untyped-call]
             return set()
         return {torch.float32, torch.bfloat16} if torch.ops.mkldnn._is_mkldnn_bf16_supported() else {torch.float32}

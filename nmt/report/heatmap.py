@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imsave
 from numpy.typing import NDArray
 
+from nmt.config.errors import printable
 from nmt.metrics.alignment import WORD_START, words_of_pieces
 from nmt.report import fonts
 
@@ -35,7 +36,6 @@ CONTINUATION = "•"
 DOTTED_CIRCLE = "◌"  # carries an accent or vowel sign that has no letter before it
 COMBINING, SARA_AM = {"Mc", "Me", "Mn"}, "\u0e33\u0eb3"  # their categories, and two letters that behave alike
 RIGHT_TO_LEFT_MARK = "\u200f"
-CONTROL = {"Cc", "Cs", "Zl", "Zp"}  # categories: control characters, surrogates, line and paragraph separators
 COLOURS = "viridis"  # perceptually uniform
 INK, MUTED, GRID, STRONG_GRID = "#1a1a1a", "#666666", "#ffffff44", "#ffffff99"
 NOTE: dict[str, Any] = {"size": 7.5, "color": MUTED}  # style of explanations
@@ -109,7 +109,7 @@ def _label(axes: Axes, source: Sequence[str], target: Sequence[str], title: str,
     axes.xaxis.set_label_position("top")
     axes.set_xlabel("source", **NOTE)
     axes.set_ylabel("target", **NOTE)
-    title = _printable(title)
+    title = printable(title)
     axes.set_title(title, size=TITLE_FONT, loc="left", **_text(title))
 
 
@@ -146,7 +146,7 @@ def _fit(figure: Figure) -> None:
 
 def token_labels(tokens: Sequence[str]) -> list[str]:
     """Labels of tokens: "•" before a piece that continues a word, control characters escaped."""
-    labels = [_printable(token.replace(WORD_START, " ").strip(" ") or "␣") for token in tokens]
+    labels = [printable(token.replace(WORD_START, " ").strip(" ") or "␣") for token in tokens]
     labels = [DOTTED_CIRCLE + label if _is_combining(label[0]) else label for label in labels]
     if any(token.startswith(WORD_START) for token in tokens):
         words = words_of_pieces(tokens)
@@ -186,11 +186,3 @@ def _draw(figure: Figure) -> NDArray[np.uint8]:
     canvas: Any = FigureCanvasAgg(figure)  # its methods are untyped
     canvas.draw()
     return np.array(canvas.buffer_rgba())
-
-
-def _printable(text: str) -> str:
-    """Escape control characters as in Python, such as \\n."""
-    return "".join(
-        character.encode("unicode_escape").decode() if unicodedata.category(character) in CONTROL else character
-        for character in text
-    )

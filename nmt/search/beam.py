@@ -154,7 +154,7 @@ def _search(  # noqa: PLR0913
 
 
 def _bans(watch: Watch | None, allocation: Allocation | None, eos: int) -> Bans | None:
-    """Of the next step, in all live hypotheses."""
+    """The tokens that each live hypothesis may not choose at the next step."""
     if watch is None and allocation is None:
         return None
     rows, tokens = ([], []) if watch is None else watch.bans()

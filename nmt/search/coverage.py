@@ -38,7 +38,7 @@ class CoverageScore:
             raise ValueError(f"the coverage's floor is {self.floor}, but must be above 0 and below the cap, {self.cap}")
 
     def __call__(self, attention: NDArray[np.float32]) -> float:
-        """Of the sums (S,) of a hypothesis."""
+        """The score of a hypothesis whose source tokens received the attention sums (S,)."""
         return self.strength * float(np.log(np.clip(attention, self.floor, self.cap)).sum(dtype=np.float64))
 
     def upper_bound(self, length: int) -> float:
@@ -65,12 +65,12 @@ class Coverage:
         self._sums = weights.float() if self._sums is None else self._sums + weights
 
     def advance(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
-        """The current row that each new row extends, and the token that extends it."""
+        """Follow the search by one step: new row i extends row parents[i] by tokens[i]."""
         assert self._sums is not None
         self._sums = self._sums[torch.tensor(parents).to(self._sums.device, non_blocking=True)]
 
     def scores(self, sentences: Sequence[int], rows: Sequence[int]) -> list[float]:
-        """Of hypotheses that end in these rows, which belong to these sentences."""
+        """The scores of hypotheses that end in these rows of these sentences."""
         assert self._sums is not None
         sums = self._sums[torch.tensor(rows).to(self._sums.device)].cpu().numpy()
         # Padding is cut off, and each sum is made alone: other sentences of the batch do not change a bit.

@@ -35,8 +35,8 @@ class Groups:
 
     @property
     def candidates(self) -> int:
-        """Of each unit, so many of the best hold its 2 k best after the penalty, which lowers at most (G - 1) k words
-        in each of k hypotheses."""
+        """So many candidates of a group contain its 2 k best after the penalty, which lowers at most (G - 1) k words in
+        each of k hypotheses."""
         return 2 * self.size + (self.count - 1) * self.size**2
 
     def rank(self, ranked: Candidates, units: list[int], eos: int) -> Candidates:

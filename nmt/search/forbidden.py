@@ -85,11 +85,11 @@ class Watch:
         self._states = [START] * rows
 
     def bans(self) -> Bans:
-        """Of the next step."""
+        """The tokens that each row may not choose at the next step."""
         pairs = [(row, token) for row, state in enumerate(self._states) for token in self._forbidden.banned(state)]
         return [row for row, _ in pairs], [token for _, token in pairs]
 
     def advance(self, parents: Iterable[int], tokens: Iterable[int]) -> None:
-        """The row that each new row extends, and the token that extends it."""
+        """Follow the search by one step: new row i extends row parents[i] by tokens[i]."""
         states, after = self._states, self._forbidden.after
         self._states = [after(states[parent], token) for parent, token in zip(parents, tokens, strict=True)]

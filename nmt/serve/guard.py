@@ -27,7 +27,7 @@ OPEN_PATHS = {"/", "/healthz", "/favicon.ico"}  # without a token; the page asks
 
 @dataclass(frozen=True)
 class Rules:
-    """Of a service."""
+    """The rules of a service."""
 
     hosts: frozenset[str] | None  # names that requests may use for this machine; None: any
     token: str | None

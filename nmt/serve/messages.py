@@ -21,13 +21,13 @@ Attend = dict[Step, Annotated[int, Field(ge=0, le=100_000)] | list[Weight]]
 
 
 class Message(BaseModel):
-    """Without unknown keys or silent conversion between types."""
+    """A message that rejects unknown keys and converts no types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class SearchSettings(Message):
-    """Of the search; null: as the model was trained with."""
+    """Values of the search; null: as the model was trained with."""
 
     beam_size: Annotated[int, Field(gt=0, le=10_000)] | None = None
     length_penalty: Literal["none", "average", "gnmt"] | None = None

@@ -36,7 +36,7 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        """By which requests choose it."""
+        """The name by which requests choose the model."""
         return self.info.name
 
     def with_search(self, changes: Mapping[str, Any], nbest: int = 1) -> Translator:
@@ -120,7 +120,7 @@ def _groups(run: str | Sequence[str]) -> list[list[str]]:
 
 
 def _names(members: Sequence[Sequence[str]]) -> list[str]:
-    """Of each model: its folders' names, with as many parents as make them differ."""
+    """The name of each model: its folders' names, with as many parents as make them differ."""
     paths = [[Path(run).expanduser().resolve().parts for run in group] for group in members]
     for depth in range(1, 1 + max(len(parts) for group in paths for parts in group)):
         names = ["+".join("/".join(parts[-depth:]) for parts in group) for group in paths]
@@ -167,7 +167,7 @@ def _info(
 
 
 def _bleu(directory: RunDirectory, direction: Direction | None) -> float | None:
-    """On the test set, or if there is none on the validation set, as the run recorded it."""
+    """BLEU on the test set, or if there is none on the validation set, as the run recorded it."""
     results = read_json(directory.results)
     for split in ("test", "validation"):
         scores = results.get(split)

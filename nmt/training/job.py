@@ -51,12 +51,12 @@ class TrainingSetup(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """Of the model."""
+        """The number of the model's parameters."""
         return sum(parameter.numel() for parameter in self.trainer.model.parameters())
 
 
 Work = Callable[[TrainingSetup], int]
-"""What is done with it; returns the exit status."""
+"""Called with the setup of a run; returns the exit status."""
 
 
 def train(

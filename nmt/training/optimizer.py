@@ -43,7 +43,7 @@ class Schedule:
         self.waited = 0  # validations without improvement since the last reduction
 
     def factor(self, step: int) -> float:
-        """In update number `step`, from 1; 0 before the first."""
+        """The factor of the learning rate in update number `step`, from 1; 0 before the first."""
         config = self.config
         warmup = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
         since_warmup = max(0, step - config.warmup_steps)

@@ -20,7 +20,7 @@ from nmt.model.load import load_model, new_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.model.weights import BEST
 from nmt.run import RunDirectory
-from nmt.training.transfer import transfer
+from nmt.training.transfer import transfer_weights
 from nmt.training.vectors import load_pretrained
 
 INITIAL = {"embedding.pretrained", "embedding.frozen"}  # values of a model that give it no other weights
@@ -69,20 +69,13 @@ def load_start(config: schema.TrainConfig, prepared: Prepared) -> Start | None:
         raise
     record = record_of(run, checkpoint)
     lines = [f"initial weights: step {record['step']} of {record['run']}"]
-    if _same(tokenizers, prepared.tokenizers):
+    if all(old.same_as(new) for old, new in zip(tokenizers, prepared.tokenizers, strict=True)):
         return Start(model.state_dict(), {"start_from": record}, lines)
     new = _new_model(config, prepared).state_dict()
-    weights, origins = transfer(model.state_dict(), new, tokenizers, prepared.tokenizers)
+    weights, origins = transfer_weights(model.state_dict(), new, tokenizers, prepared.tokenizers)
     record["vocabulary"] = {side: origin.counts() for side, origin in origins.items()}
     lines += [f"another {side} tokenizer: {origin.describe()}" for side, origin in origins.items()]
     return Start(weights, {"start_from": record}, lines)
-
-
-def _same(tokenizers: Tokenizers, others: Tokenizers) -> bool:
-    return all(
-        (one.model, one.lowercase) == (other.model, other.lowercase)
-        for one, other in zip(tokenizers, others, strict=True)
-    )
 
 
 def _new_model(config: schema.TrainConfig, prepared: Prepared) -> Seq2Seq:
@@ -130,7 +123,7 @@ def _refuse_other_teachers(records: Sequence[Mapping[str, Any]], recorded: Seque
 
 
 def record_of(run: RunDirectory, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """For the manifest: which run it is, the step and scores of its best checkpoint, its system."""
+    """What the manifest records of a run: which one it is, the step and scores of its best checkpoint, its system."""
     best = {"step": checkpoint["step"], "scores": checkpoint.get("scores", {})}
     return {"run": str(run.source), **best, "system": run.system_digest()}
 

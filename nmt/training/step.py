@@ -50,7 +50,7 @@ class LogWindow:
         self.tokens += update.tokens
 
     def state(self) -> list[Any]:
-        """For a checkpoint."""
+        """The sums as a checkpoint stores them."""
         return [self.updates, self.tokens, self.seconds]
 
     @classmethod
@@ -62,7 +62,7 @@ class LogWindow:
         return sums
 
     def means(self) -> dict[str, float]:
-        """Of at least one update: terms per target token, the gradient norm per update."""
+        """Means over at least one update: terms per target token, the gradient norm per update."""
         names = list(self.updates[0])
         columns = [torch.stack([update[name].float() for update in self.updates]) for name in names]
         totals = torch.stack(columns).cpu().double().sum(1).tolist()

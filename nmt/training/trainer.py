@@ -189,7 +189,7 @@ class Trainer:
             raise Pruned
 
     def _checkpoint_due(self) -> bool:
-        """By the updates, or by this process's clock."""
+        """Is a checkpoint due by the updates, or by this process's clock?"""
         training = self.config.training
         if training.checkpoint_every is None:
             return False

@@ -28,7 +28,7 @@ class Origins(NamedTuple):
     new: int  # tokens that share no part with the old vocabulary, and stay random
 
     def counts(self) -> dict[str, int]:
-        """For the manifest."""
+        """How many tokens start in each way, as the manifest records it."""
         return {"kept": len(self.kept), "from_parts": len(self.parts), "new": self.new}
 
     def describe(self) -> str:
@@ -38,14 +38,14 @@ class Origins(NamedTuple):
         )
 
 
-def transfer(
-    old: Mapping[str, Tensor], new: Mapping[str, Tensor], vocabularies: Tokenizers, tokenizers: Tokenizers
+def transfer_weights(
+    old: Mapping[str, Tensor], new: Mapping[str, Tensor], old_tokenizers: Tokenizers, new_tokenizers: Tokenizers
 ) -> tuple[dict[str, Tensor], dict[str, Origins]]:
-    """The weights `old` of a model with the tokenizers `vocabularies`, made to fit the model of the weights `new`,
-    which has `tokenizers`; and the origins by side."""
+    """The weights `old` of a model with `old_tokenizers`, made to fit the model of the weights `new`, which has
+    `new_tokenizers`; and the origins by side."""
     origins = {
-        side: origins_of(mine, theirs)
-        for side, mine, theirs in zip(Tokenizers._fields, tokenizers, vocabularies, strict=True)
+        side: origins_of(new_tokenizer, old_tokenizer)
+        for side, new_tokenizer, old_tokenizer in zip(Tokenizers._fields, new_tokenizers, old_tokenizers, strict=True)
     }
     weights = dict(old)
     for name, side in TABLES.items():
@@ -63,18 +63,19 @@ def _moved(old: Tensor, new: Tensor, origins: Origins) -> Tensor:
     return moved
 
 
-def origins_of(tokenizer: Tokenizer, vocabulary: Tokenizer) -> Origins:
-    """Of each token of a new tokenizer in the vocabulary of an old one. If that lowercases, so does the comparison."""
-    old = {piece: token for token, piece in enumerate(vocabulary.pieces(range(vocabulary.vocab_size)))}
-    longest = max(map(len, old))
+def origins_of(new: Tokenizer, old: Tokenizer) -> Origins:
+    """The origin of each token of a new tokenizer in the vocabulary of an old one. If the old one lowercases, so does
+    the comparison."""
+    old_ids = {piece: token for token, piece in enumerate(old.pieces(range(old.vocab_size)))}
+    longest = max(map(len, old_ids))
     kept: dict[int, int] = {}
     parts: dict[int, list[int]] = {}
-    for token, piece in enumerate(tokenizer.pieces(range(tokenizer.vocab_size))):
-        if piece in old:
-            kept[token] = old[piece]
-        elif found := _segment(piece.lower() if vocabulary.lowercase else piece, old, longest):
+    for token, piece in enumerate(new.pieces(range(new.vocab_size))):
+        if piece in old_ids:
+            kept[token] = old_ids[piece]
+        elif found := _segment(piece.lower() if old.lowercase else piece, old_ids, longest):
             parts[token] = found
-    return Origins(kept, parts, tokenizer.vocab_size - len(kept) - len(parts))
+    return Origins(kept, parts, new.vocab_size - len(kept) - len(parts))
 
 
 def _segment(piece: str, vocabulary: Mapping[str, int], longest: int) -> list[int]:

@@ -30,7 +30,7 @@ class Found(NamedTuple):
     file: str
 
     def describe(self, side: str) -> str:
-        """In words."""
+        """The coverage in words, for the log."""
         return f"{self.pieces} of {self.vocabulary} pieces of the {side} vocabulary have a vector in {self.file}"
 
 

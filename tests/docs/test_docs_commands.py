@@ -199,6 +199,6 @@ def test_every_program_runs(page: Path, prepared: Path, tmp_path: Path) -> None:
     """All Python blocks of a page as one program."""
     lines = [line for block in blocks(page) if block.kind == "python" for line in block.lines]
     program = tmp_path / "program.py"
-    program.write_text("\n".join(lines).replace('"my-run"', '"DIR"'), encoding="utf-8")
+    program.write_text("\n".join(lines).replace('"my-run"', '"DIR"').replace('"model.nmt"', '"DIR"'), encoding="utf-8")
     done = call(program, cwd=prepared)
     assert done.returncode == 0, done.stderr.decode()

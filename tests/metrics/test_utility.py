@@ -8,7 +8,7 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from nmt.metrics.utility import Utility, mean_utilities, pairwise
+from nmt.metrics.utility import Utility, mean_utilities, pairwise_similarities
 
 METRICS = {"chrf": CHRF(), "bleu": BLEU(effective_order=True)}
 UTILITIES: list[Utility] = ["chrf", "bleu"]
@@ -25,7 +25,7 @@ def test_every_pair_has_its_score_of_sacrebleu(utility: Utility) -> None:
     for seed in range(4):
         found = [*texts(seed, 12), "", " ", "x", "ab", "le chat dort", "le chat dort"]
         expected = [[METRICS[utility].sentence_score(one, [other]).score for other in found] for one in found]
-        np.testing.assert_allclose(pairwise(found, utility), expected, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(pairwise_similarities(found, utility), expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("utility", UTILITIES)

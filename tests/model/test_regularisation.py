@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from nmt.model import recurrence
 from nmt.model.cells import CellState, Recurrent, layer_weights, step_layer, zone_out
 from nmt.model.recurrence import _loop, run_rnn
-from nmt.model.regularisation import Options, Regularisation
+from nmt.model.regularisation import RecurrentOptions, Regularisation
 
 Array = NDArray[np.float64]
 B, T, SIZE, H = 4, 6, 3, 16
@@ -32,7 +32,7 @@ def network(kind: type[Recurrent], layers: int = 1, **given: Any) -> Recurrent: 
 
 def made(rnn: Recurrent, **options: Any) -> Regularisation:  # noqa: ANN401
     """With random parameters: none is left at its first value."""
-    regularisation = Regularisation(rnn, Options(**options)).double()
+    regularisation = Regularisation(rnn, RecurrentOptions(**options)).double()
     for parameter in regularisation.parameters():
         nn.init.normal_(parameter)
     return regularisation
@@ -52,7 +52,7 @@ def differ(rows: Tensor) -> bool:
 def test_without_options_nothing_is_drawn_or_added(kind: type[Recurrent]) -> None:
     rnn = network(kind, 2, dropout=0.5)
     before = torch.get_rng_state()
-    plain = Regularisation(rnn, Options())
+    plain = Regularisation(rnn, RecurrentOptions())
     prepared = plain.prepare(rnn, B)
     assert torch.equal(torch.get_rng_state(), before)
     assert list(plain.parameters()) == []
@@ -358,7 +358,7 @@ def test_torchs_own_call_is_made_where_it_knows_all(
 ) -> None:
     """Off the CPU, that is; and the loop keeps to the device of its inputs."""
     rnn = nn.GRU(SIZE, H, 2, batch_first=True, dropout=0.1, bidirectional=True).to("meta")
-    regularisation = Regularisation(rnn, Options(**options)).to("meta")
+    regularisation = Regularisation(rnn, RecurrentOptions(**options)).to("meta")
     called: list[str] = []
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # which does not know this device
     monkeypatch.setattr(recurrence, "_run_torch", lambda *_: called.append("library"))
@@ -376,7 +376,7 @@ def test_torchs_own_call_is_made_where_it_knows_all(
 def test_the_loop_of_an_lstm_with_everything_keeps_to_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
     rnn = nn.LSTM(SIZE, H, 3, batch_first=True, dropout=0.1).to("meta")
-    regularisation = Regularisation(rnn, Options(True, 0.1, 0.1, 0.1, True, 2, 2)).to("meta")
+    regularisation = Regularisation(rnn, RecurrentOptions(True, 0.1, 0.1, 0.1, True, 2, 2)).to("meta")
     for training in (True, False):
         outputs, final = run_rnn(
             rnn.train(training), torch.randn(B, T, SIZE, device="meta"), LENGTHS, regularisation=regularisation
@@ -401,7 +401,7 @@ def test_rows_of_a_batch_keep_their_masks() -> None:
 def test_bf16_stays_near_fp32(bidirectional: bool) -> None:
     for kind in KINDS:
         rnn = kind(32, 16, 2, batch_first=True, bidirectional=bidirectional).eval()
-        regularisation = Regularisation(rnn, Options(layer_norm=True, zoneout=0.2))
+        regularisation = Regularisation(rnn, RecurrentOptions(layer_norm=True, zoneout=0.2))
         inputs = torch.randn(B, T, 32)
         exact, _ = run_rnn(rnn, inputs, LENGTHS, regularisation=regularisation)
         with torch.autocast("cpu", torch.bfloat16):

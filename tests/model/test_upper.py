@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nmt.model import recurrence
 from nmt.model.cells import CellState, Recurrent
-from nmt.model.regularisation import Options
+from nmt.model.regularisation import RecurrentOptions
 from nmt.model.upper import UpperLayers
 
 M = 5
@@ -21,7 +21,7 @@ def upper_layers(kind: type[Recurrent], context: int, dropout: float = 0.0, **op
     layers = [kind(below + context, H, batch_first=True).double() for below in (SIZE, H)]
     for rnn in layers:
         rnn.dropout = dropout
-    return UpperLayers(layers, Options(**options)).double()
+    return UpperLayers(layers, RecurrentOptions(**options)).double()
 
 
 def outputs_of(upper: UpperLayers, below: Tensor, context: Tensor | None = None) -> Tensor:

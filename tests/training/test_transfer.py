@@ -14,7 +14,7 @@ from nmt.config.schema import TrainConfig
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.model.weights import BEST, read_checkpoint
 from nmt.training.job import train
-from nmt.training.transfer import origins_of, transfer
+from nmt.training.transfer import origins_of, transfer_weights
 
 Config = Callable[..., TrainConfig]
 SHORT = ["training.max_steps=2", "validation.unit=steps", "validation.every=2"]
@@ -69,7 +69,7 @@ def test_rows_of_the_tables(tmp_path: Path) -> None:
     old, new = tokenizer(tmp_path, ENGLISH, 40), tokenizer(tmp_path, OTHER, 45)
     before = {"output.weight": torch.randn(40, 3), "output.bias": torch.randn(40), "encoder.w": torch.randn(2, 2)}
     after = {"output.weight": torch.randn(45, 3), "output.bias": torch.randn(45), "encoder.w": torch.randn(2, 2)}
-    weights, origins = transfer(before, after, Tokenizers(old, old), Tokenizers(new, new))
+    weights, origins = transfer_weights(before, after, Tokenizers(old, old), Tokenizers(new, new))
     origin = origins["target"]
     assert torch.equal(weights["encoder.w"], before["encoder.w"])
     for name in ("output.weight", "output.bias"):

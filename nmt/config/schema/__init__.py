@@ -46,7 +46,7 @@ CHECKPOINT = ".ckpt"  # ends the path of a COMET model, unlike the name of one
 
 
 def _absolute(path: Any) -> Any:  # noqa: ANN401
-    """Of a path, a list of paths, or None."""
+    """The absolute form of a path, or of each path of a list; None stays."""
     if isinstance(path, list):
         return [_absolute(part) for part in path]
     return path and os.path.abspath(user_path(path))

@@ -85,7 +85,7 @@ class Encoder(Network):
 
     @property
     def directions(self) -> int:
-        """Of the top layer."""
+        """The directions of the top layer."""
         return 2 if self.bidirectional is True else 1
 
     @property

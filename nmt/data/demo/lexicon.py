@@ -238,4 +238,5 @@ def adjectives(kind: str, *orders: str) -> list[Adjective]:
 
 @functools.cache
 def determiners(role: str) -> list[Determiner]:
+    """The determiners that may stand in this role."""
     return [determiner for determiner in DETERMINERS if role in determiner.roles]
