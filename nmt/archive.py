@@ -33,12 +33,8 @@ LIMITS = {  # the names in an archive, and the bytes that each may have
     rf"alignments/{SPLITS}\.((references|translations)\.pharaoh|words\.jsonl)": MAX_TEXT,
 }
 MAX_PICTURES = 99
-FOLDERS = {
-    "checkpoints/",
-    "data/",
-    "hypotheses/",
-    "alignments/",
-}  # entries of their own in archives packed again by hand
+# Entries that zip programs add when somebody packs an archive again.
+FOLDERS = {"checkpoints/", "data/", "hypotheses/", "alignments/"}
 MAX_RATIO, ALLOWANCE = 10, 2**20  # unpacked bytes: at most so many for each byte of the archive, and some more
 ENCRYPTED = 1  # a flag of an entry
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the time of all entries, so that equal content gives equal bytes

@@ -66,7 +66,7 @@ def score_directions(
     }
 
 
-def mean(scores: Collection[Scores]) -> Scores:
+def mean_scores(scores: Collection[Scores]) -> Scores:
     """The unweighted mean of the directions' scores."""
 
     def of(metric: str) -> float | None:
@@ -87,13 +87,13 @@ def mean(scores: Collection[Scores]) -> Scores:
     )
 
 
-def rows(directions: Sequence[Direction], scores: Mapping[str, Scores]) -> dict[str, dict[str, Any]]:
+def direction_rows(directions: Sequence[Direction], scores: Mapping[str, Scores]) -> dict[str, dict[str, Any]]:
     """The entry "directions" of results.json: sentences and scores of each."""
     names = ["-".join(direction) for direction in directions]
     return {name: {"sentences": names.count(name), **each.as_dict()} for name, each in scores.items()}
 
 
-def table(result: Mapping[str, Any]) -> str:
+def direction_table(result: Mapping[str, Any]) -> str:
     """A Markdown table of the directions' scores in an entry of results.json, their mean last."""
     found = [{"direction": name, **scores} for name, scores in result["directions"].items()]
     return markdown([*found, {"direction": "mean", **result}], COLUMNS)

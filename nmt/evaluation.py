@@ -13,7 +13,7 @@ from nmt.config import schema
 from nmt.config.compose import flatten, load_values
 from nmt.config.errors import UserError
 from nmt.data.prepared import Direction
-from nmt.directions import directions_of, mean, rows, score_directions, table, tagged
+from nmt.directions import direction_rows, direction_table, directions_of, mean_scores, score_directions, tagged
 from nmt.faithfulness import faithfulness
 from nmt.files import locked, to_json, write_lines
 from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
@@ -82,7 +82,7 @@ def evaluate(
     if not directions:
         return Evaluation(translations, score(hypotheses, references, settings, metrics), speed)
     scores = score_directions(hypotheses, references, directions, settings, metrics)
-    return Evaluation(translations, mean(scores.values()), speed, scores)
+    return Evaluation(translations, mean_scores(scores.values()), speed, scores)
 
 
 class ReferenceAlignment(NamedTuple):
@@ -185,14 +185,14 @@ def evaluate_run(
     checkpoint: str,
     progress: Progress | None = None,
     output: EvaluationFolder | str = "",
-    explained: int = 0,
+    faithfulness_sentences: int = 0,
     on_result: Callable[[dict[str, Any]], object] | None = None,
 ) -> tuple[dict[str, Any], Evaluation]:
     """Evaluate a split of a run's corpus. Returns the entry of results.json and the translations.
 
     Writes hypotheses/<split>.txt, word alignments of translations and references to alignments/, and the entry, to the
     folder `output`, or to the run. Then `output` names the settings that differ from the run's own. It is appended to
-    <split>, so that results with the run's own settings stay. `explained` is the number of sentences for the figures of
+    <split>, so that results with the run's own settings stay. `faithfulness_sentences` sentences are measured by
     nmt.faithfulness; 0: none. `on_result` receives the entry before the files are written.
     """
     plain, references, gold = run.held_out(split)
@@ -208,15 +208,15 @@ def evaluate_run(
         "search": translator.search.model_dump(),
     }
     if directions:
-        result["directions"] = rows(directions, evaluation.by_direction)
+        result["directions"] = direction_rows(directions, evaluation.by_direction)
     aligned = align(translator, sources, references, gold)
     if aligned is not None:
         result |= {key: round(value, 4) for key, value in aligned.scores.items()}
     outside = translator.outside_shortlist(sources, references)
     if outside is not None:
         result["reference_tokens_outside_shortlist"] = round(outside, 4)
-    if explained:
-        result["faithfulness"] = faithfulness(translator, sources, references, gold, explained)
+    if faithfulness_sentences:
+        result["faithfulness"] = faithfulness(translator, sources, references, gold, faithfulness_sentences)
     if isinstance(output, EvaluationFolder):
         result["members"] = output.description["members"]
     if on_result is not None:
@@ -249,7 +249,7 @@ def _write(
         write_lines(run.alignments / f"{name}.references.pharaoh", aligned.pharaoh)
     write_lines(run.hypotheses / f"{name}.txt", evaluation.hypotheses)
     if "directions" in result:
-        scores = table(result)
+        scores = direction_table(result)
         write_lines(run.path / f"directions.{name}.md", scores.splitlines())
         log.info("%s by direction:\n%s", name, scores)
     with locked(run.path):

@@ -54,9 +54,8 @@ class Translator:
         self.group = group or ProcessGroup()
         self.model, self.tokenizers = model, tokenizers
         self.machine = machine
-        self.mark = (
-            ""  # tags in front of each line, see nmt.data.tags; "": lines have their own, if the model knows any
-        )
+        # Tags in front of each line, see nmt.data.tags. "": lines have their own, if the model knows any.
+        self.mark = ""
         self.searcher = Searcher(model, tokenizers, search, machine, seed, shortlist)
         self.reseed()
 

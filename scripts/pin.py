@@ -49,7 +49,7 @@ def installed() -> dict[str, str]:
 
 def hashes(index: str, name: str, version: str) -> list[str]:
     """Hashes of a version's files for the supported Pythons. Exits if there are none."""
-    normal = re.sub(r"[-_.]+", "-", name).lower()
+    normal = canonicalize_name(name)
     with urllib.request.urlopen(f"{index}/{normal}/", timeout=60) as page:
         links = LINK.findall(page.read().decode("utf-8"))
     stem = re.compile(re.sub("-", "[-_.]+", normal) + "-" + re.escape(version) + r"(-|\.tar\.|\.zip)", re.IGNORECASE)

@@ -74,7 +74,7 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
                 config.checkpoint,
                 progress=bar.update,
                 output=output,
-                explained=config.faithfulness_sentences if config.faithfulness else 0,
+                faithfulness_sentences=config.faithfulness_sentences if config.faithfulness else 0,
                 on_result=result.update,
             )
         except OSError as error:

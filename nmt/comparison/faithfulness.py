@@ -19,7 +19,7 @@ def read_figures(values: Any) -> dict[str, Any]:  # noqa: ANN401
     AttributeError for anything else: the file may come from an untrusted source."""
     if values is None:
         return {}
-    figures: dict[str, Any] = {"explained_sentences": int(_between(values["sentences"], 1, 1e9) or 1)}
+    figures: dict[str, Any] = {"faithfulness_sentences": int(_between(values["sentences"], 1, 1e9) or 1)}
     for name in FIGURES:
         value = _between(values[name], -1 if name == "tau" else 0, 1)
         figures[name] = 100 * value if name in PERCENTS and value is not None else value
@@ -41,14 +41,14 @@ def _between(value: Any, low: float, high: float) -> float | None:  # noqa: ANN4
 
 def of_run(figures: Mapping[str, Any]) -> dict[str, Any]:
     """Columns of a run's row, None where it has no figure."""
-    names = ["explained_sentences", *FIGURES, *(f"{name}_ci" for name in WITH_INTERVAL)]
+    names = ["faithfulness_sentences", *FIGURES, *(f"{name}_ci" for name in WITH_INTERVAL)]
     return {name: _rounded(figures.get(name)) for name in names}
 
 
 def of_system(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Means over the runs that have a figure, with standard deviations, and the mean masking curves by order."""
     row: dict[str, Any] = {
-        "explained_sentences": min((run["explained_sentences"] for run in runs if run), default=None),
+        "faithfulness_sentences": min((run["faithfulness_sentences"] for run in runs if run), default=None),
         "masking_curves": {},
     }
     for name in FIGURES:

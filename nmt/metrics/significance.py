@@ -5,6 +5,7 @@ results of `sacrebleu --paired-bs` and `--paired-ar`. The same for metrics that 
 COMET. And Student's interval of a mean over seeds.
 """
 
+import functools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -48,8 +49,9 @@ class Significance:
         """
         self.references, self.samples, self.trials = nfc(references), samples, trials
         metrics = (bleu_metric(settings), CHRF(), TER())
-        self.metrics = {name: _with_cache(metric) for name, metric in zip(METRICS, metrics, strict=True)}
-        self.sentence_metrics = {name: _remembered(metric) for name, metric in (sentence_metrics or {}).items()}
+        cached = [_with_cached_statistics(metric, self.references) for metric in metrics]
+        self.metrics = dict(zip(METRICS, cached, strict=True))
+        self.sentence_metrics = {name: _with_cached_scores(metric) for name, metric in (sentence_metrics or {}).items()}
 
     def __call__(self, baseline: Sequence[str], systems: Sequence[Sequence[str]]) -> list[dict[str, MetricResult]]:
         """Results of the baseline, then of each system, by metric: bleu, chrf, ter, and the sentence metrics."""
@@ -132,27 +134,15 @@ def _result(baseline: Any, bootstrap: Any, randomised: Any) -> MetricResult:  # 
     return MetricResult(float(bootstrap.score), float(bootstrap.ci), *p_values)
 
 
-def _with_cache(metric: Any) -> Any:  # noqa: ANN401
+def _with_cached_statistics(metric: Any, references: Sequence[str]) -> Any:  # noqa: ANN401
+    """The metric, which computes the statistics of an output against these references only once."""
     extract: Callable[..., Any] = metric._extract_corpus_statistics
-    cache: dict[tuple[str, ...], Any] = {}
-
-    def cached(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Any:  # noqa: ANN401
-        key = tuple(hypotheses)
-        if key not in cache:
-            cache[key] = extract(hypotheses, references)
-        return cache[key]
-
-    metric._extract_corpus_statistics = cached
+    cached = functools.cache(lambda output: extract(list(output), [references]))
+    metric._extract_corpus_statistics = lambda output, _: cached(tuple(output))
     return metric
 
 
-def _remembered(metric: SentenceMetric) -> SentenceMetric:
-    known: dict[tuple[str, ...], Sequence[float]] = {}
-
-    def remembered(output: Sequence[str]) -> Sequence[float]:
-        key = tuple(output)
-        if key not in known:
-            known[key] = metric(output)
-        return known[key]
-
-    return remembered
+def _with_cached_scores(metric: SentenceMetric) -> SentenceMetric:
+    """The metric, which scores an output only once."""
+    cached = functools.cache(lambda output: metric(list(output)))
+    return lambda output: cached(tuple(output))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from nmt.model.cells import (
     CellState,
@@ -145,9 +145,9 @@ def _last(states: Tensor, order: _Order) -> tuple[Tensor, ...]:
 def _run_torch(
     rnn: Recurrent, inputs: Tensor, lengths: Tensor | None, start: CellState | None
 ) -> tuple[Tensor, CellState]:
-    packed = (
-        inputs if lengths is None else pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
-    )
+    packed: Tensor | PackedSequence = inputs
+    if lengths is not None:
+        packed = pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
     initial = None
     if start is not None:
         hidden, *memory = (torch.stack(part).to(inputs.dtype) for part in start if part)

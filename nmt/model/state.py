@@ -80,9 +80,10 @@ class BatchWeights(NamedTuple):
     """
 
     layers: list[LayerWeights]
-    word: Tensor  # (G, E), columns of the first layer's weight_ih: for the word,
-    fixed: Tensor  # (G, M or 0), for the fixed vector,
-    fed: Tensor  # (G, ...), for what the step itself computes: context, previous readout
+    # Columns of the first layer's weight_ih, by what they multiply.
+    word: Tensor  # (G, E): the previous word
+    fixed: Tensor  # (G, M or 0): the fixed vector
+    fed: Tensor  # (G, ...): what the step itself computes, that is context and previous readout
     conditional: LayerWeights | None
     readout: Readout
     word_mask: Tensor | None = None  # (B, E)

@@ -162,10 +162,8 @@ class _Sums:
     def __init__(self, values: _Values) -> None:
         self.slope, self.logistic = values.slope, values.total is not None
         self.keys, self.projection = torch.zeros_like(values.keys), torch.zeros_like(values.projection)
-        self.weight, self.grads = (
-            values.weight.new_zeros(1, len(values.weight)),
-            values.keys.new_zeros(values.keys.shape[:2]),
-        )
+        self.weight = values.weight.new_zeros(1, len(values.weight))
+        self.grads = values.keys.new_zeros(values.keys.shape[:2])
 
     def add_weight(self, grads: Tensor, hidden: Tensor) -> None:
         """(B, S), (B, S, A)."""

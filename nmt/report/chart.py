@@ -113,18 +113,18 @@ def scatter_chart(series: Sequence[Series], title: str, x_label: str, y_label: s
     """Points labelled with their systems' names; needs at least one complete point."""
     x, y = _scales(series, RIGHT - NAME_MARGIN, log_x)
     chart = _axes(f"{title}: points of {_names(series)}", x, y, x.ticks(), x_label, y_label)
-    points = [(system, *point) for system in series for point in system.complete_points()]
+    points = [(line, *point) for line in series for point in line.complete_points()]
     positions = [(x.position(x_value), y.position(y_value)) for _, x_value, y_value in points]
-    labels = [_shorten(system.name) for system, *_ in points]
+    labels = [_shorten(line.name) for line, *_ in points]
     boxes = _label_boxes(positions, labels)
-    for (system, x_value, y_value), (left, top), label, box in zip(points, positions, labels, boxes, strict=True):
-        group = _group(chart, system)
+    for (line, x_value, y_value), (left, top), label, box in zip(points, positions, labels, boxes, strict=True):
+        group = _group(chart, line)
         edge, anchor = (box.x0, "start") if box.x0 > left else (box.x1, "end")
         middle = (box.y0 + box.y1) / 2
         if middle != top:
             SubElement(group, "path", {"class": "leader", "d": f"M{left} {top}L{edge:g} {middle:g}"})
-        tooltip = f"{system.name}\n{x_label}: {x_value:.4g}\n{y_label}: {y_value:.2f}"
-        _marker(group, system.system, f"{left} {top}", tooltip)
+        tooltip = f"{line.name}\n{x_label}: {x_value:.4g}\n{y_label}: {y_value:.2f}"
+        _marker(group, line.system, f"{left} {top}", tooltip)
         _text(group, label, edge, middle + 4, anchor)
     return _markup(chart)
 

@@ -54,7 +54,7 @@ EXPLAINED = (
     Column("area_saliency", "area, saliency", decimals(3)),
     Column("area_random", "area, random", decimals(3)),
 )
-EXPLAINED_COLUMNS = (Column("name", "system"), *EXPLAINED, Column("explained_sentences", "sentences"))
+EXPLAINED_COLUMNS = (Column("name", "system"), *EXPLAINED, Column("faithfulness_sentences", "sentences"))
 MASKING_CHARTS = {
     "attention": "Masking the most attended first",
     "saliency": "Masking the most salient first",

@@ -33,7 +33,10 @@ def greedy_search(
 
     forbidden: phrases that no hypothesis may contain; those of one token are in symbols.banned.
     """
-    choose: Choose = lambda log_probs, _: log_probs.argmax(-1)  # noqa: E731
+
+    def choose(log_probs: Tensor, _: Tensor) -> Tensor:
+        return log_probs.argmax(-1)
+
     rows = _rollout(step, state, symbols, limits, choose=choose, penalty=penalty, device=device, forbidden=forbidden)
     return [[hypothesis] for hypothesis in rows]
 

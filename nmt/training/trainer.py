@@ -64,7 +64,7 @@ class Trainer:
         if self.group.size > 1:
             self.updater.gradient_sum = GradientSum([*self.model.parameters()], DTYPES[training.reduce_dtype])
         self.micro_batcher = MicroBatcher(training.accumulate)
-        self.average = MovingAverage(self.model, training.ema_decay)
+        self.moving_average = MovingAverage(self.model, training.ema_decay)
         self.plan = self.train_batches.epoch(0)
         all_epochs = training.max_epochs * len(self.plan)
         self.total_steps = min(training.max_steps or all_epochs, all_epochs)
@@ -154,7 +154,7 @@ class Trainer:
         update = self.micro_batcher(attempt, -(-len(indices) // processes), padded_size, f"step {self.step}")
         if update.applied:
             self.bad.in_a_row = 0
-            self.average.update(self.step)
+            self.moving_average.update(self.step)
             self.window.add(update)
         else:
             self.bad.add(indices, self.step)
@@ -237,7 +237,7 @@ class Trainer:
 
     def _validate(self) -> float:
         """Validate, keep the checkpoint if it is among the best, and return the monitored score."""
-        with self.average.in_model():
+        with self.moving_average.in_model():
             scores, samples, positions = self.validator()
             scores = self.group.on_main(lambda: scores)  # other processes may compute with other rounding
             best = self.stopping.update(scores, self.step)
@@ -259,7 +259,7 @@ class Trainer:
 
     def _state(self) -> dict[str, Any]:
         return {
-            **self.average.state_dict(),
+            **self.moving_average.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.updater.scaler.state_dict(),
             "schedule": self.schedule.state_dict(),
@@ -279,7 +279,7 @@ class Trainer:
 
     def _load_state(self, state: dict[str, Any]) -> None:
         checkpoint.check(state, self.model, self.optimizer)
-        self.average.load_state_dict(state)
+        self.moving_average.load_state_dict(state)
         options = self.optimizer.state_dict()["param_groups"]  # of the configuration, not of the file
         self.optimizer.load_state_dict({**state["optimizer"], "param_groups": options})
         if state["scaler"]:  # empty if the run had another precision so far

@@ -38,7 +38,7 @@ def test_all_files_hold_the_figures_and_what_is_missing_is_a_dash() -> None:
     assert systems["luong_dot"]["tau"] == pytest.approx(0.4)
     assert systems["luong_dot"]["tau_sd"] == pytest.approx(0.02**0.5, abs=1e-4)
     assert systems["luong_dot"]["aer_saliency"] == pytest.approx(30)
-    assert systems["luong_dot"]["explained_sentences"] == 20
+    assert systems["luong_dot"]["faithfulness_sentences"] == 20
     assert systems["luong_dot"]["masking_curves"] == FIGURES["curves"]
     assert systems["none"]["masking_curves"].keys() == {"saliency", "random"}
     assert systems["sparsemax"]["masking_curves"] == {}

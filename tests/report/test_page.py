@@ -123,7 +123,7 @@ def test_cells() -> None:
 
 def test_what_attention_explains_has_a_section_where_it_was_measured() -> None:
     curves = {order: [1.0, 0.5, 0.4, 0.3, 0.2, 0.1] for order in MASKING_CHARTS}
-    measured = {"tau": 0.4321, "tau_sd": 0.0123, "area_attention": 0.35, "explained_sentences": 200}
+    measured = {"tau": 0.4321, "tau_sd": 0.0123, "area_attention": 0.35, "faithfulness_sentences": 200}
     first, second, third = comparison()["systems"]
     by_chance = {"area_random": 0.77, "masking_curves": {"random": curves["random"]}}
     systems = [first | measured | {"masking_curves": curves}, second | by_chance, third]
