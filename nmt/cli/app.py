@@ -58,7 +58,7 @@ def run_command(
     _check_streams(command)
     debug = bool(os.environ.get("HYDRA_FULL_ERROR"))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints exceptions itself
-    log_to(sys.stderr)
+    log_to_stream(sys.stderr)
     created: list[Path] = []
     warnings.filterwarnings("error", category=UserWarning, module=r"hydra\.")  # such as a missing search path
     outcomes: list[int | Exception | None] = []  # one per job; None while it runs
@@ -263,7 +263,7 @@ class _Printable(logging.Formatter):
         return "\n".join(map(printable, super().format(record).split("\n")))
 
 
-def log_to(stream: Any) -> None:  # noqa: ANN401
+def log_to_stream(stream: Any) -> None:  # noqa: ANN401
     """Send the package's log messages to this stream only."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_Printable("%(message)s"))

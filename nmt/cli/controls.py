@@ -33,7 +33,7 @@ def read_controls(glossary: str | None, forbidden: str | None) -> "Controls":
 def with_controls(sources: Iterable[str], given: Mapping[str, BinaryIO]) -> Iterator[Item]:
     """Each line of the input with its constraints and its prefix, "" where there is no file. given: the open files, by
     their keys. Raises UserError if a file has more or fewer lines than the input, or is not in its format."""
-    columns = [_decoded(f"{key}={file.name}", file) for key, file in given.items()]
+    columns = [_decode_strictly(f"{key}={file.name}", file) for key, file in given.items()]
     for number, (source, *values) in enumerate(zip_longest(sources, *columns), 1):
         for (key, file), value in zip(given.items(), values, strict=True):
             name = f"{key}={file.name}"
@@ -101,7 +101,7 @@ def _lines(key: str, path: str) -> list[str]:
     return [line.removesuffix("\r") for line in lines]
 
 
-def _decoded(name: str, file: BinaryIO) -> Iterator[str]:
+def _decode_strictly(name: str, file: BinaryIO) -> Iterator[str]:
     for number, raw in enumerate(file, 1):
         try:
             yield raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")

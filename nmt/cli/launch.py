@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from nmt.cli.app import STOPPED, attempt, log_to, report
+from nmt.cli.app import STOPPED, attempt, log_to_stream, report
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.processes import cores
@@ -89,7 +89,7 @@ def _threads_per_process(processes: int) -> Iterator[None]:
 
 def _run(job: Callable[..., int], *arguments: Any) -> int:  # noqa: ANN401
     """One of the processes. Returns the exit status; an error was printed."""
-    log_to(sys.stderr)
+    log_to_stream(sys.stderr)
     outcome = attempt(partial(job, *arguments), debug=False)
     if isinstance(outcome, Exception):
         report(outcome, "train")

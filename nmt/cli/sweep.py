@@ -25,7 +25,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from nmt.cli import arguments, optuna_sweeper
-from nmt.cli.app import STOPPED, log_to, output_dir
+from nmt.cli.app import STOPPED, log_to_stream, output_dir
 from nmt.cli.help import choices_of, explain
 from nmt.comparison.jobs import record_failure, report_jobs
 from nmt.config.compose import config_dir
@@ -226,7 +226,7 @@ def _running(name: str, in_worker: bool) -> Iterator[None]:
     BUSY.set()
     if in_worker:
         sys.stderr = _Prefixed(stderr, name)  # no terminal: progress bars of several jobs would overwrite each other
-        log_to(sys.stderr)
+        log_to_stream(sys.stderr)
         if HydraConfig.get().launcher.get("n_jobs"):  # a worker on a cluster has another parent
             _start_watching()
     try:

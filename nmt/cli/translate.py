@@ -125,7 +125,7 @@ def _score(translator: "Translator", references: BinaryIO, buffer_lines: int, al
     """Write the log-probability of each reference, and its alignment."""
     done = 0
     reader = LineReader(sys.stdin.buffer)
-    pairs = _pairs(_decoded(reader, "input"), references)
+    pairs = _pairs(_decode_leniently(reader, "input"), references)
     for buffer in translator.group.from_main(_buffers(pairs, buffer_lines, reader.has_line)):
         sources, targets = ([pair[side] for pair in buffer] for side in (0, 1))
         results = translator.score(sources, targets, first_line=done + 1)
@@ -136,7 +136,7 @@ def _score(translator: "Translator", references: BinaryIO, buffer_lines: int, al
 
 def _pairs(sources: Iterator[str], references: BinaryIO) -> Iterator[tuple[str, str]]:
     """Sources with their references. Raises UserError if one of the two files is shorter."""
-    pairs = zip_longest(sources, _decoded(references, references.name))
+    pairs = zip_longest(sources, _decode_leniently(references, references.name))
     for number, (source, target) in enumerate(pairs, 1):
         if source is None or target is None:
             raise UserError(
@@ -235,13 +235,13 @@ def _lines(reader: LineReader, interactive: bool) -> Iterator[str]:
     """The lines of the input, with a prompt on a terminal."""
     prompt = "> " if interactive else ""
     print(prompt, end="", file=sys.stderr, flush=True)
-    for line in _decoded(reader, "input"):
+    for line in _decode_leniently(reader, "input"):
         yield line
         print(prompt, end="", file=sys.stderr, flush=True)
     print(end="\n" if interactive else "", file=sys.stderr)
 
 
-def _decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
+def _decode_leniently(lines: Iterable[bytes], name: str) -> Iterator[str]:
     """Text without line ends. Bytes that are not UTF-8 become U+FFFD, with a warning."""
     for number, raw in enumerate(lines, 1):
         line = raw.removesuffix(b"\n").removesuffix(b"\r")

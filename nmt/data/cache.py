@@ -26,7 +26,7 @@ def can_continue(working: Path) -> bool:
     return (working / FIRST_PASS).is_file()
 
 
-def remove_leftovers(directory: Path) -> None:
+def remove_stale_preparations(directory: Path) -> None:
     """Delete what killed processes left half-prepared: of this corpus, whose lock we hold, and of unlocked ones.
 
     A preparation that can be continued is kept: of this corpus, and for a week of others.
@@ -60,7 +60,7 @@ def _locked_at_once(path: Path) -> Iterator[bool]:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def lock_file(path: Path) -> Iterator[None]:
     """Hold an exclusive lock: the jobs of a sweep wait until the first one has prepared their corpus."""
     while True:
         with open(_open_lock(path), "rb") as lock:  # closing it releases the lock, also after a kill

@@ -15,7 +15,7 @@ from nmt.config.errors import UserError
 from nmt.config.overrides import user_path
 from nmt.config.schema import data as schema
 from nmt.data import corpus
-from nmt.data.cache import can_continue, locked, remove_leftovers, working_directory
+from nmt.data.cache import can_continue, lock_file, remove_stale_preparations, working_directory
 from nmt.data.demo import corpus as demo
 from nmt.data.encoding import JOURNAL, MAX_HELD_OUT, EncodedSplit, Encoder, read_journal, write_journal
 from nmt.data.file_states import recall, remember, state_of
@@ -51,10 +51,10 @@ def prepare(data: schema.Data, tokenizer: schema.TokenizerConfig) -> Prepared:
         directory.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"data.cache_dir={data.cache_dir}: cannot create this directory ({error.strerror})") from None
-    with locked(directory.with_name(f".{directory.name}.lock")):
+    with lock_file(directory.with_name(f".{directory.name}.lock")):
         prepared = _from_cache(directory, warn=True)  # another process may have prepared it meanwhile
         if prepared is None:
-            remove_leftovers(directory)
+            remove_stale_preparations(directory)
             if directory.exists():  # damaged
                 shutil.rmtree(directory)
             working = working_directory(directory)

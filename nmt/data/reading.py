@@ -29,11 +29,11 @@ Row = tuple[str, dict[str, Any]]  # location such as "corpus.tsv, line 3", and t
 csv.field_size_limit(sys.maxsize)  # sentences may be long
 
 
-def read_lines(path: Path) -> Iterator[str]:
+def read_corpus_lines(path: Path) -> Iterator[str]:
     """Lines of a text file, plain or .gz, without line ends. Raises UserError for invalid UTF-8."""
     lines, first = raw_lines(path), 1
     while block := list(islice(lines, LINES)):
-        yield from cast(list[str], decode_lines(path, first, b"".join(block), False, CONVERT))
+        yield from cast(list[str], decode_corpus_lines(path, first, b"".join(block), False, CONVERT))
         first += len(block)
 
 
@@ -68,7 +68,7 @@ def _opened(path: Path) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb"))
 
 
-def decode_lines(path: Path, first: int, content: bytes, drop_invalid: bool, remedy: str) -> list[str | None]:
+def decode_corpus_lines(path: Path, first: int, content: bytes, drop_invalid: bool, remedy: str) -> list[str | None]:
     """Decode consecutive lines of a file, without their line ends. `first`: the number of the first line.
 
     Raises UserError for a line that is not UTF-8; with `drop_invalid` it becomes None.
@@ -126,7 +126,7 @@ def read_table(path: Path) -> Iterator[Row]:
         case "json":
             return _json_rows(path)
         case "tsv":  # without quoting: a stray " is text
-            lines = enumerate(read_lines(path), 1)
+            lines = enumerate(read_corpus_lines(path), 1)
             return _with_header(path, ((number, line.split("\t")) for number, line in lines if line))
         case "csv":
             return _with_header(path, _csv_rows(path))
@@ -150,7 +150,7 @@ def _with_header(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Iterator[
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader((f"{line}\n" for line in read_lines(path)), strict=True)
+    reader = csv.reader((f"{line}\n" for line in read_corpus_lines(path)), strict=True)
     number = 1
     try:
         for cells in reader:
@@ -163,10 +163,10 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _json_rows(path: Path) -> Iterator[Row]:
     """Rows of JSON lines, or of one JSON array of objects."""
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(read_corpus_lines(path), 1):
         location = f"{path}, line {number}"
         if number == 1 and line.lstrip().startswith("["):
-            for index, row in enumerate(_parsed_json("\n".join(read_lines(path)), location), 1):
+            for index, row in enumerate(_parsed_json("\n".join(read_corpus_lines(path)), location), 1):
                 yield f"{path}, row {index}", _json_object(row, f"{path}, row {index}")
             return
         if line.strip():

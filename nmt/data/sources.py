@@ -107,7 +107,7 @@ class TextChunk:
     def __iter__(self) -> Iterator[Pair]:
         """Raises UserError that names file and line."""
         source, target = (
-            reading.decode_lines(path, self.first, content, self.drop_invalid, reading.CONVERT_OR_DROP)
+            reading.decode_corpus_lines(path, self.first, content, self.drop_invalid, reading.CONVERT_OR_DROP)
             for path, content in zip(self.paths[:2], self.content, strict=False)
         )
         if len(self.paths) == 2:  # noqa: PLR2004
@@ -116,7 +116,7 @@ class TextChunk:
 
     def _with_alignments(self, source: Iterable[str | None], target: Iterable[str | None]) -> Iterator[Pair]:
         path = self.paths[2]
-        alignments = reading.decode_lines(path, self.first, self.content[2], False, reading.CONVERT)
+        alignments = reading.decode_corpus_lines(path, self.first, self.content[2], False, reading.CONVERT)
         for number, (left, right, links) in enumerate(zip(source, target, alignments, strict=True), self.first):
             assert links is not None
             yield _with_alignment(Pair(left, right), links, f"{path}, line {number}")

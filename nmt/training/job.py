@@ -29,7 +29,7 @@ from nmt.objectives.objective import Objective
 from nmt.run import FINISHED, PRUNED, RunDirectory, read_json
 from nmt.training.corpus_report import log_corpus_report, report_round_trips
 from nmt.training.journal import Journal, SilentJournal, record_outcome, save_figures
-from nmt.training.run_log import log_of_others, log_to
+from nmt.training.run_log import log_of_others, log_to_file
 from nmt.training.start import Start, load_start, load_teachers
 from nmt.training.trackers import TENSORBOARD, Background, check_packages, open_trackers
 from nmt.training.trainer import Observer, Pruned, Trainer
@@ -112,7 +112,7 @@ def _train_in_group(
             record["teachers"] = teachers.records
         group.on_main(lambda: run.begin(values, prepared, record))
         group.everywhere(lambda: _refuse_unshared(run))
-        with log_to(run.log) if group.is_main else nullcontext():
+        with log_to_file(run.log) if group.is_main else nullcontext():
             log_corpus_report(prepared)
             _warn_of_small_shares(config, group)
             translator = _new_translator(config, prepared, machine, start, group)

@@ -30,7 +30,7 @@ class _LogFile(logging.FileHandler):
 
 
 @contextmanager
-def log_to(path: Path) -> Iterator[None]:
+def log_to_file(path: Path) -> Iterator[None]:
     """Copy all log messages to the run's train.log, with the time."""
     handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

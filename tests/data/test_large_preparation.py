@@ -211,8 +211,8 @@ def test_a_leftover_is_removed_under_its_lock_unless_it_is_gone(corpus: Path, mo
         removed.append((path.name, is_locked(path.with_name(".old.lock"))))
 
     monkeypatch.setattr(cache.shutil, "rmtree", remove)
-    with cache.locked(folder / ".busy.lock"):
-        cache.remove_leftovers(folder / "own")
+    with cache.lock_file(folder / ".busy.lock"):
+        cache.remove_stale_preparations(folder / "own")
     assert removed == [(".old.part", True)]
     assert not list(folder.glob("*.lock"))
 

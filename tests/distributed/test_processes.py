@@ -14,7 +14,7 @@ import torch
 from conftest import TINY, values_of
 from forks import ended, forked_group
 
-from nmt.cli.app import attempt, log_to, report
+from nmt.cli.app import attempt, log_to_stream, report
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.model.weights import read_checkpoint
@@ -54,7 +54,7 @@ class Group:
         def work() -> int:
             import sys
 
-            log_to(sys.stderr)
+            log_to_stream(sys.stderr)
             prepare(int(os.environ.get("RANK", "0")))
             outcome = attempt(lambda: job.train(config, run, []), debug=False)
             if isinstance(outcome, Exception):

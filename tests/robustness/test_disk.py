@@ -19,7 +19,7 @@ from test_kills import RECIPE
 
 from nmt.files import write_atomically
 from nmt.report.tensorboard import TensorBoard
-from nmt.training.run_log import log_to
+from nmt.training.run_log import log_to_file
 
 
 def command(folder: Path, *overrides: str, before: Callable[[], object] = lambda: None) -> Work:
@@ -173,7 +173,7 @@ def test_a_file_that_must_not_grow_leaves_the_old_one(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_line_of_the_log_that_finds_no_room_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(OSError, match="No space left on device"), log_to(Path("/dev/full")):
+    with pytest.raises(OSError, match="No space left on device"), log_to_file(Path("/dev/full")):
         logging.getLogger("nmt").info("a line")
     assert "Traceback" not in capsys.readouterr().err
 
