@@ -9,13 +9,13 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from nmt.cli.translate import CHUNK, LineReader, _buffers, _decoded, _filter
+from nmt.cli.translate import CHUNK, LineReader, _buffers, _decode_leniently, _filter
 from nmt.distributed import ProcessGroup
 
 
 def buffers(stream: BinaryIO, most: int) -> Any:  # noqa: ANN401
     reader = LineReader(stream)
-    return _buffers(_decoded(reader, "input"), most, reader.has_line)
+    return _buffers(_decode_leniently(reader, "input"), most, reader.has_line)
 
 
 def test_lines_of_an_open_pipe_are_answered_before_the_next_one_arrives() -> None:
