@@ -14,6 +14,7 @@ from nmt.config.errors import UserError
 from nmt.config.schema import EvaluateConfig
 
 if TYPE_CHECKING:
+    from nmt.metrics.bleu import ScoreSettings
     from nmt.run import RunDirectory
 
 
@@ -29,7 +30,7 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
         from nmt.config.compose import load_config
         from nmt.contention import fair_waiting
         from nmt.distributed import ProcessGroup
-        from nmt.evaluation import EvaluationFolder, evaluate_run, score_settings, warn_if_texts_differ
+        from nmt.evaluation import EvaluationFolder, evaluate_run, warn_if_texts_differ
         from nmt.machine import tune_memory
         from nmt.run import EVALUATION, RunDirectory
         from nmt.translator import Translator
@@ -37,12 +38,7 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
     tune_memory()
     runs = [RunDirectory.existing(path) for path in config.run]
     trained = load_config(runs[0].config)
-    changes = {"tokenize": config.tokenize, "lowercase": config.lowercase}
-    evaluation = trained.evaluation.model_copy(update={k: v for k, v in changes.items() if v is not None})
-    try:
-        settings = score_settings(evaluation, trained.data.target_lang)
-    except UserError as error:
-        raise UserError(str(error).removeprefix("evaluation.")) from None
+    settings = _score_settings(config, trained)
     sources, _, _ = runs[0].held_out(config.split)
     if config.output is None:
         if runs[0].is_archive:
@@ -88,6 +84,18 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
             if result and group.is_main:
                 bar.close()
                 _print_result(config, {**location, **result}, len(sources))
+
+
+def _score_settings(config: EvaluateConfig, trained: schema.TrainConfig) -> "ScoreSettings":
+    """The run's settings, with those that the command changes. Raises UserError."""
+    from nmt.evaluation import score_settings
+
+    changes = {"tokenize": config.tokenize, "lowercase": config.lowercase}
+    evaluation = trained.evaluation.model_copy(update={k: v for k, v in changes.items() if v is not None})
+    try:
+        return score_settings(evaluation, trained.data.target_lang)
+    except UserError as error:
+        raise UserError(str(error).removeprefix("evaluation.")) from None
 
 
 def _print_result(config: EvaluateConfig, result: dict[str, Any], sentences: int) -> None:
