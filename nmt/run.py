@@ -27,6 +27,7 @@ NO_EFFECT |= {"logger", "tracking.project", "tracking.wandb_entity", "tracking.m
 STOPPING = {"training.max_epochs", "training.max_steps", "validation.patience"}  # they also stretch some schedules
 # Keys that may change when a run is resumed.
 CHANGEABLE = NO_EFFECT | PATH_KEYS | STOPPING | {"validation.samples", "validation.saliency"}
+RUN_SECTIONS = {"attention", "decoder", "encoder", "tokenizer", "training"}  # of every run's configuration
 LOCK, SWEEP = ".lock", ".nmt-sweep"  # files that mark a run in progress and the directory of a sweep
 ERROR = "error.txt"  # why a job of a sweep failed
 EVALUATION = "evaluation.json"  # describes an evaluation in a folder that is not a run
@@ -224,8 +225,14 @@ class RunDirectory:
         return self.results.exists() or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
 
     def _check_only_run_files(self) -> None:
-        """Raises UserError if the directory has no config but files that no start of a run leaves behind."""
-        if self.config.exists() or not self.path.is_dir():
+        """Raises UserError if the directory holds the files of something other than a run."""
+        if not self.path.is_dir():
+            return
+        if self.config.exists():
+            if not load_values(self.config).keys() >= RUN_SECTIONS:
+                raise UserError(
+                    f"{self.path}: is not a run (its {self.config.name} is another program's); choose another hydra.run.dir"
+                )
             return
         leftovers = (LOCK, ERROR, f".{self.config.name}.*.part")
         others = sorted(path.name for path in self.path.iterdir() if not any(map(path.match, leftovers)))

@@ -12,7 +12,8 @@ from nmt.config.errors import UserError
 from nmt.files import read_lines, write_lines
 from nmt.run import CHANGEABLE, RunDirectory, read_json
 
-VALUES = {"seed": 1, "optimizer": {"lr": 4}, "training": {"max_steps": 3}}
+SECTIONS: dict[str, object] = {name: {} for name in ("attention", "decoder", "encoder", "tokenizer")}
+VALUES = {**SECTIONS, "seed": 1, "optimizer": {"lr": 4}, "training": {"max_steps": 3}}
 
 
 def test_a_claimed_directory_can_be_claimed_again_by_the_same_run(tmp_path: Path) -> None:
@@ -40,6 +41,21 @@ def test_nothing_of_a_foreign_directory_is_touched(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is not empty and not a run \(it holds a\.txt\)"):
         RunDirectory(tmp_path).claim(VALUES)
     assert {path: path.read_text() for path in foreign} == foreign
+
+
+def test_another_programs_configuration_is_not_taken_for_a_run(tmp_path: Path) -> None:
+    foreign = {
+        "config.yaml": "seed: 1\ntraining: fast\n",
+        "manifest.json": '{"name": "web app"}',
+        ".film.1.part": "half",
+    }
+    for name, text in foreign.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match="is not a run .* another program's"):
+        RunDirectory(tmp_path).claim(VALUES)
+    with pytest.raises(UserError, match="is not a run"):
+        RunDirectory(tmp_path).check(VALUES)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == foreign
 
 
 def test_a_run_killed_in_its_very_first_write_can_begin_again(tmp_path: Path) -> None:
