@@ -230,9 +230,8 @@ class RunDirectory:
             return
         if self.config.exists():
             if not load_values(self.config).keys() >= RUN_SECTIONS:
-                raise UserError(
-                    f"{self.path}: is not a run (its {self.config.name} is another program's); choose another hydra.run.dir"
-                )
+                problem = f"is not a run (its {self.config.name} is another program's)"
+                raise UserError(f"{self.path}: {problem}; choose another hydra.run.dir")
             return
         leftovers = (LOCK, ERROR, f".{self.config.name}.*.part")
         others = sorted(path.name for path in self.path.iterdir() if not any(map(path.match, leftovers)))

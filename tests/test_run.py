@@ -51,7 +51,7 @@ def test_another_programs_configuration_is_not_taken_for_a_run(tmp_path: Path) -
     }
     for name, text in foreign.items():
         (tmp_path / name).write_text(text)
-    with pytest.raises(UserError, match="is not a run .* another program's"):
+    with pytest.raises(UserError, match=r"is not a run \(its config\.yaml is another program's\)"):
         RunDirectory(tmp_path).claim(VALUES)
     with pytest.raises(UserError, match="is not a run"):
         RunDirectory(tmp_path).check(VALUES)

@@ -1,11 +1,17 @@
 """Signals that stop a run after the current update, once a checkpoint is saved."""
 
+import logging
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from nmt.distributed import Interrupted
+
+log = logging.getLogger(__name__)
+SAME_CTRL_C = 2.0  # seconds in which a launcher may pass on the Ctrl-C that the terminal has sent to all processes
 
 
 class StopSignals:
@@ -17,6 +23,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self._received_at = 0.0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -43,7 +50,19 @@ class StopSignals:
         if self.received is not None:
             raise Interrupted(self.received)
 
-    def call_launcher(self) -> None:
+    @contextmanager
+    def saving(self, save: Callable[[], object]) -> Iterator[None]:
+        """Record signals within this context, and call `save` if they end it. They are recorded until that is done."""
+        with self:
+            try:
+                yield
+            except Interrupted as stop:
+                log.warning("%s: saving a checkpoint", stop)
+                save()
+                self._call_launcher()
+                raise
+
+    def _call_launcher(self) -> None:
         """Call the launcher's handler of the received signal; it may end the process."""
         if self.received == signal.SIGUSR2:
             handler: Callable[[int, FrameType | None], object] = self._previous[self.received]
@@ -51,7 +70,7 @@ class StopSignals:
 
     def _record(self, number: int, frame: FrameType | None) -> None:
         if self.received is None:
-            self.received = number
-        elif number == signal.SIGINT:
+            self.received, self._received_at = number, time.monotonic()
+        elif number == signal.SIGINT and time.monotonic() - self._received_at > SAME_CTRL_C:
             raise KeyboardInterrupt  # a second Ctrl-C stops at once, without a checkpoint
         # Other signals may repeat: when a terminal closes, both shell and kernel send SIGHUP.

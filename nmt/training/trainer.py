@@ -88,7 +88,7 @@ class Trainer:
         if first := self.logged_step < 0:
             self.journal.config(self.config.model_dump(mode="json"))
         try:
-            with self.signals:
+            with self.signals.saving(self._save):
                 if first and self.config.training.start_from is not None:
                     self._validate()  # the start is the best checkpoint until a better one is found
                     self.logged_step = 0
@@ -105,11 +105,6 @@ class Trainer:
             if self.stopping.exhausted:
                 waited = f"{self.stopping.monitor} has not improved in {self.stopping.waited} validations"
                 log.info("stopped early: %s (validation.patience); best at step %d", waited, self.stopping.best_step)
-        except Interrupted as stop:
-            log.warning("%s: saving a checkpoint", stop)
-            self._save()
-            self.signals.call_launcher()
-            raise
         finally:
             self.journal.close()
 
