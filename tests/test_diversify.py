@@ -256,6 +256,12 @@ def test_backwards_both_sides_are_exchanged(overrides: list[str], turned: list[s
         assert (again[one], again[two]) == (values["data"][two], values["data"][one])
 
 
+def test_backwards_values_of_one_side_change_sides() -> None:
+    given = [*FILES, "embedding.pretrained=[a,null]", "tokenizer.sampling=0.1", "tokenizer.sampling_sides=source"]
+    found = script("diversify").backwards(validated(schema.TrainConfig, values_of("train", given)))
+    assert found[-2:] == ["embedding.pretrained=[null,a]", "tokenizer.sampling_sides=target"]
+
+
 @pytest.mark.parametrize(
     ("word", "told"), [("data.alignments=a", "data.alignments: would be"), ("data.target_lang=en", "are both en")]
 )

@@ -226,6 +226,7 @@ def test_shares_are_those_of_the_paper(temperature: float) -> None:
 
 def test_in_proportion_every_pair_is_read_once() -> None:
     assert shares([1000, 7, 29_000], [1.0] * 3, 1.0) == [1000, 7, 29_000]
+    assert shares([100_000, 100, 0], [1.0, 0.004, 1.0], 1.0) == [100_099, 1, 0]  # no corpus is left out
 
 
 def test_no_pair_is_read_again_before_all_others_of_its_corpus() -> None:

@@ -177,7 +177,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def _explain(schema: Any, values: Any, problem: ErrorDetails, section: str = "") -> str:  # noqa: ANN401
     """One line for one problem: the key as the user writes it, its value, what is allowed."""
     path: list[str] = [section] if section else []
-    value = values
+    value, field = values, None
     annotation, allowed = schema, _fields(schema, values)
     for part in problem["loc"]:
         if isinstance(value, Mapping) and part not in value and part not in allowed:
@@ -192,6 +192,9 @@ def _explain(schema: Any, values: Any, problem: ErrorDetails, section: str = "")
             path[-1] += f"[{format_value(part)}]"
             if isinstance(value, list) and isinstance(part, int) and part < len(value):
                 value = value[part]
+                field = _element(field)
+                if isinstance(value, Mapping):
+                    annotation, allowed = field, _fields(field, value)
     return _message(".".join(path), value, problem, annotation, allowed)
 
 
@@ -237,6 +240,13 @@ def _members(annotation: Any) -> dict[str, type[BaseModel]]:  # noqa: ANN401
     for member in get_args(annotation) if origin in {Union, types.UnionType} else ():
         members |= _members(member)
     return members
+
+
+def _element(annotation: Any) -> Any:  # noqa: ANN401
+    """The annotation of the elements of a list."""
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    return next(iter(get_args(annotation)), None)
 
 
 def _fields(annotation: Any, values: Any) -> dict[str, Any]:  # noqa: ANN401

@@ -103,12 +103,12 @@ class _Side(NamedTuple):
     lines: Side
     tokenizer: Tokenizer
     alpha: float
-    seed: int
+    seeds: tuple[int, int]  # of the run, and of the side: otherwise both would segment the same word alike
 
     def ids(self, indices: Indices, epoch: int) -> list[NDArray[Any]]:
         if not self.alpha:
             return [self.lines.ids(int(i)) for i in indices]
-        first = int(np.random.SeedSequence([self.seed, epoch]).generate_state(1)[0])
+        first = int(np.random.SeedSequence([*self.seeds, epoch]).generate_state(1)[0])
         seeds = [(first + int(i)) % 2**32 for i in indices]
         return [np.asarray(ids) for ids in self.tokenizer.sample(self._text(indices), self.alpha, seeds)]
 
@@ -117,8 +117,7 @@ class _Side(NamedTuple):
         lines = self._text(indices)
         if not self.alpha:
             return self.tokenizer.surfaces(lines)
-        pairs = zip(lines, map(self.tokenizer.pieces, ids), strict=True)
-        return [self.tokenizer.restore_spaces(line, pieces) for line, pieces in pairs]
+        return [self.tokenizer.surfaces_of(line, each) for line, each in zip(lines, ids, strict=True)]
 
     def sampled_lengths(self, indices: Indices, epoch: int) -> Indices:
         """Lengths in tokens (N,). Sampled segmentations are not kept, since those of an epoch would take as much memory
@@ -154,8 +153,8 @@ class Batches:
         self.seed, self.sampling, self.guided = seed, sampling, guided
         self.mixture = mixture
         self._blocks = Blocks(split.source, split.target, batch_tokens, batch_sentences, seed)
-        self._source = _Side(split.source, tokenizers.source, sampling[0], seed)
-        self._target = _Side(split.target, tokenizers.target, sampling[1], seed)
+        self._source = _Side(split.source, tokenizers.source, sampling[0], (seed, 0))
+        self._target = _Side(split.target, tokenizers.target, sampling[1], (seed, 1))
 
     def epoch(self, epoch: int) -> Sequence[Indices]:
         """The batches of an epoch as indices, the same for the same seed and epoch."""

@@ -36,8 +36,7 @@ def _splits(config: schema.Data) -> Splits:
     if isinstance(config, schema.FilesData):
         names = {"train": config.train, "validation": config.validation, "test": config.test}
         parts = {split: _parts(paths, config, f"data.{split}") for split, paths in names.items() if paths}
-        texts = [part for split in parts.values() for part in split if isinstance(part, TextFiles)]
-        if config.alignments is not None and texts and not any(text.alignments for text in texts):
+        if config.alignments is not None and not any(part.has_alignments for split in parts.values() for part in split):
             raise UserError(
                 f"data.alignments={config.alignments}: no split has such a file; expected a name like "
                 f"{config.train[0]}.{config.alignments}"
@@ -54,12 +53,11 @@ def _splits(config: schema.Data) -> Splits:
     return {split: TextFiles(folder / name, config) for split, name in config.path_splits if name}
 
 
-def _check_alignments(suffix: str | None, split: str, parts: Sequence[Iterable[Pair]]) -> None:
+def _check_alignments(suffix: str | None, split: str, parts: Sequence[TextFiles | Table]) -> None:
     """Raises UserError if some files of a held-out split have word alignments and others do not: AER would count the
     links of the others as wrong."""
-    texts = [part for part in parts if isinstance(part, TextFiles)]
-    without = [text for text in texts if text.alignments is None]
-    if suffix is not None and without and len(without) < len(texts):
+    without = [part for part in parts if not part.has_alignments]
+    if suffix is not None and without and len(without) < len(parts):
         raise UserError(
             f"data.alignments={suffix}: {without[0].name} of data.{split} has no such file, but others of the split "
             "have; add it, or leave out data.alignments"

@@ -54,12 +54,17 @@ class Mixture:
 
 
 def shares(sizes: Sequence[int], weights: Sequence[float], temperature: float) -> list[int]:
-    """Pairs (K,), weights (K,) -> pairs of each corpus in an epoch (K,), whose sum is that of the sizes."""
+    """Pairs (K,), weights (K,) -> pairs of each corpus in an epoch (K,), whose sum is that of the sizes.
+
+    However small its share, an epoch reads at least one pair of every corpus that has any.
+    """
     logs = np.log(np.maximum(sizes, 1)) + np.log(weights)
     scaled = np.where(np.asarray(sizes) > 0, logs / temperature, -np.inf)
     exact = np.exp(scaled - scaled.max())
     exact *= sum(sizes) / exact.sum()
-    counts = np.floor(exact)
+    counts = np.maximum(np.floor(exact), np.asarray(sizes) > 0)
+    rest = sum(sizes) - int(counts.sum())
     largest = np.argsort(counts - exact, kind="stable")  # of the rests
-    counts[largest[: sum(sizes) - int(counts.sum())]] += 1
+    counts[largest[: max(0, rest)]] += 1
+    counts[counts.argmax()] += min(0, rest)
     return [int(count) for count in counts]

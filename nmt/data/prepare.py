@@ -176,8 +176,10 @@ def _prepare(data: schema.Data, tokenizer: schema.TokenizerConfig, fingerprint: 
         "vocabulary": [side.vocab_size for side in tokenizers],
         "splits": reports,
         "warnings": first.warnings,
-        # What a model is trained on: tokenizers and token ids.
-        "content": _digest_of_files(sorted([*working.glob("*.model"), *working.glob("*.ids")])),
+        # What a model is trained on: tokenizers, token ids and word alignments.
+        "content": _digest_of_files(
+            sorted([*working.glob("*.model"), *working.glob("*.ids"), *working.glob("train.alignments")])
+        ),
     }
     if isinstance(data, schema.MultilingualData):
         report["directions"] = [[corpus.source_lang, corpus.target_lang] for corpus in data.corpora]

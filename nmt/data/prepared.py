@@ -18,7 +18,7 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.files import check_contained, checksum, raise_system_error, read_bytes, write_atomically
 from nmt.metrics.alignment import parse_pharaoh
 
-FORMAT = 3  # part of the fingerprint: increase it when the files change
+FORMAT = 4  # part of the fingerprint: increase it when the files change
 IDS = np.dtype("<i4")
 CHECKSUMS = "checksums.json"
 CHUNK = 2**22  # numbers checked at a time

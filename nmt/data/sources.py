@@ -49,6 +49,7 @@ class TextFiles:
             with contextlib.suppress(UserError):
                 self.alignments = _text_file(prefix, config.alignments)
                 self.paths.append(self.alignments)
+        self.has_alignments = self.alignments is not None
 
     def __iter__(self) -> Iterator[Pair]:
         return itertools.chain.from_iterable(self.chunks())
@@ -161,6 +162,7 @@ class Table:
     def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
         """columns: of sources, targets and possibly word alignments."""
         self.path, self.name, self.columns = path, str(path), columns
+        self.has_alignments = len(columns) > 2  # noqa: PLR2004
         self.paths = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
 
     def __iter__(self) -> Iterator[Pair]:

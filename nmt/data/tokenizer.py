@@ -133,6 +133,16 @@ class Tokenizer:
         segmented: list[list[str]] = self._processor.encode(self._clean(lines), out_type=str, add_eos=True)
         return [self.restore_spaces(line, pieces) for line, pieces in zip(lines, segmented, strict=True)]
 
+    def surfaces_of(self, line: str, ids: Iterable[int]) -> list[str]:
+        """A line and the tokens of one of its segmentations -> their pieces, as `surfaces` gives them."""
+        pieces = self.pieces(ids)
+        if UNKNOWN in pieces:
+            text = self._processor.normalize(self._clean([line])[0])
+            pattern = "".join("(.+?)" if piece == UNKNOWN else f"({re.escape(piece)})" for piece in pieces[:-1])
+            if found := re.fullmatch(pattern, text, re.DOTALL):
+                pieces = [*found.groups(), pieces[-1]]
+        return self.restore_spaces(line, pieces)
+
     def restore_spaces(self, line: str, pieces: list[str]) -> list[str]:
         """A line's pieces, with "▁" only where the line has a space, so that words are separated by spaces only.
 

@@ -204,6 +204,11 @@ def _train_and_evaluate(setup: TrainingSetup, trackers: Sequence[Background]) ->
     finally:
         if group.is_main:
             run.update_json(run.manifest, {"parameters": setup.parameters, "training": _summary(trainer), **status})
+    if trainer.stopping.best is None:
+        raise UserError(
+            f"validation.monitor={config.validation.monitor}: no validation had a finite score, so there is no best "
+            "checkpoint; a smaller optimizer.lr may help"
+        )
     _evaluate(run, trainer.translator, prepared, scoring.settings, config.validation)
     splits = prepared.splits.keys() - {"train"}
     group.on_main(lambda: _finish(run, trainer.step, splits, tensorboard, trackers))
@@ -222,6 +227,9 @@ def _warn_of_unreached(config: schema.TrainConfig, objective: Objective, total_s
     for loss in objective.auxiliary:
         if isinstance(loss, CoverageLoss) and loss.start >= total_steps:
             log.warning("attention.coverage.loss_start=%d: the run ends before, at step %d", loss.start, total_steps)
+    if config.schedule.warmup_steps > total_steps:
+        text = "schedule.warmup_steps=%d: the run ends before, at step %d, and never reaches optimizer.lr"
+        log.warning(text, config.schedule.warmup_steps, total_steps)
     steps = config.training.scheduled_sampling_steps
     if config.training.scheduled_sampling and steps > total_steps:
         log.warning("training.scheduled_sampling_steps=%d: the run ends before, at step %d", steps, total_steps)

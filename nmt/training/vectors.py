@@ -4,6 +4,7 @@ Shapes: E embedding.
 """
 
 import gzip
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -89,8 +90,8 @@ def _read(file: str, wanted: set[str], dim: int) -> dict[str, Vector]:
     try:
         with opened(path, "rt", encoding="utf-8", errors="replace", newline="\n") as lines:
             for number, line in enumerate(lines, 1):
-                if number == 1:
-                    _check_size(file, line, dim)
+                if number == 1 and _is_header(file, line, dim):
+                    continue
                 word = line.partition(" ")[0]
                 if word in wanted and word not in vectors:
                     # A few lines of GloVe have words with spaces.
@@ -106,14 +107,15 @@ def _read(file: str, wanted: set[str], dim: int) -> dict[str, Vector]:
         raise UserError(
             f"embedding.pretrained={file}, line {number}: expected a word and {dim} numbers, separated by spaces"
         ) from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"embedding.pretrained={file}: cannot be read ({reason})") from None
     return vectors
 
 
-def _check_size(file: str, line: str, dim: int) -> None:
-    """Raises UserError unless the first line, with the numbers of words and dimensions or a vector, has this size."""
+def _is_header(file: str, line: str, dim: int) -> bool:
+    """Does the first line hold the numbers of words and dimensions, instead of a vector? Raises UserError unless it
+    has this size."""
     fields = line.split()
     header = len(fields) == 2 and all(field.isdigit() for field in fields)  # noqa: PLR2004
     size = int(fields[1]) if header else len(fields) - 1
@@ -127,3 +129,4 @@ def _check_size(file: str, line: str, dim: int) -> None:
             f"embedding.pretrained={file}: has vectors of {size} numbers, but embedding.dim={dim}; set "
             f"embedding.dim={size} (with embedding.tie_output=true also decoder.readout_dim={size})"
         )
+    return header

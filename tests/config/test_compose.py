@@ -277,3 +277,20 @@ def test_without_a_home_directory_a_path_in_it_is_refused(monkeypatch: pytest.Mo
     values = values_of("train", ["training.start_from='~/run'"])
     with pytest.raises(UserError, match="without a home directory"):
         validated(schema.TrainConfig, values).with_absolute_paths()
+
+
+@pytest.mark.parametrize(
+    ("corpora", "message"),
+    [
+        ("[{source_lang: en}]", r"^data\.corpora\[0\]\.target_lang: missing; it needs a value$"),
+        (
+            "[{source_lang: en, target_lang: de, wieght: 2}]",
+            r"corpora\[0\]\.wieght: unknown key.*did you mean 'weight'",
+        ),
+        ("[{source_lang: en, target_lang: de, weight: a}]", r"^data\.corpora\[0\]\.weight=a: "),
+    ],
+)
+def test_the_key_within_an_element_of_a_list_is_named(corpora: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        values = values_of("train", ["data=multilingual", f"data.corpora={corpora}", "data.train=a"])
+        validated(schema.TrainConfig, values)

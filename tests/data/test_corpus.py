@@ -349,6 +349,15 @@ def test_word_alignments_of_a_part_of_a_held_out_split_are_refused(split: str, c
     splits(files_config(train=both, validation=corpus, test=other, alignments="align"))
 
 
+def test_word_alignments_of_tables_and_plain_text_together(corpus: Path, tmp_path: Path) -> None:
+    table = tmp_path / "t.tsv"
+    table.write_text("en\tfr\talign\na cat\tune chatte\t0-0 1-1\n")
+    config = files_config(train=table, validation=corpus, alignments="align")
+    assert [pair.alignment for pair in splits(config)["train"]] == ["0-0 1-1"]
+    with pytest.raises(UserError, match=r"corpus\.en of data\.validation has no such file, but others"):
+        splits(files_config(train=table, validation=f"[{table},{corpus}]", alignments="align"))
+
+
 def test_word_alignments_are_a_column_of_a_table(tmp_path: Path) -> None:
     table = tmp_path / "t.tsv"
     table.write_text("en\tfr\tlinks\na cat\tune chatte\t0-0 1-1\n")

@@ -157,6 +157,19 @@ def test_what_is_unknown_breaks_nothing_else(joint: Tokenizers, text: str) -> No
     assert not {"\n", "\r"} & set("".join(surfaces))
 
 
+@given(text=TEXT, seed=st.integers(0, 1000))
+@settings(max_examples=150, deadline=None)
+def test_pieces_of_a_sampled_segmentation_spell_the_line_too(joint: Tokenizers, text: str, seed: int) -> None:
+    """Unknown words included, so that they count as parts of the same words."""
+    tokenizer = joint.source
+    line = f"the dog {text} sees"
+    (surfaces,), (ids,) = tokenizer.surfaces([line]), tokenizer.sample([line], 0.3, [seed])
+    sampled = tokenizer.surfaces_of(line, ids)
+    assert len(sampled) == len(ids)
+    assert "".join(sampled) == "".join(surfaces)
+    assert max(words_of_pieces(sampled)) == max(words_of_pieces(surfaces))
+
+
 @given(ids=st.lists(st.integers(0, 599), max_size=60))
 @settings(max_examples=150, deadline=None)
 def test_whatever_a_model_writes_is_one_line_of_unicode(

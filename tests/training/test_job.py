@@ -486,14 +486,23 @@ def test_tensorboard_knows_what_was_chosen_and_what_came_of_it(train_config: Con
     [
         ("training.scheduled_sampling=0.5", "training.scheduled_sampling_steps=10000: the run ends before"),
         ("attention=coverage", "attention.coverage.loss_start=1000: the run ends before"),
+        ("schedule.warmup_steps=3", "schedule.warmup_steps=3: the run ends before, at step 2"),
     ],
 )
 def test_what_a_run_does_not_reach_is_told(
     override: str, message: str, train_config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert train(train_config("training.max_steps=2", override), tmp_path / "run", []) == 0
+    config = train_config("training.max_steps=2", "schedule.warmup_steps=0", override)
+    assert train(config, tmp_path / "run", []) == 0
     assert message in caplog.text
     assert caplog.text.count("the run ends before") == 1
+
+
+def test_a_run_without_a_finite_validation_says_so(train_config: Config, tmp_path: Path) -> None:
+    diverging = ["optimizer=sgd", "optimizer.lr=1000000", "training.max_grad_norm=null", "schedule=constant"]
+    diverging += ["validation.monitor=loss", "training.max_bad_steps=1000"]
+    with pytest.raises(UserError, match=r"validation\.monitor=loss: no validation had a finite score"):
+        train(train_config(*THREE, *diverging), tmp_path / "run", [])
 
 
 def test_checkpoints_by_the_clock(train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from nmt.model.weights import LAST
 from nmt.training import checkpoint
 from nmt.training.job import train
 from nmt.training.optimizer import make_optimizer
-from nmt.training.vectors import load_pretrained
+from nmt.training.vectors import _read, load_pretrained
 
 Config = Callable[..., TrainConfig]
 SHORT = ["training.max_steps=2", "validation.unit=steps", "validation.every=2"]
@@ -137,10 +137,21 @@ def test_files_that_do_not_fit(
     assert "\n" not in str(error.value)
 
 
+def test_a_number_of_words_is_not_taken_for_a_word(tmp_path: Path) -> None:
+    path = tmp_path / "v.txt"
+    path.write_text(text_of({"dog": np.full(16, 2.0)}, header=True))
+    assert [*_read(str(path), {"dog", "1"}, 16)] == ["dog"]
+
+
 def test_files_that_cannot_be_read(train_config: Config, tmp_path: Path) -> None:
     cut = tmp_path / "cut.gz"
     cut.write_bytes(gzip.compress(b"5 16\n" * 10_000)[:-20])
-    for path, message in ((tmp_path / "none", "No such file"), (cut, "end-of-stream marker")):
+    damaged = tmp_path / "damaged.gz"
+    content = bytearray(gzip.compress(b"5 16\n" + bytes(range(256)) * 100))
+    content[20:40] = b"\xff" * 20
+    damaged.write_bytes(content)
+    unreadable = ((tmp_path / "none", "No such file"), (cut, "end-of-stream marker"), (damaged, "decompressing"))
+    for path, message in unreadable:
         with pytest.raises(UserError, match=f"embedding.pretrained={path}: cannot be read .*{message}"):
             train(train_config(*SHORT, f"embedding.pretrained={path}"), tmp_path / "new", [])
 
@@ -148,6 +159,10 @@ def test_files_that_cannot_be_read(train_config: Config, tmp_path: Path) -> None
 def test_what_makes_no_sense_is_refused(train_config: Config) -> None:
     with pytest.raises(UserError, match=r"embedding\.frozen=true would keep random embeddings"):
         train_config("embedding.frozen=true")
+    for given in (["[null,null]"], ["[a,null]", "embedding.tie_source_target=false"]):
+        with pytest.raises(UserError, match=r"embedding\.frozen=true would keep random embeddings"):
+            train_config("embedding.frozen=true", f"embedding.pretrained={given[0]}", *given[1:])
+    train_config("embedding.frozen=true", "embedding.pretrained=[a,null]")  # both languages share the table
     with pytest.raises(UserError, match="leave one out"):
         train_config("embedding.pretrained=a", "training.start_from=b")
     paths = train_config("embedding.pretrained=[a,null]").with_absolute_paths().embedding.pretrained

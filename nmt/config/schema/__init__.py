@@ -104,10 +104,12 @@ class TrainConfig(Model, Machine):
             )
         if self.embedding.pretrained is not None and self.training.start_from is not None:
             yield ("embedding.pretrained and training.start_from both give initial embeddings; leave one out")
-        if self.embedding.frozen and self.embedding.pretrained is None and self.training.start_from is None:
+        vectors = self.embedding.pretrained or [None, None]
+        missing = vectors.count(None) == len(vectors) if self.embedding.tie_source_target else None in vectors
+        if self.embedding.frozen and missing and self.training.start_from is None:
             yield (
-                "embedding.frozen=true would keep random embeddings; give embedding.pretrained or training.start_from, "
-                "or set it to false"
+                "embedding.frozen=true would keep random embeddings; give embedding.pretrained (for both languages, "
+                "unless they share one table) or training.start_from, or set it to false"
             )
         if self.decoder.copy and not shared:
             yield (
