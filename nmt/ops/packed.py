@@ -14,6 +14,7 @@ from nmt.machine import cpu_capabilities
 
 MIN_OUTPUTS = 64  # fewer are multiplied as they are
 INT8_LEVELS = 127  # of either sign
+ZERO = 128  # the unsigned input that stands for 0; oneDNN multiplies signed inputs quickly only on CPUs with AMX
 
 
 class PackedWeight(Protocol):
@@ -78,8 +79,8 @@ class _Int8Weight:
     """Symmetric integers with a scale for each output, times inputs with a scale for each row, or with that of all
     inputs between -1 and 1.
 
-    A row's result does not depend on the other rows, except for the rounding of the last bit. CPUs without VNNI shift
-    inputs to unsigned numbers and add pairs of products in 16 bits: there, both have 7 bits, so that no sum overflows.
+    A row's result does not depend on the other rows, except for the rounding of the last bit. CPUs without VNNI add
+    pairs of products in 16 bits: there, weights and inputs have 7 bits, so that no sum overflows.
     """
 
     def __init__(self, weight: Tensor, bounded: bool) -> None:
@@ -104,7 +105,15 @@ class _Int8Weight:
 
     def _product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         outputs: Tensor = torch.ops.onednn.qlinear_pointwise(
-            *(rows.round_().to(torch.int8), 1 / self.levels, 0, self.packed, self.scales, self.zeros, bias),
+            *(
+                (rows.round_() + ZERO).to(torch.uint8),
+                1 / self.levels,
+                ZERO,
+                self.packed,
+                self.scales,
+                self.zeros,
+                bias,
+            ),
             *(1.0, 0, torch.float32, "none", [], ""),
         )
         return outputs

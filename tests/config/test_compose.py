@@ -291,6 +291,6 @@ def test_without_a_home_directory_a_path_in_it_is_refused(monkeypatch: pytest.Mo
     ],
 )
 def test_the_key_within_an_element_of_a_list_is_named(corpora: str, message: str) -> None:
+    values = values_of("train", ["data=multilingual", f"data.corpora={corpora}", "data.train=a"])
     with pytest.raises(UserError, match=message):
-        values = values_of("train", ["data=multilingual", f"data.corpora={corpora}", "data.train=a"])
         validated(schema.TrainConfig, values)
