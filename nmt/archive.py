@@ -36,6 +36,7 @@ MAX_PICTURES = 99
 # Entries that zip programs add when somebody packs an archive again.
 FOLDERS = {"checkpoints/", "data/", "hypotheses/", "alignments/"}
 MAX_RATIO, ALLOWANCE = 10, 2**20  # unpacked bytes: at most so many for each byte of the archive, and some more
+PACKED = (".safetensors", ".png")  # do not become smaller
 ENCRYPTED = 1  # a flag of an entry
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the time of all entries, so that equal content gives equal bytes
 KEPT = 24 * 3600  # seconds that a half-unpacked folder is left alone: another machine may be writing it
@@ -49,13 +50,16 @@ class _RefusedError(ValueError):
 def write_archive(path: Path, contents: Mapping[str, bytes]) -> None:
     """Write files by name, atomically. Equal contents give equal bytes. Raises OSError."""
     assert all(_limit(name) >= len(content) for name, content in contents.items())
+    incompressible = sum(len(content) for name, content in contents.items() if name.endswith(PACKED))
+    total = sum(map(len, contents.values()))
 
     def pack(file: BinaryIO) -> None:
         with zipfile.ZipFile(file, "w") as archive:
             for name, content in contents.items():
                 entry = zipfile.ZipInfo(name, EPOCH)
                 entry.external_attr = (stat.S_IFREG | 0o644) << 16
-                packed = name.endswith((".safetensors", ".png"))
+                # Text may become so small that the archive would look like one that unpacks into far too much.
+                packed = name.endswith(PACKED) or total > MAX_RATIO * incompressible + ALLOWANCE
                 entry.compress_type = zipfile.ZIP_STORED if packed else zipfile.ZIP_DEFLATED
                 archive.writestr(entry, content)
 

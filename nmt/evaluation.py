@@ -19,7 +19,7 @@ from nmt.files import locked, to_json, write_lines
 from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
 from nmt.metrics.bleu import METRICS, Scores, ScoreSettings, SettingsByLanguage, score, score_by_length, tokenizer_for
 from nmt.metrics.comet import Comet
-from nmt.run import EVALUATION, RunDirectory, read_json
+from nmt.run import EVALUATION, RunDirectory, digest, read_json
 from nmt.translation import Translation
 from nmt.translator import Progress, Translator
 
@@ -128,6 +128,7 @@ class EvaluationFolder:
         checkpoint: str,
     ) -> Self:
         """Writes nothing yet. Raises UserError if the folder holds an evaluation of other runs or settings."""
+        shortlist = translator.searcher.shortlist
         description = {
             "members": [str(run.source.resolve()) for run in runs],
             "checkpoint": checkpoint,
@@ -135,7 +136,9 @@ class EvaluationFolder:
             "seed": translator.seed,
             "evaluation": asdict(settings),
             "parameters": sum(parameter.numel() for parameter in translator.model.parameters()),
-            "asked": _choices(runs, translator.search),
+            "precision": translator.machine.precision_of_search,
+            "shortlist": None if shortlist is None else digest({k: v.tolist() for k, v in shortlist.arrays().items()}),
+            "asked": _choices(runs, translator),
         }
         saved, new = dict(flatten(read_json(folder / EVALUATION))), dict(flatten(description))
         if saved and (key := next((key for key in new if saved.get(key) != new[key]), None)):
@@ -150,8 +153,8 @@ class EvaluationFolder:
         self.folder.update_json(self.folder.path / EVALUATION, self.description)
 
 
-def _choices(runs: Sequence[RunDirectory], search: schema.Search) -> dict[str, Any]:
-    """The runs' recorded choices, joined by "+" where they differ, with the search settings of this evaluation."""
+def _choices(runs: Sequence[RunDirectory], translator: Translator) -> dict[str, Any]:
+    """The runs' recorded choices, joined by "+" where they differ, with what this evaluation changes."""
     recorded = [run.recorded_choices() for run in runs]
     joined: dict[str, Any] = {"ensemble": len(runs)} if len(runs) > 1 else {}
     for key in dict.fromkeys(key for choices in recorded for key in choices):
@@ -161,7 +164,13 @@ def _choices(runs: Sequence[RunDirectory], search: schema.Search) -> dict[str, A
         elif key in recorded[0]:
             joined[key] = recorded[0][key]
     own = load_values(runs[0].config)["search"]
-    changed = {f"search.{key}": value for key, value in search.model_dump().items() if own.get(key) != value}
+    search = translator.search.model_dump()
+    changed = {f"search.{key}": value for key, value in search.items() if own.get(key) != value}
+    machine, precision = runs[0].last_machine(), translator.machine.precision_of_search
+    if precision != machine.get("precision", precision):
+        changed["precision"] = precision
+    if translator.searcher.shortlist is not None:
+        changed["shortlist"] = True
     return joined | changed
 
 

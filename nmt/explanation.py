@@ -102,6 +102,8 @@ def beam_tree(
     """
     translator.check_nbest(n)
     (source_ids,), (pieces,) = translator.encode([source])
+    if len(source_ids) == 1:
+        return translator.translate_nbest([source], n)[0], []
     guidance = make_guidance(translator.searcher, [source], [source_ids], {"attend": attend, "prefix": prefix})
     with evaluation_mode(translator.model):
         found, steps = translator.searcher.tree(source_ids, n, guidance)

@@ -37,6 +37,11 @@ class Machine(NamedTuple):
     precision: str  # fp32 | bf16 | fp16
     int8: bool = False  # does a search use 8-bit weights?
 
+    @property
+    def precision_of_search(self) -> str:
+        """The precision of products in a search: `precision`, or int8."""
+        return "int8" if self.int8 else self.precision
+
     @classmethod
     def choose(cls, device: str, precision: str, threads: int | None) -> Self:
         """Resolve "auto" and set the number of threads. Raises UserError for an unavailable device or precision.
@@ -84,7 +89,7 @@ class Machine(NamedTuple):
         return {
             "device": str(self.device),
             "name": name,
-            "precision": "int8" if self.int8 else self.precision,
+            "precision": self.precision_of_search,
             "threads": torch.get_num_threads(),
             "cpus": os.cpu_count() or 0,
         }

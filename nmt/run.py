@@ -155,6 +155,11 @@ class RunDirectory:
             return {"overrides": shlex.split(files.read_lines(self.path / ERROR)[1])}  # the job failed before it began
         return {}
 
+    def last_machine(self) -> dict[str, Any]:
+        """The machine of the last start, as the manifest records it; {} if unknown."""
+        machine: dict[str, Any] = (self.read_manifest().get("starts") or [{}])[-1].get("machine", {})
+        return machine
+
     def overrides(self) -> dict[str, Any]:
         """The command-line overrides of the first start, by key."""
         return override_values(self.first_start().get("overrides", []))

@@ -25,9 +25,14 @@ def beam_size(settings: schema.Search) -> int:
     return 1
 
 
-def width(settings: schema.Search) -> int:
-    """Hypotheses of a sentence at each step."""
-    return settings.n_candidates if isinstance(settings, schema.MinimumBayesRisk) else beam_size(settings)
+def width(settings: schema.Search, n: int = 1) -> int:
+    """Hypotheses of a sentence at each step of a search for the n best translations."""
+    match settings:
+        case schema.MinimumBayesRisk():
+            return settings.n_candidates
+        case schema.Sampling():
+            return n
+    return beam_size(settings)
 
 
 def length_penalty(settings: schema.Search) -> LengthPenalty:

@@ -88,15 +88,17 @@ class Searcher:
         with_empty: bool = False,
         workers: int = 1,
         constraints: Sequence[Sequence[Sequence[int]]] = (),
+        n: int = 1,
     ) -> Iterator[list[int]]:
-        """Batches of indices, longest first for little padding; `workers` batches share search.batch_tokens.
+        """Batches of indices, longest first for little padding; `workers` batches share search.batch_tokens, in a
+        search for the n best translations.
 
         Sentences without tokens are left out unless `with_empty`. Those with constraints have batches of their own.
         """
         order = [i for i in range(len(sources)) if with_empty or len(sources[i]) > 1]
         order.sort(key=lambda i: -len(sources[i]))
         constrained = [i for i in order if constraints and constraints[i]]
-        budget = self.settings.batch_tokens // (width(self.settings) * workers)
+        budget = self.settings.batch_tokens // (width(self.settings, n) * workers)
         for group in (order if not constrained else [i for i in order if not constraints[i]], constrained):
             start = 0
             while start < len(group):
@@ -124,7 +126,7 @@ class Searcher:
             return list(chain.from_iterable(retry_in_halves(search_part, batch)))
 
         if workers == 1 or len(batches) == 1:
-            torch.set_num_threads(self._threads(batches, sources, threads))
+            torch.set_num_threads(self._threads(batches, sources, n, threads))
             try:
                 yield from ((batch, search_batch(batch)) for batch in batches)
             finally:
@@ -137,12 +139,12 @@ class Searcher:
             pool.shutdown(cancel_futures=True)
             torch.set_num_threads(threads)  # some libraries share one setting among all threads
 
-    def _threads(self, batches: Sequence[list[int]], sources: Sequence[list[int]], most: int) -> int:
+    def _threads(self, batches: Sequence[list[int]], sources: Sequence[list[int]], n: int, most: int) -> int:
         """Threads for the products of one batch after the other: a few sentences are slower on several."""
         if self.machine.device.type != "cpu":
             return most
         longest = max((len(sources[i]) * len(batch) for batch in batches for i in batch), default=0)
-        return max(1, min(most, longest * width(self.settings) // MIN_THREAD_TOKENS))
+        return max(1, min(most, longest * width(self.settings, n) // MIN_THREAD_TOKENS))
 
     def invalidate_prepared(self) -> None:
         """Prepare the model again for the next search, as its weights may have changed: fused optimizers leave no

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TypedDict
+from unicodedata import category, normalize
 
 from nmt.config import schema
 from nmt.config.errors import UserError, format_value
@@ -16,7 +17,8 @@ from nmt.search.forbidden import Forbidden
 from nmt.searcher import Searcher
 
 log = logging.getLogger(__name__)
-WORDS = re.compile("\\w+(?:[-\u2010\u2011]\\w+)*|[^\\w\\s]")
+HYPHENS, JOINERS = "-\u2010\u2011", "_\u200c\u200d"  # join words, and the letters of a word
+WORDS = re.compile("w+(?:-w+)*|[-.]")  # in a text of the kinds of characters, see `_kind`
 
 
 class Controls(TypedDict, total=False):
@@ -60,7 +62,7 @@ def make_guidance(
     phrases = tuple(controls.get("forbidden") or ())
     forbidden = _forbidden(searcher.tokenizers.target, phrases) if phrases else None
     problems: list[list[str]] = [[] for _ in lines]
-    prefixes = list(_prefixes(searcher, controls, forbidden, problems))
+    prefixes = list(_prefixes(searcher, sources, controls, forbidden, problems))
     asked = _asked(searcher.tokenizers, lines, controls)
     constraints = [
         _constraints(searcher, source, prefix, phrases_of_line, forbidden, found)
@@ -127,12 +129,18 @@ def _check(controls: Controls, lines: int, search: schema.Search) -> None:
 
 
 def _prefixes(
-    searcher: Searcher, controls: Controls, forbidden: Forbidden | None, problems: Sequence[list[str]]
+    searcher: Searcher,
+    sources: Sequence[Sequence[int]],
+    controls: Controls,
+    forbidden: Forbidden | None,
+    problems: Sequence[list[str]],
 ) -> Iterator[list[int]]:
     """The first tokens of each translation."""
-    target, texts = searcher.tokenizers.target, controls.get("prefixes")
-    same = prefix_tokens(target, controls.get("prefix", ""))
-    for i, found in enumerate(problems):
+    target, texts, prefix = searcher.tokenizers.target, controls.get("prefixes"), controls.get("prefix", "")
+    same = prefix_tokens(target, prefix)
+    if isinstance(prefix, str) and target.unk in same:
+        raise UserError(f"prefix: {_quoted(prefix)} holds characters that the tokenizer does not know")
+    for i, (source, found) in enumerate(zip(sources, problems, strict=True)):
         tokens = same if texts is None else prefix_tokens(target, texts[i])
         name = "its prefix" if texts is None else f"its prefix {_quoted(texts[i])}"
         if texts is not None and target.unk in tokens:
@@ -140,6 +148,9 @@ def _prefixes(
             tokens = []
         if forbidden is not None and forbidden.contained(tokens):
             found.append(f"{name}, which holds a forbidden phrase")
+            tokens = []
+        if tokens and len(source) == 1:
+            found.append(f"{name}, as the line is empty")
             tokens = []
         yield tokens
 
@@ -150,8 +161,10 @@ def _asked(tokenizers: Tokenizers, lines: Sequence[str], controls: Controls) -> 
     pairs = tuple((controls.get("glossary") or {}).items())
     glossary = _glossary(pairs, tokenizers.source.lowercase) if pairs else None
     for i, line in enumerate(lines):
-        asked = Counter(() if constraints is None else constraints[i])
-        yield asked | Counter(() if glossary is None else glossary.targets(line))
+        asked = () if constraints is None else constraints[i]
+        found = () if glossary is None else glossary.targets(line)
+        by_constraints, by_glossary = (Counter(" ".join(phrase.split()) for phrase in each) for each in (asked, found))
+        yield by_constraints | by_glossary
 
 
 def _constraints(
@@ -197,7 +210,8 @@ class _Glossary:
         self._longest = max(map(len, self._targets), default=0)
 
     def _words(self, text: str) -> list[str]:
-        return WORDS.findall(text.lower() if self._lowercase else text)
+        text = normalize("NFC", text.lower() if self._lowercase else text)
+        return [text[slice(*match.span())] for match in WORDS.finditer("".join(map(_kind, text)))]
 
     def targets(self, line: str) -> Iterator[str]:
         """What must appear in the line's translation."""
@@ -211,6 +225,15 @@ class _Glossary:
             else:
                 length = 1
             start += length
+
+
+def _kind(character: str) -> str:
+    """Of a character: "w" in a word, "-" between two parts of one, " " between words, "." a word of its own."""
+    if character in HYPHENS:
+        return "-"
+    if character.isalnum() or character in JOINERS or category(character).startswith("M"):
+        return "w"
+    return " " if character.isspace() else "."
 
 
 @lru_cache(maxsize=4)

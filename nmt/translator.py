@@ -158,7 +158,7 @@ class Translator:
         results = [[Translation("", 0.0, 0.0, ["</s>"], ["</s>"], None, [0.0])] for _ in lines]
         with evaluation_mode(self.model):
             workers = self.searcher.workers()
-            batches = list(self.searcher.batches(sources, workers=workers, constraints=guidance.constraints))
+            batches = list(self.searcher.batches(sources, workers=workers, constraints=guidance.constraints, n=n))
             translated = (
                 [
                     self._ranked([self.translation(pieces[index], h) for h in nbest], n)
@@ -251,8 +251,10 @@ class Translator:
         from nmt.metrics.utility import mean_utilities  # imports sacreBLEU
 
         utilities = mean_utilities([candidate.text for candidate in candidates], self.search.utility)
-        ranked = map(lambda candidate, score: replace(candidate, score=score), candidates, utilities)
-        return sorted(ranked, key=lambda candidate: -candidate.score)[:n]
+        scored: dict[str, Translation] = {}  # by text: samples may repeat a translation
+        for candidate, score in zip(candidates, utilities, strict=True):
+            scored.setdefault(candidate.text, replace(candidate, score=score))
+        return sorted(scored.values(), key=lambda candidate: -candidate.score)[:n]
 
     def encode(self, lines: Sequence[str], first_line: int = 1) -> tuple[list[list[int]], list[list[str]]]:
         """Source lines -> token ids and pieces, truncated to search.max_source_length. Raises UserError without tag."""

@@ -227,6 +227,12 @@ def test_the_total_is_limited_by_the_size_of_the_file(tmp_path: Path) -> None:
     assert content(unpacked(tmp_path / "model.nmt", "run=x"))["data/test.source"] == text
 
 
+def test_what_is_written_can_be_read_however_well_it_packs(tmp_path: Path) -> None:
+    text = b"0" * (archive.ALLOWANCE * 3)
+    write_archive(tmp_path / "model.nmt", HONEST | {"data/test.source": text})
+    assert content(unpacked(tmp_path / "model.nmt", "run=x"))["data/test.source"] == text
+
+
 def test_a_file_that_cannot_be_read_or_is_a_pipe_is_one_line(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserError, match=r"run=pipe: is not an archive of nmt-export, or is damaged \(not a file\)"):

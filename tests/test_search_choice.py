@@ -183,3 +183,10 @@ def test_what_goes_without_attention_or_one_beam_is_refused(run: Path, blind: Pa
     translator = Translator.load(run, search={"beam_size": 4, "groups": 2})
     with pytest.raises(UserError, match=r"search.groups=2: a tree shows one beam, not several; use search.groups=1"):
         beam_tree(translator, LINES[0], 2)
+
+
+def test_an_empty_line_has_no_tree(run: Path) -> None:  # noqa: F811
+    translator = Translator.load(run)
+    for attend in (None, {0: 5}):
+        (found,), steps = beam_tree(translator, "", 1, attend=attend)
+        assert (found.text, steps) == ("", [])

@@ -5,6 +5,7 @@ import random
 import re
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import pytest
 from forks import call
@@ -117,10 +118,14 @@ def test_a_glossary_holds_for_whole_words_and_the_longest_phrase(translator: Tra
     assert list(targets("the dog, a red  dog and dogs; dog")) == ["chien", "maison rouge", "chien"]
     assert list(targets("a cat-dog is no Dog")) == []
     assert list(_Glossary((("Dog", "chien"),), lowercase=True).targets("DOG")) == ["chien"]
+    assert list(_Glossary((("café", "X"),), lowercase=False).targets(normalize("NFD", "the café"))) == ["X"]
+    assert list(_Glossary((("हिन", "X"),), lowercase=False).targets("हिन्दी")) == []  # a mark does not end a word
     found = translator.translate(["the red dog sleeps .", "the cats sleep ."], glossary=glossary)
     assert holds(found[0].text, "maison rouge")
-    (both,) = translator.translate(["the dog sleeps ."], glossary=glossary, constraints=[["chien"]])
-    assert both.text == translator.translate(["the dog sleeps ."], constraints=[["chien"]])[0].text
+    (both,) = translator.translate(["the dog sleeps ."], constraints=[["chien"]])
+    for spelling in ("chien", " chien "):
+        (again,) = translator.translate(["the dog sleeps ."], glossary=glossary, constraints=[[spelling]])
+        assert again.text == both.text
 
 
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
@@ -130,7 +135,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"constraints": [["chat"] * 2 + ["dort"] * 99]}, "'dort', for which the limit of"),
     ({"constraints": [["chat"]], "prefixes": ["le chien"], "forbidden": ["chien"]}, "which holds a forbidden phrase"),
     ({"constraints": [["chat"]], "prefixes": ["☃"]}, "its prefix '☃', which holds characters"),
-    ({"constraints": [["chat", " "]]}, "' ', which is empty"),
+    ({"constraints": [["chat", " "]]}, "'', which is empty"),
 ]
 
 
@@ -170,8 +175,12 @@ def test_what_was_not_found_has_a_warning(translator: Translator, caplog: pytest
 def test_an_empty_line_stays_empty(translator: Translator, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         (found,) = translator.translate([""], constraints=[["chat"]])
-    assert found.text == ""
-    assert [r.getMessage() for r in caplog.records] == ["line 1: translated without constraints, as the line is empty"]
+        (other,) = translator.translate([""], prefixes=["le"])
+    assert found.text == other.text == ""
+    assert [r.getMessage() for r in caplog.records] == [
+        "line 1: translated without constraints, as the line is empty",
+        "line 1: translated without its prefix 'le', as the line is empty",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["greedy", "sampling"])
@@ -187,6 +196,7 @@ def test_wrong_arguments(translator: Translator) -> None:
         (UserError, {"constraints": [[], []]}),
         (UserError, {"prefixes": []}),
         (UserError, {"prefixes": ["le"], "prefix": "le"}),
+        (UserError, {"prefix": "☃ le"}),
         (TypeError, {"constraints": ["chat"]}),
         (TypeError, {"prefixes": "l"}),
         (TypeError, {"forbidden": "chat"}),

@@ -152,6 +152,28 @@ def test_other_searches(run: Path) -> None:
     assert drawn[0] == drawn[1] != drawn[2]
 
 
+def test_candidates_of_equal_text_count_once(run: Path) -> None:
+    search: dict[str, object] = {
+        "kind": "mbr",
+        "candidates": "sampling",
+        "n_candidates": 8,
+        "temperature": 0.01,
+        "top_k": 1,
+        "top_p": 1.0,
+    }
+    search["utility"] = "chrf"
+    (found,) = Translator.load(run, search=search).translate_nbest(LINES[:1], 5)
+    assert len(found) == len({each.text for each in found}) == 1
+
+
+def test_samples_of_a_line_share_the_budget_of_a_batch(run: Path) -> None:
+    sampling = {"kind": "sampling", "temperature": 1.0, "top_k": 0, "top_p": 1.0, "batch_tokens": 100}
+    searcher = Translator.load(run, search=sampling).searcher
+    sources = [[5] * 9 + [1]] * 10
+    assert [len(batch) for batch in searcher.batches(sources)] == [10]
+    assert [len(batch) for batch in searcher.batches(sources, n=5)] == [2] * 5
+
+
 def test_lengths_are_limited(run: Path) -> None:
     short = Translator.load(run, search={"max_length": 4}).translate(LINES[:1])[0]
     assert len(short.tokens) <= 4

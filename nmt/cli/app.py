@@ -166,11 +166,18 @@ def attempt(work: Callable[[], int], debug: bool, created: list[Path] | None = N
 def _exit(outcomes: list[int | Exception | None], command: str) -> None:
     """Print each error in one line and exit: with 2 after an error, else with the highest status."""
     errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-    if errors and isinstance(errors[0], BrokenPipeError):  # the reader has left, as in `nmt-translate ... | head`
-        sys.exit(0)
-    for error in errors:
-        report(error, command)
-    sys.exit(2 if errors else max((outcome for outcome in outcomes if isinstance(outcome, int)), default=0))
+    status = 2 if errors else max((outcome for outcome in outcomes if isinstance(outcome, int)), default=0)
+    if errors and any(isinstance(error, BrokenPipeError) for error in (errors[0], errors[0].__cause__)):
+        status = 0  # the reader has left, as in `nmt-translate ... | head`
+    else:
+        for error in errors:
+            report(error, command)
+    if errors and _joined():  # the threads of a group that an error has ended would abort an orderly exit
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def report(error: Exception, command: str) -> None:

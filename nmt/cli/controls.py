@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from nmt.terminology import Controls
 
 Item = tuple[str, ...]  # a line of the input, its constraints, its prefix
-TAB = "\t"
+TAB, BOM = "\t", "\ufeff"
 
 
 def read_controls(glossary: str | None, forbidden: str | None) -> "Controls":
@@ -98,13 +98,14 @@ def _lines(key: str, path: str) -> list[str]:
     except UnicodeDecodeError as error:
         number = error.object.count(b"\n", 0, error.start) + 1
         raise _not_utf8(f"{key}={path}", number) from None
-    return [line.removesuffix("\r") for line in lines]
+    return [line.removesuffix("\r") for line in [*(line.removeprefix(BOM) for line in lines[:1]), *lines[1:]]]
 
 
 def _decode_strictly(name: str, file: BinaryIO) -> Iterator[str]:
     for number, raw in enumerate(file, 1):
         try:
-            yield raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+            line = raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+            yield line.removeprefix(BOM) if number == 1 else line
         except UnicodeDecodeError:
             raise _not_utf8(name, number) from None
 

@@ -44,7 +44,7 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
         if runs[0].is_archive:
             raise UserError(f"run={config.run[0]}: is an archive, which does not change; give output=FOLDER")
         _check_writable(runs[0])
-    machine = (runs[0].read_manifest().get("starts") or [{}])[-1].get("machine", {})
+    machine = runs[0].last_machine()
     result: dict[str, Any] = {}
     with ExitStack() as stack:
         group = stack.enter_context(ProcessGroup.join())

@@ -6,7 +6,7 @@ import select
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from io import BufferedReader
 from itertools import zip_longest
@@ -183,6 +183,8 @@ class LineReader:
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = cast(BufferedReader, stream)
+        with suppress(OSError, ValueError):
+            os.set_blocking(stream.fileno(), True)  # otherwise nothing to read yet would look like the end
         self._lines: deque[bytes] = deque()
         self._rest: list[bytes] = []  # the start of an incomplete line
         self._ended = False

@@ -103,7 +103,7 @@ def _description(
             "language": config.data.target_lang,
             "start": target.bos,
             "end": target.eos,
-            "never": sorted({target.pad, target.bos}),
+            "never": sorted({target.pad, target.bos, *target.tag_ids}),
             "unknown": target.unk,
         },
         "limits": {

@@ -88,8 +88,10 @@ class Guard:
         path = scope["path"]
         if rules.token is None or path in OPEN_PATHS or path.startswith("/static/"):
             return
-        given = headers.get("authorization", "").removeprefix("Bearer ")
-        scope.setdefault("state", {})["authorized"] = hmac.compare_digest(given.encode(), rules.token.encode())
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        # The bytes that the client has sent: headers are read as Latin-1.
+        equal = hmac.compare_digest(given.strip().encode("latin-1"), rules.token.encode())
+        scope.setdefault("state", {})["authorized"] = equal and scheme.lower() == "bearer"
         # LibreTranslate's clients send the token within the body.
         if not scope["state"]["authorized"] and path != "/translate":
             raise RefusedError(401, "this service needs a token: send it as `Authorization: Bearer TOKEN`")

@@ -1,7 +1,9 @@
 """The two calls of LibreTranslate's interface that its clients need: /languages and /translate."""
 
 import hmac
+from collections.abc import Iterable
 from typing import Any
+from urllib.parse import parse_qsl
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -22,7 +24,7 @@ class Query(BaseModel):
     q: Text | list[Text]
     source: str = "auto"
     target: str
-    api_key: str = ""
+    api_key: str | None = None
 
 
 def add_calls(app: FastAPI, service: Service, token: str | None) -> None:
@@ -41,7 +43,7 @@ def add_calls(app: FastAPI, service: Service, token: str | None) -> None:
     async def translate(request: Request) -> JSONResponse:
         query = await _query(request)
         if token is not None and not getattr(request.state, "authorized", False):
-            _check_key(query.api_key, token)
+            _check_key(query.api_key or "", token)
         model = _model(service, query)
         texts = [query.q] if isinstance(query.q, str) else query.q
         service.check_number(texts, "q")
@@ -59,13 +61,22 @@ async def _query(request: Request) -> Query:
     """JSON or a form. Raises UserError."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
-        if kind in {"application/x-www-form-urlencoded", "multipart/form-data"}:
+        if kind == "application/x-www-form-urlencoded":  # curl -d sends UTF-8 as it is, which a form would escape
+            text = (await request.body()).decode("utf-8", "replace")
+            return Query.model_validate(_fields(parse_qsl(text, keep_blank_values=True)))
+        if kind == "multipart/form-data":
             form = await request.form()
-            values = {key: value for key, value in form.items() if isinstance(value, str)}
-            return Query.model_validate(values)
+            return Query.model_validate(_fields((key, value) for key, value in form.multi_items()))
         return Query.model_validate_json(await request.body())
     except ValidationError as error:
         raise UserError(explain_invalid(error.errors(include_url=False, include_input=False))) from None
+
+
+def _fields(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The fields of a form. Several texts are a list, as in JSON."""
+    known = [(key, value) for key, value in pairs if isinstance(value, str)]
+    texts = [value for key, value in known if key == "q"]
+    return dict(known) | ({"q": texts} if len(texts) > 1 else {})
 
 
 def _model(service: Service, query: Query) -> ServedModel:

@@ -109,6 +109,8 @@ def test_an_ensemble_is_evaluated_beside_its_runs_and_compared_with_them(run: Pa
     assert set(json.loads((home / "apart" / "results.json").read_text())) == {"test"}
     again = call("nmt-evaluate", f"run={run}", "search.beam_size=4", "output=apart", cwd=home)
     assert b"output=apart: holds another evaluation (search.beam_size is 3 there, 4 here)" in again.stderr
+    rounded = call("nmt-evaluate", f"run={run}", "search.beam_size=3", "precision=int8", "output=apart", cwd=home)
+    assert b"output=apart: holds another evaluation (precision is fp32 there, int8 here)" in rounded.stderr
     assert (sorted(home.glob("second/**/*")), sorted(run.rglob("*"))) == before
     quick = ["bootstrap_samples=100", "randomisation_trials=100"]
     compared = call("nmt-compare", f"runs=[{run},second,outputs/evaluate,apart]", *quick, cwd=home)

@@ -4,6 +4,7 @@ import io
 import os
 import sys
 from pathlib import Path
+from threading import Timer
 from types import SimpleNamespace
 from typing import Any, BinaryIO
 
@@ -31,6 +32,15 @@ def test_lines_of_an_open_pipe_are_answered_before_the_next_one_arrives() -> Non
         os.write(other, b"the last without end")
         os.close(other)
         assert list(found) == [["the last without end"]]
+
+
+def test_a_pipe_that_does_not_block_is_waited_for() -> None:
+    end, other = os.pipe()
+    os.set_blocking(end, False)
+    with open(end, "rb") as stream:
+        lines = iter(LineReader(stream))
+        Timer(0.3, lambda: (os.write(other, b"late\n"), os.close(other))).start()
+        assert list(lines) == [b"late"]
 
 
 @pytest.mark.parametrize(

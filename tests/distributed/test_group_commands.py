@@ -75,6 +75,10 @@ def test_a_command_starts_several_processes_itself(run: Path) -> None:
     shared = translate(f"run={run}", "processes=2", "threads=1")
     assert shared.returncode == 0, shared.stderr
     assert shared.stdout == alone.stdout
+    command = f"{BIN / 'nmt-translate'} run={run} processes=2 threads=1 search.batch_tokens=40 buffer_lines=2 | head -1"
+    bash = ["/bin/bash", "-c", f"set -o pipefail; {command}"]
+    left = subprocess.run(bash, input=lines * 20, capture_output=True, timeout=120, check=False)
+    assert (left.returncode, left.stderr.decode()) == (0, "")
     failed = translate("run=nowhere", "processes=2")
     assert failed.returncode == 2
     assert failed.stderr.decode() == "nmt-translate: error: run=nowhere: no such directory\n"

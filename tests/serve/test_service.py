@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fastapi import Request
 from fastapi.testclient import TestClient
 from served import RULES, serving, trained, words
 
 from nmt import Translation, Translator
 from nmt.serve.batcher import Batcher, QueueFullError, QueueSettings
+from nmt.serve.libretranslate import Query, _query
 from nmt.serve.messages import TranslateAnswer, TranslateRequest
 from nmt.serve.models import load_models
 from nmt.serve.service import Service
@@ -376,8 +378,26 @@ def test_the_two_calls_of_libretranslate(client: TestClient, translator: Transla
     assert client.post("/translate", data=query).json() == {"translatedText": "\n".join(expected)}
     listed = {"q": ["the cat sleeps .", LINE], "source": "auto", "target": "fr", "format": "text"}
     assert client.post("/translate", json=listed).json() == {"translatedText": expected}
+    unset = client.post("/translate", json={**query, "api_key": None})  # as some clients send it
+    assert unset.json() == {"translatedText": "\n".join(expected)}
     assert "this service translates en to fr" in refused(client, 400, "/translate", q="a", source="en", target="xx")
     assert refused(client, 400, "/translate", q="a", source="en").startswith("target: field required")
+
+
+@pytest.mark.parametrize(
+    ("body", "fields"),
+    [
+        ("q=größe café&target=fr", {"q": "größe café", "target": "fr"}),  # curl -d sends UTF-8 as it is
+        ("q=gr%C3%B6%C3%9Fe+caf%C3%A9&q=&target=fr", {"q": ["größe café", ""], "target": "fr"}),
+    ],
+)
+def test_forms_of_libretranslate(body: str, fields: dict[str, Any]) -> None:
+    scope = {"type": "http", "headers": [(b"content-type", b"application/x-www-form-urlencoded; charset=utf-8")]}
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body.encode()}
+
+    assert asyncio.run(_query(Request(scope, receive))) == Query(**fields)
 
 
 def test_more_lines_than_may_wait_are_refused(run: Path) -> None:
@@ -418,6 +438,8 @@ def test_hosts_origins_and_tokens(run: Path) -> None:
         assert client.post("/v1/translate", json=query, headers={"authorization": "Bearer wrong"}).status_code == 401
         allowed = {"authorization": "Bearer secret"}
         assert client.post("/v1/translate", json=query, headers=allowed).status_code == 200
+        lower = {"authorization": "bearer secret"}
+        assert client.post("/v1/translate", json=query, headers=lower).status_code == 200
         assert client.get("/").status_code == client.get("/healthz").status_code == 200
         assert client.get("/metrics").status_code == 401
         form = {"q": "a", "source": "en", "target": "fr"}

@@ -82,7 +82,7 @@ class TranslateConfig(SavedRunCommand):
     source_lang: Name | None
 
     def conflicts(self) -> Iterator[str]:
-        for key in ("nbest", "constraints", "glossary", "forbidden", "prefix"):
+        for key in ("nbest", "constraints", "glossary", "forbidden", "prefix", "shortlist"):
             if self.references is not None and (value := getattr(self, key)) not in {1, None}:
                 yield f"references={self.references} are scored without search; leave out {key}={value}"
 
