@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 
 import numpy as np
 import torch
@@ -121,6 +121,15 @@ class ProcessGroup:
         while (item := self.on_main(lambda: next(items, None))) is not None:
             yield item
 
+    def fail(self, error: Exception) -> NoReturn:
+        """Raise an error of the main process on all: the others wait in `from_main` or `on_main`."""
+
+        def work() -> NoReturn:
+            raise error
+
+        self.on_main(work)
+        raise error
+
     def wait(self) -> None:
         """Wait until all processes have come here."""
         self.everywhere(lambda: None)
@@ -143,7 +152,7 @@ class ProcessGroup:
             outcome = work()
         except Exception as error:
             own = error
-            known = isinstance(error, UserError | Interrupted)
+            known = isinstance(error, UserError | Interrupted | OSError)
             outcome = _Failure(error if known else None, "" if known else traceback.format_exc())
         outcomes: list[Any] = [None] * self.size
         with _connected():

@@ -21,6 +21,7 @@ from nmt.config.overrides import user_path
 from nmt.config.schema import TranslateConfig
 
 if TYPE_CHECKING:
+    from nmt.distributed import ProcessGroup
     from nmt.terminology import Controls
     from nmt.translator import Translator
 
@@ -130,7 +131,7 @@ def _score(translator: "Translator", references: BinaryIO, buffer_lines: int, al
         sources, targets = ([pair[side] for pair in buffer] for side in (0, 1))
         results = translator.score(sources, targets, first_line=done + 1)
         links = [result.word_alignment() for result in results] if alignments is not None else []
-        _write([f"{result.log_prob:.4f}" for result in results], links, alignments)
+        _write(translator.group, [f"{result.log_prob:.4f}" for result in results], links, alignments)
         done += len(buffer)
 
 
@@ -175,7 +176,7 @@ def _filter(
                 if alignments is not None:
                     links.append(f"{'' if config.nbest == 1 else f'{done} ||| '}{hypothesis.word_alignment()}")
             done += 1
-        _write(lines, links, alignments)
+        _write(translator.group, lines, links, alignments)
 
 
 class LineReader:
@@ -254,11 +255,12 @@ def _decode_leniently(lines: Iterable[bytes], name: str) -> Iterator[str]:
             yield line.decode("utf-8", errors="replace")
 
 
-def _write(lines: list[str], links: list[str], alignments: BinaryIO | None) -> None:
-    """Write alignments, then translations: a reader of a translation finds its alignment already written."""
+def _write(group: "ProcessGroup", lines: list[str], links: list[str], alignments: BinaryIO | None) -> None:
+    """Write alignments, then translations: a reader of a translation finds its alignment already written. The other
+    processes wait for the next lines, and hear of an error."""
     outputs: list[tuple[BinaryIO, str, list[str]]] = [(sys.stdout.buffer, "standard output", lines)]
     if alignments is not None:
         outputs.insert(0, (alignments, alignments.name, links))
     for stream, name, written in outputs:
         if error := write(stream, "".join(f"{line}\n" for line in written).encode(), name):
-            raise error
+            group.fail(error)
