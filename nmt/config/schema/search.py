@@ -29,7 +29,7 @@ class Beam(SearchLimits):
     kind: Literal["beam"]
     beam_size: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
     length_penalty: Literal["none", "average", "gnmt"]
-    alpha: Annotated[float, Field(ge=0.0, le=100.0)]
+    alpha: Annotated[float, Field(ge=0.0, le=10.0)]
     coverage_penalty: NonNegative
     coverage_floor: Annotated[float, Field(ge=1e-6, le=1e6)]
     coverage_cap: Positive
