@@ -98,9 +98,21 @@ def _launch(processes: int, work: Callable[..., int | str] | str, *arguments: An
     for name in logging.root.manager.loggerDict:  # they would announce signals and failures themselves
         if name.startswith("torch.distributed"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    with _threads_per_process(processes):
+    with _threads_per_process(processes), _own_handlers():
         outcomes: dict[int, Any] = elastic_launch(settings, work)(*arguments)
     return outcomes
+
+
+@contextmanager
+def _own_handlers() -> Iterator[None]:
+    """After this context, signals are handled as before it: torch leaves its own handlers behind."""
+    before = {number: signal.getsignal(number) for number in (getattr(signal, name) for name in SIGNALS)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # one that was not set from Python
+                signal.signal(number, handler)
 
 
 @contextmanager

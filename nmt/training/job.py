@@ -204,7 +204,7 @@ def _train_and_evaluate(setup: TrainingSetup, trackers: Sequence[Background]) ->
     finally:
         if group.is_main:
             run.update_json(run.manifest, {"parameters": setup.parameters, "training": _summary(trainer), **status})
-    if trainer.stopping.best is None:
+    if trainer.stopping.best is None and trainer.stopping.waited:
         raise UserError(
             f"validation.monitor={config.validation.monitor}: no validation had a finite score, so there is no best "
             "checkpoint; a smaller optimizer.lr may help"

@@ -52,8 +52,10 @@ def save_slowly(_: object, directory: Path, *__: object) -> int:
 
 
 def test_an_error_reaches_the_caller(tmp_path: Path) -> None:
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
     with pytest.raises(UserError, match=r"^data\.train=corpus: no such file$"):
         launched(refuse, tmp_path)
+    assert handlers == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
 
 
 def test_a_crash_shows_its_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from documents import GENERATED, PRESETS, README, ROOT, blocks, links, name_of, pages, slugs
-from test_floors import FLOORS
+from test_layers import LAYERS
 
 sys.path.append(str(ROOT / "docs" / "hooks"))
 import configuration
@@ -74,9 +74,9 @@ def test_every_file_of_the_project_exists(page: Path) -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_the_floors_are_those_of_the_code() -> None:
-    section = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("## Floors")[2].partition("\n## ")[0]
-    assert re.findall(r"^\| `nmt/(\w+)(?:/|\.py)` \|", section, re.M) == FLOORS
+def test_the_layers_are_those_of_the_code() -> None:
+    section = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("## Layers")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `nmt/(\w+)(?:/|\.py)` \|", section, re.M) == LAYERS
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -1,11 +1,11 @@
-"""The package's floors: each part imports only what stands below it."""
+"""The package's layers: each part imports only what stands below it."""
 
 import ast
 from pathlib import Path
 
 import nmt
 
-FLOORS = [  # from the top down
+LAYERS = [  # from the top down
     "cli",
     "serve",
     "comparison",
@@ -73,8 +73,8 @@ def files() -> list[Path]:
     return [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"]
 
 
-def test_every_file_stands_on_a_floor() -> None:
-    assert {part_of(path) for path in files()} == set(FLOORS)
+def test_every_file_belongs_to_a_layer() -> None:
+    assert {part_of(path) for path in files()} == set(LAYERS)
 
 
 def test_nothing_imports_upward() -> None:
@@ -82,7 +82,7 @@ def test_nothing_imports_upward() -> None:
         f"{path.relative_to(PACKAGE)} imports nmt.{name}"
         for path in files()
         for name in imports(path)
-        if FLOORS.index(name) < FLOORS.index(part_of(path))
+        if LAYERS.index(name) < LAYERS.index(part_of(path))
     ]
     assert upward == []
 
