@@ -59,7 +59,7 @@ def test_an_error_reaches_the_caller(tmp_path: Path) -> None:
 
 
 def test_a_crash_shows_its_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UserError, match=r"^process 0 ended with status 1; the checkpoints are intact$"):
+    with pytest.raises(UserError, match=r"^process [01] ended with status 1; the checkpoints are intact$"):
         launched(crash, tmp_path)
     assert "ZeroDivisionError: a bug" in capfd.readouterr().err
 
