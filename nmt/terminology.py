@@ -228,7 +228,7 @@ class _Glossary:
 
 
 def _kind(character: str) -> str:
-    """Of a character: "w" in a word, "-" between two parts of one, " " between words, "." a word of its own."""
+    """The kind of a character: "w" in a word, "-" between parts of one, " " between words, "." a word of its own."""
     if character in HYPHENS:
         return "-"
     if character.isalnum() or character in JOINERS or category(character).startswith("M"):
