@@ -228,7 +228,7 @@ class _Glossary:
 
 
 def _kind(character: str) -> str:
-    """The kind of a character: "w" in a word, "-" between parts of one, " " between words, "." a word of its own."""
+    """Returns "w" for a letter, digit or mark, "-" for a hyphen, " " for white space, and "." for anything else."""
     if character in HYPHENS:
         return "-"
     if character.isalnum() or character in JOINERS or category(character).startswith("M"):

@@ -138,7 +138,10 @@ class Tokenizer:
         pieces = self.pieces(ids)
         if UNKNOWN in pieces:
             text = self._processor.normalize(self._clean([line])[0])
-            pattern = "".join("(.+?)" if piece == UNKNOWN else f"({re.escape(piece)})" for piece in pieces[:-1])
+            ends = [*map(re.escape, pieces[1:-1]), "$"]  # an unknown piece ends where the next one starts
+            pairs = zip(pieces[:-1], ends, strict=True)
+            parts = (f"(?>.+?(?={end}))" if piece == UNKNOWN else re.escape(piece) for piece, end in pairs)
+            pattern = "".join(f"({part})" for part in parts)
             if found := re.fullmatch(pattern, text, re.DOTALL):
                 pieces = [*found.groups(), pieces[-1]]
         return self.restore_spaces(line, pieces)

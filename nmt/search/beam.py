@@ -55,41 +55,30 @@ def beam_search(  # noqa: PLR0913
     """
     if not 1 <= n_best <= beam_size:
         raise ValueError(f"n_best is {n_best} and beam_size {beam_size}, but 1 <= n_best <= beam_size must hold")
-    if groups is None:
-        return _search(
-            step,
-            state,
-            symbols,
-            limits,
-            beam_size=beam_size,
-            n_best=n_best,
-            penalty=penalty,
-            stop=stop,
-            device=device,
-            tree=tree,
-            forbidden=forbidden,
-            allocation=allocation,
-            coverage=coverage,
-        )
-    if allocation is not None or tree is not None:
-        raise ValueError("groups of a beam go with neither an allocation nor a tree")
-    state, limits = state.select(groups.rows(len(limits.max_lengths), device)), limits.repeated(groups.count)
-    coverage = None if coverage is None else coverage.repeated(groups.count)
+    size, kept = beam_size, n_best
+    if groups is not None:
+        if allocation is not None or tree is not None:
+            raise ValueError("groups of a beam go with neither an allocation nor a tree")
+        state, limits = state.select(groups.rows(len(limits.max_lengths), device)), limits.repeated(groups.count)
+        coverage = None if coverage is None else coverage.repeated(groups.count)
+        size = kept = groups.size  # if a group stopped earlier, later groups would no longer be penalised for its words
     found = _search(
         step,
         state,
         symbols,
         limits,
-        beam_size=groups.size,
-        n_best=groups.size,  # if a group stopped earlier, later groups would no longer be penalised for its words
+        beam_size=size,
+        n_best=kept,
         penalty=penalty,
         stop=stop,
         device=device,
+        tree=tree,
         forbidden=forbidden,
+        allocation=allocation,
         coverage=coverage,
         groups=groups,
     )
-    return groups.merge(found, n_best)
+    return found if groups is None else groups.merge(found, n_best)
 
 
 def _search(  # noqa: PLR0913
@@ -103,11 +92,11 @@ def _search(  # noqa: PLR0913
     penalty: LengthPenalty,
     stop: Literal["beam", "exact"],
     device: torch.device,
-    tree: BeamTree | None = None,
-    forbidden: Forbidden | None = None,
-    allocation: Allocation | None = None,
-    coverage: Coverage | None = None,
-    groups: Groups | None = None,
+    tree: BeamTree | None,
+    forbidden: Forbidden | None,
+    allocation: Allocation | None,
+    coverage: Coverage | None,
+    groups: Groups | None,
 ) -> list[list[Hypothesis]]:
     """See `beam_search`. With `groups`, a row of the state is one group of a sentence, with a beam of `beam_size`."""
     normalise = LogProbs(symbols, limits.min_length, device)

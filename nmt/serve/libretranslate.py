@@ -61,7 +61,7 @@ async def _query(request: Request) -> Query:
     """JSON or a form. Raises UserError."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
-        if kind == "application/x-www-form-urlencoded":  # curl -d sends UTF-8 as it is, which a form would escape
+        if kind == "application/x-www-form-urlencoded":  # curl -d sends raw UTF-8
             text = (await request.body()).decode("utf-8", "replace")
             return Query.model_validate(_fields(parse_qsl(text, keep_blank_values=True)))
         if kind == "multipart/form-data":

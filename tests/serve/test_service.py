@@ -387,7 +387,7 @@ def test_the_two_calls_of_libretranslate(client: TestClient, translator: Transla
 @pytest.mark.parametrize(
     ("body", "fields"),
     [
-        ("q=größe café&target=fr", {"q": "größe café", "target": "fr"}),  # curl -d sends UTF-8 as it is
+        ("q=größe café&target=fr", {"q": "größe café", "target": "fr"}),  # curl -d sends raw UTF-8
         ("q=gr%C3%B6%C3%9Fe+caf%C3%A9&q=&target=fr", {"q": ["größe café", ""], "target": "fr"}),
     ],
 )
