@@ -71,7 +71,10 @@ class Bench:
         self.model.to(self.machine.device).train()
         self.objective = Objective(self.model, config, prepared.tokenizers.target)
         optimizer = make_optimizer(config.optimizer, self.model)
-        self.updater = Updater(self.model, self.objective, optimizer, config.training.max_grad_norm, self.machine)
+        training = config.training
+        self.updater = Updater(
+            self.model, self.objective, optimizer, training.max_grad_norm, self.machine, training.cuda_graphs
+        )
 
     def clock(self) -> float:
         """Seconds, after the device has finished its work."""

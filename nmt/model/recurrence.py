@@ -36,12 +36,13 @@ def run_rnn(
     """(B, T, I) -> outputs (B, T, D H) and the top layer's last states, D x (B, H); with residual connections,
     its last outputs instead of its hidden states.
 
-    lengths: int64 (B,) on the CPU, the sentences' lengths: outputs beyond them are zero, and the backward direction
+    lengths: int64 (B,), the sentences' lengths: outputs beyond them are zero, and the backward direction
     starts there; None: all have T positions. start: initial states of one direction; None: zeros. layers: the result of
-    `regularisation.prepare`; None: prepared here. On a CPU, and where torch's own call does not support the
-    regularisation, this is a loop with deferred weight gradients; elsewhere torch's own call.
+    `regularisation.prepare`; None: prepared here. On a CPU, with lengths on a GPU, and where torch's own
+    call does not support the regularisation, this is a loop with deferred weight gradients; elsewhere torch's own call.
     """
-    if inputs.device.type != "cpu" and not (regularisation and regularisation.needs_loop(rnn)):
+    packs = lengths is None or lengths.device.type == "cpu"
+    if inputs.device.type != "cpu" and packs and not (regularisation and regularisation.needs_loop(rnn)):
         return _run_torch(rnn, inputs, lengths, start)
     if layers is None and regularisation is not None:
         layers = regularisation.prepare(rnn, inputs.shape[0])

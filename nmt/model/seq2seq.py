@@ -116,13 +116,13 @@ class Seq2Seq(nn.Module):
                     module.with_log_weights = True
 
     def encode(self, source: Tensor, lengths: Tensor) -> DecoderState:
-        """int64 (B, S), int64 (B,) on the CPU -> the decoder's initial state."""
+        """int64 (B, S), int64 (B,) -> the decoder's initial state. Lengths are on the CPU, for CUDA graphs on the GPU."""
         return self.encode_embedded(self.source_embedding(source), lengths, source)
 
     def encode_embedded(
         self, embedded: Tensor, lengths: Tensor, source: Tensor, weights: Weights | None = None
     ) -> DecoderState:
-        """(B, S, E), int64 (B,) on the CPU, int64 (B, S) -> the decoder's initial state. source: the tokens that may
+        """(B, S, E), int64 (B,), int64 (B, S) -> the decoder's initial state. source: the tokens that may
         be copied, NEVER for one that may not; weights: of the decoder; None: prepared here for this batch."""
         positions = torch.arange(embedded.shape[1], device=embedded.device)
         valid = positions < lengths.to(embedded.device, non_blocking=True)[:, None]
@@ -131,7 +131,8 @@ class Seq2Seq(nn.Module):
         memory, past, attention = None, None, self.decoder.attention
         if attention is not None:
             # A program for another runtime gets no mask: it could not tell whether each sentence has a position.
-            nonempty = not torch.compiler.is_compiling() and bool((lengths > 0).all())
+            # On a GPU, lengths cannot be read without waiting; there no sentence is empty.
+            nonempty = lengths.is_cuda or (not torch.compiler.is_compiling() and bool((lengths > 0).all()))
             memory = attention.remember(encoded.states, valid, nonempty=nonempty)
             past = attention.start(valid)
         feed = None

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from nmt.config.schema import TrainConfig
 from nmt.config.schema import training as schema
-from nmt.config.schema.alignment import Sampled, Variational
+from nmt.config.schema.alignment import Sampled, StraightThrough, Variational
 from nmt.config.schema.attention import LinearCoverage, ScoredAttention
 from nmt.data.batching import Batch
 from nmt.data.tokenizer import Tokenizer
+from nmt.model.latent import LatentDecoder
 from nmt.model.seq2seq import Seq2Seq
 from nmt.objectives.auxiliary import (
     Auxiliary,
@@ -81,6 +82,10 @@ class Objective:
         self.seed = config.seed
         self.model, self.loss = model, build_token_loss(model, config, target.pad, teachers)
         self.auxiliary = build_auxiliary(model, config, target.pad)
+        # Sampled positions and noise on energies belong to the sentences of a batch.
+        self.draws_positions = isinstance(config.attention, ScoredAttention) and isinstance(
+            config.attention.alignment, Sampled | StraightThrough
+        )
         self.risk: MinimumRisk | None = None
         if isinstance(config.objective, schema.MinimumRisk):
             self.risk = MinimumRisk(self.loss, config.objective, target)
@@ -88,6 +93,12 @@ class Objective:
         if config.training.scheduled_sampling:
             steps = config.training.scheduled_sampling_steps
             self.scheduled = ScheduledSampling(model, config.training.scheduled_sampling, steps, target)
+
+    @property
+    def repeats_kernels(self) -> bool:
+        """Do all batches of a shape need the same operations on a GPU, without waiting for it, in every update?"""
+        plain = type(self.loss) is TokenLoss and self.risk is None and self.scheduled is None and not self.auxiliary
+        return plain and not self.draws_positions and not isinstance(self.model.decoder, LatentDecoder)
 
     def __call__(self, batch: Batch, step: int, tokens_per_sentence: float | None = None) -> Value:
         """The objective for a batch on the model's device, in update number `step` (from 1).

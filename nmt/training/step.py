@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -14,7 +15,8 @@ from nmt.data.batching import Batch, Indices
 from nmt.distributed import GradientSum
 from nmt.machine import Machine, is_out_of_memory, release_memory
 from nmt.model.seq2seq import Seq2Seq
-from nmt.objectives.objective import Objective
+from nmt.objectives.objective import Objective, Value
+from nmt.training.graphs import GraphedPasses
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +112,9 @@ class Updater:
         optimizer: torch.optim.Optimizer,
         max_grad_norm: float | None,
         machine: Machine,
+        graphs: int = 0,
     ) -> None:
+        """graphs: the most CUDA graphs that replace the forward and backward passes of batches of one shape."""
         self.gradient_sum: GradientSum | None = None  # over several processes
         self.objective, self.optimizer, self.machine = objective, optimizer, machine
         self.max_grad_norm = torch.inf if max_grad_norm is None else max_grad_norm
@@ -119,6 +123,11 @@ class Updater:
         policy = set(map(id, self.policy_parameters))
         self.parameters = [parameter for parameter in model.parameters() if id(parameter) not in policy]
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
+        self.graphed: GraphedPasses | None = None
+        if graphs and machine.device.type == "cuda" and objective.repeats_kernels:
+            pads = int(model.source_embedding.padding_idx or 0), objective.loss.pad
+            passes = partial(self._passes, step=0, tokens_per_sentence=1.0)
+            self.graphed = GraphedPasses(passes, self.parameters, pads, machine.device, graphs)
 
     def __call__(
         self,
@@ -136,7 +145,10 @@ class Updater:
         if global_batch is None:
             tokens = sum(batch.target_tokens for batch in batches)
             global_batch = GlobalBatch(tokens, sum(len(batch.indices) for batch in batches))
-        self.optimizer.zero_grad(set_to_none=True)
+        if self.graphed is None:
+            self.optimizer.zero_grad(set_to_none=True)
+        else:
+            self.graphed.clear_gradients()
         self.set_rate(learning_rate)
         total = torch.zeros((), device=self.machine.device)
         try:
@@ -166,15 +178,22 @@ class Updater:
     ) -> dict[str, Tensor]:
         """Add up gradients, the objective in `total` (), and its terms, which it returns."""
         terms: dict[str, Tensor] = {}
+        tokens = global_batch.tokens
         for batch in batches:
-            with self.machine.autocast():
-                value = self.objective(
-                    batch.to(self.machine.device), step, global_batch.tokens / global_batch.sentences
-                )
-            torch.autograd.backward(self.scaler.scale(value.total / global_batch.tokens))
-            total += value.total.detach()
+            if self.graphed is None:
+                value = self._passes(batch.to(self.machine.device), tokens, step, tokens / global_batch.sentences)
+            else:
+                value = self.graphed(batch, tokens)
+            total += value.total
             terms = {name: terms[name] + term if terms else term for name, term in value.terms.items()}
         return terms
+
+    def _passes(self, batch: Batch, tokens: Tensor | int, step: int, tokens_per_sentence: float) -> Value:
+        """The forward and the backward pass of a batch on the device, with the gradient divided by `tokens`."""
+        with self.machine.autocast():
+            value = self.objective(batch, step, tokens_per_sentence)
+        torch.autograd.backward(self.scaler.scale(value.total / tokens))
+        return value._replace(total=value.total.detach())
 
     def _summed(
         self, total: Tensor, terms: dict[str, Tensor], fits: bool, stops: bool, counts: bool

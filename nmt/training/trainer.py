@@ -60,7 +60,9 @@ class Trainer:
         self.signals = StopSignals()
         self.validator = Validator(split, batches, translator, scoring, validation, self.signals.check)
         self.optimizer = make_optimizer(config.optimizer, self.model)
-        self.updater = Updater(self.model, objective, self.optimizer, training.max_grad_norm, translator.machine)
+        self.updater = Updater(
+            self.model, objective, self.optimizer, training.max_grad_norm, translator.machine, training.cuda_graphs
+        )
         if self.group.size > 1:
             self.updater.gradient_sum = GradientSum([*self.model.parameters()], DTYPES[training.reduce_dtype])
         self.micro_batcher = MicroBatcher(training.accumulate)

@@ -134,6 +134,7 @@ class Training(Section):
     log_every: Annotated[int, Field(gt=0, le=10_000)]  # checkpoints store the sums since the last log line
     checkpoint_every: Count | None
     checkpoint_unit: Literal["steps", "minutes"]
+    cuda_graphs: CountOrZero
     reduce_dtype: Literal["fp32", "bf16"]
     ema_decay: Probability
     average_best: Count
