@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nmt.config.schema import TrainConfig
 from nmt.config.schema import training as schema
-from nmt.config.schema.alignment import Sampled, StraightThrough, Variational
+from nmt.config.schema.alignment import Sampled, Variational
 from nmt.config.schema.attention import LinearCoverage, ScoredAttention
 from nmt.data.batching import Batch
 from nmt.data.tokenizer import Tokenizer
@@ -82,10 +82,6 @@ class Objective:
         self.seed = config.seed
         self.model, self.loss = model, build_token_loss(model, config, target.pad, teachers)
         self.auxiliary = build_auxiliary(model, config, target.pad)
-        # Sampled positions and noise on energies belong to the sentences of a batch.
-        self.draws_positions = isinstance(config.attention, ScoredAttention) and isinstance(
-            config.attention.alignment, Sampled | StraightThrough
-        )
         self.risk: MinimumRisk | None = None
         if isinstance(config.objective, schema.MinimumRisk):
             self.risk = MinimumRisk(self.loss, config.objective, target)
@@ -98,7 +94,7 @@ class Objective:
     def repeats_kernels(self) -> bool:
         """Do all batches of a shape need the same operations on a GPU, without waiting for it, in every update?"""
         plain = type(self.loss) is TokenLoss and self.risk is None and self.scheduled is None and not self.auxiliary
-        return plain and not self.draws_positions and not isinstance(self.model.decoder, LatentDecoder)
+        return plain and not isinstance(self.model.decoder, LatentDecoder)
 
     def __call__(self, batch: Batch, step: int, tokens_per_sentence: float | None = None) -> Value:
         """The objective for a batch on the model's device, in update number `step` (from 1).
