@@ -116,7 +116,8 @@ class Seq2Seq(nn.Module):
                     module.with_log_weights = True
 
     def encode(self, source: Tensor, lengths: Tensor) -> DecoderState:
-        """int64 (B, S), int64 (B,) -> the decoder's initial state. Lengths are on the CPU, for CUDA graphs on the GPU."""
+        """int64 (B, S), int64 (B,) -> the decoder's initial state. The lengths are on the CPU, or for a CUDA graph
+        on the GPU."""
         return self.encode_embedded(self.source_embedding(source), lengths, source)
 
     def encode_embedded(

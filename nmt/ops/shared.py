@@ -39,11 +39,13 @@ def loop() -> Iterator[None]:
     if _loop.get() is not None:
         yield
         return
-    reset = _loop.set({})
+    known: dict[Any, tuple[list[Any], Shared]] = {}
+    reset = _loop.set(known)
     try:
         yield
     finally:
         _loop.reset(reset)
+        known.clear()  # it refers to functions that refer to it: tensors would live until Python looks for cycles
 
 
 def in_loop() -> bool:

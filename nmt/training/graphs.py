@@ -6,27 +6,26 @@ compute them, so that without graphs the GPU mostly waits.
 Shapes: B batch, S source positions, T target positions.
 """
 
+import gc
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmt.data.batching import Batch
-from nmt.machine import release_memory
 from nmt.objectives.objective import Value
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 LENGTH_STEP = 8  # lengths are padded to a multiple of this
 Shape = tuple[int, int, int]  # B, S, T
 Passes = Callable[[Batch, Tensor | int], Value]
 """A batch on the device, and the target tokens to divide by -> its value; adds to the parameters' gradients."""
-Record = Callable[[Callable[[], Value]], tuple[Value, Callable[[], None]]]
-"""Passes -> the tensors of their value, and a function that computes them again. The recording computes nothing."""
 
 
 def padded_shape(batch: Batch) -> Shape:
@@ -52,20 +51,54 @@ def pad_to(batch: Batch, shape: Shape, source_pad: int, target_pad: int) -> Batc
     )
 
 
+class Recorder(Protocol):
+    """Computes passes, and records them to compute them again."""
+
+    def compute(self, passes: Callable[[], Value]) -> Value:
+        """The value of passes that will be recorded."""
+        ...
+
+    def record(self, passes: Callable[[], Value]) -> tuple[Value, Callable[[], None]]:
+        """The tensors that the passes write, and a function that computes them. The recording computes nothing.
+
+        Raises RuntimeError if the passes cannot be recorded.
+        """
+        ...
+
+
 class CUDARecorder:
     """Records CUDA graphs. All of them use the same memory, as they never run at the same time."""
 
-    def __init__(self) -> None:
-        self.pool: Any = None
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.pool = device, torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def __call__(self, passes: Callable[[], Value]) -> tuple[Value, Callable[[], None]]:
-        """See Record."""
-        graph = torch.cuda.CUDAGraph()
-        # "thread_local": a thread of NCCL asks for the state of its work at any time.
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+    def compute(self, passes: Callable[[], Value]) -> Value:
+        """Computes on the stream that records, which the operations that add to gradients then belong to."""
+        gc.collect()  # of earlier passes, which may be parts of cycles, those operations belong to the other stream
+        others = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(others)
+        with torch.cuda.stream(self.stream):
             value = passes()
-        self.pool = self.pool or graph.pool()
+        others.wait_stream(self.stream)
+        return value
+
+    def record(self, passes: Callable[[], Value]) -> tuple[Value, Callable[[], None]]:
+        """A CUDA graph."""
+        graph, others = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
+        try:
+            value = self._record(graph, passes, self.pool)
+        except RuntimeError:
+            # torch is left within the recording: with its stream, and its generator of random numbers.
+            torch.cuda.set_stream(others)
+            self._record(torch.cuda.CUDAGraph(), lambda: torch.zeros((), device=self.device))
+            raise
         return value, graph.replay
+
+    def _record(self, graph: torch.cuda.CUDAGraph, passes: Callable[[], T], pool: Any = None) -> T:  # noqa: ANN401
+        # "thread_local": a thread of NCCL asks for the state of its work at any time.
+        with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
+            return passes()
 
 
 class Recording(NamedTuple):
@@ -77,10 +110,10 @@ class Recording(NamedTuple):
     launch: Callable[[], None]
 
     @classmethod
-    def make(cls, passes: Passes, batch: Batch, record: Record) -> Self:
+    def make(cls, passes: Passes, batch: Batch, recorder: Recorder) -> Self:
         """Record the passes for batches of this one's shape."""
         tokens = torch.ones((), device=batch.source.device)
-        value, launch = record(lambda: passes(batch, tokens))
+        value, launch = recorder.record(lambda: passes(batch, tokens))
         return cls(batch, tokens, value, launch)
 
     def __call__(self, batch: Batch, tokens: int) -> Value:
@@ -102,12 +135,12 @@ class GraphedPasses:
         pads: tuple[int, int],
         device: torch.device,
         limit: int,
-        record: Record | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
-        """pads: ids of source and target padding; limit: the most recordings; record: None: as CUDA graphs."""
+        """pads: ids of source and target padding; limit: the most recordings; recorder: None: of CUDA graphs."""
         self.passes, self.parameters, self.pads = passes, parameters, pads
         self.device, self.limit = device, limit
-        self.record = CUDARecorder() if record is None else record
+        self.recorder = CUDARecorder(device) if recorder is None else recorder
         self.seen: Counter[Shape] = Counter()
         self.recordings: dict[Shape, Recording] = {}
         # Of the parameters that have a gradient, the tensors that all recordings add to; known after the first passes.
@@ -129,25 +162,26 @@ class GraphedPasses:
         if shape in self.recordings:
             return self.recordings[shape](batch, tokens)
         self.seen[shape] += 1
-        records = self.can_record and self.seen[shape] > 1 and len(self.recordings) < self.limit
-        if records:
-            batch = batch._replace(lengths=batch.lengths.to(self.device))
+        if self.can_record and self.seen[shape] > 1 and len(self.recordings) < self.limit:
+            return self._record(shape, batch, tokens)
         value = self.passes(batch, tokens)
         if not self.gradients:
             used = [parameter for parameter in self.parameters if parameter.grad is not None]
             self.gradients = {parameter: torch.zeros_like(parameter) for parameter in used}
-        if records:
-            self._add_recording(shape, batch)
         return value
 
-    def _add_recording(self, shape: Shape, batch: Batch) -> None:
+    def _record(self, shape: Shape, batch: Batch, tokens: int) -> Value:
+        """The value of a batch, whose passes are recorded for the next ones of its shape."""
+        batch = batch._replace(lengths=batch.lengths.to(self.device))
+        value = self.recorder.compute(lambda: self.passes(batch, tokens))
         try:
-            self.recordings[shape] = Recording.make(self.passes, batch, self.record)
+            self.recordings[shape] = Recording.make(self.passes, batch, self.recorder)
         except RuntimeError as error:
             self.limit = len(self.recordings)
-            release_memory()
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            cause = error.__context__ or error
+            reason = next(iter(str(cause).splitlines()), type(cause).__name__)
             log.warning("training goes on without further CUDA graphs (training.cuda_graphs): %s", reason)
+        return value
 
 
 def _tensors(batch: Batch) -> tuple[Tensor, ...]:

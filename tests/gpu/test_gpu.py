@@ -94,7 +94,7 @@ def test_a_preset_s_gradient_is_that_of_the_cpu(name: str) -> None:
         model.to(device).zero_grad(set_to_none=True)
         readouts = model(source.to(device), lengths, target.to(device)).readouts
         model.output(readouts).log_softmax(-1)[..., 7].sum().backward()
-        found.append([parameter.grad.cpu() for parameter in model.parameters() if parameter.grad is not None])
+        found.append([parameter.grad.cpu().clone() for parameter in model.parameters() if parameter.grad is not None])
     assert len(found[0]) == len(found[1]) > 0
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
