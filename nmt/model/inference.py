@@ -30,7 +30,7 @@ class InferenceNetwork(nn.Module):
         self.score = GeneralScore(2 * rnn.hidden_size, memory_dim)
 
     def forward(self, embedded: Tensor, lengths: Tensor, states: Tensor, prior: Tensor) -> Inferred:
-        """y_1 ... y_T (B, T, E), int64 (B,) on the CPU, (B, S, M), (B, T, S) -> Inferred."""
+        """y_1 ... y_T (B, T, E), int64 (B,), (B, S, M), (B, T, S) -> Inferred."""
         read, _ = run_rnn(self.rnn, embedded, lengths)
         energies = wide(self.score(self.dropout(read), self.score.keys(states)))
         nowhere = prior.detach() == 0

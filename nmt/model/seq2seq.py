@@ -197,7 +197,7 @@ class Seq2Seq(nn.Module):
         """int64 (B, T) = y_1 ... y_T, the state, the prior (B, T, S) -> what the inference network says."""
         assert self.inference is not None
         memory, _ = state.attention()
-        lengths = target_out.ne(int(self.target_embedding.padding_idx or 0)).sum(1).cpu()
+        lengths = target_out.ne(int(self.target_embedding.padding_idx or 0)).sum(1)
         embedded = masked(self._embed_target(target_out), state.weights.word_mask)
         inferred: Inferred = self.inference(embedded, lengths, memory.values, prior)
         return inferred

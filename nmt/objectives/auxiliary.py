@@ -35,6 +35,10 @@ class CoverageLoss(NamedTuple):
         total = self.weight * loss if step > self.start else torch.zeros_like(loss)
         return AddedLoss(total, {"coverage_loss": loss})
 
+    def repeats_kernels(self, step: int) -> bool:
+        """See Objective.repeats_kernels."""
+        return step > self.start
+
 
 class GuidedAlignment(NamedTuple):
     """Pulls the attention towards given word alignments   (Chen et al. 2016, with cross-entropy)."""
@@ -47,6 +51,10 @@ class GuidedAlignment(NamedTuple):
         assert prediction.batch.alignment is not None
         loss = guided_alignment_loss(prediction.decoded.log_weights, prediction.batch.alignment)
         return AddedLoss(self.weight * loss, {"alignment_loss": loss})
+
+    def repeats_kernels(self, step: int) -> bool:
+        """See Objective.repeats_kernels."""
+        return True
 
 
 class PolicyGradient(NamedTuple):
@@ -64,6 +72,10 @@ class PolicyGradient(NamedTuple):
         terms = {"policy_loss": result.loss, "policy_entropy": result.entropy}
         return AddedLoss(self.weight * result.loss + result.regression, terms)
 
+    def repeats_kernels(self, step: int) -> bool:
+        """See Objective.repeats_kernels."""
+        return False
+
 
 class Divergence(NamedTuple):
     """KL(q || a_t) between an inference network and the prior, exact for categorical distributions: with the expected
@@ -79,6 +91,10 @@ class Divergence(NamedTuple):
         assert log_prior is not None
         loss = divergence(inferred.log_probs, log_prior, prediction.batch.target_out != self.pad)
         return AddedLoss(self.weight * loss, {"kl_loss": loss})
+
+    def repeats_kernels(self, step: int) -> bool:
+        """See Objective.repeats_kernels."""
+        return True
 
 
 class InferenceGradient(NamedTuple):
@@ -97,6 +113,10 @@ class InferenceGradient(NamedTuple):
         advantage = (-prediction.terms["loss"] - baseline).masked_fill(targets == self.pad, 0.0)
         loss = -(advantage * decoded.inferred.log_prob).sum()
         return AddedLoss(loss, {"inference_loss": loss})
+
+    def repeats_kernels(self, step: int) -> bool:
+        """See Objective.repeats_kernels."""
+        return False
 
 
 Auxiliary = CoverageLoss | GuidedAlignment | PolicyGradient | Divergence | InferenceGradient

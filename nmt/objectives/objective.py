@@ -16,7 +16,6 @@ from nmt.config.schema.alignment import Sampled, Variational
 from nmt.config.schema.attention import LinearCoverage, ScoredAttention
 from nmt.data.batching import Batch
 from nmt.data.tokenizer import Tokenizer
-from nmt.model.latent import LatentDecoder
 from nmt.model.seq2seq import Seq2Seq
 from nmt.objectives.auxiliary import (
     Auxiliary,
@@ -90,11 +89,11 @@ class Objective:
             steps = config.training.scheduled_sampling_steps
             self.scheduled = ScheduledSampling(model, config.training.scheduled_sampling, steps, target)
 
-    @property
-    def repeats_kernels(self) -> bool:
-        """Do all batches of a shape need the same operations on a GPU, without waiting for it, in every update?"""
-        plain = type(self.loss) is TokenLoss and self.risk is None and self.scheduled is None and not self.auxiliary
-        return plain and not isinstance(self.model.decoder, LatentDecoder)
+    def repeats_kernels(self, step: int) -> bool:
+        """From update number `step` on, do batches of one shape need the same operations on a GPU, with no other data
+        than the tensors of the batch? Sampled positions depend on which sentences it has."""
+        plain = type(self.loss) is TokenLoss and self.risk is None and self.scheduled is None
+        return plain and all(auxiliary.repeats_kernels(step) for auxiliary in self.auxiliary)
 
     def __call__(self, batch: Batch, step: int, tokens_per_sentence: float | None = None) -> Value:
         """The objective for a batch on the model's device, in update number `step` (from 1).

@@ -1,6 +1,7 @@
 """Losses and probabilities of mixtures: each target position has several readouts, and a weight for each.
 
-The logits of all readouts of all positions never exist at once. Readouts without weight are left out.
+The logits of all readouts of all positions never exist at once. On a CPU, readouts without weight are left out, which
+elsewhere would make the CPU wait for the device.
 
 Shapes: C copies of a batch, N target positions, n of them in a chunk, K readouts of a position, m readouts with weight
 in a chunk, R readout, V vocabulary.
@@ -63,7 +64,7 @@ def mixture_loss(
 
 
 class _Rows(NamedTuple):
-    """The readouts with weight of some positions, ordered by position."""
+    """The readouts of some positions that are computed, ordered by position."""
 
     places: Tensor  # int64 (m,) among all C * N * K readouts
     owners: Tensor  # int64 (m,) copy * n + position
@@ -71,13 +72,23 @@ class _Rows(NamedTuple):
 
 
 def _rows(mixing: Tensor, counted: Tensor, positions: slice) -> _Rows:
-    _, N, K = mixing.shape
-    present = (mixing[:, positions] > 0) & counted[positions, None]
-    n = present.shape[1]
-    position, copy, component = present.transpose(0, 1).nonzero().unbind(1)
+    C, N, K = mixing.shape
+    n = positions.stop - positions.start
+    if leaves_out(mixing):
+        present = (mixing[:, positions] > 0) & counted[positions, None]
+        position, copy, component = present.transpose(0, 1).nonzero().unbind(1)
+        ends = torch.bincount(position, minlength=n).cumsum(0).tolist()
+    else:
+        index = torch.arange(n * C * K, device=mixing.device)
+        position, copy, component = index // (C * K), index // K % C, index % K
+        ends = list(range(C * K, n * C * K + 1, C * K))
     places = (copy * N + positions.start + position) * K + component
-    ends = torch.bincount(position, minlength=n).cumsum(0).tolist()
     return _Rows(places, copy * n + position, ends)
+
+
+def leaves_out(mixing: Tensor) -> bool:
+    """Are readouts without weight left out?"""
+    return mixing.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 class _Gradients(NamedTuple):
@@ -144,7 +155,7 @@ class _MixtureLoss(torch.autograd.Function):
                 if gradients is not None:
                     logits_grad, shares_grad = torch.autograd.grad(loss, (part_logits, shares), factors[positions])
                     gradients.bias.add_(logits_grad.sum(0))
-                    gradients.mixing.index_copy_(0, rows.places[own], shares_grad)
+                    gradients.mixing.index_copy_(0, rows.places[own], shares_grad.masked_fill_(shares == 0, 0.0))
                     logits[own] = logits_grad.to(logits.dtype)
             if gradients is not None:
                 gradients.readouts.index_copy_(0, rows.places, input_gradient(logits, weight).to(flat.dtype))
@@ -174,9 +185,8 @@ def mixture_log_probs(readouts: Tensor, weight: Weight, bias: Tensor, mixing: Te
 
 
 def _mixed(readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor) -> Tensor:
-    """sum_k w_k p_k: (N, K, R), (V, R), (V,), (N, K) -> (N, V). On a CPU, readouts without weight are left out, which
-    elsewhere would make the CPU wait for the device."""
-    if readouts.device.type != "cpu" or torch.compiler.is_compiling():
+    """sum_k w_k p_k: (N, K, R), (V, R), (V,), (N, K) -> (N, V)."""
+    if not leaves_out(mixing):
         logits = linear(readouts, weight, bias)
         probs = logits.softmax(-1, dtype=wide_dtype(logits.dtype))
         return torch.bmm(mixing[:, None].to(probs.dtype), probs).squeeze(1)
@@ -190,12 +200,15 @@ def _mixed(readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor) -> Te
 def target_log_probs(readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor, targets: Tensor) -> Tensor:
     """log p_k(target): (N, K, R), (V, R), (V,), (N, K), int64 (N,) -> float32 or wider (N, K), 0 for readouts without
     weight. Its backward pass computes the logits again, as a loop would otherwise keep those of all its steps."""
-    places = mixing.flatten().nonzero()[:, 0]
+    weights = mixing.flatten()
+    places = weights.nonzero()[:, 0] if leaves_out(mixing) else torch.arange(len(weights), device=mixing.device)
     rows, targets = readouts.flatten(0, 1).index_select(0, places), targets[places // mixing.shape[1]]
     if isinstance(weight, Tensor) and len(rows):
         log_probs: Tensor = _TargetLogProbs.apply(rows, weight, bias, targets)  # type: ignore[no-untyped-call]
     else:
         log_probs = _chosen(linear(rows, weight, bias), targets)[0]
+    if not leaves_out(mixing):
+        return log_probs.masked_fill(weights == 0, 0.0).view(mixing.shape)
     return log_probs.new_zeros(mixing.numel()).index_put((places,), log_probs).view(mixing.shape)
 
 

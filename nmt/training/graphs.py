@@ -24,8 +24,9 @@ T = TypeVar("T")
 
 LENGTH_STEP = 8  # lengths are padded to a multiple of this
 Shape = tuple[int, int, int]  # B, S, T
-Passes = Callable[[Batch, Tensor | int], Value]
-"""A batch on the device, and the target tokens to divide by -> its value; adds to the parameters' gradients."""
+Passes = Callable[[Batch, Any, int, float], Value]
+"""A batch on the device, the target tokens to divide by (a number or ()), the number of the update, mean target tokens
+per sentence -> the batch's value; adds to the parameters' gradients."""
 
 
 def padded_shape(batch: Batch) -> Shape:
@@ -48,7 +49,14 @@ def pad_to(batch: Batch, shape: Shape, source_pad: int, target_pad: int) -> Batc
         lengths=F.pad(batch.lengths, (0, B - len(batch.lengths)), value=1),
         target_in=padded(batch.target_in, T, target_pad),
         target_out=padded(batch.target_out, T, target_pad),
+        alignment=None if batch.alignment is None else _padded_alignment(batch.alignment, shape),
     )
+
+
+def _padded_alignment(alignment: Tensor, shape: Shape) -> Tensor:
+    B, S, T = shape
+    before = alignment.shape
+    return F.pad(alignment, (0, S - before[2], 0, T - before[1], 0, B - before[0]))
 
 
 class Recorder(Protocol):
@@ -110,10 +118,10 @@ class Recording(NamedTuple):
     launch: Callable[[], None]
 
     @classmethod
-    def make(cls, passes: Passes, batch: Batch, recorder: Recorder) -> Self:
-        """Record the passes for batches of this one's shape."""
+    def make(cls, passes: Passes, batch: Batch, step: int, recorder: Recorder) -> Self:
+        """Record the passes for batches of this one's shape, in this update and later ones."""
         tokens = torch.ones((), device=batch.source.device)
-        value, launch = recorder.record(lambda: passes(batch, tokens))
+        value, launch = recorder.record(lambda: passes(batch, tokens, step, 1.0))
         return cls(batch, tokens, value, launch)
 
     def __call__(self, batch: Batch, tokens: int) -> Value:
@@ -155,27 +163,27 @@ class GraphedPasses:
         for parameter in self.parameters:
             parameter.grad = self.gradients.get(parameter)
 
-    def __call__(self, batch: Batch, tokens: int) -> Value:
-        """The value of a batch on the CPU. Adds its gradient, divided by `tokens`, to the parameters' gradients."""
+    def __call__(self, batch: Batch, tokens: int, step: int, tokens_per_sentence: float) -> Value:
+        """See Passes. Lengths are moved to the device, also where nothing is recorded: so the draws are the same."""
         shape = padded_shape(batch)
-        batch = pad_to(batch, shape, *self.pads).to(self.device)
+        batch = pad_to(batch, shape, *self.pads)
+        batch = batch._replace(lengths=batch.lengths.to(self.device, non_blocking=True))
         if shape in self.recordings:
             return self.recordings[shape](batch, tokens)
         self.seen[shape] += 1
         if self.can_record and self.seen[shape] > 1 and len(self.recordings) < self.limit:
-            return self._record(shape, batch, tokens)
-        value = self.passes(batch, tokens)
+            return self._record(shape, batch, tokens, step)
+        value = self.passes(batch, tokens, step, tokens_per_sentence)
         if not self.gradients:
             used = [parameter for parameter in self.parameters if parameter.grad is not None]
             self.gradients = {parameter: torch.zeros_like(parameter) for parameter in used}
         return value
 
-    def _record(self, shape: Shape, batch: Batch, tokens: int) -> Value:
+    def _record(self, shape: Shape, batch: Batch, tokens: int, step: int) -> Value:
         """The value of a batch, whose passes are recorded for the next ones of its shape."""
-        batch = batch._replace(lengths=batch.lengths.to(self.device))
-        value = self.recorder.compute(lambda: self.passes(batch, tokens))
+        value = self.recorder.compute(lambda: self.passes(batch, tokens, step, 1.0))
         try:
-            self.recordings[shape] = Recording.make(self.passes, batch, self.recorder)
+            self.recordings[shape] = Recording.make(self.passes, batch, step, self.recorder)
         except RuntimeError as error:
             self.limit = len(self.recordings)
             cause = error.__context__ or error
@@ -184,8 +192,8 @@ class GraphedPasses:
         return value
 
 
-def _tensors(batch: Batch) -> tuple[Tensor, ...]:
-    return batch.source, batch.lengths, batch.target_in, batch.target_out
+def _tensors(batch: Batch) -> list[Tensor]:
+    return [part for part in batch if isinstance(part, Tensor)]
 
 
 def _next_multiple(length: int) -> int:

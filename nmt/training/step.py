@@ -4,7 +4,6 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -16,7 +15,7 @@ from nmt.distributed import GradientSum
 from nmt.machine import Machine, is_out_of_memory, release_memory
 from nmt.model.seq2seq import Seq2Seq
 from nmt.objectives.objective import Objective, Value
-from nmt.training.graphs import GraphedPasses
+from nmt.training.graphs import GraphedPasses, Passes
 
 log = logging.getLogger(__name__)
 
@@ -124,10 +123,9 @@ class Updater:
         self.parameters = [parameter for parameter in model.parameters() if id(parameter) not in policy]
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
         self.graphed: GraphedPasses | None = None
-        if graphs and machine.device.type == "cuda" and objective.repeats_kernels:
+        if graphs and machine.device.type == "cuda":
             pads = int(model.source_embedding.padding_idx or 0), objective.loss.pad
-            passes = partial(self._passes, step=0, tokens_per_sentence=1.0)
-            self.graphed = GraphedPasses(passes, self.parameters, pads, machine.device, graphs)
+            self.graphed = GraphedPasses(self._passes, self.parameters, pads, machine.device, graphs)
 
     def __call__(
         self,
@@ -179,11 +177,11 @@ class Updater:
         """Add up gradients, the objective in `total` (), and its terms, which it returns."""
         terms: dict[str, Tensor] = {}
         tokens = global_batch.tokens
+        passes: Passes = self._passes
+        if self.graphed is not None and self.objective.repeats_kernels(step):
+            passes = self.graphed
         for batch in batches:
-            if self.graphed is None:
-                value = self._passes(batch.to(self.machine.device), tokens, step, tokens / global_batch.sentences)
-            else:
-                value = self.graphed(batch, tokens)
+            value = passes(batch.to(self.machine.device), tokens, step, tokens / global_batch.sentences)
             total += value.total
             terms = {name: terms[name] + term if terms else term for name, term in value.terms.items()}
         return terms
