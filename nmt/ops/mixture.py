@@ -20,26 +20,45 @@ from nmt.ops.output_loss import CHUNK_NUMBERS, CPU_NUMBERS, GPU_NUMBERS, Criteri
 from nmt.ops.packed import Weight
 from nmt.ops.precision import finite_log, in_autocast_dtype, wide, wide_dtype
 
-CombineReadouts = Callable[[Criterion, Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, dict[str, Tensor]]]
-"""A criterion, the logits (m, V) of a chunk's readouts, their weights as a matrix (C * n, m), and what else the
-criterion reads, (n, ...) each -> loss to minimise (n,), terms to report (n,)."""
+
+class Mixing(NamedTuple):
+    """The weights of a chunk's readouts."""
+
+    shares: Tensor  # (m,)
+    owners: Tensor  # int64 (m,) copy * n + position
+    size: int  # C * n
+    by_position: tuple[int, int] | None  # C, K if no readout is left out: the rows are then (n, C, K) in this order
+
+    def sum(self, values: Tensor) -> Tensor:
+        """sum_k w_k v_k: (m, d) of the readouts -> (C * n, d)."""
+        if self.by_position is None:
+            matrix = self.shares.new_zeros(self.size, len(self.shares))
+            return matrix.index_put((self.owners, torch.arange(len(self.shares))), self.shares) @ values
+        C, K = self.by_position
+        sums = torch.bmm(self.shares.view(-1, 1, K), values.view(-1, K, values.shape[1]))
+        return sums.view(-1, C, values.shape[1]).transpose(0, 1).flatten(0, 1)
+
+
+CombineReadouts = Callable[[Criterion, Tensor, Mixing, tuple[Tensor, ...]], tuple[Tensor, dict[str, Tensor]]]
+"""A criterion, the logits (m, V) of a chunk's readouts, their weights, and what else the criterion reads, (n, ...) each
+-> loss to minimise (n,), terms to report (n,)."""
 
 
 def criterion_of_mean(
-    criterion: Criterion, logits: Tensor, mixing: Tensor, by_position: tuple[Tensor, ...]
+    criterion: Criterion, logits: Tensor, mixing: Mixing, by_position: tuple[Tensor, ...]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The criterion of log sum_k w_k p_k: a mixture's log-probabilities are logits that are already normalised."""
-    probs = mixing @ logits.softmax(-1)
+    probs = mixing.sum(logits.softmax(-1))
     return criterion(finite_log(probs).view(-1, len(by_position[0]), logits.shape[-1]), *by_position)
 
 
 def mean_of_criteria(
-    criterion: Criterion, logits: Tensor, mixing: Tensor, by_position: tuple[Tensor, ...]
+    criterion: Criterion, logits: Tensor, mixing: Mixing, by_position: tuple[Tensor, ...]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """sum_k w_k criterion(logits_k), for one copy."""
-    owners = mixing.detach().argmax(0)
-    loss, terms = criterion(logits[None], *(tensor[owners] for tensor in by_position))
-    return mixing @ loss, {name: mixing.detach() @ term for name, term in terms.items()}
+    loss, terms = criterion(logits[None], *(tensor[mixing.owners] for tensor in by_position))
+    constant = mixing._replace(shares=mixing.shares.detach())
+    return mixing.sum(loss[:, None])[:, 0], {name: constant.sum(term[:, None])[:, 0] for name, term in terms.items()}
 
 
 def mixture_loss(
@@ -130,7 +149,7 @@ class _MixtureLoss(torch.autograd.Function):
         total, reported = factors.new_zeros(()), dict[str, list[Tensor]]()
         gradients = _Gradients.zeros(flat, weight, bias, flat_mixing) if differentiate else None
         numbers = CPU_NUMBERS if weight.device.type == "cpu" else GPU_NUMBERS
-        columns = C * K * len(weight)
+        columns, complete = C * K * len(weight), None if leaves_out(mixing) else (C, K)
         for chunk in slices(N, columns, CHUNK_NUMBERS):
             rows = _rows(mixing, counted, chunk)
             chunk_readouts = flat.index_select(0, rows.places)
@@ -145,10 +164,9 @@ class _MixtureLoss(torch.autograd.Function):
                 owners = rows.owners[own]
                 owners = owners // n * size + owners % n - part.start
                 with torch.set_grad_enabled(differentiate):
-                    matrix = shares.new_zeros(C * size, len(shares))
-                    matrix = matrix.index_put((owners, torch.arange(len(shares), device=owners.device)), shares)
                     others = tuple(tensor[positions] for tensor in by_position)
-                    loss, named = combine(criterion, part_logits, matrix, others)
+                    weights = Mixing(shares, owners, C * size, complete)
+                    loss, named = combine(criterion, part_logits, weights, others)
                 total += loss.detach() @ factors[positions]
                 for name, term in named.items():
                     reported.setdefault(name, []).append(term.detach() * factors[positions])

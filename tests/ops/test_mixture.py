@@ -54,6 +54,7 @@ def naive(inputs: list[Tensor], problem: Problem, criterion: Criterion, of_losse
     return total
 
 
+@pytest.mark.parametrize("leaves_out", [True, False], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("chunk", [2**24, 3 * V * K, 1], ids=["whole", "chunks", "single"])
 @pytest.mark.parametrize(
     ("criterion", "copies", "of_losses"),
@@ -65,8 +66,9 @@ def naive(inputs: list[Tensor], problem: Problem, criterion: Criterion, of_losse
     ids=["mean", "losses", "r_drop"],
 )
 def test_loss_and_gradients_equal_the_formula(
-    criterion: Criterion, copies: int, of_losses: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+    criterion: Criterion, copies: int, of_losses: bool, chunk: int, leaves_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mixture, "leaves_out", lambda _: leaves_out)
     monkeypatch.setattr(mixture, "CHUNK_NUMBERS", chunk)
     monkeypatch.setattr(mixture, "CPU_NUMBERS", max(1, chunk // 2))
     problem = Problem(copies)
@@ -101,10 +103,12 @@ def test_probabilities_without_weight_are_finite() -> None:
     assert (log_probs[5] == log_probs[5, 0]).all()
 
 
+@pytest.mark.parametrize("leaves_out", [True, False], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("chunk", [2**24, 2 * V])
 def test_target_log_probs_equal_the_formula_and_their_gradients_differences(
-    chunk: int, monkeypatch: pytest.MonkeyPatch
+    chunk: int, leaves_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mixture, "leaves_out", lambda _: leaves_out)
     monkeypatch.setattr(mixture, "CHUNK_NUMBERS", chunk)
     problem = Problem()
     readouts, weight, bias, mixing = problem.operands
