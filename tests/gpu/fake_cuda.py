@@ -35,6 +35,7 @@ class FakeCUDA(TorchDispatchMode):
         self.fake = FakeTensorMode(allow_non_fake_inputs=False)
         self.kernels: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()  # by place in the package
+        self.transfers: Counter[str] = Counter()  # copies between host and device, by place, also without waiting
         self.copies: list[tuple[Tensor, Tensor]] = []  # on the device, and what on the host they are copies of
 
     def __torch_dispatch__(
@@ -71,6 +72,7 @@ class FakeCUDA(TorchDispatchMode):
         return self.fake.from_tensor(value) if real and value.dim() == 0 else value
 
     def _copy(self, func: Any, tensor: Tensor, to_device: bool, kwargs: dict[str, Any]) -> Tensor:  # noqa: ANN401
+        self.transfers[_place()] += 1
         if not kwargs.get("non_blocking"):
             self._wait("copy to the device" if to_device else "copy to the host")
         if to_device:

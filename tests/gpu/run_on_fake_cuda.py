@@ -3,8 +3,9 @@
     LD_PRELOAD=LIBRARY python run_on_fake_cuda.py CASE...
 
 LIBRARY: fake_cuda.cpp, compiled. CASE: overrides of nmt-train separated by spaces, or plant=item|device, a fault in all
-further cases. A line of JSON each: the kernels per target step, forward and backward, and the places that wait for the
-device, with their number, in an update and in a step of each search.
+further cases. A line of JSON each: the kernels per target step, forward and backward, the places that wait for the
+device, with their number, in an update and in a step of each search, and the places of a recorded update that wait or
+copy between host and device.
 """
 
 import json
@@ -31,10 +32,12 @@ from nmt.objectives.objective import Objective
 from nmt.search.beam import beam_search
 from nmt.search.hypothesis import LengthPenalty, Limits, Symbols
 from nmt.search.rollout import greedy_search
+from nmt.training.graphs import pad_to, padded_shape
 from nmt.training.optimizer import make_optimizer
 from nmt.training.step import Updater
 
 PAD, BOS, EOS, V = 0, 2, 3, 50
+LATE = 10_000  # the number of an update after the start of every loss
 PENALTY = LengthPenalty("average", 1.0)
 TARGET = cast(Any, SimpleNamespace(pad=PAD, bos=BOS, eos=EOS, tag_ids=()))
 TOKENIZERS = cast(Any, SimpleNamespace(source=TARGET, target=TARGET))
@@ -57,22 +60,43 @@ def counted(mode: FakeCUDA, work: Any) -> Counts:  # noqa: ANN401
     return sum(mode.kernels.values()), dict(mode.waits)
 
 
-def update_counts(mode: FakeCUDA, config: schema.TrainConfig, machine: Machine, steps: int) -> tuple[int, Counts]:
-    """Kernels of the forward pass alone, and counts of a whole update."""
+def updater_of(mode: FakeCUDA, config: schema.TrainConfig, machine: Machine) -> Updater:
     model = cast(Seq2Seq, on_cuda(build_model(config, V, V, (PAD, PAD)), mode)).train()
     teachers = [model] if config.objective.kind == "distillation" else []
     with mode:
         objective = Objective(model, config, TARGET, teachers)
     # Not capturable or fused: torch checks these against a real device.
     values = SGD.model_validate({"kind": "sgd", "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0})
-    updater = Updater(model, objective, make_optimizer(values, model), 1.0, machine)
+    return Updater(model, objective, make_optimizer(values, model), 1.0, machine)
+
+
+def update_counts(mode: FakeCUDA, config: schema.TrainConfig, machine: Machine, steps: int) -> tuple[int, Counts]:
+    """Kernels of the forward pass alone, and counts of a whole update."""
+    updater = updater_of(mode, config, machine)
     batch = batch_of(steps, config.training.guided_alignment > 0)
 
     def forward() -> None:
         with machine.autocast():
-            objective(batch.to(CUDA), 1)
+            updater.objective(batch.to(CUDA), 1)
 
     return counted(mode, forward)[0], counted(mode, lambda: updater([batch], 0.1, 1))
+
+
+def recorded_transfers(mode: FakeCUDA, config: schema.TrainConfig, machine: Machine) -> list[str] | None:
+    """Places that wait or copy within the passes of a late update that a graph would record; None: it would not."""
+    updater = updater_of(mode, config, machine)
+    if not updater.objective.repeats_kernels(LATE):
+        return None
+    batch = batch_of(4, config.training.guided_alignment > 0)
+    padded = pad_to(batch, padded_shape(batch), PAD, PAD)
+    with mode:
+        on_device = padded.to(CUDA)
+        on_device = on_device._replace(lengths=padded.lengths.to(CUDA))
+        tokens = torch.ones((), device=CUDA)
+        mode.transfers.clear()
+        mode.waits.clear()
+        updater._passes(on_device, tokens, LATE, 1.0)
+    return [*mode.transfers, *mode.waits]
 
 
 def search_counts(
@@ -131,6 +155,7 @@ def measure(overrides: list[str]) -> dict[str, Any]:
         searches[name] = {"kernels of a step": three[0] - two[0], "waits of a step": added(three[1], two[1])}
     return {
         "update waits": update[1],
+        "recorded transfers": recorded_transfers(mode, config, machine),
         "forward kernels": forward - shorter_forward,
         "backward kernels": update[0] - shorter_update[0] - (forward - shorter_forward),
         "searches": searches,

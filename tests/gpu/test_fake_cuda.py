@@ -115,6 +115,7 @@ TYPICAL = ["nematus", "luong_dot decoder=lstm", "luong_local_p", "multihead", "c
 def test_every_preset_stays_on_the_device(names: list[str], library: Path) -> None:
     for name, result in zip(names, results(library, *(f"attention={n} precision=bf16" for n in names)), strict=True):
         assert_waits_only_where_it_must(result, set())
+        assert result["recorded transfers"] == (None if name == "hard" else [])
         forward, backward = KERNELS[name]
         assert result["forward kernels"] <= forward, name
         assert result["backward kernels"] <= backward, name
@@ -128,7 +129,20 @@ def test_every_objective_and_regulariser_stays_on_the_device(chosen: slice, libr
     for case, result in zip(cases, results(library, *(f"{case} precision=bf16" for case in cases)), strict=True):
         also = OBJECTIVES[case]
         assert "ensemble" in result["searches"]
+        assert not result["recorded transfers"]
         assert_waits_only_where_it_must(result, also)
+
+
+LATENT = ["attention=marginal", "attention=posterior", "attention=variational", "attention=hard_monotonic"]
+
+
+@pytest.mark.parametrize(
+    "cases", [LATENT[:2], pytest.param(LATENT[2:], marks=pytest.mark.slow)], ids=["marginal and posterior", "rest"]
+)
+def test_latent_positions_are_recorded(cases: list[str], library: Path) -> None:
+    for result in results(library, *(f"{case} precision=bf16" for case in cases)):
+        assert result["recorded transfers"] == []
+        assert_waits_only_where_it_must(result, set())
 
 
 @pytest.mark.slow

@@ -1,0 +1,223 @@
+"""Recorded passes, with a recorder that computes on the CPU what a CUDA graph would compute."""
+
+import gc
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nmt.config.schema import TrainConfig
+from nmt.data.batching import Batch, make_batches
+from nmt.data.prepare import prepare
+from nmt.machine import Machine
+from nmt.model.load import new_model
+from nmt.objectives.objective import Objective, Value
+from nmt.training.graphs import GraphedPasses, pad_to, padded_shape
+from nmt.training.optimizer import make_optimizer
+from nmt.training.step import Updater
+
+Config = Callable[..., TrainConfig]
+CPU = torch.device("cpu")
+STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0", "optimizer=sgd"]
+PAD, BOS = 0, 2
+
+
+class Recomputing:
+    """Each launch computes the passes again, and writes their value into the same tensors."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter], fails_after: int | None = None) -> None:
+        self.parameters, self.fails_after = parameters, fails_after
+        self.recorded = self.launched = 0
+
+    def compute(self, passes: Callable[[], Value]) -> Value:
+        return passes()
+
+    def record(self, passes: Callable[[], Value]) -> tuple[Value, Callable[[], None]]:
+        if self.recorded == self.fails_after:
+            raise RuntimeError("operation not permitted when stream is capturing\nCUDA kernel errors ...")
+        self.recorded += 1
+        gradients = [None if each.grad is None else each.grad.clone() for each in self.parameters]
+        value = passes()
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            assert (parameter.grad is None) == (gradient is None)
+            if parameter.grad is not None and gradient is not None:
+                parameter.grad.copy_(gradient)
+
+        def launch() -> None:
+            self.launched += 1
+            again = passes()
+            value.total.copy_(again.total)
+            for name, term in again.terms.items():
+                value.terms[name].copy_(term)
+
+        return value, launch
+
+
+class Training:
+    """Updates of one model on the first batches of the demo corpus."""
+
+    def __init__(self, config: TrainConfig, limit: int | None = None, fails_after: int | None = None) -> None:
+        """limit: of recordings; None: passes are not padded either."""
+        prepared = prepare(config.data, config.tokenizer)
+        torch.manual_seed(3)
+        self.model = new_model(config, prepared.tokenizers).train()
+        objective = Objective(self.model, config, prepared.tokenizers.target)
+        optimizer = make_optimizer(config.optimizer, self.model)
+        self.updater = Updater(self.model, objective, optimizer, None, Machine(CPU, "fp32"), 40)
+        assert self.updater.graphed is None  # on a CPU
+        self.recorder = Recomputing(list(self.model.parameters()), fails_after)
+        if limit is not None:
+            pads = prepared.tokenizers.source.pad, prepared.tokenizers.target.pad
+            self.updater.graphed = GraphedPasses(
+                self.updater._passes, self.updater.parameters, pads, CPU, limit, self.recorder
+            )
+        self.batches = make_batches(prepared, "train", config)
+        self.plan = list(self.batches.epoch(0))[:3]
+
+    def update(self, step: int, parts: int = 1) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """The terms and the gradient norm of an update."""
+        batches = self.batches.load(self.plan[step % len(self.plan)], 0, parts)
+        done = self.updater(batches, 0.05, step)
+        assert done.applied
+        return done.terms, done.gradient_norm
+
+    def weights(self) -> torch.Tensor:
+        return torch.cat([parameter.detach().flatten() for parameter in self.model.parameters()])
+
+
+def batch_of(rows: int, source: int, target: int) -> Batch:
+    ids = [torch.randint(4, 50, (rows, length)) for length in (source, target, target)]
+    lengths = torch.full((rows,), source)
+    return Batch(np.arange(rows), ids[0], lengths, ids[1], ids[2], rows * target, torch.rand(rows, target, source))
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"), [(1, 1), (2, 2), (3, 3), (4, 4), (5, 6), (7, 8), (64, 64), (65, 96), (97, 128), (400, 512)]
+)
+def test_shapes_are_few_and_not_much_larger(rows: int, expected: int) -> None:
+    assert padded_shape(batch_of(rows, 8, 9)) == (expected, 8, 16)
+
+
+def test_padding_adds_sentences_without_targets() -> None:
+    batch = batch_of(5, 7, 9)
+    padded = pad_to(batch, (6, 8, 16), 1, PAD)
+    assert padded.source.shape == (6, 8)
+    assert padded.target_in.shape == padded.target_out.shape == (6, 16)
+    assert torch.equal(padded.source[:5, :7], batch.source)
+    assert torch.equal(padded.target_out[:5, :9], batch.target_out)
+    assert padded.source[5].eq(1).all()
+    assert padded.source[:, 7].eq(1).all()
+    assert padded.target_out[5].eq(PAD).all()
+    assert padded.lengths.tolist() == [7] * 5 + [1]
+    assert batch.alignment is not None
+    assert padded.alignment is not None
+    assert torch.equal(padded.alignment[:5, :9, :7], batch.alignment)
+    assert padded.alignment.sum() == batch.alignment.sum()
+
+
+# Between them: fixed vectors, local windows, heads, a past, latent positions, all kinds of decoder and regularisation.
+MODELS = [
+    "attention=none",
+    "attention=bahdanau training.guided_alignment=0.3",
+    "attention=luong_local_p",
+    "attention=multihead encoder/self_attention=attention",
+    "attention=coverage attention.coverage.loss_start=0 decoder.copy=true",
+    "attention=gnmt encoder.hidden=16",
+    "attention=marginal decoder.lexical=true",
+    "attention=variational",
+    "attention=hard_monotonic",
+    "attention=nematus encoder.layer_norm=true decoder.layer_norm=true decoder.bridge=mean",
+    "attention=luong_dot embedding.frozen=true embedding.tie_output=false training.start_from=run",
+]
+
+
+@pytest.mark.parametrize("overrides", MODELS)
+def test_recorded_updates_are_those_of_plain_passes(overrides: str, train_config: Config) -> None:
+    config = train_config(*STILL, *overrides.split())
+    plain, recorded = Training(config), Training(config, limit=2)
+    for training in (plain, recorded):
+        if config.embedding.frozen:
+            training.model.source_embedding.requires_grad_(False)
+    for step in range(1, 11):
+        (terms, norm), (expected, expected_norm) = recorded.update(step), plain.update(step)
+        torch.testing.assert_close(terms, expected, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(norm, expected_norm, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(recorded.weights(), plain.weights(), rtol=1e-3, atol=1e-5)
+    assert recorded.recorder.recorded == 2
+    assert recorded.recorder.launched > 2
+    if config.embedding.frozen:
+        assert recorded.model.source_embedding.weight.grad is None
+
+
+def test_parts_of_a_batch_are_recorded_from_the_second_update_on(train_config: Config) -> None:
+    config = train_config(*STILL)
+    plain, recorded = Training(config), Training(config, limit=40)
+    for step in range(1, 9):
+        terms, expected = recorded.update(step, parts=3)[0], plain.update(step, parts=3)[0]
+        torch.testing.assert_close(terms, expected, rtol=1e-4, atol=1e-3)
+        if step == 1:
+            assert recorded.recorder.recorded == 0  # which parameters have gradients is known after the first update
+    torch.testing.assert_close(recorded.weights(), plain.weights(), rtol=1e-3, atol=1e-5)
+    assert recorded.recorder.launched > 0
+
+
+def test_a_recording_that_fails_is_the_last_one(train_config: Config, caplog: pytest.LogCaptureFixture) -> None:
+    config = train_config(*STILL)
+    plain, recorded = Training(config), Training(config, limit=40, fails_after=1)
+    with caplog.at_level(logging.WARNING):
+        for step in range(1, 12):
+            recorded.update(step)
+            plain.update(step)
+    torch.testing.assert_close(recorded.weights(), plain.weights(), rtol=1e-3, atol=1e-5)
+    assert recorded.recorder.recorded == 1
+    messages = [record.message for record in caplog.records if "CUDA graphs" in record.message]
+    assert len(messages) == 1
+    assert messages[0].endswith("operation not permitted when stream is capturing")
+
+
+def test_a_coverage_loss_is_recorded_once_it_has_started(train_config: Config) -> None:
+    config = train_config(*STILL, "attention=coverage", "attention.coverage.loss_start=6")
+    plain, recorded = Training(config), Training(config, limit=40)
+    for step in range(1, 19):
+        terms, expected = recorded.update(step)[0], plain.update(step)[0]
+        torch.testing.assert_close(terms, expected, rtol=1e-4, atol=1e-3)
+        assert recorded.recorder.recorded == 0 or step > 6
+    torch.testing.assert_close(recorded.weights(), plain.weights(), rtol=1e-3, atol=1e-5)
+    assert recorded.recorder.launched > 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "repeats"),
+    [
+        ("attention=luong_dot training.r_drop=1", True),
+        ("attention=luong_dot training.scheduled_sampling=0.3", False),
+        ("attention=hard", False),
+        ("attention=variational attention.alignment.estimator=sample", False),
+        ("objective=minimum_risk training.start_from=run", False),
+    ],
+)
+def test_draws_of_sentences_and_other_passes_are_not_recorded(
+    overrides: str, repeats: bool, train_config: Config, tmp_path: Path
+) -> None:
+    training = Training(train_config(*STILL, *overrides.split()), limit=40)
+    assert training.updater.objective.repeats_kernels(1) == repeats
+    for step in range(1, 8):
+        training.update(step)
+    assert (training.recorder.recorded > 0) == repeats
+
+
+@pytest.mark.parametrize("overrides", ["attention=bahdanau", "attention=posterior", "attention=none training.r_drop=1"])
+def test_passes_leave_no_cycles_of_references(overrides: str, train_config: Config) -> None:
+    """Tensors in a cycle would live until Python looks for it, and so would what belongs to another CUDA stream."""
+    training = Training(train_config(*overrides.split()))
+    training.update(1)
+    gc.collect()
+    gc.disable()
+    try:
+        training.update(2)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
