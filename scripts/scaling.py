@@ -102,7 +102,8 @@ def measure(rank: int, size: int, port: int, config: TrainConfig, options: argpa
         torch.manual_seed(1)
         model = new_model(config, prepared.tokenizers).to(machine.device).train()
         objective = Objective(model, config, prepared.tokenizers.target)
-        updater = Updater(model, objective, make_optimizer(config.optimizer, model), 1.0, machine)
+        optimizer = make_optimizer(config.optimizer, model)
+        updater = Updater(model, objective, optimizer, 1.0, machine, config.training.cuda_graphs)
         reduction = GradientSum([*model.parameters()], torch.float32)
         largest = options.tokens[-1]
         batches = {tokens: batches_of(config, tokens) for tokens in options.tokens}
