@@ -27,14 +27,14 @@ class Mixing(NamedTuple):
     shares: Tensor  # (m,)
     owners: Tensor  # int64 (m,) copy * n + position
     size: int  # C * n
-    by_position: tuple[int, int] | None  # C, K if no readout is left out: the rows are then (n, C, K) in this order
+    complete: tuple[int, int] | None  # C, K if no readout is left out: the m are then (n, C, K)
 
     def sum(self, values: Tensor) -> Tensor:
         """sum_k w_k v_k: (m, d) of the readouts -> (C * n, d)."""
-        if self.by_position is None:
+        if self.complete is None:
             matrix = self.shares.new_zeros(self.size, len(self.shares))
             return matrix.index_put((self.owners, torch.arange(len(self.shares))), self.shares) @ values
-        C, K = self.by_position
+        C, K = self.complete
         sums = torch.bmm(self.shares.view(-1, 1, K), values.view(-1, K, values.shape[1]))
         return sums.view(-1, C, values.shape[1]).transpose(0, 1).flatten(0, 1)
 

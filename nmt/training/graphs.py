@@ -83,7 +83,7 @@ class CUDARecorder:
 
     def compute(self, passes: Callable[[], Value]) -> Value:
         """Computes on the stream that records, which the operations that add to gradients then belong to."""
-        gc.collect()  # of earlier passes, which may be parts of cycles, those operations belong to the other stream
+        gc.collect()  # what earlier passes left in cycles would keep those operations on the other stream
         others = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(others)
         with torch.cuda.stream(self.stream):
@@ -97,7 +97,8 @@ class CUDARecorder:
         try:
             value = self._record(graph, passes, self.pool)
         except RuntimeError:
-            # torch is left within the recording: with its stream, and its generator of random numbers.
+            # torch is still within the recording, with its stream and its generator of random numbers. A second
+            # recording resets the generator.
             torch.cuda.set_stream(others)
             self._record(torch.cuda.CUDAGraph(), lambda: torch.zeros((), device=self.device))
             raise
@@ -145,7 +146,8 @@ class GraphedPasses:
         limit: int,
         recorder: Recorder | None = None,
     ) -> None:
-        """pads: ids of source and target padding; limit: the most recordings; recorder: None: of CUDA graphs."""
+        """parameters: all of the model; pads: ids of source and target padding; limit: the most recordings; recorder:
+        None: of CUDA graphs."""
         self.passes, self.parameters, self.pads = passes, parameters, pads
         self.device, self.limit = device, limit
         self.recorder = CUDARecorder(device) if recorder is None else recorder

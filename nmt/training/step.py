@@ -125,7 +125,7 @@ class Updater:
         self.graphed: GraphedPasses | None = None
         if graphs and machine.device.type == "cuda":
             pads = int(model.source_embedding.padding_idx or 0), objective.loss.pad
-            self.graphed = GraphedPasses(self._passes, self.parameters, pads, machine.device, graphs)
+            self.graphed = GraphedPasses(self._passes, [*model.parameters()], pads, machine.device, graphs)
 
     def __call__(
         self,

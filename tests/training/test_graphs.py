@@ -72,7 +72,7 @@ class Training:
         if limit is not None:
             pads = prepared.tokenizers.source.pad, prepared.tokenizers.target.pad
             self.updater.graphed = GraphedPasses(
-                self.updater._passes, self.updater.parameters, pads, CPU, limit, self.recorder
+                self.updater._passes, [*self.model.parameters()], pads, CPU, limit, self.recorder
             )
         self.batches = make_batches(prepared, "train", config)
         self.plan = list(self.batches.epoch(0))[:3]
@@ -194,7 +194,7 @@ def test_a_coverage_loss_is_recorded_once_it_has_started(train_config: Config) -
     [
         ("attention=luong_dot training.r_drop=1", True),
         ("attention=luong_dot training.scheduled_sampling=0.3", False),
-        ("attention=hard", False),
+        ("attention=hard attention.alignment.baseline=learned", False),
         ("attention=variational attention.alignment.estimator=sample", False),
         ("objective=minimum_risk training.start_from=run", False),
     ],
@@ -202,11 +202,14 @@ def test_a_coverage_loss_is_recorded_once_it_has_started(train_config: Config) -
 def test_draws_of_sentences_and_other_passes_are_not_recorded(
     overrides: str, repeats: bool, train_config: Config, tmp_path: Path
 ) -> None:
-    training = Training(train_config(*STILL, *overrides.split()), limit=40)
+    config = train_config(*STILL, *overrides.split())
+    plain, training = Training(config), Training(config, limit=40)
     assert training.updater.objective.repeats_kernels(1) == repeats
     for step in range(1, 8):
         training.update(step)
+        plain.update(step)
     assert (training.recorder.recorded > 0) == repeats
+    torch.testing.assert_close(training.weights(), plain.weights(), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("overrides", ["attention=bahdanau", "attention=posterior", "attention=none training.r_drop=1"])
