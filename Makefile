@@ -41,7 +41,7 @@ test-slow: $(READY)  ## run the long tests that `make test` leaves out: kills, f
 	@$(BIN)/pytest -n auto --dist worksteal -m slow
 
 test-gpu: $(READY)  ## run the tests that need a CUDA GPU
-	@$(BIN)/pytest -m gpu
+	@$(BIN)/pytest -n auto --dist worksteal -m gpu
 
 lint: $(READY)  ## ruff and mypy
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

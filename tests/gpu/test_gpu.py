@@ -133,7 +133,7 @@ def updated(name: str, graphs: int) -> tuple[list[Tensor], GraphedPasses]:
     return found, updater.graphed
 
 
-@pytest.mark.parametrize("name", ["bahdanau", "gnmt", "marginal", "monotonic"])
+@pytest.mark.parametrize("name", ["bahdanau", "marginal", "monotonic", "none"])
 def test_graphs_compute_what_is_computed_without_them(name: str) -> None:
     without, with_graphs = updated(name, 0), updated(name, 40)
     assert not without[1].recordings
