@@ -106,7 +106,9 @@ class Bench:
     def training(self, updates: int) -> dict[str, Any]:
         """Time whole updates: target tokens per second, fraction of the product's rate, padding, memory."""
         batches, plan = self.plan()
-        warm_up = max(WARM_UP, updates // 3)
+        plan, warm_up = plan[:updates], max(WARM_UP, updates // 3)
+        if self.updater.graphed is not None:
+            warm_up = 2 * updates  # graphs are recorded when a shape occurs for the second time
         seconds, tokens, padded, rates = 0.0, 0, 0, []
         for step in range(warm_up + updates):
             if step % max(1, updates // 4) == 0:

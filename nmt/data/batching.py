@@ -29,7 +29,7 @@ class Batch(NamedTuple):
 
     indices: Indices  # (B,) in the corpus
     source: Tensor  # int64 (B, S), </s> last
-    lengths: Tensor  # int64 (B,) of the sources, on the CPU
+    lengths: Tensor  # int64 (B,) of the sources, on the CPU unless the batch is for a CUDA graph
     target_in: Tensor  # int64 (B, T) = <s> y_1 ... y_{T-1}
     target_out: Tensor  # int64 (B, T) = y_1 ... y_{T-1} </s>
     target_tokens: int  # without padding

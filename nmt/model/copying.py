@@ -69,7 +69,7 @@ class CopyGate(nn.Module):
 
 
 def copyable(source: Tensor, lengths: Tensor) -> Tensor:
-    """int64 (B, S), int64 (B,) on the CPU -> (B, S) with NEVER for </s>, the last token of each, and padding."""
+    """int64 (B, S), int64 (B,) -> (B, S) with NEVER for </s>, the last token of each, and padding."""
     positions = torch.arange(source.shape[1], device=source.device)
     words = positions < lengths.to(source.device, non_blocking=True)[:, None] - 1
     return source.masked_fill(~words, NEVER)

@@ -70,7 +70,7 @@ class Encoder(nn.Module):
         self.summary_dim = self.output_dim * (2 if with_memory else 1)
 
     def forward(self, embedded: Tensor, lengths: Tensor, valid: Tensor) -> Encoded:
-        """(B, S, E), int64 (B,) on the CPU, bool (B, S) -> Encoded."""
+        """(B, S, E), int64 (B,), bool (B, S) -> Encoded."""
         states, final = run_rnn(self.rnn, embedded, lengths, None, self.regularisation, self.layers)
         if self.upper is not None:
             states, final = self.upper(states, final, self.upper.prepare(states.shape[0]), lengths)

@@ -35,8 +35,8 @@ class CoverageLoss(NamedTuple):
         total = self.weight * loss if step > self.start else torch.zeros_like(loss)
         return AddedLoss(total, {"coverage_loss": loss})
 
-    def repeats_kernels(self, step: int) -> bool:
-        """See Objective.repeats_kernels."""
+    def can_be_recorded(self, step: int) -> bool:
+        """See Objective.can_be_recorded."""
         return step > self.start
 
 
@@ -52,8 +52,8 @@ class GuidedAlignment(NamedTuple):
         loss = guided_alignment_loss(prediction.decoded.log_weights, prediction.batch.alignment)
         return AddedLoss(self.weight * loss, {"alignment_loss": loss})
 
-    def repeats_kernels(self, step: int) -> bool:
-        """See Objective.repeats_kernels."""
+    def can_be_recorded(self, step: int) -> bool:
+        """See Objective.can_be_recorded."""
         return True
 
 
@@ -72,8 +72,8 @@ class PolicyGradient(NamedTuple):
         terms = {"policy_loss": result.loss, "policy_entropy": result.entropy}
         return AddedLoss(self.weight * result.loss + result.regression, terms)
 
-    def repeats_kernels(self, step: int) -> bool:
-        """See Objective.repeats_kernels."""
+    def can_be_recorded(self, step: int) -> bool:
+        """See Objective.can_be_recorded."""
         return False
 
 
@@ -92,8 +92,8 @@ class Divergence(NamedTuple):
         loss = divergence(inferred.log_probs, log_prior, prediction.batch.target_out != self.pad)
         return AddedLoss(self.weight * loss, {"kl_loss": loss})
 
-    def repeats_kernels(self, step: int) -> bool:
-        """See Objective.repeats_kernels."""
+    def can_be_recorded(self, step: int) -> bool:
+        """See Objective.can_be_recorded."""
         return True
 
 
@@ -114,8 +114,8 @@ class InferenceGradient(NamedTuple):
         loss = -(advantage * decoded.inferred.log_prob).sum()
         return AddedLoss(loss, {"inference_loss": loss})
 
-    def repeats_kernels(self, step: int) -> bool:
-        """See Objective.repeats_kernels."""
+    def can_be_recorded(self, step: int) -> bool:
+        """See Objective.can_be_recorded."""
         return False
 
 

@@ -89,11 +89,11 @@ class Objective:
             steps = config.training.scheduled_sampling_steps
             self.scheduled = ScheduledSampling(model, config.training.scheduled_sampling, steps, target)
 
-    def repeats_kernels(self, step: int) -> bool:
-        """From update number `step` on, do batches of one shape need the same operations on a GPU, with no other data
-        than the tensors of the batch? Sampled positions depend on which sentences it has."""
+    def can_be_recorded(self, step: int) -> bool:
+        """May the passes of update number `step` be recorded for later updates? Only if all batches of one shape run
+        the same kernels on nothing but their own tensors. Positions sampled for a sentence depend on its number."""
         plain = type(self.loss) is TokenLoss and self.risk is None and self.scheduled is None
-        return plain and all(auxiliary.repeats_kernels(step) for auxiliary in self.auxiliary)
+        return plain and all(auxiliary.can_be_recorded(step) for auxiliary in self.auxiliary)
 
     def __call__(self, batch: Batch, step: int, tokens_per_sentence: float | None = None) -> Value:
         """The objective for a batch on the model's device, in update number `step` (from 1).

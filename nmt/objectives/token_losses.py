@@ -92,7 +92,8 @@ def _mixed(probs: Tensor, mixing: Tensor, tokens: Tensor) -> Tensor:
         return (probs[:, 0] * mixing[:, :1]).scatter_add_(-1, tokens, mixing[:, 1:])
     if probs.shape[1] == 1:
         return probs[:, 0]
-    return torch.bmm(mixing[:, None].to(probs.dtype), probs)[:, 0]
+    with torch.autocast(probs.device.type, enabled=False):
+        return torch.bmm(mixing[:, None].to(probs.dtype), probs)[:, 0]
 
 
 class Prediction(NamedTuple):

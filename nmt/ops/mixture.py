@@ -1,7 +1,7 @@
 """Losses and probabilities of mixtures: each target position has several readouts, and a weight for each.
 
-The logits of all readouts of all positions never exist at once. On a CPU, readouts without weight are left out, which
-elsewhere would make the CPU wait for the device.
+The logits of all readouts of all positions never exist at once. On a CPU, readouts without weight are left out; on a
+GPU, finding them would make the CPU wait, so all are computed.
 
 Shapes: C copies of a batch, N target positions, n of them in a chunk, K readouts of a position, m readouts with weight
 in a chunk, R readout, V vocabulary.
@@ -27,16 +27,17 @@ class Mixing(NamedTuple):
     shares: Tensor  # (m,)
     owners: Tensor  # int64 (m,) copy * n + position
     size: int  # C * n
-    complete: tuple[int, int] | None  # C, K if no readout is left out: the m are then (n, C, K)
+    copies_and_readouts: tuple[int, int] | None  # C, K if all readouts are present, in the order (n, C, K)
 
     def sum(self, values: Tensor) -> Tensor:
-        """sum_k w_k v_k: (m, d) of the readouts -> (C * n, d)."""
-        if self.complete is None:
-            matrix = self.shares.new_zeros(self.size, len(self.shares))
-            return matrix.index_put((self.owners, torch.arange(len(self.shares))), self.shares) @ values
-        C, K = self.complete
-        sums = torch.bmm(self.shares.view(-1, 1, K), values.view(-1, K, values.shape[1]))
-        return sums.view(-1, C, values.shape[1]).transpose(0, 1).flatten(0, 1)
+        """sum_k w_k v_k: (m, d) of the readouts -> (C * n, d), in their precision also under autocast."""
+        with torch.autocast(values.device.type, enabled=False):
+            if self.copies_and_readouts is None:
+                matrix = self.shares.new_zeros(self.size, len(self.shares))
+                return matrix.index_put((self.owners, torch.arange(len(self.shares))), self.shares) @ values
+            C, K = self.copies_and_readouts
+            sums = torch.bmm(self.shares.view(-1, 1, K), values.view(-1, K, values.shape[1]))
+            return sums.view(-1, C, values.shape[1]).transpose(0, 1).flatten(0, 1)
 
 
 CombineReadouts = Callable[[Criterion, Tensor, Mixing, tuple[Tensor, ...]], tuple[Tensor, dict[str, Tensor]]]
@@ -57,8 +58,8 @@ def mean_of_criteria(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """sum_k w_k criterion(logits_k), for one copy."""
     loss, terms = criterion(logits[None], *(tensor[mixing.owners] for tensor in by_position))
-    constant = mixing._replace(shares=mixing.shares.detach())
-    return mixing.sum(loss[:, None])[:, 0], {name: constant.sum(term[:, None])[:, 0] for name, term in terms.items()}
+    mean, *means = mixing.sum(torch.stack([loss, *terms.values()], dim=1)).unbind(1)
+    return mean, dict(zip(terms, means, strict=True))
 
 
 def mixture_loss(
@@ -167,7 +168,7 @@ class _MixtureLoss(torch.autograd.Function):
                     others = tuple(tensor[positions] for tensor in by_position)
                     weights = Mixing(shares, owners, C * size, complete)
                     loss, named = combine(criterion, part_logits, weights, others)
-                total += loss.detach() @ factors[positions]
+                total += (loss.detach() * factors[positions]).sum()
                 for name, term in named.items():
                     reported.setdefault(name, []).append(term.detach() * factors[positions])
                 if gradients is not None:
@@ -207,7 +208,8 @@ def _mixed(readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor) -> Te
     if not leaves_out(mixing):
         logits = linear(readouts, weight, bias)
         probs = logits.softmax(-1, dtype=wide_dtype(logits.dtype))
-        return torch.bmm(mixing[:, None].to(probs.dtype), probs).squeeze(1)
+        with torch.autocast(probs.device.type, enabled=False):
+            return torch.bmm(mixing[:, None].to(probs.dtype), probs).squeeze(1)
     owners, components = mixing.nonzero().unbind(1)
     logits = linear(readouts[owners, components], weight, bias)
     probs = logits.softmax(-1, dtype=wide_dtype(logits.dtype))

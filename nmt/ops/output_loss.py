@@ -83,7 +83,7 @@ class _OutputLoss(torch.autograd.Function):
                 own = [tensor.detach().requires_grad_(differentiate) for tensor in own]
                 with torch.set_grad_enabled(differentiate):
                     loss, named = criterion(*own, *(tensor[positions] for tensor in by_position))
-                total += loss.detach() @ factors[positions]
+                total += (loss.detach() * factors[positions]).sum()
                 for name, term in named.items():
                     reported.setdefault(name, []).append(term.detach() * factors[positions])
                 if differentiate:

@@ -45,7 +45,7 @@ def loop() -> Iterator[None]:
         yield
     finally:
         _loop.reset(reset)
-        known.clear()  # it refers to functions that refer to it: tensors would live until Python looks for cycles
+        known.clear()  # the callbacks of its references refer to it: a cycle would keep tensors alive
 
 
 def in_loop() -> bool:

@@ -80,6 +80,10 @@ def _time_updates(trainer: Trainer) -> tuple[float, float]:
     _updates(trainer, 1)  # allocates the optimizer's state
     seconds, _ = _updates(trainer, 1)
     count = trainer.group.largest(min(math.ceil(SECONDS / seconds), MOST_UPDATES))
+    if trainer.updater.graphed is not None:  # CUDA graphs are recorded when a shape occurs for the second time
+        count = min(count, len(candidates))
+        trainer.plan, trainer.position = candidates[:count] * 3, 0
+        _updates(trainer, 2 * count)
     seconds, tokens = _updates(trainer, count)
     return seconds / count, tokens / count
 

@@ -10,6 +10,7 @@ import gc
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
@@ -24,7 +25,7 @@ T = TypeVar("T")
 
 LENGTH_STEP = 8  # lengths are padded to a multiple of this
 Shape = tuple[int, int, int]  # B, S, T
-Passes = Callable[[Batch, Any, int, float], Value]
+Passes = Callable[[Batch, Tensor | int, int, float], Value]
 """A batch on the device, the target tokens to divide by (a number or ()), the number of the update, mean target tokens
 per sentence -> the batch's value; adds to the parameters' gradients."""
 
@@ -67,7 +68,7 @@ class Recorder(Protocol):
         ...
 
     def record(self, passes: Callable[[], Value]) -> tuple[Value, Callable[[], None]]:
-        """The tensors that the passes write, and a function that computes them. The recording computes nothing.
+        """The tensors that the passes write, and a function that runs the passes. Recording runs no kernel.
 
         Raises RuntimeError if the passes cannot be recorded.
         """
@@ -82,14 +83,15 @@ class CUDARecorder:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def compute(self, passes: Callable[[], Value]) -> Value:
-        """Computes on the stream that records, which the operations that add to gradients then belong to."""
-        gc.collect()  # what earlier passes left in cycles would keep those operations on the other stream
+        """Runs the passes on the recording stream, so that autograd's nodes that add to gradients belong to it."""
+        gc.collect()  # cycles left by earlier passes would keep such nodes alive on the other stream
         others = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(others)
-        with torch.cuda.stream(self.stream):
-            value = passes()
-        others.wait_stream(self.stream)
-        return value
+        try:
+            with torch.cuda.stream(self.stream):
+                return passes()
+        finally:
+            others.wait_stream(self.stream)
 
     def record(self, passes: Callable[[], Value]) -> tuple[Value, Callable[[], None]]:
         """A CUDA graph."""
@@ -97,10 +99,11 @@ class CUDARecorder:
         try:
             value = self._record(graph, passes, self.pool)
         except RuntimeError:
-            # torch is still within the recording, with its stream and its generator of random numbers. A second
+            # torch does not clean up: the recording stream stays current, and the generator in the recording. A second
             # recording resets the generator.
             torch.cuda.set_stream(others)
-            self._record(torch.cuda.CUDAGraph(), lambda: torch.zeros((), device=self.device))
+            with suppress(RuntimeError):
+                self._record(torch.cuda.CUDAGraph(), lambda: torch.zeros((), device=self.device))
             raise
         return value, graph.replay
 
@@ -115,7 +118,7 @@ class Recording(NamedTuple):
 
     batch: Batch  # the tensors that the passes read, all on the device
     tokens: Tensor  # () to divide by
-    value: Value  # the tensors that they write; the next recording may overwrite them
+    value: Value  # the tensors that they write; other recordings, when launched, may overwrite them
     launch: Callable[[], None]
 
     @classmethod
@@ -158,24 +161,33 @@ class GraphedPasses:
         self.can_record = False
 
     def clear_gradients(self) -> None:
-        """Call this before each update."""
+        """In place of `zero_grad`, before each update: zeros the tensors that the recordings add to."""
         self.can_record = len(self.gradients) > 0
         if self.can_record:
             torch._foreach_zero_(list(self.gradients.values()))
         for parameter in self.parameters:
             parameter.grad = self.gradients.get(parameter)
 
-    def __call__(self, batch: Batch, tokens: int, step: int, tokens_per_sentence: float) -> Value:
-        """See Passes. Lengths are moved to the device, also where nothing is recorded: so the draws are the same."""
+    def __call__(self, batch: Batch, tokens: int, step: int) -> Value:
+        """The value of a batch on the CPU. Adds its gradient, divided by `tokens`, to that of the parameters.
+
+        Where a recording may come later, the batch is padded and the lengths are on the device even without one, so
+        that dropout draws the same masks.
+        """
         shape = padded_shape(batch)
-        batch = pad_to(batch, shape, *self.pads)
+        if shape not in self.recordings and len(self.recordings) >= self.limit:
+            return self._run(batch.to(self.device), tokens, step)
+        batch = pad_to(batch, shape, *self.pads).to(self.device)
         batch = batch._replace(lengths=batch.lengths.to(self.device, non_blocking=True))
         if shape in self.recordings:
             return self.recordings[shape](batch, tokens)
         self.seen[shape] += 1
-        if self.can_record and self.seen[shape] > 1 and len(self.recordings) < self.limit:
+        if self.can_record and self.seen[shape] > 1:
             return self._record(shape, batch, tokens, step)
-        value = self.passes(batch, tokens, step, tokens_per_sentence)
+        return self._run(batch, tokens, step)
+
+    def _run(self, batch: Batch, tokens: int, step: int) -> Value:
+        value = self.passes(batch, tokens, step, 1.0)
         if not self.gradients:
             used = [parameter for parameter in self.parameters if parameter.grad is not None]
             self.gradients = {parameter: torch.zeros_like(parameter) for parameter in used}
@@ -186,11 +198,13 @@ class GraphedPasses:
         value = self.recorder.compute(lambda: self.passes(batch, tokens, step, 1.0))
         try:
             self.recordings[shape] = Recording.make(self.passes, batch, step, self.recorder)
+            if len(self.recordings) == self.limit:
+                log.info("batches of further shapes are computed without CUDA graphs (training.cuda_graphs)")
         except RuntimeError as error:
             self.limit = len(self.recordings)
             cause = error.__context__ or error
             reason = next(iter(str(cause).splitlines()), type(cause).__name__)
-            log.warning("training goes on without further CUDA graphs (training.cuda_graphs): %s", reason)
+            log.warning("batches of further shapes are computed without CUDA graphs (training.cuda_graphs): %s", reason)
         return value
 
 

@@ -15,7 +15,7 @@ from nmt.distributed import GradientSum
 from nmt.machine import Machine, is_out_of_memory, release_memory
 from nmt.model.seq2seq import Seq2Seq
 from nmt.objectives.objective import Objective, Value
-from nmt.training.graphs import GraphedPasses, Passes
+from nmt.training.graphs import GraphedPasses
 
 log = logging.getLogger(__name__)
 
@@ -111,9 +111,9 @@ class Updater:
         optimizer: torch.optim.Optimizer,
         max_grad_norm: float | None,
         machine: Machine,
-        graphs: int = 0,
+        max_graphs: int = 0,
     ) -> None:
-        """graphs: the most CUDA graphs that replace the forward and backward passes of batches of one shape."""
+        """max_graphs: for how many shapes of batches the passes are recorded as CUDA graphs; 0: none."""
         self.gradient_sum: GradientSum | None = None  # over several processes
         self.objective, self.optimizer, self.machine = objective, optimizer, machine
         self.max_grad_norm = torch.inf if max_grad_norm is None else max_grad_norm
@@ -123,9 +123,9 @@ class Updater:
         self.parameters = [parameter for parameter in model.parameters() if id(parameter) not in policy]
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
         self.graphed: GraphedPasses | None = None
-        if graphs and machine.device.type == "cuda":
+        if max_graphs and machine.device.type == "cuda":
             pads = int(model.source_embedding.padding_idx or 0), objective.loss.pad
-            self.graphed = GraphedPasses(self._passes, [*model.parameters()], pads, machine.device, graphs)
+            self.graphed = GraphedPasses(self._passes, [*model.parameters()], pads, machine.device, max_graphs)
 
     def __call__(
         self,
@@ -164,7 +164,7 @@ class Updater:
         self.scaler.unscale_(self.optimizer)  # before clipping, so that the norm is that of the true gradient
         norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
         nn.utils.clip_grad_norm_(self.policy_parameters, self.max_grad_norm)
-        applied = bool((norm + total).isfinite())  # what an update waits for the device for, besides latent positions
+        applied = bool((norm + total).isfinite())  # what an update waits for the device for
         if applied:
             self.scaler.step(self.optimizer)
             self.objective.after_update(terms, global_batch.tokens)
@@ -177,11 +177,12 @@ class Updater:
         """Add up gradients, the objective in `total` (), and its terms, which it returns."""
         terms: dict[str, Tensor] = {}
         tokens = global_batch.tokens
-        passes: Passes = self._passes
-        if self.graphed is not None and self.objective.repeats_kernels(step):
-            passes = self.graphed
+        graphed = self.graphed if self.objective.can_be_recorded(step) else None
         for batch in batches:
-            value = passes(batch.to(self.machine.device), tokens, step, tokens / global_batch.sentences)
+            if graphed is None:
+                value = self._passes(batch.to(self.machine.device), tokens, step, tokens / global_batch.sentences)
+            else:
+                value = graphed(batch, tokens, step)
             total += value.total
             terms = {name: terms[name] + term if terms else term for name, term in value.terms.items()}
         return terms
@@ -204,6 +205,11 @@ class Updater:
         failed_anywhere, stopped_anywhere = torch.stack([failed, stopped]).cpu().tolist()
         return total, dict(zip(terms, sums, strict=False)), not failed_anywhere, bool(stopped_anywhere)
 
+    def release_graphs(self) -> bool:
+        """Free the memory of CUDA graphs, without which training goes on. Returns whether it went on with them."""
+        released, self.graphed = self.graphed is not None, None
+        return released
+
     def set_rate(self, learning_rate: float) -> None:
         """Set the learning rate of the next update."""
         for group in self.optimizer.param_groups:
@@ -211,15 +217,17 @@ class Updater:
 
 
 class MicroBatcher:
-    """Splits a batch into parts if it does not fit in memory as a whole, and remembers what size did not fit.
+    """Splits a batch into parts if it does not fit in memory as a whole, and remembers what size did not fit. Before
+    that, it tries to release memory.
 
     The gradients of the parts add up to that of the batch; only dropout draws other masks. With several processes, the
     batch is a process's share, and all of them split alike.
     """
 
-    def __init__(self, parts: int) -> None:
-        """parts: of every batch, at least (training.accumulate)."""
-        self.parts = parts
+    def __init__(self, parts: int, release: Callable[[], bool] = lambda: False) -> None:
+        """parts: of every batch, at least (training.accumulate); release: frees memory, and says whether there was
+        any."""
+        self.parts, self.release = parts, release
         self.too_many = math.inf  # padded tokens of the smallest part that did not fit
 
     def __call__(self, attempt: Callable[[int], Update], sentences: int, tokens: float, name: str) -> Update:
@@ -233,7 +241,11 @@ class MicroBatcher:
         while True:
             with suppress(OutOfMemory):
                 return attempt(parts)
+            released = self.release()
             release_memory()
+            if released:
+                log.warning("%s: out of memory: from now on without CUDA graphs", name)
+                continue
             self.too_many = min(self.too_many, tokens / parts)
             if parts >= sentences:
                 raise UserError(

@@ -65,7 +65,7 @@ class Trainer:
         )
         if self.group.size > 1:
             self.updater.gradient_sum = GradientSum([*self.model.parameters()], DTYPES[training.reduce_dtype])
-        self.micro_batcher = MicroBatcher(training.accumulate)
+        self.micro_batcher = MicroBatcher(training.accumulate, self.updater.release_graphs)
         self.moving_average = MovingAverage(self.model, training.ema_decay)
         self.plan = self.train_batches.epoch(0)
         all_epochs = training.max_epochs * len(self.plan)
@@ -108,6 +108,7 @@ class Trainer:
                 waited = f"{self.stopping.monitor} has not improved in {self.stopping.waited} validations"
                 log.info("stopped early: %s (validation.patience); best at step %d", waited, self.stopping.best_step)
         finally:
+            self.updater.release_graphs()
             self.journal.close()
 
     def resume(self) -> bool:

@@ -85,7 +85,7 @@ def update_counts(mode: FakeCUDA, config: schema.TrainConfig, machine: Machine, 
 def recorded_transfers(mode: FakeCUDA, config: schema.TrainConfig, machine: Machine) -> list[str] | None:
     """Places that wait or copy within the passes of a late update that a graph would record; None: it would not."""
     updater = updater_of(mode, config, machine)
-    if not updater.objective.repeats_kernels(LATE):
+    if not updater.objective.can_be_recorded(LATE):
         return None
     batch = batch_of(4, config.training.guided_alignment > 0)
     padded = pad_to(batch, padded_shape(batch), PAD, PAD)

@@ -38,6 +38,9 @@ DEVICE = "cuda"
 UPDATES, INTERRUPTED_AT = 50, 20
 SIZES = ["data.train_size=2000", "data.test_size=64", "validation.every=25", "validation.unit=steps"]
 PRESETS = sorted(path.stem for path in (config_dir() / "attention").glob("*.yaml"))
+HARD = {"hard", "gumbel", "monotonic", "mocha"}  # they translate by one position, or those before it
+CLOSE: dict[str, Any] = {"rtol": 2e-2, "atol": 2e-2}  # cuDNN computes in TF32
+STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0"]
 RANDOM = {"hard", "gumbel", "monotonic", "mocha"}  # they sample positions or noise in training
 
 pytestmark = [
@@ -85,7 +88,8 @@ def test_a_preset_learns_resumes_and_translates_as_on_the_cpu(name: str, tmp_pat
     close = 0
     for one, other in zip(there.score(sources, targets), here.score(sources, targets), strict=True):
         close += one.log_prob == pytest.approx(other.log_prob, rel=1e-3)
-    assert close >= 0.95 * len(sources)  # hard attention chooses between nearly equal positions
+    # Hard attention sometimes chooses between nearly equal positions.
+    assert close >= (0.95 if name in HARD else 1.0) * len(sources)
     pairs = zip(there.translate(sources), here.translate(sources), strict=True)
     assert sum(one.text == other.text for one, other in pairs) >= 0.95 * len(sources)
 
@@ -112,33 +116,35 @@ def test_a_preset_s_gradient_is_that_of_the_cpu(name: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
 
 
-def updated(name: str, graphs: int) -> tuple[list[Tensor], GraphedPasses]:
-    """The losses and gradient norms of 20 updates, those of the same shapes by at most so many graphs."""
+def updated(name: str, graphs: int, *more: str) -> tuple[list[Tensor], GraphedPasses]:
+    """The losses and gradient norms of 20 updates, with or without graphs, and what records them."""
     overrides = [word for word in TINY if not word.startswith("device=")]
-    config = validated(TrainConfig, values_of("train", [*overrides, f"device={DEVICE}", f"attention={name}"]))
+    config = validated(TrainConfig, values_of("train", [*overrides, f"device={DEVICE}", f"attention={name}", *more]))
     prepared = prepare(config.data, config.tokenizer)
     machine = Machine.choose(config.device, config.precision, None)
     torch.manual_seed(config.seed)
     model = new_model(config, prepared.tokenizers).to(machine.device).train()
     objective = Objective(model, config, prepared.tokenizers.target)
     updater = Updater(model, objective, make_optimizer(config.optimizer, model), 1.0, machine, 40)
-    assert updater.graphed is not None
-    updater.graphed.limit = graphs
+    graphed = updater.graphed
+    assert graphed is not None
+    if not graphs:
+        updater.graphed = None
     batches = make_batches(prepared, "train", config)
     plan, found = batches.epoch(0), []
     for step in range(1, 21):
         seed_draws(config.seed, step, 0)
         update = updater(batches.load(plan[step % len(plan)], 0), 0.002, step)
         found.append(torch.stack([*update.terms.values(), update.gradient_norm]).cpu())
-    return found, updater.graphed
+    return found, graphed
 
 
-@pytest.mark.parametrize("name", ["bahdanau", "marginal", "monotonic", "none"])
+@pytest.mark.parametrize("name", ["bahdanau", "gnmt", "marginal", "nematus"])
 def test_graphs_compute_what_is_computed_without_them(name: str) -> None:
-    without, with_graphs = updated(name, 0), updated(name, 40)
+    without, with_graphs = (updated(name, graphs, *STILL) for graphs in (0, 40))
     assert not without[1].recordings
     assert with_graphs[1].recordings
-    torch.testing.assert_close(with_graphs[0], without[0], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(with_graphs[0], without[0], **CLOSE)
 
 
 def test_training_goes_on_after_a_recording_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,11 +155,11 @@ def test_training_goes_on_after_a_recording_that_fails(monkeypatch: pytest.Monke
             state.sum().item()
         return real(self, state, *others)
 
-    expected = updated("luong_dot", 0)[0]
+    expected = updated("luong_dot", 0, *STILL)[0]
     monkeypatch.setattr(Readout, "forward", waiting)
-    found, graphed = updated("luong_dot", 40)
+    found, graphed = updated("luong_dot", 40, *STILL)
     assert graphed.limit == len(graphed.recordings) == 0
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found, expected, **CLOSE)
 
 
 def test_operations_of_their_own_on_a_gpu() -> None:

@@ -85,6 +85,27 @@ def test_loss_and_gradients_equal_the_formula(
         torch.testing.assert_close(one, other * keep, **EXACT)
 
 
+@pytest.mark.parametrize("leaves_out", [True, False], ids=["cpu", "gpu"])
+def test_under_autocast_weights_keep_their_precision(leaves_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the logits are rounded: with readouts and an output layer that bfloat16 represents, nothing is."""
+    monkeypatch.setattr(mixture, "leaves_out", lambda _: leaves_out)
+    problem = Problem()
+    readouts, weight, bias, mixing = (operand.float() for operand in problem.operands)
+    readouts, weight = torch.ones_like(readouts).cumsum(2), torch.eye(V, R)
+    bias = torch.zeros_like(bias)
+    exact = mixture_loss(
+        readouts, weight, bias, mixing, problem.counted, criterion_of_mean, LIKELIHOOD, problem.targets
+    )
+    probs = mixture_log_probs(readouts[0], weight, bias, mixing[0])
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = mixture_loss(
+            readouts, weight, bias, mixing, problem.counted, criterion_of_mean, LIKELIHOOD, problem.targets
+        )
+        torch.testing.assert_close(mixture_log_probs(readouts[0], weight, bias, mixing[0]), probs)
+    torch.testing.assert_close(loss.total, exact.total)
+    torch.testing.assert_close(loss.terms, exact.terms)
+
+
 def test_the_term_is_the_negative_log_likelihood_of_the_mixture() -> None:
     problem = Problem()
     readouts, weight, bias, mixing = problem.operands

@@ -2,8 +2,9 @@
 
 import gc
 import logging
+import math
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from nmt.model.load import new_model
 from nmt.objectives.objective import Objective, Value
 from nmt.training.graphs import GraphedPasses, pad_to, padded_shape
 from nmt.training.optimizer import make_optimizer
-from nmt.training.step import Updater
+from nmt.training.step import MicroBatcher, OutOfMemory, Update, Updater
 
 Config = Callable[..., TrainConfig]
 CPU = torch.device("cpu")
@@ -115,7 +116,9 @@ def test_padding_adds_sentences_without_targets() -> None:
     assert batch.alignment is not None
     assert padded.alignment is not None
     assert torch.equal(padded.alignment[:5, :9, :7], batch.alignment)
-    assert padded.alignment.sum() == batch.alignment.sum()
+    assert not padded.alignment[5:].any()
+    assert not padded.alignment[:, 9:].any()
+    assert not padded.alignment[:, :, 7:].any()
 
 
 # Between them: fixed vectors, local windows, heads, a past, latent positions, all kinds of decoder and regularisation.
@@ -178,6 +181,45 @@ def test_a_recording_that_fails_is_the_last_one(train_config: Config, caplog: py
     assert messages[0].endswith("operation not permitted when stream is capturing")
 
 
+def test_an_update_that_is_skipped_leaves_no_gradient(train_config: Config) -> None:
+    config = train_config(*STILL)
+    plain, recorded = Training(config), Training(config, limit=40)
+    for training in (plain, recorded):
+        for step in range(1, 9):
+            if step == 6:
+                with torch.no_grad():
+                    training.model.output.bias[5] = torch.inf
+                batches = training.batches.load(training.plan[0], 0)
+                assert not training.updater(batches, 0.05, step).applied
+                with torch.no_grad():
+                    training.model.output.bias[5] = 0.0
+            else:
+                training.update(step)
+    torch.testing.assert_close(recorded.weights(), plain.weights(), rtol=1e-3, atol=1e-5)
+
+
+def test_without_memory_for_recordings_updates_go_on_without_them(
+    train_config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = train_config(*STILL)
+    plain, recorded = Training(config), Training(config, limit=40)
+    batcher = MicroBatcher(1, recorded.updater.release_graphs)
+
+    def update(step: int, parts: int) -> Update:
+        if step == 8 and recorded.updater.graphed is not None:
+            raise OutOfMemory
+        return recorded.updater(recorded.batches.load(recorded.plan[step % 3], 0, parts), 0.05, step)
+
+    for step in range(1, 11):
+        batcher(partial(update, step), 100, 1000, f"step {step}")
+        plain.update(step)
+    assert recorded.recorder.launched > 0
+    assert recorded.updater.graphed is None
+    assert batcher.too_many == math.inf  # no batch was split
+    assert [each.message for each in caplog.records] == ["step 8: out of memory: from now on without CUDA graphs"]
+    torch.testing.assert_close(recorded.weights(), plain.weights(), rtol=1e-3, atol=1e-5)
+
+
 def test_a_coverage_loss_is_recorded_once_it_has_started(train_config: Config) -> None:
     config = train_config(*STILL, "attention=coverage", "attention.coverage.loss_start=6")
     plain, recorded = Training(config), Training(config, limit=40)
@@ -200,11 +242,11 @@ def test_a_coverage_loss_is_recorded_once_it_has_started(train_config: Config) -
     ],
 )
 def test_draws_of_sentences_and_other_passes_are_not_recorded(
-    overrides: str, repeats: bool, train_config: Config, tmp_path: Path
+    overrides: str, repeats: bool, train_config: Config
 ) -> None:
     config = train_config(*STILL, *overrides.split())
     plain, training = Training(config), Training(config, limit=40)
-    assert training.updater.objective.repeats_kernels(1) == repeats
+    assert training.updater.objective.can_be_recorded(1) == repeats
     for step in range(1, 8):
         training.update(step)
         plain.update(step)
