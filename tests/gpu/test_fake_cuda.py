@@ -44,7 +44,7 @@ EVERYTHING = (
 for side in ("encoder", "decoder"):
     EVERYTHING += f" {side}=lstm {side}.layers=2 {side}.residual=true {side}.zoneout=0.1 {side}.weight_drop=0.1"
     EVERYTHING += f" {side}.recurrent_dropout=0.1 {side}.layer_norm=true {side}.transition_depth=1"
-DRAWS = {"objectives/minimum_risk.py, candidates", "search/rollout.py, _rollout"}
+DRAWS = {"objectives/minimum_risk.py, candidates", "search/rollout.py, _rollout", "search/hypothesis.py, _along"}
 OBJECTIVES = {
     "objective=minimum_risk training.start_from=run": DRAWS,
     "objective=distillation objective.teachers=[run]": set(),
