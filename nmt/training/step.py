@@ -206,7 +206,7 @@ class Updater:
         return total, dict(zip(terms, sums, strict=False)), not failed_anywhere, bool(stopped_anywhere)
 
     def release_graphs(self) -> bool:
-        """Free the memory of CUDA graphs, without which training goes on. Returns whether it went on with them."""
+        """Stop using CUDA graphs and free their memory. Returns whether they were in use."""
         released, self.graphed = self.graphed is not None, None
         return released
 
@@ -217,8 +217,8 @@ class Updater:
 
 
 class MicroBatcher:
-    """Splits a batch into parts if it does not fit in memory as a whole, and remembers what size did not fit. Before
-    that, it tries to release memory.
+    """Splits a batch into parts if it does not fit in memory as a whole, and remembers what size did not fit. It
+    splits only if releasing other memory does not help.
 
     The gradients of the parts add up to that of the batch; only dropout draws other masks. With several processes, the
     batch is a process's share, and all of them split alike.

@@ -23,7 +23,7 @@ from nmt.training.step import MicroBatcher, OutOfMemory, Update, Updater
 Config = Callable[..., TrainConfig]
 CPU = torch.device("cpu")
 STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0", "optimizer=sgd"]
-PAD, BOS = 0, 2
+PAD = 0
 
 
 class Recomputing:
@@ -258,7 +258,7 @@ def test_draws_of_sentences_and_other_passes_are_not_recorded(
 
 @pytest.mark.parametrize("overrides", ["attention=bahdanau", "attention=posterior", "attention=none training.r_drop=1"])
 def test_passes_leave_no_cycles_of_references(overrides: str, train_config: Config) -> None:
-    """Tensors in a cycle would live until Python looks for it, and so would what belongs to another CUDA stream."""
+    """Tensors in a cycle would live until the garbage collector runs, and so would nodes of another CUDA stream."""
     training = Training(train_config(*overrides.split()))
     training.update(1)
     gc.collect()
