@@ -163,8 +163,8 @@ class Updater:
             raise OutOfMemory
         self.scaler.unscale_(self.optimizer)  # before clipping, so that the norm is that of the true gradient
         norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
-        nn.utils.clip_grad_norm_(self.policy_parameters, self.max_grad_norm)
-        applied = bool((norm + total).isfinite())  # what an update waits for the device for
+        policy_norm = nn.utils.clip_grad_norm_(self.policy_parameters, self.max_grad_norm)
+        applied = bool((norm + policy_norm + total).isfinite())  # what an update waits for the device for
         if applied:
             self.scaler.step(self.optimizer)
             self.objective.after_update(terms, global_batch.tokens)

@@ -114,6 +114,17 @@ def test_a_non_finite_loss_with_a_finite_gradient_changes_nothing(
     assert torch.equal(weights(model), before)
 
 
+def test_a_non_finite_gradient_of_the_baseline_changes_nothing(train_config: Config) -> None:
+    _, batches, model, updater = setup(train_config(*STILL, "attention=hard", "attention.alignment.baseline=learned"))
+    assert updater.policy_parameters
+    updater.policy_parameters[0].register_hook(lambda gradient: gradient * torch.inf)
+    before = weights(model)
+    update = updater(parts(batches, 1), 1.0, 1)
+    assert update.gradient_norm.isfinite()  # that of the other parameters
+    assert not update.applied
+    assert torch.equal(weights(model), before)
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "adadelta"])
 def test_every_optimizer_learns_and_takes_the_schedules_rate(optimizer: str, train_config: Config) -> None:
     _, batches, model, updater = setup(train_config(*STILL, f"optimizer={optimizer}"))
