@@ -2,7 +2,7 @@
 
 import hmac
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import parse_qsl
 
 from fastapi import FastAPI, Request
@@ -17,13 +17,14 @@ from nmt.serve.service import Service
 
 
 class Query(BaseModel):
-    """The fields that count here. Clients send others too, such as format."""
+    """The fields that count here. Clients send others too, such as alternatives."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
     q: Text | list[Text]
     source: str = "auto"
     target: str
+    format: Literal["text"] = "text"  # tags of HTML would be translated as words
     api_key: str | None = None
 
 

@@ -382,6 +382,8 @@ def test_the_two_calls_of_libretranslate(client: TestClient, translator: Transla
     assert unset.json() == {"translatedText": "\n".join(expected)}
     assert "this service translates en to fr" in refused(client, 400, "/translate", q="a", source="en", target="xx")
     assert refused(client, 400, "/translate", q="a", source="en").startswith("target: field required")
+    html = {**query, "q": "<b>a</b>", "format": "html"}
+    assert refused(client, 400, "/translate", **html) == "format: input should be 'text'"
 
 
 @pytest.mark.parametrize(
