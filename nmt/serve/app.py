@@ -74,6 +74,7 @@ def _add_calls(app: FastAPI, service: Service) -> None:
     async def models() -> Response:
         return _json(service.describe())
 
+    @app.head("/healthz", include_in_schema=False)  # what load balancers ask
     @app.get("/healthz", summary="Is the service up?")
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}

@@ -327,6 +327,11 @@ def test_a_request_that_fails_gives_up_its_other_texts(run: Path, monkeypatch: p
     assert len(tried) < 4
 
 
+def test_load_balancers_may_ask_without_a_body(client: TestClient) -> None:
+    answer = client.head("/healthz")
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
 def test_paths_and_methods_that_do_not_exist(client: TestClient) -> None:
     assert client.get("/v1/other").status_code == 404
     assert client.get("/v1/translate").status_code == 405
