@@ -1,5 +1,6 @@
 """What makes an update fast, without a clock: products and operations of a step, memory, padding of batches."""
 
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +15,10 @@ from nmt.config.schema import TrainConfig
 from nmt.data.planning import plan
 from nmt.model.build import build_model
 from nmt.objectives.token_losses import likelihood
-from nmt.ops import shared
+from nmt.ops import mixture, shared
+from nmt.ops.matmul import matmul
+from nmt.ops.mixing import criterion_of_mean
+from nmt.ops.mixture import mixture_loss
 from nmt.ops.output_loss import output_loss
 
 Config = Callable[..., TrainConfig]
@@ -140,6 +144,34 @@ def test_the_loss_holds_the_logits_once() -> None:
     made = [event.self_cpu_memory_usage for event in profile.events()]
     logits = 4 * 1000 * 5000
     assert sum(size for size in made if size > logits / 2) == logits
+
+
+def test_the_loss_of_a_mixture_holds_the_logits_of_one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of each part, on a GPU, only them, the probabilities and their gradient."""
+    N, K, R, words = 40, 8, 4, 3000
+    chunks: list[weakref.ref[torch.Tensor]] = []
+
+    def noted(*operands: torch.Tensor) -> torch.Tensor:
+        assert all(chunk() is None for chunk in chunks)
+        logits = matmul(*operands)
+        chunks.append(weakref.ref(logits))
+        return logits
+
+    monkeypatch.setattr(mixture, "matmul", noted)
+    monkeypatch.setattr(mixture, "CHUNK_NUMBERS", 10 * K * words)
+    monkeypatch.setattr(mixture, "CPU_NUMBERS", 10 * K * words)
+    monkeypatch.setattr(mixture, "leaves_out", lambda _: False)
+    operands = [torch.randn(1, N, K, R), torch.randn(words, R), torch.zeros(words), torch.rand(1, N, K).softmax(-1)]
+    for tensor in operands:
+        tensor.requires_grad_()
+    with torch.profiler.profile(profile_memory=True) as profile:
+        criterion, everywhere = partial(likelihood, smoothing=0.1), torch.ones(N, dtype=torch.bool)
+        targets = torch.randint(words, (N,))
+        mixture_loss(*operands, everywhere, criterion_of_mean, criterion, targets).total.backward()
+    assert len(chunks) == 4
+    made = [event.self_cpu_memory_usage for event in profile.events()]
+    logits = 4 * N * K * words
+    assert sum(size for size in made if size > logits / 8) == 3 * logits
 
 
 def test_batches_have_little_padding() -> None:

@@ -13,7 +13,8 @@ from nmt.model.readout import Output
 from nmt.ops import output_loss as ops
 from nmt.ops.copying import with_copies
 from nmt.ops.linear import linear
-from nmt.ops.mixture import criterion_of_mean, mean_of_criteria, mixture_log_probs, mixture_loss
+from nmt.ops.mixing import criterion_of_mean, mean_of_criteria
+from nmt.ops.mixture import mixture_log_probs, mixture_loss
 from nmt.ops.output_loss import Criterion, OutputLoss
 
 Predictions = Tensor | Mixture | Copying

@@ -7,7 +7,6 @@ Shapes: C copies of a batch, N target positions, n of them in a chunk, K readout
 in a chunk, R readout, V vocabulary.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -16,50 +15,10 @@ from torch.autograd.function import once_differentiable
 
 from nmt.ops.linear import linear
 from nmt.ops.matmul import input_gradient, matmul, weight_gradient
+from nmt.ops.mixing import CombineReadouts, Mixing
 from nmt.ops.output_loss import CHUNK_NUMBERS, CPU_NUMBERS, GPU_NUMBERS, Criterion, OutputLoss, slices
 from nmt.ops.packed import Weight
 from nmt.ops.precision import finite_log, in_autocast_dtype, wide, wide_dtype
-
-
-class Mixing(NamedTuple):
-    """The weights of a chunk's readouts."""
-
-    shares: Tensor  # (m,)
-    owners: Tensor  # int64 (m,) copy * n + position
-    size: int  # C * n
-    copies_and_readouts: tuple[int, int] | None  # C, K if all readouts are present, in the order (n, C, K)
-
-    def sum(self, values: Tensor) -> Tensor:
-        """sum_k w_k v_k: (m, d) of the readouts -> (C * n, d), in their precision also under autocast."""
-        with torch.autocast(values.device.type, enabled=False):
-            if self.copies_and_readouts is None:
-                matrix = self.shares.new_zeros(self.size, len(self.shares))
-                return matrix.index_put((self.owners, torch.arange(len(self.shares))), self.shares) @ values
-            C, K = self.copies_and_readouts
-            sums = torch.bmm(self.shares.view(-1, 1, K), values.view(-1, K, values.shape[1]))
-            return sums.view(-1, C, values.shape[1]).transpose(0, 1).flatten(0, 1)
-
-
-CombineReadouts = Callable[[Criterion, Tensor, Mixing, tuple[Tensor, ...]], tuple[Tensor, dict[str, Tensor]]]
-"""A criterion, the logits (m, V) of a chunk's readouts, their weights, and what else the criterion reads, (n, ...) each
--> loss to minimise (n,), terms to report (n,)."""
-
-
-def criterion_of_mean(
-    criterion: Criterion, logits: Tensor, mixing: Mixing, by_position: tuple[Tensor, ...]
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The criterion of log sum_k w_k p_k: a mixture's log-probabilities are logits that are already normalised."""
-    probs = mixing.sum(logits.softmax(-1))
-    return criterion(finite_log(probs).view(-1, len(by_position[0]), logits.shape[-1]), *by_position)
-
-
-def mean_of_criteria(
-    criterion: Criterion, logits: Tensor, mixing: Mixing, by_position: tuple[Tensor, ...]
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """sum_k w_k criterion(logits_k), for one copy."""
-    loss, terms = criterion(logits[None], *(tensor[mixing.owners] for tensor in by_position))
-    mean, *means = mixing.sum(torch.stack([loss, *terms.values()], dim=1)).unbind(1)
-    return mean, dict(zip(terms, means, strict=True))
 
 
 def mixture_loss(
@@ -159,26 +118,26 @@ class _MixtureLoss(torch.autograd.Function):
             for part in slices(n, columns, numbers):
                 own = slice(rows.ends[part.start - 1] if part.start else 0, rows.ends[part.stop - 1])
                 positions = slice(chunk.start + part.start, chunk.start + part.stop)
-                part_logits = logits[own].to(dtype).detach().requires_grad_(differentiate)
-                shares = flat_mixing.index_select(0, rows.places[own]).requires_grad_(differentiate)
-                size = part.stop - part.start
+                shares = flat_mixing.index_select(0, rows.places[own])
                 owners = rows.owners[own]
-                owners = owners // n * size + owners % n - part.start
-                with torch.set_grad_enabled(differentiate):
-                    others = tuple(tensor[positions] for tensor in by_position)
-                    weights = Mixing(shares, owners, C * size, complete)
-                    loss, named = combine(criterion, part_logits, weights, others)
-                total += (loss.detach() * factors[positions]).sum()
+                size = part.stop - part.start
+                weights = Mixing(shares, owners // n * size + owners % n - part.start, C * size, complete)
+                others = tuple(tensor[positions] for tensor in by_position)
+                loss, named, slopes = _evaluated(
+                    combine, criterion, logits[own], weights, others, factors[positions] if differentiate else None
+                )
+                total += (loss * factors[positions]).sum()
                 for name, term in named.items():
-                    reported.setdefault(name, []).append(term.detach() * factors[positions])
+                    reported.setdefault(name, []).append(term * factors[positions])
                 if gradients is not None:
-                    logits_grad, shares_grad = torch.autograd.grad(loss, (part_logits, shares), factors[positions])
-                    gradients.bias.add_(logits_grad.sum(0))
+                    logits_grad, shares_grad = slopes
+                    gradients.bias.add_(logits_grad.sum(0, dtype=dtype))
                     gradients.mixing.index_copy_(0, rows.places[own], shares_grad.masked_fill_(shares == 0, 0.0))
-                    logits[own] = logits_grad.to(logits.dtype)
+                    logits[own] = logits_grad
             if gradients is not None:
                 gradients.readouts.index_copy_(0, rows.places, input_gradient(logits, weight).to(flat.dtype))
                 gradients.weight.add_(weight_gradient(chunk_readouts, logits))
+            del logits  # before the next chunk's
         terms.update({name: torch.cat(parts) for name, parts in reported.items()})
         ctx.gradients = gradients
         return total
@@ -192,6 +151,23 @@ class _MixtureLoss(torch.autograd.Function):
         pairs = zip(gradients, ctx.like, strict=True)
         shaped = (gradient.mul_(factor).view(shape).to(dtype) for gradient, (shape, dtype) in pairs)
         return *shaped, None, None, None, None, None, None
+
+
+def _evaluated(
+    combine: CombineReadouts,
+    criterion: Criterion,
+    logits: Tensor,
+    mixing: Mixing,
+    by_position: tuple[Tensor, ...],
+    factors: Tensor | None,
+) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, ...]]:
+    """Logits (m, V) and the weights of n positions' readouts -> loss (n,), terms (n,), and with `factors` (n,) the
+    gradients of the sum of losses times factors: of the logits (m, V), of the weights (m,)."""
+    logits, shares = (tensor.detach().requires_grad_(factors is not None) for tensor in (logits, mixing.shares))
+    with torch.set_grad_enabled(factors is not None):
+        loss, terms = combine(criterion, logits, mixing._replace(shares=shares), by_position)
+    gradients = () if factors is None else torch.autograd.grad(loss, (logits, shares), factors)
+    return loss.detach(), {name: term.detach() for name, term in terms.items()}, gradients
 
 
 def mixture_log_probs(readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor) -> Tensor:

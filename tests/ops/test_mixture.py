@@ -8,7 +8,8 @@ from torch import Tensor
 
 from nmt.objectives.token_losses import likelihood, r_drop
 from nmt.ops import mixture
-from nmt.ops.mixture import criterion_of_mean, mean_of_criteria, mixture_log_probs, mixture_loss, target_log_probs
+from nmt.ops.mixing import criterion_of_mean, mean_of_criteria
+from nmt.ops.mixture import mixture_log_probs, mixture_loss, target_log_probs
 from nmt.ops.output_loss import Criterion
 
 N, K, R, V = 7, 4, 5, 11
@@ -92,7 +93,7 @@ def test_under_autocast_weights_keep_their_precision(leaves_out: bool, monkeypat
     problem = Problem()
     readouts, weight, bias, mixing = (operand.float() for operand in problem.operands)
     readouts, weight = torch.ones_like(readouts).cumsum(2), torch.eye(V, R)
-    bias = torch.zeros_like(bias)
+    bias, mixing = torch.zeros_like(bias), mixing.detach().requires_grad_()
     exact = mixture_loss(
         readouts, weight, bias, mixing, problem.counted, criterion_of_mean, LIKELIHOOD, problem.targets
     )
@@ -104,6 +105,8 @@ def test_under_autocast_weights_keep_their_precision(leaves_out: bool, monkeypat
         torch.testing.assert_close(mixture_log_probs(readouts[0], weight, bias, mixing[0]), probs)
     torch.testing.assert_close(loss.total, exact.total)
     torch.testing.assert_close(loss.terms, exact.terms)
+    gradients = (torch.autograd.grad(each.total, mixing)[0] for each in (loss, exact))
+    torch.testing.assert_close(*gradients)
 
 
 def test_the_term_is_the_negative_log_likelihood_of_the_mixture() -> None:
