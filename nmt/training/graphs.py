@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmt.data.batching import Batch
+from nmt.machine import release_memory
 from nmt.objectives.objective import Value
 
 log = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ class CUDARecorder:
     def compute(self, passes: Callable[[], Value]) -> Value:
         """Runs the passes on the recording stream, so that autograd's nodes that add to gradients belong to it."""
         gc.collect()  # cycles left by earlier passes would keep such nodes alive on the other stream
+        release_memory()  # what torch keeps for passes on the other stream cannot serve this one
         others = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(others)
         try:
