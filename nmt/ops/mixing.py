@@ -68,7 +68,7 @@ def mean_of_criteria(
 class _MeanOfSoftmax(torch.autograd.Function):
     """sum_k w_k softmax(l_k): (m, V), (m,) the weights of a Mixing -> float32 or wider (C * n, V).
 
-    Its backward pass holds two tensors (m, V), where autograd's would hold four.
+    Beside the logits and their gradient, it holds two tensors (m, V); autograd would hold four.
     """
 
     @staticmethod

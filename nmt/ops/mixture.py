@@ -137,7 +137,7 @@ class _MixtureLoss(torch.autograd.Function):
             if gradients is not None:
                 gradients.readouts.index_copy_(0, rows.places, input_gradient(logits, weight).to(flat.dtype))
                 gradients.weight.add_(weight_gradient(chunk_readouts, logits))
-            del logits  # before the next chunk's
+            del logits  # so that two chunks' never exist at once
         terms.update({name: torch.cat(parts) for name, parts in reported.items()})
         ctx.gradients = gradients
         return total
