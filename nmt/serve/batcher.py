@@ -35,6 +35,13 @@ class _Job:
     arrived: float = field(default_factory=time.monotonic)
     future: "Future[Any]" = field(default_factory=Future)
 
+    def finish(self, outcome: object) -> None:
+        """Give the client its result or error."""
+        if isinstance(outcome, Exception):
+            self.future.set_exception(outcome)
+        else:
+            self.future.set_result(outcome)
+
 
 @dataclass(frozen=True)
 class QueueSettings:
@@ -104,13 +111,16 @@ class Batcher:
         torch.set_num_threads(self.settings.threads)
         while batch := self._next_batch():
             started = time.monotonic()
-            self._work(batch)
+            running = [job for job in batch if job.future.set_running_or_notify_cancel()]
+            outcomes = _outcomes(running) if running else []
             seconds = time.monotonic() - started
             with self._changed:
                 self._running -= len(batch)
             rate = len(batch) / max(seconds, 1e-6) * self.settings.workers
             self._rate = 0.8 * self._rate + 0.2 * rate if self._rate else rate
-            self._observe(len(batch), seconds)
+            self._observe(len(batch), seconds)  # before the clients can ask for the figures
+            for job, outcome in zip(running, outcomes, strict=True):
+                job.finish(outcome)
 
     def _next_batch(self) -> list[_Job]:
         """Wait for a batch; [] once the queue is closed and empty."""
@@ -138,26 +148,15 @@ class Batcher:
                 self._changed.notify()
         return chosen
 
-    def _work(self, batch: list[_Job]) -> None:
-        running = [job for job in batch if job.future.set_running_or_notify_cancel()]
-        if running:
-            _finish(running)
 
-
-def _finish(jobs: list[_Job]) -> None:
-    """Set the results of jobs, or the error of the one job that fails."""
+def _outcomes(jobs: list[_Job]) -> list[Any]:
+    """The results of jobs; in place of a result, the error of the one job that fails."""
     try:
-        results = jobs[0].work([job.item for job in jobs])
+        return list(jobs[0].work([job.item for job in jobs]))
     except Exception as error:
         if len(jobs) == 1 or not isinstance(error, UserError | MemoryError | RuntimeError):
-            for job in jobs:
-                job.future.set_exception(error)
-            return
-        for job in jobs:  # one of them may be at fault
-            _finish([job])
-        return
-    for job, result in zip(jobs, results, strict=True):
-        job.future.set_result(result)
+            return [error for _ in jobs]
+        return [outcome for job in jobs for outcome in _outcomes([job])]  # one of them may be at fault
 
 
 def _similar(jobs: Sequence[_Job], most: int) -> list[_Job]:

@@ -191,13 +191,17 @@ def test_closing_finishes_what_waits_and_refuses_more(gate: Gate) -> None:
         batcher.submit(gate, ["b"], [1], "key", 100)
 
 
-def test_batches_are_reported() -> None:
-    seen: list[tuple[int, float]] = []
-    batcher = Batcher(
-        QueueSettings(workers=1, threads=1, sentences=10, wait=0.1), lambda n, seconds: seen.append((n, seconds))
-    )
-    for future in batcher.submit(lambda items: items, [1, 2, 3], [1, 1, 1], "key", 100):
-        future.result(20)
+def test_batches_are_reported_before_their_clients_are_answered(gate: Gate) -> None:
+    seen: list[tuple[int, float, bool]] = []
+
+    def observe(jobs: int, seconds: float) -> None:
+        seen.append((jobs, seconds, any(future.done() for future in futures)))
+
+    batcher = Batcher(QueueSettings(workers=1, threads=1, sentences=10, wait=0.1), observe)
+    futures = batcher.submit(gate, [1, 2, 3], [1, 1, 1], "key", 100)
+    gate.open.set()
+    assert [future.result(20) for future in futures] == ["done 1", "done 2", "done 3"]
+    ((jobs, seconds, answered),) = seen
+    assert (jobs, answered) == (3, False)
+    assert seconds >= 0
     batcher.close()
-    assert [n for n, _ in seen] == [3]
-    assert seen[0][1] >= 0
