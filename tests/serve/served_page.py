@@ -48,7 +48,7 @@ class Page:
     def visit(self, **state: object) -> None:
         self.chrome.get(f"{self.server.url}#{urlencode(state, doseq=True)}")
 
-    def wait(self, condition: Callable[[], T], seconds: float = 6) -> T:
+    def wait(self, condition: Callable[[], T], seconds: float = 20) -> T:
         end = time.monotonic() + seconds
         while not (value := condition()):
             assert time.monotonic() < end, "the page did not come to this"
