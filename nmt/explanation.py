@@ -121,7 +121,7 @@ def _target(translator: Translator, target: str | Sequence[str]) -> tuple[list[i
     if pieces[-1:] == ["</s>"]:
         pieces.pop()
     _check_target(len(pieces) + 1, limit)
-    return [*prefix_tokens(tokenizer, pieces), tokenizer.eos], [*pieces, "</s>"]
+    return [*prefix_tokens(tokenizer, pieces, "target"), tokenizer.eos], [*pieces, "</s>"]
 
 
 def _check_target(tokens: int, limit: int) -> None:

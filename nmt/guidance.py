@@ -60,9 +60,9 @@ def check_attend(attend: Attend, length: int) -> None:
             raise UserError(f"attend: the weights of step {step} must not be negative, nor sum to more than 1")
 
 
-def prefix_tokens(tokenizer: Tokenizer, prefix: str | Sequence[str]) -> list[int]:
+def prefix_tokens(tokenizer: Tokenizer, prefix: str | Sequence[str], field: str = "prefix") -> list[int]:
     """The tokens of a text, or of pieces as in Translation.tokens, without </s>. Raises UserError for an unknown
-    piece."""
+    piece; `field` names it."""
     if isinstance(prefix, str):
         (tokens,) = tokenizer.encode([prefix])
         return tokens[:-1]
@@ -70,7 +70,7 @@ def prefix_tokens(tokenizer: Tokenizer, prefix: str | Sequence[str]) -> list[int
     for piece in prefix:
         token = tokenizer.id_of(piece)
         if token is None:
-            raise UserError(f"prefix: {piece!r} is no piece of the target tokenizer")
+            raise UserError(f"{field}: {piece!r} is no piece of the target tokenizer")
         tokens.append(token)
     return tokens
 

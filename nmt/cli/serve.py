@@ -4,6 +4,7 @@ import ipaddress
 import logging
 import os
 from importlib.util import find_spec
+from urllib.parse import quote
 
 from nmt.cli.app import run_command
 from nmt.cli.entry import exit_at_ctrl_c
@@ -51,8 +52,8 @@ def _serve(config: ServeConfig, overrides: list[str]) -> None:
         hosts = None if not _is_loopback(config.host) and not config.hosts else LOOPBACK | own_names
         rules = Rules(hosts, token, limits.body_bytes, limits.body_seconds, limits.request_seconds)
         names = f"{len(models)} models ({', '.join(models)})" if len(models) > 1 else next(iter(models))
-        url = address(listening)
-        log.info("serving %s at %s%s; Ctrl-C stops", names, url, f"#token={token}" if config.token else "")
+        url = address(listening) + (f"#token={quote(config.token, safe='')}" if config.token else "")
+        log.info("serving %s at %s; Ctrl-C stops", names, url)
         try:
             run(application(service, rules, config.log_requests), listening, limits.request_seconds)
         finally:

@@ -125,7 +125,7 @@ def compare(
         )
     results = _test(systems, base, significance)
     systems = sorted(systems, key=lambda system: -sign * fmean(results[e.name][metric].score for e in system.entries))
-    rows = [_system_row(system, results, held_out, metric, system is base) for system in systems]
+    rows = [_system_row(system, results, held_out, metric, base) for system in systems]
     return {
         "split": split,
         "sentences": len(held_out.references),
@@ -158,7 +158,7 @@ def _test(
 
 
 def _system_row(
-    system: System, results: dict[str, dict[str, MetricResult]], held_out: HeldOut, metric: Metric, is_baseline: bool
+    system: System, results: dict[str, dict[str, MetricResult]], held_out: HeldOut, metric: Metric, baseline: System
 ) -> Comparison:
     """A row of the ranked table, with the lines of its charts. Means are over the seeds."""
     entries = system.entries
@@ -169,8 +169,11 @@ def _system_row(
         deviation = stdev(values) if len(values) > 1 else None
         row |= {name: _rounded(fmean(values)), f"{name}_sd": _rounded(deviation)}
     row[f"{metric}_ci"] = _rounded(fmean(score[metric].interval for score in scores))
+    gains = [results[e.name][metric].score - results[baseline.of_seed(e.seed).name][metric].score for e in entries]
+    agree = all(gain >= 0 for gain in gains) or all(gain <= 0 for gain in gains)
     for test in ("p_bootstrap", "p_randomisation"):  # of the least significant seed
-        row[test] = None if is_baseline else max(getattr(score[metric], test) for score in scores)
+        values = [getattr(score[metric], test) for score in scores]
+        row[test] = None if system is baseline else max(values) if agree else 1.0
     measures: dict[str, Callable[[Entry], float | None]] = {
         "aer": lambda entry: entry.aer,
         "parameters": lambda entry: entry.parameters,

@@ -131,7 +131,8 @@ def _notes(comparison: Comparison) -> str:
         "interval. 95 %: half the width of the 95 % bootstrap interval, the mean over seeds. p: probability of a "
         f"difference in {metric} from {comparison['baseline']} at least this large if both systems were equally good, "
         f"by paired bootstrap ({samples} samples) and paired approximate randomisation ({trials} trials); the largest "
-        f"p of the seeds; * below {SIGNIFICANT}, not corrected for the number of systems."
+        f"p of the seeds, or 1 if some seeds gain and others lose; * below {SIGNIFICANT}, not corrected for the "
+        "number of systems."
     )
 
 

@@ -52,19 +52,27 @@ class MetricsMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        status, started = 499, time.monotonic()  # 499: the client left
+        status, started, counted = 499, time.monotonic(), False  # 499: the client left
 
-        async def observe(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self.app(scope, receive, observe)
-        finally:
+        def count() -> None:
+            nonlocal counted
+            counted = True
             path, seconds = scope["path"] if scope["path"] in self.paths else "other", time.monotonic() - started
             self.metrics.requests.labels(path, str(status)).inc()
             self.metrics.seconds.labels(path).observe(seconds)
             if self.log is not None:
                 self.log(f"{scope['method']} {path} {status} {1000 * seconds:.0f} ms")
+
+        async def observe(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif not message.get("more_body", False):
+                count()  # before the client has its answer, and may ask for the figures
+            await send(message)
+
+        try:
+            await self.app(scope, receive, observe)
+        finally:
+            if not counted:
+                count()

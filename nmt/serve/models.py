@@ -64,6 +64,13 @@ class ServedModel:
             raise TextTooLongError(f"{name}: has {tokens} tokens, but this service takes at most {limit}")
         return tokens
 
+    def check_target(self, text: str, name: str) -> int:
+        """The number of a translation's tokens, </s> among them. Raises UserError if the model would cut it."""
+        tokens = len(self.translator.tokenizers.target.encode([text])[0])
+        if tokens > self.info.max_tokens:
+            raise UserError(f"{name}: has {tokens} tokens, but at most {self.info.max_tokens} are taken")
+        return tokens
+
     def check_guidance(self, attend: Attend | None, prefix: str | Sequence[str] | None = None) -> None:
         """Raises UserError for first tokens or steps that are more than a translation may have: their cost grows with
         their number, and no limit of the search holds for them."""
@@ -144,7 +151,8 @@ def _info(
     heads = 0
     if not isinstance(model, Ensemble) and isinstance(model.decoder.attention, MultiHeadAttention):
         heads = model.decoder.attention.heads
-    local = alone and scored is not None and scored.window.kind != "global"
+    # The windows and stops of several heads are not explained.
+    single = scored if alone and not heads else None
     return ModelInfo(
         name=name,
         source=config.data.source_lang if direction is None else direction[0],
@@ -153,8 +161,8 @@ def _info(
         members=len(runs),
         latent=not isinstance(model, Ensemble) and isinstance(model.decoder, LatentDecoder),
         heads=heads,
-        window=scored.window.kind if local and scored is not None else None,
-        monotonic=alone and scored is not None and scored.normalizer.kind in {"monotonic", "mocha"},
+        window=single.window.kind if single is not None and single.window.kind != "global" else None,
+        monotonic=single is not None and single.normalizer.kind in {"monotonic", "mocha"},
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         bleu=_bleu(directory, direction) if alone else None,
         beam_size=translator.searcher.beam_size,

@@ -84,12 +84,10 @@ class Service:
         targets = [target] if isinstance(target, str) else target
         if len(targets) != len(texts):
             raise UserError(f"target: {len(targets)} translations of {len(texts)} texts")
-        encode, tokens = translator.tokenizers.target.encode, []
-        for number, (text, given) in enumerate(zip(texts, targets, strict=True), 1):
-            length = len(encode([given])[0])
-            if length > model.info.max_tokens:
-                raise UserError(f"target {number}: has {length} tokens, but at most {model.info.max_tokens} are taken")
-            tokens.append(max(length, model.check_length(text, f"text {number}")))
+        tokens = [
+            max(model.check_target(given, f"target {number}"), model.check_length(text, f"text {number}"))
+            for number, (text, given) in enumerate(zip(texts, targets, strict=True), 1)
+        ]
 
         def work(pairs: Sequence[tuple[str, str]]) -> list[list[Translation]]:
             sources, given = ([pair[side] for pair in pairs] for side in (0, 1))
@@ -106,6 +104,8 @@ class Service:
         if not isinstance(request.text, str) or (request.target is not None and not isinstance(request.target, str)):
             raise UserError("attend, prefix, tree: are for one text, not for a list")
         tokens = model.check_length(request.text, "text")
+        if isinstance(request.target, str):
+            tokens = max(tokens, model.check_target(request.target, "target"))
         model.check_guidance(request.attend, request.prefix)
         steered: dict[str, Any] = {"attend": request.attend}
         started = {**steered, "prefix": request.prefix or ""}

@@ -69,6 +69,17 @@ def test_a_run_is_tested_against_the_baselines_run_of_its_seed() -> None:
     assert found["systems"][0]["p_bootstrap"] is None
 
 
+def test_seeds_that_differ_in_opposite_directions_are_not_significant() -> None:
+    others = {("mixed", 1): worsened(2), ("mixed", 2): worsened(10)}
+    systems = {("plain", 1): worsened(10), ("plain", 2): worsened(2), **others}
+    given = [Entry(f"{name}{seed}", lines, seed, name, {"attention": name}) for (name, seed), lines in systems.items()]
+    found = compared(given, baseline="plain")
+    significant = [row["p_bootstrap"] for row in found["runs"] if row["run"].startswith("mixed")]
+    assert max(significant) < 0.05
+    (mixed,) = (row for row in found["systems"] if row["name"] == "mixed")
+    assert (mixed["p_bootstrap"], mixed["p_randomisation"]) == (1.0, 1.0)
+
+
 def test_without_its_seed_in_the_baseline_a_run_meets_the_first() -> None:
     found = compared([*entries(), Entry("their system", worsened(4))], baseline="bad")
     runs = {row["run"]: row["baseline_run"] for row in found["runs"]}

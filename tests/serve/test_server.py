@@ -235,4 +235,11 @@ def test_a_token_from_the_environment(run: Path) -> None:
     with process(run.parent, f"run={run}", environment=token) as started:
         with pytest.raises(OSError, match="401"):
             post(started.address, text="a")
-        assert LibreTranslateAPI(started.address, "secret").translate("the house", "en", "fr")
+        client = LibreTranslateAPI(started.address, "secret")
+        assert client.translate("the house", "en", "fr")
+        assert client.languages() == [{"code": "en", "name": "en", "targets": ["fr"]}]
+
+
+def test_the_address_carries_any_token(run: Path) -> None:
+    with process(run.parent, f"run={run}", "token='a+b/c==&%'") as started:
+        assert f"{started.address}/#token=a%2Bb%2Fc%3D%3D%26%25;" in started.output.read_text()

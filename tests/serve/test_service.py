@@ -13,11 +13,13 @@ import pytest
 from fastapi import Request
 from fastapi.testclient import TestClient
 from served import RULES, serving, trained, words
+from starlette.types import Message, Send
 
 from nmt import Translation, Translator
 from nmt.serve.batcher import Batcher, QueueFullError, QueueSettings
 from nmt.serve.libretranslate import Query, _query
 from nmt.serve.messages import TranslateAnswer, TranslateRequest
+from nmt.serve.metrics import Metrics, MetricsMiddleware
 from nmt.serve.models import load_models
 from nmt.serve.service import Service
 
@@ -39,8 +41,10 @@ def runs(run: Path) -> list[str | list[str]]:
         "monotonic": "attention=monotonic",
         "none": "attention=none",
         "marginal": "attention=marginal",
+        "local_heads": "attention=multihead attention/window=local_p",
     }
-    directories = [trained(run.parent / name, kind, "seed=2", "training.max_steps=3") for name, kind in kinds.items()]
+    short = "seed=2", "training.max_steps=3"
+    directories = [trained(run.parent / name, *kind.split(), *short) for name, kind in kinds.items()]
     return [str(run), *map(str, directories), [str(run), str(directories[0])]]
 
 
@@ -200,9 +204,12 @@ def test_an_explanation_has_what_the_attention_has(client: TestClient) -> None:
 
 
 def test_a_translation_is_explained_whole_or_not_at_all(client: TestClient) -> None:
-    for target in ("le " * 800, ["▁le"] * 800):
-        message = refused(client, 400, "/v1/explain", text=LINE, target=target)
-        assert message.startswith("target: has ")
+    for target, message in (
+        ("le " * 800, "target: has "),
+        (["▁le"] * 800, "target: has "),
+        (["no such piece"], "target: 'no such piece' is no piece"),
+    ):
+        assert refused(client, 400, "/v1/explain", text=LINE, target=target).startswith(message)
 
 
 def test_tokens_may_be_explained_as_answered(client: TestClient) -> None:
@@ -215,12 +222,14 @@ def test_tokens_may_be_explained_as_answered(client: TestClient) -> None:
 def test_models_are_described(client: TestClient) -> None:
     answer = client.get("/v1/models").json()
     models = {model["name"]: model for model in answer["models"]}
-    names = ["bahdanau", "multihead", "local", "monotonic", "none", "marginal", "bahdanau+multihead"]
-    assert list(models) == names
+    single = ["bahdanau", "multihead", "local", "monotonic", "none", "marginal", "local_heads"]
+    assert list(models) == [*single, "bahdanau+multihead"]
     assert answer["default"] == "bahdanau"
     assert (models["bahdanau"]["source"], models["bahdanau"]["target"]) == ("en", "fr")
     assert models["multihead"]["heads"] > 1
-    assert models["local"]["window"] == "local_p"
+    # An explanation has no windows of several heads, so the page does not offer them.
+    assert {name: model["window"] for name, model in models.items() if model["window"]} == {"local": "local_p"}
+    assert post(client, "/v1/explain", text=LINE, target="le chien .", model="local_heads")["window"] is None
     assert [model["name"] for model in models.values() if model["monotonic"]] == ["monotonic"]
     assert [model["name"] for model in models.values() if model["attention"] is None] == ["none"]
     assert [model["name"] for model in models.values() if model["latent"]] == ["marginal"]
@@ -231,7 +240,7 @@ def test_models_are_described(client: TestClient) -> None:
 
 
 def test_each_model_translates_by_its_name(client: TestClient, runs: list[str | list[str]]) -> None:
-    for name, run in (("none", runs[4]), ("bahdanau+multihead", runs[6])):
+    for name, run in (("none", runs[4]), ("bahdanau+multihead", runs[7])):
         own = Translator.load(run, device="cpu", precision="fp32", threads=1).translate([LINE])[0]
         assert words(post(client, text=LINE, model=name)["translations"]) == [own.text]
 
@@ -259,6 +268,7 @@ def test_each_model_translates_by_its_name(client: TestClient, runs: list[str | 
         ({"text": "a", "attend": {"x": 1}}, "attend.x: input should be a valid integer"),
         ({"text": "a", "attend": {"0": [0.5]}}, "attend: step 0 has 1 weights for"),
         ({"text": "a", "attend": {"0": 1}, "model": "none"}, "attend: the run has no attention to steer"),
+        ({"text": "a", "target": "le " * 800, "attend": {"0": 0}}, "target: has 80"),
         ({"text": "a", "prefix": ["no such piece"]}, "prefix: 'no such piece' is no piece"),
     ],
 )
@@ -377,6 +387,22 @@ def test_figures_for_prometheus(client: TestClient) -> None:
     assert not any("some" in name for name in after)  # no series for each path that somebody tries
 
 
+def test_a_request_is_counted_before_its_client_has_the_answer() -> None:
+    async def application(_: object, __: object, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        await send({"type": "http.response.body", "body": b"b"})
+
+    metrics, counted = Metrics(lambda: 0), []
+
+    async def send(message: Message) -> None:
+        counted.append(b'nmt_requests_total{path="/a",status="200"} 1.0' in metrics.text())
+
+    middleware = MetricsMiddleware(application, metrics, frozenset({"/a"}), None)
+    asyncio.run(middleware({"type": "http", "path": "/a", "method": "GET"}, None, send))  # type: ignore[arg-type]
+    assert counted == [False, False, True]
+
+
 def test_the_two_calls_of_libretranslate(client: TestClient, translator: Translator) -> None:
     assert client.get("/languages").json() == [{"code": "en", "name": "en", "targets": ["fr"]}]
     expected = [found.text for found in translator.translate(["the cat sleeps .", LINE])]
@@ -449,6 +475,7 @@ def test_hosts_origins_and_tokens(run: Path) -> None:
         lower = {"authorization": "bearer secret"}
         assert client.post("/v1/translate", json=query, headers=lower).status_code == 200
         assert client.get("/").status_code == client.get("/healthz").status_code == 200
+        assert client.get("/languages").status_code == 200  # LibreTranslate's clients ask without the token
         assert client.get("/metrics").status_code == 401
         form = {"q": "a", "source": "en", "target": "fr"}
         assert client.post("/translate", data=form).status_code == 403

@@ -43,6 +43,8 @@ export class Alignment {
     const seen = [model, hypothesis, steered, ...choices, isDark(), innerWidth];
     if (seen.every((value, index) => value === this.#seen[index])) return undefined;
     [this.#given, this.#seen] = [given, seen];
+    this.#latest.cancel();
+    byId("alignment-status").textContent = "";
     this.#choices(model, state);
     if (!hypothesis?.tokens.length) return this.#say("The alignment appears here as soon as there is a translation.");
     const explained = this.#known();
@@ -52,7 +54,6 @@ export class Alignment {
       else this.#draw(null);
       return this.#explain();
     }
-    this.#latest.cancel();
     return this.#draw(explained ?? null);
   }
 

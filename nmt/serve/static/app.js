@@ -46,7 +46,9 @@ const typedOwn = delayed(() => {
 
 function change(key, value) {
   Object.assign(state, { [key]: value });
-  if (key === "view" && value === "beam" && session.found && !session.found.tree) session.search();
+  if (key === "view" && value === "beam" && (session.busy || (session.found && !session.found.tree))) {
+    session.search();
+  }
   render();
 }
 

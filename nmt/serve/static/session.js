@@ -48,6 +48,11 @@ export class Session {
     return (this.shown === "own" ? this.own : this.found)?.subject ?? this;
   }
 
+  // Whether the pictures show a translation of the page's text by its model, rather than one of the text before.
+  get current() {
+    return this.subject.text === this.text && this.subject.model === this.model;
+  }
+
   // Text, model or settings have changed, so that steerings mean nothing any more.
   async restart() {
     this.steering.found.clear();
@@ -75,8 +80,11 @@ export class Session {
     if (answer === undefined) return true;
     this.busy = false;
     if (answer) {
-      this.found = { hypotheses: answer.translations[0], tree: answer.tree, subject: { model, text } };
-      this.selected = Math.min(this.selected, Math.max(0, this.found.hypotheses.length - 1));
+      const old = this.found?.subject;
+      const hypotheses = answer.translations[0];
+      const same = old?.text === text && old.model === model && this.selected < hypotheses.length;
+      if (!same) this.selected = 0;
+      this.found = { hypotheses, tree: answer.tree, subject: { model, text } };
       this.seconds = (performance.now() - began) / 1000;
     }
     this.#changed();
@@ -117,8 +125,9 @@ export class Session {
     return this.#resteer(0, () => this.steering[this.shown].clear());
   }
 
-  // What the service refuses is as if it had not been steered.
+  // What the service refuses is as if it had not been steered. A translation of the text before cannot be steered.
   async #resteer(step, change) {
+    if (!this.current) return;
     const { shown, hypothesis } = this;
     const steering = this.steering[shown];
     const old = { cells: steering.cells, before: this.before, kept: this.#kept, selected: this.selected };
