@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import json
+import logging
 import math
 import os
 import stat
@@ -16,7 +17,9 @@ MAX_RECORD = 2**26  # bytes of a configuration, a report or a tokenizer
 MAX_TEXT = 2**31  # bytes of a text file
 CHUNK = 2**22  # bytes read at a time
 # Errors of the system or of permissions, which say nothing about the content of a file.
+UNLOCKABLE = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}  # of a file system without locks, such as some on networks
 SYSTEM_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EIO}
+log = logging.getLogger(__name__)
 
 
 def raise_system_error(error: Exception) -> None:
@@ -148,6 +151,24 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def try_lock(descriptor: int, path: Path) -> bool:
+    """Take an exclusive lock on an open file; False if another process holds it.
+
+    Where the file system has no locks, warns and returns True.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system releases it when the process ends
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in UNLOCKABLE:
+            raise
+        log.warning(
+            "%s: this file system has no locks (%s); start no second process there", path.parent, error.strerror
+        )
+    return True
+
+
 def is_locked(path: Path) -> bool:
     """Does a process hold an exclusive lock on the file? A link counts as locked, a missing file does not."""
     try:
@@ -155,8 +176,8 @@ def is_locked(path: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
-    except OSError:
-        return True
+    except OSError as error:
+        return error.errno not in UNLOCKABLE
     return False
 
 

@@ -1,6 +1,5 @@
 """The run directory: its paths, its lock, and the record of how the run was started."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -55,8 +54,7 @@ class RunDirectory:
 
     @classmethod
     def existing(cls, path: str | Path, key: str = "run") -> "RunDirectory":
-        """Open a run, or an archive of one, for reading. Raises UserError that names the configuration's `key` if there
-        is none."""
+        """Open a run, or an archive of one, for reading. Raises UserError that names `key` if there is none."""
         named = user_path(path)
         run = cls(unpacked(named, f"{key}={path}"), named) if named.is_file() else cls(named)
         if not run.path.is_dir():
@@ -86,13 +84,11 @@ class RunDirectory:
             self._lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written to ({error.strerror})") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system releases it when the process ends
-        except OSError:
+        if not files.try_lock(self._lock, self.path / LOCK):
             owner = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
             os.close(self._lock)
             self._lock = None
-            raise UserError(f"{self.path}: process {owner or '?'} is training there; wait for it or stop it") from None
+            raise UserError(f"{self.path}: process {owner or '?'} is training there; wait for it or stop it")
         os.truncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
         try:
@@ -129,9 +125,12 @@ class RunDirectory:
 
         Raises UserError if the corpus or a tokenizer has changed since the first start.
         """
-        if not self._has_results():
-            self.manifest.unlink(missing_ok=True)  # left by a start that failed
-        manifest = self.read_manifest()
+        manifest, first = self.read_manifest(), self.first_start()
+        if not self._has_results():  # of a start that failed, only the overrides and choices that name the run are kept
+            if self.config.exists() and not _differences(load_values(self.config), values, CHANGEABLE):
+                start = {**start, **{key: first[key] for key in ("overrides", "choices") if key in first}}
+            self.manifest.unlink(missing_ok=True)
+            manifest = {}
         if manifest.get("data", prepared.report).get("content") != prepared.report["content"]:
             raise UserError(
                 f"{self.path}: the corpus or its tokenizer has changed since this run began; start a new run"
@@ -205,14 +204,18 @@ class RunDirectory:
         return not _differences(load_values(self.config), values, NO_EFFECT)
 
     def held_out(self, split: str) -> tuple[list[str], list[str], list[str] | None]:
-        """Sources, references and gold alignments (or None) of a split. Raises UserError if the run has none."""
+        """Sources, references and gold alignments (or None) of a split. Raises UserError if there are none."""
         source, target, gold = (self.data / f"{split}.{name}" for name in ("source", "target", "alignments"))
-        if not source.is_file():
+        if not (source.is_file() and target.is_file()):
             if self.is_archive:
                 raise UserError(f"split={split}: {self.source} has no such text; export the run with held_out=true")
-            known = sorted({path.stem for path in self.data.glob("*.source")})
+            known = sorted({path.stem for path in self.data.glob("*.target")})
             raise UserError(f"split={split}: the run's corpus has none (there is: {', '.join(known) or 'nothing'})")
-        return files.read_lines(source), files.read_lines(target), files.read_lines(gold) if gold.is_file() else None
+        texts = {path: text_lines(path) for path in (source, target, gold) if path is not gold or gold.is_file()}
+        for path, lines in texts.items():
+            if len(lines) != len(texts[source]):
+                raise UserError(f"{path}: has {len(lines)} lines for {len(texts[source])} sentences")
+        return texts[source], texts[target], texts.get(gold)
 
     def write_held_out(self, split: str, sources: list[str], references: list[str], gold: Sequence[str] | None) -> None:
         """Write what `held_out` reads."""
@@ -268,6 +271,14 @@ def _differences(saved: Mapping[str, Any], new: Mapping[str, Any], ignored: set[
 def runs_below(folder: Path) -> list[Path]:
     """The run directories in a folder such as a sweep's, sorted by name."""
     return sorted(path.parent for path in folder.rglob("config.yaml"))
+
+
+def text_lines(path: Path) -> list[str]:
+    """The lines of a file of a run. Raises UserError if it is not valid UTF-8."""
+    try:
+        return files.read_lines(path)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not valid UTF-8 (at byte {error.start})") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -26,6 +26,7 @@ import torch
 from competition import competing, processor_share
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from operations import operations
 from torch.utils.flop_counter import FlopCounterMode
@@ -246,10 +247,10 @@ def presets(config: TrainConfig, prepared: Prepared, updates: int) -> list[dict[
     for name in sorted(path.stem for path in (config_dir() / "attention").glob("*.yaml")):
         overrides = [word for word in HydraConfig.get().overrides.task if not word.startswith(("attention=", "size="))]
         overrides += [f"size={choices()['size']}", f"attention={name}"]
-        values = OmegaConf.to_container(compose("train", overrides), resolve=True)
         try:
+            values = OmegaConf.to_container(compose("train", overrides), resolve=True)
             preset = validated(TrainConfig, {str(key): value for key, value in dict(values).items()})
-        except UserError as error:
+        except (UserError, HydraException) as error:
             print(f"{name}: left out: {error}", file=sys.stderr, flush=True)
             continue
         bench = Bench(preset, prepared)

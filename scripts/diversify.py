@@ -126,6 +126,8 @@ def backwards(config: schema.TrainConfig) -> list[str]:
     data = config.data
     if data.kind == "demo":
         raise UserError("data=demo: has one direction only; give a corpus, such as data=files")
+    if data.kind == "multilingual":
+        raise UserError("data=multilingual: has several directions; give one, such as data=files")
     if data.source_lang == data.target_lang:
         raise UserError(f"data.source_lang and data.target_lang are both {data.source_lang}: give them different names")
     if getattr(data, "alignments", None) is not None:

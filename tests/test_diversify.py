@@ -275,6 +275,10 @@ def test_what_has_one_direction_is_refused(word: str, told: str) -> None:
     ("words", "told"),
     [
         (["out", "seed=1"], "data=demo: has one direction only"),
+        (
+            ["out", "data=multilingual", "data.corpora=[a-b,b-a]", *FILES[1:]],
+            "data=multilingual: has several directions",
+        ),
         (["out", "sead=1"], "error: sead: unknown key; did you mean"),
         (["out", *FILES, "--student", "training.max_epochs=seven"], "training.max_epochs=seven: input should be"),
         (["out", *FILES, "--student", "a='b"], 'error: --student "a=\'b": no closing quotation'),

@@ -428,3 +428,17 @@ def test_each_direction_is_a_model_of_the_service(run: Path) -> None:
         assert f"has {most + 1} tokens, but this service takes at most {most}" in refused.text
         refused = client.post("/translate", json={"q": "x", "source": "de", "target": "fr"})
         assert "this service translates en to de, de to en" in refused.text
+
+
+def test_a_test_set_of_another_direction_makes_another_corpus(tmp_path: Path) -> None:
+    for name in ("train", "valid", "test"):
+        (tmp_path / f"{name}.tsv").write_text("en\tde\na\tb\n")
+    files = f"train: {tmp_path}/train.tsv, validation: {tmp_path}/valid.tsv"
+    test = f", test: {tmp_path}/test.tsv"
+    directions = "source_lang: en, target_lang: de", "source_lang: de, target_lang: en"
+    found = set()
+    for tested in range(2):
+        corpora = (f"{{{each}, {files}{test if number == tested else ''}}}" for number, each in enumerate(directions))
+        settings = validated(TrainConfig, values_of("train", [*SMALL, f"data.corpora=[{','.join(corpora)}]"]))
+        found.add(fingerprint_of(settings.data, settings.tokenizer))
+    assert len(found) == 2

@@ -1,9 +1,12 @@
 """The run directory."""
 
+import errno
 import json
+import re
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -132,9 +135,39 @@ def test_lines_end_at_newlines_alone(tmp_path: Path) -> None:
 def test_a_split_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.data.mkdir()
-    (run.data / "validation.source").write_text("a\n")
+    for side in ("source", "target"):
+        (run.data / f"validation.{side}").write_text("a\n")
     with pytest.raises(UserError, match=r"split=test: the run's corpus has none \(there is: validation\)"):
         run.held_out("test")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("target", b"gut\n\xff\n"), ("target", b"gut\n"), ("alignments", b"0-0\n")]
+)
+def test_damaged_held_out_text_names_the_file(name: str, content: bytes, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.write_held_out("test", ["a", "b"], ["c", "d"], ["0-0", ""])
+    assert run.held_out("test") == (["a", "b"], ["c", "d"], ["0-0", ""])
+    (run.data / f"test.{name}").write_bytes(content)
+    problem = "not valid UTF-8 (at byte 4)" if b"\xff" in content else "has 1 lines for 2 sentences"
+    with pytest.raises(UserError, match=re.escape(f"test.{name}: {problem}")):
+        run.held_out("test")
+
+
+def test_without_locks_a_run_begins_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, no_locks = RunDirectory(tmp_path / "run"), OSError(errno.ENOSYS, "Function not implemented")
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=no_locks))
+    run.claim(VALUES)
+    assert f"{run.path}: this file system has no locks (Function not implemented); start no second" in caplog.text
+    began = time.monotonic()
+    run.wait_until_free(60)
+    assert time.monotonic() - began < 30
+    run.release()
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(OSError, match="Input/output error"):
+        run.claim(VALUES)
 
 
 def test_waiting_ends_with_the_lock_or_with_patience(tmp_path: Path) -> None:

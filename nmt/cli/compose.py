@@ -84,7 +84,9 @@ def _with_size(config: DictConfig, command: str) -> DictConfig:
     job = cast(DictConfig, HydraConfig.get())
     with read_write(job):
         job.runtime.choices["size"] = size  # which the run records
-    return hydra.compose(command, [*without_size(arguments.job_overrides(job)), f"size={size}"])
+    overrides = without_size(arguments.job_overrides(job))
+    searched = [each for each in arguments.job_overrides(job, "hydra") if each.startswith("hydra.searchpath=")]
+    return hydra.compose(command, [*searched, *overrides, f"size={size}"])
 
 
 def _run_dir(run: str | int | None, new: str) -> str:

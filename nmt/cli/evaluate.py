@@ -55,7 +55,8 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
         if config.output is None:
             output, location = _variant(config, trained, machine.get("precision")), {}
         else:
-            path = stack.enter_context(output_folder(config.output, EVALUATION, "an evaluation"))
+            folder = output_folder(config.output, EVALUATION, "an evaluation")
+            path = group.on_main(lambda: stack.enter_context(folder))
             output = EvaluationFolder.at(path, runs, translator, settings, config.checkpoint)
             location = {"output": config.output}
         bar = stack.enter_context(

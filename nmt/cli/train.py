@@ -41,7 +41,7 @@ def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:
     from nmt.data.prepare import fingerprint_of
     from nmt.run import FINISHED, PRUNED, RunDirectory
 
-    directory = output_dir()
+    directory, chosen = output_dir(), {} if config.run else choices()  # those of a resumed run are its first start's
     if started_in_group():
         _check_group(overrides)
     if sweep.sweeping():
@@ -70,7 +70,7 @@ def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:
 
         observer = sweep.observer() if sweep.sweeping() else None
         launch = train_in_processes if config.processes > 1 and not started_in_group() else train
-        status = launch(config, directory, [*overrides, *paths], choices(), observer)
+        status = launch(config, directory, [*overrides, *paths], chosen, observer)
     if not sweep.sweeping() and rank() == 0:
         _print_next_steps(os.path.relpath(directory), config.data.direction_arguments)
     return status

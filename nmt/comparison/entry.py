@@ -19,10 +19,10 @@ from nmt.config.compose import load_values, validated
 from nmt.config.errors import UserError, printable
 from nmt.config.overrides import for_shell, user_path
 from nmt.evaluation import score_settings
-from nmt.files import decode_lines, read_bytes, read_lines
+from nmt.files import decode_lines, read_bytes
 from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
 from nmt.metrics.bleu import ScoreSettings
-from nmt.run import ERROR, EVALUATION, RunDirectory, digest, read_json, runs_below
+from nmt.run import ERROR, EVALUATION, RunDirectory, digest, read_json, runs_below, text_lines
 
 log = logging.getLogger(__name__)
 MIN_MEASURE, MAX_MEASURE = 1e-9, 1e15  # limits of a measure other than 0: ratios and sums of such numbers are finite
@@ -131,7 +131,7 @@ def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
     output = run.hypotheses / f"{split}.txt"
     if results is None or not output.is_file():
         raise UserError(f"{path}: has no {split} results; run {command} split={split}")
-    hypotheses = _lines(output)
+    hypotheses = text_lines(output)
     if len(hypotheses) != len(references):
         raise UserError(
             f"{output}: has {len(hypotheses)} lines for {len(references)} sentences; run {command} split={split}"
@@ -193,25 +193,18 @@ def _aer(run: RunDirectory, split: str, gold: list[str] | None) -> float | None:
     path = run.alignments / f"{split}.references.pharaoh"
     if gold is None or not path.is_file():
         return None
-    links = [parse_pharaoh(line)[0] for line in _lines(path)]
+    links = [parse_pharaoh(line)[0] for line in text_lines(path)]
     return 100 * alignment_error_rate(links, [parse_pharaoh(line) for line in gold]).aer
 
 
 def _curve(path: Path) -> list[tuple[float, float]]:
     """(epoch, BLEU) of each validation."""
     records = []
-    for line in _lines(path) if path.is_file() else []:
+    for line in text_lines(path) if path.is_file() else []:
         with suppress(ValueError):  # a line cut short by a kill
             records.append(json.loads(line))
     validations = [record for record in records if "validation/bleu" in record]
     return [(float(_measure(record["epoch"])), float(_measure(record["validation/bleu"]))) for record in validations]
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return read_lines(path)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not valid UTF-8 (at byte {error.start})") from None
 
 
 def _number(value: Any) -> Any:  # noqa: ANN401

@@ -48,11 +48,10 @@ def for_shell(key: str, value: object) -> str:
 
 
 def user_path(path: Path | str) -> Path:
-    """The path with a leading ~ expanded. Raises UserError if there is no home directory."""
+    """The path with a leading ~ or ~USER expanded. Raises UserError if there is no such home directory."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise UserError(
-            f"{path}: ~ has no meaning without a home directory (HOME is not set); give an absolute path, for prepared "
-            "corpora in NMT_CACHE"
-        ) from None
+        user = str(path).partition("/")[0].removeprefix("~")
+        problem = f"there is no user {user}" if user else "~ has no meaning without a home directory (HOME is not set)"
+        raise UserError(f"{path}: {problem}; give an absolute path, for prepared corpora in NMT_CACHE") from None

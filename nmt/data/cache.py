@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from nmt.data.first_pass import FIRST_PASS
+from nmt.files import try_lock
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +65,7 @@ def lock_file(path: Path) -> Iterator[None]:
     """Hold an exclusive lock: the jobs of a sweep wait until the first one has prepared their corpus."""
     while True:
         with open(_open_lock(path), "rb") as lock:  # closing it releases the lock, also after a kill
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            if not try_lock(lock.fileno(), path):
                 log.info("corpus: another process is preparing it, waiting")
                 fcntl.flock(lock, fcntl.LOCK_EX)
             try:
@@ -85,5 +84,8 @@ def _open_lock(path: Path) -> int:
     """Open the lock file, which may belong to another user, without following a link."""
     try:
         return os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o666)  # NFS locks only writable files
-    except PermissionError:
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except PermissionError as error:
+        try:
+            return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            raise error from None

@@ -145,14 +145,15 @@ def files_by_part(config: schema.Data) -> list[list[Path]]:
 
 
 def file_counts(config: schema.Data) -> dict[str, FileCounts]:
-    """The number of files of each split, nested as the split is put together from several."""
+    """The number of files of each split, nested as the split is put together from several; with the number of each of
+    several corpora."""
     read = splits(config) if config.kind != "demo" or config.extra else {}
     return {name: _structure(pairs) for name, pairs in sorted(read.items())}
 
 
 def _structure(pairs: Iterable[Pair]) -> FileCounts:
     if isinstance(pairs, Directed):
-        return _structure(pairs.pairs)
+        return [pairs.corpus, _structure(pairs.pairs)]
     if isinstance(pairs, Concatenation):
         return [_structure(part) for part in pairs.parts]
     return len(pairs.paths) if isinstance(pairs, TextFiles | Table) else 0

@@ -135,8 +135,10 @@ def shared_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _names_a_place(override: str) -> bool:
-    key = override.lstrip("+~").partition("=")[0]
-    return key.startswith(("hydra", "tracking")) or key.rpartition(".")[2] in PATH_FIELDS | {"corpora", "comet_model"}
+    key, _, value = override.lstrip("+~").partition("=")
+    if key.startswith(("hydra", "tracking")) or value.startswith("{"):  # a section may hold paths
+        return True
+    return key.rpartition(".")[2] in PATH_FIELDS | {"run", "corpora", "comet_model"}
 
 
 def _weights(run: RunDirectory, checkpoint: str) -> tuple[bytes, int]:

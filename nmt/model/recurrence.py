@@ -115,7 +115,7 @@ def _run_steps(rnn: Recurrent, weights: LayerWeights, gates: Tensor, start: Stat
     state, states = start, []
     with loop():
         for step in gates.unbind(-3):
-            state = zone_out(rnn, weights, step_layer(rnn, weights, step, *state), state)
+            state = _step(rnn, weights, step, state)
             states.append(state)
     hidden = torch.stack([h for h, _ in states], dim=-3)
     return hidden, None if state[1] is None else torch.stack([c for _, c in states if c is not None], dim=-3)
@@ -127,7 +127,7 @@ def _scan_steps(rnn: Recurrent, weights: LayerWeights, gates: Tensor, start: Sta
 
     def step(state: tuple[Tensor, ...], gates_t: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         hidden, *memory = state
-        new = step_layer(rnn, weights, gates_t, hidden, memory[0] if memory else None)
+        new = _step(rnn, weights, gates_t, (hidden, memory[0] if memory else None))
         after = tuple(part for part in new if part is not None)
         return after, tuple(part.clone() for part in after)
 
@@ -135,6 +135,10 @@ def _scan_steps(rnn: Recurrent, weights: LayerWeights, gates: Tensor, start: Sta
     _, states = scan(step, own, gates.movedim(-3, 0))
     hidden, *memory = (part.movedim(0, -3) for part in states)
     return hidden, memory[0] if memory else None
+
+
+def _step(rnn: Recurrent, weights: LayerWeights, gates: Tensor, state: State) -> State:
+    return zone_out(rnn, weights, step_layer(rnn, weights, gates, *state), state)
 
 
 def _last(states: Tensor, order: _Order) -> tuple[Tensor, ...]:

@@ -120,7 +120,7 @@ def _train_in_group(
             trainer = Trainer(config, prepared, translator, scoring, run, objective, observer)
             setup = TrainingSetup(config, run, prepared, scoring, trainer)
             _log_model(setup)
-            _warn_of_unreached(config, objective, trainer.total_steps)
+            _warn_of_no_effect(config, objective, trainer.total_steps)
             return work(setup)
     finally:
         run.release()
@@ -222,14 +222,17 @@ def _finish(
     run.update_json(run.manifest, {"status": FINISHED})
 
 
-def _warn_of_unreached(config: schema.TrainConfig, objective: Objective, total_steps: int) -> None:
-    """Warn of values that take effect only after the end of the run."""
+def _warn_of_no_effect(config: schema.TrainConfig, objective: Objective, total_steps: int) -> None:
+    """Warn of values that take effect only after the end of the run, or not at all."""
     for loss in objective.auxiliary:
         if isinstance(loss, CoverageLoss) and loss.start >= total_steps:
             log.warning("attention.coverage.loss_start=%d: the run ends before, at step %d", loss.start, total_steps)
     if config.schedule.warmup_steps > total_steps:
         text = "schedule.warmup_steps=%d: the run ends before, at step %d, and never reaches optimizer.lr"
         log.warning(text, config.schedule.warmup_steps, total_steps)
+    if config.training.r_drop and not config.is_random:
+        text = "training.r_drop=%g: two equal passes, because no dropout is set; it only takes time"
+        log.warning(text, config.training.r_drop)
     steps = config.training.scheduled_sampling_steps
     if config.training.scheduled_sampling and steps > total_steps:
         log.warning("training.scheduled_sampling_steps=%d: the run ends before, at step %d", steps, total_steps)

@@ -359,6 +359,21 @@ def test_resume_by_run(run: Path, home: Path) -> None:
     assert b"encoder.hidden=9: run=" in refused.stderr
 
 
+def test_a_run_resumed_before_its_first_checkpoint_keeps_its_name(run: Path, tmp_path: Path) -> None:
+    killed = shutil.copytree(run, tmp_path / "killed")
+    shutil.rmtree(killed / "checkpoints")
+    (killed / "results.json").unlink()
+    before = json.loads((run / "manifest.json").read_text())["starts"][0]
+    for starts in (1, 2):
+        assert call("nmt-train", f"run={killed}", f"training.max_steps={starts}", cwd=tmp_path).returncode == 0
+        manifest = json.loads((killed / "manifest.json").read_text())
+        assert len(manifest["starts"]) == starts
+        assert {key: manifest["starts"][0][key] for key in ("overrides", "choices")} == {
+            key: before[key] for key in ("overrides", "choices")
+        }
+    assert manifest["starts"][1]["choices"] == {}  # Hydra's defaults are not what was chosen
+
+
 def test_resume_by_run_where_the_corpus_has_moved(home: Path) -> None:
     (home / "old").mkdir()
     for name, pairs in zip(("train", "valid"), demo.generate(200, 10, 1, 5), strict=False):

@@ -87,6 +87,13 @@ def test_wrong_beginnings_are_told(
     assert line.startswith(f"nmt-train: error: {told}")
 
 
+def test_recipes_of_ones_own_are_found_for_every_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "own" / "experiment").mkdir(parents=True)
+    (tmp_path / "own" / "experiment" / "mine.yaml").write_text("# @package _global_\nseed: 77\n")
+    config, size = composed(monkeypatch, 3, f"hydra.searchpath=[{tmp_path}/own]", "experiment=mine")
+    assert (config.seed, size) == (77, min(THRESHOLDS, key=lambda name: THRESHOLDS[name]))
+
+
 def test_sizes_differ_and_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [
         composed(monkeypatch, 1, f"size={size}")[0] for size in sorted(THRESHOLDS, key=lambda name: THRESHOLDS[name])

@@ -273,6 +273,8 @@ def test_without_a_home_directory_a_path_in_it_is_refused(monkeypatch: pytest.Mo
     for path in ("~/.cache/nmt", "~"):
         with pytest.raises(UserError, match=r"~ has no meaning without a home directory .*NMT_CACHE"):
             user_path(path)
+    with pytest.raises(UserError, match="~nobody-here/x: there is no user nobody-here; give an absolute path"):
+        user_path("~nobody-here/x")
     assert user_path("corpus/~") == Path("corpus/~")
     values = values_of("train", ["training.start_from='~/run'"])
     with pytest.raises(UserError, match="without a home directory"):

@@ -217,6 +217,19 @@ def test_a_cache_can_be_shared_as_far_as_the_umask_allows(corpus: Path) -> None:
     assert stat.S_IMODE(directory.stat().st_mode) == 0o750
 
 
+def test_a_cache_that_cannot_be_written_is_told_so(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def refuse(path: Any, flags: int, *args: Any) -> int:  # noqa: ANN401
+        if flags & os.O_CREAT and str(path).endswith(".lock"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, flags, *args)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(PermissionError, match=r"cache/\..*\.lock"):
+        make(corpus)
+
+
 def test_a_lock_of_another_user_can_be_waited_for(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.open
 

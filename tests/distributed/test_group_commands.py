@@ -118,6 +118,14 @@ def test_an_evaluation_is_that_of_one_process(run: Path, tmp_path: Path) -> None
     assert nothing == ""
 
 
+def test_an_ensemble_is_evaluated_in_one_folder(run: Path, tmp_path: Path) -> None:
+    folders = f"output={tmp_path}/evaluations/${{now:%f}}"  # of each process its own time
+    group = in_group(2, tmp_path / "out", "nmt-evaluate", f"run=[{run},{run}]", "split=validation", folders)
+    assert group[0][0] == 0, group[0][1]
+    (folder,) = (tmp_path / "evaluations").iterdir()
+    assert (folder / "results.json").is_file()
+
+
 def test_an_error_is_printed_once(run: Path, tmp_path: Path) -> None:
     group = in_group(2, tmp_path / "out", "nmt-translate", f"run={run}", f"alignments={tmp_path}/none/links")
     assert [status for status, _ in group] == [2, 2]

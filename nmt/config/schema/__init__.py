@@ -42,6 +42,7 @@ PATH_FIELDS = {"path", "train", "validation", "test", "extra", "cache_dir", "sou
 PATH_FIELDS |= {"teachers", "start_from", "pretrained"}
 
 
+DROPOUTS = ("dropout", "word_dropout", "recurrent_dropout", "zoneout", "weight_drop")
 CHECKPOINT = ".ckpt"  # ends the path of a COMET model, unlike the name of one
 
 
@@ -126,6 +127,16 @@ class TrainConfig(Model, Machine):
                 "set it to 0"
             )
         yield from self._conflicts_of_objective()
+
+    @property
+    def is_random(self) -> bool:
+        """Do two passes over the same sentences differ in training?"""
+        parts = self.embedding, self.encoder, self.encoder.self_attention, self.decoder, self.attention
+        dropped = any(getattr(part, name, 0) for part in parts for name in DROPOUTS)
+        if dropped or self.attention.kind == "none":
+            return dropped
+        drawn = {"sampled", "straight_through", "variational"}
+        return self.attention.normalizer.kind in {"monotonic", "mocha"} or self.attention.alignment.kind in drawn
 
     def _lacks_alignments(self) -> bool:
         return self.data.kind in {"hub", "multilingual"} or (self.data.kind == "files" and self.data.alignments is None)
