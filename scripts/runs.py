@@ -5,9 +5,10 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 
 from tqdm import tqdm
 
@@ -77,12 +78,14 @@ def exit_status(program: str, work: Callable[[], int]) -> int:
 
 
 @contextmanager
-def reporting_failure(pool: ThreadPoolExecutor, bar: tqdm) -> Iterator[None]:
-    """In a worker of the pool: report a failure when it happens, and start no further work."""
+def reporting_failure(failed: Event, bar: tqdm) -> Iterator[None]:
+    """Work of one of several threads: report its failure when it happens, and begin no work after it."""
+    if failed.is_set():
+        raise CancelledError
     try:
         yield
     except UserError as error:
-        pool.shutdown(wait=False, cancel_futures=True)
+        failed.set()
         bar.write(f"{error}; runs that have started continue")
         raise
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hypothesis import HealthCheck, settings
 from omegaconf import OmegaConf
 from quick_hydra import parse_files_once
 
@@ -27,6 +28,10 @@ from nmt.config.schema import TrainConfig
 
 torch.set_num_threads(1)
 parse_files_once()
+# The same examples each time, however slow a busy machine is.
+slow = [HealthCheck.too_slow]
+settings.register_profile("nmt", derandomize=True, database=None, deadline=None, suppress_health_check=slow)
+settings.load_profile("nmt")
 
 # A model and a corpus so small that a whole run takes seconds. Tests that look at its translations take more text.
 TINY = [

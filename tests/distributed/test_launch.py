@@ -16,6 +16,7 @@ from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.distributed import Interrupted
 from nmt.processes import rank
+from nmt.training import signals as signals_module
 from nmt.training.signals import StopSignals
 
 TWO = ["processes=2"]
@@ -39,6 +40,7 @@ def fail_on_the_second(*_: object) -> int:
 
 def save_slowly(_: object, directory: Path, *__: object) -> int:
     """Works until a signal comes, and saves within two seconds."""
+    signals_module.SAME_CTRL_C = 60  # a busy machine may be late to pass it on
     signals = StopSignals()
     try:
         with signals.saving(lambda: time.sleep(2)):

@@ -79,6 +79,19 @@ class Page:
         """Of the heatmap, from 0."""
         return self.one(f"[role=gridcell][aria-rowindex='{row + 1}'][aria-colindex='{column + 1}']")
 
+    def label(self, row: int, column: int) -> str:
+        """Of a cell of the heatmap, read at once, because the page may draw anew meanwhile; "" while there is none."""
+        cell = f"[role=gridcell][aria-rowindex='{row + 1}'][aria-colindex='{column + 1}']"
+        return str(self.js("return document.querySelector(arguments[0])?.ariaLabel ?? ''", cell))
+
+    def type(self, text: str) -> None:
+        """Add to the source as one input, like pasting: single keys might be sent with a pause between them."""
+        self.js(
+            "const field = document.getElementById('source'); field.value += arguments[0];"
+            "field.dispatchEvent(new InputEvent('input'))",
+            text,
+        )
+
     def point_at(self, element: WebElement) -> None:
         ActionChains(self.chrome, duration=0).move_to_element(element).perform()
 

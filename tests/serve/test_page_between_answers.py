@@ -24,7 +24,7 @@ def ask_for_another_text(page: Page) -> threading.Event:
     """Its answer comes once the event is set."""
     event, before = threading.Event(), len(page.asked())
     page.knobs.latency = lambda _: 0.0 if event.wait(20) else 1.0
-    page.one("#source").send_keys(" and a hat")
+    page.type(" and a hat")
     page.wait(lambda: len(page.asked()) > before)
     return event
 
@@ -53,7 +53,7 @@ def test_the_beam_may_be_opened_before_the_answer(page: Page) -> None:
 
 def test_the_best_translation_of_another_text_is_selected(page: Page) -> None:
     page.find(".translation input")[1].click()
-    page.one("#source").send_keys(" and a hat")
+    page.type(" and a hat")
     page.wait(lambda: page.best() == f"{TRANSLATION} et un chapeau")
     assert page.find(".translation input")[0].is_selected()
 

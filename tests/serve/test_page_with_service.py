@@ -44,15 +44,9 @@ def page(browser: Page, service: Process) -> Page:
     return browser
 
 
-def label(page: Page, row: int, column: int) -> str:
-    """Of a cell, read at once: the page may draw anew meanwhile."""
-    selector = f"[role=gridcell][aria-rowindex='{row + 1}'][aria-colindex='{column + 1}']"
-    return str(page.js("return document.querySelector(arguments[0])?.ariaLabel ?? ''", selector))
-
-
 def weight(page: Page, row: int, column: int) -> float:
     """Of a cell; NaN while the page draws the table anew."""
-    return float(label(page, row, column).rpartition(" ")[2] or "nan")
+    return float(page.label(row, column).rpartition(" ")[2] or "nan")
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +69,7 @@ def test_a_steered_step_attends_there(page: Page, translator: Translator) -> Non
     last = len(own.source_tokens) - 1
     page.js("arguments[0].focus()", page.cell(1, last))
     page.press(Keys.ENTER)
-    page.wait(lambda: label(page, 1, last).endswith(": 1.000"), 30)
+    page.wait(lambda: page.label(1, last).endswith(": 1.000"), 30)
     (steered,) = translator.translate([LINE], prefix=own.tokens[:1], attend={1: last})
     page.wait(lambda: page.best() == steered.text)
     assert "attends to" in page.text("#steerings")

@@ -87,9 +87,9 @@ def test_sub_words_or_words(page: Page) -> None:
 def test_other_weights_are_asked_for_on_demand(page: Page) -> None:
     assert page.asked("/v1/explain") == []
     page.choose("#weights", "saliency")
-    page.wait(lambda: page.cell(0, 0).get_attribute("aria-label") == "▁un from ▁A: 0.433")
+    page.wait(lambda: page.label(0, 0) == "▁un from ▁A: 0.433")
     page.choose("#weights", "difference")
-    page.wait(lambda: page.cell(0, 0).get_attribute("aria-label") == "▁un from ▁A: 0.342")
+    page.wait(lambda: page.label(0, 0) == "▁un from ▁A: 0.342")
     assert page.cell(0, 8).get_attribute("aria-label").endswith(f": {MINUS}0.044")
     (body,) = page.asked("/v1/explain")  # the second picture needs nothing new
     assert body["saliency"] is True
@@ -170,8 +170,9 @@ def test_steering_a_search(page: Page) -> None:
     page.wait(lambda: page.best().startswith("un chien un "))
     assert page.asked()[-1]["attend"] == {"1": 9, "2": 0}
     page.cell(2, 0).click()  # once more takes it back
-    page.wait(lambda: len(page.find(".steerings li")) == 1)
+    page.wait(lambda: page.best() == TRANSLATION.replace("homme", "chien"))
     assert page.asked()[-1]["attend"] == {"1": 9}
+    assert len(page.find(".steerings li")) == 1
     page.one(".steerings li button").click()
     page.wait(lambda: page.best() == TRANSLATION)
     assert (page.asked()[-1]["prefix"], page.asked()[-1]["attend"]) == (None, None)
@@ -189,7 +190,7 @@ def test_steerings_end_with_the_text(page: Page) -> None:
 
 def test_what_the_service_refuses_is_not_steered(page: Page) -> None:
     page.cell(1, 9).click()
-    page.wait(lambda: page.find(".steerings li"))
+    page.wait(lambda: page.best() == TRANSLATION.replace("homme", "chien"))
     page.knobs.failures.append(Failure(400, "an ensemble cannot be steered"))
     page.cell(3, 0).click()
     page.wait(lambda: page.text("#error") == "an ensemble cannot be steered")
@@ -250,7 +251,7 @@ def test_the_beam_grows_step_by_step(page: Page) -> None:
     page.press(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
     assert page.text("#tree-story") == "Step 3 of 13: 4 hypotheses in the beam gave 8 candidates: 4 kept, 4 pruned."
     page.one("#tree-play").click()
-    page.wait(lambda: page.text("#tree-story").startswith("Step 5 of 13"))
+    page.wait(lambda: int(page.text("#tree-story").split()[1]) >= 5)  # it goes on
     page.one("#tree-play").click()
     page.one("#tree-slider").send_keys(Keys.END)
     for number in (2, 3):  # of equal length

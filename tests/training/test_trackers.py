@@ -155,7 +155,7 @@ def test_one_that_is_too_slow_or_hangs_is_left_out(
         slow.close(True)
         hanging.scalars(1, {"x": 1.0})
         hanging.close(True)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 20
     free.set()
     assert [record.getMessage() for record in caplog.records] == [
         "logger=slow: is too slow; it is left out from here on",
