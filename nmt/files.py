@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 MAX_RECORD = 2**26  # bytes of a configuration, a report or a tokenizer
 MAX_TEXT = 2**31  # bytes of a text file
 CHUNK = 2**22  # bytes read at a time
-# Errors of the system or of permissions, which say nothing about the content of a file.
 UNLOCKABLE = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}  # of a file system without locks, such as some on networks
+# Errors of the system or of permissions, which say nothing about the content of a file.
 SYSTEM_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EIO}
 log = logging.getLogger(__name__)
 

@@ -125,12 +125,12 @@ class RunDirectory:
 
         Raises UserError if the corpus or a tokenizer has changed since the first start.
         """
-        manifest, first = self.read_manifest(), self.first_start()
+        manifest = self.read_manifest()
         if not self._has_results():  # of a start that failed, only the overrides and choices that name the run are kept
+            first, manifest = self.first_start(), {}
             if self.config.exists() and not _differences(load_values(self.config), values, CHANGEABLE):
                 start = {**start, **{key: first[key] for key in ("overrides", "choices") if key in first}}
             self.manifest.unlink(missing_ok=True)
-            manifest = {}
         if manifest.get("data", prepared.report).get("content") != prepared.report["content"]:
             raise UserError(
                 f"{self.path}: the corpus or its tokenizer has changed since this run began; start a new run"

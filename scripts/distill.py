@@ -13,7 +13,6 @@ import argparse
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 from runs import compare, finish, reporting_failure, run_parser, run_script, split_overrides
@@ -52,10 +51,10 @@ def distill(options: argparse.Namespace) -> int:
     check_students(*(preview("train", TrainConfig, overrides[runs[0]]) for runs in (teachers, students)))
     begin(folder, {"overrides": options.overrides, "models": options.models, "student": own})
     with ThreadPoolExecutor(options.jobs) as pool, tqdm(total=len(overrides), unit=" runs") as bar:
-        failed = Event()
+        failures: list[UserError] = []
 
         def train(run: Path) -> None:
-            with reporting_failure(failed, bar):
+            with reporting_failure(failures, bar):
                 finish(run, overrides[run])
             bar.update()
 

@@ -16,7 +16,6 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 from runs import command, compare, finish, reporting_failure, run_parser, run_script, split_overrides
@@ -61,7 +60,7 @@ def diversify(options: argparse.Namespace) -> int:
         for seed in range(1, options.models + 1)
     }
     with ThreadPoolExecutor(options.jobs) as pool, tqdm(total=len(overrides) + len(students), unit=" runs") as bar:
-        failed = Event()
+        failures: list[UserError] = []
 
         def forward(run: Path) -> Pairs:
             """The sources with the run's translations."""
@@ -70,7 +69,7 @@ def diversify(options: argparse.Namespace) -> int:
 
         def train_and_translate(run: Path) -> Pairs:
             """The pairs that a model of either direction generates."""
-            with reporting_failure(failed, bar):
+            with reporting_failure(failures, bar):
                 finish(run, overrides[run])
                 if run.parent.name == "forward":
                     return forward(run)

@@ -5,10 +5,8 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
 
 from tqdm import tqdm
 
@@ -78,14 +76,15 @@ def exit_status(program: str, work: Callable[[], int]) -> int:
 
 
 @contextmanager
-def reporting_failure(failed: Event, bar: tqdm) -> Iterator[None]:
-    """Work of one of several threads: report its failure when it happens, and begin no work after it."""
-    if failed.is_set():
-        raise CancelledError
+def reporting_failure(failures: list[UserError], bar: tqdm) -> Iterator[None]:
+    """Work of one of several threads: report its failure when it happens. After a failure no work begins; it raises the
+    failure again."""
+    if failures:
+        raise failures[0]
     try:
         yield
     except UserError as error:
-        failed.set()
+        failures.append(error)
         bar.write(f"{error}; runs that have started continue")
         raise
 

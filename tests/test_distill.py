@@ -5,6 +5,7 @@ import json
 import subprocess
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -145,3 +146,10 @@ def test_who_interrupts_is_told_how_to_go_on(
     runs = script("runs")
     assert runs.run_script(work, runs.run_parser(None, 3, "teachers")) == 130
     assert capsys.readouterr().err == "interrupted: the same command resumes\n"
+
+
+def test_work_that_would_begin_after_a_failure_raises_that_failure() -> None:
+    """Threads may reach the work out of order, so the first error that is seen must be the user's."""
+    failures = [UserError("teacher/2: failed")]
+    with pytest.raises(UserError, match="teacher/2: failed"), script("runs").reporting_failure(failures, Mock()):
+        pytest.fail("begun")

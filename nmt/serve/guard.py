@@ -22,7 +22,7 @@ HEADERS = {
     "cache-control": "no-store",
 }
 DISCARDED = 16  # times the limit: what is read of a body that is too large
-OPEN_PATHS = {"/", "/healthz", "/favicon.ico", "/languages"}  # without a token: the page and LibreTranslate's clients
+OPEN_PATHS = {"/", "/healthz", "/favicon.ico", "/languages"}  # need no token; the page asks for it
 
 
 @dataclass(frozen=True)

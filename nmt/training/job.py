@@ -230,7 +230,7 @@ def _warn_of_no_effect(config: schema.TrainConfig, objective: Objective, total_s
     if config.schedule.warmup_steps > total_steps:
         text = "schedule.warmup_steps=%d: the run ends before, at step %d, and never reaches optimizer.lr"
         log.warning(text, config.schedule.warmup_steps, total_steps)
-    if config.training.r_drop and not config.is_random:
+    if config.training.r_drop and not config.passes_differ:
         text = "training.r_drop=%g: two equal passes, because no dropout is set; it only takes time"
         log.warning(text, config.training.r_drop)
     steps = config.training.scheduled_sampling_steps

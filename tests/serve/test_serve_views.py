@@ -251,7 +251,7 @@ def test_the_beam_grows_step_by_step(page: Page) -> None:
     page.press(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
     assert page.text("#tree-story") == "Step 3 of 13: 4 hypotheses in the beam gave 8 candidates: 4 kept, 4 pruned."
     page.one("#tree-play").click()
-    page.wait(lambda: int(page.text("#tree-story").split()[1]) >= 5)  # it goes on
+    page.wait(lambda: int(page.text("#tree-story").split()[1]) >= 5)  # a slow test may see a later step
     page.one("#tree-play").click()
     page.one("#tree-slider").send_keys(Keys.END)
     for number in (2, 3):  # of equal length

@@ -42,7 +42,7 @@ PATH_FIELDS = {"path", "train", "validation", "test", "extra", "cache_dir", "sou
 PATH_FIELDS |= {"teachers", "start_from", "pretrained"}
 
 
-DROPOUTS = ("dropout", "word_dropout", "recurrent_dropout", "zoneout", "weight_drop")
+DROPOUTS = ("dropout", "word_dropout", "recurrent_dropout", "zoneout", "weight_drop")  # keys of several sections
 CHECKPOINT = ".ckpt"  # ends the path of a COMET model, unlike the name of one
 
 
@@ -129,7 +129,7 @@ class TrainConfig(Model, Machine):
         yield from self._conflicts_of_objective()
 
     @property
-    def is_random(self) -> bool:
+    def passes_differ(self) -> bool:
         """Do two passes over the same sentences differ in training?"""
         parts = self.embedding, self.encoder, self.encoder.self_attention, self.decoder, self.attention
         dropped = any(getattr(part, name, 0) for part in parts for name in DROPOUTS)
