@@ -143,7 +143,8 @@ class RunDirectory:
             if split.name != "train":
                 self.write_held_out(split.name, prepared.sources(split), split.target.lines(), split.alignments)
         starts = [*manifest.get("starts", []), {**environment(), **start}]
-        self.update_json(self.manifest, {"seed": values["seed"], "data": prepared.report, "starts": starts})
+        record = {"seed": values["seed"], "config": _fixed_digest(values), "data": prepared.report, "starts": starts}
+        self.update_json(self.manifest, record)
 
     def first_start(self) -> dict[str, Any]:
         """How the run was first started: command-line overrides, group choices, environment; {} if unknown."""
@@ -176,10 +177,13 @@ class RunDirectory:
         """A digest that is equal for runs that differ only in their seeds, or in the seeds of the runs they start or
         learn from."""
         ignored = CHANGEABLE - STOPPING | {"seed"}
-        values = {key: value for key, value in flatten(load_values(self.config)) if key not in ignored}
+        saved = dict(flatten(load_values(self.config)))
+        values = {key: value for key, value in saved.items() if key not in ignored}
         values["corpus"] = self.read_manifest().get("data", {}).get("content")
         start = self.first_start()
-        values["training.start_from"] = start.get("start_from", {}).get("system", values.get("training.start_from"))
+        values["training.start_from"] = start.get("start_from", {}).get("system", saved.get("training.start_from"))
+        vectors = [side.get("content") for side in start.get("pretrained", {}).values()]
+        values["embedding.pretrained"] = vectors if any(vectors) else saved.get("embedding.pretrained")
         if teachers := start.get("teachers"):
             values["objective.teachers"] = [teacher.get("system", teacher.get("run")) for teacher in teachers]
         return digest(values)
@@ -259,6 +263,11 @@ class RunDirectory:
                 f"{self.path}: holds a run of another configuration ({key} is {saved} there, {new} here{more}); "
                 f"choose another hydra.run.dir, or resume the run with {for_shell('run', self.path)}"
             )
+        if self.read_manifest().get("config", _fixed_digest(values)) != _fixed_digest(values):
+            raise UserError(
+                f"{self.config}: was edited after the run began; undo that, or start a new run (only these keys may "
+                f"change: {', '.join(sorted(CHANGEABLE - {'run'}))})"
+            )
 
 
 def _differences(saved: Mapping[str, Any], new: Mapping[str, Any], ignored: set[str]) -> dict[str, tuple[Any, Any]]:
@@ -266,6 +275,11 @@ def _differences(saved: Mapping[str, Any], new: Mapping[str, Any], ignored: set[
     before, after = dict(flatten(saved)), dict(flatten(new))
     values = {key: (before.get(key), after.get(key)) for key in sorted({*before, *after} - ignored)}
     return {key: (old, new) for key, (old, new) in values.items() if old != new}
+
+
+def _fixed_digest(values: Mapping[str, Any]) -> str:
+    """A digest of the values that must not change while a run is trained."""
+    return digest({key: value for key, value in flatten(values) if key not in CHANGEABLE})
 
 
 def runs_below(folder: Path) -> list[Path]:

@@ -13,7 +13,7 @@ import pytest
 from nmt.config.compose import save_values
 from nmt.config.errors import UserError
 from nmt.files import read_lines, write_lines
-from nmt.run import CHANGEABLE, RunDirectory, read_json
+from nmt.run import CHANGEABLE, RunDirectory, _fixed_digest, read_json
 
 SECTIONS: dict[str, object] = {name: {} for name in ("attention", "decoder", "encoder", "tokenizer")}
 VALUES = {**SECTIONS, "seed": 1, "optimizer": {"lr": 4}, "training": {"max_steps": 3}}
@@ -90,6 +90,32 @@ def test_another_configuration_names_what_differs(tmp_path: Path) -> None:
         run.claim(VALUES | {"seed": 2, "optimizer": {"lr": 5}})
     with pytest.raises(UserError, match=r"extra is None there, 1 here"):
         run.claim(VALUES | {"extra": 1})
+
+
+def test_a_configuration_edited_between_two_starts_is_refused(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.checkpoints.mkdir(parents=True)
+    (run.checkpoints / "last.pt").write_bytes(b"")
+    values = VALUES | {"seed": 1, "training": {"max_epochs": 3}}
+    save_values(run.config, values)
+    run.update_json(run.manifest, {"config": _fixed_digest(values)})
+    run.check(values | {"training": {"max_epochs": 5}})
+    edited = values | {"seed": 2}
+    save_values(run.config, edited)
+    with pytest.raises(UserError, match=r"config\.yaml: was edited after the run began.*training\.max_epochs"):
+        run.check(edited)
+
+
+def test_a_system_stays_one_when_its_vectors_move(tmp_path: Path) -> None:
+    digests = []
+    for file, content in (("a/x.vec", "1"), ("b/x.vec", "1"), ("a/x.vec", "2")):
+        run = RunDirectory(tmp_path / f"run{len(digests)}")
+        run.path.mkdir()
+        save_values(run.config, VALUES | {"embedding": {"pretrained": [file, None]}})
+        start = {"pretrained": {"source": {"file": file, "content": content}}}
+        run.update_json(run.manifest, {"starts": [start]})
+        digests.append(run.system_digest())
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_free_keys_exist(train_config: object) -> None:

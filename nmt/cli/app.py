@@ -76,7 +76,7 @@ def run_command(
 
     try:
         try:
-            sys.argv[1:] = [arguments.with_home(argument) for argument in sys.argv[1:]]
+            sys.argv[1:] = arguments.prepared(sys.argv[1:], schema)
             created.extend(arguments.new_folders(sys.argv[1:]))
             arguments.check(sys.argv[1:], command)
             sys.argv[1:] = arguments.with_run_dir(sys.argv[1:], run_dir)

@@ -8,7 +8,7 @@ import logging
 import os
 import re
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -19,10 +19,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
+from pydantic import BaseModel
 
 from nmt.cli.help import choices_of
 from nmt.config.compose import config_dir
 from nmt.config.errors import CONTROL, UserError, format_value, nearest
+from nmt.config.keys import text_keys
 from nmt.config.overrides import quoted, user_path
 
 MAX_LENGTH = 20_000  # characters of an argument: Hydra's parser takes seconds for more
@@ -30,6 +32,8 @@ MAX_DEPTH = 30  # of nested brackets
 MAX_JOBS = 10_000  # in a sweep: Hydra lists all jobs before it starts the first
 CHOICE = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*")  # a file in the group's folder or below
 SWEEP_KEYS = ("hydra.launcher", "hydra.sweeper", "hydra/launcher", "hydra/sweeper", "hydra.mode")
+TEXT_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.job.name")
+PARTS = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[\[\],]|[^'"\[\],]+""")  # quoted, or not
 DRY_RUN = "--dry-run"  # of nmt-train; Hydra does not see it
 TRAIN_KEYS = ("hydra.run.", "hydra.sweep.", *SWEEP_KEYS)
 HYDRA_KEYS = (  # which Hydra sets itself, ignoring overrides
@@ -78,10 +82,34 @@ def with_run_dir(arguments: Sequence[str], path: Path | None) -> list[str]:
 
 
 def value_of(argument: str) -> str:
-    """The value after the =, unquoted as Hydra does; the raw text if Hydra cannot parse it."""
+    """The text after the =, unquoted as Hydra does."""
+    text = argument.partition("=")[2]
     with suppress(HydraException, ValueError):
-        return str(OverridesParser.create().parse_override(argument).value())
-    return argument.partition("=")[2]
+        value = OverridesParser.create().parse_override(argument).value()
+        return value if isinstance(value, str) else text
+    return text
+
+
+def as_typed(argument: str, keys: Collection[str]) -> str:
+    """KEY=TEXT with quotes around text that Hydra would read as a number or as true or false, such as 2024_01 (202401)
+    or nan, if KEY is one of the `keys`, whose values are text. Elements of lists and sweeps count one by one."""
+    key, _, text = argument.partition("=")
+    parts = PARTS.findall(text)
+    if key.lstrip("+") not in keys or "".join(parts) != text or set(text) & set("{}()$"):
+        return argument
+    return f"{key}={''.join(quoted(part.strip()) if _is_other_value(part) else part for part in parts)}"
+
+
+def _is_other_value(text: str) -> bool:
+    with suppress(HydraException, ValueError):
+        return isinstance(OverridesParser.create().parse_override(f"key={text}").value(), bool | int | float)
+    return False
+
+
+def prepared(arguments: Sequence[str], schema: type[BaseModel]) -> list[str]:
+    """The arguments with home directories in place of ~, and with paths and names as they were typed."""
+    keys = {*text_keys(schema), *TEXT_KEYS}
+    return [as_typed(with_home(argument), keys) for argument in arguments]
 
 
 def with_home(argument: str) -> str:

@@ -34,6 +34,7 @@ def preview(command: str, schema: type[T], overrides: Sequence[str]) -> T:
 
     Raises UserError with the command's own message, so that a script can report all mistakes before its first run.
     """
+    overrides = arguments.prepared(overrides, schema)
     for override in arguments.check(overrides, command):
         if override.is_sweep_override():
             raise UserError(f"{override.input_line}: several values need a sweep, which this is not")
@@ -89,26 +90,26 @@ def _with_size(config: DictConfig, command: str) -> DictConfig:
     return hydra.compose(command, [*searched, *overrides, f"size={size}"])
 
 
-def _run_dir(run: str | int | None, new: str) -> str:
+def _run_dir(run: str | None, new: str) -> str:
     """The directory of the run to resume, else `new`. Raises UserError before Hydra creates anything."""
     if run is None:
         return agreed("run directory", new)
-    path = user_path(str(run))
+    path = user_path(run)
     if path.is_file():
         raise UserError(
-            f"run={format_value(str(run))}: is a file; an archive cannot be resumed, but training.start_from=FILE "
+            f"run={format_value(run)}: is a file; an archive cannot be resumed, but training.start_from=FILE "
             "starts a new run from its weights"
         )
     if not path.is_dir():
         raise UserError(
-            f"run={format_value(str(run))}: no such directory; run= resumes a run, hydra.run.dir= names a new one"
+            f"run={format_value(run)}: no such directory; run= resumes a run, hydra.run.dir= names a new one"
         )
     return str(path)
 
 
-def _for_several(run: str | float | list[str] | None, folder: str) -> str | None:
+def _for_several(run: str | list[str] | None, folder: str) -> str | None:
     """A folder for the results of several runs together, or of an archive; None for one run."""
-    runs = [run] if run is None or isinstance(run, str | int | float) else run
+    runs = [run] if run is None or isinstance(run, str) else run
     return folder if len(runs) > 1 or any(user_path(str(name)).is_file() for name in runs) else None
 
 

@@ -52,7 +52,7 @@ def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:
     else:
         sweep.refuse_sweep_options()
     if config.run is not None:
-        paths = [arguments.with_home(path) for path in paths]
+        paths = arguments.prepared(paths, TrainConfig)
         directory, config = _resumed(config, overrides, paths)
     config = config.with_absolute_paths()
     run = RunDirectory(directory)

@@ -55,8 +55,7 @@ def group(entries: Sequence[Entry]) -> list[System]:
     systems = [sorted(members, key=lambda entry: (entry.seed or 0, entry.name)) for members in groups.values()]
     choices = [members[0].choices for members in systems if members[0].choices]
     # Keys that differ between systems, but not paths that differ between the runs of one.
-    paths = PATH_KEYS | {"training.start_from"}
-    within = {key for members in systems for key in paths if _differ(key, [entry.choices for entry in members])}
+    within = {key for members in systems for key in PATH_KEYS if _differ(key, [entry.choices for entry in members])}
     varied = sorted({key for values in choices for key in values if _differ(key, choices)} - within)
     names = [_name(members[0], [key for key in varied if key != "experiment"]) for members in systems]
     names = [

@@ -1,11 +1,10 @@
 """From composed YAML values to one typed object, with errors that a user can act on."""
 
 import logging
-import types
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar
 
 import yaml
 from omegaconf import OmegaConf
@@ -14,16 +13,15 @@ from pydantic_core import ErrorDetails
 
 from nmt.config import schema
 from nmt.config.errors import UserError, format_value, nearest
-from nmt.config.overrides import override_values
+from nmt.config.keys import element, fields, members, path_keys
+from nmt.config.overrides import for_shell, override_values
 from nmt.files import read_bytes, write_atomically
 
 T = TypeVar("T", bound=BaseModel)
 log = logging.getLogger(__name__)
 MAX_BYTES = 1_000_000  # of a saved configuration, which has a few thousand
 MAX_DEPTH = 50  # of nested sections; a saved configuration has four
-# Keys of paths that may change when a run is resumed, because files have moved.
-PATH_KEYS = {f"data.{name}" for name in ("path", "train", "validation", "test", "extra")}
-PATH_KEYS |= {"tokenizer.source_model", "tokenizer.target_model", "objective.teachers"}
+PATH_KEYS = path_keys(schema.TrainConfig) - {"run"}  # which may change when a run is resumed: files move
 # Hints for values that belong to another key.
 HINTS = {"search.length_penalty": "; its exponent is search.alpha"}
 # For YAML values that only make sense with an attention: ${attends:${attention.kind}}.
@@ -55,15 +53,15 @@ def drop_unused_values(schema: type[T], values: Mapping[str, Any], overrides: Se
     search.beam_size with search=greedy. Logs what is dropped."""
     chosen = override_values(overrides)
     result = dict(values)
-    for name, field in _fields(schema, values).items():
-        members, section = _members(field), values.get(name)
+    for name, field in fields(schema, values).items():
+        variants, section = members(field), values.get(name)
         if name not in chosen or not isinstance(section, Mapping):
             continue
-        if format_value(section.get("kind", "")) not in members:
+        if format_value(section.get("kind", "")) not in variants:
             continue
-        known = {key for member in members.values() for key in member.model_fields}
+        known = {key for member in variants.values() for key in member.model_fields}
         overridden = {key.split(".")[1] for key in chosen if key.startswith(f"{name}.")}
-        unused = known - _fields(field, section).keys() - overridden
+        unused = known - fields(field, section).keys() - overridden
         result[name] = {key: value for key, value in section.items() if key not in unused}
         for key in section.keys() - result[name].keys():
             log.info(
@@ -178,7 +176,7 @@ def _explain(schema: Any, values: Any, problem: ErrorDetails, section: str = "")
     """One line for one problem: the key as the user writes it, its value, what is allowed."""
     path: list[str] = [section] if section else []
     value, field = values, None
-    annotation, allowed = schema, _fields(schema, values)
+    annotation, allowed = schema, fields(schema, values)
     for part in problem["loc"]:
         if isinstance(value, Mapping) and part not in value and part not in allowed:
             continue  # pydantic names the member of a union here, which is no key
@@ -187,14 +185,14 @@ def _explain(schema: Any, values: Any, problem: ErrorDetails, section: str = "")
             field = allowed.get(str(part))
             value = value.get(part)
             if isinstance(value, Mapping) and field is not None:
-                annotation, allowed = field, _fields(field, value)
+                annotation, allowed = field, fields(field, value)
         elif path:
             path[-1] += f"[{format_value(part)}]"
             if isinstance(value, list) and isinstance(part, int) and part < len(value):
                 value = value[part]
-                field = _element(field)
+                field = element(field)
                 if isinstance(value, Mapping):
-                    annotation, allowed = field, _fields(field, value)
+                    annotation, allowed = field, fields(field, value)
     return _message(".".join(path), value, problem, annotation, allowed)
 
 
@@ -211,7 +209,7 @@ def _message(key: str, value: Any, problem: ErrorDetails, annotation: Any, allow
         case "union_tag_invalid" | "union_tag_not_found":
             tags = str(context.get("expected_tags", ""))
             tag = format_value(value.get("kind", "")) if isinstance(value, Mapping) else ""
-            choices = [choice.strip(" '") for choice in tags.split(",")] if tags else list(_members(annotation))
+            choices = [choice.strip(" '") for choice in tags.split(",")] if tags else list(members(annotation))
             return f"{key}.kind={tag}: not one of {', '.join(choices)}{nearest(tag, choices)}"
         case "value_error":
             message = problem["msg"].removeprefix("Value error, ")
@@ -220,38 +218,12 @@ def _message(key: str, value: Any, problem: ErrorDetails, annotation: Any, allow
             choices = str(context.get("expected", "")).replace(" or ", ", ").replace("'", "").split(", ")
             hint = nearest(format_value(value), choices) or HINTS.get(key, "")
             message = f"not one of {', '.join(choices)}{hint}"
+        case "string_type" if value is None or isinstance(value, bool | int | float):
+            meaning = "no value" if value is None else "true or false" if isinstance(value, bool) else "a number"
+            text = format_value(value)
+            message = f"is read as {meaning}; quote the text: '{text}' in YAML, {for_shell(key, text)} in a shell"
         case "bool_parsing" | "bool_type":
             message = "input should be true or false"
         case "model_type" | "model_attributes_type" | "dict_type":
             message = f"is a section; set its values one by one: {key}.KEY=VALUE"
     return f"{key}={format_value(value)}: {message}"
-
-
-def _members(annotation: Any) -> dict[str, type[BaseModel]]:  # noqa: ANN401
-    """The models of a union on `kind`, by their tags."""
-    if get_origin(annotation) is Annotated:
-        return _members(get_args(annotation)[0])
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        kind = annotation.model_fields.get("kind")
-        tags = get_args(kind.annotation) if kind else ("",)
-        return {str(tag): annotation for tag in tags}
-    origin = get_origin(annotation)
-    members: dict[str, type[BaseModel]] = {}
-    for member in get_args(annotation) if origin in {Union, types.UnionType} else ():
-        members |= _members(member)
-    return members
-
-
-def _element(annotation: Any) -> Any:  # noqa: ANN401
-    """The annotation of the elements of a list."""
-    while get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
-    return next(iter(get_args(annotation)), None)
-
-
-def _fields(annotation: Any, values: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Field name -> annotation of the member of a union that `values` chooses by their kind."""
-    members = _members(annotation)
-    kind = values.get("kind", "") if isinstance(values, Mapping) else ""
-    model = members.get(format_value(kind)) or next(iter(members.values()), None)
-    return {} if model is None else {name: field.annotation for name, field in model.model_fields.items()}

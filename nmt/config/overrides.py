@@ -25,6 +25,8 @@ def _plain(text: str) -> str | int | float | bool | None:
     """The value as Hydra parses it, which differs from YAML 1.1 in `yes`, 0x10 and 1e-05."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        return text[1:-1].replace(f"\\{text[0]}", text[0])
     for number in (int, float):
         with suppress(ValueError):
             return number(text)

@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from nmt.config.schema.search import BeamSize, LengthExponent, LengthPenalty
+
 MAX_CHARACTERS = 1_000_000  # of one text; the limit on bytes is usually lower
 
 Text = Annotated[str, Field(max_length=MAX_CHARACTERS)]
@@ -29,9 +31,9 @@ class Message(BaseModel):
 class SearchSettings(Message):
     """Values of the search; null: as the model was trained with."""
 
-    beam_size: Annotated[int, Field(gt=0, le=10_000)] | None = None
-    length_penalty: Literal["none", "average", "gnmt"] | None = None
-    alpha: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
+    beam_size: BeamSize | None = None
+    length_penalty: LengthPenalty | None = None
+    alpha: LengthExponent | None = None
 
     def values(self) -> dict[str, Any]:
         """Those that are given, as keys of the configuration's section `search`."""

@@ -4,8 +4,9 @@ Shapes: E embedding.
 """
 
 import gzip
+import hashlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ class Found(NamedTuple):
     pieces: int
     vocabulary: int
     file: str
+    content: str  # digest of the vectors, by which two runs with moved files are known to have the same ones
 
     def describe(self, side: str) -> str:
         """The coverage in words, for the log."""
@@ -58,8 +60,15 @@ def load_pretrained(model: Seq2Seq, files: Sequence[str | None], tokenizers: Tok
         for token in vectors.keys() - done:
             table[token] = torch.from_numpy(vectors[token])
         done.update(vectors)
-        found[side] = Found(len(vectors), tokenizer.vocab_size, file)
+        found[side] = Found(len(vectors), tokenizer.vocab_size, file, _digest(vectors))
     return found
+
+
+def _digest(vectors: Mapping[int, Vector]) -> str:
+    digest = hashlib.sha256()
+    for token in sorted(vectors):
+        digest.update(f"{token}:".encode() + vectors[token].tobytes())
+    return digest.hexdigest()
 
 
 def _of_pieces(file: str, tokenizer: Tokenizer, dim: int) -> dict[int, Vector]:

@@ -10,7 +10,7 @@ from conftest import TINY, values_of
 from nmt.cli.help import SET_BY_SIZE, known_keys
 from nmt.config import schema
 from nmt.config.compose import flatten, load_config, load_values, save_values, validated, validated_union, with_values
-from nmt.config.errors import OTHER_NAMES, UserError, nearest, nearest_key
+from nmt.config.errors import OTHER_NAMES, UserError, format_value, nearest, nearest_key
 from nmt.config.overrides import override_values, user_path
 
 
@@ -296,3 +296,16 @@ def test_the_key_within_an_element_of_a_list_is_named(corpora: str, message: str
     values = values_of("train", ["data=multilingual", f"data.corpora={corpora}", "data.train=a"])
     with pytest.raises(UserError, match=message):
         validated(schema.TrainConfig, values)
+
+
+@pytest.mark.parametrize(
+    ("value", "meaning"),
+    [(float("nan"), "a number"), (True, "true or false"), (None, "no value"), (20240115, "a number")],
+)
+def test_text_that_yaml_reads_otherwise_names_the_quotes(value: object, meaning: str) -> None:
+    text = format_value(value)
+    with pytest.raises(UserError) as caught:
+        validated(schema.Evaluation, {"tokenize": value, "lowercase": False})
+    assert str(caught.value) == (
+        f"tokenize={text}: is read as {meaning}; quote the text: '{text}' in YAML, \"tokenize='{text}'\" in a shell"
+    )

@@ -10,7 +10,8 @@ from conftest import values_of
 from pydantic import BaseModel
 
 from nmt.config import schema
-from nmt.config.compose import _fields, _members, config_dir, flatten, validated
+from nmt.config.compose import config_dir, flatten, validated
+from nmt.config.keys import fields, members
 
 pytestmark = pytest.mark.no_cover  # hundreds of compositions, slowed twofold, cover nothing that no other test does
 
@@ -47,10 +48,10 @@ def overrides(**chosen: str) -> list[str]:
 def keys(model: type[BaseModel], values: dict[str, Any], prefix: str = "") -> set[str]:
     """Dotted leaves of the schema, for the members of the unions that `values` choose."""
     found: set[str] = set()
-    for name, annotation in _fields(model, values).items():
+    for name, annotation in fields(model, values).items():
         value = values.get(name)
-        if isinstance(value, dict) and _members(annotation):
-            member = _members(annotation).get(str(value.get("kind", ""))) or next(iter(_members(annotation).values()))
+        if isinstance(value, dict) and members(annotation):
+            member = members(annotation).get(str(value.get("kind", ""))) or next(iter(members(annotation).values()))
             found |= keys(member, value, f"{prefix}{name}.")
         elif isinstance(value, dict):  # a free mapping
             found |= {f"{prefix}{name}.{key}" for key in value}

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, Literal, Self
 
+from nmt.config.keys import path_keys
 from nmt.config.overrides import user_path
 from nmt.config.schema.attention import NORMALIZERS_WITH_LOG_WEIGHTS
 from nmt.config.schema.base import Device, Name, PathName, Processes, Section, Seed, Threads
@@ -36,10 +37,6 @@ class Machine(Section):
 class Evaluation(Section):
     tokenize: Name
     lowercase: bool
-
-
-PATH_FIELDS = {"path", "train", "validation", "test", "extra", "cache_dir", "source_model", "target_model"}
-PATH_FIELDS |= {"teachers", "start_from", "pretrained"}
 
 
 DROPOUTS = ("dropout", "word_dropout", "recurrent_dropout", "zoneout", "weight_drop")  # keys of several sections
@@ -193,3 +190,7 @@ class TrainConfig(Model, Machine):
                 "objective.kind=minimum_risk compares translations with a fixed one; use "
                 "tokenizer.sampling_sides=source, or set it to 0"
             )
+
+
+# The last parts of the keys whose values are paths, in any section.
+PATH_FIELDS = {key.rpartition(".")[2] for key in path_keys(TrainConfig)} - {"run"}

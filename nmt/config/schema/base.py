@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from nmt.config.errors import CONTROL, format_value
+from nmt.config.keys import FilePath
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -40,19 +41,18 @@ def _refuse_control_characters(text: str) -> str:
 
 
 Name = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_refuse_control_characters)]
-Names = Annotated[list[Name], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
-# Hydra reads a folder named 0 as a number.
-PathName = Annotated[Name, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
-_as_list = BeforeValidator(lambda value: [value] if isinstance(value, str | int) else value)
-Paths = Annotated[list[PathName], Field(min_length=1), _as_list]
+one_as_list = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+Names = Annotated[list[Name], one_as_list]
+PathName = Annotated[Name, FilePath()]
+Paths = Annotated[list[PathName], Field(min_length=1), one_as_list]
 # Files of pretrained vectors: for the source and the target; null: none.
 Vectors = Annotated[
     list[PathName | None],
     Field(min_length=2, max_length=2),
-    BeforeValidator(lambda value: [value, value] if isinstance(value, str | int) else value),
+    BeforeValidator(lambda value: [value, value] if isinstance(value, str) else value),
 ]
 # Each a run, or a list of runs that form an ensemble.
-Models = Annotated[list[Paths], Field(min_length=1), _as_list]
+Models = Annotated[list[Paths], Field(min_length=1), one_as_list]
 
 
 # Each reports one error in place of one for every type of a union.

@@ -19,7 +19,7 @@ from nmt.config.schema.base import (
     Seed,
     Threads,
 )
-from nmt.config.schema.search import MAX_HYPOTHESES
+from nmt.config.schema.search import MAX_HYPOTHESES, BeamSize
 
 SearchPrecision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 Values = dict[str, str | int | float | bool | None]
@@ -99,7 +99,7 @@ class ServeLimits(Section):
     request_seconds: Seconds
     request_texts: Count
     queued_sentences: Count
-    beam_size: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
+    beam_size: BeamSize
 
 
 class ServeConfig(Loading):

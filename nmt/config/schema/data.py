@@ -6,22 +6,22 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from nmt.config.schema.base import AtLeastOne, Count, Fraction, Name, Names, Section, Seed
+from nmt.config.schema.base import AtLeastOne, Count, Fraction, Name, PathName, Section, Seed, one_as_list
 
 DemoSize = Annotated[int, Field(gt=0, le=10_000_000)]  # sentences, generated in memory
-Parts = Annotated[Names, Field(min_length=1)]  # paths or patterns
+Parts = Annotated[list[PathName], Field(min_length=1), one_as_list]  # or patterns of paths
 VocabularySize = Annotated[int, Field(ge=6, le=1_000_000)]  # at least four special symbols, a space and a character
 
 
 class Preparation(Section):
     """How a corpus is prepared."""
 
-    extra: Names
+    extra: Annotated[list[PathName], one_as_list]
     max_length: Count
     max_ratio: AtLeastOne | None
     invalid_utf8: Literal["error", "drop"]
     workers: Count | None
-    cache_dir: Name
+    cache_dir: PathName
 
     @property
     def direction_arguments(self) -> dict[str, str]:
@@ -74,7 +74,7 @@ class HubData(Corpus):
     splits: Splits
     source_column: Name
     target_column: Name
-    path: Name | None
+    path: PathName | None
     path_splits: Splits
 
 
@@ -215,8 +215,8 @@ class TrainedTokenizer(SegmentationSampling):
 
 class FileTokenizer(SegmentationSampling):
     kind: Literal["file"]
-    source_model: Name
-    target_model: Name | None
+    source_model: PathName
+    target_model: PathName | None
     lowercase: bool
 
 

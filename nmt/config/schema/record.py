@@ -18,6 +18,7 @@ class Start(Record):
     choices: dict[str, str] = {}
     machine: dict[str, Any] = {}
     start_from: dict[str, Any] = {}
+    pretrained: dict[str, dict[str, Any]] = {}
     teachers: list[dict[str, Any]] = []
 
 

@@ -8,6 +8,9 @@ from pydantic import Field
 from nmt.config.schema.base import Count, CountOrZero, NonNegative, Positive, Section
 
 MAX_HYPOTHESES = 10_000  # of a sentence at once; each has its own decoder state
+BeamSize = Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
+LengthPenalty = Literal["none", "average", "gnmt"]
+LengthExponent = Annotated[float, Field(ge=0.0, le=10.0)]
 
 
 class SearchLimits(Section):
@@ -27,9 +30,9 @@ class Greedy(SearchLimits):
 
 class Beam(SearchLimits):
     kind: Literal["beam"]
-    beam_size: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
-    length_penalty: Literal["none", "average", "gnmt"]
-    alpha: Annotated[float, Field(ge=0.0, le=10.0)]
+    beam_size: BeamSize
+    length_penalty: LengthPenalty
+    alpha: LengthExponent
     coverage_penalty: NonNegative
     coverage_floor: Annotated[float, Field(ge=1e-6, le=1e6)]
     coverage_cap: Positive
