@@ -113,6 +113,11 @@ class RunDirectory:
         os.close(self._lock)
         self._lock = None
 
+    def check_present(self) -> None:
+        """Raises UserError if the claimed directory has been deleted, so that no half of it is written again."""
+        if self._lock is not None and not os.fstat(self._lock).st_nlink:
+            raise UserError(f"{self.path}: was deleted while the run trained there; the run ends")
+
     def wait_until_free(self, seconds: float) -> None:
         """Wait until no process trains there, at most this long. A killed job may take a moment to end."""
         self.check_contained()

@@ -3,6 +3,7 @@
 import errno
 import json
 import re
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -116,6 +117,17 @@ def test_a_system_stays_one_when_its_vectors_move(tmp_path: Path) -> None:
         run.update_json(run.manifest, {"starts": [start]})
         digests.append(run.system_digest())
     assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_deleted_directory_is_not_made_again(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.claim(VALUES)
+    run.check_present()
+    shutil.rmtree(run.path)
+    with pytest.raises(UserError, match="was deleted while the run trained there"):
+        run.check_present()
+    run.release()
+    assert not run.path.exists()
 
 
 def test_free_keys_exist(train_config: object) -> None:

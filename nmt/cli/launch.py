@@ -2,18 +2,21 @@
 
 import logging
 import os
+import pickle
 import signal
 import sys
+import tempfile
+import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
-from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -21,11 +24,16 @@ from nmt.cli.app import STOPPED, attempt, log_to_stream, report
 from nmt.cli.help import explain
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
+from nmt.distributed import OtherProcessFailed
+from nmt.files import write_atomically
 from nmt.processes import cores, rank
 from nmt.training.job import train
 from nmt.training.trainer import Observer
 
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+WORK, MESSAGE = "work.pickle", "message"  # files of a launch: what to run, and why rank 0 failed
+CRASHED, REPORTED = 1, 2  # exit status after a traceback, and after an error in one line
+SECONDS_TO_EXPLAIN = 10.0  # for rank 0, after another process has noticed its end
 SECONDS_TO_SAVE = 600  # after a signal, for the update or validation in progress and the checkpoint
 
 
@@ -39,24 +47,59 @@ def train_in_processes(
 ) -> int:
     """`job`, which takes the other arguments, in config.processes processes. Returns the exit status.
 
-    Raises UserError with the message of the first process, or if one of them was lost.
+    The processes are programs of their own: one that fails ends, which closes its connections and so ends the others.
+    Raises UserError with the message of rank 0, or if a process was lost.
     """
+    with tempfile.TemporaryDirectory(prefix="nmt-processes-") as folder:
+        work, message = Path(folder, WORK), Path(folder, MESSAGE)
+        arguments = (config, directory, overrides, choices, observer)
+        work.write_bytes(pickle.dumps(sys.path) + pickle.dumps((job, arguments)))
+        try:
+            _launch(config.processes, folder, sys.executable, "-c", "from nmt.cli.launch import run; run()", folder)
+        except SignalException as stop:
+            return STOPPED + int(stop.sigval)
+        except ChildFailedError as error:
+            _, failure = error.get_first_failure()
+            if message.exists():
+                raise UserError(message.read_text(encoding="utf-8")) from None
+            if failure.exitcode > STOPPED:  # a signal to this process alone stopped the group
+                return int(failure.exitcode)
+            if failure.exitcode == REPORTED:
+                raise UserError("a process failed, as printed above") from None
+            reason = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"status {failure.exitcode}"
+            raise UserError(f"process {failure.local_rank} ended with {reason}; the checkpoints are intact") from None
+    return 0
+
+
+def run() -> NoReturn:
+    """One of the processes that `train_in_processes` starts."""
+    folder = Path(sys.argv[1])
+    with (folder / WORK).open("rb") as file:
+        sys.path[:] = pickle.load(file)
+        job, arguments = pickle.load(file)
+    log_to_stream(sys.stderr)
     try:
-        outcomes = _launch(config.processes, _run, job, config, directory, overrides, choices, observer)
-    except SignalException as stop:
-        return STOPPED + int(stop.sigval)
-    except ChildFailedError as error:
-        _, failure = error.get_first_failure()
-        if failure.exitcode > STOPPED:  # a signal to this process alone stopped the group
-            return int(failure.exitcode)
-        reason = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"status {failure.exitcode}"
-        raise UserError(f"process {failure.local_rank} ended with {reason}; the checkpoints are intact") from None
-    if message := next((outcome for outcome in outcomes.values() if isinstance(outcome, str)), None):
-        raise UserError(message)
-    status = max(int(outcome) for outcome in outcomes.values())
-    if status:
-        raise UserError("a process failed, as printed above")
-    return status
+        outcome = attempt(partial(job, *arguments), debug=False)
+    except Exception:
+        traceback.print_exc()
+        outcome = CRASHED
+    if isinstance(outcome, Exception):
+        if rank() == 0:
+            with suppress(OSError):  # a full disk
+                write_atomically(folder / MESSAGE, explain(outcome, "train").encode())
+        elif isinstance(outcome, OtherProcessFailed):  # the launcher ends rank 0 as soon as this process has ended
+            deadline = time.monotonic() + SECONDS_TO_EXPLAIN
+            while not (folder / MESSAGE).exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+        else:
+            report(outcome, "train")
+        outcome = REPORTED
+    if not outcome:
+        sys.exit()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(outcome)  # an orderly exit would wait for the connections to processes that have failed
 
 
 def repeat_in_processes(command: str, processes: int) -> int:
@@ -65,20 +108,21 @@ def repeat_in_processes(command: str, processes: int) -> int:
     words = [word for word in sys.argv[1:] if not word.startswith("processes=")]
     os.environ.pop("HYDRA_FULL_ERROR", None)  # set by this process; the others print errors in one line, too
     start = f"from nmt.cli.entry import {command}; {command}()"
-    try:
-        _launch(processes, sys.executable, "-c", start, *words)
-    except SignalException as stop:
-        return STOPPED + int(stop.sigval)
-    except ChildFailedError as error:
-        _, failure = error.get_first_failure()
-        if failure.exitcode < 0:
-            raise UserError(f"process {failure.local_rank} ended with signal {-failure.exitcode}") from None
-        return int(failure.exitcode)
+    with tempfile.TemporaryDirectory(prefix="nmt-processes-") as folder:
+        try:
+            _launch(processes, folder, sys.executable, "-c", start, *words)
+        except SignalException as stop:
+            return STOPPED + int(stop.sigval)
+        except ChildFailedError as error:
+            _, failure = error.get_first_failure()
+            if failure.exitcode < 0:
+                raise UserError(f"process {failure.local_rank} ended with signal {-failure.exitcode}") from None
+            return int(failure.exitcode)
     return 0
 
 
-def _launch(processes: int, work: Callable[..., int | str] | str, *arguments: Any) -> dict[int, Any]:  # noqa: ANN401
-    """What `work`, a function or a program, returns in each process.
+def _launch(processes: int, folder: str, *command: str) -> None:
+    """Run a command in several processes, whose logs and error files go to `folder`.
 
     Raises ChildFailedError if a process fails, SignalException at a signal, once all processes have ended.
     """
@@ -93,14 +137,14 @@ def _launch(processes: int, work: Callable[..., int | str] | str, *arguments: An
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=0,
+        logs_specs=DefaultLogsSpecs(log_dir=folder),
         **{name: value for name, value in newer.items() if name in known},  # type: ignore[arg-type]
     )
     for name in logging.root.manager.loggerDict:  # they would announce signals and failures themselves
         if name.startswith("torch.distributed"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     with _threads_per_process(processes), _own_handlers():
-        outcomes: dict[int, Any] = elastic_launch(settings, work)(*arguments)
-    return outcomes
+        elastic_launch(settings, command[0])(*command[1:])
 
 
 @contextmanager
@@ -126,21 +170,3 @@ def _threads_per_process(processes: int) -> Iterator[None]:
         yield
     finally:
         del os.environ["OMP_NUM_THREADS"]
-
-
-def _run(job: Callable[..., int], *arguments: Any) -> int | str:  # noqa: ANN401
-    """One of the processes. Returns the exit status, or the message of an error that is still to be printed."""
-    log_to_stream(sys.stderr)
-    try:
-        outcome = attempt(partial(job, *arguments), debug=False)
-    except Exception:
-        traceback.print_exc()  # torch would write it to a file
-        raise
-    if isinstance(outcome, Exception):
-        if rank() == 0:
-            return explain(outcome, "train")
-        report(outcome, "train")
-        return 2
-    if outcome >= STOPPED:
-        sys.exit(outcome)  # a process that returns waits for the launcher, which waits for the process to end
-    return outcome

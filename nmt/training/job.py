@@ -202,7 +202,7 @@ def _train_and_evaluate(setup: TrainingSetup, trackers: Sequence[Background]) ->
         status = {"status": PRUNED}
         return 0
     finally:
-        if group.is_main:
+        if group.is_main and run.manifest.exists():
             run.update_json(run.manifest, {"parameters": setup.parameters, "training": _summary(trainer), **status})
     if trainer.stopping.best is None and trainer.stopping.waited:
         raise UserError(
@@ -270,6 +270,7 @@ def _evaluate(
     """Evaluate the best checkpoint on every held-out split: scores, translations, heatmaps."""
     group = translator.group
     group.wait()  # until the checkpoint is written
+    group.on_main(run.check_present)
     load_weights(translator.single, run.checkpoints / BEST)
     for split in prepared:
         if split.name == "train":

@@ -205,16 +205,19 @@ def save_figures(directory: Path, samples: Sequence[Sample]) -> None:
 
 def _truncate_after(path: Path, step: int, validated: int) -> None:
     """Remove the lines after a step, those of validations after the step `validated`, and an incomplete last line of a
-    killed run."""
+    killed run. Warns of other lines that cannot be read."""
     if not path.exists():
         return
-    lines = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+    lines, damaged = [], 0
+    *whole, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    for line in whole:
         try:
             values = json.loads(line)
             last = validated if "validation/loss" in values else step
             if values["step"] <= min(last, step):
                 lines.append(line)
         except (ValueError, KeyError, TypeError, RecursionError):
-            continue
+            damaged += 1
+    if damaged:
+        log.warning("%s: damaged; %d lines that cannot be read are removed", path, damaged)
     write_atomically(path, "".join(f"{line}\n" for line in lines).encode("utf-8"))

@@ -170,6 +170,7 @@ class Trainer:
 
         The checkpoint comes last: a run that is killed before it repeats all of this.
         """
+        self.run.check_present()
         training = self.config.training
         if self.step % training.log_every == 0 or self._finished():
             self._log()
@@ -237,6 +238,7 @@ class Trainer:
         """Validate, keep the checkpoint if it is among the best, and return the monitored score."""
         with self.moving_average.in_model():
             scores, samples, positions = self.validator()
+            self.run.check_present()
             scores = self.group.on_main(lambda: scores)  # other processes may compute with other rounding
             best = self.stopping.update(scores, self.step)
             self.best.add({"model": self.model.state_dict(), "step": self.step, "scores": scores}, best)
@@ -250,6 +252,7 @@ class Trainer:
     def _save(self) -> None:
         if not self.group.is_main:
             return
+        self.run.check_present()
         self.saved_at = time.monotonic()
         self.journal.flush()  # lines up to logged_step must be on disk before the checkpoint that says so
         checkpoint.save(self.run.checkpoints / LAST, self._state())

@@ -1,14 +1,17 @@
 """What processes=N makes of errors, crashes and signals in its processes."""
 
+import errno
 import os
 import signal
+import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
-from conftest import values_of
+from conftest import TINY, values_of
 from forks import ended, forked
+from torch.utils.tensorboard import SummaryWriter
 
 from nmt.cli.launch import train_in_processes
 from nmt.config.compose import validated
@@ -53,6 +56,38 @@ def save_slowly(_: object, directory: Path, *__: object) -> int:
         return 128 + stop.signum
 
 
+def train_without_room(config: TrainConfig, directory: Path, overrides: list[str], *_: object) -> int:
+    """Train; on rank 0, one file that the run writes does not fit on the disk."""
+    from nmt.training.job import train
+
+    (name,) = overrides
+
+    def full(*_: object, **__: object) -> NoReturn:
+        (directory.parent / "failed").touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    replace, opened = Path.replace, Path.open
+    if rank() == 0 and name == "tensorboard":
+        SummaryWriter.add_scalar = full  # type: ignore[method-assign]
+    elif rank() == 0:
+        Path.replace = lambda path, target: full() if target.name == name else replace(path, target)  # type: ignore
+        Path.open = lambda path, mode="r", *rest, **options: (  # type: ignore
+            full() if path.name == name and "a" in mode else opened(path, mode, *rest, **options)
+        )
+    return train(config, directory, [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["last.pt", "best.safetensors", "metrics.jsonl", "tensorboard", "results.json"])
+def test_a_full_disk_ends_all_processes_within_seconds(name: str, tmp_path: Path) -> None:
+    sizes = ["data.train_size=200", "data.validation_size=20", "data.test_size=20", "training.max_steps=6"]
+    values = values_of("train", [*TWO, *TINY, *sizes, "training.log_every=2"])
+    config = validated(TrainConfig, values)
+    with pytest.raises(UserError, match=r"No space left on device"):
+        train_in_processes(config, tmp_path / "run", [name], job=train_without_room)
+    assert time.time() - (tmp_path / "failed").stat().st_mtime < 15
+
+
 def test_an_error_reaches_the_caller(tmp_path: Path) -> None:
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
     with pytest.raises(UserError, match=r"^data\.train=corpus: no such file$"):
@@ -95,3 +130,11 @@ def test_a_signal_to_the_launcher_waits_for_the_checkpoint_only(ignored: bool, t
     assert all((tmp_path / f"saved.{number}").exists() for number in range(2))
     assert "Received" not in (tmp_path / "printed").read_text()
     assert "leaked" not in (tmp_path / "printed").read_text()
+
+
+def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    with pytest.raises(UserError):
+        launched(refuse, tmp_path)
+    assert list((tmp_path / "temporary").iterdir()) == []

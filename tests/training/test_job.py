@@ -556,3 +556,17 @@ def test_lines_that_will_be_written_again_are_removed(tmp_path: Path) -> None:
     assert [json.loads(line) for line in path.read_text().splitlines()] == lines
     _truncate_after(path, step=4, validated=8)
     assert [json.loads(line) for line in path.read_text().splitlines()] == lines[:2]
+
+
+def test_damaged_lines_of_the_metrics_are_named_when_a_run_resumes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    good = '{"step": 1, "train/loss": 2.0}\n'
+    path.write_bytes(good.encode() + b"\x00\xff\x07\n{\n" + good.encode() + b'{"step": 2, "tr')
+    _truncate_after(path, 5, 5)
+    assert path.read_text() == 2 * good
+    assert "metrics.jsonl: damaged; 2 lines" in caplog.text
+    caplog.clear()
+    _truncate_after(path, 5, 5)
+    assert caplog.text == ""
