@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from nmt.config.errors import UserError, format_value
 from nmt.config.overrides import user_path
-from nmt.files import read_lines
+from nmt.data.reading import open_text, user_lines
 
 if TYPE_CHECKING:
     from nmt.terminology import Controls
 
 Item = tuple[str, ...]  # a line of the input, its constraints, its prefix
-TAB, BOM = "\t", "\ufeff"
+TAB = "\t"
 
 
 def read_controls(glossary: str | None, forbidden: str | None) -> "Controls":
@@ -33,7 +33,7 @@ def read_controls(glossary: str | None, forbidden: str | None) -> "Controls":
 def with_controls(sources: Iterable[str], given: Mapping[str, BinaryIO]) -> Iterator[Item]:
     """Each line of the input with its constraints and its prefix, "" where there is no file. given: the open files, by
     their keys. Raises UserError if a file has more or fewer lines than the input, or is not in its format."""
-    columns = [_decode_strictly(f"{key}={file.name}", file) for key, file in given.items()]
+    columns = [user_lines(f"{key}={file.name}", file) for key, file in given.items()]
     for number, (source, *values) in enumerate(zip_longest(sources, *columns), 1):
         for (key, file), value in zip(given.items(), values, strict=True):
             name = f"{key}={file.name}"
@@ -92,23 +92,7 @@ def _glossary(name: str, lines: list[str]) -> dict[str, str]:
 
 def _lines(key: str, path: str) -> list[str]:
     try:
-        lines = read_lines(user_path(path))
+        with open_text(user_path(path)) as file:
+            return list(user_lines(f"{key}={path}", file))
     except OSError as error:
         raise UserError(f"{key}={path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        number = error.object.count(b"\n", 0, error.start) + 1
-        raise _not_utf8(f"{key}={path}", number) from None
-    return [line.removesuffix("\r") for line in [*(line.removeprefix(BOM) for line in lines[:1]), *lines[1:]]]
-
-
-def _decode_strictly(name: str, file: BinaryIO) -> Iterator[str]:
-    for number, raw in enumerate(file, 1):
-        try:
-            line = raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
-            yield line.removeprefix(BOM) if number == 1 else line
-        except UnicodeDecodeError:
-            raise _not_utf8(name, number) from None
-
-
-def _not_utf8(name: str, number: int) -> UserError:
-    return UserError(f"{name}: line {number} is not valid UTF-8; convert the file, for example with iconv -t UTF-8")

@@ -19,6 +19,7 @@ from nmt.cli.entry import exit_at_ctrl_c
 from nmt.config.errors import UserError
 from nmt.config.overrides import user_path
 from nmt.config.schema import TranslateConfig
+from nmt.data.reading import open_text, user_lines
 
 if TYPE_CHECKING:
     from nmt.distributed import ProcessGroup
@@ -105,7 +106,7 @@ def _translate_shares(translator: "Translator", config: TranslateConfig, common:
 
 def _opened(key: str, path: str, mode: Literal["rb", "wb"]) -> BinaryIO:
     try:
-        return user_path(path).open(mode)
+        return open_text(user_path(path)) if mode == "rb" else user_path(path).open(mode)
     except OSError as error:
         verb = "read" if mode == "rb" else "written"
         raise UserError(f"{key}={path}: cannot be {verb} ({error.strerror})") from None
@@ -137,7 +138,7 @@ def _score(translator: "Translator", references: BinaryIO, buffer_lines: int, al
 
 def _pairs(sources: Iterator[str], references: BinaryIO) -> Iterator[tuple[str, str]]:
     """Sources with their references. Raises UserError if one of the two files is shorter."""
-    pairs = zip_longest(sources, _decode_leniently(references, references.name))
+    pairs = zip_longest(sources, user_lines(f"references={references.name}", references, strict=False))
     for number, (source, target) in enumerate(pairs, 1):
         if source is None or target is None:
             raise UserError(

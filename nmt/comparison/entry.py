@@ -5,7 +5,6 @@ import json
 import logging
 import math
 import os
-from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,8 +17,9 @@ from nmt.config import schema
 from nmt.config.compose import load_values, validated
 from nmt.config.errors import UserError, printable
 from nmt.config.overrides import for_shell, user_path
+from nmt.data.reading import open_text, user_lines
 from nmt.evaluation import score_settings
-from nmt.files import decode_lines, read_bytes
+from nmt.files import read_bytes
 from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
 from nmt.metrics.bleu import ScoreSettings
 from nmt.run import ERROR, EVALUATION, RunDirectory, digest, read_json, runs_below, text_lines
@@ -231,13 +231,10 @@ def read_systems(systems: Sequence[str], held_out: HeldOut) -> list[Entry]:
             raise UserError(f"systems={system}: there are two systems named {name}")
         path = user_path(file)
         try:
-            content = path.read_bytes()  # once: it may be a pipe
-            lines = [line.removesuffix("\r") for line in decode_lines(content.removeprefix(BOM_UTF8))]
+            with open_text(path) as opened:
+                lines = list(user_lines(f"systems={system}: {path}", opened))
         except OSError as error:
             raise UserError(f"systems={system}: {path} cannot be read ({error.strerror})") from None
-        except UnicodeDecodeError as error:
-            number = error.object[: error.start].count(b"\n") + 1
-            raise UserError(f"systems={system}: {path}, line {number}: not valid UTF-8") from None
         if len(lines) != len(held_out.references):
             raise UserError(
                 f"systems={system}: {path} has {len(lines)} lines, the test set {len(held_out.references)}; "

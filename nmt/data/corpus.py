@@ -117,9 +117,13 @@ def _part(name: str, config: schema.Corpus, key: str) -> TextFiles | Table:
     if path.is_dir() or (path.is_file() and reading.table_format(path)):
         if not isinstance(config, schema.FilesData):
             return Table(path, (config.source_lang, config.target_lang))
-        columns = [config.source_column or config.source_lang, config.target_column or config.target_lang]
+        names = (config.source_lang, config.target_lang) if config.header else ("1", "2")
+        columns = [config.source_column or names[0], config.target_column or names[1]]
         alignments = [config.alignments] if config.alignments and key != "data.extra" else []
-        return Table(path, (*columns, *alignments))
+        return Table(path, (*columns, *alignments), config.header)
+    text_files = [Path(f"{path}.{config.source_lang}{end}") for end in ("", ".gz")]
+    if reading.table_format(path) and not path.is_file() and not any(file.exists() for file in text_files):
+        raise UserError(f"{key}={name}: no such table")
     if path.is_file():
         prefix = plain = name.removesuffix(".gz")
         for language in (config.source_lang, config.target_lang):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nmt.data.reading import is_blank
 from nmt.data.sources import Pair, locate
 
 Array = NDArray[Any]
@@ -22,6 +23,8 @@ WARNINGS = {  # the share of a split's pairs above which to warn, what these pai
     "duplicates": (0.1, "repeat an earlier pair"),
     "copies": (0.05, "have the same text on both sides"),
     "quoted": (0.001, 'have text quoted as in CSV ("say ""hi"""); the quotes are kept: use a .csv file or remove them'),
+    "blank_sources": (0, "have no source text; nothing is translated there"),
+    "blank_references": (0, "have no reference text; no translation of them can match"),
     "sources_in_train": (0.1, "have a source that is also in train"),
     "pairs_in_train": (0.01, "are also in train"),
 }
@@ -47,14 +50,20 @@ class PairFacts:
     hashes: Array  # int64 (N, 2) of source and of pair, equal in all processes; the pair's number if it is not usable
     copies: list[int]  # numbers of pairs with the same text on both sides
     quoted: list[int]  # numbers of pairs with quotes as in CSV
+    blank_sources: list[int]  # numbers of pairs without any visible character there
+    blank_references: list[int]
 
     @classmethod
     def of(cls, pairs: Sequence[Pair], first: int) -> "PairFacts":
         """first: number of the first pair."""
         digests, usable = [], []
         copies, quoted = [], []
+        blank: tuple[list[int], list[int]] = ([], [])
         for number, (source, target, _) in enumerate(pairs, first):
-            if source and target and not source.isspace() and not target.isspace():
+            for side, text in enumerate((source, target)):
+                if text is not None and is_blank(text):
+                    blank[side].append(number)
+            if source and target and number not in (*blank[0][-1:], *blank[1][-1:]):
                 digests += [_digest(source), _digest(target)]
                 usable.append(True)
                 if source == target:
@@ -69,7 +78,7 @@ class PairFacts:
         mask = np.array(usable, dtype=bool)
         hashes[mask, 0] = sides[:, 0]
         hashes[mask, 1] = sides[:, 0] * FACTOR + sides[:, 1]
-        return cls(numbers, mask, hashes, copies, quoted)
+        return cls(numbers, mask, hashes, copies, quoted, *blank)
 
 
 def _digest(text: str) -> bytes:
@@ -91,9 +100,10 @@ class PairStatistics:
 
     def add(self, name: str, facts: PairFacts) -> None:
         """Count the next pairs of a split."""
-        matches = self._matches.setdefault(name, {"copies": Matches(), "quoted": Matches()})
-        matches["copies"] = matches["copies"].plus(facts.copies)
-        matches["quoted"] = matches["quoted"].plus(facts.quoted)
+        kinds = ("copies", "quoted") if name == "train" else ("copies", "quoted", "blank_sources", "blank_references")
+        matches = self._matches.setdefault(name, dict.fromkeys(kinds, Matches()))
+        for kind in kinds:
+            matches[kind] = matches[kind].plus(getattr(facts, kind))
         if name != "train":
             self._held_out.setdefault(name, []).append(facts.hashes)
             return

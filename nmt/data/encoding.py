@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from nmt.config.schema import data as schema
 from nmt.data.prepared import IDS
+from nmt.data.reading import is_blank
 from nmt.data.tokenizer import Tokenizers
 from nmt.data.usable_pairs import RawChunk, UsablePairs
 from nmt.data.workers import Workers
@@ -55,7 +56,8 @@ class Encoder:
     def __call__(self, chunk: RawChunk) -> EncodedChunk:
         rows = chunk.rows(self.path)
         sides = [[row[side] for row in rows] for side in (0, 1)]
-        ids = [tokenizer.encode(lines) for tokenizer, lines in zip(self.tokenizers, sides, strict=True)]
+        shown = [["" if is_blank(line) else line for line in lines] for lines in sides]
+        ids = [tokenizer.encode(lines) for tokenizer, lines in zip(self.tokenizers, shown, strict=True)]
         lengths = np.array([[len(sentence) for sentence in side] for side in ids], LENGTHS)
         kept, dropped = np.ones(len(rows), bool), dict[str, int]()
         longest, too_long = lengths.max(axis=0, initial=0), None

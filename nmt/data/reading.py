@@ -2,16 +2,19 @@
 
 import csv
 import gzip
+import itertools
 import json
+import logging
 import shlex
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
+from unicodedata import category
 
 from nmt.config.errors import UserError
 
@@ -24,8 +27,17 @@ OTHER_FORMATS = {  # by their first bytes
 }  # fmt: skip
 TABLES = {".tsv": "tsv", ".csv": "csv", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 
+INVISIBLE = {"Cc", "Cf", "Zl", "Zp", "Zs"}  # categories of Unicode
+# Characters of other categories that show nothing: joiners, fillers, the empty Braille cell, variation selectors.
+SELECTORS = *range(0xFE00, 0xFE10), *range(0x180B, 0x1810), *range(0xE0100, 0xE01F0)
+FILLERS = {*"\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0", *map(chr, SELECTORS)}
+CR, STAND_IN = "\r", "\ufdd0"  # a noncharacter, which no text holds
+DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
+log = logging.getLogger(__name__)
+
 Row = tuple[str, dict[str, Any]]  # location such as "corpus.tsv, line 3", and the cells by column
 
+NO_HEADER = "data.header=false (columns are then numbered from 1: data.source_column=1 data.target_column=2)"
 csv.field_size_limit(sys.maxsize)  # sentences may be long
 
 
@@ -41,7 +53,7 @@ def raw_lines(path: Path) -> Iterator[bytes]:
     """Lines of a text file, plain or .gz, with their ends ("\n" only). Raises UserError, also for an empty file."""
     number = 0
     try:
-        with _opened(path) as file:
+        with open_text(path) as file:
             for raw in file:
                 number += 1
                 yield raw
@@ -55,7 +67,7 @@ def count_lines(path: Path) -> int:
     """The number of lines of a text file, plain or .gz. Raises UserError."""
     count, end = 0, b"\n"
     try:
-        with _opened(path) as file:
+        with open_text(path) as file:
             while block := file.read(BLOCK):
                 count += block.count(b"\n")
                 end = block[-1:]
@@ -64,8 +76,42 @@ def count_lines(path: Path) -> int:
     return count + (end != b"\n")
 
 
-def _opened(path: Path) -> BinaryIO:
+def open_text(path: Path) -> BinaryIO:
+    """Open a text file, plain or .gz, for reading. Raises OSError."""
     return cast(BinaryIO, gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb"))
+
+
+def user_lines(name: str, lines: Iterable[bytes], strict: bool = True) -> Iterator[str]:
+    """Lines of a file that the user names, without line ends and byte order mark. Not strict: bytes that are not UTF-8
+    become U+FFFD, with a warning.
+
+    Raises UserError that starts with `name` for another format than text, and for invalid UTF-8 if strict.
+    """
+    number = 0
+    try:
+        for number, raw in enumerate(lines, 1):
+            line = raw.removesuffix(b"\n").removesuffix(b"\r")
+            if number == 1:
+                _check_is_text(name, line)
+                line = line.removeprefix(BOM)
+            try:
+                yield line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                if strict:
+                    raise _not_utf8(name, number, error.start, CONVERT) from None
+                log.warning("%s, line %d: not valid UTF-8, the invalid bytes are read as U+FFFD", name, number)
+                yield line.decode("utf-8", errors="replace")
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{name}, after line {number}: cannot be read ({first_line(error)})") from None
+
+
+def _not_utf8(name: str | Path, number: int, start: int, remedy: str) -> UserError:
+    return UserError(f"{name}, line {number}: not valid UTF-8 (byte {start + 1} of the line); {remedy}")
+
+
+def is_blank(text: str) -> bool:
+    """Does the text hold no visible character: only spaces, control and formatting characters, fillers?"""
+    return all(category(char) in INVISIBLE or char in FILLERS for char in text)
 
 
 def decode_corpus_lines(path: Path, first: int, content: bytes, drop_invalid: bool, remedy: str) -> list[str | None]:
@@ -92,13 +138,12 @@ def decode_corpus_lines(path: Path, first: int, content: bytes, drop_invalid: bo
                 lines.append(raw.decode("utf-8"))
             except UnicodeDecodeError as error:
                 if not drop_invalid:
-                    position = f"byte {error.start + 1} of the line"
-                    raise UserError(f"{path}, line {number}: not valid UTF-8 ({position}); {remedy}") from None
+                    raise _not_utf8(path, number, error.start, remedy) from None
                 lines.append(None)
     return [line and line.removesuffix("\r") for line in lines] if b"\r" in content else lines
 
 
-def _check_is_text(path: Path, line: bytes) -> None:
+def _check_is_text(path: Path | str, line: bytes) -> None:
     """Raises UserError if the first line looks like another format than UTF-8 text."""
     name = next((name for magic, name in OTHER_FORMATS.items() if line.startswith(magic)), None)
     if name is None and 3 * line.count(0) > len(line):  # UTF-16 without a byte order mark: "a" is 61 00 or 00 61
@@ -119,43 +164,62 @@ def table_format(path: Path) -> str | None:
     return TABLES.get(suffixes[-1]) if suffixes else None
 
 
-def read_table(path: Path) -> Iterator[Row]:
-    """Rows of a table, or of a dataset saved to a folder. Raises UserError that names the broken line."""
+def read_table(path: Path, header: bool = True) -> Iterator[Row]:
+    """Rows of a table, or of a dataset saved to a folder. header: the first row of a .tsv or .csv names the columns;
+    otherwise their names are "1", "2", ... Raises UserError that names the broken line."""
     kind = "folder" if path.is_dir() else table_format(path)
+    if not header and kind not in {"tsv", "csv"}:
+        raise UserError(f"data.header=false: {path} names its columns itself; the option is for .tsv and .csv")
     match kind:
         case "json":
             return _json_rows(path)
         case "tsv":  # without quoting: a stray " is text
             lines = enumerate(read_corpus_lines(path), 1)
-            return _with_header(path, ((number, line.split("\t")) for number, line in lines if line))
+            return _named(path, ((number, line.split("\t")) for number, line in lines if line), header)
         case "csv":
-            return _with_header(path, _csv_rows(path))
+            return _named(path, _csv_rows(path), header)
     if kind == "parquet" and path.suffix == ".gz":
         raise UserError(f"{path}: Parquet files contain their own compression; unpack this one (gunzip)")
     return _dataset_rows(path)
 
 
-def _with_header(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Iterator[Row]:
-    _, header = next(rows, (0, []))
+def _named(path: Path, rows: Iterator[tuple[int, list[str]]], has_header: bool) -> Iterator[Row]:
+    """Rows with the names of their columns."""
+    first = next(rows, (0, list[str]()))
+    header = first[1] if has_header else [str(number) for number in range(1, 1 + len(first[1]))]
+    if len(first[1]) == 1:
+        separator = "commas" if table_format(path) == "csv" else "tabs"
+        other = next((name for char, name in DELIMITERS.items() if char in first[1][0] and name != separator), None)
+        found = f"; it looks separated by {other}: write {separator} instead" if other else ""
+        raise UserError(f"{path}, line {first[0]}: has one column, but cells are separated by {separator}{found}")
     for name, count in Counter(header).items():
         if count > 1:
-            raise UserError(f"{path}, line 1: {count} columns are named '{name}'; give each its own name")
-    if table_format(path) == "tsv" and all(len(name) > 1 and name[0] == name[-1] == '"' for name in header):
+            raise UserError(
+                f"{path}, line 1: {count} columns are named '{name}'; give each its own name, or if this row is a "
+                f"sentence pair, set {NO_HEADER}"
+            )
+    rows = rows if has_header else itertools.chain([first], rows)
+    if (
+        has_header
+        and table_format(path) == "tsv"
+        and all(len(name) > 1 and name[0] == name[-1] == '"' for name in header)
+    ):
         raise UserError(f"{path}, line 1: a .tsv is read without quoting; write it without quotes, or as a .csv")
     for number, cells in rows:
         location = f"{path}, line {number}"
         if len(cells) != len(header):
-            raise UserError(f"{location}: has {len(cells)} columns, but the first line names {len(header)}")
+            raise UserError(f"{location}: has {len(cells)} columns, but the first line has {len(header)}")
         yield location, dict(zip(header, cells, strict=True))
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader((f"{line}\n" for line in read_corpus_lines(path)), strict=True)
+    # The csv module refuses a carriage return within a cell without quotes.
+    reader = csv.reader((f"{line.replace(CR, STAND_IN)}\n" for line in read_corpus_lines(path)), strict=True)
     number = 1
     try:
         for cells in reader:
             if cells:
-                yield number, cells
+                yield number, [cell.replace(STAND_IN, CR) for cell in cells]
             number = reader.line_num + 1  # a quoted cell may span lines
     except csv.Error as error:
         raise UserError(f"{path}, line {number}: cannot be read as a table ({error})") from None
@@ -184,7 +248,10 @@ def _parsed_json(text: str, location: str) -> Any:  # noqa: ANN401
     try:
         return json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{location}: cannot be read as JSON ({first_line(error)})") from None
+        raise UserError(
+            f"{location}: cannot be read as JSON ({first_line(error)}); a file holds one object per line, or one array "
+            "of objects"
+        ) from None
 
 
 def _json_object(row: Any, location: str) -> dict[str, Any]:  # noqa: ANN401

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nmt.config.errors import UserError
+from nmt.config.errors import UserError, format_value
 from nmt.config.schema import data as schema
 from nmt.data import reading
 from nmt.data.tags import Tags
@@ -159,14 +159,14 @@ class Table:
 
     unit = "row"  # without the header
 
-    def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
-        """columns: of sources, targets and possibly word alignments."""
-        self.path, self.name, self.columns = path, str(path), columns
+    def __init__(self, path: Path, columns: tuple[str, ...], header: bool = True) -> None:
+        """columns: of sources, targets and possibly word alignments. header: see reading.read_table."""
+        self.path, self.name, self.columns, self.header = path, str(path), columns, header
         self.has_alignments = len(columns) > 2  # noqa: PLR2004
         self.paths = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
 
     def __iter__(self) -> Iterator[Pair]:
-        return _pairs(reading.read_table(self.path), self.columns)
+        return _pairs(reading.read_table(self.path, self.header), self.columns)
 
 
 class HubSplit:
@@ -241,10 +241,7 @@ def _cell(row: dict[str, Any], column: str, location: str) -> str:
     value: Any = row
     for part in [column] if column in row else column.split("."):
         if not isinstance(value, dict) or part not in value:
-            raise UserError(
-                f"{location}: no column '{column}' (there are: {', '.join(map(str, row))}); "
-                "set data.source_column, data.target_column (or data.alignments)"
-            )
+            raise UserError(f"{location}: no column '{column}' {_hint(row, column, location)}")
         value = value[part]
     if value is None:
         return ""
@@ -253,6 +250,19 @@ def _cell(row: dict[str, Any], column: str, location: str) -> str:
     if not value.isascii() and LONE_SURROGATES.search(value):
         raise UserError(f"{location}: column '{column}' holds half of a surrogate pair, which is not a character")
     return value.replace("\n", " ")
+
+
+def _hint(row: dict[str, Any], column: str, location: str) -> str:
+    """Which columns there are, and how to name one."""
+    names = [f"{name}.{column}" for name, value in row.items() if isinstance(value, dict) and column in value]
+    names += [name for name in map(str, row) if name.endswith(f".{column}")]
+    there = f"(there are: {format_value(', '.join(map(str, row)))}); "
+    if names:
+        return f"{there}name a nested column as in data.source_column={names[0]}"
+    hint = f"{there}set data.source_column, data.target_column (or data.alignments)"
+    if reading.table_format(Path(location.rpartition(", ")[0])) in {"tsv", "csv"}:
+        hint += f"; the first row must name the columns, unless you set {reading.NO_HEADER}"
+    return hint
 
 
 def _with_alignment(pair: Pair, links: str, location: str) -> Pair:

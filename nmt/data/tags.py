@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from nmt.config.errors import UserError, format_value
+from nmt.data.reading import is_blank
 
 TAG = re.compile(r"<(2?)([a-z][\w.-]*)>")
 
@@ -62,7 +63,7 @@ class Tags:
 
     def add(self, mark: str, line: str) -> str:
         """A line with its mark in front. An empty line gets none."""
-        return f"{mark} {self.protect(line)}" if line.strip() else line
+        return f"{mark} {self.protect(line)}" if not is_blank(line) else line
 
     def protect(self, line: str) -> str:
         """The line without what only looks like a tag: "<2de>" in it becomes "< 2de>"."""
@@ -92,7 +93,7 @@ class Tags:
         """A line that starts with its mark, as `add` would have made it. Raises UserError for text without a mark."""
         if length := self.length(line):
             return line[:length] + self.protect(line[length:])
-        if self and line.strip():
+        if self and not is_blank(line):
             source = f" and source_lang=LANGUAGE ({', '.join(self.sources)})" if self.sources else ""
             raise UserError(
                 f"{name}: into which language? give target_lang=LANGUAGE ({', '.join(self.targets)}){source}, or start "

@@ -16,6 +16,7 @@ import sentencepiece
 from numpy.typing import NDArray
 
 from nmt.config.errors import UserError
+from nmt.data.reading import is_blank
 from nmt.data.subword_sampling import USER_DEFINED, Sampler, make_sampler, read_model
 from nmt.data.tags import TAG, Tags
 from nmt.files import read_bytes, write_atomically
@@ -224,14 +225,16 @@ def copy_unknown(pieces: Sequence[str], weights: NDArray[np.float32], source: Se
 def encode_lines(
     tokenizer: Tokenizer, lines: Sequence[str], limit: int, name: str, first_line: int = 1
 ) -> tuple[list[list[int]], list[list[str]]]:
-    """Token ids and pieces of each line, truncated to `limit` tokens with a warning, such as "line 3 has 900 tokens".
+    """Token ids and pieces of each line, truncated to `limit` tokens with a warning, such as "line 3 has 900 tokens". A
+    line that shows nothing has no token but </s>.
 
     Encodes line by line, so that memory never holds all tokens of more than one overlong line.
     """
     encoded: list[list[int]] = []
     surfaces: list[list[str]] = []
     for number, line in enumerate(lines, first_line):
-        (ids,), (pieces,) = tokenizer.encode([line]), tokenizer.surfaces([line])
+        text = "" if is_blank(line) else line
+        (ids,), (pieces,) = tokenizer.encode([text]), tokenizer.surfaces([text])
         if len(ids) > limit:
             log.warning("%s %d has %d tokens: cut to search.max_source_length=%d", name, number, len(ids), limit)
             del ids[limit - 1 : -1], pieces[limit - 1 : -1]  # all but </s>

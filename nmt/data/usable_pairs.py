@@ -14,6 +14,7 @@ from tqdm import tqdm
 from nmt.config.errors import UserError
 from nmt.data.chunking import Chunk, DirectedChunk, chunks
 from nmt.data.corpus_warnings import MAX_SAMPLE, PairFacts, PairStatistics, Sample
+from nmt.data.reading import is_blank
 from nmt.data.sources import Pair
 from nmt.data.tokenizer_sample import Candidates, Thresholds, TokenizerSample
 from nmt.data.workers import Workers
@@ -101,7 +102,7 @@ def read_usable(
 
     Raises UserError for an unreadable file and if no pair is usable.
     """
-    result = UsablePairs(path)
+    result, without_reference = UsablePairs(path), 0
     bar = tqdm(desc=f"read {name}", unit=" pairs", disable=None, leave=False)
     with path.open("wb") as file, bar:
         for part in workers.map(partial(_read, train=name == "train"), _tasks(pairs, sample), IN_MAIN):
@@ -109,6 +110,7 @@ def read_usable(
             file.write(part.raw)
             result.counts += part.counts
             statistics.add(name, part.facts)
+            without_reference += len(part.facts.blank_references)
             if sample is not None and part.candidates is not None:
                 sample.add(*part.candidates)
             bar.update(part.counts["read"])
@@ -116,6 +118,8 @@ def read_usable(
         raise UserError(
             f"data: none of the {result.counts['read']} pairs read for {name} can be used (see data.{name})"
         )
+    if name != "train" and without_reference == len(result):
+        raise UserError(f"data.{name}: none of its {len(result)} pairs has a reference text, so nothing can be scored")
     return result
 
 
@@ -134,7 +138,7 @@ def _read(task: _Task, train: bool) -> _Result:
     for source, target, alignment in pairs:
         if source is None or target is None:
             counts["invalid_utf8"] += 1
-        elif train and not (source.strip() and target.strip()):
+        elif train and (is_blank(source) or is_blank(target)):
             counts["empty"] += 1
         else:
             if directed is not None:

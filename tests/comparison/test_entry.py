@@ -1,5 +1,6 @@
 """What is read of a run and of other systems' outputs, and what is refused."""
 
+import gzip
 import json
 import os
 from pathlib import Path
@@ -135,6 +136,8 @@ def test_systems_are_files_of_translations() -> None:
     assert (entry.name, entry.hypotheses, entry.seed, entry.config) == ("their system", worsened(2), None, "")
     Path("marked.de").write_bytes(b"\xef\xbb\xbf" + Path("their.de").read_bytes())
     assert read_systems(["x=marked.de"], HeldOut(SOURCES, REFERENCES, PLAIN))[0].hypotheses == worsened(2)
+    Path("their.de.gz").write_bytes(gzip.compress(Path("their.de").read_bytes()))
+    assert read_systems(["x=their.de.gz"], HeldOut(SOURCES, REFERENCES, PLAIN))[0].hypotheses == worsened(2)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +147,8 @@ def test_systems_are_files_of_translations() -> None:
         (["=their.de"], "expected NAME=FILE"),
         (["x=nowhere"], "systems=x=nowhere: nowhere cannot be read"),
         (["x=short.de"], r"short\.de has 59 lines, the test set 60; line N must be the translation of source"),
+        (["x=utf16.de"], r"utf16\.de, line 1: looks like UTF-16, not UTF-8 text; convert the file"),
+        (["x=packed.de"], r"packed\.de, line 1: looks like gzip, not UTF-8 text"),
         (["x=bytes.de"], r"bytes\.de, line 2: not valid UTF-8"),
         (["x=their.de", "x=their.de"], "two systems named x"),
     ],
@@ -152,6 +157,8 @@ def test_systems_that_do_not_fit_are_refused(given: list[str], message: str) -> 
     write(Path("their.de"), REFERENCES)
     write(Path("short.de"), REFERENCES[1:])
     Path("bytes.de").write_bytes(b"gut\n\xff\xfe\n")
+    Path("utf16.de").write_bytes("gut\n".encode("utf-16"))
+    Path("packed.de").write_bytes(gzip.compress(b"gut\n"))
     with pytest.raises(UserError, match=message):
         read_systems(given, HeldOut(SOURCES, REFERENCES, PLAIN))
 

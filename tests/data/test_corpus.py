@@ -164,8 +164,38 @@ def test_columns_by_name_also_nested(tmp_path: Path) -> None:
     path.write_text('{"id": 1, "translation": {"en": "a", "fr": "b"}}\n')
     pairs = read(train=path, validation=path, source_column="translation.en", target_column="translation.fr")
     assert pairs == [Pair("a", "b")]
-    with pytest.raises(UserError, match=r"t\.jsonl, line 1: no column 'en' \(there are: id, translation\)"):
+    hint = r"t\.jsonl, line 1: no column 'en' \(there are: id, translation\); .* data\.source_column=translation\.en$"
+    with pytest.raises(UserError, match=hint):
         read(train=path, validation=path)
+
+
+@pytest.mark.parametrize(("suffix", "separator"), [("tsv", "\t"), ("csv", ","), ("tsv.gz", "\t")])
+def test_tables_without_a_header_have_numbered_columns(suffix: str, separator: str, tmp_path: Path) -> None:
+    path = tmp_path / f"t.{suffix}"
+    content = "".join(f"{separator.join(row)}\n" for row in (("a", "b", "x"), ("c", "d", "y"))).encode()
+    path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+    assert read(train=path, validation=path, header=False) == [Pair("a", "b"), Pair("c", "d")]
+    chosen = {"source_column": "3", "target_column": "1"}
+    assert read(train=path, validation=path, header=False, **chosen) == [Pair("x", "a"), Pair("y", "c")]
+    with pytest.raises(UserError, match=r"no column 'en' \(there are: a, b, x\); .*data\.header=false"):
+        read(train=path, validation=path)
+    with pytest.raises(UserError, match=r"no column '4'"):
+        read(train=path, validation=path, header=False, source_column="4")
+
+
+def test_columns_of_json_have_names(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"en": "a", "fr": "b"}\n')
+    with pytest.raises(UserError, match=r"^data\.header=false: .*t\.jsonl names its columns itself"):
+        read(train=path, validation=path, header=False)
+
+
+def test_a_mistyped_table_is_no_prefix(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^data\.train=.*nope\.tsv: no such table$"):
+        read(train=tmp_path / "nope.tsv", validation=tmp_path / "nope.tsv")
+    for language in ("en", "fr"):
+        (tmp_path / f"nope.tsv.{language}").write_text(f"{language}\n")
+    assert read(train=tmp_path / "nope.tsv", validation=tmp_path / "nope.tsv") == [Pair("en", "fr")]
 
 
 def test_a_hub_corpus_can_come_from_a_folder(tmp_path: Path) -> None:

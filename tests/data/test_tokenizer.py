@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from nmt.config.errors import UserError
 from nmt.config.schema import data as schema
 from nmt.data.demo import corpus as demo
+from nmt.data.reading import is_blank
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.data.tokenizer_training import BOS, EOS, PAD, UNK, make_tokenizers
 from nmt.metrics.alignment import words_of_pieces
@@ -426,3 +427,13 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path / "x.model")
     with pytest.raises(UserError, match=r"y\.model: cannot read"):
         Tokenizer.load(tmp_path / "y.model")
+
+
+@pytest.mark.parametrize("text", ["", " \t", "\u200b", "\u2060\u00ad", "\0", "\ufe0f", "\u3164\u2800", "\u2028"])
+def test_a_line_that_shows_nothing_is_blank(text: str) -> None:
+    assert is_blank(text)
+
+
+@pytest.mark.parametrize("text", [".", "\u200ba", "\N{WOMAN}\u200d\N{SCHOOL}", "e\u0301", "\ufffd", "\u4eba"])
+def test_a_line_with_one_visible_character_is_none(text: str) -> None:
+    assert not is_blank(text)

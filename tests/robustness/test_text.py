@@ -119,8 +119,8 @@ CASES = [
     sides("a line too few", ENGLISH, "train.fr has 61", french=FRENCH + b"a\n"),
     sides("gzip without its name", gzip.compress(ENGLISH), "train.en, line 1: looks like gzip, not UTF-8 text"),
     tsv("TSV", TSV, kept(60)),
-    tsv("TSV with a column too many", TSV + b"a\tb\tc\n", "t.tsv, line 62: has 3 columns, but the first line names 2"),
-    tsv("TSV with a column too few", TSV + b"a\n", "t.tsv, line 62: has 1 columns, but the first line names 2"),
+    tsv("TSV with a column too many", TSV + b"a\tb\tc\n", "t.tsv, line 62: has 3 columns, but the first line has 2"),
+    tsv("TSV with a column too few", TSV + b"a\n", "t.tsv, line 62: has 1 columns, but the first line has 2"),
     tsv("TSV with a stray quote", TSV + b'"a\tb"\n', kept(61)),
     tsv("TSV with all cells quoted", b'"en"\t"fr"\n"a"\t"b"\n', "t.tsv, line 1: a .tsv is read without quoting"),
     tsv("TSV with an empty line", TSV + b"\na\tb\n", kept(61)),
@@ -140,7 +140,20 @@ CASES = [
     tsv("CSV with text after a quote", CSV + b'"a"b,c\n', "t.csv, line 62: cannot be read as a table", "t.csv"),
     tsv("CSV with quotes inside", CSV + b'a "q" b,"c ""d"" e"\n', kept(61), "t.csv"),
     tsv("CSV with a line end in a cell", CSV + b'"a\nb",c\n', kept(61), "t.csv"),
-    tsv("CSV with a lone CR", CSV + b"a\rb,c\n", "t.csv, line 62: cannot be read as a table", "t.csv"),
+    tsv("CSV with a lone CR", CSV + b"a\rb,c\n", kept(61), "t.csv"),
+    tsv(
+        "CSV with semicolons",
+        b"en;fr\na;b\n",
+        "by commas; it looks separated by semicolons",
+        "t.csv",
+    ),
+    tsv("TSV with commas", b"en,fr\na,b\n", "by tabs; it looks separated by commas"),
+    tsv(
+        "JSON over several lines",
+        b'{\n"data": [\n{"en": "a"}]}\n',
+        "one object per line, or one array",
+        "t.jsonl",
+    ),
     tsv("CSV with a cell too many", CSV + b'"a\nb",c\na,b,c\n', "t.csv, line 64: has 3 columns", "t.csv"),
     tsv("CSV with a megabyte in a cell", CSV + b"a" * 1_000_000 + b",b\n", kept(60, too_long=1), "t.csv"),
     tsv("JSON line that is a list", JSON + b"[1]\n", "t.jsonl, line 61: is no JSON object", "t.jsonl"),
@@ -321,12 +334,26 @@ def test_a_table_that_pandas_wrote_is_told(home: Path) -> None:
     assert prepared.splits["train"].source.lines() == [source for source, _ in lines]
 
 
+def test_a_held_out_set_without_references_is_refused(home: Path) -> None:
+    with pytest.raises(UserError, match=r"^data\.validation: none of its 20 pairs has a reference text"):
+        doubtful(home, PAIRS, [(source, "\u200b") for source, _ in NEW])
+
+
+def test_lines_that_show_nothing_are_blank_in_training(home: Path) -> None:
+    odd = [("\u200b\u2060", "a"), ("b", "\u00ad\0"), ("\ufe0f \u3164", "c"), ("\u2800", "d")]
+    prepared = doubtful(home, [*PAIRS, *odd], NEW)
+    assert prepared.report["splits"]["train"]["dropped"]["empty"] == len(odd)
+
+
 def test_held_out_text_in_train_is_told(home: Path) -> None:
     held_out = [*NEW, PAIRS[7], (PAIRS[8][0], "autre"), (PAIRS[9][0], "autre"), ("", "")]
     prepared = doubtful(home, PAIRS, held_out)
     report = prepared.report["splits"]["validation"]
     assert (report["sources_in_train"], report["pairs_in_train"]) == (3, 1)
     assert prepared.report["warnings"] == [
+        f"validation: 1 of 24 pairs have no source text; nothing is translated there, such as {home}/valid.en, line 24",
+        f"validation: 1 of 24 pairs have no reference text; no translation of them can match, such as {home}/valid.en, "
+        "line 24",
         f"validation: 3 of 24 pairs have a source that is also in train, such as {home}/valid.en, lines 21, 22, 23",
         f"validation: 1 of 24 pairs are also in train, such as {home}/valid.en, line 21",
     ]

@@ -10,6 +10,8 @@ from nmt.config.schema.base import AtLeastOne, Count, Fraction, Name, PathName, 
 
 DemoSize = Annotated[int, Field(gt=0, le=10_000_000)]  # sentences, generated in memory
 Parts = Annotated[list[PathName], Field(min_length=1), one_as_list]  # or patterns of paths
+# A name, or the number of a column without one.
+Column = Annotated[Name, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 VocabularySize = Annotated[int, Field(ge=6, le=1_000_000)]  # at least four special symbols, a space and a character
 
 
@@ -51,9 +53,10 @@ class FilesData(Corpus):
     train: Parts
     validation: Parts
     test: Parts | None
-    source_column: Name | None
-    target_column: Name | None
-    alignments: Name | None
+    header: bool
+    source_column: Column | None
+    target_column: Column | None
+    alignments: Column | None
 
     def conflicts(self) -> Iterator[str]:
         if self.source_lang == self.target_lang and self.source_column == self.target_column:
@@ -172,6 +175,7 @@ class MultilingualData(Preparation):
                 train=corpus.train or self.train or [],
                 validation=corpus.validation or self.validation or [],
                 test=corpus.test or self.test,
+                header=True,
                 source_column=None,
                 target_column=None,
                 alignments=None,
