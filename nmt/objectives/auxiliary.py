@@ -4,14 +4,14 @@ inference network.
 Shapes: B batch, S source positions, T target positions.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from nmt.attention.policy import Policy
-from nmt.model.seq2seq import Seq2Seq
-from nmt.objectives.token_losses import Prediction
+from nmt.objectives.token_losses import Prediction, TokenLoss, likelihood
 
 
 class AddedLoss(NamedTuple):
@@ -58,17 +58,19 @@ class GuidedAlignment(NamedTuple):
 
 
 class PolicyGradient(NamedTuple):
-    """Trains the positions that a hard attention samples: REINFORCE, with the tokens' log-likelihood as the reward."""
+    """Trains the positions that a hard attention samples: REINFORCE, with the negative loss of the tokens as the
+    reward, so that positions and predictions minimise one expected loss. Without label smoothing, the reward is the
+    log-likelihood."""
 
     weight: float
     policy: Policy
-    pad: int
+    loss: TokenLoss
 
     def __call__(self, prediction: Prediction, step: int) -> AddedLoss:
         """The same at every `step`. A learned baseline is trained beside it, with weight 1."""
         assert prediction.decoded.choice is not None
-        counted = prediction.batch.target_out != self.pad
-        result = self.policy(prediction.decoded.choice, -prediction.terms["loss"], counted)
+        counted = prediction.batch.target_out != self.loss.pad
+        result = self.policy(prediction.decoded.choice, -self.loss.minimised(prediction.terms), counted)
         terms = {"policy_loss": result.loss, "policy_entropy": result.entropy}
         return AddedLoss(self.weight * result.loss + result.regression, terms)
 
@@ -98,19 +100,25 @@ class Divergence(NamedTuple):
 
 
 class InferenceGradient(NamedTuple):
-    """Trains an inference network by positions sampled from it: REINFORCE, with the token's log-likelihood as the
-    reward and that of soft attention as the baseline   (Deng et al. 2018, 4.1)."""
+    """Trains an inference network by positions sampled from it: REINFORCE, with the negative loss of the token as the
+    reward and that of soft attention as the baseline   (Deng et al. 2018, 4.1, without label smoothing).
 
-    model: Seq2Seq
-    pad: int
+    The reward is what the prediction minimises, so that the mean over samples is the gradient of the enumerated sum.
+    """
+
+    loss: TokenLoss
+    smoothing: float
 
     def __call__(self, prediction: Prediction, step: int) -> AddedLoss:
         """The same at every `step`."""
         decoded, targets = prediction.decoded, prediction.batch.target_out
         assert decoded.inferred is not None
         assert decoded.inferred.log_prob is not None
-        baseline = self.model.log_probs(decoded.readouts.detach(), targets, self.pad)
-        advantage = (-prediction.terms["loss"] - baseline).masked_fill(targets == self.pad, 0.0)
+        model, pad = self.loss.model, self.loss.pad
+        with torch.no_grad():
+            criterion = partial(likelihood, smoothing=self.smoothing)
+            soft = model.loss(decoded.readouts.detach(), targets, pad, criterion).terms["smoothed_loss"]
+        advantage = (soft - self.loss.minimised(prediction.terms)).masked_fill(targets == pad, 0.0)
         loss = -(advantage * decoded.inferred.log_prob).sum()
         return AddedLoss(loss, {"inference_loss": loss})
 

@@ -26,7 +26,7 @@ from nmt.objectives.auxiliary import (
     PolicyGradient,
 )
 from nmt.objectives.minimum_risk import MinimumRisk
-from nmt.objectives.token_losses import Distillation, TokenLoss, distillation, likelihood, r_drop
+from nmt.objectives.token_losses import Distillation, TokenLoss, likelihood, r_drop
 from nmt.ops.sentence_draws import SentenceDraws, draw, sentence_draws, sentence_keys
 
 
@@ -80,7 +80,7 @@ class Objective:
     ) -> None:
         self.seed = config.seed
         self.model, self.loss = model, build_token_loss(model, config, target.pad, teachers)
-        self.auxiliary = build_auxiliary(model, config, target.pad)
+        self.auxiliary = build_auxiliary(model, config, self.loss)
         self.risk: MinimumRisk | None = None
         if isinstance(config.objective, schema.MinimumRisk):
             self.risk = MinimumRisk(self.loss, config.objective, target)
@@ -121,34 +121,33 @@ class Objective:
     def after_update(self, terms: Mapping[str, Tensor], tokens: int) -> None:
         """Call this with the terms and target tokens of the whole batch after each update."""
         if self.model.policy is not None:
-            self.model.policy.after_update(-terms["loss"] / tokens)
+            self.model.policy.after_update(-self.loss.minimised(dict(terms)) / tokens)
 
 
 def build_token_loss(model: Seq2Seq, config: TrainConfig, pad: int, teachers: Sequence[Seq2Seq] = ()) -> TokenLoss:
     """The loss on target tokens that the configuration chooses."""
     objective, smoothing = config.objective, config.training.label_smoothing
     if isinstance(objective, schema.Distillation):
-        criterion = partial(distillation, teacher_weight=objective.teacher_weight, smoothing=smoothing)
-        return Distillation(model, pad, criterion, teachers)
+        return Distillation(model, pad, teachers, objective.teacher_weight, smoothing)
     if config.training.r_drop:
         return TokenLoss(model, pad, partial(r_drop, alpha=config.training.r_drop, smoothing=smoothing), copies=2)
     return TokenLoss(model, pad, partial(likelihood, smoothing=smoothing))
 
 
-def build_auxiliary(model: Seq2Seq, config: TrainConfig, pad: int) -> list[Auxiliary]:
+def build_auxiliary(model: Seq2Seq, config: TrainConfig, loss: TokenLoss) -> list[Auxiliary]:
     """The losses that the configuration adds. Guided alignment makes the model's attention return log-weights."""
-    losses: list[Auxiliary] = []
+    losses, pad = list[Auxiliary](), loss.pad
     if isinstance(config.attention, ScoredAttention):
         coverage, alignment = config.attention.coverage, config.attention.alignment
         if isinstance(coverage, LinearCoverage) and coverage.loss_weight:
             losses.append(CoverageLoss(coverage.loss_weight, coverage.loss_start, pad))
         if isinstance(alignment, Sampled):
             assert model.policy is not None
-            losses.append(PolicyGradient(alignment.weight, model.policy, pad))
+            losses.append(PolicyGradient(alignment.weight, model.policy, loss))
         if isinstance(alignment, Variational):
             losses.append(Divergence(alignment.kl_weight, pad))
             if alignment.estimator == "sample":
-                losses.append(InferenceGradient(model, pad))
+                losses.append(InferenceGradient(loss, config.training.label_smoothing))
     if config.training.guided_alignment:
         model.record_log_weights()
         losses.append(GuidedAlignment(config.training.guided_alignment))

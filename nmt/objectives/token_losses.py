@@ -133,13 +133,25 @@ class TokenLoss:
         """The criterion for this batch and what else it reads, (B * T, ...) each."""
         return self.criterion, ()
 
+    def minimised(self, terms: Terms) -> Tensor:
+        """The terms (B, T) of a prediction -> what the criterion minimises (B, T): the term "smoothed_loss", if it
+        reports one, else "loss"."""
+        return terms.get("smoothed_loss", terms["loss"])
+
 
 class Distillation(TokenLoss):
     """Learns from the predictions of teachers, which read the same batch without dropout."""
 
-    def __init__(self, model: Seq2Seq, pad: int, criterion: Criterion, teachers: Sequence[Seq2Seq]) -> None:
-        super().__init__(model, pad, criterion)
-        self.teachers = teachers
+    def __init__(
+        self, model: Seq2Seq, pad: int, teachers: Sequence[Seq2Seq], teacher_weight: float, smoothing: float
+    ) -> None:
+        super().__init__(model, pad, partial(distillation, teacher_weight=teacher_weight, smoothing=smoothing))
+        self.teachers, self.teacher_weight = teachers, teacher_weight
+
+    def minimised(self, terms: Terms) -> Tensor:
+        """See TokenLoss."""
+        weight = self.teacher_weight
+        return (1 - weight) * terms["smoothed_loss"] + weight * terms["distillation_loss"]
 
     @torch.no_grad()
     def with_inputs(self, batch: Batch) -> tuple[Criterion, tuple[Tensor, ...]]:

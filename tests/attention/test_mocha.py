@@ -11,7 +11,6 @@ from combinations import Case, attend, configuration
 from test_monotonic import B, S, T, all_steps, plain
 from torch import Tensor
 
-from nmt.attention.build import build_attention
 from nmt.attention.memory import Past
 from nmt.attention.monotonic import Chunk
 from nmt.attention.scores import DotScore
@@ -41,15 +40,17 @@ def test_expected_weights_are_the_mean_of_the_softmaxes_over_the_chunks(size: in
 
 
 def test_a_chunk_of_one_position_is_monotonic_attention() -> None:
-    config = configuration("general-global-mocha").model_dump()
-    config["normalizer"]["chunk"] = 1
-    _, *inputs = Case("general-global-mocha").make()
-    mocha = build_attention(schema.ScoredAttention.model_validate(config), 4, 5).double()
+    mocha, *inputs = Case("general-global-mocha").make()
+    mocha.chunk.size = 1
     monotonic, *_ = Case("general-global-monotonic").make()
     monotonic.load_state_dict(mocha.state_dict(), strict=False)
     for training in (False, True):
         expected = attend(monotonic.train(training), *inputs)
         torch.testing.assert_close(attend(mocha.train(training), *inputs).weights, expected.weights)
+    config = configuration("general-global-mocha").model_dump()
+    config["normalizer"]["chunk"] = 1
+    with pytest.raises(ValueError, match="chunk=1 leaves the second score nothing to choose"):
+        schema.ScoredAttention.model_validate(config)
 
 
 def test_reading_goes_on_from_where_the_chunk_ended_whatever_the_weights_in_it() -> None:

@@ -1,16 +1,19 @@
 """The objective of variational attention: its terms, and the sampled estimator against the enumerated gradient."""
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, Batches
 from nmt.data.prepare import prepare
+from nmt.model import inference
 from nmt.model.load import new_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.objectives.objective import Objective
@@ -75,6 +78,41 @@ def test_the_sampled_gradient_has_the_enumerated_one_as_its_mean(train_config: C
         mean, deviation = samples.mean(0), samples.std(0) / len(samples) ** 0.5
         assert ((mean - expected).abs() <= 4.5 * deviation + 1e-5).all()
         assert deviation.norm() < 0.3 * expected.norm()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
+def test_the_mean_over_all_samples_is_the_enumerated_gradient(
+    smoothing: float, train_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float64, of all parameters: every combination of positions of a target of two tokens, with its probability."""
+    smoothed = [*VARIATIONAL, *ALL, f"training.label_smoothing={smoothing}"]
+    exact_model, exact, batch = setup(train_config(*smoothed), sentences=1)
+    model, sampled, _ = setup(train_config(*smoothed, SAMPLE))
+    model.load_state_dict(exact_model.state_dict())
+    batch = batch._replace(target_in=batch.target_in[:, :2], target_out=batch.target_out[:, :2], target_tokens=2)
+    exact_model.double()
+    model.double()
+    exact(batch, 1).total.backward()
+    wanted = {name: parameter.grad for name, parameter in exact_model.named_parameters()}
+    S = batch.source.shape[1]
+    mean = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
+    probabilities = []
+
+    for positions in itertools.product(range(S), repeat=2):
+
+        def chosen(q: Tensor, _: Tensor, positions: tuple[int, ...] = positions) -> Tensor:
+            choice = functional.one_hot(torch.tensor([positions]), S).to(q.dtype)
+            probabilities.append(float((q.detach() * choice).sum(-1).prod()))
+            return choice
+
+        monkeypatch.setattr(inference, "sample_positions", chosen)
+        model.zero_grad()
+        sampled(batch, 1).total.backward()
+        for name, parameter in model.named_parameters():
+            mean[name] += probabilities[-1] * parameter.grad
+    assert sum(probabilities) == pytest.approx(1)
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(mean[name], gradient, rtol=1e-6, atol=1e-9)
 
 
 def test_sampling_adds_a_loss_of_the_inference_network_alone(train_config: Config) -> None:

@@ -1,5 +1,6 @@
 """Normalizers: from an attention's energies to a distribution over source positions."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -37,6 +38,13 @@ class Mocha(Section):
     noise: NonNegative
     initial_offset: Annotated[float, Field(ge=-1e6, le=1e6)]
     chunk: Positions
+
+    def conflicts(self) -> Iterator[str]:
+        if self.chunk == 1:
+            yield (
+                "chunk=1 leaves the second score nothing to choose, so that it never learns; this is "
+                "attention/normalizer=monotonic"
+            )
 
 
 class LinearChain(Section):
