@@ -131,9 +131,8 @@ class Seq2Seq(nn.Module):
         encoded = self.encoder(dropped, lengths, valid)
         memory, past, attention = None, None, self.decoder.attention
         if attention is not None:
-            # A program for another runtime gets no mask: it could not tell whether each sentence has a position.
             # On a GPU, lengths cannot be read without waiting; there no sentence is empty.
-            nonempty = lengths.is_cuda or (not torch.compiler.is_compiling() and bool((lengths > 0).all()))
+            nonempty = lengths.is_cuda or bool((lengths > 0).all())
             memory = attention.remember(encoded.states, valid, nonempty=nonempty)
             past = attention.start(valid)
         feed = None

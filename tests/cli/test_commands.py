@@ -407,6 +407,7 @@ def test_resume_by_run_where_the_corpus_has_moved(home: Path) -> None:
 MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-train", "trainig.max_steps=3"], "trainig.max_steps: unknown key; did you mean 'training.max_steps'?"),
     (["nmt-train", "+foo=3"], "foo: unknown key"),
+    (["nmt-export", "run={run}", "output=x", "format=onnx"], "format: the export to ONNX was removed; leave it out"),
     (["nmt-train", "training.max_steps=many"], "training.max_steps=many: input should be a valid integer"),
     (["nmt-train", "attention=bahdanaw"], "attention=bahdanaw: not one of bahdanau, chorowski, coverage, entmax, "),
     (
@@ -599,7 +600,7 @@ def test_help_shows_examples_and_values(command: str, tmp_path: Path) -> None:
         "nmt-evaluate": "split: test                 # test | validation",
         "nmt-translate": "checkpoint: best            # best | last",
         "nmt-compare": "markdown: false             # print the table in Markdown",
-        "nmt-export": "overwrite: false            # replace what exists",
+        "nmt-export": "overwrite: false            # replace an existing file",
         "nmt-serve": "port: 8080                  # 0: any free one",
     }
     assert comment[command] in text
