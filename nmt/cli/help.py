@@ -218,6 +218,8 @@ def _unknown_choice(match: re.Match[str], command: str) -> str | None:
     group, _, choice = path.rpartition("/")
     # encoder/gru is choice gru of group encoder, unless an argument shows that the choice itself has a slash.
     group, choice = next((pair for pair in arguments if "/".join(pair) == path), (group, choice))
+    if message := removed(group, choice):
+        return message
     choices = choices_of(group, command) + (["basic"] if group.startswith("hydra/") else [])
     return f"{group}={choice}: not one of {', '.join(choices)}{nearest(choice, choices)}" if choices else None
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from nmt.config import schema
-from nmt.config.errors import UserError, format_value, nearest
+from nmt.config.errors import UserError, format_value, nearest, removed
 from nmt.config.overrides import override_values
 from nmt.files import read_bytes, write_atomically
 
@@ -200,6 +200,8 @@ def _explain(schema: Any, values: Any, problem: ErrorDetails, section: str = "")
 
 def _message(key: str, value: Any, problem: ErrorDetails, annotation: Any, allowed: Mapping[str, Any]) -> str:  # noqa: ANN401
     """What is wrong with the value of a key, and what would be right."""
+    if message := removed(key.partition("[")[0], value.get("kind") if isinstance(value, Mapping) else value):
+        return message
     kind, context = problem["type"], problem.get("ctx", {})
     message = f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
     match kind:

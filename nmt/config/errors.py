@@ -37,6 +37,7 @@ OTHER_NAMES = {
 # Keys and choices of earlier versions, and what to do without them.
 REMOVED = {
     "format": "the export to ONNX was removed; leave it out, nmt-export writes an archive",
+    "objective=minimum_risk": "minimum risk training was removed; use likelihood, or objective=distillation",
 }
 # Names of values in other toolkits.
 OTHER_VALUES = {"gpu": "cuda", "float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}

@@ -466,10 +466,17 @@ MISTAKES: list[tuple[list[str], str]] = [
     ),
     (["nmt-train", "attention=luong_location", "attention/projection=heads"], "score.kind=location does not read them"),
     (["nmt-train", "attention=hard", "training.r_drop=5"], "training.r_drop=5.0 compares two passes"),
-    (["nmt-train", "objective=minimum_risk", "training.r_drop=5"], "training.r_drop=5.0 is for objective=likelihood"),
-    (["nmt-train", "attention=hard", "objective=minimum_risk"], "objective.kind=minimum_risk gives no reward"),
+    (
+        ["nmt-train", "objective=distillation", "objective.teachers={run}", "training.r_drop=5"],
+        "training.r_drop=5.0 is for objective=likelihood",
+    ),
+    (
+        ["nmt-train", "attention=hard", "objective=distillation", "objective.teachers={run}"],
+        "objective.kind=distillation gives no reward",
+    ),
+    (["nmt-train", "objective=minimum_risk"], "objective=minimum_risk: minimum risk training was removed; use "),
     (["nmt-train", "training.scheduled_sampling=2"], "training.scheduled_sampling=2: input should be less than"),
-    (["nmt-train", "objective.samples=4"], "objective.samples: not a key of the chosen objective"),
+    (["nmt-train", "objective.teacher_weight=1"], "objective.teacher_weight: not a key of the chosen objective"),
     (["nmt-train", "attention=hard", "attention.dropout=0.1"], "dropout=0.1 would drop the only position"),
     (["nmt-train", "attention.score.layers=2"], "attention.score.layers: not a key of the chosen attention"),
     (
