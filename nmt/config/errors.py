@@ -38,6 +38,8 @@ OTHER_NAMES = {
 REMOVED = {
     "format": "the export to ONNX was removed; leave it out, nmt-export writes an archive",
     "objective=minimum_risk": "minimum risk training was removed; use likelihood, or objective=distillation",
+    "logger=aim": "Aim was removed; use tensorboard, wandb or mlflow",
+    "tracking.aim_repo": "Aim was removed; leave it out",
 }
 # Names of values in other toolkits.
 OTHER_VALUES = {"gpu": "cuda", "float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}

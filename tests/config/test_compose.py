@@ -66,6 +66,8 @@ def error(values: dict[str, Any]) -> str:
         ("optimizer.betas", [0.9], ["optimizer.betas"]),
         ("seed", -1, ["seed=-1", "greater than or equal to 0"]),
         ("objective", {"kind": "minimum_risk", "samples": 16}, ["objective=minimum_risk: ", "was removed; use"]),
+        ("logger", ["tensorboard", "aim"], ["logger=aim: Aim was removed; use tensorboard"]),
+        ("tracking.aim_repo", "/runs", ["tracking.aim_repo: Aim was removed"]),
     ],
 )
 def test_a_wrong_value_is_one_line(values: dict[str, Any], key: str, value: object, parts: list[str]) -> None:
@@ -195,6 +197,14 @@ def test_a_saved_value_that_is_wrong_is_told_with_its_file(values: dict[str, Any
     save_values(path, values | {"seed": "x"})
     with pytest.raises(UserError, match="^" + re.escape(f"{path}: seed=x: input should be a valid integer")):
         load_config(path)
+
+
+def test_a_removed_key_without_a_value_does_not_matter(values: dict[str, Any], tmp_path: Path) -> None:
+    """Each saved run has the keys of all that it did not use."""
+    for name in REMOVED:
+        values = values if "=" in name else with_values(values, {name: None})
+    save_values(tmp_path / "config.yaml", values)
+    assert load_config(tmp_path / "config.yaml") == validated(schema.TrainConfig, values_of("train", TINY))
 
 
 @pytest.mark.parametrize("text", ["- a list", "a: [", "a: !!python/object/apply:os.getcwd []", "\x00"])

@@ -89,9 +89,6 @@ class TrainConfig(Model, Machine):
         if self.validation.comet_model.endswith(CHECKPOINT):
             path = _absolute(self.validation.comet_model)
             sections["validation"] = self.validation.model_copy(update={"comet_model": path})
-        if self.tracking.aim_repo is not None and "://" not in self.tracking.aim_repo:
-            path = _absolute(self.tracking.aim_repo)
-            sections["tracking"] = self.tracking.model_copy(update={"aim_repo": path})
         return self.model_copy(update={**sections, "run": None})
 
     def conflicts(self) -> Iterator[str]:

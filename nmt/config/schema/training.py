@@ -125,7 +125,7 @@ class Training(Section):
     average_best: Count
 
 
-Logger = Literal["tensorboard", "wandb", "mlflow", "aim"]
+Logger = Literal["tensorboard", "wandb", "mlflow"]
 Loggers = Annotated[list[Logger], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 
 
@@ -133,7 +133,6 @@ class Tracking(Section):
     project: Name
     wandb_entity: Name | None
     mlflow_uri: Name | None
-    aim_repo: Name | None
 
 
 class Validation(Section):
