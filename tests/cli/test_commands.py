@@ -475,6 +475,7 @@ MISTAKES: list[tuple[list[str], str]] = [
         "objective.kind=distillation gives no reward",
     ),
     (["nmt-train", "objective=minimum_risk"], "objective=minimum_risk: minimum risk training was removed; use "),
+    (["nmt-train", "objective.kind=minimum_risk"], "objective=minimum_risk: minimum risk training was removed; use "),
     (["nmt-train", "training.scheduled_sampling=2"], "training.scheduled_sampling=2: input should be less than"),
     (["nmt-train", "objective.teacher_weight=1"], "objective.teacher_weight: not a key of the chosen objective"),
     (["nmt-train", "attention=hard", "attention.dropout=0.1"], "dropout=0.1 would drop the only position"),
