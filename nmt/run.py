@@ -22,7 +22,7 @@ from nmt.environment import environment
 # Keys that change nothing but rounding and the masks of dropout in a run's results.
 NO_EFFECT = {"run", "device", "threads", "processes", "data.cache_dir", "data.workers"}
 NO_EFFECT |= {"training.log_every", "training.checkpoint_every", "training.checkpoint_unit", "training.cuda_graphs"}
-NO_EFFECT |= {"logger", "tracking.project", "tracking.wandb_entity", "tracking.mlflow_uri", "tracking.aim_repo"}
+NO_EFFECT |= {"logger", "tracking.project", "tracking.wandb_entity", "tracking.mlflow_uri"}
 STOPPING = {"training.max_epochs", "training.max_steps", "validation.patience"}  # they also stretch some schedules
 # Keys that may change when a run is resumed.
 CHANGEABLE = NO_EFFECT | PATH_KEYS | STOPPING | {"validation.samples", "validation.saliency"}

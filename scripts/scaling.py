@@ -115,7 +115,7 @@ def measure(rank: int, size: int, port: int, config: TrainConfig, options: argpa
                 if step == WARM_UP:
                     began = time.perf_counter()
                 batch = batches[tokens][step % UPDATES]
-                updater([batch], 1e-4, 1, GlobalBatch(batch.target_tokens * size, len(batch.indices) * size))
+                updater([batch], 1e-4, 1, GlobalBatch(batch.target_tokens * size))
             return (time.perf_counter() - began) / UPDATES
 
         alone: dict[int, list[float]] = {tokens: [] for tokens in options.tokens}

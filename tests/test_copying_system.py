@@ -80,10 +80,9 @@ def test_a_shortlist_has_the_source_tokens(run: Path, monkeypatch: pytest.Monkey
         assert set(source.flatten().tolist()) <= set(vocabulary.tolist())
 
 
-def test_what_it_cannot_be_joined_with_is_one_line(run: Path, tmp_path: Path) -> None:
+def test_what_it_cannot_be_joined_with_is_one_line(tmp_path: Path) -> None:
     separate = ["tokenizer.joint=false", "embedding.tie_source_target=false", "decoder.copy=true"]
     commands = [
-        (["nmt-export", f"run={run}", f"output={tmp_path / 'x'}", "format=onnx"], b"; use format=archive"),
         (["nmt-train", "decoder.copy=true", "attention=none"], b"set it to false, or choose an attention"),
         (["nmt-train", *separate], b"set tokenizer.joint=true (or one tokenizer model), or decoder.copy=false"),
     ]

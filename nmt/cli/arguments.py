@@ -23,7 +23,7 @@ from pydantic import BaseModel
 
 from nmt.cli.help import choices_of
 from nmt.config.compose import config_dir
-from nmt.config.errors import CONTROL, UserError, format_value, nearest
+from nmt.config.errors import CONTROL, UserError, format_value, nearest, removed
 from nmt.config.keys import text_keys
 from nmt.config.overrides import quoted, user_path
 
@@ -210,6 +210,8 @@ def _check_choice_by_value(override: Override) -> None:
     group = _group_of(section if last == "kind" else key) if section else None
     if group is None or override.is_delete() or isinstance(override.value(), dict):
         return
+    if message := removed(group, value):
+        raise UserError(message)
     choices = choices_of(group.partition("@")[0], "train")
     right = f"{group}={value}" if {*value.split(",")} <= {*choices} else f"{group}=CHOICE, one of {', '.join(choices)}"
     raise UserError(f"{format_value(override.input_line)}: a choice sets several values; write {right}")

@@ -1,17 +1,13 @@
-"""nmt-export: pack a trained model into one file, or into programs for other runtimes."""
+"""nmt-export: pack a trained model into one file."""
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from nmt.cli.app import output_folder, run_command
+from nmt.cli.app import run_command
 from nmt.cli.entry import exit_at_ctrl_c
 from nmt.config.errors import UserError
 from nmt.config.overrides import user_path
 from nmt.config.schema import ExportConfig
-
-if TYPE_CHECKING:
-    from nmt.run import RunDirectory
 
 
 def main() -> None:
@@ -21,20 +17,11 @@ def main() -> None:
 
 def _export(config: ExportConfig, overrides: list[str]) -> None:
     with exit_at_ctrl_c("export"):
-        import nmt.export.contents  # noqa: F401  (all that is large)
+        from nmt.archive import write_archive
+        from nmt.export.contents import contents
         from nmt.run import RunDirectory
 
     run = RunDirectory.existing(config.run[0])
-    if config.format == "onnx":
-        _write_programs(config, run)
-    else:
-        _write_archive(config, run)
-
-
-def _write_archive(config: ExportConfig, run: "RunDirectory") -> None:
-    from nmt.archive import write_archive
-    from nmt.export.contents import contents
-
     file = user_path(config.output)
     _check_file(config, file)
     packed = contents(
@@ -48,18 +35,6 @@ def _write_archive(config: ExportConfig, run: "RunDirectory") -> None:
     _check_file(config, file)  # the model may have taken a while to load
     write_archive(file, packed)
     print(f"archive: {os.path.relpath(file)} ({file.stat().st_size / 1e6:,.1f} MB)")
-
-
-def _write_programs(config: ExportConfig, run: "RunDirectory") -> None:
-    from nmt.export.onnx import DESCRIPTION, program_files
-    from nmt.files import write_atomically
-
-    with output_folder(config.output, DESCRIPTION, "exported programs") as folder:
-        if any(folder.iterdir()) and not config.overwrite:
-            raise UserError(f"output={config.output}: holds programs; name another folder, or set overwrite=true")
-        for name, content in program_files(run, config.checkpoint).items():
-            write_atomically(folder / name, content)
-    print(f"programs: {os.path.relpath(folder)}")
 
 
 def _check_file(config: ExportConfig, file: Path) -> None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from nmt.config import schema
-from nmt.config.errors import UserError, format_value, nearest
+from nmt.config.errors import REMOVED, UserError, format_value, nearest, removed
 from nmt.config.keys import element, fields, members, path_keys
 from nmt.config.overrides import for_shell, override_values
 from nmt.files import read_bytes, write_atomically
@@ -129,7 +129,16 @@ def load_values(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}{line}: cannot be read as a configuration ({reason})") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: is not a configuration (expected keys with values)")
-    return values
+    return _without_unused(values)
+
+
+def _without_unused(values: Mapping[Any, Any], prefix: str = "") -> dict[Any, Any]:
+    """Saved values without removed keys that had no value: the run did not use them."""
+    return {
+        key: _without_unused(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
+        for key, value in values.items()
+        if value is not None or f"{prefix}{key}" not in REMOVED
+    }
 
 
 def load_config(path: Path) -> schema.TrainConfig:
@@ -198,6 +207,8 @@ def _explain(schema: Any, values: Any, problem: ErrorDetails, section: str = "")
 
 def _message(key: str, value: Any, problem: ErrorDetails, annotation: Any, allowed: Mapping[str, Any]) -> str:  # noqa: ANN401
     """What is wrong with the value of a key, and what would be right."""
+    if message := removed(key.partition("[")[0], value.get("kind") if isinstance(value, Mapping) else value):
+        return message
     kind, context = problem["type"], problem.get("ctx", {})
     message = f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
     match kind:

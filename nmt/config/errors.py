@@ -34,13 +34,26 @@ OTHER_NAMES = {
     "training.max_steps": "num_steps steps train_steps",
     "training.scheduled_sampling": "teacher_forcing",
 }
-# The same for values.
+# Keys and choices of earlier versions, and what to do without them.
+REMOVED = {
+    "format": "the export to ONNX was removed; leave it out, nmt-export writes an archive",
+    "objective=minimum_risk": "minimum risk training was removed; use likelihood, or objective=distillation",
+    "logger=aim": "Aim was removed; use tensorboard, wandb or mlflow",
+    "tracking.aim_repo": "Aim was removed; leave it out",
+}
+# Names of values in other toolkits.
 OTHER_VALUES = {"gpu": "cuda", "float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # surrogates stand for bytes that are not UTF-8
 
 
 class UserError(ValueError):
     """A mistake in the input or the configuration: printed as one line without a traceback; exit status 2."""
+
+
+def removed(key: str, value: object = None) -> str | None:
+    """Return the message for a key, or for the choice of a value for it, that REMOVED holds; None for all others."""
+    names = (key, f"{key}={format_value(value)}")
+    return next((f"{name}: {REMOVED[name]}" for name in names if name in REMOVED), None)
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

@@ -103,7 +103,7 @@ def shared_config(values: Mapping[str, Any]) -> dict[str, Any]:
     shared["data"]["cache_dir"] = CACHE
     if str(shared.get("validation", {}).get("comet_model", "")).endswith(CHECKPOINT):
         shared["validation"] = {**shared["validation"], "comet_model": Path(shared["validation"]["comet_model"]).name}
-    shared["tracking"] = {**shared.get("tracking", {}), "wandb_entity": None, "mlflow_uri": None, "aim_repo": None}
+    shared["tracking"] = {**shared.get("tracking", {}), "wandb_entity": None, "mlflow_uri": None}
     if "corpora" in shared["data"]:
         shared["data"]["corpora"] = [
             {key: _last_part(value) if key in PATH_FIELDS else value for key, value in corpus.items()}

@@ -5,8 +5,7 @@ sacreBLEU scores are computed in Unicode NFC, so that composed and decomposed ch
 
 import math
 import unicodedata
-from collections import Counter
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -22,7 +21,6 @@ _TOKENIZER_OF_LANGUAGE = {
     **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
     **dict.fromkeys(("ko", "kor"), "ko-mecab"),
 }
-_MAX_ORDER = 4  # of the n-grams of BLEU
 
 
 @dataclass(frozen=True)
@@ -152,36 +150,6 @@ def bleu_metric(settings: ScoreSettings, effective_order: bool = False) -> BLEU:
         raise ValueError(
             f"evaluation.tokenize: {name!r} cannot download its model ({error}); try again or use another"
         ) from error
-
-
-class TokenBLEU:
-    """Sentence BLEU (Papineni et al. 2002) over tokens of any type, for many candidates with one reference.
-
-    Equal to sacreBLEU's with exponential smoothing (the k-th order without a match counts 1 / 2^k matches) and
-    effective order.
-    """
-
-    def __init__(self, reference: Sequence[Hashable]) -> None:
-        self._length = len(reference)
-        self._counts = [_ngrams(reference, n) for n in range(1, _MAX_ORDER + 1)]
-
-    def __call__(self, candidate: Sequence[Hashable]) -> float:
-        """Sentence BLEU, from 0 to 1."""
-        if not candidate:
-            return 0.0
-        log_precisions, smoothed, any_match = [], 1.0, False
-        for n, reference in enumerate(self._counts[: len(candidate)], 1):
-            matches = (_ngrams(candidate, n) & reference).total()
-            any_match = any_match or matches > 0
-            if not matches:
-                smoothed /= 2
-            log_precisions.append(math.log((matches or smoothed) / (len(candidate) - n + 1)))
-        brevity = min(0.0, 1 - self._length / len(candidate))
-        return math.exp(brevity + sum(log_precisions) / len(log_precisions)) if any_match else 0.0
-
-
-def _ngrams(tokens: Sequence[Hashable], n: int) -> "Counter[tuple[Hashable, ...]]":
-    return Counter(zip(*(tokens[start:] for start in range(n)), strict=False))
 
 
 def perplexity(nll: float, tokens: int) -> float:

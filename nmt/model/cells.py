@@ -64,10 +64,6 @@ class Transition(NamedTuple):
     hidden_mask: Tensor | None = None  # (B, H)
     packed: Weight | None = None  # replaces weight_hh in search
 
-    def select(self, index: Tensor) -> Self:
-        """Rows `index` of the batch, of one direction."""
-        return self._replace(hidden_mask=None if self.hidden_mask is None else self.hidden_mask.index_select(0, index))
-
 
 class LayerWeights(NamedTuple):
     """One layer's parameters in the precision of the computation, and its regularisation for one batch."""
@@ -84,14 +80,6 @@ class LayerWeights(NamedTuple):
     transitions: tuple[Transition, ...] = ()
     packed_ih: Weight | None = None  # these replace weight_ih and weight_hh in search
     packed: Weight | None = None
-
-    def select(self, index: Tensor) -> Self:
-        """Rows `index` of the batch, of one direction."""
-        return self._replace(
-            input_mask=None if self.input_mask is None else self.input_mask.index_select(0, index),
-            hidden_mask=None if self.hidden_mask is None else self.hidden_mask.index_select(0, index),
-            transitions=tuple(transition.select(index) for transition in self.transitions),
-        )
 
 
 def layer_weights(rnn: Recurrent, layer: int) -> LayerWeights:

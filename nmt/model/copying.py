@@ -37,10 +37,6 @@ class Copying(NamedTuple):
         """The steps from `start` to `stop`."""
         return self._replace(readouts=self.readouts[:, start:stop], shares=self.shares[:, start:stop])
 
-    def select(self, index: Tensor) -> "Copying":
-        """Sentences `index` of the batch."""
-        return Copying(*(part[index] for part in self))
-
 
 class CopyGate(nn.Module):
     """p(w) = g p_vocab(w) + (1 - g) sum of a_s over the positions s with source token w   (See et al. 2017, eq. 9).

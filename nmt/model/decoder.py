@@ -48,13 +48,6 @@ class Decoded(NamedTuple):
         """What the output layer reads."""
         return next((each for each in (self.copying, self.mixture) if each is not None), self.readouts)
 
-    def tokens(self, index: Tensor) -> Tensor | Copying:
-        """The predictions of M of the B * T tokens, without latent positions: int64 (M,) -> (M, 1, ...)."""
-        if self.copying is not None:
-            T = self.readouts.shape[1]
-            return self.copying.at(index // T, index % T)
-        return self.readouts.flatten(0, 1).index_select(0, index)[:, None]
-
 
 Observe = Callable[[int, DecoderState], DecoderState]
 """A step's number and the state before it -> the state in which the previous token is known."""

@@ -96,8 +96,7 @@ def _run_layer(
     if start is None:
         zeros = gates.new_zeros(*gates.shape[:-3], B, rnn.hidden_size)
         start = zeros, zeros if isinstance(rnn, nn.LSTM) else None
-    run = _run_steps if not torch.compiler.is_compiling() else _scan_steps
-    hidden, memory = run(rnn, weights, gates, start)
+    hidden, memory = _run_steps(rnn, weights, gates, start)
     if D == 1:
         outputs = hidden.transpose(0, 1)
     else:
@@ -115,30 +114,10 @@ def _run_steps(rnn: Recurrent, weights: LayerWeights, gates: Tensor, start: Stat
     state, states = start, []
     with loop():
         for step in gates.unbind(-3):
-            state = _step(rnn, weights, step, state)
+            state = zone_out(rnn, weights, step_layer(rnn, weights, step, *state), state)
             states.append(state)
     hidden = torch.stack([h for h, _ in states], dim=-3)
     return hidden, None if state[1] is None else torch.stack([c for _, c in states if c is not None], dim=-3)
-
-
-def _scan_steps(rnn: Recurrent, weights: LayerWeights, gates: Tensor, start: State) -> tuple[Tensor, Tensor | None]:
-    """The same in a program for another runtime, whose loop has any number of steps."""
-    from torch._higher_order_ops.scan import scan
-
-    def step(state: tuple[Tensor, ...], gates_t: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        hidden, *memory = state
-        new = _step(rnn, weights, gates_t, (hidden, memory[0] if memory else None))
-        after = tuple(part for part in new if part is not None)
-        return after, tuple(part.clone() for part in after)
-
-    own = tuple(part.clone() for part in start if part is not None)  # a scan refuses the same tensor twice
-    _, states = scan(step, own, gates.movedim(-3, 0))
-    hidden, *memory = (part.movedim(0, -3) for part in states)
-    return hidden, memory[0] if memory else None
-
-
-def _step(rnn: Recurrent, weights: LayerWeights, gates: Tensor, state: State) -> State:
-    return zone_out(rnn, weights, step_layer(rnn, weights, gates, *state), state)
 
 
 def _last(states: Tensor, order: _Order) -> tuple[Tensor, ...]:

@@ -6,7 +6,7 @@ for the gates of one, M itself where several layers read it, or nothing.
 """
 
 from copy import deepcopy
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -104,10 +104,6 @@ class SearchWeights(NamedTuple):
     def contexts(self, values: Tensor) -> Tensor:
         """(B, S, C + R) -> (B, S, R)."""
         return values[..., self.sizes[1] :].contiguous()
-
-    def select(self, index: Tensor) -> Self:
-        """The same weights: none belongs to a sentence."""
-        return self
 
 
 class SearchAttention(nn.Module):

@@ -131,9 +131,8 @@ class Seq2Seq(nn.Module):
         encoded = self.encoder(dropped, lengths, valid)
         memory, past, attention = None, None, self.decoder.attention
         if attention is not None:
-            # A program for another runtime gets no mask: it could not tell whether each sentence has a position.
             # On a GPU, lengths cannot be read without waiting; there no sentence is empty.
-            nonempty = lengths.is_cuda or (not torch.compiler.is_compiling() and bool((lengths > 0).all()))
+            nonempty = lengths.is_cuda or bool((lengths > 0).all())
             memory = attention.remember(encoded.states, valid, nonempty=nonempty)
             past = attention.start(valid)
         feed = None
@@ -171,16 +170,13 @@ class Seq2Seq(nn.Module):
         source: Tensor,
         lengths: Tensor,
         target: Tensor,
-        sentences: Tensor | None = None,
         target_out: Tensor | None = None,
     ) -> Decoded:
         """int64 (B, S), (B,), (B, T) = <s> y_1 ... y_{T-1} -> readouts (B, T, R), weights (B, T, S) or None.
 
-        With `sentences`, int64 (N,), target n of (N, T) belongs to source sentences[n] -> (N, T, R), (N, T, S). With
-        `target_out`, int64 (B, T) = y_1 ... y_T, an inference network gives the weights of a latent position.
+        With `target_out`, int64 (B, T) = y_1 ... y_T, an inference network gives the weights of a latent position.
         """
-        state = self.encode(source, lengths)
-        return self.decode(target, state if sentences is None else state.select(sentences), target_out)
+        return self.decode(target, self.encode(source, lengths), target_out)
 
     def decode(self, target: Tensor, state: DecoderState, target_out: Tensor | None = None) -> Decoded:
         """int64 (B, T) = <s> y_1 ... y_{T-1}, the state before the first step; see `forward`."""

@@ -68,10 +68,6 @@ class Weights(Protocol):
         """The values of a memory (B, S, ...) -> what each position adds to that as a context, (B, S, P)."""
         ...
 
-    def select(self, index: Tensor) -> Self:
-        """Rows `index` of the batch."""
-        ...
-
 
 class BatchWeights(NamedTuple):
     """Parameters in the precision of the computation and dropout masks, prepared once per batch for all steps.
@@ -133,15 +129,6 @@ class BatchWeights(NamedTuple):
         assert self.readout_parts is not None
         return linear(values, self.readout_parts[1])
 
-    def select(self, index: Tensor) -> Self:
-        """See Weights."""
-        return self._replace(
-            layers=[layer.select(index) for layer in self.layers],
-            conditional=None if self.conditional is None else self.conditional.select(index),
-            word_mask=None if self.word_mask is None else self.word_mask.index_select(0, index),
-            readout_mask=None if self.readout_mask is None else self.readout_mask.index_select(0, index),
-        )
-
 
 class DecoderState(NamedTuple):
     """What one step passes to the next, and what all steps of a sentence share."""
@@ -173,7 +160,7 @@ class DecoderState(NamedTuple):
         return self if self.memory is None else self._replace(memory=self.memory._replace(detailed=True))
 
     def select(self, index: Tensor) -> Self:
-        """Rows `index` of the batch, which may repeat."""
+        """Rows `index` of the batch, which may repeat, in evaluation: dropout masks stay those of the whole batch."""
         return self._own_rows(index)._shared_rows(index)
 
     def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
@@ -191,7 +178,6 @@ class DecoderState(NamedTuple):
             cell=self.cell.select(index),
             feed=None if self.feed is None else self.feed.index_select(0, index),
             fixed=None if self.fixed is None else self.fixed.index_select(0, index),
-            weights=self.weights.select(index),
             pending=None if self.pending is None else self.pending.select(index),
         )
 

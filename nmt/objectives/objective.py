@@ -1,4 +1,4 @@
-"""What training minimises: a loss on the target tokens, or the risk of whole translations, and auxiliary losses.
+"""What training minimises: a loss on the target tokens, and auxiliary losses.
 
 Shapes: B batch, T target positions.
 """
@@ -25,13 +25,12 @@ from nmt.objectives.auxiliary import (
     InferenceGradient,
     PolicyGradient,
 )
-from nmt.objectives.minimum_risk import MinimumRisk
 from nmt.objectives.token_losses import Distillation, TokenLoss, likelihood, r_drop
 from nmt.ops.sentence_draws import SentenceDraws, draw, sentence_draws, sentence_keys
 
 
 class Value(NamedTuple):
-    """Sums over target tokens, in nats. A risk is the mean over sentences times the number of target tokens."""
+    """Sums over target tokens, in nats."""
 
     total: Tensor  # () to minimise; differentiable
     terms: dict[str, Tensor]  # () each, before weighting: loss, smoothed_loss, then those of what else is minimised
@@ -81,9 +80,6 @@ class Objective:
         self.seed = config.seed
         self.model, self.loss = model, build_token_loss(model, config, target.pad, teachers)
         self.auxiliary = build_auxiliary(model, config, self.loss)
-        self.risk: MinimumRisk | None = None
-        if isinstance(config.objective, schema.MinimumRisk):
-            self.risk = MinimumRisk(self.loss, config.objective, target)
         self.scheduled: ScheduledSampling | None = None
         if config.training.scheduled_sampling:
             steps = config.training.scheduled_sampling_steps
@@ -92,26 +88,17 @@ class Objective:
     def can_be_recorded(self, step: int) -> bool:
         """May the passes of update number `step` be recorded for later updates? Only if all batches of one shape run
         the same kernels on nothing but their own tensors. Positions sampled for a sentence depend on its number."""
-        plain = type(self.loss) is TokenLoss and self.risk is None and self.scheduled is None
+        plain = type(self.loss) is TokenLoss and self.scheduled is None
         return plain and all(auxiliary.can_be_recorded(step) for auxiliary in self.auxiliary)
 
-    def __call__(self, batch: Batch, step: int, tokens_per_sentence: float | None = None) -> Value:
-        """The objective for a batch on the model's device, in update number `step` (from 1).
-
-        tokens_per_sentence: mean number of target tokens, of the whole update if the batch is only a part of it.
-        """
+    def __call__(self, batch: Batch, step: int) -> Value:
+        """The objective for a batch on the model's device, in update number `step` (from 1)."""
         with sentence_draws(SentenceDraws(lambda: sentence_keys((self.seed, step), batch.indices))):
             if self.scheduled is not None:
                 batch = self.scheduled(batch, step)
-            if self.risk is None:
-                prediction, risk = self.loss(batch), None
-            else:
-                prediction, risk = self.risk(batch)
+            prediction = self.loss(batch)
         total = prediction.total
         terms = {name: term.sum() for name, term in prediction.terms.items()}
-        if self.risk is not None and risk is not None:
-            terms["risk"] = risk * (tokens_per_sentence or batch.target_tokens / len(batch.indices))
-            total = self.risk.config.likelihood_weight * total + terms["risk"] / self.risk.config.sharpness
         for auxiliary in self.auxiliary:
             added = auxiliary(prediction, step)
             total = total + added.total / prediction.copies

@@ -88,8 +88,7 @@ def _energies(query: Tensor, features: Tensor | None, values: _Values) -> Tensor
     features = None if features is None else features.to(values.keys.dtype)
     with torch.autocast(query.device.type, enabled=False):  # energies stay in float32
         hidden = _hidden_units(features, values)
-        whole = slice(None), slice(None)
-        blocks = [whole] if torch.compiler.is_compiling() else list(_blocks(query, values.keys))
+        blocks = list(_blocks(query, values.keys))
         if len(blocks) == 1:
             energies = hidden(query, *blocks[0]) @ values.weight
         else:

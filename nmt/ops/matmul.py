@@ -23,7 +23,6 @@ def uses_onednn(inputs: Tensor, weight: Tensor) -> bool:
     """Is the product computed by oneDNN's own function, which autograd cannot differentiate?"""
     return (
         _onednn is not None
-        and not torch.compiler.is_compiling()  # exported programs use their runtime's own products
         and inputs.dtype == weight.dtype == torch.float32
         and inputs.device.type == "cpu"
         and (weight.dim() == 2 or len(weight) <= MAX_SEPARATE)  # noqa: PLR2004

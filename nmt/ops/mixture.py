@@ -67,7 +67,7 @@ def _rows(mixing: Tensor, counted: Tensor, positions: slice) -> _Rows:
 
 def leaves_out(mixing: Tensor) -> bool:
     """Are readouts without weight left out?"""
-    return mixing.device.type == "cpu" and not torch.compiler.is_compiling()
+    return mixing.device.type == "cpu"
 
 
 class _Gradients(NamedTuple):
@@ -173,8 +173,6 @@ def _evaluated(
 def mixture_log_probs(readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor) -> Tensor:
     """log sum_k w_k p_k: (N, K, R), (V, R), (V,), (N, K) -> float32 or wider (N, V); where no readout has weight, the
     same number for all tokens."""
-    if torch.compiler.is_compiling():  # the number of rows is not known then
-        return finite_log(_mixed(readouts, weight, bias, mixing))
     chunks = slices(len(readouts), readouts.shape[1] * len(bias), CHUNK_NUMBERS)
     return torch.cat([finite_log(_mixed(readouts[chunk], weight, bias, mixing[chunk])) for chunk in chunks])
 

@@ -79,11 +79,6 @@ def sentence_keys(seed: Sequence[int], numbers: NDArray[Any]) -> Tensor:
     return _hash(torch.from_numpy(numbers.astype(np.int64)) + (start << 31))
 
 
-def current_keys() -> Tensor | None:
-    """int64 (B,), on the CPU: the keys of the current sentences, if there are any."""
-    return None if _current is None else _current.keys
-
-
 def sampling_draws(keys: Tensor, samples: int, device: torch.device) -> Callable[[Tensor], Tensor]:
     """int64 (B,) -> a function of row numbers (N,) that returns (N,) in [0, 1), other numbers at each call. Sentence i
     has the rows from i * samples to (i + 1) * samples - 1."""

@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 LENGTH_STEP = 8  # lengths are padded to a multiple of this
 Shape = tuple[int, int, int]  # B, S, T
-Passes = Callable[[Batch, Tensor | int, int, float], Value]
-"""A batch on the device, the target tokens to divide by (a number or ()), the number of the update, mean target tokens
-per sentence -> the batch's value; adds to the parameters' gradients."""
+Passes = Callable[[Batch, Tensor | int, int], Value]
+"""A batch on the device, the target tokens to divide by (a number or ()), the number of the update -> the batch's
+value; adds to the parameters' gradients."""
 
 
 def padded_shape(batch: Batch) -> Shape:
@@ -127,7 +127,7 @@ class Recording(NamedTuple):
     def make(cls, passes: Passes, batch: Batch, step: int, recorder: Recorder) -> Self:
         """Record the passes for batches of this one's shape, in this update and later ones."""
         tokens = torch.ones((), device=batch.source.device)
-        value, launch = recorder.record(lambda: passes(batch, tokens, step, 1.0))
+        value, launch = recorder.record(lambda: passes(batch, tokens, step))
         return cls(batch, tokens, value, launch)
 
     def __call__(self, batch: Batch, tokens: int) -> Value:
@@ -189,7 +189,7 @@ class GraphedPasses:
         return self._run(batch, tokens, step)
 
     def _run(self, batch: Batch, tokens: int, step: int) -> Value:
-        value = self.passes(batch, tokens, step, 1.0)
+        value = self.passes(batch, tokens, step)
         if not self.gradients:
             used = [parameter for parameter in self.parameters if parameter.grad is not None]
             self.gradients = {parameter: torch.zeros_like(parameter) for parameter in used}
@@ -197,7 +197,7 @@ class GraphedPasses:
 
     def _record(self, shape: Shape, batch: Batch, tokens: int, step: int) -> Value:
         """The value of a batch, whose passes are recorded for the next ones of its shape."""
-        value = self.recorder.compute(lambda: self.passes(batch, tokens, step, 1.0))
+        value = self.recorder.compute(lambda: self.passes(batch, tokens, step))
         try:
             self.recordings[shape] = Recording.make(self.passes, batch, step, self.recorder)
             if len(self.recordings) == self.limit:

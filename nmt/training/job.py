@@ -31,7 +31,7 @@ from nmt.training.corpus_report import log_corpus_report, report_round_trips
 from nmt.training.journal import Journal, SilentJournal, record_outcome, save_figures
 from nmt.training.run_log import log_of_others, log_to_file
 from nmt.training.start import Start, load_start, load_teachers
-from nmt.training.trackers import TENSORBOARD, Background, check_packages, open_trackers
+from nmt.training.trackers import Tracker, check_packages, close_trackers, open_trackers, writes_tensorboard
 from nmt.training.trainer import Observer, Pruned, Trainer
 from nmt.training.validation import Scoring, pick_samples
 from nmt.translator import Translator
@@ -172,16 +172,17 @@ def _log_model(setup: TrainingSetup) -> None:
 
 def _train(setup: TrainingSetup) -> int:
     config, run, _, _, trainer = setup
-    trackers, status = open_trackers(config, run) if trainer.group.is_main else [], 1
+    trackers: list[Tracker] = []
+    trainer.group.on_main(lambda: trackers.extend(open_trackers(config, run)))
+    status = 1
     try:
         status = _train_and_evaluate(setup, trackers)
     finally:
-        for tracker in trackers:
-            tracker.close(finished=status == 0)
+        close_trackers(trackers, finished=status == 0)
     return status
 
 
-def _train_and_evaluate(setup: TrainingSetup, trackers: Sequence[Background]) -> int:
+def _train_and_evaluate(setup: TrainingSetup, trackers: Sequence[Tracker]) -> int:
     config, run, prepared, scoring, trainer = setup
     group = trainer.group
     if group.everywhere(trainer.resume):
@@ -189,7 +190,7 @@ def _train_and_evaluate(setup: TrainingSetup, trackers: Sequence[Background]) ->
         if trainer.schedule_has_moved and config.schedule.kind == "cosine" and trainer.step < trainer.total_steps:
             log.warning("the number of updates has changed, and the cosine schedule with it: the learning rate jumps")
     status: dict[str, str] = {}
-    tensorboard = TENSORBOARD in config.logger
+    tensorboard = writes_tensorboard(config.logger)
     journal = partial(Journal, run, tensorboard, trackers) if group.is_main else SilentJournal
     try:
         with logging_redirect_tqdm([logging.getLogger("nmt")]):
@@ -216,7 +217,7 @@ def _train_and_evaluate(setup: TrainingSetup, trackers: Sequence[Background]) ->
 
 
 def _finish(
-    run: RunDirectory, step: int, splits: Iterable[str], tensorboard: bool, trackers: Sequence[Background]
+    run: RunDirectory, step: int, splits: Iterable[str], tensorboard: bool, trackers: Sequence[Tracker]
 ) -> None:
     record_outcome(run, tensorboard, trackers, step, _results(run, splits))
     run.update_json(run.manifest, {"status": FINISHED})

@@ -18,7 +18,7 @@ from nmt.report.heatmap import draw_alignment, save, to_array
 from nmt.report.tensorboard import TensorBoard
 from nmt.run import RunDirectory
 from nmt.training.best import Average
-from nmt.training.trackers import Background
+from nmt.training.trackers import Tracker
 from nmt.training.validation import Sample
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Journal:
         self,
         run: RunDirectory,
         tensorboard: bool,
-        trackers: Sequence[Background],
+        trackers: Sequence[Tracker],
         logged_step: int,
         validated: int,
         step: int,
@@ -46,7 +46,7 @@ class Journal:
         self._board = None
         if tensorboard:
             self._board = TensorBoard(run.tensorboard, resume_step=logged_step if logged_step >= 0 else None)
-        self._boards: list[TensorBoard | Background] = [*([self._board] if self._board else []), *trackers]
+        self._trackers = trackers
         self._bar = tqdm(
             total=total_steps, initial=step, unit=" steps", disable=None, dynamic_ncols=True, smoothing=0.05
         )
@@ -110,15 +110,14 @@ class Journal:
         )
 
     def samples(self, step: int, rows: Sequence[Sample]) -> None:
-        """Record source, reference and translation as text, attention and saliency as pictures."""
+        """Record source, reference and translation as text, attention and saliency as pictures, in TensorBoard."""
+        if not (self._board and rows):
+            return
         table = [(row.source, row.reference, row.translation.text) for row in rows]
-        for board in self._boards if table else ():
-            board.samples("validation/samples", table, step)
+        self._board.samples("validation/samples", table, step)
         for number, row in enumerate(rows, 1):
             for kind, figure in sample_figures(row, f"step {step}").items():
-                array = to_array(figure)
-                for board in self._boards:
-                    board.image(f"{kind}/{number}", array, step)
+                self._board.image(f"{kind}/{number}", to_array(figure), step)
 
     def positions(self, step: int, positions: Positions | None) -> None:
         """Record histograms of the positions that a hard attention selected, and of their steps, in TensorBoard."""
@@ -153,15 +152,17 @@ class Journal:
     ) -> None:
         """`extra`: values for metrics.jsonl only, with their full names."""
         named = {f"{kind}/{name}": value for name, value in values.items() if name != "seconds_left"}
-        for board in self._boards:
-            board.scalars(step, named)
+        if self._board:
+            self._board.scalars(step, named)
+        for tracker in self._trackers:
+            tracker.scalars(step, named)
         line = {"step": step, "epoch": round(epoch, 4), "time": round(time.time(), 3), **named, **(extra or {})}
         with self._metrics.open("a", encoding="utf-8") as file:
             file.write(to_json(line) + "\n")
 
 
 def record_outcome(
-    run: RunDirectory, tensorboard: bool, trackers: Sequence[Background], step: int, scores: Mapping[str, float]
+    run: RunDirectory, tensorboard: bool, trackers: Sequence[Tracker], step: int, scores: Mapping[str, float]
 ) -> None:
     """Record the scores of a run that has ended at `step`."""
     # At a step after all others, so that a run that is made longer removes its old results.
@@ -169,7 +170,7 @@ def record_outcome(
         with TensorBoard(run.tensorboard, resume_step=step) as board:
             board.outcome(step + 1, scores)
     for tracker in trackers:
-        tracker.outcome(step + 1, scores)
+        tracker.scalars(step + 1, scores)
 
 
 class SilentJournal(Journal):

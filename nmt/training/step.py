@@ -34,7 +34,6 @@ class GlobalBatch(NamedTuple):
     """A batch that several processes share."""
 
     tokens: int  # target tokens
-    sentences: int
     counts: bool = True  # False on a process for which no sentence is left; it repeats one, which does not count
 
 
@@ -141,8 +140,7 @@ class Updater:
         Raises OutOfMemory, on all processes, if a part does not fit on one of them. Then nothing has changed.
         """
         if global_batch is None:
-            tokens = sum(batch.target_tokens for batch in batches)
-            global_batch = GlobalBatch(tokens, sum(len(batch.indices) for batch in batches))
+            global_batch = GlobalBatch(sum(batch.target_tokens for batch in batches))
         if self.graphed is None:
             self.optimizer.zero_grad(set_to_none=True)
         else:
@@ -180,17 +178,17 @@ class Updater:
         graphed = self.graphed if self.objective.can_be_recorded(step) else None
         for batch in batches:
             if graphed is None:
-                value = self._passes(batch.to(self.machine.device), tokens, step, tokens / global_batch.sentences)
+                value = self._passes(batch.to(self.machine.device), tokens, step)
             else:
                 value = graphed(batch, tokens, step)
             total += value.total
             terms = {name: terms[name] + term if terms else term for name, term in value.terms.items()}
         return terms
 
-    def _passes(self, batch: Batch, tokens: Tensor | int, step: int, tokens_per_sentence: float) -> Value:
+    def _passes(self, batch: Batch, tokens: Tensor | int, step: int) -> Value:
         """The forward and the backward pass of a batch on the device, with the gradient divided by `tokens`."""
         with self.machine.autocast():
-            value = self.objective(batch, step, tokens_per_sentence)
+            value = self.objective(batch, step)
         torch.autograd.backward(self.scaler.scale(value.total / tokens))
         return value._replace(total=value.total.detach())
 

@@ -141,7 +141,7 @@ class Trainer:
         processes, own, global_batch = self.group.size, self.group.share(indices), None
         if processes > 1:
             tokens = self.train_batches.target_tokens(indices, self.epoch)
-            global_batch = GlobalBatch(tokens, len(indices), counts=len(own) > 0)
+            global_batch = GlobalBatch(tokens, counts=len(own) > 0)
 
         def attempt(parts: int) -> Update:
             seed_draws(self.config.seed, self.step, self.group.rank)

@@ -407,6 +407,7 @@ def test_resume_by_run_where_the_corpus_has_moved(home: Path) -> None:
 MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-train", "trainig.max_steps=3"], "trainig.max_steps: unknown key; did you mean 'training.max_steps'?"),
     (["nmt-train", "+foo=3"], "foo: unknown key"),
+    (["nmt-export", "run={run}", "output=x", "format=onnx"], "format: the export to ONNX was removed; leave it out"),
     (["nmt-train", "training.max_steps=many"], "training.max_steps=many: input should be a valid integer"),
     (["nmt-train", "attention=bahdanaw"], "attention=bahdanaw: not one of bahdanau, chorowski, coverage, entmax, "),
     (
@@ -465,10 +466,18 @@ MISTAKES: list[tuple[list[str], str]] = [
     ),
     (["nmt-train", "attention=luong_location", "attention/projection=heads"], "score.kind=location does not read them"),
     (["nmt-train", "attention=hard", "training.r_drop=5"], "training.r_drop=5.0 compares two passes"),
-    (["nmt-train", "objective=minimum_risk", "training.r_drop=5"], "training.r_drop=5.0 is for objective=likelihood"),
-    (["nmt-train", "attention=hard", "objective=minimum_risk"], "objective.kind=minimum_risk gives no reward"),
+    (
+        ["nmt-train", "objective=distillation", "objective.teachers={run}", "training.r_drop=5"],
+        "training.r_drop=5.0 is for objective=likelihood",
+    ),
+    (
+        ["nmt-train", "attention=hard", "objective=distillation", "objective.teachers={run}"],
+        "objective.kind=distillation gives no reward",
+    ),
+    (["nmt-train", "objective=minimum_risk"], "objective=minimum_risk: minimum risk training was removed; use "),
+    (["nmt-train", "objective.kind=minimum_risk"], "objective=minimum_risk: minimum risk training was removed; use "),
     (["nmt-train", "training.scheduled_sampling=2"], "training.scheduled_sampling=2: input should be less than"),
-    (["nmt-train", "objective.samples=4"], "objective.samples: not a key of the chosen objective"),
+    (["nmt-train", "objective.teacher_weight=1"], "objective.teacher_weight: not a key of the chosen objective"),
     (["nmt-train", "attention=hard", "attention.dropout=0.1"], "dropout=0.1 would drop the only position"),
     (["nmt-train", "attention.score.layers=2"], "attention.score.layers: not a key of the chosen attention"),
     (
@@ -599,7 +608,7 @@ def test_help_shows_examples_and_values(command: str, tmp_path: Path) -> None:
         "nmt-evaluate": "split: test                 # test | validation",
         "nmt-translate": "checkpoint: best            # best | last",
         "nmt-compare": "markdown: false             # print the table in Markdown",
-        "nmt-export": "overwrite: false            # replace what exists",
+        "nmt-export": "overwrite: false            # replace an existing file",
         "nmt-serve": "port: 8080                  # 0: any free one",
     }
     assert comment[command] in text

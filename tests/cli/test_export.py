@@ -335,7 +335,7 @@ def test_values_of_this_machine_are_left_out(home: Path) -> None:
     values["training"]["start_from"] = "/home/me/secret/run"
     values["embedding"]["pretrained"] = "/home/me/vectors.txt"
     values["validation"]["comet_model"] = "/home/me/comet/model.ckpt"
-    values["tracking"] |= {"mlflow_uri": "http://me:secret@host", "aim_repo": "/home/me/aim", "wandb_entity": "me"}
+    values["tracking"] |= {"mlflow_uri": "http://me:secret@host", "wandb_entity": "me"}
     shared = shared_config(values)
     assert shared["data"]["train"] == ["train"]
     assert shared["data"]["cache_dir"] == "~/.cache/nmt"

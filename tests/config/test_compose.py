@@ -9,8 +9,17 @@ from conftest import TINY, values_of
 
 from nmt.cli.help import SET_BY_SIZE, known_keys
 from nmt.config import schema
-from nmt.config.compose import flatten, load_config, load_values, save_values, validated, validated_union, with_values
-from nmt.config.errors import OTHER_NAMES, UserError, format_value, nearest, nearest_key
+from nmt.config.compose import (
+    config_dir,
+    flatten,
+    load_config,
+    load_values,
+    save_values,
+    validated,
+    validated_union,
+    with_values,
+)
+from nmt.config.errors import OTHER_NAMES, REMOVED, UserError, format_value, nearest, nearest_key
 from nmt.config.overrides import override_values, user_path
 
 
@@ -56,6 +65,9 @@ def error(values: dict[str, Any]) -> str:
         ("data.kind", None, ["data.kind", "demo, files, hub"]),
         ("optimizer.betas", [0.9], ["optimizer.betas"]),
         ("seed", -1, ["seed=-1", "greater than or equal to 0"]),
+        ("objective", {"kind": "minimum_risk", "samples": 16}, ["objective=minimum_risk: ", "was removed; use"]),
+        ("logger", ["tensorboard", "aim"], ["logger=aim: Aim was removed; use tensorboard"]),
+        ("tracking.aim_repo", "/runs", ["tracking.aim_repo: Aim was removed"]),
     ],
 )
 def test_a_wrong_value_is_one_line(values: dict[str, Any], key: str, value: object, parts: list[str]) -> None:
@@ -187,6 +199,14 @@ def test_a_saved_value_that_is_wrong_is_told_with_its_file(values: dict[str, Any
         load_config(path)
 
 
+def test_a_removed_key_without_a_value_does_not_matter(values: dict[str, Any], tmp_path: Path) -> None:
+    """Each saved run has the keys of all that it did not use."""
+    for name in REMOVED:
+        values = values if "=" in name else with_values(values, {name: None})
+    save_values(tmp_path / "config.yaml", values)
+    assert load_config(tmp_path / "config.yaml") == validated(schema.TrainConfig, values_of("train", TINY))
+
+
 @pytest.mark.parametrize("text", ["- a list", "a: [", "a: !!python/object/apply:os.getcwd []", "\x00"])
 def test_a_broken_or_hostile_file_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
@@ -248,6 +268,13 @@ def test_other_names_are_those_of_keys_that_exist() -> None:
     known = {*known_keys("train"), *known_keys("evaluate"), "hydra.run.dir"}
     assert OTHER_NAMES.keys() <= known
     assert not {key.rpartition(".")[2] for key in known} & set(" ".join(OTHER_NAMES.values()).split())
+
+
+def test_what_was_removed_is_gone() -> None:
+    choices = {f"{path.parent.name}={path.stem}" for path in config_dir().rglob("*.yaml")}
+    for name in REMOVED:
+        assert name not in choices
+        assert not any(name in known_keys(command) for command in ("train", "evaluate", "translate", "export"))
 
 
 def test_overrides_are_read_as_plain_values() -> None:

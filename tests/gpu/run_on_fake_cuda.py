@@ -96,7 +96,7 @@ def recorded_transfers(mode: FakeCUDA, config: schema.TrainConfig, machine: Mach
         tokens = torch.ones((), device=CUDA)
         mode.transfers.clear()
         mode.waits.clear()
-        updater._passes(on_device, tokens, LATE, 1.0)
+        updater._passes(on_device, tokens, LATE)
     return [*mode.transfers, *mode.waits]
 
 

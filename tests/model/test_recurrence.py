@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nmt.model.cells import CellState, Recurrent, layer_weights
+from nmt.model.cells import CellState, Recurrent
 from nmt.model.recurrence import _loop, _run_torch
 
 B, T, SIZE, H = 4, 6, 3, 5
@@ -52,23 +52,3 @@ def test_dropout_between_layers_only_in_training() -> None:
     assert not torch.equal(first, second)
     rnn.eval()
     torch.testing.assert_close(_loop(rnn, inputs, None, None)[0], _run_torch(rnn, inputs, None, None)[0])
-
-
-@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
-def test_programs_for_other_runtimes_zone_out_as_well(kind: type[Recurrent]) -> None:
-    """In evaluation too, zoneout mixes each state with the one before."""
-
-    class Encoder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rnn = kind(SIZE, H, batch_first=True, bidirectional=True)
-
-        def forward(self, inputs: Tensor, lengths: Tensor) -> Tensor:
-            return _loop(self.rnn, inputs, lengths, None, [layer_weights(self.rnn, 0)._replace(zoneout=0.3)])[0]
-
-    encoder, given = Encoder().eval(), (torch.randn(B, T, SIZE), torch.tensor([6, 1, 4, 6]))
-    with torch.no_grad():
-        exported = torch.export.export(encoder, given, strict=False).module()
-        torch.testing.assert_close(exported(*given), encoder(*given))
-        without = _loop(encoder.rnn, *given, None)[0]
-    assert (encoder(*given) - without).abs().max() > 0.01

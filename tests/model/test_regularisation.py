@@ -384,19 +384,6 @@ def test_the_loop_of_an_lstm_with_everything_keeps_to_its_device(monkeypatch: py
         assert {part.device.type for part in (outputs, *final.hidden, *final.memory)} == {"meta"}
 
 
-def test_rows_of_a_batch_keep_their_masks() -> None:
-    rnn = network(nn.GRU, 2, dropout=0.5)
-    weights = made(rnn, variational=True, recurrent_dropout=0.5, transition_depth=1).prepare(rnn, B)[1]
-    chosen = weights.select(torch.tensor([2, 0, 2]))
-    (transition,), (of_chosen,) = weights.transitions, chosen.transitions
-    assert transition.hidden_mask is not None
-    assert of_chosen.hidden_mask is not None
-    assert torch.equal(of_chosen.hidden_mask, transition.hidden_mask[[2, 0, 2]])
-    for name in ("input_mask", "hidden_mask"):
-        assert torch.equal(getattr(chosen, name), getattr(weights, name)[[2, 0, 2]])
-    assert chosen.weight_hh is weights.weight_hh
-
-
 @BOTH
 def test_bf16_stays_near_fp32(bidirectional: bool) -> None:
     for kind in KINDS:

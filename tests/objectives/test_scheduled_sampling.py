@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, Batches
 from nmt.data.prepare import prepare
@@ -114,8 +113,3 @@ def test_at_zero_there_is_one_pass(train_config: Config) -> None:
     config = train_config()
     prepared = prepare(config.data, config.tokenizer)
     assert Objective(new_model(config, prepared.tokenizers), config, prepared.tokenizers.target).scheduled is None
-
-
-def test_with_minimum_risk_it_is_refused(train_config: Config) -> None:
-    with pytest.raises(UserError, match=r"training\.scheduled_sampling=0\.5 is for objective=likelihood; .* to 0"):
-        train_config("objective=minimum_risk", "training.scheduled_sampling=0.5")

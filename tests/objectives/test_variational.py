@@ -132,7 +132,6 @@ def test_sampling_adds_a_loss_of_the_inference_network_alone(train_config: Confi
     [
         (["attention=variational", "attention/normalizer=sparsemax"], "needs the logarithms of the distribution"),
         (["attention=variational", "training.r_drop=1"], "compares two passes"),
-        (["attention=marginal", "objective=minimum_risk"], "does not sum over the positions"),
         (["attention=marginal", "attention/projection=heads"], "sums over the position of one attention"),
         (["attention=monotonic", "attention/alignment=marginal"], "needs a distribution over positions"),
         (["attention=mocha", "attention/alignment=sampled"], "needs a distribution over positions"),

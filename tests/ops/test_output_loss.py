@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nmt.objectives.minimum_risk import log_likelihood
 from nmt.objectives.token_losses import distillation, likelihood, r_drop
 from nmt.ops import output_loss as module
 from nmt.ops.output_loss import Criterion, OutputLoss, most_probable, output_loss
@@ -107,18 +106,6 @@ def test_terms_are_by_position_and_zero_on_padding(chunk: int, part: int, monkey
     torch.testing.assert_close(terms["loss"], expected.detach(), rtol=1e-12, atol=1e-12)
     assert not terms["smoothed_loss"][right == PAD].any()
     assert not any(term.requires_grad for term in terms.values())
-
-
-@pytest.mark.parametrize(("chunk", "part"), CHUNKS)
-def test_log_likelihood_and_its_factors(chunk: int, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHUNK_NUMBERS", chunk)
-    monkeypatch.setattr(module, "CPU_NUMBERS", part)
-    operands, right, factors = tensors(), targets(), torch.randn(N, dtype=torch.float64)
-    everywhere = torch.ones(N, dtype=torch.bool)
-    log_probs = F.linear(*operands)[0].log_softmax(-1).gather(1, right[:, None])[:, 0]
-    loss = output_loss(*operands, everywhere, log_likelihood, right, factors)
-    assert_same(loss, factors @ log_probs, operands)
-    torch.testing.assert_close(loss.terms["log_likelihood"], log_probs.detach(), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,6 @@ def test_a_coverage_loss_is_recorded_once_it_has_started(train_config: Config) -
         ("attention=luong_dot training.scheduled_sampling=0.3", False),
         ("attention=hard attention.alignment.baseline=learned", False),
         ("attention=variational attention.alignment.estimator=sample", False),
-        ("objective=minimum_risk training.start_from=run", False),
     ],
 )
 def test_draws_of_sentences_and_other_passes_are_not_recorded(

@@ -155,7 +155,7 @@ def test_a_signal_saves_and_the_run_goes_on_as_if_nothing_had_been(
 @pytest.mark.parametrize(
     "objective",
     [
-        ["objective=minimum_risk", "objective.samples=3", "training.batch_sentences=8"],
+        ["attention=hard", "training.batch_sentences=8"],
         ["training.r_drop=5", "training.scheduled_sampling=0.5", "training.scheduled_sampling_steps=4"],
     ],
 )
@@ -178,7 +178,6 @@ def test_every_objective_goes_on_in_the_same_bits(
     assert same_weights(state(tmp_path / "stopped"), state(tmp_path / "whole"))
     assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
     (logged, *_) = [line for line in metrics(tmp_path / "whole") if "train/loss" in line]
-    assert ("train/risk" in logged) == (config.objective.kind == "minimum_risk")
     assert ("train/r_drop_loss" in logged) == (config.training.r_drop > 0)
 
 

@@ -86,9 +86,6 @@ class TrainConfig(Model, Machine):
         if self.validation.comet_model.endswith(CHECKPOINT):
             path = _absolute(self.validation.comet_model)
             sections["validation"] = self.validation.model_copy(update={"comet_model": path})
-        if self.tracking.aim_repo is not None and "://" not in self.tracking.aim_repo:
-            path = _absolute(self.tracking.aim_repo)
-            sections["tracking"] = self.tracking.model_copy(update={"aim_repo": path})
         return self.model_copy(update={**sections, "run": None})
 
     def conflicts(self) -> Iterator[str]:
@@ -170,25 +167,15 @@ class TrainConfig(Model, Machine):
                 f"attention.alignment.kind={alignment} trains on different positions; set it to 0, or use "
                 "attention/alignment=expected"
             )
-        if kind in {"minimum_risk", "distillation"} and alignment == "sampled":
+        if kind == "distillation" and alignment == "sampled":
             yield (
                 f"objective.kind={kind} gives no reward to the positions that attention.alignment.kind=sampled "
                 "samples; use objective=likelihood, or attention/alignment=straight_through"
             )
-        if kind == "minimum_risk" and alignment in {"marginal", "variational", "posterior"}:
+        if kind != "likelihood" and self.training.r_drop:
             yield (
-                "objective.kind=minimum_risk does not sum over the positions of "
-                f"attention.alignment.kind={alignment}; use objective=likelihood, or attention/alignment=expected"
-            )
-        unfit = {"minimum_risk": ("r_drop", "scheduled_sampling"), "likelihood": ()}
-        for key in unfit.get(kind, ("r_drop",)):
-            if value := getattr(self.training, key):
-                yield f"training.{key}={value} is for objective=likelihood; with objective.kind={kind} set it to 0"
-        if kind == "minimum_risk" and self.tokenizer.sampling_by_side[1]:
-            yield (
-                f"tokenizer.sampling={self.tokenizer.sampling} samples segmentations of references, but "
-                "objective.kind=minimum_risk compares translations with a fixed one; use "
-                "tokenizer.sampling_sides=source, or set it to 0"
+                f"training.r_drop={self.training.r_drop} is for objective=likelihood; with objective.kind={kind} set "
+                "it to 0"
             )
 
 

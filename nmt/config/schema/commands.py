@@ -121,7 +121,6 @@ class ExportConfig(Section):
 
     run: Paths
     output: PathName
-    format: Literal["archive", "onnx"]
     checkpoint: Literal["best", "last"]
     license: Name | None
     sentence: Names | None
@@ -134,10 +133,6 @@ class ExportConfig(Section):
                 f"run=[{','.join(self.run)}]: an archive holds one model; export each run, and translate with all "
                 "archives: run=[A.nmt,B.nmt]"
             )
-        unused = {"license": self.license, "sentence": self.sentence, "held_out": self.held_out}
-        for key, value in unused.items() if self.format == "onnx" else ():
-            if value:
-                yield f"{key} is for format=archive, which has a model card and text; leave it out"
 
 
 Metric = Literal["bleu", "chrf", "ter", "comet"]

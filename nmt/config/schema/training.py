@@ -1,12 +1,10 @@
 """Objective, optimizer, schedule, training, validation."""
 
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
 from nmt.config.schema.base import (
-    AtLeastOne,
     Count,
     CountOrZero,
     Epsilon,
@@ -25,26 +23,13 @@ class Likelihood(Section):
     kind: Literal["likelihood"]
 
 
-class MinimumRisk(Section):
-    kind: Literal["minimum_risk"]
-    samples: Annotated[int, Field(gt=0, le=10_000)]  # each is as large as a batch
-    reference: bool
-    sharpness: Positive
-    likelihood_weight: NonNegative
-    max_ratio: AtLeastOne
-
-    def conflicts(self) -> Iterator[str]:
-        if self.samples == 1 and not self.reference:
-            yield "samples=1 leaves one candidate, whose risk is constant; set samples=2 or reference=true"
-
-
 class Distillation(Section):
     kind: Literal["distillation"]
     teachers: Paths
     teacher_weight: Annotated[float, Field(gt=0.0, le=1.0)]
 
 
-Objective = Annotated[Likelihood | MinimumRisk | Distillation, Field(discriminator="kind")]
+Objective = Annotated[Likelihood | Distillation, Field(discriminator="kind")]
 
 
 class Adam(Section):
@@ -140,7 +125,7 @@ class Training(Section):
     average_best: Count
 
 
-Logger = Literal["tensorboard", "wandb", "mlflow", "aim"]
+Logger = Literal["tensorboard", "wandb", "mlflow"]
 Loggers = Annotated[list[Logger], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 
 
@@ -148,7 +133,6 @@ class Tracking(Section):
     project: Name
     wandb_entity: Name | None
     mlflow_uri: Name | None
-    aim_repo: Name | None
 
 
 class Validation(Section):
