@@ -97,6 +97,30 @@ def test_a_large_beam_finds_the_best_that_meets_all(penalty: LengthPenalty) -> N
         assert [hypothesis.score for hypothesis in nbest] == pytest.approx([score for _, score in best], abs=1e-5)
 
 
+def gaps(beam: int, slots: int) -> np.ndarray:
+    """How much less probable the found translation is than the best one that meets all, in nats, over all cases of some
+    models; with so many slots for each bank beside the beam."""
+    found = []
+    for seed, phrases in itertools.product(range(10), filter(None, CASES)):
+        best = max(log_prob for tokens, log_prob in hypotheses(seed) if meets(tokens, phrases))
+        size = beam + slots * (sum(map(len, phrases)) + 1)
+        ((result,),) = search(Toy(seed, VOCABULARY), Limits(0, [6]), [phrases], size, sentences=[0])
+        found.append(best - result.log_prob)
+    return np.array(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beam", [3, 6])
+def test_a_slot_for_each_bank_closes_most_of_the_gap(beam: int) -> None:
+    """The figures of docs/translating.md."""
+    present, with_slots = gaps(beam, 0), gaps(beam, 1)
+    for name, measured in (("beam", present), ("with a slot for each bank", with_slots)):
+        optimal = (measured < 1e-4).mean()
+        print(f"{beam} {name}: {optimal:.3f} optimal, mean {measured.mean():.3f}, largest {measured.max():.2f}")
+    assert with_slots.mean() < 0.4 * present.mean()
+    assert (with_slots < 1e-4).mean() > (present < 1e-4).mean() + 0.1
+
+
 @pytest.mark.parametrize("beam", [1, 2, 5])
 @pytest.mark.parametrize("seed", range(4))
 def test_small_beams_meet_all_just_within_the_limit(beam: int, seed: int) -> None:
