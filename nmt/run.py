@@ -148,7 +148,7 @@ class RunDirectory:
             if split.name != "train":
                 self.write_held_out(split.name, prepared.sources(split), split.target.lines(), split.alignments)
         starts = [*manifest.get("starts", []), {**environment(), **start}]
-        record = {"seed": values["seed"], "config": _fixed_digest(values), "data": prepared.report, "starts": starts}
+        record = {"seed": values["seed"], "config": _fixed(values), "data": prepared.report, "starts": starts}
         self.update_json(self.manifest, record)
 
     def first_start(self) -> dict[str, Any]:
@@ -268,11 +268,13 @@ class RunDirectory:
                 f"{self.path}: holds a run of another configuration ({key} is {saved} there, {new} here{more}); "
                 f"choose another hydra.run.dir, or resume the run with {for_shell('run', self.path)}"
             )
-        if self.read_manifest().get("config", _fixed_digest(values)) != _fixed_digest(values):
-            raise UserError(
-                f"{self.config}: was edited after the run began; undo that, or start a new run (only these keys may "
-                f"change: {', '.join(sorted(CHANGEABLE - {'run'}))})"
-            )
+        begun, now = self.read_manifest().get("config"), dict(flatten(values))
+        for key, value in begun.items() if isinstance(begun, dict) else ():
+            if now.get(key) != value:
+                raise UserError(
+                    f"{self.config}: {key} was {value} when the run began, {now.get(key)} now; undo this edit, or "
+                    f"start a new run (only {', '.join(sorted(STOPPING))}, paths and what changes no result may differ)"
+                )
 
 
 def _differences(saved: Mapping[str, Any], new: Mapping[str, Any], ignored: set[str]) -> dict[str, tuple[Any, Any]]:
@@ -282,9 +284,9 @@ def _differences(saved: Mapping[str, Any], new: Mapping[str, Any], ignored: set[
     return {key: (old, new) for key, (old, new) in values.items() if old != new}
 
 
-def _fixed_digest(values: Mapping[str, Any]) -> str:
-    """A digest of the values that must not change while a run is trained."""
-    return digest({key: value for key, value in flatten(values) if key not in CHANGEABLE})
+def _fixed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that must not change while a run is trained, by key."""
+    return {key: value for key, value in flatten(values) if key not in CHANGEABLE}
 
 
 def runs_below(folder: Path) -> list[Path]:

@@ -14,7 +14,7 @@ import pytest
 from nmt.config.compose import save_values
 from nmt.config.errors import UserError
 from nmt.files import read_lines, write_lines
-from nmt.run import CHANGEABLE, RunDirectory, _fixed_digest, read_json
+from nmt.run import CHANGEABLE, RunDirectory, _fixed, read_json
 
 SECTIONS: dict[str, object] = {name: {} for name in ("attention", "decoder", "encoder", "tokenizer")}
 VALUES = {**SECTIONS, "seed": 1, "optimizer": {"lr": 4}, "training": {"max_steps": 3}}
@@ -99,11 +99,11 @@ def test_a_configuration_edited_between_two_starts_is_refused(tmp_path: Path) ->
     (run.checkpoints / "last.pt").write_bytes(b"")
     values = VALUES | {"seed": 1, "training": {"max_epochs": 3}}
     save_values(run.config, values)
-    run.update_json(run.manifest, {"config": _fixed_digest(values)})
+    run.update_json(run.manifest, {"config": _fixed(values)})
     run.check(values | {"training": {"max_epochs": 5}})
     edited = values | {"seed": 2}
     save_values(run.config, edited)
-    with pytest.raises(UserError, match=r"config\.yaml: was edited after the run began.*training\.max_epochs"):
+    with pytest.raises(UserError, match=r"config\.yaml: seed was 1 when the run began, 2 now; .*training\.max_epochs"):
         run.check(edited)
 
 

@@ -67,8 +67,14 @@ class TensorBoard:
         self._write("add_image", tag, array, step, dataformats="HWC")
 
     def choices(self, values: Mapping[str, str | float | bool | None]) -> None:
-        """Add the run's hyperparameters for the HPARAMS tab, which finds their columns from all runs it shows."""
-        named = {key: "null" if value is None else value for key, value in values.items()}
+        """Add the run's hyperparameters for the HPARAMS tab, which finds their columns from all runs it shows.
+
+        Numbers stay numbers; other values stand as a user types them, since TensorBoard would show true as 1.0.
+        """
+        words = {None: "null", True: "true", False: "false"}
+        named = {
+            key: words[value] if value is None or isinstance(value, bool) else value for key, value in values.items()
+        }
         _, start, _ = self._hparams(named, {})  # the first part describes the columns by this run alone
         with named_errors(self._directory):
             self._writer.file_writer.add_summary(start)

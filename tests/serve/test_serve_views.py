@@ -179,6 +179,53 @@ def test_steering_a_search(page: Page) -> None:
     assert not page.find(".steerings li, .cells .steered, .translation mark")
 
 
+def test_what_steers_the_list_can_be_undone_while_a_given_translation_is_shown(page: Page) -> None:
+    page.cell(1, 9).click()
+    page.wait(lambda: page.best() == TRANSLATION.replace("homme", "chien"))
+    page.one("#own").send_keys("un chien")
+    page.wait(lambda: page.texts(".labels.rows text") == ["▁un", "▁chien", "</s>"])
+    assert page.texts(".steerings li span") == ["step 2: ▁chien attends to ▁dog"]
+    page.one(".steerings li button").click()
+    page.wait(lambda: page.best() == TRANSLATION)
+    assert not page.find(".steerings li")
+
+
+def test_side_by_side_says_that_it_is_not_steered(page: Page) -> None:
+    page.one("#tab-compare").click()
+    assert not page.one("#compare-steered").is_displayed()
+    page.one("#tab-alignment").click()
+    page.cell(1, 9).click()
+    page.wait(lambda: page.find(".steerings li"))
+    page.one("#tab-compare").click()
+    assert page.one("#compare-steered").is_displayed()
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+@pytest.mark.parametrize("words", [4, 84])
+def test_both_pictures_have_room(served: Page, width: int, words: int) -> None:
+    served.open(width=width, text=" ".join(["dog", "man", "hat", "red"] * (words // 4)))
+    served.wait(lambda: served.find("[role=gridcell]"))
+    room = served.js("return document.getElementById('pictures').clientWidth")
+    heatmap, links = (served.one(f"#{name}").size["width"] for name in ("heatmap", "links"))
+    assert links >= min(260, room)
+    beside = served.one("#heatmap").location["y"] == served.one("#links").location["y"]
+    assert heatmap + links > 0.9 * room if beside else links == room
+
+
+def test_examples_are_whole_and_figures_apart(page: Page) -> None:
+    box = "const [box] = arguments; return box.scrollHeight <= box.clientHeight"
+    page.one("#examples-box summary").click()
+    assert page.js(box, page.one("#examples"))
+    page.one("#tab-beam").click()
+    page.wait(lambda: page.find(".tree .node"))
+    gaps = page.js(
+        "return [...document.querySelectorAll('.tree .node')].map(node => {"
+        "const [score, share] = [...node.querySelectorAll('.score')].map(each => each.getBoundingClientRect());"
+        "return share.left - score.right})"
+    )
+    assert min(gaps) >= 6
+
+
 def test_steerings_end_with_the_text(page: Page) -> None:
     page.cell(1, 9).click()
     page.wait(lambda: page.find(".steerings li"))

@@ -454,7 +454,7 @@ def test_tensorboard_knows_what_was_chosen_and_what_came_of_it(train_config: Con
     from tensorboard.plugins.hparams import metadata
 
     run = tmp_path / "run"
-    overrides = ["optimizer.lr=0.01", "seed=3", "device=cpu", "attention/score=dot"]
+    overrides = ["optimizer.lr=0.01", "seed=3", "device=cpu", "attention/score=dot", "decoder.residual=false"]
     choices = {"attention": "luong_general", "attention/window": "global"}
     assert train(train_config("optimizer.lr=0.01", "seed=3", "training.max_steps=3"), run, overrides, choices) == 0
     events = EventAccumulator(str(run / "tensorboard"))
@@ -464,6 +464,7 @@ def test_tensorboard_knows_what_was_chosen_and_what_came_of_it(train_config: Con
     assert {name: value.string_value or value.number_value for name, value in told.items()} == {
         "attention": "luong_general",
         "attention/score": "dot",
+        "decoder.residual": "false",
         "optimizer.lr": 0.01,
         "seed": 3.0,
     }

@@ -170,8 +170,9 @@ export class Alignment {
     byId("notice").hidden = true;
     byId("pictures").hidden = false; // before they are measured
     this.#heatmap.show(this.#view);
-    const beside = state.pictures === "both" && matchMedia("(min-width: 60rem)").matches;
-    this.#links.show(this.#view, beside ? this.#heatmap.rows : undefined);
+    this.#links.clear();
+    const [above, besideIt] = ["heatmap", "links"].map((id) => byId(id).getBoundingClientRect().top);
+    this.#links.show(this.#view, state.pictures === "both" && above === besideIt ? this.#heatmap.rows : undefined);
     byId("scale").replaceChildren(legend(scale, legendLevels(scale.signed), colourOf));
     this.#light(null, null);
     return undefined;

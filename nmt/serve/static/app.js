@@ -72,13 +72,21 @@ function render() {
   showProbabilities(byId("own-probabilities"), session.own, state.unit);
   byId("copy").disabled = !found?.hypotheses.length;
   Object.assign(byId("show-own"), { disabled: !session.own, checked: shown === "own" });
-  showSteerings(byId("steerings"), session.steering[shown], {
-    tokens: hypothesis?.tokens ?? [],
-    sourceTokens: hypothesis?.source_tokens ?? [],
-    before: shown === "found" ? session.before : null,
-    remove: (step) => session.unsteer(step),
-    clear: () => session.unsteerAll(),
+  // The list found stays steered while one's own translation is looked at; undoing that shows the list again.
+  const place = session.steering[shown].size ? shown : "found";
+  const steered = place === shown ? hypothesis : found?.hypotheses[session.selected];
+  const undo = (action) => {
+    session.shown = place;
+    action();
+  };
+  showSteerings(byId("steerings"), session.steering[place], {
+    tokens: steered?.tokens ?? [],
+    sourceTokens: steered?.source_tokens ?? [],
+    before: place === "found" ? session.before : null,
+    remove: (step) => undo(() => session.unsteer(step)),
+    clear: () => undo(() => session.unsteerAll()),
   });
+  byId("compare-steered").hidden = !session.steering.found.size;
   showView();
 }
 

@@ -2,7 +2,7 @@
 
 import { element, figure, fitted, isolated, label, probability, svg, visible } from "./dom.js";
 
-const [WIDTH, HEIGHT, ACROSS, BETWEEN, TOP] = [92, 38, 42, 8, 34]; // pixels: a node, the gaps, the columns' headings
+const [WIDTH, HEIGHT, ACROSS, BETWEEN, TOP] = [108, 38, 42, 8, 34]; // pixels: a node, the gaps, the columns' headings
 const ROOT = 30; // pixels left of the first column
 const MANY = 600; // nodes: from here on pruned ones are hidden at first
 const FATES = { kept: "kept", ended: "ended", pruned: "pruned" };
