@@ -143,7 +143,9 @@ def test_all_files_say_the_same() -> None:
         "comparison.csv",
         "comparison.json",
         "comparison.md",
+        "differences.csv",
         "index.html",
+        "systems.csv",
     ]
     (found,) = json.loads(Path("out/comparison.json").read_text())["comparisons"]
     systems = found["systems"]
@@ -162,10 +164,60 @@ def test_all_files_say_the_same() -> None:
         assert f"{row['bleu']:.2f}" in markdown
         assert f"{row['bleu']:.2f}" in page
         assert float(run["bleu"]) == row["bleu"]
-        stars = "*" if row["p_randomisation"] is not None and row["p_randomisation"] < 0.05 else ""
-        if row["p_randomisation"] is not None:
-            assert f"{row['p_randomisation']:.4f}{stars}" in printed
+        if row["p"] is not None:
+            assert f"{row['p']:.4f}{'*' if row['p'] < 0.05 else ''}" in printed
+            shown = f"{row['difference']:+.2f} ± {row['difference_ci']:.2f}"
+            assert shown in printed
+            assert shown in markdown
+            assert f"{row['difference']:.2f}" in page
+            assert f"{row['detectable']:.2f}" in page
     assert "from none at least this large" in markdown
+    assert "other seeds may differ more" in printed  # there is one seed each
+    with Path("out/systems.csv").open() as file:
+        by_system = list(csv.DictReader(file))
+    assert [(row["name"], float(row["bleu"]), row["seeds"]) for row in by_system] == [
+        (row["name"], row["bleu"], " ".join(map(str, row["seeds"]))) for row in systems
+    ]
+    assert not {"curve", "bleu_by_length"} & by_system[0].keys()
+    with Path("out/differences.csv").open() as file:
+        differences = list(csv.DictReader(file))
+    assert [(row["system"], row["baseline"], float(row["p"])) for row in differences] == [
+        (row["system"], row["baseline"], row["p"]) for row in found["differences"]
+    ]
+
+
+def test_what_all_pairs_show_is_in_every_file() -> None:
+    for name, steps in {"luong_dot": (20, 25), "bahdanau": (18, 26), "none": (2, 2)}.items():
+        for seed, step in enumerate(steps, 1):
+            make_run(Path(f"{name}{seed}"), worsened(step), f"attention={name}", f"seed={seed}")
+    printed = write_comparison(["*[12]"], Path("out"), baseline="all", **QUICK)
+    (found,) = json.loads(Path("out/comparison.json").read_text())["comparisons"]
+    assert found["baseline"] is None
+    assert len(found["differences"]) == 3
+    assert {row["name"]: row["letters"] for row in found["systems"]} == {"luong_dot": "a", "bahdanau": "a", "none": "b"}
+    assert "Detects a difference between two systems of" in printed
+    assert "one seed each" not in printed
+    markdown, page = Path("out/comparison.md").read_text(), Path("out/index.html").read_text()
+    assert "Systems without a common letter differ." in markdown
+    assert "All pairs (3)" in page
+    for row in found["differences"]:
+        assert f"| {row['difference']:+.2f} ± {row['difference_ci']:.2f}" in markdown
+    with Path("out/systems.csv").open() as file:
+        assert [row["letters"] for row in csv.DictReader(file)] == ["a", "a", "b"]
+
+
+def test_too_small_a_test_set_for_any_number_of_seeds_is_said_plainly() -> None:
+    for name, steps in {"bahdanau": (20, 25), "none": (21, 24)}.items():
+        for seed, step in enumerate(steps, 1):
+            make_run(Path(f"{name}{seed}"), worsened(step), f"attention={name}", f"seed={seed}")
+    write_comparison(["*[12]"], Path("out"), baseline="none", **QUICK)
+    (found,) = json.loads(Path("out/comparison.json").read_text())["comparisons"]
+    (row,) = found["differences"]
+    assert row["seeds_needed"] is None  # JSON has no infinity
+    markdown = Path("out/comparison.md").read_text()
+    assert "seeds needed" in markdown
+    assert "inf" in markdown.partition("bahdanau")[2].splitlines()[0]
+    assert "inf: more seeds alone are not enough, the test set is too small" in markdown
 
 
 def test_a_column_that_nothing_fills_is_left_out() -> None:
@@ -173,8 +225,8 @@ def test_a_column_that_nothing_fills_is_left_out() -> None:
     printed = write_comparison(["a"], Path("out"), **QUICK)
     head = printed.splitlines()[2]
     assert "AER" not in head
-    assert "p boot" not in head
-    assert "tokens/s" in head
+    assert "difference" not in head
+    assert "training time" in head
     assert write_comparison(["a"], Path("out"), markdown=True, **QUICK).splitlines()[2].startswith("|")
 
 
