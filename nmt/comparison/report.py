@@ -1,7 +1,7 @@
 """Gather what is compared, and write the comparison: Markdown, CSV, JSON and a page, beside a published finding."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,10 @@ from nmt.comparison.compare import ALL, compare, find, group
 from nmt.comparison.entry import Entry, HeldOut, find_runs, read_run, read_systems
 from nmt.comparison.finding_report import check_finding, write_finding
 from nmt.comparison.findings import find_finding
+from nmt.comparison.jobs import planned_jobs
 from nmt.comparison.tables import csv_files, text
 from nmt.config.errors import UserError, nearest
+from nmt.config.overrides import user_path
 from nmt.files import to_json, write_atomically
 from nmt.report import table
 from nmt.report.page import page
@@ -59,6 +61,18 @@ def gather(
     return groups
 
 
+def unfinished_sweeps(names: Sequence[str], entries: Iterable[Entry]) -> list[str]:
+    """A sentence for each sweep among the folders named that has fewer runs here than jobs."""
+    runs = [Path(entry.name).resolve() for entry in entries if entry.config]
+    sentences = []
+    for name in names:
+        folder = user_path(name).resolve()
+        done, jobs = sum(folder in run.parents for run in runs), planned_jobs(folder)
+        if done < jobs:
+            sentences.append(f"{name}: unfinished: {jobs - done} of {jobs} runs are missing.")
+    return sentences
+
+
 def write_comparison(
     runs: Sequence[str],
     output: Path,
@@ -89,6 +103,8 @@ def write_comparison(
         compare(members, held_out, split, baseline=base, **settings)
         for (members, held_out), base in zip(groups, bases, strict=True)
     ]
+    missing = unfinished_sweeps(runs, [entry for members, _ in groups for each in members for entry in each.entries])
+    comparisons = [{**comparison, "missing": missing} for comparison in comparisons]
     write_atomically(output / "comparison.json", to_json({"comparisons": comparisons}, indent=1).encode())
     for name, content in csv_files(comparisons).items():
         write_atomically(output / name, content.encode())

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from nmt.comparison.compare import Comparison
+from nmt.config.errors import printable
 from nmt.report import table
 from nmt.report.page import EXPLAINED, EXPLAINED_COLUMNS, NAMES, SIGNIFICANT, power, score_decimals
 from nmt.report.table import Column, decimals
@@ -40,7 +41,12 @@ def text(comparisons: Sequence[Comparison], render: Render, in_full: bool = Fals
         title += "" if metric == "bleu" else f"; ranked by {NAMES[metric]}"
         rows = _system_rows(comparison)
         columns = [column for column in _system_columns(rows, metric) if in_full or column.key not in IN_FULL]
-        parts += [title, render(rows, _with_values(columns, rows)), *([said] if (said := power(comparison)) else [])]
+        parts += [
+            title,
+            *map(printable, comparison["missing"]),
+            render(rows, _with_values(columns, rows)),
+            *([said] if (said := power(comparison)) else []),
+        ]
         if _with_values(EXPLAINED, rows):
             parts += ["what attention explains:", render(rows, _with_values(EXPLAINED_COLUMNS, rows))]
             parts += [EXPLANATION] if in_full else []

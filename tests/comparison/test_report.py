@@ -11,6 +11,7 @@ import pytest
 from forks import call
 from made_runs import REFERENCES, make_run, worsened, write
 
+from nmt.comparison.jobs import mark_sweep
 from nmt.comparison.report import gather, write_comparison
 from nmt.config.errors import UserError
 
@@ -218,6 +219,21 @@ def test_too_small_a_test_set_for_any_number_of_seeds_is_said_plainly() -> None:
     assert "seeds needed" in markdown
     assert "inf" in markdown.partition("bahdanau")[2].splitlines()[0]
     assert "inf: more seeds alone are not enough, the test set is too small" in markdown
+
+
+def test_a_sweep_that_is_not_finished_says_how_many_runs_are_missing() -> None:
+    for seed in (1, 2):
+        make_run(Path(f"sweep/{seed}"), worsened(8 + seed), f"seed={seed}")
+    mark_sweep(Path("sweep"), 5)
+    mark_sweep(Path("sweep"), 3)  # continued with fewer values
+    said = "sweep: unfinished: 3 of 5 runs are missing."
+    assert said in write_comparison(["sweep"], Path("out"), **QUICK).splitlines()
+    assert json.loads(Path("out/comparison.json").read_text())["comparisons"][0]["missing"] == [said]
+    assert said in Path("out/index.html").read_text()
+    assert "unfinished" not in write_comparison(["sweep/1", "sweep/2"], Path("out"), **QUICK)
+    for unknown in (b"", b"many", b"2"):  # of a search, damaged, and finished
+        Path("sweep/.nmt-sweep").write_bytes(unknown)
+        assert "unfinished" not in write_comparison(["sweep"], Path("out"), **QUICK)
 
 
 def test_a_column_that_nothing_fills_is_left_out() -> None:
