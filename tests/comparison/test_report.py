@@ -1,19 +1,27 @@
 """Which runs are compared with which, and the files that come of it."""
 
 import csv
+import itertools
 import json
 import logging
 import os
+import subprocess
+import sys
+import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from forks import call
-from made_runs import REFERENCES, make_run, worsened, write
+from made_runs import REFERENCES, SOURCES, make_run, worsened, write
 
 from nmt.comparison.jobs import mark_sweep
 from nmt.comparison.report import gather, write_comparison
 from nmt.config.errors import UserError
+from nmt.metrics.bleu import METRICS, Counted, ScoreSettings, count
+from nmt.metrics.stored import SUFFIX, write_counts
 
 QUICK: dict[str, Any] = {"bootstrap_samples": 100, "randomisation_trials": 100, "examples": 4, "sentences": []}
 
@@ -294,3 +302,37 @@ def test_a_line_that_a_kill_cut_short_costs_nothing_else() -> None:
         file.write('{"epoch": 3.0, "validation/bleu": 3')
     (((entry,), _),) = gather(["a"], [], "test", False)
     assert list(entry.curve) == [(1.0, 10.0), (2.0, 20.0)]
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_eighty_four_runs_of_a_thousand_sentences_take_less_than_a_minute_and_a_gigabyte() -> None:
+    """With the statistics that evaluations leave beside their translations."""
+    parts = 17
+    sources, references = ([f"{line} {n}" for n in range(parts) for line in lines] for lines in (SOURCES, REFERENCES))
+    for layers, seed in itertools.product(range(1, 29), range(1, 4)):
+        run = make_run(Path(f"sweep/{layers}-{seed}"), [], f"encoder.layers={layers}", f"seed={seed}", gold=False)
+        (run / "alignments" / "test.words.jsonl").unlink()
+        outputs = [worsened(2 + (layers * seed + part) % 7) for part in range(parts)]
+        hypotheses = [f"{line} {n}" for n, lines in enumerate(outputs) for line in lines]
+        for name, lines in (("data/test.source", sources), ("data/test.target", references)):
+            write(run / name, lines)
+        write(run / "hypotheses/test.txt", hypotheses)
+        pairs = zip(hypotheses, references, strict=True)
+        counted = [_counted_once(*pair) for pair in pairs]
+        counts = {name: np.concatenate([each.counts[name] for each in counted]) for name in METRICS}
+        path = run / "hypotheses" / f"test{SUFFIX}"
+        write_counts(path, Counted(counts, counted[0].signatures), hypotheses, references)
+    start = time.monotonic()
+    process = subprocess.Popen([Path(sys.executable).parent / "nmt-compare", "runs=sweep", "output=out"])
+    _, status, usage = os.wait4(process.pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert time.monotonic() - start < 60
+    assert usage.ru_maxrss < 1e6  # kilobytes
+    (found,) = json.loads(Path("out/comparison.json").read_text())["comparisons"]
+    assert (len(found["systems"]), len(found["differences"]), found["sentences"]) == (28, 27, 1020)
+
+
+@cache
+def _counted_once(hypothesis: str, reference: str) -> Counted:
+    return count([hypothesis], [reference], ScoreSettings("13a", False))
