@@ -17,8 +17,19 @@ from nmt.directions import direction_rows, direction_table, directions_of, mean_
 from nmt.faithfulness import faithfulness
 from nmt.files import locked, to_json, write_lines
 from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
-from nmt.metrics.bleu import METRICS, Scores, ScoreSettings, SettingsByLanguage, score, score_by_length, tokenizer_for
+from nmt.metrics.bleu import (
+    METRICS,
+    Counted,
+    Scores,
+    ScoreSettings,
+    SettingsByLanguage,
+    count,
+    score,
+    score_by_length,
+    tokenizer_for,
+)
 from nmt.metrics.comet import Comet
+from nmt.metrics.stored import SUFFIX, write_counts
 from nmt.run import EVALUATION, RunDirectory, digest, read_json
 from nmt.translation import Translation
 from nmt.translator import Progress, Translator
@@ -32,6 +43,7 @@ class Evaluation(NamedTuple):
     translations: list[Translation]
     scores: Scores  # of several directions their mean
     sentences_per_second: float  # translation only
+    counted: Counted  # by sentence, all directions together
     by_direction: Mapping[str, Scores] = {}
 
     @property
@@ -79,10 +91,11 @@ def evaluate(
     translations = [nbest[0] for nbest in translator.translate_nbest(sources, 1, progress)]
     seconds = time.perf_counter() - start
     hypotheses, speed = [translation.text for translation in translations], len(sources) / seconds
+    counted = count(hypotheses, references, settings, metrics)
     if not directions:
-        return Evaluation(translations, score(hypotheses, references, settings, metrics), speed)
+        return Evaluation(translations, counted.scores(), speed, counted)
     scores = score_directions(hypotheses, references, directions, settings, metrics)
-    return Evaluation(translations, mean_scores(scores.values()), speed, scores)
+    return Evaluation(translations, mean_scores(scores.values()), speed, counted, scores)
 
 
 class ReferenceAlignment(NamedTuple):
@@ -210,7 +223,7 @@ def evaluate_run(
     evaluation = evaluate(translator, sources, references, settings, progress=progress, directions=directions)
     result: dict[str, Any] = {
         **evaluation.scores.as_dict(),
-        "bleu_by_length": score_by_length(evaluation.hypotheses, references, plain, settings),
+        "bleu_by_length": score_by_length(evaluation.counted.counts["bleu"], plain),
         "sentences": len(sources),
         "sentences_per_second": round(evaluation.sentences_per_second, 2),
         "checkpoint": checkpoint,
@@ -230,7 +243,7 @@ def evaluate_run(
         result["members"] = output.description["members"]
     if on_result is not None:
         on_result(result)
-    translator.group.on_main(lambda: _write(run, split, output, result, evaluation, aligned))
+    translator.group.on_main(lambda: _write(run, split, output, result, evaluation, aligned, references))
     return result, evaluation
 
 
@@ -241,6 +254,7 @@ def _write(
     result: dict[str, Any],
     evaluation: Evaluation,
     aligned: ReferenceAlignment | None,
+    references: list[str],
 ) -> None:
     name = split
     if isinstance(output, EvaluationFolder):
@@ -257,6 +271,7 @@ def _write(
         write_lines(run.alignments / f"{name}.words.jsonl", weights)
         write_lines(run.alignments / f"{name}.references.pharaoh", aligned.pharaoh)
     write_lines(run.hypotheses / f"{name}.txt", evaluation.hypotheses)
+    write_counts(run.hypotheses / f"{name}{SUFFIX}", evaluation.counted, evaluation.hypotheses, references)
     if "directions" in result:
         scores = direction_table(result)
         write_lines(run.path / f"directions.{name}.md", scores.splitlines())

@@ -47,7 +47,7 @@ class RunDirectory:
         self.results = self.path / "results.json"
         self.tensorboard = self.path / "tensorboard"
         self.checkpoints = self.path / "checkpoints"  # last.pt, best.safetensors
-        self.hypotheses = self.path / "hypotheses"  # <split>.txt
+        self.hypotheses = self.path / "hypotheses"  # <split>.txt, <split>.statistics.safetensors
         self.data = self.path / "data"  # <split>.{source,target,alignments}
         self.alignments = self.path / "alignments"  # <split>.{translations,references}.pharaoh, <split>.words.jsonl
         self._lock: int | None = None

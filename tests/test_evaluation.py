@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from forks import ended, forked
 
+from nmt.comparison.entry import count_sentences, read_run
 from nmt.config.errors import UserError
 from nmt.config.schema import Evaluation, TrainConfig
 from nmt.evaluation import align, evaluate, evaluate_run, score_settings
 from nmt.files import read_lines
+from nmt.metrics import stored
 from nmt.metrics.alignment import parse_pharaoh
 from nmt.metrics.bleu import score
 from nmt.run import RunDirectory, read_json
@@ -47,7 +49,7 @@ def test_an_unknown_tokenizer_is_told_before_anything_runs() -> None:
         score_settings(Evaluation(tokenize="13b", lowercase=False), "de")
 
 
-def test_scores_are_those_of_the_written_translations(run: RunDirectory) -> None:
+def test_scores_are_those_of_the_written_translations(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = score_settings(Evaluation(tokenize="auto", lowercase=False), "fr")
     translator = Translator.load(run.path)
     result, found = evaluate_run(run, translator, "test", settings, "best")
@@ -60,6 +62,10 @@ def test_scores_are_those_of_the_written_translations(run: RunDirectory) -> None
     )
     assert json.loads(run.results.read_text())["test"] == result
     assert result["sentences"] == 8
+    with monkeypatch.context() as patch:  # nmt-compare reads the statistics that the evaluation left
+        patch.setattr(stored, "write_counts", lambda *_: pytest.fail("counted again"))
+        entry, held_out = read_run(run.path, "test")
+        assert count_sentences(entry, held_out).scores() == again
 
 
 def test_two_evaluations_of_one_run_at_a_time_keep_the_results_of_both(

@@ -27,7 +27,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from nmt.cli import arguments, optuna_sweeper
 from nmt.cli.app import STOPPED, log_to_stream, output_dir
 from nmt.cli.help import choices_of, explain
-from nmt.comparison.jobs import record_failure, report_jobs
+from nmt.comparison.jobs import mark_sweep, record_failure, report_jobs
 from nmt.config.compose import config_dir
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell, override_values
@@ -66,7 +66,7 @@ class NameJobs(Callback):
         NameJobs.directory, NameJobs.created = directory, not directory.exists()
         with suppress(OSError):  # Hydra creates the directory too, and reports an error
             directory.mkdir(parents=True, exist_ok=True)
-            (directory / SWEEP).touch()
+            mark_sweep(directory, 0 if config.hydra.sweeper.get("n_trials") else count)
         os.environ[COUNT] = str(config.hydra.sweeper.get("n_trials") or count)
         hydra_overrides = arguments.job_overrides(config.hydra, "hydra")
         named = any(override.lstrip("+").startswith("hydra.sweep.subdir=") for override in hydra_overrides)

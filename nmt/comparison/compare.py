@@ -1,46 +1,31 @@
 """Group runs into systems, score and test them on one test set. Results are plain values, for tables and the page."""
 
-import json
 import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-import numpy as np
-from tqdm import tqdm
-
 from nmt.comparison import faithfulness
-from nmt.comparison.entry import Entry, HeldOut
+from nmt.comparison.entry import Entry, HeldOut, System
+from nmt.comparison.examples import example_sentences
+from nmt.comparison.field import Field, RunScores
 from nmt.comparison.ranking import Ranking
 from nmt.config.compose import PATH_KEYS
-from nmt.config.errors import UserError, printable
+from nmt.config.errors import printable
 from nmt.config.overrides import user_path
 from nmt.config.schema import Metric
-from nmt.files import read_lines
-from nmt.metrics.bleu import score_by_length, sentence_bleu, signatures
-from nmt.metrics.significance import MetricResult, Significance
+from nmt.metrics.bleu import Counts, score_by_length, signatures
+from nmt.metrics.significance import Resampling
 from nmt.report.table import short
 
 MIN_BUCKET, MAX_BUCKETS = 50, 8  # BLEU by length: at least 50 sentences per bucket, at most 8 buckets
 DEFAULT = Ranking()
-PERCENT = 100  # the largest attention weight
+ALL = "all"  # baseline=all: every pair of systems
+TESTS = ("difference", "difference_ci", "p", "p_raw", "p_stratified", "freedom", "detectable", "seeds_needed")
 log = logging.getLogger(__name__)
 
 Comparison = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class System:
-    """The runs of one configuration, which differ only in their seed."""
-
-    name: str
-    entries: list[Entry]
-
-    def of_seed(self, seed: int | None) -> Entry:
-        """The entry with this seed, else the first."""
-        return next((entry for entry in self.entries if entry.seed == seed), self.entries[0])
 
 
 def group(entries: Sequence[Entry]) -> list[System]:
@@ -108,71 +93,52 @@ def compare(
     bootstrap_samples: int,
     randomisation_trials: int,
 ) -> Comparison:
-    """Score and rank systems, and test each run against the baseline's run of the same seed, or its first.
+    """Score and rank systems, and test their differences to the baseline, or with baseline=all those of all pairs.
 
     `baseline` is the name of a system (None: the best). `sentences` are the numbers of example sentences, from 1; if
     empty, `examples` sentences are chosen. docs/run.md describes the result. Raises UserError if one is out of range.
     """
-    counts = bootstrap_samples, randomisation_trials
-    others = ranking.sentence_metrics(held_out)
-    significance = Significance(held_out.references, held_out.settings, *counts, others)
-    metric, sign = ranking.metric, ranking.sign
-    base = next((system for system in systems if system.name == baseline), None)
+    resampling = Resampling(len(held_out.references), bootstrap_samples, randomisation_trials)
+    field = Field(systems, held_out, ranking, resampling)
+    systems = field.ranked()
+    names = {system.name: system for system in systems}
+    base = None if baseline == ALL else names.get(baseline or "", systems[0])
+    runs = field.run_scores(base)
+    differences = [_all_rounded(row) for row in field.differences(base)]
+    rows = [_system_row(system, runs, field, held_out) for system in systems]
     if base is None:
-        base = max(
-            systems, key=lambda system: sign * fmean(significance.score(e.hypotheses, metric) for e in system.entries)
-        )
-    results = _test(systems, base, significance)
-    systems = sorted(systems, key=lambda system: -sign * fmean(results[e.name][metric].score for e in system.entries))
-    rows = [_system_row(system, results, held_out, metric, base) for system in systems]
+        letters = field.letters(differences)
+        rows = [{**row, "letters": letters[row["name"]]} for row in rows]
+    else:
+        tests = {row["system"]: {key: row[key] for key in TESTS} for row in differences}
+        rows = [{**row, **tests.get(row["name"], dict.fromkeys(TESTS))} for row in rows]
     return {
         "split": split,
         "sentences": len(held_out.references),
         **signatures(held_out.settings),
-        "metric": metric,
-        "baseline": base.name,
+        "metric": ranking.metric,
+        "baseline": None if base is None else base.name,
         "bootstrap_samples": bootstrap_samples,
         "randomisation_trials": randomisation_trials,
         "systems": [{"rank": rank, **row} for rank, row in enumerate(rows, 1)],
+        "differences": differences,
         "runs": [
-            _run_row(system, entry, base, results[entry.name], metric) for system in systems for entry in system.entries
+            _run_row(system, entry, base, runs[entry.name], ranking.metric)
+            for system in systems
+            for entry in system.entries
         ],
-        "examples": _examples(systems, held_out, examples, sentences),
+        "examples": example_sentences(systems, field, held_out, examples, sentences),
     }
 
 
-def _test(
-    systems: Sequence[System], baseline: System, significance: Significance
-) -> dict[str, dict[str, MetricResult]]:
-    """Results by entry and metric."""
-    results: dict[str, dict[str, MetricResult]] = {}
-    entries = [(system, entry) for system in systems for entry in system.entries]
-    for system, entry in tqdm(entries, "score", unit=" runs", disable=None, leave=False):
-        if system is baseline:
-            (results[entry.name],) = significance(entry.hypotheses, [])
-        else:
-            base = baseline.of_seed(entry.seed)
-            _, results[entry.name] = significance(base.hypotheses, [entry.hypotheses])
-    return results
-
-
-def _system_row(
-    system: System, results: dict[str, dict[str, MetricResult]], held_out: HeldOut, metric: Metric, baseline: System
-) -> Comparison:
+def _system_row(system: System, runs: Mapping[str, RunScores], field: Field, held_out: HeldOut) -> Comparison:
     """A row of the ranked table, with the lines of its charts. Means are over the seeds."""
     entries = system.entries
-    scores = [results[entry.name] for entry in entries]
     row: Comparison = {"name": system.name, "seeds": [entry.seed for entry in entries if entry.seed is not None]}
-    for name in scores[0]:
-        values = [score[name].score for score in scores]
-        deviation = stdev(values) if len(values) > 1 else None
-        row |= {name: _rounded(fmean(values)), f"{name}_sd": _rounded(deviation)}
-    row[f"{metric}_ci"] = _rounded(fmean(score[metric].interval for score in scores))
-    gains = [results[e.name][metric].score - results[baseline.of_seed(e.seed).name][metric].score for e in entries]
-    agree = all(gain >= 0 for gain in gains) or all(gain <= 0 for gain in gains)
-    for test in ("p_bootstrap", "p_randomisation"):  # of the least significant seed
-        values = [getattr(score[metric], test) for score in scores]
-        row[test] = None if system is baseline else max(values) if agree else 1.0
+    for metric in field.metrics:
+        values = [runs[entry.name].scores[metric] for entry in entries]
+        row |= {metric: fmean(values), f"{metric}_sd": stdev(values) if len(values) > 1 else None}
+    row |= field.spread(system)
     measures: dict[str, Callable[[Entry], float | None]] = {
         "aer": lambda entry: entry.aer,
         "parameters": lambda entry: entry.parameters,
@@ -183,10 +149,11 @@ def _system_row(
     }
     for key, measure in measures.items():
         known = [value for entry in entries if (value := measure(entry)) is not None]
-        row[key] = _rounded(fmean(known)) if known else None
+        row[key] = fmean(known) if known else None
     if row["parameters"] is not None:
         row["parameters"] = round(row["parameters"])
-    by_length = [bleu_by_length(entry, held_out) for entry in entries]
+    row = _all_rounded(row)
+    by_length = [bleu_by_length(field.counts(entry), held_out) for entry in entries]
     row["bleu_by_length"] = [
         {**bucket[0], "bleu": _rounded(fmean(part["bleu"] for part in bucket))}
         for bucket in zip(*by_length, strict=True)
@@ -195,94 +162,26 @@ def _system_row(
     return row | faithfulness.of_system([entry.explained for entry in entries])
 
 
-def bleu_by_length(entry: Entry, held_out: HeldOut) -> list[Comparison]:
-    """BLEU in parts of the test set, by source length: those of `score_by_length`."""
-    count = min(MAX_BUCKETS, max(1, len(held_out.references) // MIN_BUCKET))
-    texts = held_out.references, held_out.sources, held_out.settings
-    return score_by_length(entry.hypotheses, *texts, count)
+def bleu_by_length(counts: Counts, held_out: HeldOut) -> list[Comparison]:
+    """BLEU in parts of the test set, by source length, from its statistics (N, 10)."""
+    parts = min(MAX_BUCKETS, max(1, len(held_out.references) // MIN_BUCKET))
+    return score_by_length(counts, held_out.sources, parts)
 
 
-def _run_row(
-    system: System, entry: Entry, baseline: System, results: dict[str, MetricResult], metric: Metric
-) -> Comparison:
+def _run_row(system: System, entry: Entry, baseline: System | None, found: RunScores, metric: Metric) -> Comparison:
     row: Comparison = {"system": system.name, "seed": entry.seed, "run": entry.name}
-    for name, result in results.items():
-        row |= {name: _rounded(result.score), f"{name}_ci": _rounded(result.interval)}
-    others = [name for name in results if name != metric]
+    for name, value in found.scores.items():
+        row |= {name: value, f"{name}_ci": found.intervals[name]}
+    row = _all_rounded({**row, "aer": entry.aer})
+    others = [name for name in found.scores if name != metric]
     row |= {
-        "aer": None if entry.aer is None else _rounded(entry.aer),
-        "p_bootstrap": results[metric].p_bootstrap,
-        "p_randomisation": results[metric].p_randomisation,
-        **{f"{name}_p_bootstrap": results[name].p_bootstrap for name in others},
-        **{f"{name}_p_randomisation": results[name].p_randomisation for name in others},
-        "baseline_run": None if system is baseline else baseline.of_seed(entry.seed).name,
+        "p_bootstrap": found.p_bootstrap.get(metric),
+        "p_randomisation": found.p_randomisation.get(metric),
+        **{f"{name}_p_bootstrap": found.p_bootstrap.get(name) for name in others},
+        **{f"{name}_p_randomisation": found.p_randomisation.get(name) for name in others},
+        "baseline_run": None if baseline in (None, system) else baseline.of_seed(entry.seed).name,
     }
     return row | faithfulness.of_run(entry.explained)
-
-
-def _examples(systems: Sequence[System], held_out: HeldOut, count: int, sentences: Sequence[int]) -> list[Comparison]:
-    """Sentences with the translations of each system's first run. Unless `sentences` names them, half are those where
-    the systems differ most and half are spread over all lengths."""
-    total = len(held_out.references)
-    for number in sentences:
-        if number > total:
-            raise UserError(f"sentences={number}: the test set has {total}")
-    firsts = [(system, system.entries[0]) for system in systems]
-    scores = np.array([sentence_bleu(e.hypotheses, held_out.references, held_out.settings) for _, e in firsts])
-    if sentences:
-        numbers = [number - 1 for number in dict.fromkeys(sentences)]
-    else:
-        by_length = sorted(range(total), key=lambda i: len(held_out.sources[i].split()))
-        spread = [by_length[int(i)] for i in np.linspace(0, total - 1, min(total, count - count // 2))]
-        rest = [int(i) for i in np.argsort(scores.min(0) - scores.max(0), kind="stable") if int(i) not in spread]
-        numbers = sorted({*spread, *rest[: count // 2]})
-    alignments = [_word_alignments(entry, numbers, total) for _, entry in firsts]
-    return [
-        {
-            "number": i + 1,
-            "source": held_out.sources[i],
-            "reference": held_out.references[i],
-            "translations": [
-                {
-                    "system": system.name,
-                    "run": entry.name,
-                    "bleu": _rounded(float(scores[row, i])),
-                    "text": entry.hypotheses[i],
-                    "alignment": alignments[row][i],
-                }
-                for row, (system, entry) in enumerate(firsts)
-            ],
-        }
-        for i in numbers
-    ]
-
-
-def _word_alignments(entry: Entry, numbers: Sequence[int], total: int) -> dict[int, Comparison | None]:
-    """The attention between the words of these sentences; None for a run without."""
-    if entry.word_weights is None:
-        return dict.fromkeys(numbers)
-    lines = read_lines(entry.word_weights)
-    if len(lines) != total:
-        raise UserError(f"{entry.word_weights}: has {len(lines)} lines for {total} sentences; evaluate the run again")
-    return {number: _parsed(entry.word_weights, number, lines[number]) for number in numbers}
-
-
-def _parsed(path: Path, number: int, line: str) -> Comparison | None:
-    """Words and weights in the form that the page relies on: the file may come from an untrusted source."""
-    try:
-        values = json.loads(line)
-        if not values:
-            return None
-        words = {side: [str(word) for word in values[side]] for side in ("source", "target")}
-        weights = [[int(weight) for weight in row] for row in values["weights"]]
-        "".join(words["source"] + words["target"]).encode()
-        valid = [len(row) for row in weights] == [len(words["source"])] * len(words["target"])
-        valid = valid and all(0 <= weight <= PERCENT for row in weights for weight in row)
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        valid = False
-    if not valid:
-        raise UserError(f"{path}, line {number + 1}: is no attention between words; evaluate the run again")
-    return {**words, "weights": weights}
 
 
 def _mean_curve(curves: Iterable[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
@@ -296,3 +195,8 @@ def _mean_curve(curves: Iterable[Sequence[tuple[float, float]]]) -> list[tuple[f
 
 def _rounded(value: Any) -> Any:  # noqa: ANN401
     return round(value, 4) if isinstance(value, float) else value
+
+
+def _all_rounded(row: Mapping[str, Any]) -> Comparison:
+    """Scores have 4 decimals, p values more: Holm's correction multiplies them."""
+    return {key: value if key.startswith("p") else _rounded(value) for key, value in row.items()}

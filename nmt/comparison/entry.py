@@ -21,7 +21,8 @@ from nmt.data.reading import open_text, user_lines
 from nmt.evaluation import score_settings
 from nmt.files import read_bytes
 from nmt.metrics.alignment import alignment_error_rate, parse_pharaoh
-from nmt.metrics.bleu import ScoreSettings
+from nmt.metrics.bleu import Counted, ScoreSettings, count
+from nmt.metrics.stored import SUFFIX, stored_counts
 from nmt.run import ERROR, EVALUATION, RunDirectory, digest, read_json, runs_below, text_lines
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class Entry:
     sentences_per_second: float | None = None
     curve: Sequence[tuple[float, float]] = ()  # epoch, validation BLEU
     word_weights: Path | None = None
+    statistics: Path | None = None  # the file of its sentence statistics; None: not kept
     explained: Mapping[str, Any] = field(default_factory=dict)  # figures of nmt.comparison.faithfulness
 
     @property
@@ -76,6 +78,18 @@ class Entry:
         """Seconds of training per epoch."""
         seconds, epochs = self.training.get("seconds"), self.training.get("epochs")
         return seconds / epochs if seconds and epochs else None
+
+
+@dataclass(frozen=True)
+class System:
+    """The runs of one configuration, which differ only in their seed."""
+
+    name: str
+    entries: list[Entry]
+
+    def of_seed(self, seed: int | None) -> Entry:
+        """The entry with this seed, else the first."""
+        return next((entry for entry in self.entries if entry.seed == seed), self.entries[0])
 
 
 def find_runs(names: Sequence[str]) -> dict[Path, bool]:
@@ -143,6 +157,7 @@ def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
         aer=_aer(run, split, gold),
         sentences_per_second=_measure(results.get("sentences_per_second")),
         word_weights=words if words.is_file() else None,
+        statistics=None if run.is_archive else run.hypotheses / f"{split}{SUFFIX}",
         explained=read_figures(results.get("faithfulness")),
         **fields,
     )
@@ -218,6 +233,12 @@ def _measure(value: Any) -> Any:  # noqa: ANN401
     if _number(value) is not None and value and not MIN_MEASURE <= value <= MAX_MEASURE:
         raise ValueError(f"{value!r} is out of range")
     return value
+
+
+def count_sentences(entry: Entry, held_out: HeldOut) -> Counted:
+    """The sentence statistics of an output, from the file beside it if that belongs to it."""
+    texts = entry.hypotheses, held_out.references, held_out.settings
+    return count(*texts) if entry.statistics is None else stored_counts(entry.statistics, *texts)
 
 
 def read_systems(systems: Sequence[str], held_out: HeldOut) -> list[Entry]:

@@ -5,13 +5,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nmt.comparison.compare import Comparison, System, bleu_by_length
-from nmt.comparison.entry import Entry, HeldOut
+from nmt.comparison.compare import Comparison, bleu_by_length
+from nmt.comparison.entry import Entry, HeldOut, System
 from nmt.comparison.findings import Finding, Model, find_finding
 from nmt.comparison.verdict import RULE, Measured, Scores, judge, overall
 from nmt.config.errors import printable
 from nmt.files import to_json, write_atomically
-from nmt.metrics.significance import Significance
+from nmt.metrics.bleu import Counts, count
+from nmt.metrics.significance import Resampling, paired_bootstrap, score
 from nmt.report import table
 from nmt.report.finding_page import finding_page, interval, seed_list
 from nmt.report.table import Column, decimals
@@ -90,21 +91,20 @@ def _measure(finding: Finding, systems: Sequence[System], held_out: HeldOut, com
                 f"several runs have {chosen} and seed={twins[0].seed} ({names}); compare one of them"
             )
         else:
-            runs[model.label] = {
-                entry.seed: Scores(
-                    bleu[entry.name],
-                    bleu_by_length(entry, held_out) if finding.by_length else (),
-                    entry.hypotheses,
-                )
-                for entry in found[0].entries
-                if entry.seed is not None
-            }
-    counts = comparison["bootstrap_samples"], comparison["randomisation_trials"]
-    significance = Significance(held_out.references, held_out.settings, *counts)
+            for entry in found[0].entries:
+                counts = count(entry.hypotheses, held_out.references, held_out.settings, ("bleu",)).counts["bleu"]
+                by_length = bleu_by_length(counts, held_out) if finding.by_length else ()
+                if entry.seed is not None:
+                    of_model = runs.setdefault(model.label, {})
+                    of_model[entry.seed] = Scores(bleu[entry.name], by_length, counts)
+    resampling = Resampling(
+        len(held_out.references), comparison["bootstrap_samples"], comparison["randomisation_trials"]
+    )
 
-    def p_value(one: Scores, other: Scores) -> float:
-        result = significance(one.hypotheses, [other.hypotheses])[1]["bleu"]
-        return max(result.p_bootstrap or 0.0, result.p_randomisation or 0.0)
+    def p_value(one: Counts, other: Counts) -> float:
+        samples = resampling.bootstrap([one, other], "bleu")
+        bootstrap = paired_bootstrap(samples[0], samples[1], score(other, "bleu") - score(one, "bleu"))
+        return max(bootstrap, resampling.paired_randomisation({"bleu": one}, {"bleu": other})["bleu"])
 
     return Measured(runs, problems, p_value)
 

@@ -13,12 +13,28 @@ from typing import Any
 
 from nmt.config.compose import config_dir, load_values
 from nmt.config.errors import UserError, printable
-from nmt.files import to_json, write_atomically
+from nmt.files import read_bytes, to_json, write_atomically
 from nmt.report import table
 from nmt.report.table import Column, decimals
-from nmt.run import ERROR, FINISHED, LOCK, RunDirectory, read_json, runs_below
+from nmt.run import ERROR, FINISHED, LOCK, SWEEP, RunDirectory, read_json, runs_below
 
 log = logging.getLogger(__name__)
+
+
+def mark_sweep(directory: Path, jobs: int) -> None:
+    """Mark a sweep's directory, with the number of its jobs if that is known (not 0). A larger number stays."""
+    if jobs > planned_jobs(directory):
+        write_atomically(directory / SWEEP, f"{jobs}\n".encode())
+    else:
+        (directory / SWEEP).touch()
+
+
+def planned_jobs(directory: Path) -> int:
+    """The number of jobs of the sweep in the directory; 0 if it is not known, or if there is no sweep."""
+    try:
+        return int(read_bytes(directory / SWEEP))
+    except (OSError, ValueError):
+        return 0
 
 
 def record_failure(directory: Path, message: str, overrides: Sequence[str]) -> None:

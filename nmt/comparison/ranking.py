@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Self
 
+import numpy as np
 import torch
 
 from nmt.comparison.entry import HeldOut
@@ -10,7 +11,7 @@ from nmt.config.schema import Metric
 from nmt.config.schema.training import LOWER_IS_BETTER
 from nmt.evaluation import load_comet
 from nmt.metrics.comet import Comet
-from nmt.metrics.significance import SentenceMetric
+from nmt.metrics.significance import Output
 
 
 class Ranking(NamedTuple):
@@ -32,12 +33,9 @@ class Ranking(NamedTuple):
         """1 if higher scores are better, else -1."""
         return -1 if self.metric in LOWER_IS_BETTER else 1
 
-    def sentence_metrics(self, held_out: HeldOut) -> dict[str, SentenceMetric]:
-        """Metrics of single sentences, for Significance."""
-        if (comet := self.comet) is None:
+    def sentence_scores(self, hypotheses: Sequence[str], held_out: HeldOut) -> Output:
+        """Statistics (N, 2) of metrics that are means of sentence scores: the score of each sentence, and 1."""
+        if self.comet is None:
             return {}
-
-        def score(output: Sequence[str]) -> list[float]:
-            return comet(held_out.sources, output, held_out.references)
-
-        return {"comet": score}
+        scores = self.comet(held_out.sources, hypotheses, held_out.references)
+        return {"comet": np.column_stack([scores, np.ones(len(scores))])}

@@ -1,29 +1,23 @@
-"""Write a comparison: Markdown, CSV, JSON and a page, beside a published finding; and tables for the terminal."""
+"""Gather what is compared, and write the comparison: Markdown, CSV, JSON and a page, beside a published finding."""
 
-import csv
-import io
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nmt.comparison.compare import Comparison, compare, find, group
+from nmt.comparison.compare import ALL, compare, find, group
 from nmt.comparison.entry import Entry, HeldOut, find_runs, read_run, read_systems
 from nmt.comparison.finding_report import check_finding, write_finding
 from nmt.comparison.findings import find_finding
+from nmt.comparison.jobs import planned_jobs
+from nmt.comparison.tables import csv_files, text
 from nmt.config.errors import UserError, nearest
+from nmt.config.overrides import user_path
 from nmt.files import to_json, write_atomically
 from nmt.report import table
-from nmt.report.page import EXPLAINED, EXPLAINED_COLUMNS, NAMES, SIGNIFICANT, page, with_interval
-from nmt.report.table import Column, decimals
+from nmt.report.page import page
 
 log = logging.getLogger(__name__)
-EXPLANATION = (
-    "Kendall's tau: of attention weights and gradients (saliency), by source token. AER %: of the links that each of "
-    "them and both together give. area: under the curve of an output token's probability while source tokens are "
-    "masked in that order; the smaller against random, the better the explanation."
-)
-Render = Callable[[Sequence[Mapping[str, object]], Sequence[Column]], str]
 
 
 def gather(
@@ -67,6 +61,18 @@ def gather(
     return groups
 
 
+def unfinished_sweeps(names: Sequence[str], entries: Iterable[Entry]) -> list[str]:
+    """A sentence for each sweep among the folders named that has fewer runs here than jobs."""
+    runs = [Path(entry.name).resolve() for entry in entries if entry.config]
+    sentences = []
+    for name in names:
+        folder = user_path(name).resolve()
+        done, jobs = sum(folder in run.parents for run in runs), planned_jobs(folder)
+        if done < jobs:
+            sentences.append(f"{name}: unfinished: {jobs - done} of {jobs} runs are missing.")
+    return sentences
+
+
 def write_comparison(
     runs: Sequence[str],
     output: Path,
@@ -81,15 +87,15 @@ def write_comparison(
 ) -> str:
     """Compare, write all files to `output`, and return the tables to print. `settings` are those of `compare`.
 
-    `baseline` names a system or a run, `finding` a finding of a paper to check (nmt/comparison/findings.py). Raises
-    UserError if one is unknown, and for the errors of `gather` and `compare`.
+    `baseline` names a system or a run, or is "all" for all pairs; `finding` names a finding of a paper to check
+    (nmt/comparison/findings.py). Raises UserError if one is unknown, and for the errors of `gather` and `compare`.
     """
     if finding is not None:
         find_finding(finding)  # before anything is read
     groups = [(group(entries), held_out) for entries, held_out in gather(runs, systems, split, separate_incomparable)]
     if finding is not None and len(groups) > 1:
         raise UserError(f"finding={finding}: the runs have several test sets; compare those of one")
-    bases = [None if baseline is None else find(baseline, members) for members, _ in groups]
+    bases = [baseline if baseline in (None, ALL) else find(baseline, members) for members, _ in groups]
     if baseline is not None and not any(bases):
         names = [system.name for members, _ in groups for system in members]
         raise UserError(f"baseline={baseline}: not one of {', '.join(names)}{nearest(baseline, names)}")
@@ -97,110 +103,15 @@ def write_comparison(
         compare(members, held_out, split, baseline=base, **settings)
         for (members, held_out), base in zip(groups, bases, strict=True)
     ]
+    missing = unfinished_sweeps(runs, [entry for members, _ in groups for each in members for entry in each.entries])
+    comparisons = [{**comparison, "missing": missing} for comparison in comparisons]
     write_atomically(output / "comparison.json", to_json({"comparisons": comparisons}, indent=1).encode())
-    write_atomically(output / "comparison.csv", _csv(comparisons).encode())
-    write_atomically(output / "comparison.md", f"{_text(comparisons, table.markdown, with_runs=True)}\n".encode())
+    for name, content in csv_files(comparisons).items():
+        write_atomically(output / name, content.encode())
+    write_atomically(output / "comparison.md", f"{text(comparisons, table.markdown, in_full=True)}\n".encode())
     write_atomically(output / "index.html", page(comparisons).encode())
-    text = _text(comparisons, table.markdown if markdown else table.terminal)
+    printed = text(comparisons, table.markdown if markdown else table.terminal)
     if finding is None:
-        return text
+        return printed
     ((members, held_out),), (comparison,) = groups, comparisons
-    return f"{text}\n\n{write_finding(check_finding(finding, members, held_out, comparison), output)}"
-
-
-def _text(comparisons: Sequence[Comparison], render: Render, with_runs: bool = False) -> str:
-    parts = []
-    for comparison in comparisons:
-        title = f"{comparison['split']}: {comparison['sentences']} sentences, {comparison['signature']}"
-        title += "" if comparison["metric"] == "bleu" else f"; ranked by {NAMES[comparison['metric']]}"
-        rows = _system_rows(comparison)
-        parts += [title, render(rows, _system_columns(rows, comparison["metric"]))]
-        if _with_values(EXPLAINED, rows):
-            parts += ["what attention explains:", render(rows, _with_values(EXPLAINED_COLUMNS, rows))]
-            parts += [EXPLANATION] if with_runs else []
-        if with_runs:
-            parts += [render(comparison["runs"], _run_columns(comparison["runs"])), _notes(comparison)]
-    return "\n\n".join(parts)
-
-
-def _notes(comparison: Comparison) -> str:
-    samples, trials = comparison["bootstrap_samples"], comparison["randomisation_trials"]
-    metric = NAMES[comparison["metric"]]
-    return (
-        "± after a mean: standard deviation over seeds; after a single score: half the width of its 95 % bootstrap "
-        "interval. 95 %: half the width of the 95 % bootstrap interval, the mean over seeds. p: probability of a "
-        f"difference in {metric} from {comparison['baseline']} at least this large if both systems were equally good, "
-        f"by paired bootstrap ({samples} samples) and paired approximate randomisation ({trials} trials); the largest "
-        f"p of the seeds, or 1 if some seeds gain and others lose; * below {SIGNIFICANT}, not corrected for the "
-        "number of systems."
-    )
-
-
-def _system_rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """Rows of the table of systems, with the values that only it shows."""
-    return [
-        {
-            **row,
-            "longest": row["bleu_by_length"][-1]["bleu"],
-            "count": len(row["seeds"]) or None,
-            "scores": f"{row['bleu']:.2f}" + (f" ± {row['bleu_sd']:.2f}" if row["bleu_sd"] is not None else ""),
-        }
-        for row in comparison["systems"]
-    ]
-
-
-def _system_columns(rows: Sequence[Mapping[str, Any]], metric: str) -> list[Column]:
-    from_words, to_words = rows[0]["bleu_by_length"][-1]["words"]
-    columns = [
-        Column("rank", "#"),
-        Column("name", "system"),
-        Column("count", "seeds"),
-        Column("scores", "BLEU"),
-        Column("chrf", "chrF", decimals(2)),
-        Column("ter", "TER", decimals(2)),
-        Column("comet", "COMET", decimals(4)),
-        Column("aer", "AER %", decimals(1)),
-        Column("longest", f"BLEU, length {from_words}-{to_words}", decimals(2)),
-        Column("p_bootstrap", "p, bootstrap", _starred_p),
-        Column("p_randomisation", "p, randomisation", _starred_p),
-        Column("parameters", "parameters", table.human_count),
-        Column("epoch_seconds", "s/epoch", decimals(1)),
-        Column("seconds", "training time", table.human_duration),
-        Column("tokens_per_second", "tokens/s", "{:,.0f}".format),
-        Column("sentences_per_second", "sentences/s", "{:,.0f}".format),
-    ]
-    return _with_values(with_interval(columns, metric), rows)
-
-
-def _run_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
-    columns = [Column("run", "run"), Column("system", "system"), Column("seed", "seed")]
-    for metric, heading in NAMES.items():
-        show = decimals(4 if metric == "comet" else 2)
-        columns += [Column(metric, heading, show), Column(f"{metric}_ci", "±", show)]
-    columns += [
-        Column("aer", "AER %", decimals(1)),
-        Column("p_bootstrap", "p, bootstrap", _starred_p),
-        Column("p_randomisation", "p, randomisation", _starred_p),
-        *EXPLAINED,
-    ]
-    return _with_values(columns, rows)
-
-
-def _with_values(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> list[Column]:
-    return [column for column in columns if any(row.get(column.key) is not None for row in rows)]
-
-
-def _starred_p(value: float) -> str:
-    """A p value, with a star if it is significant."""
-    return f"{value:.4f}{'*' if value < SIGNIFICANT else ''}"
-
-
-def _csv(comparisons: Sequence[Comparison]) -> str:
-    """One line per run."""
-    file = io.StringIO()
-    writer = csv.DictWriter(file, ["split", "baseline", *comparisons[0]["runs"][0]], lineterminator="\n")
-    writer.writeheader()
-    for comparison in comparisons:
-        shared = {key: comparison[key] for key in ("split", "baseline")}
-        writer.writerows({**shared, **row} for row in comparison["runs"])
-    return file.getvalue()
+    return f"{printed}\n\n{write_finding(check_finding(finding, members, held_out, comparison), output)}"

@@ -14,11 +14,14 @@ correction for the number of statements is applied.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from nmt.metrics.significance import mean_interval
+import numpy as np
+
+from nmt.metrics.bleu import Counts
+from nmt.metrics.student import mean_interval
 from nmt.report.page import SIGNIFICANT
 
 RULE = (
@@ -45,7 +48,7 @@ class Scores:
 
     bleu: float
     by_length: Sequence[Mapping[str, Any]] = ()  # of score_by_length
-    hypotheses: Sequence[str] = ()
+    counts: Counts = field(default_factory=lambda: np.zeros((0, 10), np.int64))  # of BLEU by sentence, (N, 10)
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Measured:
 
     runs: Mapping[str, Mapping[int, Scores]]
     problems: Mapping[str, str]
-    p_value: Callable[[Scores, Scores], float] | None = None  # the larger one of both paired tests
+    p_value: Callable[[Counts, Counts], float] | None = None  # the larger one of both paired tests
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ def _of_one_seed(
 ) -> tuple[Verdict, str]:
     if statement.value is not difference or statement.above or measured.p_value is None:
         return Verdict.UNDECIDED, "one seed gives no interval"
-    p = measured.p_value(*scores)
+    p = measured.p_value(*(each.counts for each in scores))
     if p >= SIGNIFICANT:
         return Verdict.UNDECIDED, f"one seed, and the paired tests find no significant difference (p = {p:.3f})"
     reason = f"one seed, but both paired tests find the difference significant (p = {p:.3f})"

@@ -5,14 +5,18 @@ sacreBLEU scores are computed in Unicode NFC, so that composed and decomposed ch
 
 import math
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
+from nmt.metrics import formulas
+
+Counts = NDArray[np.int64]
 METRICS = ("bleu", "chrf", "ter")
 
 # sacreBLEU's tokenizers for single languages, by ISO 639-1 and 639-3 codes.
@@ -65,10 +69,25 @@ def tokenizer_for(language: str) -> str:
     return _TOKENIZER_OF_LANGUAGE.get(primary, "13a")
 
 
-def score(
+@dataclass(frozen=True)
+class Counted:
+    """sacreBLEU's statistics of N sentences by metric, (N, k) each: BLEU 10, chrF 18, TER 2 (nmt.metrics.formulas)."""
+
+    counts: Mapping[str, Counts]
+    signatures: Mapping[str, str]
+
+    def scores(self) -> Scores:
+        """The scores of all sentences together."""
+        values = {name: float(formulas.FORMULAS[name](rows.sum(0))) for name, rows in self.counts.items()}
+        signature, chrf_signature, ter_signature = map(self.signatures.get, METRICS)
+        assert signature is not None
+        return Scores(values["bleu"], values.get("chrf"), values.get("ter"), signature, chrf_signature, ter_signature)
+
+
+def count(
     hypotheses: Sequence[str], references: Sequence[str], settings: ScoreSettings, metrics: Collection[str] = METRICS
-) -> Scores:
-    """Score detokenised hypotheses against one reference each, as sacreBLEU's command line scores NFC text.
+) -> Counted:
+    """The statistics of detokenised hypotheses with one reference each, in Unicode NFC.
 
     Raises ValueError if the counts differ or are zero, or for an invalid setting or metric.
     """
@@ -80,15 +99,23 @@ def score(
     if "bleu" not in metrics or not set(metrics) <= set(METRICS):
         raise ValueError(f"metrics: {sorted(metrics)}; allowed: bleu, with any of {', '.join(METRICS[1:])}")
     hypotheses, references = nfc(hypotheses), nfc(references)
+    known: dict[str, BLEU | CHRF | TER] = {"bleu": bleu_metric(settings), "chrf": CHRF(), "ter": TER()}
+    chosen = {name: metric for name, metric in known.items() if name in metrics}
+    counts = {
+        name: np.array(metric._extract_corpus_statistics(hypotheses, [references]), dtype=np.int64)
+        for name, metric in chosen.items()
+    }
+    return Counted(counts, {name: str(metric.get_signature()) for name, metric in chosen.items()})
 
-    def corpus_score(metric: BLEU | CHRF | TER) -> tuple[float, str]:
-        value = float(metric.corpus_score(hypotheses, [references]).score)
-        return value, str(metric.get_signature())
 
-    bleu, signature = corpus_score(bleu_metric(settings))
-    chrf, chrf_signature = corpus_score(CHRF()) if "chrf" in metrics else (None, None)
-    ter, ter_signature = corpus_score(TER()) if "ter" in metrics else (None, None)
-    return Scores(bleu, chrf, ter, signature, chrf_signature, ter_signature)
+def score(
+    hypotheses: Sequence[str], references: Sequence[str], settings: ScoreSettings, metrics: Collection[str] = METRICS
+) -> Scores:
+    """Score detokenised hypotheses against one reference each, as sacreBLEU's command line scores NFC text.
+
+    Raises ValueError as `count` does.
+    """
+    return count(hypotheses, references, settings, metrics).scores()
 
 
 def signatures(settings: ScoreSettings) -> dict[str, str]:
@@ -97,21 +124,14 @@ def signatures(settings: ScoreSettings) -> dict[str, str]:
     return {name: str(getattr(scores, name)) for name in ("signature", "chrf_signature", "ter_signature")}
 
 
-def sentence_bleu(hypotheses: Sequence[str], references: Sequence[str], settings: ScoreSettings) -> list[float]:
-    """BLEU of each sentence, from 0 to 100, with sacreBLEU's effective order: n-grams no longer than the sentence."""
-    metric = bleu_metric(settings, effective_order=True)
-    pairs = zip(nfc(hypotheses), nfc(references), strict=True)
-    return [float(metric.sentence_score(hypothesis, [reference]).score) for hypothesis, reference in pairs]
+def sentence_bleu(counts: Counts) -> NDArray[np.float64]:
+    """Statistics of BLEU (N, 10) -> BLEU of each sentence (N,), from 0 to 100, with sacreBLEU's effective order:
+    n-grams no longer than the sentence."""
+    return formulas.bleu(counts.astype(float), effective_order=True)
 
 
-def score_by_length(
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    sources: Sequence[str],
-    settings: ScoreSettings,
-    count: int = 4,
-) -> list[dict[str, float | list[int]]]:
-    """BLEU by source length, in `count` bins of about equal size, the longest sentences last.
+def score_by_length(counts: Counts, sources: Sequence[str], parts: int = 4) -> list[dict[str, float | list[int]]]:
+    """BLEU by source length, from its statistics (N, 10), in `parts` bins of about equal size, the longest last.
 
     Sentences of equal length share a bin, so there may be fewer bins. "words" holds a bin's shortest and longest
     length; it counts characters in text without spaces, such as Chinese.
@@ -119,14 +139,14 @@ def score_by_length(
     lengths = np.array([len(source.split()) for source in sources])
     if np.median(lengths) <= 1:
         lengths = np.array([len(source) for source in sources])
-    edges = np.unique(np.quantile(lengths, np.arange(1, count + 1) / count, method="lower"))
+    edges = np.unique(np.quantile(lengths, np.arange(1, parts + 1) / parts, method="lower"))
+    numbers = np.searchsorted(edges, lengths)
     bins: list[dict[str, float | list[int]]] = []
-    for bin_number in range(len(edges)):
-        members = np.flatnonzero(np.searchsorted(edges, lengths) == bin_number)
-        texts = [[side[int(i)] for i in members] for side in (hypotheses, references)]
+    for number in range(len(edges)):
+        members = numbers == number
         words = [int(lengths[members].min()), int(lengths[members].max())]
-        bleu = round(score(texts[0], texts[1], settings, ("bleu",)).bleu, 4)
-        bins.append({"words": words, "sentences": len(members), "bleu": bleu})
+        bleu = round(float(formulas.bleu(counts[members].sum(0))), 4)
+        bins.append({"words": words, "sentences": int(members.sum()), "bleu": bleu})
     return bins
 
 

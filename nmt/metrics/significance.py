@@ -1,148 +1,149 @@
-"""Significance of score differences: sacreBLEU's confidence intervals and paired tests.
+"""Tests between outputs of one test set, from their sentence statistics.
 
-Paired bootstrap resampling (Koehn 2004) and paired approximate randomisation (Riezler and Maxwell 2005), with the
-results of `sacrebleu --paired-bs` and `--paired-ar`. The same for metrics that are means of sentence scores, such as
-COMET. And Student's interval of a mean over seeds.
+An output is an array (N, k) for each metric: sacreBLEU's counts of N sentences, or their scores with a 1 beside each
+(nmt.metrics.formulas). Every resampling is then a product of matrices (R, N) and (N, k).
+
+- Two outputs: paired bootstrap resampling (Koehn 2004) and paired approximate randomisation (Riezler and Maxwell 2005),
+  with the results of `sacrebleu --paired-bs` and `--paired-ar`.
+- Two systems with several outputs each, one for each seed: stratified approximate randomisation (Clark et al. 2011).
+  nmt.metrics.effects has the test that also contains the variance between seeds.
 """
 
-import functools
-import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
-from sacrebleu.metrics.chrf import CHRF
-from sacrebleu.metrics.ter import TER
-from sacrebleu.significance import PairedTest
+from numpy.typing import NDArray
 
-from nmt.metrics.bleu import METRICS, ScoreSettings, bleu_metric, nfc
+from nmt.metrics.formulas import FORMULAS, Floats
 
-SentenceMetric = Callable[[Sequence[str]], Sequence[float]]
-"""The scores of an output's sentences."""
-
-
-class MetricResult(NamedTuple):
-    """A system's score by one metric, tested against the baseline."""
-
-    score: float
-    interval: float  # half the width of the 95 % confidence interval
-    p_bootstrap: float | None  # None for the baseline itself
-    p_randomisation: float | None
+Statistics = NDArray[np.int64] | NDArray[np.float64]
+Output = Mapping[str, Statistics]  # (N, k) by metric
+CHUNK = 500  # resamplings at a time
+ROUNDING = 1e-9  # a difference between scores that is due to the order of sums
 
 
-class Significance:
-    """Scores systems on one set of references and tests their differences. Caches the statistics of each output."""
+class Resampling:
+    """Scores and tests on resampled sentences. All outputs of a test set share the draws, which are sacreBLEU's."""
 
-    def __init__(
+    def __init__(self, sentences: int, samples: int, trials: int) -> None:
+        """Number of sentences N, bootstrap samples R and randomisation trials. $SACREBLEU_SEED sets the seed."""
+        self.samples, self.trials = samples, trials
+        drawn = _generator().choice(sentences, size=(samples, sentences), replace=True)
+        self._weights = np.stack([np.bincount(row, minlength=sentences) for row in drawn]).astype(np.uint16)
+        self._swaps = _generator().integers(2, size=(trials, sentences), dtype=bool)
+
+    def bootstrap(self, outputs: Sequence[Statistics], metric: str) -> Floats:
+        """The scores of M outputs on the bootstrap samples, (M, R)."""
+        beside = _beside(outputs)
+        sums = (chunk @ beside for chunk in _chunks(self._weights))
+        return np.concatenate([FORMULAS[metric](part.reshape(len(part), len(outputs), -1)) for part in sums]).T
+
+    def paired_randomisation(self, baseline: Output, output: Output) -> dict[str, float]:
+        """p of the difference by paired approximate randomisation, by metric; 1 for equal scores."""
+        one, other = (_beside(list(side.values())) for side in (baseline, output))
+        total, edges = one.sum(0) + other.sum(0), np.cumsum([0, *(rows.shape[1] for rows in output.values())])
+        differences: dict[str, list[Floats]] = {name: [] for name in output}
+        for chunk in _chunks(self._swaps):
+            swapped = other.sum(0) + chunk @ (one - other)
+            for name, (start, end) in zip(output, pairwise(edges), strict=True):
+                sides = (FORMULAS[name](sums[:, start:end]) for sums in (swapped, total - swapped))
+                differences[name].append(np.abs(np.subtract(*sides)))
+        return {
+            name: _p_value(np.concatenate(parts), score(output[name], name) - score(baseline[name], name))
+            for name, parts in differences.items()
+        }
+
+    def stratified_randomisation(
         self,
-        references: Sequence[str],
-        settings: ScoreSettings,
-        samples: int,
-        trials: int,
-        sentence_metrics: Mapping[str, SentenceMetric] | None = None,
-    ) -> None:
-        """Number of bootstrap samples and randomisation trials. $SACREBLEU_SEED sets the seed.
+        systems: Sequence[Sequence[Statistics]],
+        pairs: Sequence[tuple[int, int]],
+        metric: str,
+        progress: Callable[[int], object] = lambda _: None,
+    ) -> list[float]:
+        """p of the difference between each pair of systems, which are numbered from 0 and have a list of outputs each.
 
-        sentence_metrics: further metrics by name, each a mean of sentence scores.
+        For every sentence, the outputs of the two systems are paired at random, and each pair is exchanged with
+        probability 1/2 (Clark et al. 2011, and their program MultEval). An output without a partner stays. A system's
+        score is that of the sums over all its outputs. Whether other seeds would show a difference is not asked.
+        `progress` receives the number of pairs done.
         """
-        self.references, self.samples, self.trials = nfc(references), samples, trials
-        metrics = (bleu_metric(settings), CHRF(), TER())
-        cached = [_with_cached_statistics(metric, self.references) for metric in metrics]
-        self.metrics = dict(zip(METRICS, cached, strict=True))
-        self.sentence_metrics = {name: _with_cached_scores(metric) for name, metric in (sentence_metrics or {}).items()}
+        formula, stacks = FORMULAS[metric], [np.stack([np.asarray(rows, float) for rows in each]) for each in systems]
+        totals = [stack.sum((0, 1)) for stack in stacks]
+        observed = {(a, b): float(formula(totals[a]) - formula(totals[b])) for a, b in pairs}
+        found: dict[tuple[int, int], float] = {}
+        for shape in dict.fromkeys((len(stacks[a]), len(stacks[b])) for a, b in pairs):
+            members = [(a, b) for a, b in pairs if (len(stacks[a]), len(stacks[b])) == shape]
+            differences: dict[tuple[int, int], list[Floats]] = {pair: [] for pair in members}
+            for dealt in self._deal(stacks, [sorted({pair[side] for pair in members}) for side in (0, 1)], shape):
+                for a, b in members:
+                    first = dealt[0][a] + dealt[1][b]
+                    both = formula(first), formula(totals[a] + totals[b] - first)
+                    differences[a, b].append(np.abs(both[0] - both[1]))
+            found |= {pair: _p_value(np.concatenate(parts), observed[pair]) for pair, parts in differences.items()}
+            progress(len(members))
+        return [found[pair] for pair in pairs]
 
-    def __call__(self, baseline: Sequence[str], systems: Sequence[Sequence[str]]) -> list[dict[str, MetricResult]]:
-        """Results of the baseline, then of each system, by metric: bleu, chrf, ter, and the sentence metrics."""
-        outputs: list[tuple[str, Sequence[str]]]
-        outputs = [(str(number), nfc(output)) for number, output in enumerate([baseline, *systems])]
-        bootstrap, randomisation = (
-            list(PairedTest(outputs, self.metrics, [self.references], kind, count)()[1].values())[1:]
-            for kind, count in (("bs", self.samples), ("ar", self.trials))
-        )
-        results = [
-            {
-                metric: _result(boot[0], boot[row], randomised[row])
-                for metric, boot, randomised in zip(METRICS, bootstrap, randomisation, strict=True)
-            }
-            for row in range(len(outputs))
+    def _deal(
+        self, stacks: Sequence[Floats], sides: Sequence[Sequence[int]], shape: tuple[int, int]
+    ) -> Iterator[list[dict[int, Floats]]]:
+        """For parts of the trials, what each system of each side gives to the first side's sums: (trials, k) each.
+
+        Of every sentence's pairs of outputs, a binomial number is exchanged, each output with the same probability.
+        """
+        rng = _generator()
+        beside = [
+            [_beside([stacks[system][run] for system in side]) for run in range(n)]
+            for side, n in zip(sides, shape, strict=True)
         ]
-        for name, sentence_metric in self.sentence_metrics.items():
-            base = sentence_metric(baseline)
-            results[0][name] = compare_means(base, None, self.samples, self.trials)
-            for result, output in zip(results[1:], systems, strict=True):
-                result[name] = compare_means(sentence_metric(output), base, self.samples, self.trials)
-        return results
-
-    def score(self, output: Sequence[str], name: str = "bleu") -> float:
-        """The score by one metric, without tests."""
-        if name in self.sentence_metrics:
-            return fmean(self.sentence_metrics[name](output))
-        metric = self.metrics[name]
-        statistics = metric._extract_corpus_statistics(nfc(output), [self.references])
-        return float(metric._aggregate_and_compute(statistics).score)
+        for start in range(0, self.trials, CHUNK):
+            drawn = min(CHUNK, self.trials - start), stacks[0].shape[1]
+            exchanged = rng.binomial(min(shape), 0.5, drawn).astype(np.float32)
+            dealt: list[dict[int, Floats]] = []
+            for side, runs, chosen in zip(sides, beside, (shape[0] - exchanged, exchanged), strict=True):
+                missing, sums = chosen.copy(), np.zeros((len(chosen), runs[0].shape[1]))
+                for left, run in zip(range(len(runs), 0, -1), runs, strict=True):
+                    taken = rng.random(drawn, np.float32) * left < missing
+                    missing -= taken
+                    sums += taken.astype(float) @ run
+                dealt.append(dict(zip(side, np.split(sums, len(side), 1), strict=True)))
+            yield dealt
 
 
-def compare_means(scores: Sequence[float], baseline: Sequence[float] | None, samples: int, trials: int) -> MetricResult:
-    """The mean of an output's sentence scores, tested against the baseline's scores of the same sentences (n).
+def score(output: Statistics, metric: str) -> float:
+    """The score of an output (N, k) by a metric of FORMULAS."""
+    return float(FORMULAS[metric](np.asarray(output.sum(0), float)))
 
-    With d the mean of the n differences, p is (1 + c) / (1 + N). In paired bootstrap resampling, c counts the N
-    resampled means that lie at least |d| from d (the null hypothesis shifts them by d: Efron and Tibshirani 1993,
-    chapter 16). In paired approximate randomisation, c counts the N means with random signs that are at least |d| in
-    size. Equal outputs have p = 1.
-    """
+
+def half_width(scores: Floats) -> float:
+    """Half the width of the 95 % interval that the scores of bootstrap samples (R,) cover, as sacreBLEU computes it."""
+    low, ordered = len(scores) // 40, np.sort(scores)
+    return float(ordered[len(scores) - low - 1] - ordered[low]) / 2
+
+
+def paired_bootstrap(baseline: Floats, scores: Floats, observed: float) -> float:
+    """p of an observed difference, from the scores of two outputs on the same bootstrap samples (R,); 1 for 0."""
+    differences = np.abs(scores - baseline)
+    return _p_value(differences - differences.mean(), observed)
+
+
+def _p_value(differences: Floats, observed: float) -> float:
+    """The share of resampled differences (R,) that exceed the observed one, which itself counts as one of them."""
+    if abs(observed) <= ROUNDING:
+        return 1.0
+    return float(1 + (differences > abs(observed) + ROUNDING).sum()) / (1 + len(differences))
+
+
+def _beside(outputs: Sequence[Statistics]) -> Floats:
+    return np.concatenate([np.asarray(rows, float) for rows in outputs], 1)
+
+
+def _chunks(draws: NDArray[np.uint16] | NDArray[np.bool_]) -> Iterator[Floats]:
+    """(R, N) in parts, as numbers to multiply with."""
+    return (draws[start : start + CHUNK].astype(float) for start in range(0, len(draws), CHUNK))
+
+
+def _generator() -> np.random.Generator:
     seed = os.environ.get("SACREBLEU_SEED", "12345")
-    rng = np.random.default_rng(None if seed.lower() == "none" else int(seed))
-    values = np.asarray(scores, float)
-    drawn = rng.integers(len(values), size=(samples, len(values)))
-    low, high = np.quantile(values[drawn].mean(1), (0.025, 0.975))
-    if baseline is None:
-        return MetricResult(float(values.mean()), float(high - low) / 2, None, None)
-    differences = values - np.asarray(baseline, float)
-    observed = abs(differences.mean())
-    flipped = rng.choice((-1.0, 1.0), size=(trials, len(values))) @ differences / len(values)
-    shifted = differences[drawn].mean(1) - differences.mean()
-    rounding = 1e-9 * np.abs(differences).max()  # sums in another order
-    p_values = [
-        float(1 + (np.abs(means) >= observed - rounding).sum()) / (1 + len(means)) for means in (shifted, flipped)
-    ]
-    return MetricResult(float(values.mean()), float(high - low) / 2, *p_values)
-
-
-def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of two or more values, and the two ends of its 95 % confidence interval by Student's t."""
-    mean, half = fmean(values), _t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return mean, mean - half, mean + half
-
-
-def _t_quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t with this many degrees of freedom.
-
-    With t = sqrt(freedom) tan(angle), the density of the angle is proportional to cos(angle)^(freedom - 1).
-    """
-    angles = np.linspace(0, math.pi / 2, 100_001)
-    density = np.cos(angles) ** (freedom - 1)
-    mass = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
-    return math.sqrt(freedom) * math.tan(float(np.interp(0.95 * mass[-1], mass, angles)))
-
-
-def _result(baseline: Any, bootstrap: Any, randomised: Any) -> MetricResult:  # noqa: ANN401
-    """From sacreBLEU's results. p is 1 for equal scores; sacreBLEU reports 0 if all samples are equal too."""
-    equal = bootstrap is not baseline and bootstrap.score == baseline.score
-    p_values = (1.0, 1.0) if equal else (bootstrap.p_value, randomised.p_value)
-    return MetricResult(float(bootstrap.score), float(bootstrap.ci), *p_values)
-
-
-def _with_cached_statistics(metric: Any, references: Sequence[str]) -> Any:  # noqa: ANN401
-    """The metric, which computes the statistics of an output against these references only once."""
-    extract: Callable[..., Any] = metric._extract_corpus_statistics
-    cached = functools.cache(lambda output: extract(list(output), [references]))
-    metric._extract_corpus_statistics = lambda output, _: cached(tuple(output))
-    return metric
-
-
-def _with_cached_scores(metric: SentenceMetric) -> SentenceMetric:
-    """The metric, which scores an output only once."""
-    cached = functools.cache(lambda output: metric(list(output)))
-    return lambda output: cached(tuple(output))
+    return np.random.default_rng(None if seed.lower() == "none" else int(seed))

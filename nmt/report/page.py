@@ -1,9 +1,11 @@
 """The comparison as one self-contained HTML file: tables, charts, and translations with their attention."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
@@ -25,6 +27,15 @@ def _seeds(seeds: Sequence[int | None]) -> str:
     return ", ".join(str(seed) for seed in seeds if seed is not None) or EN_DASH
 
 
+def _seeds_needed(count: float) -> str:
+    return "inf" if math.isinf(count) else str(count)
+
+
+def score_decimals(metric: str) -> Callable[[float], str]:
+    """A formatter of scores and of differences between them."""
+    return decimals(4 if metric == "comet" else 2)
+
+
 NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "comet": "COMET"}
 SCORES = (
     Column("bleu", "BLEU", decimals(2)),
@@ -32,18 +43,6 @@ SCORES = (
     Column("ter", "TER", decimals(1)),
     Column("comet", "COMET", decimals(4)),
     Column("aer", "AER %", decimals(1)),
-    Column("p_bootstrap", "p, bootstrap", _p_value),
-    Column("p_randomisation", "p, randomisation", _p_value),
-)
-SYSTEM_COLUMNS = (
-    Column("rank", "#"),
-    Column("name", "system"),
-    Column("seeds", "seeds", _seeds),
-    *SCORES,
-    Column("parameters", "parameters", human_count),
-    Column("seconds", "training time", human_duration),
-    Column("tokens_per_second", "training, tokens/s", "{:,.0f}".format),
-    Column("sentences_per_second", "decoding, sentences/s", decimals(1)),
 )
 EXPLAINED = (
     Column("tau", "Kendall's tau", decimals(3)),
@@ -64,6 +63,8 @@ RUN_COLUMNS = (
     Column("system", "system"),
     Column("seed", "seed"),
     *SCORES,
+    Column("p_bootstrap", "p, bootstrap", _p_value),
+    Column("p_randomisation", "p, randomisation", _p_value),
     Column("run", "run"),
     Column("baseline_run", "compared with"),
 )
@@ -91,11 +92,48 @@ class Heading:
     descending: bool
 
 
-def with_interval(columns: Sequence[Column], metric: str) -> list[Column]:
-    """The columns, with the 95 % interval of a metric after its score."""
-    at = 1 + next(i for i, column in enumerate(columns) if column.heading == NAMES[metric])
-    show = ("± {:.4f}" if metric == "comet" else "± {:.2f}").format
-    return [*columns[:at], Column(f"{metric}_ci", "95 %", show), *columns[at:]]
+def _system_columns(metric: str) -> list[Column]:
+    first, *others = sorted(SCORES, key=lambda column: column.key != metric)
+    return [
+        Column("rank", "#"),
+        Column("name", "system"),
+        Column("seeds", "seeds", _seeds),
+        first,
+        Column("letters", "groups"),
+        *_test_columns(metric),
+        *others,
+        Column("parameters", "parameters", human_count),
+        Column("seconds", "training time", human_duration),
+        Column("tokens_per_second", "training, tokens/s", "{:,.0f}".format),
+        Column("sentences_per_second", "decoding, sentences/s", decimals(1)),
+    ]
+
+
+def _test_columns(metric: str) -> list[Column]:
+    return [
+        Column("difference", "difference", score_decimals(metric)),
+        Column("p", "p", _p_value),
+        Column("p_raw", "raw p", _p_value),
+        Column("detectable", "detects", score_decimals(metric)),
+        Column("seeds_needed", "seeds needed", _seeds_needed),
+    ]
+
+
+def power(comparison: Mapping[str, Any]) -> str:
+    """Says how large a difference these seeds and sentences could have shown; empty for a single system."""
+    rows, name = comparison["differences"], NAMES[comparison["metric"]]
+    if not rows:
+        return ""
+    show, sizes = score_decimals(comparison["metric"]), [row["detectable"] for row in rows]
+    spread = f" (the median; {show(min(sizes))} to {show(max(sizes))})" if len(sizes) > 1 else ""
+    base = "between two systems" if comparison["baseline"] is None else f"to {comparison['baseline']}"
+    said = f"Detects a difference {base} of {show(median(sizes))} {name} with 80 %{spread}."
+    if any(row["seeds_needed"] is None for row in rows):
+        said += (
+            " Where two systems have one seed each, p and interval know only the variance between sentences: other "
+            "seeds may differ more."
+        )
+    return said
 
 
 def page(comparisons: Sequence[Mapping[str, Any]]) -> str:
@@ -117,13 +155,18 @@ def template(name: str) -> Template:
 
 def _section(comparison: Mapping[str, Any]) -> dict[str, Any]:
     """The comparison, with the tables, charts and marks that the template needs."""
-    systems = comparison["systems"]
+    systems, metric = comparison["systems"], comparison["metric"]
     numbers = {system["name"]: number for number, system in enumerate(systems)}
     return {
         **comparison,
-        "metric_name": NAMES[comparison["metric"]],
-        "system_table": _table(systems, with_interval(SYSTEM_COLUMNS, comparison["metric"])),
+        "metric_name": NAMES[metric],
+        "system_table": _table(systems, _system_columns(metric), metric),
         "run_table": _table(comparison["runs"], RUN_COLUMNS),
+        "difference_table": _table(
+            comparison["differences"],
+            [Column("system", "system"), Column("baseline", "from"), *_test_columns(metric)],
+        ),
+        "power": power(comparison),
         "numbers": numbers,
         "marks": {name: legend_key(number) for name, number in numbers.items()},
         "charts": _charts(systems),
@@ -134,11 +177,14 @@ def _section(comparison: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _table(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], metric: str = ""
 ) -> tuple[list[Heading], list[tuple[str, list[Cell]]]]:
-    """Headings, and each row as (system, cells). Columns without any value are left out."""
+    """Headings, and each row as (system, cells). Columns without any value are left out.
+
+    After a mean over seeds stands its standard deviation, after the metric that ranks the 95 % interval.
+    """
     columns = [column for column in columns if any(row.get(column.key) is not None for row in rows)]
-    body = [(row.get("name", row.get("system")), [_cell(row, column) for column in columns]) for row in rows]
+    body = [(row.get("name", row.get("system")), [_cell(row, column, metric) for column in columns]) for row in rows]
     headings = []
     for index, column in enumerate(columns):
         cells = [cells[index] for _, cells in body]
@@ -148,16 +194,17 @@ def _table(
     return headings, body
 
 
-def _cell(row: Mapping[str, Any], column: Column) -> Cell:
-    value = row[column.key]
+def _cell(row: Mapping[str, Any], column: Column, metric: str) -> Cell:
+    value = row.get(column.key)
     if value is None:
         return Cell(EN_DASH, None, None, False)
-    text, spread = column.show(value), row.get(f"{column.key}_sd", row.get(f"{column.key}_ci"))
+    interval = row.get(f"{column.key}_ci")
+    spread = interval if column.key == metric else row.get(f"{column.key}_sd", interval)
     return Cell(
-        text,
-        value if isinstance(value, int | float) else text,
+        column.show(value),
+        value if isinstance(value, int | float) else column.show(value),
         None if spread is None else column.show(spread),
-        column.key.startswith("p_") and value < SIGNIFICANT,
+        column.key == "p" and value < SIGNIFICANT,
     )
 
 

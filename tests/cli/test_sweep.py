@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 
 from nmt.cli import train
 from nmt.cli.sweep import _is_foreign, best_score, job_name
+from nmt.comparison.jobs import planned_jobs
 from nmt.config.compose import config_dir
 from nmt.files import read_lines
 from nmt.run import SWEEP, RunDirectory
@@ -108,6 +109,7 @@ def test_failed_jobs_are_recorded_and_the_others_go_on_and_are_compared(
     }
     assert "Traceback (most recent call last)" in recorded
     assert len(compared(folder)) == 3
+    assert planned_jobs(folder / "sweep") == 4
     assert "job 4 of 4" in done.stderr
     *_, page, board, last = done.stdout.splitlines()
     assert (page, last) == ("page: sweep/comparison/index.html", "sweep: sweep")

@@ -1,17 +1,22 @@
 """Ranking, means over seeds, tests against the baseline, and examples."""
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from made_runs import REFERENCES, SOURCES, make_run, worsened
 
 from nmt.comparison.compare import compare, group
 from nmt.comparison.entry import Entry, HeldOut, read_run
 from nmt.config.errors import UserError
-from nmt.metrics.bleu import ScoreSettings, score, sentence_bleu
-from nmt.metrics.significance import Significance
+from nmt.metrics.bleu import Counts, ScoreSettings, count, score, sentence_bleu
+from nmt.metrics.effects import difference, mean_of_seeds
+from nmt.metrics.multiple import holm
+from nmt.metrics.significance import Resampling, half_width, paired_bootstrap
+from nmt.metrics.significance import score as metric_score
 
 SETTINGS = ScoreSettings("13a", False)
 OUTPUTS = {("good", 1): worsened(9), ("good", 2): worsened(10), ("bad", 1): worsened(2), ("bad", 2): worsened(9)}
@@ -47,37 +52,103 @@ def test_the_best_mean_is_first_and_the_baseline() -> None:
     assert (found["sentences"], found["split"]) == (60, "test")
 
 
+def counted(name: str, seed: int) -> dict[str, Counts]:
+    return dict(count(OUTPUTS[name, seed], REFERENCES, SETTINGS).counts)
+
+
 def test_a_run_is_tested_against_the_baselines_run_of_its_seed() -> None:
     found = compared(baseline="good")
-    significance = Significance(REFERENCES, SETTINGS, 200, 200)
+    resampling = Resampling(60, 200, 200)
     runs = {row["run"]: row for row in found["runs"]}
     for seed in (1, 2):
-        _, expected = significance(OUTPUTS["good", seed], [OUTPUTS["bad", seed]])
+        good, bad = (counted(name, seed) for name in ("good", "bad"))
         row = runs[f"bad{seed}"]
         assert row["baseline_run"] == f"good{seed}"
-        assert row["p_bootstrap"] == expected["bleu"].p_bootstrap
-        assert row["p_randomisation"] == expected["bleu"].p_randomisation
-        for metric in ("chrf", "ter"):
-            assert row[f"{metric}_p_bootstrap"] == expected[metric].p_bootstrap
-            assert row[f"{metric}_p_randomisation"] == expected[metric].p_randomisation
-        assert row["bleu_ci"] == pytest.approx(expected["bleu"].interval, abs=1e-3)
+        randomised = resampling.paired_randomisation(good, bad)
+        for metric, prefix in (("bleu", ""), ("chrf", "chrf_"), ("ter", "ter_")):
+            samples = resampling.bootstrap([good[metric], bad[metric]], metric)
+            observed = metric_score(bad[metric], metric) - metric_score(good[metric], metric)
+            assert row[f"{prefix}p_bootstrap"] == paired_bootstrap(samples[0], samples[1], observed)
+            assert row[f"{prefix}p_randomisation"] == randomised[metric]
+            assert row[f"{metric}_ci"] == pytest.approx(half_width(samples[1]), abs=1e-3)
         assert runs[f"good{seed}"]["p_bootstrap"] is None
     assert len({runs[f"bad{seed}"]["p_bootstrap"] for seed in (1, 2)}) == 2
-    bad = found["systems"][1]
-    assert bad["p_bootstrap"] == max(runs[f"bad{seed}"]["p_bootstrap"] for seed in (1, 2))
-    assert bad["p_randomisation"] == max(runs[f"bad{seed}"]["p_randomisation"] for seed in (1, 2))
-    assert found["systems"][0]["p_bootstrap"] is None
+
+
+def test_a_system_is_tested_with_the_variance_of_its_seeds_and_that_of_sentences() -> None:
+    found = compared(baseline="good")
+    good, bad = found["systems"]
+    assert good["difference"] is good["p"] is good["p_raw"] is None
+    outputs = [counted(name, seed)["bleu"] for name in ("bad", "good") for seed in (1, 2)]
+    resampling = Resampling(60, 200, 200)
+    scores = [metric_score(rows, "bleu") for rows in outputs]
+    expected = difference(scores[:2], scores[2:], np.cov(resampling.bootstrap(outputs, "bleu")), 60)
+    assert bad["difference"] == pytest.approx(expected.value, abs=1e-3)
+    assert bad["difference"] == pytest.approx(bad["bleu"] - good["bleu"], abs=1e-3)
+    assert bad["difference_ci"] == pytest.approx(expected.half_width, abs=1e-3)
+    assert bad["p"] == bad["p_raw"] == pytest.approx(expected.p_value)
+    assert bad["detectable"] == pytest.approx(expected.detectable(0.05), abs=1e-3)
+    stratified = resampling.stratified_randomisation([outputs[:2], outputs[2:]], [(0, 1)], "bleu")
+    assert [bad["p_stratified"]] == stratified
+    own = mean_of_seeds(scores[:2], np.cov(resampling.bootstrap(outputs[:2], "bleu")), 60)
+    assert bad["bleu_ci"] == pytest.approx(own.half_width, abs=1e-3)
+    (row,) = found["differences"]
+    assert (row["system"], row["baseline"]) == ("bad", "good")
+    assert {key: bad[key] for key in row if key not in ("system", "baseline")} == {
+        key: row[key] for key in row if key not in ("system", "baseline")
+    }
+
+
+def test_one_seed_each_falls_back_to_the_paired_tests() -> None:
+    given = [entry for entry in entries() if entry.seed == 1]
+    found = compared(given, baseline="good")
+    _, bad = found["systems"]
+    (run,) = (row for row in found["runs"] if row["run"] == "bad1")
+    assert bad["p"] == bad["p_raw"] == max(run["p_bootstrap"], run["p_randomisation"])
+    assert bad["bleu_ci"] == run["bleu_ci"]
+    assert bad["seeds_needed"] is None
+    assert 0 < bad["difference_ci"] < 3 * bad["bleu_ci"]
+
+
+def field_of(**every: Sequence[int]) -> list[Entry]:
+    """Systems by name, with one run for each number of sentences between two bad ones."""
+    return [
+        Entry(f"{name}{seed}", worsened(step), seed, name, {"attention": name})
+        for name, steps in every.items()
+        for seed, step in enumerate(steps, 1)
+    ]
+
+
+def test_p_is_corrected_for_the_number_of_comparisons() -> None:
+    given = field_of(best=(30, 31, 32), close=(20, 31, 15), worse=(4, 5, 4), worst=(2, 2, 2))
+    rows = {row["name"]: row for row in compared(given, baseline="best")["systems"]}
+    raw = [rows[name]["p_raw"] for name in ("close", "worse", "worst")]
+    assert [rows[name]["p"] for name in ("close", "worse", "worst")] == pytest.approx(holm(raw))
+    assert rows["worst"]["p"] < 0.05 < rows["close"]["p"]
+    alone = compared([e for e in given if e.choices["attention"] in ("best", "worse")], baseline="best")["systems"][1]
+    assert alone["p_raw"] == pytest.approx(rows["worse"]["p_raw"])
+    assert alone["detectable"] < rows["worse"]["detectable"]
+
+
+def test_all_pairs_are_tested_and_grouped_by_letters() -> None:
+    given = field_of(best=(30, 31, 32), close=(20, 31, 15), worse=(4, 5, 4), worst=(2, 2, 2))
+    found = compared(given, baseline="all")
+    assert found["baseline"] is None
+    assert len(found["differences"]) == 6
+    letters = {row["name"]: row["letters"] for row in found["systems"]}
+    for row in found["differences"]:
+        assert (row["p"] < 0.05) == (not set(letters[row["system"]]) & set(letters[row["baseline"]]))
+        assert row["difference"] > 0  # the better of the two is named first
+    assert letters["best"] == letters["close"] == "a"
+    assert "a" not in letters["worst"]
+    assert {row["p_bootstrap"] for row in found["runs"]} == {None}
 
 
 def test_seeds_that_differ_in_opposite_directions_are_not_significant() -> None:
-    others = {("mixed", 1): worsened(2), ("mixed", 2): worsened(10)}
-    systems = {("plain", 1): worsened(10), ("plain", 2): worsened(2), **others}
-    given = [Entry(f"{name}{seed}", lines, seed, name, {"attention": name}) for (name, seed), lines in systems.items()]
-    found = compared(given, baseline="plain")
-    significant = [row["p_bootstrap"] for row in found["runs"] if row["run"].startswith("mixed")]
-    assert max(significant) < 0.05
+    found = compared(field_of(plain=(10, 2), mixed=(2, 10)), baseline="plain")
+    assert max(row["p_bootstrap"] for row in found["runs"] if row["run"].startswith("mixed")) < 0.05
     (mixed,) = (row for row in found["systems"] if row["name"] == "mixed")
-    assert (mixed["p_bootstrap"], mixed["p_randomisation"]) == (1.0, 1.0)
+    assert mixed["p"] > 0.5
 
 
 def test_without_its_seed_in_the_baseline_a_run_meets_the_first() -> None:
@@ -114,7 +185,7 @@ def test_costs_and_curves_are_means_of_what_is_known(tmp_path: Path) -> None:
 def test_half_of_the_examples_differ_most_and_half_are_of_all_lengths() -> None:
     numbers = [row["number"] for row in compared(examples=6)["examples"]]
     assert len(numbers) == 6
-    scores = [sentence_bleu(OUTPUTS[name, 1], REFERENCES, SETTINGS) for name in ("good", "bad")]
+    scores = [sentence_bleu(counted(name, 1)["bleu"]) for name in ("good", "bad")]
     spread = [abs(good - bad) for good, bad in zip(*scores, strict=True)]
     assert sorted(spread[number - 1] for number in numbers)[-3:] == sorted(spread)[-3:]
     lengths = [len(SOURCES[number - 1].split()) for number in numbers]

@@ -1,18 +1,27 @@
 """Which runs are compared with which, and the files that come of it."""
 
 import csv
+import itertools
 import json
 import logging
 import os
+import subprocess
+import sys
+import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from forks import call
-from made_runs import REFERENCES, make_run, worsened, write
+from made_runs import REFERENCES, SOURCES, make_run, worsened, write
 
+from nmt.comparison.jobs import mark_sweep
 from nmt.comparison.report import gather, write_comparison
 from nmt.config.errors import UserError
+from nmt.metrics.bleu import METRICS, Counted, ScoreSettings, count
+from nmt.metrics.stored import SUFFIX, write_counts
 
 QUICK: dict[str, Any] = {"bootstrap_samples": 100, "randomisation_trials": 100, "examples": 4, "sentences": []}
 
@@ -143,7 +152,9 @@ def test_all_files_say_the_same() -> None:
         "comparison.csv",
         "comparison.json",
         "comparison.md",
+        "differences.csv",
         "index.html",
+        "systems.csv",
     ]
     (found,) = json.loads(Path("out/comparison.json").read_text())["comparisons"]
     systems = found["systems"]
@@ -162,10 +173,75 @@ def test_all_files_say_the_same() -> None:
         assert f"{row['bleu']:.2f}" in markdown
         assert f"{row['bleu']:.2f}" in page
         assert float(run["bleu"]) == row["bleu"]
-        stars = "*" if row["p_randomisation"] is not None and row["p_randomisation"] < 0.05 else ""
-        if row["p_randomisation"] is not None:
-            assert f"{row['p_randomisation']:.4f}{stars}" in printed
+        if row["p"] is not None:
+            assert f"{row['p']:.4f}{'*' if row['p'] < 0.05 else ''}" in printed
+            shown = f"{row['difference']:+.2f} ± {row['difference_ci']:.2f}"
+            assert shown in printed
+            assert shown in markdown
+            assert f"{row['difference']:.2f}" in page
+            assert f"{row['detectable']:.2f}" in page
     assert "from none at least this large" in markdown
+    assert "other seeds may differ more" in printed  # there is one seed each
+    with Path("out/systems.csv").open() as file:
+        by_system = list(csv.DictReader(file))
+    assert [(row["name"], float(row["bleu"]), row["seeds"]) for row in by_system] == [
+        (row["name"], row["bleu"], " ".join(map(str, row["seeds"]))) for row in systems
+    ]
+    assert not {"curve", "bleu_by_length"} & by_system[0].keys()
+    with Path("out/differences.csv").open() as file:
+        differences = list(csv.DictReader(file))
+    assert [(row["system"], row["baseline"], float(row["p"])) for row in differences] == [
+        (row["system"], row["baseline"], row["p"]) for row in found["differences"]
+    ]
+
+
+def test_what_all_pairs_show_is_in_every_file() -> None:
+    for name, steps in {"luong_dot": (20, 25), "bahdanau": (18, 26), "none": (2, 2)}.items():
+        for seed, step in enumerate(steps, 1):
+            make_run(Path(f"{name}{seed}"), worsened(step), f"attention={name}", f"seed={seed}")
+    printed = write_comparison(["*[12]"], Path("out"), baseline="all", **QUICK)
+    (found,) = json.loads(Path("out/comparison.json").read_text())["comparisons"]
+    assert found["baseline"] is None
+    assert len(found["differences"]) == 3
+    assert {row["name"]: row["letters"] for row in found["systems"]} == {"luong_dot": "a", "bahdanau": "a", "none": "b"}
+    assert "Detects a difference between two systems of" in printed
+    assert "one seed each" not in printed
+    markdown, page = Path("out/comparison.md").read_text(), Path("out/index.html").read_text()
+    assert "Systems without a common letter differ." in markdown
+    assert "All pairs (3)" in page
+    for row in found["differences"]:
+        assert f"| {row['difference']:+.2f} ± {row['difference_ci']:.2f}" in markdown
+    with Path("out/systems.csv").open() as file:
+        assert [row["letters"] for row in csv.DictReader(file)] == ["a", "a", "b"]
+
+
+def test_too_small_a_test_set_for_any_number_of_seeds_is_said_plainly() -> None:
+    for name, steps in {"bahdanau": (20, 25), "none": (21, 24)}.items():
+        for seed, step in enumerate(steps, 1):
+            make_run(Path(f"{name}{seed}"), worsened(step), f"attention={name}", f"seed={seed}")
+    write_comparison(["*[12]"], Path("out"), baseline="none", **QUICK)
+    (found,) = json.loads(Path("out/comparison.json").read_text())["comparisons"]
+    (row,) = found["differences"]
+    assert row["seeds_needed"] is None  # JSON has no infinity
+    markdown = Path("out/comparison.md").read_text()
+    assert "seeds needed" in markdown
+    assert "inf" in markdown.partition("bahdanau")[2].splitlines()[0]
+    assert "inf: more seeds alone are not enough, the test set is too small" in markdown
+
+
+def test_a_sweep_that_is_not_finished_says_how_many_runs_are_missing() -> None:
+    for seed in (1, 2):
+        make_run(Path(f"sweep/{seed}"), worsened(8 + seed), f"seed={seed}")
+    mark_sweep(Path("sweep"), 5)
+    mark_sweep(Path("sweep"), 3)  # continued with fewer values
+    said = "sweep: unfinished: 3 of 5 runs are missing."
+    assert said in write_comparison(["sweep"], Path("out"), **QUICK).splitlines()
+    assert json.loads(Path("out/comparison.json").read_text())["comparisons"][0]["missing"] == [said]
+    assert said in Path("out/index.html").read_text()
+    assert "unfinished" not in write_comparison(["sweep/1", "sweep/2"], Path("out"), **QUICK)
+    for unknown in (b"", b"many", b"2"):  # of a search, damaged, and finished
+        Path("sweep/.nmt-sweep").write_bytes(unknown)
+        assert "unfinished" not in write_comparison(["sweep"], Path("out"), **QUICK)
 
 
 def test_a_column_that_nothing_fills_is_left_out() -> None:
@@ -173,8 +249,8 @@ def test_a_column_that_nothing_fills_is_left_out() -> None:
     printed = write_comparison(["a"], Path("out"), **QUICK)
     head = printed.splitlines()[2]
     assert "AER" not in head
-    assert "p boot" not in head
-    assert "tokens/s" in head
+    assert "difference" not in head
+    assert "training time" in head
     assert write_comparison(["a"], Path("out"), markdown=True, **QUICK).splitlines()[2].startswith("|")
 
 
@@ -226,3 +302,37 @@ def test_a_line_that_a_kill_cut_short_costs_nothing_else() -> None:
         file.write('{"epoch": 3.0, "validation/bleu": 3')
     (((entry,), _),) = gather(["a"], [], "test", False)
     assert list(entry.curve) == [(1.0, 10.0), (2.0, 20.0)]
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_eighty_four_runs_of_a_thousand_sentences_take_less_than_a_minute_and_a_gigabyte() -> None:
+    """With the statistics that evaluations leave beside their translations."""
+    parts = 17
+    sources, references = ([f"{line} {n}" for n in range(parts) for line in lines] for lines in (SOURCES, REFERENCES))
+    for layers, seed in itertools.product(range(1, 29), range(1, 4)):
+        run = make_run(Path(f"sweep/{layers}-{seed}"), [], f"encoder.layers={layers}", f"seed={seed}", gold=False)
+        (run / "alignments" / "test.words.jsonl").unlink()
+        outputs = [worsened(2 + (layers * seed + part) % 7) for part in range(parts)]
+        hypotheses = [f"{line} {n}" for n, lines in enumerate(outputs) for line in lines]
+        for name, lines in (("data/test.source", sources), ("data/test.target", references)):
+            write(run / name, lines)
+        write(run / "hypotheses/test.txt", hypotheses)
+        pairs = zip(hypotheses, references, strict=True)
+        counted = [_counted_once(*pair) for pair in pairs]
+        counts = {name: np.concatenate([each.counts[name] for each in counted]) for name in METRICS}
+        path = run / "hypotheses" / f"test{SUFFIX}"
+        write_counts(path, Counted(counts, counted[0].signatures), hypotheses, references)
+    start = time.monotonic()
+    process = subprocess.Popen([Path(sys.executable).parent / "nmt-compare", "runs=sweep", "output=out"])
+    _, status, usage = os.wait4(process.pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert time.monotonic() - start < 60
+    assert usage.ru_maxrss < 1e6  # kilobytes
+    (found,) = json.loads(Path("out/comparison.json").read_text())["comparisons"]
+    assert (len(found["systems"]), len(found["differences"]), found["sentences"]) == (28, 27, 1020)
+
+
+@cache
+def _counted_once(hypothesis: str, reference: str) -> Counted:
+    return count([hypothesis], [reference], ScoreSettings("13a", False))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 
-from nmt.metrics.bleu import Scores, ScoreSettings, score, score_by_length, sentence_bleu, tokenizer_for
+from nmt.metrics.bleu import Scores, ScoreSettings, count, score, score_by_length, sentence_bleu, tokenizer_for
 
 ENGLISH = (
     ["The cat sat on the Mat.", "He didn't say: 'no' (twice)!", "A red car stops here , now .", ""],
@@ -92,7 +92,7 @@ def test_composed_and_decomposed_characters_are_the_same() -> None:
     for pair in ((composed, decomposed), (decomposed, composed)):
         found = score(*pair, MIXED_13A)
         assert (found.bleu, found.chrf, found.ter) == pytest.approx((100, 100, 0))
-        assert sentence_bleu(*pair, MIXED_13A) == pytest.approx([100, 100])
+        assert list(sentence_bleu(count(*pair, MIXED_13A).counts["bleu"])) == pytest.approx([100, 100])
 
 
 def test_as_dict_is_flat_json() -> None:
@@ -169,7 +169,7 @@ def test_by_length_every_sentence_is_in_one_part_and_the_longest_are_last() -> N
     sources = [" ".join("x" * n) for n in (1, 2, 3, 4, 5, 6, 7, 8, 8, 8)]
     references = [f"{source} a b c d" for source in sources]
     hypotheses = [reference if len(reference) < 18 else "nothing like it" for reference in references]
-    parts = score_by_length(hypotheses, references, sources, ScoreSettings("13a", False))
+    parts = score_by_length(count(hypotheses, references, MIXED_13A).counts["bleu"], sources)
     assert sum(part["sentences"] for part in parts) == len(sources)  # type: ignore[misc]
     words = [part["words"] for part in parts]
     assert words == sorted(words, key=str)
@@ -179,12 +179,12 @@ def test_by_length_every_sentence_is_in_one_part_and_the_longest_are_last() -> N
 
 
 def test_by_length_of_equal_lengths_is_one_part() -> None:
-    (part,) = score_by_length(["a b"] * 3, ["a b"] * 3, ["x y"] * 3, ScoreSettings("13a", False))
+    (part,) = score_by_length(count(["a b"] * 3, ["a b"] * 3, MIXED_13A).counts["bleu"], ["x y"] * 3)
     assert part["words"] == [2, 2]
     assert part["sentences"] == 3
 
 
 def test_by_length_counts_characters_where_there_are_no_spaces() -> None:
     sources = ["狗" * n for n in range(1, 9)]
-    parts = score_by_length(["a"] * 8, ["a"] * 8, sources, ScoreSettings("13a", False))
+    parts = score_by_length(count(["a"] * 8, ["a"] * 8, MIXED_13A).counts["bleu"], sources)
     assert [part["words"] for part in parts] == [[1, 2], [3, 4], [5, 6], [7, 8]]

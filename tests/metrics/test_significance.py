@@ -1,16 +1,18 @@
-"""The tests are sacreBLEU's: its command line on the same files gives the same numbers."""
+"""The tests of two outputs are sacreBLEU's, those of several outputs agree with MultEval's published example."""
 
+import itertools
 import os
 import re
 import subprocess
 import sys
-import unicodedata
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from nmt.metrics.bleu import METRICS, ScoreSettings, score
-from nmt.metrics.significance import Significance, mean_interval
+from nmt.metrics.bleu import METRICS, Counts, ScoreSettings, count
+from nmt.metrics.significance import Resampling, half_width, paired_bootstrap, score
 
 REFERENCES = [f"the {n} small dogs , which run , see {n % 7} red houses ." for n in range(60)]
 BASELINE = [line.replace("dogs", "cats") if n % 3 == 0 else line for n, line in enumerate(REFERENCES)]
@@ -35,75 +37,124 @@ def p_values(table: str) -> list[float]:
     return [float(p) for p in re.findall(r"p = ([\d.]+)", table)]
 
 
+def counted(output: list[str], lowercase: bool = False) -> dict[str, Counts]:
+    return dict(count(output, REFERENCES, ScoreSettings("13a", lowercase)).counts)
+
+
+def bootstrap_p(
+    resampling: Resampling, baseline: NDArray[np.float64], output: NDArray[np.float64], metric: str
+) -> float:
+    samples = resampling.bootstrap([baseline, output], metric)
+    return paired_bootstrap(samples[0], samples[1], score(output, metric) - score(baseline, metric))
+
+
 @pytest.mark.parametrize(("lowercase", "options"), [(False, []), (True, ["-lc"])])
 def test_scores_intervals_and_p_values_are_those_of_the_command_line(
     lowercase: bool, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SACREBLEU_SEED", raising=False)
-    found = Significance(REFERENCES, ScoreSettings("13a", lowercase), 300, 500)(BASELINE, [BETTER, CLOSE])
+    base, *others = outputs = [counted(lines, lowercase) for lines in (BASELINE, BETTER, CLOSE)]
+    resampling = Resampling(len(REFERENCES), 300, 500)
     bootstrap = command_line(tmp_path, "bs", 300, *options)
-    randomised = command_line(tmp_path, "ar", 500, *options)
     printed = re.findall(r"([\d.]+) \([\d.]+ ± ([\d.]+)\)", bootstrap)
-    tested = [system[metric] for system in found for metric in METRICS]
-    assert [each.score for each in tested] == pytest.approx([float(score) for score, _ in printed], abs=1e-5)
-    assert [each.interval for each in tested] == pytest.approx([float(half) for _, half in printed], abs=1e-5)
-    others = tested[len(METRICS) :]
-    assert [each.p_bootstrap for each in others] == pytest.approx(p_values(bootstrap), abs=1e-4)
-    assert [each.p_randomisation for each in others] == pytest.approx(p_values(randomised), abs=1e-4)
-    assert {each.p_bootstrap for each in tested[: len(METRICS)]} == {None}
-    assert len({each.p_randomisation for each in others}) > 2
+    scores = [score(output[metric], metric) for output in outputs for metric in METRICS]
+    assert scores == pytest.approx([float(value) for value, _ in printed], abs=1e-5)
+    halves = [half_width(resampling.bootstrap([output[name]], name)[0]) for output in outputs for name in METRICS]
+    assert halves == pytest.approx([float(half) for _, half in printed], abs=1e-5)
+    found = [bootstrap_p(resampling, base[name], output[name], name) for output in others for name in METRICS]
+    assert found == pytest.approx(p_values(bootstrap), abs=1e-4)
+    randomised = [p for output in others for p in resampling.paired_randomisation(base, output).values()]
+    assert randomised == pytest.approx(p_values(command_line(tmp_path, "ar", 500, *options)), abs=1e-4)
+    assert len(set(randomised)) > 2
 
 
-def test_the_scores_are_those_of_the_one_scoring_path() -> None:
-    settings = ScoreSettings("13a", False)
-    significance = Significance(REFERENCES, settings, 100, 100)
-    (found,) = significance(BETTER, [])
-    expected = score(BETTER, REFERENCES, settings)
-    assert {metric: found[metric].score for metric in METRICS} == pytest.approx(
-        {metric: getattr(expected, metric) for metric in METRICS}
-    )
-    assert significance.score(BETTER) == pytest.approx(expected.bleu)
+def test_equal_scores_differ_by_nothing() -> None:
+    resampling = Resampling(5, 100, 100)
+    one, other = (count([word] * 5, ["x y z w"] * 5, ScoreSettings("13a", False)).counts for word in "ab")
+    assert score(one["bleu"], "bleu") == score(other["bleu"], "bleu")
+    assert bootstrap_p(resampling, one["bleu"], other["bleu"], "bleu") == 1.0
+    assert set(resampling.paired_randomisation(one, other).values()) == {1.0}
+    assert resampling.stratified_randomisation([[one["bleu"]], [other["bleu"]]], [(0, 1)], "bleu") == [1.0]
 
 
-def test_composed_and_decomposed_characters_are_the_same() -> None:
-    composed = ["le gar\u00e7on d\u00e9\u00e7u est l\u00e0 ."] * 9
-    decomposed = [unicodedata.normalize("NFD", line) for line in composed]
-    significance = Significance(decomposed, ScoreSettings("13a", False), 100, 100)
-    base, same = significance(composed, [decomposed])
-    assert base["bleu"].score == pytest.approx(100)
-    assert [each.p_bootstrap for each in same.values()] == [1.0, 1.0, 1.0]
-    assert significance.score(composed) == pytest.approx(100)
+def means(*scores: float) -> NDArray[np.float64]:
+    return np.array([[score, 1.0] for score in scores])
 
 
-def test_the_same_output_differs_by_nothing() -> None:
-    base, same = Significance(REFERENCES, ScoreSettings("13a", False), 100, 100)(BASELINE, [list(BASELINE)])
-    assert {(each.p_bootstrap, each.p_randomisation) for each in same.values()} == {(1.0, 1.0)}
-    assert {each.p_bootstrap for each in base.values()} == {None}
+def test_p_values_of_means_are_those_of_all_resamples_and_all_signs() -> None:
+    base, output = means(0.7, 0.5, 0.5, 0.6, 0.3), means(0.92, 0.41, 0.7, 0.83, 0.3)
+    differences = (output - base)[:, 0]
+    resampled = np.abs([differences[list(drawn)].mean() for drawn in itertools.product(range(5), repeat=5)])
+    signed = np.abs([(differences * signs).mean() for signs in itertools.product((-1, 1), repeat=5)])
+    exact = [(values > abs(differences.mean()) + 1e-9).mean() for values in (resampled - resampled.mean(), signed)]
+    resampling = Resampling(5, 20_000, 20_000)
+    randomised = resampling.paired_randomisation({"comet": base}, {"comet": output})["comet"]
+    assert [bootstrap_p(resampling, base, output, "comet"), randomised] == pytest.approx(exact, abs=0.01)
+    dealt = resampling.stratified_randomisation([[base], [output]], [(0, 1)], "comet")
+    assert dealt == pytest.approx([randomised], abs=0.01)  # of one output each the tests are the same
 
 
-def test_no_difference_in_score_is_never_a_certain_one() -> None:
-    rubbish = [["a"] * 5, ["b"] * 5]
-    base, other = Significance(["x y z w"] * 5, ScoreSettings("13a", False), 100, 100)(rubbish[0], [rubbish[1]])
-    assert base["bleu"].score == other["bleu"].score
-    assert (other["bleu"].p_bootstrap, other["bleu"].p_randomisation) == (1.0, 1.0)
+def test_the_seed_is_that_of_sacrebleu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found() -> tuple[float, ...]:
+        resampling, outputs = Resampling(len(REFERENCES), 100, 300), [counted(BASELINE), counted(CLOSE)]
+        dealt = resampling.stratified_randomisation([[output["bleu"]] for output in outputs], [(0, 1)], "bleu")
+        return (*resampling.paired_randomisation(*outputs).values(), *dealt)
+
+    first = found()
+    assert found() == first
+    monkeypatch.setenv("SACREBLEU_SEED", "7")
+    assert all(a != b for a, b in zip(found(), first, strict=True))
 
 
-def test_an_output_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sacrebleu.metrics.ter import TER
+def test_stratified_randomisation_is_that_of_all_exchanges() -> None:
+    """Of two sentences, two outputs of one system and one of the other: a partner is drawn, then a coin is thrown."""
+    a, b = [means(0.9, 0.4), means(0.75, 0.5)], [means(0.3, 0.2)]
+    observed = abs(np.mean(a, axis=0)[:, 0].mean() - b[0][:, 0].mean())
+    sentences = [[(0.5, None), (0.25, 0), (0.25, 1)]] * 2  # nothing, or the first or second output of a is exchanged
+    exact = 0.0
+    for choices in itertools.product(*sentences):
+        first, second = [np.array([rows[:, 0] for rows in side]) for side in (a, b)]
+        for sentence, (_, run) in enumerate(choices):
+            if run is not None:
+                first[run, sentence], second[0, sentence] = second[0, sentence], first[run, sentence]
+        exact += np.prod([p for p, _ in choices]) * (abs(first.mean() - second.mean()) > observed + 1e-9)
+    other = [means(0.3, 0.4), means(0.5, 0.5)]  # further pairs change nothing
+    resampling = Resampling(2, 100, 20_000)
+    found = resampling.stratified_randomisation([a, b, other], [(0, 1), (2, 1), (0, 2)], "comet")
+    assert found[0] == pytest.approx(exact, abs=0.01)
+    assert found[0] == resampling.stratified_randomisation([a, b], [(0, 1)], "comet")[0]
 
-    counted = []
-    real = TER._extract_corpus_statistics
-    monkeypatch.setattr(TER, "_extract_corpus_statistics", lambda *given: counted.append(given[1]) or real(*given))
-    significance = Significance(REFERENCES, ScoreSettings("13a", False), 100, 100)
-    significance(BASELINE, [BETTER])
-    significance(BETTER, [BASELINE])
-    assert counted == [BASELINE, BETTER]
 
+def test_the_example_of_multeval_has_its_printed_digits() -> None:
+    """The table in the README of MultEval 0.5.1, of 2,489 sentences and three outputs of each system.
 
-@pytest.mark.parametrize(("count", "quantile"), [(2, 12.706), (3, 4.303), (4, 3.182), (11, 2.228), (121, 1.980)])
-def test_the_interval_of_a_mean_has_the_quantiles_of_printed_tables(count: int, quantile: float) -> None:
-    values = [1.0, *[3.0] * (count - 1)]
-    mean, low, high = mean_interval(values)
-    assert mean == pytest.approx(sum(values) / count)
-    error = (sum((value - mean) ** 2 for value in values) / (count - 1) / count) ** 0.5
-    assert [(mean - low) / error, (high - mean) / error] == pytest.approx([quantile, quantile], abs=6e-4)
+    The file holds what sacreBLEU 2.6 counts in that example: lengths, matches of BLEU's n-grams and edits of TER.
+    """
+    with np.load(Path(__file__).with_name("multeval.npz")) as file:
+        arrays = {name: file[name].astype(np.int64) for name in file.files}
+    reference = arrays["reference_length"]
+
+    def statistics(output: Counts) -> dict[str, Counts]:
+        length, matches, edits = output[:, 0], output[:, 1:5], output[:, 5]
+        totals = np.maximum(length[:, None] - np.arange(4), 0)
+        return {
+            "bleu": np.column_stack([length, reference, matches, totals]),
+            "ter": np.column_stack([edits, reference]),
+        }
+
+    resampling = Resampling(len(reference), 1000, 1000)
+    systems = [[statistics(output) for output in arrays[name]] for name in ("baseline", "system_1")]
+    printed = {  # by metric: each system's mean, s_sel and s_opt
+        "bleu": [("18.5", "0.3", "0.1"), ("18.8", "0.3", "0.3")],
+        "ter": [("65.7", "0.4", "0.2"), ("64.8", "0.4", "0.6")],
+    }
+    for metric, expected in printed.items():
+        outputs = [[output[metric] for output in system] for system in systems]
+        found = []
+        for system in outputs:
+            scores = [score(output, metric) for output in system]
+            spread = resampling.bootstrap(system, metric).std(1, ddof=1).mean()
+            found.append(tuple(f"{value:.1f}" for value in (np.mean(scores), spread, np.std(scores, ddof=1))))
+        assert found == expected
+        (p,) = resampling.stratified_randomisation(outputs, [(0, 1)], metric)
+        assert f"{p:.2f}" == "0.00"

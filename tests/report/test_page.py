@@ -1,4 +1,5 @@
 import json
+import math
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -15,6 +16,7 @@ from selenium.webdriver.remote.webelement import WebElement
 
 from nmt.report.page import EXPLAINED_COLUMNS, MASKING_CHARTS, page
 
+TESTS = ("difference", "difference_ci", "p", "p_raw", "detectable", "seeds_needed")
 HOSTILE = "\"'><img/src=x><script>alert(1)</script>&lt;{{7*7}}\u202e</style></title>"
 
 
@@ -22,7 +24,8 @@ def system(rank: int, name: str, **changes: object) -> dict[str, Any]:
     buckets = [{"words": words, "sentences": 3, "bleu": 40.0 - rank - words[0]} for words in ([1, 4], [5, 5])]
     scores = {"bleu": 36.0 - rank, "bleu_sd": 0.25, "chrf": 60.0, "chrf_sd": None, "ter": 49.0, "ter_sd": None}
     scores["bleu_ci"] = 1.05
-    tests = {"aer": None, "p_bootstrap": 0.0004, "p_randomisation": 0.3}
+    tests = {"aer": None, "difference": 1.25, "difference_ci": 0.75, "p": 0.0004, "p_raw": 0.0002}
+    tests |= {"detectable": 0.875, "seeds_needed": math.inf}
     costs = {"parameters": 1_250_000, "seconds": 200.0 + rank, "epoch_seconds": 34.0}
     speeds = {"tokens_per_second": 5200.0, "sentences_per_second": None}
     curves = {"bleu_by_length": buckets, "curve": [[1.0, 9.0], [2.0, 20.0 - rank]]}
@@ -41,8 +44,8 @@ def comparison(text: str = "Mann", **changes: object) -> dict[str, Any]:
     unknown: dict[str, object] = dict.fromkeys(["parameters", "seconds", "tokens_per_second", "bleu_sd"])
     systems = [
         system(1, "dot"),
-        system(2, "base", p_bootstrap=None, p_randomisation=None, parameters=900_000),
-        system(3, text, seeds=[None], curve=[], p_bootstrap=0.2, **unknown),
+        system(2, "base", **dict.fromkeys(TESTS), parameters=900_000),
+        system(3, text, seeds=[None], curve=[], p=0.2, **unknown),
     ]
     scores = {"bleu": 33.0, "bleu_ci": 1.1, "chrf": 60.0, "chrf_ci": None, "ter": 49.0, "ter_ci": None, "aer": 12.3}
     tests = {"p_bootstrap": 0.2, "p_randomisation": 0.3, "baseline_run": "outputs/base"}
@@ -55,9 +58,12 @@ def comparison(text: str = "Mann", **changes: object) -> dict[str, Any]:
     ]
     example = {"number": 17, "source": f"A {text} is", "reference": f"Ein {text}", "translations": translations}
     return {
-        **{"split": "test", "sentences": 1000, "baseline": "base", "metric": "bleu"},
+        **{"split": "test", "sentences": 1000, "baseline": "base", "metric": "bleu", "missing": []},
         **{"signature": f"nrefs:1|{text}", "chrf_signature": "c", "ter_signature": "t"},
         **{"bootstrap_samples": 1000, "randomisation_trials": 10000, "systems": systems, "examples": [example]},
+        "differences": [
+            {"system": row["name"], "baseline": "base", **{key: row[key] for key in TESTS}} for row in systems[::2]
+        ],
         "runs": [{"system": text, "seed": None, "run": f"outputs/{text}", **scores, **tests}],
         **changes,
     }
@@ -98,22 +104,34 @@ def test_nothing_is_asked_of_anyone() -> None:
 
 def test_columns_and_charts_of_which_nothing_is_known_are_left_out() -> None:
     texts = Parsed(page([comparison()])).texts
-    assert {"BLEU", "parameters", "p, bootstrap", "Learning curves", "BLEU by training time"} <= set(texts)
+    assert {"BLEU", "parameters", "raw p", "Learning curves", "BLEU by training time"} <= set(texts)
     assert texts.count("AER %") == 1  # of the single runs
     assert "decoding, sentences/s" not in texts
     systems = comparison()["systems"]
-    unknown = dict.fromkeys(["p_bootstrap", "p_randomisation", "seconds", "bleu_sd"])
+    unknown = dict.fromkeys([*TESTS, "seconds", "bleu_sd"])
     bare = [row | unknown | {"curve": [], "bleu_by_length": []} for row in systems]
-    rest = Parsed(page([comparison(systems=bare, runs=[], examples=[])])).texts
-    assert not {"p, bootstrap", "training time", "Charts", "Learning curves", "Examples", "compared with"} & set(rest)
-    assert not any("± their" in text or "p is the probability" in text for text in rest)
+    rest = Parsed(page([comparison(systems=bare, differences=[], runs=[], examples=[])])).texts
+    assert not {"raw p", "difference", "training time", "Charts", "Learning curves", "Examples", "compared with"} & set(
+        rest
+    )
+    assert not any("raw p is the probability" in text or "Detects" in text for text in rest)
 
 
 def test_cells() -> None:
     texts = Parsed(page([comparison()])).texts
-    assert {"35.00", "± 0.25", "± 1.05", "1.2 M", "3 min 21 s", "5,200", "1, 2", "1,000 sentences"} <= {
-        part for text in texts for part in (text, text.partition(": ")[2])
-    }
+    assert {
+        "35.00",
+        "± 1.05",
+        "1.25",
+        "± 0.75",
+        "0.88",
+        "inf",
+        "1.2 M",
+        "3 min 21 s",
+        "5,200",
+        "1, 2",
+        "1,000 sentences",
+    } <= {part for text in texts for part in (text, text.partition(": ")[2])}
     stars = [texts[index - 1] for index, text in enumerate(texts) if text == "*"]
     assert stars == ["< 0.001"]
     full = [text for text in texts if text]

@@ -75,6 +75,7 @@ FILES = (
         "checkpoints/best.safetensors",
         "checkpoints/last.pt",
         "hypotheses/test.txt",
+        "hypotheses/test.statistics.safetensors",
         "results.json",
         "metrics.jsonl",
         "train.log",
