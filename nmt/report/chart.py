@@ -187,6 +187,9 @@ def _names(series: Sequence[Series]) -> str:
 
 
 def _shorten(name: str) -> str:
+    """The name; if it is too long, its values alone: "posterior" of "attention/alignment=posterior"."""
+    if len(name) > MAX_NAME_LENGTH:
+        name = " ".join(word.rpartition("=")[2] or word for word in name.split())
     return name if len(name) <= MAX_NAME_LENGTH else f"{name[: MAX_NAME_LENGTH - 1]}…"
 
 

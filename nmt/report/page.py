@@ -1,6 +1,7 @@
 """The comparison as one self-contained HTML file: tables, charts, and translations with their attention."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,13 @@ def _p_value(p: float) -> str:
 
 
 def _seeds(seeds: Sequence[int | None]) -> str:
-    return ", ".join(str(seed) for seed in seeds if seed is not None) or EN_DASH
+    """How many there are."""
+    return str(sum(seed is not None for seed in seeds) or EN_DASH)
+
+
+def breakable(name: str) -> Markup:
+    """A name such as attention/score=dot, which may be broken between its parts."""
+    return Markup("<wbr>").join(re.split(r"(?<=[/=.,_])", name))
 
 
 def _seeds_needed(count: float) -> str:
@@ -150,6 +157,7 @@ def template(name: str) -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["breakable"] = breakable
     return environment.get_template(name)
 
 
@@ -211,13 +219,15 @@ def _cell(row: Mapping[str, Any], column: Column, metric: str) -> Cell:
 def _charts(systems: Sequence[Mapping[str, Any]]) -> list[tuple[str, Markup]]:
     """(title, chart) for each subject with at least one point."""
     unit, unit_seconds = _time_unit(max((system["seconds"] or 0 for system in systems), default=0))
-    buckets = [bucket for system in systems for bucket in system["bleu_by_length"]]
-    ranges = length_ticks(buckets)
+    longest = max((system["bleu_by_length"] for system in systems), key=len)
+    ranges = {
+        float(place): label for place, label in enumerate(length_ticks(longest).values())
+    }  # one place for each, however near their lengths are
 
     def series(points: Callable[[Mapping[str, Any]], Sequence[Any]]) -> list[Series]:
         return [Series(number, system["name"], points(system)) for number, system in enumerate(systems)]
 
-    lengths = series(lambda system: [(centre(bucket), bucket["bleu"]) for bucket in system["bleu_by_length"]])
+    lengths = series(lambda system: [(place, bucket["bleu"]) for place, bucket in enumerate(system["bleu_by_length"])])
     curves = series(lambda system: system["curve"])
     costs = series(lambda system: [(system["seconds"] / unit_seconds if system["seconds"] else None, system["bleu"])])
     charts = []

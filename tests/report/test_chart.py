@@ -160,3 +160,10 @@ def test_twenty_systems_are_told_apart_with_and_without_lines() -> None:
     markers = [of_class(each, "marker")[0].get("d") for each in keys]
     assert len(set(zip(colours, dashes, strict=True))) == len(set(zip(colours, markers, strict=True))) == 20
     assert (len(set(colours)), len(set(dashes)), len(set(markers))) == (COLOURS, len(DASHES), len(MARKERS))
+
+
+def test_a_long_name_keeps_its_values() -> None:
+    points = [(1.0, 2.0)]
+    chart = scatter_chart([Series(0, "attention/alignment=posterior decoder=lstm", points)], "t", "x", "y")
+    assert ">posterior lstm<" in chart
+    assert ">luong_dot<" in scatter_chart([Series(0, "luong_dot", points)], "t", "x", "y")

@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 import re
@@ -77,7 +78,7 @@ class Parsed(HTMLParser):
         self.elements: list[tuple[str, ...]] = []
         self.values: list[str] = []
         self.texts: list[str] = []
-        self.feed(html)
+        self.feed(html.replace("<wbr>", ""))  # where a name may be broken
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, *(name for name, _ in attributes)))
@@ -129,7 +130,7 @@ def test_cells() -> None:
         "1.2 M",
         "3 min 21 s",
         "5,200",
-        "1, 2",
+        "2",
         "1,000 sentences",
     } <= {part for text in texts for part in (text, text.partition(": ")[2])}
     stars = [texts[index - 1] for index, text in enumerate(texts) if text == "*"]
@@ -197,6 +198,29 @@ def show(chrome: webdriver.Chrome, width: int, height: int, theme: str = "light"
 
 def find(chrome: webdriver.Chrome, selector: str) -> list[WebElement]:
     return chrome.find_elements(By.CSS_SELECTOR, selector)
+
+
+def test_the_table_counts_seeds_and_names_break_between_their_parts(tmp_path: Path) -> None:
+    html = page([comparison("attention/alignment=posterior")])
+    rows = re.findall(r"<tr.*?</tr>", html, re.S)
+    (row,) = [row for row in rows if "<bdi>dot</bdi>" in row and ">1</td>" in row]
+    assert ">2</td>" in row
+    assert "1, 2" not in row
+    assert "<bdi>attention/<wbr>alignment=<wbr>posterior</bdi>" in html
+
+
+def test_bins_of_one_size_have_one_place_each() -> None:
+    buckets = [{"words": [n, n + 1], "sentences": 3, "bleu": 40.0 - n} for n in (4, 9, 10, 11, 12, 30)]
+    shown = comparison()
+    systems = [{**system, "bleu_by_length": buckets} for system in shown["systems"]]
+    html = page([{**shown, "systems": systems}])
+    chart = html[html.index("BLEU by source length") :]
+    line = re.search(r'class="line" d="M([^"]+)"', chart[chart.index("<path") :])
+    assert line is not None
+    positions = [float(point.split()[0]) for point in line[1].split("L")]
+    steps = {round(right - left) for left, right in itertools.pairwise(positions)}
+    assert len(positions) == len(buckets)
+    assert max(steps) - min(steps) <= 1
 
 
 def words(chrome: webdriver.Chrome, number: int) -> list[WebElement]:
