@@ -70,7 +70,7 @@ class Field:
         """Each run by its name, tested against the baseline's run of the same seed, or its first."""
         found = {}
         pairs = [(system, entry) for system in self.systems for entry in system.entries]
-        for system, entry in tqdm(pairs, "pair", unit=" runs", disable=None, leave=False):
+        for system, entry in tqdm(pairs, "test", unit=" runs", disable=None, leave=False):
             row, output = self._rows[entry.name], self.outputs[entry.name]
             scores = {metric: self.score(entry, metric) for metric in self.metrics}
             intervals = {metric: half_width(self._bootstrap[metric][row]) for metric in self.metrics}
@@ -164,5 +164,5 @@ class Field:
         metric, numbers = self.ranking.metric, {system.name: row for row, system in enumerate(self.systems)}
         outputs = [[self.outputs[entry.name][metric] for entry in system.entries] for system in self.systems]
         indices = [(numbers[a.name], numbers[b.name]) for a, b in pairs]
-        with tqdm(total=len(pairs), desc="test", unit=" pairs", disable=None, leave=False) as bar:
+        with tqdm(total=len(pairs), desc="shuffle", unit=" pairs", disable=None, leave=False) as bar:
             return self.resampling.stratified_randomisation(outputs, indices, metric, bar.update)

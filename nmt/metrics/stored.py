@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ def stored_counts(path: Path, hypotheses: Sequence[str], references: Sequence[st
 
     A file that cannot be written is left out. Raises ValueError as `count` does.
     """
-    signatures = count([""], ["x"], settings).signatures
+    signatures = _signatures(settings)
     key = _key(hypotheses, references, signatures)
     with suppress(OSError, ValueError, KeyError, TypeError, SafetensorError):
         arrays = load(read_bytes(path))
@@ -42,6 +43,11 @@ def write_counts(path: Path, counted: Counted, hypotheses: Sequence[str], refere
     arrays["key"] = np.frombuffer(_key(hypotheses, references, counted.signatures), np.uint8)
     with suppress(OSError):
         write_atomically(path, save(arrays))
+
+
+@cache
+def _signatures(settings: ScoreSettings) -> Mapping[str, str]:
+    return count([""], ["x"], settings).signatures
 
 
 def _key(*texts: object) -> bytes:

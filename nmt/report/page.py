@@ -127,11 +127,11 @@ def _test_columns(metric: str) -> list[Column]:
 
 
 def power(comparison: Mapping[str, Any]) -> str:
-    """Says how large a difference these seeds and sentences could have shown; empty for a single system."""
+    """Says how large a difference these seeds and sentences could have shown; empty where nothing varies."""
     rows, name = comparison["differences"], NAMES[comparison["metric"]]
-    if not rows:
-        return ""
     show, sizes = score_decimals(comparison["metric"]), [row["detectable"] for row in rows]
+    if not any(sizes):  # no pair of systems, or outputs that are all equal
+        return ""
     spread = f" (the median; {show(min(sizes))} to {show(max(sizes))})" if len(sizes) > 1 else ""
     base = "between two systems" if comparison["baseline"] is None else f"to {comparison['baseline']}"
     said = f"Detects a difference {base} of {show(median(sizes))} {name} with 80 %{spread}."
