@@ -1,6 +1,7 @@
 """The service's answers, against the Python API and the rules of the request."""
 
 import asyncio
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -10,12 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import values_of
 from fastapi import Request
 from fastapi.testclient import TestClient
 from served import RULES, serving, trained, words
 from starlette.types import Message, Send
 
 from nmt import Translation, Translator
+from nmt.config.compose import validated
+from nmt.config.errors import UserError
+from nmt.config.schema import ServeConfig
 from nmt.serve.batcher import Batcher, QueueFullError, QueueSettings
 from nmt.serve.libretranslate import Query, _query
 from nmt.serve.messages import TranslateAnswer, TranslateRequest
@@ -243,6 +248,21 @@ def test_each_model_translates_by_its_name(client: TestClient, runs: list[str | 
     for name, run in (("none", runs[4]), ("bahdanau+multihead", runs[7])):
         own = Translator.load(run, device="cpu", precision="fp32", threads=1).translate([LINE])[0]
         assert words(post(client, text=LINE, model=name)["translations"]) == [own.text]
+
+
+def test_a_folder_stands_for_the_trained_runs_below_it(run: Path, tmp_path: Path) -> None:
+    """As a value of its own, and beside a run; not as a member of an ensemble."""
+    for name in ("sweep/0", "sweep/seeds/1", "sweep/untrained"):
+        shutil.copytree(run, tmp_path / name)
+    shutil.rmtree(tmp_path / "sweep" / "untrained" / "checkpoints")
+    loading = {"precision": "fp32", "device": "cpu", "threads": 1}
+    for value, names in ((f"{tmp_path}/sweep", ["0", "1"]), (f"[{tmp_path}/sweep,{run}]", ["0", "1", "bahdanau"])):
+        config = validated(ServeConfig, values_of("serve", [f"run={value}"]))
+        assert list(load_models(config.run, loading, 8)) == names
+    with pytest.raises(UserError, match="sweep: is not a run directory"):
+        load_models([[str(run), f"{tmp_path}/sweep"]], loading, 8)
+    with pytest.raises(UserError, match="untrained/checkpoints"):
+        load_models([[f"{tmp_path}/sweep/untrained"]], loading, 8)
 
 
 @pytest.mark.parametrize(
