@@ -33,6 +33,7 @@ def _serve(config: ServeConfig, overrides: list[str]) -> None:
         from nmt.machine import tune_memory
         from nmt.serve.app import application
         from nmt.serve.batcher import QueueSettings
+        from nmt.serve.connections import Connections
         from nmt.serve.guard import Rules
         from nmt.serve.models import load_models
         from nmt.serve.server import address, listen, run
@@ -54,8 +55,9 @@ def _serve(config: ServeConfig, overrides: list[str]) -> None:
         names = f"{len(models)} models ({', '.join(models)})" if len(models) > 1 else next(iter(models))
         url = address(listening) + (f"#token={quote(config.token, safe='')}" if config.token else "")
         log.info("serving %s at %s; Ctrl-C stops", names, url)
+        connections = Connections(limits.connections, limits.header_seconds, config.log_requests)
         try:
-            run(application(service, rules, config.log_requests), listening, limits.request_seconds)
+            run(application(service, rules, config.log_requests), listening, connections, limits.request_seconds)
         finally:
             service.batcher.close()
 
