@@ -114,7 +114,7 @@ def test_two_thousand_malformed_requests_get_a_clear_refusal_each(server: Proces
     with ThreadPoolExecutor(8) as pool:
         statuses = sum(pool.map(send, [range(first, 2000, 8) for first in range(8)]), Counter())
     assert sum(statuses.values()) == 2000
-    assert set(statuses) <= {400, 404, 405, 413}, statuses
+    assert set(statuses) <= {400, 404, 405, 413, 415}, statuses
     assert server.is_running()
     assert server.logged() == []
     assert words(post(address, text=LINES)["translations"])[0]
@@ -239,6 +239,28 @@ def test_a_token_from_the_environment(run: Path) -> None:
         client = LibreTranslateAPI(started.address, "secret")
         assert client.translate("the house", "en", "fr")
         assert client.languages() == [{"code": "en", "name": "en", "targets": ["fr"]}]
+
+
+def test_white_space_around_a_token_does_not_count(run: Path) -> None:
+    for given in ({"NMT_SERVE_TOKEN": " secret \n"}, {}):
+        overrides = [] if given else ["token=' secret '"]
+        with process(run.parent, f"run={run}", *overrides, environment=given) as started:
+            assert LibreTranslateAPI(started.address, "secret ").translate("the house", "en", "fr")
+            assert ("#token=secret;" in started.output.read_text()) == (not given)
+
+
+def test_a_token_that_no_client_can_send_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "token: is blank" in refused(f"run={run}", "host=0.0.0.0", "token=' '")
+    for given in (" ", "a\nb"):
+        monkeypatch.setenv("NMT_SERVE_TOKEN", given)
+        assert "NMT_SERVE_TOKEN: is blank or holds control" in refused(f"run={run}", "host=0.0.0.0")
+
+
+def test_a_malformed_form_is_not_logged(server: Process) -> None:
+    client = connection(server.address)
+    client.request("POST", "/translate", b"q=a", {"content-type": "multipart/form-data; boundary=x"})
+    assert client.getresponse().status == 400
+    assert server.logged() == []
 
 
 def test_the_address_carries_any_token(run: Path) -> None:
