@@ -197,10 +197,15 @@ def test_requests_are_logged_without_their_texts_and_only_if_asked_for(run: Path
     for asked in (False, True):
         with process(run.parent, f"run={run}", f"log_requests={asked}") as started:
             post(started.address, text="a secret sentence")
+            url = urlsplit(started.address)
+            with socket.create_connection((str(url.hostname), int(url.port or 0)), timeout=20) as client:
+                client.sendall(b"secret\r\n\r\n")
+                assert client.recv(1000).startswith(b"HTTP/1.1 400 Bad Request")
             started.signal(signal.SIGTERM)
             started.ended()
             logged = "\n".join(started.logged())
             assert ("POST /v1/translate 200 " in logged) == asked
+            assert ("refused a connection with status 400: this is no valid HTTP request" in logged) == asked
             assert "secret" not in logged
 
 
