@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from nmt.cli.app import run_command
 from nmt.cli.entry import exit_at_ctrl_c
-from nmt.config.errors import UserError
+from nmt.config.errors import CONTROL, UserError
 from nmt.config.schema import ServeConfig
 
 log = logging.getLogger(__name__)
@@ -24,8 +24,7 @@ def main() -> None:
 
 def _serve(config: ServeConfig, overrides: list[str]) -> None:
     _check_packages()
-    token = config.token or os.environ.get(TOKEN) or None
-    _check_token(config.host, token)
+    token = _token(config)
     with exit_at_ctrl_c("serve"):
         import torch
 
@@ -33,6 +32,7 @@ def _serve(config: ServeConfig, overrides: list[str]) -> None:
         from nmt.machine import tune_memory
         from nmt.serve.app import application
         from nmt.serve.batcher import QueueSettings
+        from nmt.serve.connections import Connections
         from nmt.serve.guard import Rules
         from nmt.serve.models import load_models
         from nmt.serve.server import address, listen, run
@@ -52,10 +52,11 @@ def _serve(config: ServeConfig, overrides: list[str]) -> None:
         hosts = None if not _is_loopback(config.host) and not config.hosts else LOOPBACK | own_names
         rules = Rules(hosts, token, limits.body_bytes, limits.body_seconds, limits.request_seconds)
         names = f"{len(models)} models ({', '.join(models)})" if len(models) > 1 else next(iter(models))
-        url = address(listening) + (f"#token={quote(config.token, safe='')}" if config.token else "")
+        url = address(listening) + (f"#token={quote(token, safe='')}" if token and config.token else "")
         log.info("serving %s at %s; Ctrl-C stops", names, url)
+        connections = Connections(limits.connections, limits.header_seconds, config.log_requests)
         try:
-            run(application(service, rules, config.log_requests), listening, limits.request_seconds)
+            run(application(service, rules, config.log_requests), listening, connections, limits.request_seconds)
         finally:
             service.batcher.close()
 
@@ -67,13 +68,22 @@ def _check_packages() -> None:
         raise UserError(f"the package {missing[0]} is missing: pip install 'nmt[serve]'")
 
 
-def _check_token(host: str, token: str | None) -> None:
-    """Raises UserError if other machines could use a service without a token."""
-    if token is None and not _is_loopback(host):
+def _token(config: ServeConfig) -> str | None:
+    """The token without white space around it, which HTTP drops. Raises UserError if no client could send it, or if
+    other machines could use a service without one."""
+    given = config.token or os.environ.get(TOKEN)
+    if given:
+        token = given.strip()
+        if not token or CONTROL.search(token):
+            name = "token" if config.token else TOKEN
+            raise UserError(f"{name}: is blank or holds control characters, which no client can send")
+        return token
+    if not _is_loopback(config.host):
         raise UserError(
-            f"host={host}: other machines could use this service; give token=... or the environment variable {TOKEN}, "
-            "which clients then have to send"
+            f"host={config.host}: other machines could use this service; give token=... or the environment variable "
+            f"{TOKEN}, which clients then have to send"
         )
+    return None
 
 
 def _is_loopback(host: str) -> bool:

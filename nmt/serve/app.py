@@ -12,17 +12,19 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from nmt.config.errors import UserError, printable
 from nmt.serve import libretranslate
 from nmt.serve.batcher import QueueFullError
+from nmt.serve.bodies import JsonRoute
 from nmt.serve.guard import Guard, RefusedError, Rules
 from nmt.serve.messages import (
+    PROBLEMS,
     ExplainAnswer,
     ExplainRequest,
     ModelsAnswer,
-    Problem,
     TranslateAnswer,
     TranslateRequest,
     explain_invalid,
@@ -34,13 +36,6 @@ from nmt.serve.service import Service
 log = logging.getLogger(__name__)
 STATIC = Path(__file__).parent / "static"
 MAX_MESSAGE = 500  # characters
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Problem, "description": "The request is wrong, in a way that the message tells"},
-    401: {"model": Problem, "description": "The token is missing or wrong"},
-    408: {"model": Problem, "description": "The body arrived too slowly"},
-    413: {"model": Problem, "description": "The body, the number of texts or a text is too large"},
-    503: {"model": Problem, "description": "Too many sentences wait; Retry-After says for how many seconds"},
-}
 
 
 def application(service: Service, rules: Rules, log_requests: bool = False) -> ASGIApp:
@@ -53,6 +48,7 @@ def application(service: Service, rules: Rules, log_requests: bool = False) -> A
         redoc_url=None,
         openapi_url="/v1/openapi.json",
     )
+    app.router.route_class = JsonRoute
     _add_handlers(app)
     _add_calls(app, service)
     libretranslate.add_calls(app, service, rules.token)
@@ -104,9 +100,11 @@ def _add_handlers(app: FastAPI) -> None:
     """Every problem is one line of JSON with its status."""
 
     def handler(kind: type[Exception], status: Callable[[Any], tuple[int, str, float | None]]) -> None:
-        async def answer(_: Request, error: Exception) -> JSONResponse:
+        async def answer(request: Request, error: Exception) -> JSONResponse:
             code, message, retry_after = status(error)
             headers = {} if retry_after is None else {"retry-after": str(max(1, round(retry_after)))}
+            if code == 405:  # noqa: PLR2004
+                headers["allow"] = _methods(app, request.url.path)
             line = printable(" ".join(message.split()))[:MAX_MESSAGE]
             return JSONResponse({"error": line}, code, headers)
 
@@ -122,3 +120,10 @@ def _add_handlers(app: FastAPI) -> None:
     handler(RefusedError, lambda error: (error.status, str(error), error.retry_after))
     handler(QueueFullError, lambda error: (503, str(error), error.retry_after))
     handler(Exception, failed)
+
+
+def _methods(app: FastAPI, path: str) -> str:
+    """The methods of a path, of which a route knows only its own."""
+    routes = [route for route in app.routes if isinstance(route, Route) and route.path == path]
+    methods = {method for route in routes for method in route.methods or ()}
+    return ", ".join(sorted(methods or {"GET", "HEAD"}))  # those of files

@@ -7,11 +7,12 @@ from urllib.parse import parse_qsl
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nmt.config.errors import UserError
+from nmt.serve.bodies import FORM, JSON, MULTIPART, content_type
 from nmt.serve.guard import RefusedError
-from nmt.serve.messages import Text, explain_invalid
+from nmt.serve.messages import PROBLEMS, Text, explain_invalid
 from nmt.serve.models import ServedModel
 from nmt.serve.service import Service
 
@@ -21,11 +22,23 @@ class Query(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    q: Text | list[Text]
-    source: str = "auto"
-    target: str
+    q: Text | list[Text] = Field(description="a text or several; each line is translated for itself")
+    source: str = Field("auto", description="a code of /languages; auto: that of the first model with this target")
+    target: str = Field(description="a code of /languages")
     format: Literal["text"] = "text"  # tags of HTML would be translated as words
-    api_key: str | None = None
+    api_key: str | None = Field(None, description="the service's token, unless the header authorization holds it")
+
+
+class Translated(BaseModel):
+    """The translation of `q`: a text, or a list if `q` is one."""
+
+    translatedText: str | list[str]  # noqa: N815
+
+
+BODY = {
+    "required": True,
+    "content": {kind: {"schema": Query.model_json_schema()} for kind in (JSON, FORM, MULTIPART)},
+}
 
 
 def add_calls(app: FastAPI, service: Service, token: str | None) -> None:
@@ -40,7 +53,13 @@ def add_calls(app: FastAPI, service: Service, token: str | None) -> None:
                 known.append(model.info.target)
         return [{"code": code, "name": code, "targets": codes} for code, codes in targets.items()]
 
-    @app.post("/translate", summary="Translate, as LibreTranslate does")
+    @app.post(
+        "/translate",
+        response_model=Translated,
+        responses=PROBLEMS,
+        openapi_extra={"requestBody": BODY},
+        summary="Translate, as LibreTranslate does",
+    )
     async def translate(request: Request) -> JSONResponse:
         query = await _query(request)
         if token is not None and not getattr(request.state, "authorized", False):
@@ -54,23 +73,34 @@ def add_calls(app: FastAPI, service: Service, token: str | None) -> None:
 
 def _check_key(given: str, token: str) -> None:
     """Raises RefusedError."""
-    if not hmac.compare_digest(given.encode(), token.encode()):
+    if not hmac.compare_digest(given.strip().encode(), token.encode()):
         raise RefusedError(403, "this service needs a token: send it as api_key")
 
 
 async def _query(request: Request) -> Query:
-    """JSON or a form. Raises UserError."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    """JSON or a form. Raises UserError or RefusedError."""
+    kind = content_type(request, JSON, FORM, MULTIPART)
     try:
-        if kind == "application/x-www-form-urlencoded":  # curl -d sends raw UTF-8
-            text = (await request.body()).decode("utf-8", "replace")
-            return Query.model_validate(_fields(parse_qsl(text, keep_blank_values=True)))
-        if kind == "multipart/form-data":
+        if kind == FORM:
+            return Query.model_validate(_fields(_form(await request.body())))
+        if kind == MULTIPART:
             form = await request.form()
             return Query.model_validate(_fields((key, value) for key, value in form.multi_items()))
         return Query.model_validate_json(await request.body())
     except ValidationError as error:
         raise UserError(explain_invalid(error.errors(include_url=False, include_input=False))) from None
+
+
+def _form(body: bytes) -> list[tuple[str, str]]:
+    """The fields of a form, in raw UTF-8 (which curl -d sends) or with escapes. Raises UserError or RefusedError."""
+    if body.lstrip().startswith((b"{", b"[")):
+        raise RefusedError(415, f"content-type: the body looks like JSON; send it with content-type {JSON}")
+    try:
+        return parse_qsl(body.decode(), keep_blank_values=True, errors="strict")
+    except UnicodeDecodeError as error:
+        raise UserError(f"the form is not valid UTF-8 ({error.reason} at byte {error.start})") from None
+    except ValueError as error:
+        raise UserError(f"the form cannot be read ({error})") from None
 
 
 def _fields(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -163,6 +163,18 @@ class Problem(Message):
     error: str
 
 
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    400: {"model": Problem, "description": "The request is wrong, in a way that the message tells"},
+    401: {"model": Problem, "description": "The token is missing or wrong"},
+    403: {"model": Problem, "description": "A page of another site calls, or api_key is missing or wrong"},
+    408: {"model": Problem, "description": "The headers or the body arrived too slowly"},
+    413: {"model": Problem, "description": "The body, the number of texts or a text is too large"},
+    415: {"model": Problem, "description": "The body has another content type, or is compressed"},
+    503: {"model": Problem, "description": "Too many sentences wait; Retry-After says for how many seconds"},
+    "default": {"model": Problem, "description": "Any other problem"},
+}
+
+
 def explain_invalid(errors: Any) -> str:  # noqa: ANN401
     """The first of pydantic's errors as "key: reason"."""
     problem = errors[0]

@@ -1,14 +1,15 @@
 """The models of the service: how they are loaded and named, and what /v1/models says about them."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from nmt.attention.heads import MultiHeadAttention
 from nmt.config import schema
 from nmt.config.compose import load_config, merge_search
 from nmt.config.errors import UserError
+from nmt.config.overrides import user_path
 from nmt.config.schema.attention import ScoredAttention
 from nmt.config.schema.data import MultilingualData
 from nmt.data.prepared import Direction
@@ -16,10 +17,11 @@ from nmt.directions import directions_of
 from nmt.guidance import Attend, prefix_tokens
 from nmt.model.ensemble import Ensemble
 from nmt.model.latent import LatentDecoder
-from nmt.run import RunDirectory, read_json
+from nmt.run import RunDirectory, read_json, runs_below
 from nmt.serve.messages import ModelInfo
 from nmt.translator import Translator
 
+log = logging.getLogger(__name__)
 EXAMPLES = 5
 MAX_EXAMPLE = 120  # characters
 
@@ -87,7 +89,7 @@ class TextTooLongError(UserError):
 
 
 def load_models(runs: Runs, loading: Mapping[str, Any], max_beam_size: int) -> dict[str, ServedModel]:
-    """The models by name, in order: of a run, of an ensemble (a list of runs), of all runs in a sweep's folder.
+    """The models by name, in order: of a run, of an ensemble (a list of runs), of all runs below a folder.
 
     loading: arguments of Translator.load. Raises UserError if one cannot be loaded.
     """
@@ -115,20 +117,22 @@ def _directions(group: Sequence[str]) -> list[Direction | None]:
 
 
 def _groups(run: str | Sequence[str]) -> list[list[str]]:
-    """The members of each model that a value of `run` names."""
-    if not isinstance(run, str):
-        return [list(run)]
-    folder = Path(run).expanduser()
-    if folder.is_dir() and not (folder / "config.yaml").is_file():
-        found = sorted(path.parent for path in folder.glob("*/config.yaml") if (path.parent / "checkpoints").is_dir())
-        if found:
-            return [[str(path)] for path in found]
-    return [[run]]
+    """The members of each model that a value of `run` names: a run, an ensemble, or all runs below a folder."""
+    group = [run] if isinstance(run, str) else list(run)
+    folder = user_path(group[0])
+    if len(group) > 1 or not folder.is_dir() or (folder / "config.yaml").is_file():
+        return [group]
+    runs = runs_below(folder)
+    trained = [path for path in runs if RunDirectory(path).checkpoints.is_dir()]
+    for path in runs if trained else []:
+        if path not in trained:
+            log.warning("%s: is not served, as it has no checkpoint", path)
+    return [[str(path)] for path in trained or runs] or [group]
 
 
 def _names(members: Sequence[Sequence[str]]) -> list[str]:
     """The name of each model: its folders' names, with as many parents as make them differ."""
-    paths = [[Path(run).expanduser().resolve().parts for run in group] for group in members]
+    paths = [[user_path(run).resolve().parts for run in group] for group in members]
     for depth in range(1, 1 + max(len(parts) for group in paths for parts in group)):
         names = ["+".join("/".join(parts[-depth:]) for parts in group) for group in paths]
         if len(set(names)) == len(names):

@@ -8,9 +8,11 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from nmt.config.errors import UserError
+from nmt.serve.connections import ACCEPTED, Connections
 
 log = logging.getLogger(__name__)
 BACKLOG = 2048  # connections that wait to be accepted
+MAX_HEADERS = 16_384  # bytes
 KEEP_ALIVE = 30  # seconds that an idle connection stays open
 
 
@@ -34,19 +36,31 @@ def address(listening: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
-def run(app: ASGIApp, listening: socket.socket, seconds: float) -> None:
+class _Server(uvicorn.Server):
+    """Accepts few connections at a time, so that those above the limit are closed before the next are accepted."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(BACKLOG)  # asyncio has one number for both
+
+
+def run(app: ASGIApp, listening: socket.socket, connections: Connections, seconds: float) -> None:
     """Serve until SIGTERM or Ctrl-C; then answer what is in flight, for at most these seconds."""
     config = uvicorn.Config(
         app,
-        http="h11",  # bounds the size of headers
+        http=connections.protocol,  # type: ignore[arg-type]  # uvicorn calls it to make a protocol
+        backlog=ACCEPTED,
         log_config=None,
+        log_level="error",  # no line for each request that is no HTTP
         access_log=False,
         server_header=False,
         proxy_headers=False,
         lifespan="off",
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=max(1, round(seconds)),
-        h11_max_incomplete_event_size=16_384,
+        h11_max_incomplete_event_size=MAX_HEADERS,
     )
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the same for forms
     with asyncio.Runner() as runner:
-        runner.run(uvicorn.Server(config).serve(sockets=[listening]))
+        runner.run(_Server(config).serve(sockets=[listening]))

@@ -1,6 +1,7 @@
 """Small trained runs, and a service for them, inside the test's process or in a fork of it."""
 
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -53,6 +54,7 @@ class Process:
     def __init__(self, output: Path, *overrides: str, environment: dict[str, str]) -> None:
         def work() -> int:
             compose_once()
+            logging.getLogger().handlers.clear()  # pytest's, which keep warnings of libraries from standard error
             os.environ.update(environment)
             sys.argv = ["nmt-serve", "port=0", "device=cpu", "threads=1", *overrides]
             importlib.import_module("nmt.cli.serve").main()

@@ -114,7 +114,7 @@ def test_two_thousand_malformed_requests_get_a_clear_refusal_each(server: Proces
     with ThreadPoolExecutor(8) as pool:
         statuses = sum(pool.map(send, [range(first, 2000, 8) for first in range(8)]), Counter())
     assert sum(statuses.values()) == 2000
-    assert set(statuses) <= {400, 404, 405, 413}, statuses
+    assert set(statuses) <= {400, 404, 405, 413, 415}, statuses
     assert server.is_running()
     assert server.logged() == []
     assert words(post(address, text=LINES)["translations"])[0]
@@ -197,10 +197,15 @@ def test_requests_are_logged_without_their_texts_and_only_if_asked_for(run: Path
     for asked in (False, True):
         with process(run.parent, f"run={run}", f"log_requests={asked}") as started:
             post(started.address, text="a secret sentence")
+            url = urlsplit(started.address)
+            with socket.create_connection((str(url.hostname), int(url.port or 0)), timeout=20) as client:
+                client.sendall(b"secret\r\n\r\n")
+                assert client.recv(1000).startswith(b"HTTP/1.1 400 Bad Request")
             started.signal(signal.SIGTERM)
             started.ended()
             logged = "\n".join(started.logged())
             assert ("POST /v1/translate 200 " in logged) == asked
+            assert ("refused a connection with status 400: this is no valid HTTP request" in logged) == asked
             assert "secret" not in logged
 
 
@@ -239,6 +244,28 @@ def test_a_token_from_the_environment(run: Path) -> None:
         client = LibreTranslateAPI(started.address, "secret")
         assert client.translate("the house", "en", "fr")
         assert client.languages() == [{"code": "en", "name": "en", "targets": ["fr"]}]
+
+
+def test_white_space_around_a_token_does_not_count(run: Path) -> None:
+    for given in ({"NMT_SERVE_TOKEN": " secret \n"}, {}):
+        overrides = [] if given else ["token=' secret '"]
+        with process(run.parent, f"run={run}", *overrides, environment=given) as started:
+            assert LibreTranslateAPI(started.address, "secret ").translate("the house", "en", "fr")
+            assert ("#token=secret;" in started.output.read_text()) == (not given)
+
+
+def test_a_token_that_no_client_can_send_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "token: is blank" in refused(f"run={run}", "host=0.0.0.0", "token=' '")
+    for given in (" ", "a\nb"):
+        monkeypatch.setenv("NMT_SERVE_TOKEN", given)
+        assert "NMT_SERVE_TOKEN: is blank or holds control" in refused(f"run={run}", "host=0.0.0.0")
+
+
+def test_a_malformed_form_is_not_logged(server: Process) -> None:
+    client = connection(server.address)
+    client.request("POST", "/translate", b"q=a", {"content-type": "multipart/form-data; boundary=x"})
+    assert client.getresponse().status == 400
+    assert server.logged() == []
 
 
 def test_the_address_carries_any_token(run: Path) -> None:

@@ -1,6 +1,8 @@
 """The service's answers, against the Python API and the rules of the request."""
 
 import asyncio
+import gzip
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -10,12 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import values_of
 from fastapi import Request
 from fastapi.testclient import TestClient
 from served import RULES, serving, trained, words
 from starlette.types import Message, Send
 
 from nmt import Translation, Translator
+from nmt.config.compose import validated
+from nmt.config.errors import UserError
+from nmt.config.schema import ServeConfig
 from nmt.serve.batcher import Batcher, QueueFullError, QueueSettings
 from nmt.serve.libretranslate import Query, _query
 from nmt.serve.messages import TranslateAnswer, TranslateRequest
@@ -245,6 +251,21 @@ def test_each_model_translates_by_its_name(client: TestClient, runs: list[str | 
         assert words(post(client, text=LINE, model=name)["translations"]) == [own.text]
 
 
+def test_a_folder_stands_for_the_trained_runs_below_it(run: Path, tmp_path: Path) -> None:
+    """As a value of its own, and beside a run; not as a member of an ensemble."""
+    for name in ("sweep/0", "sweep/seeds/1", "sweep/untrained"):
+        shutil.copytree(run, tmp_path / name)
+    shutil.rmtree(tmp_path / "sweep" / "untrained" / "checkpoints")
+    loading = {"precision": "fp32", "device": "cpu", "threads": 1}
+    for value, names in ((f"{tmp_path}/sweep", ["0", "1"]), (f"[{tmp_path}/sweep,{run}]", ["0", "1", "bahdanau"])):
+        config = validated(ServeConfig, values_of("serve", [f"run={value}"]))
+        assert list(load_models(config.run, loading, 8)) == names
+    with pytest.raises(UserError, match="sweep: is not a run directory"):
+        load_models([[str(run), f"{tmp_path}/sweep"]], loading, 8)
+    with pytest.raises(UserError, match="untrained/checkpoints"):
+        load_models([[f"{tmp_path}/sweep/untrained"]], loading, 8)
+
+
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
@@ -300,6 +321,39 @@ def test_other_bodies_are_refused(client: TestClient, body: bytes) -> None:
         assert list(answer.json()) == ["error"]
 
 
+FORM = "application/x-www-form-urlencoded"
+
+
+@pytest.mark.parametrize("path", ["/v1/translate", "/v1/explain", "/translate"])
+def test_the_reason_why_a_body_cannot_be_read(client: TestClient, path: str) -> None:
+    def answered(status: int, body: bytes, **headers: str) -> str:
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        answer = client.post(path, content=body, headers=given)
+        assert answer.status_code == status
+        return str(answer.json()["error"])
+
+    json_ = "application/json"
+    wanted = f"{json_} or {FORM} or multipart/form-data" if path == "/translate" else json_
+    assert answered(415, b'{"text": "a"}') == f"content-type: is missing; send {wanted}"
+    assert answered(415, b"<a>", content_type="a/b; c=d") == f"content-type: 'a/b' is not taken; send {wanted}"
+    assert json_ in answered(415, b'{"text": "a", "q": "a"}', content_type=FORM)  # what curl -d sends
+    zipped = gzip.compress(b'{"text": "a"}')
+    refusal = "content-encoding: 'gzip' is not taken; send the body uncompressed"
+    assert answered(415, zipped, content_type=json_, content_encoding="gzip") == refusal
+    for body, reason in (
+        (b"[" * 5000, "recursion limit exceeded"),
+        (b'{"text": "\xff"}', "invalid unicode code point"),
+    ):
+        assert answered(400, body, content_type=json_).startswith(f"the body is not valid JSON ({reason} at line 1")
+
+
+@pytest.mark.parametrize("body", ["q=größe&target=fr".encode("latin-1"), b"q=gr%F6%DFe&target=fr"])
+def test_forms_that_are_not_utf8_are_refused(client: TestClient, body: bytes) -> None:
+    answer = client.post("/translate", content=body, headers={"content-type": FORM})
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith("the form is not valid UTF-8 (invalid start byte at byte ")
+
+
 def test_a_request_that_takes_too_long_is_given_up(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, answered, ended = threading.Event(), threading.Event(), threading.Event()
 
@@ -345,7 +399,14 @@ def test_load_balancers_may_ask_without_a_body(client: TestClient) -> None:
 
 def test_paths_and_methods_that_do_not_exist(client: TestClient) -> None:
     assert client.get("/v1/other").status_code == 404
-    assert client.get("/v1/translate").status_code == 405
+    methods = [
+        ("GET", "/v1/translate", "POST"),
+        ("POST", "/healthz", "GET, HEAD"),
+        ("PUT", "/static/dom.js", "GET, HEAD"),
+    ]
+    for method, path, allowed in methods:
+        answer = client.request(method, path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
     assert client.get("/static/../app.py").status_code == 404
     assert client.get("/docs").status_code == 404
 
@@ -365,6 +426,14 @@ def test_the_openapi_document_describes_every_call(client: TestClient) -> None:
     )
     schema = document["components"]["schemas"]["TranslateRequest"]
     assert schema["properties"]["nbest"]["description"] == "translations of each text, best first"
+    for path in ("/v1/translate", "/v1/explain", "/translate"):
+        call = document["paths"][path]["post"]
+        assert set(call["responses"]) == {*map(str, (200, 400, 401, 403, 408, 413, 415, 503)), "default"}
+    kinds = {"application/json", "application/x-www-form-urlencoded", "multipart/form-data"}
+    assert set(call["requestBody"]["content"]) == kinds
+    fields = call["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    assert set(fields) == {"q", "source", "target", "format", "api_key"}
+    assert call["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].endswith("/Translated")
 
 
 def test_figures_for_prometheus(client: TestClient) -> None:

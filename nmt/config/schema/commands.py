@@ -94,6 +94,8 @@ Seconds = Annotated[float, Field(gt=0.0, le=86_400.0)]
 class ServeLimits(Section):
     """What clients may ask for."""
 
+    connections: Count
+    header_seconds: Seconds
     body_bytes: Count
     body_seconds: Seconds
     request_seconds: Seconds

@@ -1,0 +1,165 @@
+"""Connections of the service: how many may be open, how long a request's headers may take, and what is no HTTP."""
+
+import json
+import logging
+import os
+import resource
+import sys
+from asyncio import BaseTransport, TimerHandle, get_running_loop
+from http import HTTPStatus
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+log = logging.getLogger(__name__)
+ACCEPTED = 4  # connections that the event loop accepts at a time
+RESERVED = 32  # file descriptors for connections that are just being accepted or closed, and for files
+REPORT_EVERY = 60  # seconds between lines about connections that were closed
+LINGER = 2  # seconds in which a refused client may read why
+
+
+class Connections:
+    """The open connections of a service. When there are too many, the one that has waited longest for a request makes
+    room; if all have one, the new connection is refused."""
+
+    def __init__(self, most: int, header_seconds: float, log_requests: bool) -> None:
+        self.most = min(most, _free_descriptors())
+        self.header_seconds, self.log_requests = header_seconds, log_requests
+        self.idle: dict[
+            Connection, None
+        ] = {}  # those without a complete request, in the order in which they began to wait
+        self._open = self._closed = 0
+        self._report_due: TimerHandle | None = None
+
+    def protocol(self, **arguments: Any) -> "Connection":  # noqa: ANN401
+        """The protocol of a new connection, for uvicorn."""
+        return Connection(self, **arguments)
+
+    def add(self) -> bool:
+        """Count a new connection. Returns False if there is no room for it."""
+        self._open += 1
+        if self._open <= self.most:
+            return True
+        self._closed += 1
+        if self._report_due is None:
+            self._report_due = get_running_loop().call_later(1, self._report)
+        # An answer that has not been sent in full would be lost.
+        waiting = (connection for connection in self.idle if not connection.transport.get_write_buffer_size())
+        oldest = next(waiting, None)
+        if oldest is None:
+            return False
+        del self.idle[oldest]
+        oldest.transport.abort()
+        return True
+
+    def remove(self, connection: "Connection") -> None:
+        """A connection was closed."""
+        self._open -= 1
+        self.idle.pop(connection, None)
+
+    def _report(self) -> None:
+        self._report_due = None
+        if self._closed:
+            log.warning("%d connections were closed, as at most %d may be open at a time", self._closed, self.most)
+            self._closed = 0
+            self._report_due = get_running_loop().call_later(REPORT_EVERY, self._report)
+
+
+class Connection(H11Protocol):
+    """A connection, which is closed if the headers of a request take too long."""
+
+    def __init__(self, connections: Connections, **arguments: Any) -> None:  # noqa: ANN401
+        super().__init__(**arguments)
+        self._connections = connections
+        self._limit: TimerHandle | None = None
+        self._refused = False
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        super().connection_made(transport)  # type: ignore[arg-type]
+        if self._connections.add():
+            self._watch()
+        else:
+            self._refuse(503, "too many connections are open")
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self._connections.remove(self)
+        self._stop_clock()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        if not self._refused:
+            super().data_received(data)
+            self._watch()
+
+    def on_response_complete(self) -> None:
+        """Wait for a further request. Uvicorn's limit for idle connections holds until its first byte."""
+        super().on_response_complete()
+        if self.conn.their_state is h11.IDLE:
+            self._connections.idle[self] = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, with the status that h11 suggests."""
+        status = getattr(sys.exception(), "error_status_hint", 400)
+        self._refuse(status, "the headers are too large" if status == 431 else "this is no valid HTTP request")  # noqa: PLR2004
+
+    def shutdown(self) -> None:
+        """The service stops."""
+        if self._refused:
+            self.transport.abort()
+        else:
+            super().shutdown()
+
+    def _watch(self) -> None:
+        """Start the clock when the headers of a request are awaited, stop it when they are complete."""
+        if self._refused or self.transport.is_closing():
+            return
+        if self.conn.their_state is not h11.IDLE:
+            self._connections.idle.pop(self, None)
+            self._stop_clock()
+        elif self._limit is None:
+            self._connections.idle.setdefault(self)
+            self._limit = self.loop.call_later(self._connections.header_seconds, self._headers_late)
+
+    def _stop_clock(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+
+    def _headers_late(self) -> None:
+        if self.conn.trailing_data[0]:
+            self._refuse(408, f"the headers did not arrive within {self._connections.header_seconds:g} s")
+        else:
+            self.transport.close()
+
+    def _refuse(self, status: int, reason: str) -> None:
+        """Answer, and discard what the client still sends: if the connection was closed at once, a client that sends
+        would see it reset, and not the answer."""
+        self._refused = True
+        self._connections.idle.pop(self, None)
+        self._stop_clock()
+        if self._connections.log_requests:
+            log.info("refused a connection with status %d: %s", status, reason)
+        running = self.cycle is not None and not self.cycle.response_complete
+        if running:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if not running or not self.cycle.response_started:
+            body = json.dumps({"error": reason}).encode()
+            head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+            head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            self.transport.write(head.encode() + body)
+        self.transport.write_eof()
+        self._limit = self.loop.call_later(LINGER, self.transport.abort)
+
+
+def _free_descriptors() -> int:
+    """The number of connections for which this process has file descriptors."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return max(1, limit - len(os.listdir("/dev/fd")) - RESERVED)
