@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nmt.translation import Translation
-    from nmt.translator import Translator
+    from nmt.translate.translation import Translation
+    from nmt.translate.translator import Translator
 
 __all__ = ["Translation", "Translator"]
 
@@ -12,7 +12,7 @@ __all__ = ["Translation", "Translator"]
 def __getattr__(name: str) -> object:
     """`from nmt import Translator`, loaded when first used: a command's --help need not wait for torch."""
     if name in __all__:
-        from nmt import translator
+        from nmt.translate import translator
 
         return getattr(translator, name)
     raise AttributeError(f"module 'nmt' has no attribute '{name}'")

@@ -35,21 +35,21 @@ from nmt.cli.app import choices, output_dir, run_command
 from nmt.config.compose import config_dir, validated
 from nmt.config.errors import UserError
 from nmt.config.schema import Beam, Greedy, SearchLimits, TrainConfig
-from nmt.contention import fair_waiting
+from nmt.system.contention import fair_waiting
 from nmt.data.batching import Batch, Batches, collate
-from nmt.data.prepare import prepare
+from nmt.data.prepare.prepare import prepare
 from nmt.data.prepared import Prepared
-from nmt.machine import DTYPES, Machine, tune_memory
+from nmt.system.machine import DTYPES, Machine, tune_memory
 from nmt.model.build import build_model
 from nmt.model.decoder import Decoded
-from nmt.model.latent import LatentDecoder
+from nmt.model.latent.decoder import LatentDecoder
 from nmt.model.load import new_model
-from nmt.objectives.objective import Objective
+from nmt.training.losses.objective import Objective
 from nmt.ops.matmul import matmul
-from nmt.report.table import Column, decimals, markdown
+from nmt.system.text_table import Column, decimals, markdown
 from nmt.training.optimizer import make_optimizer
 from nmt.training.step import Updater
-from nmt.translator import Translator
+from nmt.translate.translator import Translator
 
 SIDE = 2048  # of the square matrices in the product that is the reference for speed
 LENGTHS, VOCABULARIES = (10, 20, 40, 80), (4000, 8000, 16000, 32000)

@@ -22,10 +22,10 @@ from nmt.cli.compose import preview
 from nmt.config.errors import UserError
 from nmt.config.overrides import quoted
 from nmt.config.schema import TrainConfig
-from nmt.data.prepare import fingerprint_of, prepare
-from nmt.files import to_json, write_atomically
+from nmt.data.prepare.prepare import fingerprint_of, prepare
+from nmt.system.files import to_json, write_atomically
 from nmt.model.load import new_model
-from nmt.run import read_json
+from nmt.system.run import read_json
 from nmt.training.start import model_differences
 
 

@@ -30,13 +30,13 @@ from torch import multiprocessing
 from nmt.cli.app import output_dir, run_command
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, make_batches
-from nmt.data.prepare import prepare
-from nmt.distributed import GradientSum, ProcessGroup
-from nmt.machine import Machine, tune_memory
+from nmt.data.prepare.prepare import prepare
+from nmt.system.distributed import GradientSum, ProcessGroup
+from nmt.system.machine import Machine, tune_memory
 from nmt.model.load import new_model
-from nmt.objectives.objective import Objective
-from nmt.processes import cores
-from nmt.report.table import Column, decimals, markdown
+from nmt.training.losses.objective import Objective
+from nmt.system.processes import cores
+from nmt.system.text_table import Column, decimals, markdown
 from nmt.training.optimizer import make_optimizer
 from nmt.training.step import GlobalBatch, Updater
 

@@ -14,7 +14,7 @@ from nmt.attention.parts import Score, Window
 from nmt.attention.scores import AdditiveScore, GeneralScore
 from nmt.attention.windows import GlobalWindow, LocalMonotonicWindow, LocalPredictiveWindow
 from nmt.ops.shared import loop
-from nmt.report.table import Column, decimals, markdown
+from nmt.system.text_table import Column, decimals, markdown
 
 DIM, BATCH, REACH = 512, 8, 10
 FEW, MANY = 5, {"global": 25, "local": 400}  # decoder steps of a short and of a long sentence

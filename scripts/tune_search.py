@@ -22,14 +22,14 @@ from nmt.cli.app import output_folder
 from nmt.config import schema
 from nmt.config.compose import load_config, merge_search
 from nmt.config.errors import UserError
-from nmt.directions import directions_of, tagged
-from nmt.evaluation import evaluate, score_settings
-from nmt.files import to_json, write_atomically
-from nmt.machine import tune_memory
-from nmt.metrics.bleu import bleu_metric
-from nmt.report.table import Column, decimals, markdown, short
-from nmt.run import RunDirectory
-from nmt.translator import Translator
+from nmt.evaluate.directions import directions_of, tagged
+from nmt.evaluate.evaluation import evaluate, score_settings
+from nmt.system.files import to_json, write_atomically
+from nmt.system.machine import tune_memory
+from nmt.evaluate.bleu import bleu_metric
+from nmt.system.text_table import Column, decimals, markdown, short
+from nmt.system.run import RunDirectory
+from nmt.translate.translator import Translator
 
 MOST_THREADS = 1024
 COVERAGE_PENALTIES = [0.05, 0.1, 0.2, 0.4]

@@ -12,9 +12,9 @@ from torch import Tensor
 from nmt import Translator
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
-from nmt.explanation import explain
-from nmt.model.search_model import SearchModel
-from nmt.saliency import saliency
+from nmt.explain.explanation import explain
+from nmt.translate.prepared_model import SearchModel
+from nmt.explain.saliency import saliency
 from nmt.training.job import train
 
 pytestmark = pytest.mark.system
@@ -61,8 +61,8 @@ def test_an_ensemble_of_the_same_model_translates_alike(run: Path) -> None:
 
 
 def test_a_shortlist_has_the_source_tokens(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmt.shortlist.FREQUENT", 5)
-    monkeypatch.setattr("nmt.shortlist.PER_TOKEN", 1)
+    monkeypatch.setattr("nmt.translate.shortlist.FREQUENT", 5)
+    monkeypatch.setattr("nmt.translate.shortlist.PER_TOKEN", 1)
     seen: list[tuple[Tensor, Any]] = []
     encode = SearchModel.encode
 

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from nmt import Translator
-from nmt.comparison.compare import group
-from nmt.comparison.entry import find_runs, read_run
-from nmt.comparison.report import gather
+from nmt.compare.compare import group
+from nmt.compare.entry import find_runs, read_run
+from nmt.compare.report import gather
 from nmt.config.errors import UserError
 from nmt.config.schema import Evaluation, TrainConfig
-from nmt.evaluation import EvaluationFolder, evaluate_run, score_settings, warn_if_texts_differ
-from nmt.files import read_lines
+from nmt.evaluate.evaluation import EvaluationFolder, evaluate_run, score_settings, warn_if_texts_differ
+from nmt.system.files import read_lines
 from nmt.model.seq2seq import Seq2Seq
-from nmt.run import EVALUATION, RunDirectory
-from nmt.saliency import saliency
+from nmt.system.run import EVALUATION, RunDirectory
+from nmt.explain.saliency import saliency
 from nmt.training.job import train
 
 LINES = ["the cat sleeps .", "", "a small dog sees the red house .", "x", "the"]

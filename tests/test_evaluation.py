@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 from forks import ended, forked
 
-from nmt.comparison.entry import count_sentences, read_run
+from nmt.compare.entry import count_sentences, read_run
 from nmt.config.errors import UserError
 from nmt.config.schema import Evaluation, TrainConfig
-from nmt.evaluation import align, evaluate, evaluate_run, score_settings
-from nmt.files import read_lines
-from nmt.metrics import stored
-from nmt.metrics.alignment import parse_pharaoh
-from nmt.metrics.bleu import score
-from nmt.run import RunDirectory, read_json
+from nmt.evaluate.evaluation import align, evaluate, evaluate_run, score_settings
+from nmt.system.files import read_lines
+from nmt.evaluate import stored
+from nmt.data.word_alignment import parse_pharaoh
+from nmt.evaluate.bleu import score
+from nmt.system.run import RunDirectory, read_json
 from nmt.training.job import train
-from nmt.translator import Translator
+from nmt.translate.translator import Translator
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_two_evaluations_of_one_run_at_a_time_keep_the_results_of_both(
             ready.wait(0.5)  # for the other process to read the file as well
         return values
 
-    monkeypatch.setattr("nmt.run.read_json", slowly)
+    monkeypatch.setattr("nmt.system.run.read_json", slowly)
 
     def evaluate_split(split: str) -> int:
         evaluate_run(copy, translator, split, settings, "best")

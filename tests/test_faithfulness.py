@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nmt import faithfulness as module
-from nmt import saliency
+from nmt.explain import faithfulness as module
+from nmt.explain import saliency
 from nmt.config.compose import config_dir
 from nmt.config.schema import Evaluation, TrainConfig
-from nmt.evaluation import evaluate_run, score_settings
-from nmt.faithfulness import faithfulness, of_pair, summary
-from nmt.metrics.faithfulness import MASKS, areas
+from nmt.evaluate.evaluation import evaluate_run, score_settings
+from nmt.explain.faithfulness import faithfulness, of_pair, summary
+from nmt.explain.masking_curves import MASKS, areas
 from nmt.model.copying import NEVER
-from nmt.run import RunDirectory
+from nmt.system.run import RunDirectory
 from nmt.training.job import train
-from nmt.translator import Translator
+from nmt.translate.translator import Translator
 
 PAIR = "the cat sees the dog in the garden .", "le chat voit le chien dans le jardin ."
 

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import pytest
 
-from nmt.files import check_contained, remove_leftovers, to_json, write_atomically
+from nmt.system.files import check_contained, remove_leftovers, to_json, write_atomically
 
 
 def test_content_or_a_writer(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from nmt import machine as module
+from nmt.system import machine as module
 from nmt.config.errors import UserError
-from nmt.machine import Machine, cpu_vendor
+from nmt.system.machine import Machine, cpu_vendor
 
 
 def test_auto_finds_something_that_exists() -> None:
@@ -62,7 +62,7 @@ def test_memory_that_large_tensors_free_is_kept() -> None:
     """Else every page of every large tensor of every update is a fault."""
     code = """
 import resource, torch
-from nmt.machine import tune_memory
+from nmt.system.machine import tune_memory
 def faults():
     tensors = [torch.empty(size * 2**18).fill_(1.0) for size in (2, 8, 31, 64)]
     del tensors
@@ -82,7 +82,7 @@ def test_products_of_ever_new_shapes_take_no_more_memory() -> None:
     """Else each leaves half a megabyte of compiled kernels, where torch leaves bf16 to oneDNN."""
     code = """
 import torch
-from nmt import machine
+from nmt.system import machine
 from torch.nn.functional import linear
 def resident():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS"))

@@ -22,14 +22,14 @@ from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import make_batches
-from nmt.data.corpus import splits
+from nmt.data.reading.corpus import splits
 from nmt.data.mixture import Mixture, shares
-from nmt.data.prepare import fingerprint_of, prepare
+from nmt.data.prepare.prepare import fingerprint_of, prepare
 from nmt.data.prepared import Prepared
-from nmt.data.sources import Pair, count_pairs, locate
-from nmt.data.tags import Tags
-from nmt.evaluation import score_settings
-from nmt.search.hypothesis import Hypothesis
+from nmt.data.reading.sources import Pair, count_pairs, locate
+from nmt.data.reading.language_tags import Tags
+from nmt.evaluate.evaluation import score_settings
+from nmt.translate.search.hypothesis import Hypothesis
 from nmt.training.job import train
 from nmt.training.validation import Scoring, Validator
 

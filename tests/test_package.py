@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def test_the_api_is_loaded_on_demand() -> None:
     assert set(nmt.__all__) == {"Translation", "Translator"}
-    assert nmt.Translator.__module__ == "nmt.translator"
+    assert nmt.Translator.__module__ == "nmt.translate.translator"
     assert getattr(nmt, "nothing", None) is None
 
 

@@ -13,9 +13,9 @@ from nmt import Translator
 from nmt.config.compose import load_config, validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.run import RunDirectory
-from nmt.search.shortlist import Shortlist
-from nmt.shortlist import load_shortlist, translation_counts
+from nmt.system.run import RunDirectory
+from nmt.translate.search.shortlist import Shortlist
+from nmt.translate.shortlist import load_shortlist, translation_counts
 from nmt.training.job import train
 
 LINES = ["the cat sleeps .", "", "a small dog sees the red house .", "x", "the"]
@@ -61,7 +61,7 @@ def test_is_made_once_and_kept_with_the_run(run: RunDirectory, monkeypatch: pyte
     first = load_shortlist("auto", run, config)
     path = run.path / "shortlist.safetensors"
     assert path.is_file()
-    monkeypatch.setattr("nmt.shortlist.prepare", None)  # it is not made again
+    monkeypatch.setattr("nmt.translate.shortlist.prepare", None)  # it is not made again
     for value in ("auto", str(path)):
         again = load_shortlist(value, run, config)
         assert {name: array.tolist() for name, array in again.arrays().items()} == {

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from nmt.config.schema import TrainConfig
-from nmt.saliency import saliency
+from nmt.explain.saliency import saliency
 from nmt.training.job import train
-from nmt.translator import Translator
+from nmt.translate.translator import Translator
 
 PAIR = ["the cat sleeps ."], ["le chat dort ."]
 

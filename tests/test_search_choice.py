@@ -15,10 +15,10 @@ from nmt import Translator
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.explanation import beam_tree
-from nmt.search_choice import width
+from nmt.explain.explanation import beam_tree
+from nmt.translate.search.choice import width
 from nmt.training.job import train
-from nmt.translation import Translation
+from nmt.translate.translation import Translation
 
 TEXT = "".join(f"{line}\n" for line in LINES).encode()
 SAMPLING: dict[str, Any] = {"kind": "sampling", "temperature": 0.7, "top_k": 0, "top_p": 0.95}

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nmt.config.schema import TrainConfig
 from nmt.data.planning import plan
 from nmt.model.build import build_model
-from nmt.objectives.token_losses import likelihood
+from nmt.training.losses.token_losses import likelihood
 from nmt.ops import mixture, shared
 from nmt.ops.matmul import matmul
 from nmt.ops.mixing import criterion_of_mean

@@ -14,8 +14,8 @@ from test_translator import run  # noqa: F401
 from nmt import Translator
 from nmt.config.errors import UserError
 from nmt.data.demo.corpus import generate
-from nmt.guidance import Guidance
-from nmt.terminology import _Glossary, warn_of_unmet
+from nmt.translate.guidance import Guidance
+from nmt.translate.terminology import _Glossary, warn_of_unmet
 
 KINDS: dict[str, dict[str, Any]] = {
     "beam": {"kind": "beam"},

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nmt import Translator
-from nmt import searcher as module
+from nmt.translate import searcher as module
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.training.job import train

@@ -14,11 +14,11 @@ from forks import call_text
 from nmt.config.compose import merge_search
 from nmt.config.overrides import override_values
 from nmt.config.schema import Beam, Evaluation, SearchLimits, TrainConfig
-from nmt.evaluation import evaluate, score_settings
+from nmt.evaluate.evaluation import evaluate, score_settings
 from nmt.model.weights import read_checkpoint, save_checkpoint
-from nmt.run import RunDirectory
+from nmt.system.run import RunDirectory
 from nmt.training.job import train
-from nmt.translator import Translator
+from nmt.translate.translator import Translator
 
 LENGTH = ["--coverage-length", "3"]
 SCRIPT = Path(__file__).parents[1] / "scripts" / "tune_search.py"

@@ -22,7 +22,7 @@ class ExpectedAlignment(Alignment):
 
 class LatentAlignment(ExpectedAlignment):
     """The context is the mean, as in soft attention, and each prediction is a sum over source positions
-    (nmt.model.mixture)."""
+    (nmt.model.latent.mixture)."""
 
     needs_distribution = True
 

@@ -27,7 +27,7 @@ from nmt.config.compose import config_dir
 from nmt.config.errors import UserError, format_value, printable
 from nmt.config.overrides import user_path
 from nmt.config.schema import SavedRunCommand
-from nmt.processes import local_rank, rank, started_in_group
+from nmt.system.processes import local_rank, rank, started_in_group
 
 T = TypeVar("T", bound=BaseModel)
 S = TypeVar("S", bound=SavedRunCommand)
@@ -155,7 +155,7 @@ def attempt(work: Callable[[], int], debug: bool, created: list[Path] | None = N
             _remove_empty_directories(created)
         return error
     except (RuntimeError, MemoryError) as error:
-        from nmt.machine import is_out_of_memory
+        from nmt.system.machine import is_out_of_memory
 
         if debug or not is_out_of_memory(error):
             raise

@@ -14,8 +14,8 @@ def main() -> None:
 
 def _compare(config: CompareConfig, overrides: list[str]) -> None:
     with exit_at_ctrl_c("compare"):
-        from nmt.comparison.ranking import Ranking
-        from nmt.comparison.report import write_comparison
+        from nmt.compare.ranking import Ranking
+        from nmt.compare.report import write_comparison
 
     settings = config.model_dump(exclude={"output", "metric", "comet_model"})
     settings["ranking"] = Ranking.by(config.metric, config.comet_model)

@@ -18,7 +18,7 @@ from nmt.config.errors import UserError, format_value
 from nmt.config.overrides import user_path
 from nmt.config.schema.data import Data
 from nmt.config.schema.model import SizeThresholds
-from nmt.processes import agreed
+from nmt.system.processes import agreed
 
 T = TypeVar("T", bound=BaseModel)
 log = logging.getLogger(__name__)
@@ -69,8 +69,8 @@ def _with_size(config: DictConfig, command: str) -> DictConfig:
     """
     if not _has_automatic_size(config):
         return config
-    from nmt.data.corpus import splits
-    from nmt.data.sources import count_pairs
+    from nmt.data.reading.corpus import splits
+    from nmt.data.reading.sources import count_pairs
 
     values = OmegaConf.to_container(config.data, resolve=True, throw_on_missing=True)
     data = validated_union(Data, cast(dict[str, Any], values), "data")

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from nmt.config.errors import UserError, format_value
 from nmt.config.overrides import user_path
-from nmt.data.reading import open_text, user_lines
+from nmt.data.reading.text import open_text, user_lines
 
 if TYPE_CHECKING:
-    from nmt.terminology import Controls
+    from nmt.translate.terminology import Controls
 
 Item = tuple[str, ...]  # a line of the input, its constraints, its prefix
 TAB = "\t"

@@ -15,7 +15,7 @@ from nmt.cli.entry import exit_at_ctrl_c
 from nmt.config.errors import UserError
 from nmt.config.overrides import user_path
 from nmt.config.schema import TrainConfig
-from nmt.processes import started_in_group
+from nmt.system.processes import started_in_group
 
 SWEEP = "--dry-run: tries a single run, but this is a sweep; give each key one value, without -m"
 
@@ -58,7 +58,7 @@ def _dry_run(config: TrainConfig, overrides: list[str], named: str | None) -> in
 
 def _check_directory(config: TrainConfig, path: Path | None) -> None:
     """Raises UserError or OSError if a run could not be written to `path` (None: where nmt-train puts runs)."""
-    from nmt.run import RunDirectory
+    from nmt.system.run import RunDirectory
 
     folder = (path or Path("outputs")).absolute()
     existing = next(place for place in (folder, *folder.parents) if os.path.lexists(place))

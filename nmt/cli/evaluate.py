@@ -14,8 +14,8 @@ from nmt.config.errors import UserError
 from nmt.config.schema import EvaluateConfig
 
 if TYPE_CHECKING:
-    from nmt.metrics.bleu import ScoreSettings
-    from nmt.run import RunDirectory
+    from nmt.evaluate.bleu import ScoreSettings
+    from nmt.system.run import RunDirectory
 
 
 def main() -> None:
@@ -28,12 +28,12 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
         from tqdm import tqdm
 
         from nmt.config.compose import load_config
-        from nmt.contention import fair_waiting
-        from nmt.distributed import ProcessGroup
-        from nmt.evaluation import EvaluationFolder, evaluate_run, warn_if_texts_differ
-        from nmt.machine import tune_memory
-        from nmt.run import EVALUATION, RunDirectory
-        from nmt.translator import Translator
+        from nmt.system.contention import fair_waiting
+        from nmt.system.distributed import ProcessGroup
+        from nmt.evaluate.evaluation import EvaluationFolder, evaluate_run, warn_if_texts_differ
+        from nmt.system.machine import tune_memory
+        from nmt.system.run import EVALUATION, RunDirectory
+        from nmt.translate.translator import Translator
 
     tune_memory()
     runs = [RunDirectory.existing(path) for path in config.run]
@@ -89,7 +89,7 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
 
 def _score_settings(config: EvaluateConfig, trained: schema.TrainConfig) -> "ScoreSettings":
     """The run's settings, with those that the command changes. Raises UserError."""
-    from nmt.evaluation import score_settings
+    from nmt.evaluate.evaluation import score_settings
 
     changes = {"tokenize": config.tokenize, "lowercase": config.lowercase}
     evaluation = trained.evaluation.model_copy(update={k: v for k, v in changes.items() if v is not None})
@@ -101,7 +101,7 @@ def _score_settings(config: EvaluateConfig, trained: schema.TrainConfig) -> "Sco
 
 def _print_result(config: EvaluateConfig, result: dict[str, Any], sentences: int) -> None:
     if config.faithfulness:
-        from nmt.faithfulness import summary
+        from nmt.explain.faithfulness import summary
 
         print(summary(result["faithfulness"], sentences))
     run = config.run[0] if len(config.run) == 1 else config.run

@@ -17,9 +17,9 @@ def main() -> None:
 
 def _export(config: ExportConfig, overrides: list[str]) -> None:
     with exit_at_ctrl_c("export"):
-        from nmt.archive import write_archive
+        from nmt.system.archive import write_archive
         from nmt.export.contents import contents
-        from nmt.run import RunDirectory
+        from nmt.system.run import RunDirectory
 
     run = RunDirectory.existing(config.run[0])
     file = user_path(config.output)

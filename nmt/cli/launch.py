@@ -24,9 +24,9 @@ from nmt.cli.app import STOPPED, attempt, log_to_stream, report
 from nmt.cli.help import explain
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.distributed import OtherProcessFailed
-from nmt.files import write_atomically
-from nmt.processes import cores, rank
+from nmt.system.distributed import OtherProcessFailed
+from nmt.system.files import write_atomically
+from nmt.system.processes import cores, rank
 from nmt.training.job import train
 from nmt.training.trainer import Observer
 

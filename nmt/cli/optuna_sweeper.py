@@ -24,10 +24,10 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from nmt.cli.help import explain
-from nmt.comparison.jobs import record_failure
+from nmt.compare.jobs import record_failure
 from nmt.config.errors import UserError, nearest
 from nmt.config.schema.training import LOWER_IS_BETTER
-from nmt.run import PRUNED, RunDirectory
+from nmt.system.run import PRUNED, RunDirectory
 
 JOURNAL = "optuna.journal"  # Optuna's storage, in the sweep's directory
 STUDY = "sweep"

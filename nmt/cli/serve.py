@@ -28,8 +28,8 @@ def _serve(config: ServeConfig, overrides: list[str]) -> None:
     with exit_at_ctrl_c("serve"):
         import torch
 
-        from nmt.contention import fair_waiting
-        from nmt.machine import tune_memory
+        from nmt.system.contention import fair_waiting
+        from nmt.system.machine import tune_memory
         from nmt.serve.app import application
         from nmt.serve.batcher import QueueSettings
         from nmt.serve.connections import Connections

@@ -27,12 +27,12 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from nmt.cli import arguments, optuna_sweeper
 from nmt.cli.app import STOPPED, log_to_stream, output_dir
 from nmt.cli.help import choices_of, explain
-from nmt.comparison.jobs import mark_sweep, record_failure, report_jobs
+from nmt.compare.jobs import mark_sweep, record_failure, report_jobs
 from nmt.config.compose import config_dir
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell, override_values
-from nmt.processes import cores, join_cluster, rank
-from nmt.run import ERROR, LOCK, SWEEP, RunDirectory, read_json
+from nmt.system.processes import cores, join_cluster, rank
+from nmt.system.run import ERROR, LOCK, SWEEP, RunDirectory, read_json
 
 MAX_WAIT = 30.0  # seconds for a run to save and stop
 MAX_VALUE, MAX_NAME = 40, 200  # characters of a value and of all in a directory's name
@@ -95,7 +95,7 @@ def _refusal(config: DictConfig, directory: Path, varied: list[str], count: int)
         if override.startswith("hydra.run.dir="):
             return f"{override}: sets the directory of a single run; that of a sweep is hydra.sweep.dir"
     if NameJobs.finding is not None:
-        from nmt.comparison.findings import find_finding
+        from nmt.compare.findings import find_finding
 
         try:
             find_finding(NameJobs.finding)

@@ -16,7 +16,7 @@ from nmt.config.compose import PATH_KEYS, flatten, load_values, validated, with_
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell
 from nmt.config.schema import TrainConfig
-from nmt.processes import rank, started_in_group
+from nmt.system.processes import rank, started_in_group
 
 log = logging.getLogger(__name__)
 PATH_GROUPS = {"data", "tokenizer", "objective", "experiment"}  # groups that determine which of PATH_KEYS exist
@@ -38,8 +38,8 @@ def main() -> None:
 
 
 def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:
-    from nmt.data.prepare import fingerprint_of
-    from nmt.run import FINISHED, PRUNED, RunDirectory
+    from nmt.data.prepare.prepare import fingerprint_of
+    from nmt.system.run import FINISHED, PRUNED, RunDirectory
 
     directory, chosen = output_dir(), {} if config.run else choices()  # those of a resumed run are its first start's
     if started_in_group():
@@ -102,7 +102,7 @@ def _print_next_steps(run: str, direction: Mapping[str, str]) -> None:
 
 def _resumed(config: TrainConfig, overrides: list[str], paths: list[str]) -> tuple[Path, TrainConfig]:
     """The directory of the run to resume, and its saved configuration with the overrides that may change it."""
-    from nmt.run import CHANGEABLE, RunDirectory
+    from nmt.system.run import CHANGEABLE, RunDirectory
 
     run = RunDirectory.existing(str(config.run))
     values = dict(flatten(config.model_dump(mode="json")))

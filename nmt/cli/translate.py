@@ -19,12 +19,12 @@ from nmt.cli.entry import exit_at_ctrl_c
 from nmt.config.errors import UserError
 from nmt.config.overrides import user_path
 from nmt.config.schema import TranslateConfig
-from nmt.data.reading import open_text, user_lines
+from nmt.data.reading.text import open_text, user_lines
 
 if TYPE_CHECKING:
-    from nmt.distributed import ProcessGroup
-    from nmt.terminology import Controls
-    from nmt.translator import Translator
+    from nmt.system.distributed import ProcessGroup
+    from nmt.translate.terminology import Controls
+    from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +41,10 @@ def main() -> None:
 
 def _translate(config: TranslateConfig, overrides: list[str]) -> None:
     with exit_at_ctrl_c("translate"):
-        from nmt.contention import fair_waiting
-        from nmt.distributed import ProcessGroup
-        from nmt.machine import tune_memory
-        from nmt.translator import Translator
+        from nmt.system.contention import fair_waiting
+        from nmt.system.distributed import ProcessGroup
+        from nmt.system.machine import tune_memory
+        from nmt.translate.translator import Translator
 
     for key in ("constraints", "prefix"):
         if _is_interactive(config) and (name := getattr(config, key)) is not None:

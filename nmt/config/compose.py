@@ -15,7 +15,7 @@ from nmt.config import schema
 from nmt.config.errors import REMOVED, UserError, format_value, nearest, removed
 from nmt.config.keys import element, fields, members, path_keys
 from nmt.config.overrides import for_shell, override_values
-from nmt.files import read_bytes, write_atomically
+from nmt.system.files import read_bytes, write_atomically
 
 T = TypeVar("T", bound=BaseModel)
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from nmt.data.planning import Blocks, plan
 from nmt.data.planning import Indices as Indices  # noqa: PLC0414
 from nmt.data.prepared import Prepared, Side, Split
 from nmt.data.tokenizer import Tokenizer, Tokenizers
-from nmt.metrics.alignment import parse_pharaoh, words_of_pieces
+from nmt.data.word_alignment import parse_pharaoh, words_of_pieces
 
 Ids = Sequence[int] | NDArray[Any]  # token ids of a sentence, </s> last
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 from random import Random
 from typing import Any, NamedTuple
 
-from nmt.metrics.alignment import WORD_START
+from nmt.data.word_alignment import WORD_START
 
 # Numbers from sentencepiece_model.proto. This module parses the protobuf itself: SentencePiece's Python API reveals
 # neither a model's kind nor which pieces are user-defined, and some versions of protobuf cannot load its classes.

@@ -7,7 +7,7 @@ from typing import Any
 from nmt.config import schema
 from nmt.config.errors import printable
 from nmt.config.overrides import for_shell
-from nmt.report.table import human_duration
+from nmt.system.text_table import human_duration
 
 UNKNOWN = "not recorded"
 FILES = {  # what is in each file, by the start of its name

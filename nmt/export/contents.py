@@ -9,21 +9,21 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from nmt.archive import CARD, CONFIG, MAX_PICTURES, WEIGHTS
+from nmt.system.archive import CARD, CONFIG, MAX_PICTURES, WEIGHTS
 from nmt.config import schema
 from nmt.config.compose import load_config, load_values
 from nmt.config.errors import UserError
 from nmt.config.schema import CHECKPOINT, PATH_FIELDS
 from nmt.data.tokenizer import TOKENIZER_FILES
-from nmt.directions import directions_of, tagged
+from nmt.evaluate.directions import directions_of, tagged
 from nmt.export.card import Card, card
-from nmt.files import MAX_TEXT, read_bytes, to_json
+from nmt.system.files import MAX_TEXT, read_bytes, to_json
 from nmt.model.weights import LAST, MAX_WEIGHTS, read_checkpoint, to_safetensors
-from nmt.report.heatmap import draw_alignment, save
-from nmt.run import RunDirectory, read_json
-from nmt.shortlist import MAX_BYTES, SHORTLIST
-from nmt.translation import Translation
-from nmt.translator import Translator
+from nmt.explain.heatmap import draw_alignment, save
+from nmt.system.run import RunDirectory, read_json
+from nmt.translate.shortlist import MAX_BYTES, SHORTLIST
+from nmt.translate.translation import Translation
+from nmt.translate.translator import Translator
 
 SPLITS = ("validation", "test")
 OF_DATA = ("content", "fingerprint", "languages", "lowercase", "vocabulary", "splits", "directions")  # in the manifest

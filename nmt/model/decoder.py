@@ -12,18 +12,9 @@ from torch import Tensor, nn
 from nmt.attention.attention import Attention
 from nmt.attention.heads import MultiHeadAttention
 from nmt.attention.memory import Attended, Choice, Detail, join_steps
-from nmt.model.cells import (
-    CellState,
-    Recurrent,
-    State,
-    drop_inputs,
-    input_gates,
-    norm_gates,
-    step_layer,
-    zone_out,
-)
+from nmt.model.cells import CellState, Recurrent, State, drop_inputs, input_gates, norm_gates, step_layer, zone_out
 from nmt.model.copying import CopyGate, Copying
-from nmt.model.mixture import Inferred, Mixture
+from nmt.model.latent.mixture import Inferred, Mixture
 from nmt.model.readout import LexicalModel, Readout
 from nmt.model.recurrence import run_rnn
 from nmt.model.regularisation import PLAIN, RecurrentOptions, Regularisation

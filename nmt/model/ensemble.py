@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nmt.attention.memory import Steering
 from nmt.model.seq2seq import Forced, Seq2Seq
 from nmt.model.state import DecoderState
-from nmt.search.hypothesis import StepOutput
+from nmt.translate.search.hypothesis import StepOutput
 
 
 class EnsembleState(NamedTuple):
@@ -30,7 +30,7 @@ class EnsembleState(NamedTuple):
         return self._replace(members=tuple(member.select(index) for member in self.members))
 
     def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
-        """Reorder hypotheses; see nmt.search.hypothesis.State."""
+        """Reorder hypotheses; see nmt.translate.search.hypothesis.State."""
         return self._replace(members=tuple(member.branch(index, sentences) for member in self.members))
 
 

@@ -14,7 +14,7 @@ from nmt.model.build import build_model, build_unfilled
 from nmt.model.ensemble import Ensemble
 from nmt.model.seq2seq import Seq2Seq
 from nmt.model.weights import BEST, LAST, read_checkpoint
-from nmt.run import RunDirectory
+from nmt.system.run import RunDirectory
 
 FILES = {"best": BEST, "last": LAST}
 UNFIT = "is corrupt, or the checkpoint of another model"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nmt.model.copying import Copying
-from nmt.model.mixture import Mixture
+from nmt.model.latent.mixture import Mixture
 from nmt.model.readout import Output
 from nmt.ops import output_loss as ops
 from nmt.ops.copying import with_copies

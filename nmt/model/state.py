@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nmt.attention.memory import Memory, Past, Steering
 from nmt.model.cells import CellState, LayerWeights, Recurrent, input_gates
-from nmt.model.mixture import Pending
+from nmt.model.latent.mixture import Pending
 from nmt.model.readout import Readout
 from nmt.ops.linear import linear
 

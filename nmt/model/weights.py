@@ -17,8 +17,8 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
-from nmt.files import raise_system_error, read_bytes, write_atomically
-from nmt.machine import is_out_of_memory
+from nmt.system.files import raise_system_error, read_bytes, write_atomically
+from nmt.system.machine import is_out_of_memory
 
 BEST, LAST = "best.safetensors", "last.pt"  # of the best validation; to resume from
 METADATA = "nmt"  # the key under which a safetensors file holds all that is not a tensor, as JSON

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nmt.machine import cpu_vendor
+from nmt.system.machine import cpu_vendor
 
 MAX_SEPARATE = 4  # up to this number of operands, products are computed one by one
 # Elements of a weight below which oneDNN costs more than it saves: a call, and a kernel for each new number of rows.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nmt.config.errors import UserError
-from nmt.machine import cpu_capabilities
+from nmt.system.machine import cpu_capabilities
 
 MIN_OUTPUTS = 64  # fewer are multiplied as they are
 INT8_LEVELS = 127  # of either sign

@@ -13,13 +13,13 @@ from nmt.config.overrides import user_path
 from nmt.config.schema.attention import ScoredAttention
 from nmt.config.schema.data import MultilingualData
 from nmt.data.prepared import Direction
-from nmt.directions import directions_of
-from nmt.guidance import Attend, prefix_tokens
+from nmt.evaluate.directions import directions_of
+from nmt.translate.guidance import Attend, prefix_tokens
 from nmt.model.ensemble import Ensemble
-from nmt.model.latent import LatentDecoder
-from nmt.run import RunDirectory, read_json, runs_below
+from nmt.model.latent.decoder import LatentDecoder
+from nmt.system.run import RunDirectory, read_json, runs_below
 from nmt.serve.messages import ModelInfo
-from nmt.translator import Translator
+from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
 EXAMPLES = 5

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from nmt.config.errors import UserError
 from nmt.config.schema.training import LOWER_IS_BETTER
-from nmt.distributed import ProcessGroup
+from nmt.system.distributed import ProcessGroup
 from nmt.model.load import same_form
 from nmt.model.weights import BEST
 from nmt.training import checkpoint

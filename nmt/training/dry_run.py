@@ -14,9 +14,9 @@ import torch
 
 from nmt.config import schema
 from nmt.data.batching import Indices
-from nmt.data.prepare import fingerprint_of, is_prepared
-from nmt.distributed import Interrupted
-from nmt.report.table import human_duration
+from nmt.data.prepare.prepare import fingerprint_of, is_prepared
+from nmt.system.distributed import Interrupted
+from nmt.system.text_table import human_duration
 from nmt.training.job import TrainingSetup, train
 from nmt.training.journal import sample_figures
 from nmt.training.trainer import Observer, Trainer

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmt.data.batching import Batch
-from nmt.machine import release_memory
-from nmt.objectives.objective import Value
+from nmt.system.machine import release_memory
+from nmt.training.losses.objective import Value
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

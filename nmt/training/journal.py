@@ -12,13 +12,13 @@ import yaml
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from nmt.files import to_json, write_atomically
-from nmt.metrics.alignment import Positions
-from nmt.report.heatmap import draw_alignment, save, to_array
-from nmt.report.tensorboard import TensorBoard
-from nmt.run import RunDirectory
+from nmt.system.files import to_json, write_atomically
+from nmt.data.word_alignment import Positions
+from nmt.explain.heatmap import draw_alignment, save, to_array
+from nmt.training.logs.tensorboard import TensorBoard
+from nmt.system.run import RunDirectory
 from nmt.training.best import Average
-from nmt.training.trackers import Tracker
+from nmt.training.logs.trackers import Tracker
 from nmt.training.validation import Sample
 
 log = logging.getLogger(__name__)

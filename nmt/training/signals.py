@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from nmt.distributed import Interrupted
+from nmt.system.distributed import Interrupted
 
 log = logging.getLogger(__name__)
 SAME_CTRL_C = 2.0  # seconds in which a launcher may pass on the Ctrl-C that the terminal has sent to all processes

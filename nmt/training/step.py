@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from nmt.config.errors import UserError
 from nmt.data.batching import Batch, Indices
-from nmt.distributed import GradientSum
-from nmt.machine import Machine, is_out_of_memory, release_memory
+from nmt.system.distributed import GradientSum
+from nmt.system.machine import Machine, is_out_of_memory, release_memory
 from nmt.model.seq2seq import Seq2Seq
-from nmt.objectives.objective import Objective, Value
+from nmt.training.losses.objective import Objective, Value
 from nmt.training.graphs import GraphedPasses
 
 log = logging.getLogger(__name__)

@@ -10,12 +10,12 @@ from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.data.batching import make_batches
 from nmt.data.prepared import Prepared
-from nmt.distributed import GradientSum, Interrupted, seed_draws
-from nmt.machine import DTYPES
-from nmt.metrics.bleu import perplexity
+from nmt.system.distributed import GradientSum, Interrupted, seed_draws
+from nmt.system.machine import DTYPES
+from nmt.evaluate.bleu import perplexity
 from nmt.model.weights import LAST
-from nmt.objectives.objective import Objective
-from nmt.run import RunDirectory
+from nmt.training.losses.objective import Objective
+from nmt.system.run import RunDirectory
 from nmt.training import checkpoint
 from nmt.training.best import BestCheckpoints, EarlyStopping, MovingAverage
 from nmt.training.journal import Journal
@@ -23,7 +23,7 @@ from nmt.training.optimizer import Schedule, make_optimizer
 from nmt.training.signals import StopSignals
 from nmt.training.step import BadUpdates, GlobalBatch, LogWindow, MicroBatcher, Update, Updater
 from nmt.training.validation import Scoring, Validator
-from nmt.translator import Translator
+from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
 

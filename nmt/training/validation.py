@@ -19,15 +19,15 @@ from nmt.config.schema import TrainConfig
 from nmt.config.schema import training as schema
 from nmt.data.batching import Batches, Indices
 from nmt.data.prepared import Direction, Split
-from nmt.evaluation import align, evaluate, load_comet, score_settings
-from nmt.machine import retry_in_halves
-from nmt.metrics.alignment import Positions, attention_statistics, chosen_positions
-from nmt.metrics.bleu import METRICS, ScoreSettings, perplexity
-from nmt.metrics.comet import Comet
+from nmt.evaluate.evaluation import align, evaluate, load_comet, score_settings
+from nmt.system.machine import retry_in_halves
+from nmt.data.word_alignment import Positions, attention_statistics, chosen_positions
+from nmt.evaluate.bleu import METRICS, ScoreSettings, perplexity
+from nmt.evaluate.comet import Comet
 from nmt.model.seq2seq import evaluation_mode
-from nmt.saliency import Saliency, saliency
-from nmt.translation import Translation
-from nmt.translator import Progress, Translator
+from nmt.explain.saliency import Saliency, saliency
+from nmt.translate.translation import Translation
+from nmt.translate.translator import Progress, Translator
 
 
 class Scoring(NamedTuple):

@@ -18,7 +18,7 @@ from torch import Tensor
 from nmt.config.errors import UserError
 from nmt.config.overrides import user_path
 from nmt.data.tokenizer import Tokenizer, Tokenizers
-from nmt.metrics.alignment import WORD_START
+from nmt.data.word_alignment import WORD_START
 from nmt.model.seq2seq import Seq2Seq
 
 Vector = NDArray[np.float32]  # (E,)

@@ -9,7 +9,7 @@ from combinations import Case, attend
 from nmt.attention.memory import Past
 from nmt.attention.monotonic import MonotonicNormalizer
 from nmt.attention.normalizers import SoftmaxNormalizer
-from nmt.objectives.auxiliary import coverage_loss, guided_alignment_loss
+from nmt.training.losses.auxiliary import coverage_loss, guided_alignment_loss
 
 B, T, S = 2, 4, 5
 

@@ -48,9 +48,9 @@ def test_ctrl_c_during_the_first_imports_is_one_line(
     ("command", "module", "given"),
     [
         ("train", "nmt.training.job", []),
-        ("evaluate", "nmt.translator", ["run=x"]),
-        ("translate", "nmt.translator", ["run=x"]),
-        ("compare", "nmt.comparison.report", ["runs=x"]),
+        ("evaluate", "nmt.translate.translator", ["run=x"]),
+        ("translate", "nmt.translate.translator", ["run=x"]),
+        ("compare", "nmt.compare.report", ["runs=x"]),
         ("export", "nmt.export.contents", ["run=x", "output=y"]),
         ("serve", "nmt.serve.app", ["run=x"]),
     ],

@@ -18,10 +18,10 @@ from omegaconf import OmegaConf
 
 from nmt.cli import train
 from nmt.cli.sweep import _is_foreign, best_score, job_name
-from nmt.comparison.jobs import planned_jobs
+from nmt.compare.jobs import planned_jobs
 from nmt.config.compose import config_dir
-from nmt.files import read_lines
-from nmt.run import SWEEP, RunDirectory
+from nmt.system.files import read_lines
+from nmt.system.run import SWEEP, RunDirectory
 
 NMT_TRAIN = Path(sys.executable).parent / "nmt-train"
 SHORT = [*(value for value in TINY if not value.startswith(("threads=", "training.max_epochs=")))]

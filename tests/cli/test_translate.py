@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from nmt.cli.translate import CHUNK, LineReader, _buffers, _decode_leniently, _filter
-from nmt.distributed import ProcessGroup
+from nmt.system.distributed import ProcessGroup
 
 
 def buffers(stream: BinaryIO, most: int) -> Any:  # noqa: ANN401

@@ -9,7 +9,7 @@ from typing import Any
 from conftest import values_of
 
 from nmt.config.compose import save_values
-from nmt.run import RunDirectory
+from nmt.system.run import RunDirectory
 
 REFERENCES = [
     "der kleine hund schläft im garten .",

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from made_runs import REFERENCES, SOURCES, make_run, worsened
 
-from nmt.comparison.compare import compare, group
-from nmt.comparison.entry import Entry, HeldOut, read_run
+from nmt.compare.compare import compare, group
+from nmt.compare.entry import Entry, HeldOut, read_run
 from nmt.config.errors import UserError
-from nmt.metrics.bleu import Counts, ScoreSettings, count, score, sentence_bleu
-from nmt.metrics.effects import difference, mean_of_seeds
-from nmt.metrics.multiple import holm
-from nmt.metrics.significance import Resampling, half_width, paired_bootstrap
-from nmt.metrics.significance import score as metric_score
+from nmt.evaluate.bleu import Counts, ScoreSettings, count, score, sentence_bleu
+from nmt.evaluate.effects import difference, mean_of_seeds
+from nmt.evaluate.multiple import holm
+from nmt.evaluate.significance import Resampling, half_width, paired_bootstrap
+from nmt.evaluate.significance import score as metric_score
 
 SETTINGS = ScoreSettings("13a", False)
 OUTPUTS = {("good", 1): worsened(9), ("good", 2): worsened(10), ("bad", 1): worsened(2), ("bad", 2): worsened(9)}

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from made_runs import REFERENCES, SOURCES, make_run, worsened, write
 
-from nmt.comparison.entry import HeldOut, find_runs, read_run, read_systems
+from nmt.compare.entry import HeldOut, find_runs, read_run, read_systems
 from nmt.config.errors import UserError
-from nmt.metrics.bleu import ScoreSettings
+from nmt.evaluate.bleu import ScoreSettings
 
 PLAIN = ScoreSettings("13a", False)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from made_runs import REFERENCES, make_run, worsened
 
-from nmt.comparison.report import write_comparison
+from nmt.compare.report import write_comparison
 from nmt.config.errors import UserError
 
 NAME = "bahdanau_2015_figure_2"
@@ -60,7 +60,7 @@ def test_without_a_finding_there_is_no_page_of_one() -> None:
 
 
 def test_buckets_of_lengths_give_slopes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmt.comparison.compare.MIN_BUCKET", 10)
+    monkeypatch.setattr("nmt.compare.compare.MIN_BUCKET", 10)
     for seed in (1, 2, 3):
         make("none", seed, 1 + seed)
         make("bahdanau", seed, 20 + seed)

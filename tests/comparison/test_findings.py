@@ -9,8 +9,8 @@ from conftest import values_of
 from omegaconf import OmegaConf
 
 from nmt.cli.help import choices_of
-from nmt.comparison.findings import FINDINGS, fall, find_finding, lead, relative_difference, slope, slope_difference
-from nmt.comparison.verdict import Scores
+from nmt.compare.findings import FINDINGS, fall, find_finding, lead, relative_difference, slope, slope_difference
+from nmt.compare.verdict import Scores
 from nmt.config.compose import config_dir, validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig

@@ -2,8 +2,8 @@
 
 import pytest
 
-from nmt.comparison.compare import group
-from nmt.comparison.entry import Entry, System
+from nmt.compare.compare import group
+from nmt.compare.entry import Entry, System
 
 
 def entry(name: str, seed: int = 1, **asked: str) -> Entry:

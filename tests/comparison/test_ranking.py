@@ -9,8 +9,8 @@ import pytest
 from forks import call
 from made_runs import REFERENCES, make_run, worsened
 
-from nmt.comparison.ranking import Ranking
-from nmt.comparison.report import write_comparison
+from nmt.compare.ranking import Ranking
+from nmt.compare.report import write_comparison
 from nmt.config.errors import UserError
 
 HUB = "Unbabel/wmt22-comet-da"

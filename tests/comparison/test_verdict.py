@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from nmt.comparison.verdict import Check, Measured, Scores, Statement, Verdict, difference, judge, overall
+from nmt.compare.verdict import Check, Measured, Scores, Statement, Verdict, difference, judge, overall
 
 STATEMENT = Statement("a beats b", "3 against 2", ("a", "b"), difference)
 MARGIN = Statement("a is close to b", "", ("a", "b"), difference, above=-5.0)

@@ -15,7 +15,7 @@ from nmt.config.schema import TrainConfig
 from nmt.data import planning
 from nmt.data.batching import Batches
 from nmt.data.planning import plan
-from nmt.data.prepare import prepare
+from nmt.data.prepare.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.data.tokenizer import Tokenizer
 

@@ -14,9 +14,9 @@ from pydantic import TypeAdapter
 
 from nmt.config.errors import UserError
 from nmt.config.schema import data as schema
-from nmt.data import reading
-from nmt.data.corpus import files, splits
-from nmt.data.sources import Pair, count_pairs, locate
+from nmt.data.reading import text as reading
+from nmt.data.reading.corpus import files, splits
+from nmt.data.reading.sources import Pair, count_pairs, locate
 
 PAIRS = [
     ("a cat", "une chatte"),

@@ -22,7 +22,7 @@ from nmt.config.schema.data import TrainedTokenizer
 from nmt.data import subword_sampling
 from nmt.data.demo import corpus as demo
 from nmt.data.tokenizer import Tokenizer
-from nmt.data.tokenizer_sample import Candidates, TokenizerSample
+from nmt.data.prepare.tokenizer_sample import Candidates, TokenizerSample
 
 ENGLISH, FRENCH, _ = (list(side) for side in zip(*demo.generate(300, 1, 1, 1).train, strict=True))
 PLAIN: dict[str, Any] = {"vocab_size": 300}
@@ -173,9 +173,9 @@ def test_a_draw_depends_on_its_seed_alone(kind: str) -> None:
 IN_A_PROCESS = """
 import hashlib, sys, tempfile
 from pathlib import Path
-from nmt.data.tokenizer_sample import Candidates, TokenizerSample
+from nmt.data.prepare.tokenizer_sample import Candidates, TokenizerSample
 sys.path.insert(0, sys.argv[1])
-from nmt.data import tokenizer_training as tokenizer
+from nmt.data.prepare import tokenizer_training as tokenizer
 import test_sampled_segmentations as tests
 config = tests.trained(sys.argv[2])
 with tempfile.TemporaryDirectory() as folder:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nmt.config.errors import UserError
-from nmt.data.workers import Workers
+from nmt.data.prepare.workers import Workers
 
 
 def square(number: int) -> int:
@@ -100,7 +100,7 @@ SLEEPERS = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import test_workers
-from nmt.data.workers import Workers
+from nmt.data.prepare.workers import Workers
 if __name__ == "__main__":
     with Workers(2) as workers:
         print(*set(workers.map(test_workers.process_id, range(20), 0)), flush=True)

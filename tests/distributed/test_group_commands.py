@@ -14,7 +14,7 @@ from conftest import TINY
 from forks import call, ended, forked_group
 
 from nmt.model.weights import read_checkpoint
-from nmt.processes import agreed
+from nmt.system.processes import agreed
 
 BIN = Path(sys.executable).parent
 SHORT = [*TINY, "training.max_steps=8", "data.train_size=100", "precision=fp32", "threads=1"]

@@ -17,8 +17,8 @@ from nmt.cli.launch import train_in_processes
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.distributed import Interrupted
-from nmt.processes import rank
+from nmt.system.distributed import Interrupted
+from nmt.system.processes import rank
 from nmt.training import signals as signals_module
 from nmt.training.signals import StopSignals
 

@@ -20,16 +20,16 @@ from nmt import Translator
 from nmt.config.compose import config_dir, validated
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import make_batches
-from nmt.data.prepare import prepare
-from nmt.distributed import seed_draws
-from nmt.machine import Machine
+from nmt.data.prepare.prepare import prepare
+from nmt.system.distributed import seed_draws
+from nmt.system.machine import Machine
 from nmt.model.build import build_model
 from nmt.model.load import new_model
 from nmt.model.readout import Readout
-from nmt.objectives.objective import Objective
+from nmt.training.losses.objective import Objective
 from nmt.ops.additive import additive_energies
 from nmt.ops.gates import gru_gates, lstm_gates
-from nmt.run import RunDirectory
+from nmt.system.run import RunDirectory
 from nmt.training.graphs import GraphedPasses
 from nmt.training.optimizer import make_optimizer
 from nmt.training.step import Updater

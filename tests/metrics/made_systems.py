@@ -4,7 +4,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from nmt.metrics.formulas import bleu
+from nmt.evaluate.formulas import bleu
 
 LONGEST = 21  # tokens
 BASE, SLOPE = 0.42, 0.0245  # how easy a token is on average, and what a BLEU more adds to that

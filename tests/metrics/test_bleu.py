@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 
-from nmt.metrics.bleu import Scores, ScoreSettings, count, score, score_by_length, sentence_bleu, tokenizer_for
+from nmt.evaluate.bleu import Scores, ScoreSettings, count, score, score_by_length, sentence_bleu, tokenizer_for
 
 ENGLISH = (
     ["The cat sat on the Mat.", "He didn't say: 'no' (twice)!", "A red car stops here , now .", ""],

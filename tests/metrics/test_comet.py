@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from nmt.metrics import comet as comet_module
-from nmt.metrics.comet import Comet
+from nmt.evaluate import comet as comet_module
+from nmt.evaluate.comet import Comet
 
 HUB = "Unbabel/wmt22-comet-da"
 CPU = torch.device("cpu")

@@ -8,9 +8,9 @@ import pytest
 from made_systems import made_systems, scores
 from numpy.typing import NDArray
 
-from nmt.metrics.effects import Effect, difference, mean_of_seeds
-from nmt.metrics.significance import Resampling
-from nmt.metrics.student import t_p_value, t_quantile
+from nmt.evaluate.effects import Effect, difference, mean_of_seeds
+from nmt.evaluate.significance import Resampling
+from nmt.evaluate.student import t_p_value, t_quantile
 
 SIGNIFICANT = 0.05
 

@@ -8,8 +8,8 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
-from nmt.metrics.bleu import METRICS, ScoreSettings, count, sentence_bleu
-from nmt.metrics.formulas import FORMULAS
+from nmt.evaluate.bleu import METRICS, ScoreSettings, count, sentence_bleu
+from nmt.evaluate.formulas import FORMULAS
 
 WORDS = ["a", "b", "c", "d", "the", "The", "cat", "sat", ",", ".", "zz"]
 PLAIN = ScoreSettings("13a", False)

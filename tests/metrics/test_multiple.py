@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from nmt.metrics.multiple import holm, letters
+from nmt.evaluate.multiple import holm, letters
 
 
 def test_holm_multiplies_step_by_step_and_keeps_the_order() -> None:

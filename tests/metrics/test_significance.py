@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nmt.metrics.bleu import METRICS, Counts, ScoreSettings, count
-from nmt.metrics.significance import Resampling, half_width, paired_bootstrap, score
+from nmt.evaluate.bleu import METRICS, Counts, ScoreSettings, count
+from nmt.evaluate.significance import Resampling, half_width, paired_bootstrap, score
 
 REFERENCES = [f"the {n} small dogs , which run , see {n % 7} red houses ." for n in range(60)]
 BASELINE = [line.replace("dogs", "cats") if n % 3 == 0 else line for n, line in enumerate(REFERENCES)]

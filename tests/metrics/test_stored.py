@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from nmt.metrics import stored
-from nmt.metrics.bleu import METRICS, ScoreSettings, count
-from nmt.metrics.stored import stored_counts
+from nmt.evaluate import stored
+from nmt.evaluate.bleu import METRICS, ScoreSettings, count
+from nmt.evaluate.stored import stored_counts
 
 HYPOTHESES, REFERENCES = ["a b c d", "e f"], ["a b c e", "e f g"]
 PLAIN = ScoreSettings("13a", False)

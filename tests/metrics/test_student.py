@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from nmt.metrics.student import mean_interval, t_p_value, t_quantile
+from nmt.evaluate.student import mean_interval, t_p_value, t_quantile
 
 
 @pytest.mark.parametrize(("count", "quantile"), [(2, 12.706), (3, 4.303), (4, 3.182), (11, 2.228), (121, 1.980)])

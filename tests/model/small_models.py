@@ -8,7 +8,7 @@ import torch
 from nmt.config.schema.model import Model
 from nmt.model.build import build_model
 from nmt.model.seq2seq import Seq2Seq
-from nmt.objectives.token_losses import likelihood
+from nmt.training.losses.token_losses import likelihood
 
 LIKELIHOOD = partial(likelihood, smoothing=0.1)
 V, PAD, BOS, EOS = 13, 0, 2, 3

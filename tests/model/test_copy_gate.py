@@ -12,13 +12,13 @@ from torch import Tensor
 
 from nmt.model.copying import NEVER, copyable, within
 from nmt.model.ensemble import Ensemble
-from nmt.model.search_model import SearchModel
+from nmt.translate.prepared_model import SearchModel
 from nmt.model.seq2seq import Seq2Seq
-from nmt.objectives.token_losses import r_drop
+from nmt.training.losses.token_losses import r_drop
 from nmt.ops.sentence_draws import sampling_draws, sentence_keys
-from nmt.search.beam import beam_search
-from nmt.search.hypothesis import LengthPenalty, Limits, Symbols
-from nmt.search.rollout import SamplingOptions, greedy_search, sample
+from nmt.translate.search.beam import beam_search
+from nmt.translate.search.hypothesis import LengthPenalty, Limits, Symbols
+from nmt.translate.search.rollout import SamplingOptions, greedy_search, sample
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 OUT = torch.tensor([[4, 5, 6, 3], [8, 8, 9, 3], [10, 4, 12, 3]])  # TARGET's next words

@@ -13,9 +13,9 @@ from torch import Tensor
 from nmt.model.ensemble import Ensemble, log_mean
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.sentence_draws import sampling_draws, sentence_keys
-from nmt.search.beam import beam_search
-from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits, Symbols
-from nmt.search.rollout import SamplingOptions, greedy_search, sample
+from nmt.translate.search.beam import beam_search
+from nmt.translate.search.hypothesis import Hypothesis, LengthPenalty, Limits, Symbols
+from nmt.translate.search.rollout import SamplingOptions, greedy_search, sample
 
 SYMBOLS, LIMITS = Symbols(BOS, EOS, (PAD, BOS)), Limits(1, [9, 6, 8])
 PENALTY, CPU = LengthPenalty("average", 1.0), torch.device("cpu")

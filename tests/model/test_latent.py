@@ -22,11 +22,11 @@ from test_model import FIRST_ORDER, LATENT, label
 from torch import Tensor
 
 from nmt.attention.memory import Steering
-from nmt.model.latent import LatentDecoder
-from nmt.model.mixture import LatentPosition
+from nmt.model.latent.decoder import LatentDecoder
+from nmt.model.latent.mixture import LatentPosition
 from nmt.model.seq2seq import Seq2Seq
-from nmt.objectives.auxiliary import divergence
-from nmt.objectives.token_losses import likelihood
+from nmt.training.losses.auxiliary import divergence
+from nmt.training.losses.token_losses import likelihood
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 OUT = torch.tensor([[4, 5, 6, 3], [7, 8, 9, 3], [10, 4, 12, 3]])  # TARGET's next words

@@ -32,9 +32,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmt.model.readout import Output
 from nmt.model.seq2seq import Seq2Seq
-from nmt.search.beam import beam_search
-from nmt.search.hypothesis import LengthPenalty, Limits, Symbols
-from nmt.search.rollout import greedy_search
+from nmt.translate.search.beam import beam_search
+from nmt.translate.search.hypothesis import LengthPenalty, Limits, Symbols
+from nmt.translate.search.rollout import greedy_search
 
 COMBINATIONS = [
     {

@@ -8,12 +8,12 @@ from small_models import BOS, EOS, LENGTHS, PAD, SOURCE, TARGET, V, attention, m
 from test_model import COMBINATIONS, EVERY, label
 from torch import Tensor
 
-from nmt.model import search_model
-from nmt.model.latent import LatentDecoder
-from nmt.model.search_model import SearchModel
+from nmt.translate import prepared_model as search_model
+from nmt.model.latent.decoder import LatentDecoder
+from nmt.translate.prepared_model import SearchModel
 from nmt.ops.packed import Weight, _FloatWeight, pack
-from nmt.search.beam import beam_search
-from nmt.search.hypothesis import LengthPenalty, Limits, Symbols
+from nmt.translate.search.beam import beam_search
+from nmt.translate.search.hypothesis import LengthPenalty, Limits, Symbols
 
 SYMBOLS, LIMITS = Symbols(BOS, EOS, (PAD, BOS)), Limits(1, [9, 6, 8])
 CPU = torch.device("cpu")

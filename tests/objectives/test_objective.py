@@ -11,12 +11,12 @@ from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, Batches
-from nmt.data.prepare import prepare
-from nmt.machine import Machine
+from nmt.data.prepare.prepare import prepare
+from nmt.system.machine import Machine
 from nmt.model.load import new_model
 from nmt.model.seq2seq import Seq2Seq
-from nmt.objectives.objective import Objective
-from nmt.objectives.token_losses import r_drop
+from nmt.training.losses.objective import Objective
+from nmt.training.losses.token_losses import r_drop
 from nmt.training.optimizer import make_optimizer
 from nmt.training.step import Updater
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, Batches
-from nmt.data.prepare import prepare
+from nmt.data.prepare.prepare import prepare
 from nmt.model.load import new_model
 from nmt.model.seq2seq import Seq2Seq
-from nmt.objectives.objective import Objective, ScheduledSampling
-from nmt.objectives.token_losses import likelihood
+from nmt.training.losses.objective import Objective, ScheduledSampling
+from nmt.training.losses.token_losses import likelihood
 from nmt.ops import output_loss
 
 Config = Callable[..., TrainConfig]

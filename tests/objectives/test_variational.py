@@ -12,11 +12,11 @@ from torch.nn import functional
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, Batches
-from nmt.data.prepare import prepare
-from nmt.model import inference
+from nmt.data.prepare.prepare import prepare
+from nmt.model.latent import inference
 from nmt.model.load import new_model
 from nmt.model.seq2seq import Seq2Seq
-from nmt.objectives.objective import Objective
+from nmt.training.losses.objective import Objective
 from nmt.ops.sentence_draws import sentence_draws
 
 Config = Callable[..., TrainConfig]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nmt.objectives.token_losses import likelihood, r_drop
+from nmt.training.losses.token_losses import likelihood, r_drop
 from nmt.ops import output_loss
 from nmt.ops.copying import copied_log_probs, with_copies
 from nmt.ops.output_loss import Criterion

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nmt.objectives.token_losses import likelihood, r_drop
+from nmt.training.losses.token_losses import likelihood, r_drop
 from nmt.ops import mixture
 from nmt.ops.mixing import criterion_of_mean, mean_of_criteria
 from nmt.ops.mixture import mixture_log_probs, mixture_loss, target_log_probs

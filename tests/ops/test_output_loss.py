@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nmt.objectives.token_losses import distillation, likelihood, r_drop
+from nmt.training.losses.token_losses import distillation, likelihood, r_drop
 from nmt.ops import output_loss as module
 from nmt.ops.output_loss import Criterion, OutputLoss, most_probable, output_loss
 

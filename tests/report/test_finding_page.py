@@ -5,7 +5,7 @@ from xml.etree.ElementTree import fromstring
 
 from test_page import HOSTILE, Parsed
 
-from nmt.report.finding_page import _charts, finding_page
+from nmt.compare.finding_page import _charts, finding_page
 
 
 def model(label: str, published: float | None, **by_seed: float) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontEntry, findfont, fontManager
 from matplotlib.ft2font import FaceFlags, FT2Font
 
-from nmt.report import fonts
-from nmt.report.fonts import BASE, families, quiet, script_of
+from nmt.explain import fonts
+from nmt.explain.fonts import BASE, families, quiet, script_of
 
 BASE_FILE = str(findfont(BASE))
 LAST_RESORT = Path(matplotlib.get_data_path(), "fonts/ttf/LastResortHE-Regular.ttf")
@@ -123,7 +123,7 @@ def test_a_script_without_font_is_named_once(machine: Machine, caplog: pytest.Lo
         assert BASE in families(text)
     assert [(record.name, record.levelno, record.getMessage()) for record in caplog.records] == [
         (
-            "nmt.report.fonts",
+            "nmt.explain.fonts",
             logging.WARNING,
             f"no installed font has glyphs for {script} (such as {example}): heatmaps show boxes; "
             f"install one, e.g. {package}",

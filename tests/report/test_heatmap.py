@@ -15,8 +15,8 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
-from nmt.report import fonts
-from nmt.report.heatmap import draw_alignment, save, to_array, token_labels
+from nmt.explain import fonts
+from nmt.explain.heatmap import draw_alignment, save, to_array, token_labels
 
 
 def words(count: int) -> list[str]:
@@ -268,5 +268,5 @@ def test_saved_picture_is_the_drawn_one(tmp_path: Path) -> None:
 
 
 def test_pyplot_stays_away() -> None:
-    code = "import sys, nmt.report.heatmap; sys.exit('matplotlib.pyplot' in sys.modules)"
+    code = "import sys, nmt.explain.heatmap; sys.exit('matplotlib.pyplot' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "MPLBACKEND": "agg"})

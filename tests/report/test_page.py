@@ -15,7 +15,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
-from nmt.report.page import EXPLAINED_COLUMNS, MASKING_CHARTS, page
+from nmt.compare.page import EXPLAINED_COLUMNS, MASKING_CHARTS, page
 
 TESTS = ("difference", "difference_ci", "p", "p_raw", "detectable", "seeds_needed")
 HOSTILE = "\"'><img/src=x><script>alert(1)</script>&lt;{{7*7}}\u202e</style></title>"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.report.table import Column, decimals, human_count, human_duration, markdown, short, terminal
+from nmt.system.text_table import Column, decimals, human_count, human_duration, markdown, short, terminal
 
 COLUMNS = [
     Column("rank", "rank"),

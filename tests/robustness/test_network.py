@@ -34,12 +34,12 @@ sys.path.insert(0, sys.argv[1])
 import datasets
 from conftest import TINY, values_of
 from nmt import Translator
-from nmt.comparison.report import write_comparison
+from nmt.compare.report import write_comparison
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
-from nmt.data.prepare import prepare
-from nmt.evaluation import evaluate_run, score_settings
-from nmt.run import RunDirectory
+from nmt.data.prepare.prepare import prepare
+from nmt.evaluate.evaluation import evaluate_run, score_settings
+from nmt.system.run import RunDirectory
 from nmt.training.job import train
 
 def config(*overrides):

@@ -20,9 +20,9 @@ from nmt.cli import compare, evaluate, export, train, translate
 from nmt.config import schema
 from nmt.config.compose import load_config, merge_search, save_values, validated
 from nmt.model.build import build_model
-from nmt.run import RunDirectory
+from nmt.system.run import RunDirectory
 from nmt.training.optimizer import Schedule
-from nmt.translator import Translator
+from nmt.translate.translator import Translator
 
 MAINS = {"train": train, "evaluate": evaluate, "translate": translate, "compare": compare, "export": export}
 TASKS = {train: "_train", evaluate: "_evaluate", translate: "_translate", compare: "_compare", export: "_export"}
@@ -71,9 +71,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     monkeypatch.setattr("nmt.training.job.train", begin)
     monkeypatch.setattr(Translator, "load", load)
     monkeypatch.setattr(RunDirectory, "held_out", lambda *_: ([], [], None))
-    monkeypatch.setattr("nmt.comparison.report.write_comparison", lambda **_: "")
-    monkeypatch.setattr("nmt.data.corpus.splits", lambda _: {"train": range(5)})
-    monkeypatch.setattr("nmt.data.prepare.fingerprint_of", lambda *_: "")
+    monkeypatch.setattr("nmt.compare.report.write_comparison", lambda **_: "")
+    monkeypatch.setattr("nmt.data.reading.corpus.splits", lambda _: {"train": range(5)})
+    monkeypatch.setattr("nmt.data.prepare.prepare.fingerprint_of", lambda *_: "")
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "")
     before = Path.cwd()

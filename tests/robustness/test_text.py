@@ -17,12 +17,13 @@ from forks import call
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.data import encoding, sources
-from nmt.data.encoding import Encoder
-from nmt.data.prepare import prepare
+from nmt.data.prepare import encoding
+from nmt.data.reading import sources
+from nmt.data.prepare.encoding import Encoder
+from nmt.data.prepare.prepare import prepare
 from nmt.data.prepared import Prepared
-from nmt.data.usable_pairs import RawChunk
-from nmt.training.corpus_report import log_corpus_report
+from nmt.data.prepare.usable_pairs import RawChunk
+from nmt.training.logs.corpus_report import log_corpus_report
 
 pytestmark = pytest.mark.no_cover  # hundreds of corpora through the same lines, which tests of data cover
 PAIRS = [(f"the number {n} and word{n % 7} here", f"le nombre {n} et mot{n % 7} ici") for n in range(60)]

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from nmt import Translator
-from nmt.comparison.report import write_comparison
+from nmt.compare.report import write_comparison
 from nmt.config import schema
 from nmt.config.compose import load_config, validated
 from nmt.config.errors import UserError
-from nmt.data.prepare import prepare
+from nmt.data.prepare.prepare import prepare
 from nmt.data.tokenizer import Tokenizer
 from nmt.training.job import train
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from nmt.search.hypothesis import LengthPenalty, Limits, StepOutput, Symbols
+from nmt.translate.search.hypothesis import LengthPenalty, Limits, StepOutput, Symbols
 
 PAD, BOS, EOS = 0, 1, 2
 SYMBOLS = Symbols(BOS, EOS, (PAD, BOS))

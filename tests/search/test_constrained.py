@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from search_toy import BOS, CPU, EOS, NO_PENALTY, PAD, SYMBOLS, Toy, enumerate_all
 
-from nmt.search import beam as module
-from nmt.search.beam import beam_search
-from nmt.search.constrained import Allocation, Automata, allocate_slots, occurrences
-from nmt.search.forbidden import Forbidden
-from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits
+from nmt.translate.search import beam as module
+from nmt.translate.search.beam import beam_search
+from nmt.translate.search.constrained import Allocation, Automata, allocate_slots, occurrences
+from nmt.translate.search.forbidden import Forbidden
+from nmt.translate.search.hypothesis import Hypothesis, LengthPenalty, Limits
 
 Phrases = list[list[int]]
 VOCABULARY = 7

@@ -8,12 +8,12 @@ import pytest
 import torch
 from search_toy import CPU, EOS, SYMBOLS, Toy, allowed
 
-from nmt.search.beam import beam_search
-from nmt.search.constrained import Allocation
-from nmt.search.diverse import Groups
-from nmt.search.forbidden import Forbidden
-from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits
-from nmt.search.tree import BeamTree
+from nmt.translate.search.beam import beam_search
+from nmt.translate.search.constrained import Allocation
+from nmt.translate.search.diverse import Groups
+from nmt.translate.search.forbidden import Forbidden
+from nmt.translate.search.hypothesis import Hypothesis, LengthPenalty, Limits
+from nmt.translate.search.tree import BeamTree
 
 AVERAGE = LengthPenalty("average", 1.0)
 Found = list[tuple[list[int], float]]

@@ -7,10 +7,10 @@ from search_toy import BOS, CPU, EOS, NO_PENALTY, PAD, SYMBOLS, Toy, enumerate_a
 from test_prefix import SEARCHES
 from torch import Tensor, rand
 
-from nmt.search.beam import beam_search
-from nmt.search.forbidden import Forbidden
-from nmt.search.hypothesis import Hypothesis, Limits
-from nmt.search.rollout import SamplingOptions, greedy_search, sample
+from nmt.translate.search.beam import beam_search
+from nmt.translate.search.forbidden import Forbidden
+from nmt.translate.search.hypothesis import Hypothesis, Limits
+from nmt.translate.search.rollout import SamplingOptions, greedy_search, sample
 
 PIECES = {3: "▁a", 4: "b", 5: "▁ab", 6: "▁", 7: "a", 8: "▁b"}
 PHRASES = ["▁ab▁a", "▁b"]

@@ -4,8 +4,8 @@ import pytest
 import torch
 from search_toy import BOS, CPU, EOS, PAD, PENALTIES, SYMBOLS, Toy, allowed
 
-from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits
-from nmt.search.rollout import greedy_search
+from nmt.translate.search.hypothesis import Hypothesis, LengthPenalty, Limits
+from nmt.translate.search.rollout import greedy_search
 
 
 def search(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.search.hypothesis import LengthPenalty, Limits
+from nmt.translate.search.hypothesis import LengthPenalty, Limits
 
 Kind = Literal["none", "average", "gnmt"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -5,9 +5,9 @@ import torch
 from search_toy import BOS, CPU, EOS, NO_PENALTY, PAD, SYMBOLS, Toy, enumerate_all
 from torch import Tensor
 
-from nmt.search.beam import beam_search
-from nmt.search.hypothesis import Hypothesis, Limits
-from nmt.search.rollout import SamplingOptions, greedy_search, sample
+from nmt.translate.search.beam import beam_search
+from nmt.translate.search.hypothesis import Hypothesis, Limits
+from nmt.translate.search.rollout import SamplingOptions, greedy_search, sample
 
 SEARCHES = ["greedy", "sampling", "beam"]
 

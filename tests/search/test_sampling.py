@@ -8,8 +8,8 @@ import torch
 from search_toy import BOS, CPU, EOS, PAD, PENALTIES, SYMBOLS, Toy, enumerate_all
 
 from nmt.ops.sentence_draws import sampling_draws, sentence_keys
-from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits
-from nmt.search.rollout import SamplingOptions, _inverse_cdf, greedy_search, sample
+from nmt.translate.search.hypothesis import Hypothesis, LengthPenalty, Limits
+from nmt.translate.search.rollout import SamplingOptions, _inverse_cdf, greedy_search, sample
 
 
 def draw(

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from nmt.search.log_probs import BLOCK
-from nmt.search.shortlist import Shortlist
+from nmt.translate.search.log_probs import BLOCK
+from nmt.translate.search.shortlist import Shortlist
 
 SOURCE, TARGET = 6, 1000
 SPECIAL = [0, 1, 2, 3]

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.search import log_probs
-from nmt.search.log_probs import BLOCK, pack_top, unpack
+from nmt.translate.search import log_probs
+from nmt.translate.search.log_probs import BLOCK, pack_top, unpack
 
 
 @pytest.mark.parametrize("granularity", [0.0, 0.5, 3.0])  # the coarser, the more values are equal

@@ -3,9 +3,9 @@
 import pytest
 from search_toy import CPU, EOS, SYMBOLS, Toy
 
-from nmt.search.beam import beam_search
-from nmt.search.hypothesis import Hypothesis, LengthPenalty, Limits
-from nmt.search.tree import BeamTree, Node
+from nmt.translate.search.beam import beam_search
+from nmt.translate.search.hypothesis import Hypothesis, LengthPenalty, Limits
+from nmt.translate.search.tree import BeamTree, Node
 
 PENALTY = LengthPenalty("average", 0.7)
 

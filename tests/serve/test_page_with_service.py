@@ -76,7 +76,7 @@ def test_a_steered_step_attends_there(page: Page, translator: Translator) -> Non
 
 
 def test_saliency_and_window_come_from_the_service(page: Page, translator: Translator) -> None:
-    from nmt.explanation import explain
+    from nmt.explain.explanation import explain
 
     page.choose("#weights", "saliency")
     found = explain(translator, LINE, translator.translate([LINE])[0].tokens)
@@ -96,7 +96,7 @@ def test_a_translation_of_ones_own_is_scored(page: Page, translator: Translator)
 
 
 def test_a_translation_of_ones_own_may_have_unknown_characters(page: Page, translator: Translator) -> None:
-    from nmt.explanation import explain
+    from nmt.explain.explanation import explain
 
     own = "le Ж chien"
     page.choose("#weights", "saliency")

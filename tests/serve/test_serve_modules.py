@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from served_page import Page, served_page
 
-from nmt.metrics.alignment import merge_to_words, words, words_of_pieces
+from nmt.data.word_alignment import merge_to_words, words, words_of_pieces
 
 PIECES = [
     ["▁Un", "▁cha", "peau", "</s>"],

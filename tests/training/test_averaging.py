@@ -13,15 +13,15 @@ from torch import nn
 
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch
-from nmt.evaluation import evaluate, score_settings
+from nmt.evaluate.evaluation import evaluate, score_settings
 from nmt.model.load import FILES
-from nmt.objectives.objective import Objective, Value
-from nmt.run import RunDirectory
+from nmt.training.losses.objective import Objective, Value
+from nmt.system.run import RunDirectory
 from nmt.training import checkpoint
 from nmt.training.best import MovingAverage, mean_weights, swapped_weights
 from nmt.training.job import train
 from nmt.training.step import Update, Updater
-from nmt.translator import Translator
+from nmt.translate.translator import Translator
 
 Config = Callable[..., TrainConfig]
 STEPS = ["training.max_steps=16", "training.max_epochs=2", "validation.unit=steps", "validation.every=8"]

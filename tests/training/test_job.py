@@ -25,7 +25,7 @@ from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.model.load import FILES
 from nmt.model.weights import read_checkpoint
-from nmt.run import RunDirectory
+from nmt.system.run import RunDirectory
 from nmt.training import trainer as trainer_module
 from nmt.training.job import _warn_of_no_effect, train
 from nmt.training.journal import _truncate_after

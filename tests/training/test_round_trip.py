@@ -9,11 +9,11 @@ from conftest import values_of
 
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
-from nmt.data.prepare import prepare
+from nmt.data.prepare.prepare import prepare
 from nmt.data.prepared import Prepared
-from nmt.metrics.bleu import ScoreSettings
-from nmt.training import corpus_report
-from nmt.training.corpus_report import report_round_trips, round_trip_bleu
+from nmt.evaluate.bleu import ScoreSettings
+from nmt.training.logs import corpus_report
+from nmt.training.logs.corpus_report import report_round_trips, round_trip_bleu
 
 CHINESE = ["\u4f60\u597d\uff0c\u4e16\u754c\uff01", "\u4eca\u5929\uff08\u5468\u4e00\uff09\u4e0d\u6765\uff1f"]
 PERSIAN = [

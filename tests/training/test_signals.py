@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from nmt.distributed import Interrupted
+from nmt.system.distributed import Interrupted
 from nmt.training.signals import SAME_CTRL_C, StopSignals
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -17,7 +17,7 @@ from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.model.load import FILES
 from nmt.model.weights import read_checkpoint
-from nmt.run import RunDirectory
+from nmt.system.run import RunDirectory
 from nmt.training import checkpoint
 from nmt.training.job import train
 from nmt.training.step import Update, Updater

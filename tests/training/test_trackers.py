@@ -19,8 +19,9 @@ from torch.utils.tensorboard import writer
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.run import SWEEP, RunDirectory, read_json
-from nmt.training import checkpoint, trackers
+from nmt.system.run import SWEEP, RunDirectory, read_json
+from nmt.training import checkpoint
+from nmt.training.logs import trackers
 from nmt.training.job import train
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("_unevaluated")]

@@ -7,16 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from nmt.config.schema.alignment import Alignment, Latent
-from nmt.config.schema.base import (
-    CountOrZero,
-    Layers,
-    NonNegative,
-    Positions,
-    Positive,
-    Probability,
-    Section,
-    Units,
-)
+from nmt.config.schema.base import CountOrZero, Layers, NonNegative, Positions, Positive, Probability, Section, Units
 from nmt.config.schema.normalizers import Normalizer, SoftNormalizer
 
 

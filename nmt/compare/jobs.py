@@ -1,0 +1,135 @@
+"""The jobs of a sweep: why one failed, the table of all, and the comparison of those that have finished."""
+
+import logging
+import os
+import re
+import shlex
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from nmt.config.compose import config_dir, load_values
+from nmt.config.errors import UserError, printable
+from nmt.system.files import read_bytes, to_json, write_atomically
+from nmt.system import text_table as table
+from nmt.system.text_table import Column, decimals
+from nmt.system.run import ERROR, FINISHED, LOCK, SWEEP, RunDirectory, read_json, runs_below
+
+log = logging.getLogger(__name__)
+
+
+def mark_sweep(directory: Path, jobs: int) -> None:
+    """Mark a sweep's directory, with the number of its jobs if that is known (not 0). A larger number stays."""
+    if jobs > planned_jobs(directory):
+        write_atomically(directory / SWEEP, f"{jobs}\n".encode())
+    else:
+        (directory / SWEEP).touch()
+
+
+def planned_jobs(directory: Path) -> int:
+    """The number of jobs of the sweep in the directory; 0 if it is not known, or if there is no sweep."""
+    try:
+        return int(read_bytes(directory / SWEEP))
+    except (OSError, ValueError):
+        return 0
+
+
+def record_failure(directory: Path, message: str, overrides: Sequence[str]) -> None:
+    """Write error.txt: the message in the first line, the job's overrides in the second, then the traceback."""
+    line = "; ".join(message.splitlines())
+    with suppress(OSError):  # the disk may be full
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / ERROR).write_text(f"{line}\n{shlex.join(overrides)}\n\n{traceback.format_exc()}", encoding="utf-8")
+
+
+def report_jobs(sweep: Path, searched: bool, finding: str | None = None) -> int:
+    """Print and write the table of all jobs, and compare those that have finished. Returns the exit status.
+
+    The runs of a search (`searched`) are compared on the validation set: the test set must not choose among them.
+    `finding` names a paper's finding to check on the runs.
+    """
+    from nmt.compare.report import write_comparison
+
+    rows = _jobs(sweep)
+    if not rows:
+        return 0
+    columns = [
+        Column("job", "job"),
+        *([Column("values", "values")] if all(row["job"].isdigit() for row in rows) else []),
+        Column("status", "status"),
+        Column("validation", "validation BLEU", decimals(2)),
+        Column("test", "test BLEU", decimals(2)),
+        Column("seconds", "training time", table.human_duration),
+        Column("directory", "directory"),
+    ]
+    print(table.terminal(rows, columns))
+    failures = [row for row in rows if row["error"]]
+    for row in failures:
+        failed = row["status"] == "failed"
+        details = f" ({row['directory']}/{ERROR})" if failed else ""
+        print(printable(f"nmt-train: error: {row['job']}: {row['error']}{details}"), file=sys.stderr)
+        if not failed:  # the error is of this start, the run had finished before
+            (sweep / row["job"] / ERROR).unlink(missing_ok=True)
+    write_atomically(sweep / "jobs.json", to_json({"jobs": rows}, indent=2).encode())
+    write_atomically(sweep / "jobs.md", f"{table.markdown(rows, columns)}\n".encode())
+    finished = [row["directory"] for row in rows if row["status"] == FINISHED]
+    split = "validation" if searched or all(row["test"] is None for row in rows) else "test"
+    if len(finished) > (0 if finding else 1):
+        log.info("comparing %d run%s on the %s set", len(finished), "s" * (len(finished) > 1), split)
+        defaults = load_values(config_dir() / "compare.yaml")
+        keys = ("examples", "sentences", "bootstrap_samples", "randomisation_trials")
+        settings = {key: defaults[key] for key in keys}
+        try:
+            print(f"\n{write_comparison(finished, sweep / 'comparison', split=split, finding=finding, **settings)}")
+            print(f"page: {os.path.relpath(sweep / 'comparison' / 'index.html')}")
+            if finding:
+                print(f"finding: {os.path.relpath(sweep / 'comparison' / 'finding.html')}")
+        except UserError as error:
+            log.warning("not compared: %s", error)
+    print(f"tensorboard: tensorboard --logdir {shlex.quote(os.path.relpath(sweep))} --host localhost")
+    print(f"sweep: {os.path.relpath(sweep)}")
+    return 2 if failures else 0
+
+
+def _jobs(sweep: Path) -> list[dict[str, Any]]:
+    """A row per job: status, scores, seconds of training, directory, error, and the values that differ between jobs."""
+    started = {path.parent for name in (ERROR, LOCK) for path in sweep.rglob(name)}
+    paths = sorted({*runs_below(sweep), *started}, key=_natural)
+    overrides = [RunDirectory(path).overrides() for path in paths]
+    keys = {key for values in overrides for key in values}
+    varied = sorted(key for key in keys if len({str(values.get(key)) for values in overrides}) > 1)
+    return [
+        {
+            **_job(sweep, path),
+            "values": " ".join(f"{key}={table.short(values[key])}" for key in varied if key in values),
+        }
+        for path, values in zip(paths, overrides, strict=True)
+    ]
+
+
+def _job(sweep: Path, path: Path) -> dict[str, Any]:
+    run = RunDirectory(path)
+    manifest, results = read_json(run.manifest), read_json(run.results)
+    training = manifest.get("training", {})
+    error = None
+    if (path / ERROR).exists():
+        error = (path / ERROR).read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+    # A finished run stays finished if a later start fails, e.g. with another configuration.
+    status = manifest.get("status") or ("failed" if error else "stopped")
+    return {
+        "job": str(path.relative_to(sweep)),
+        "status": status,
+        "validation": training.get("best_bleu", results.get("validation", {}).get("bleu")),
+        "test": results.get("test", {}).get("bleu") if status == FINISHED else None,
+        "seconds": training.get("seconds"),
+        "directory": os.path.relpath(path),
+        "error": error,
+    }
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """A sort key that puts 2 before 10."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", str(path))]

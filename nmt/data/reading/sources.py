@@ -1,0 +1,282 @@
+"""Sources of sentence pairs: text files, tables, datasets of the hub.
+
+Each is read pair by pair, or in chunks that worker processes decode.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nmt.config.errors import UserError, format_value
+from nmt.config.schema import data as schema
+from nmt.data.reading import text as reading
+from nmt.data.reading.language_tags import Tags
+from nmt.data.tokenizer import LONE_SURROGATES
+from nmt.data.word_alignment import parse_pharaoh, words_of_line
+
+CHUNK, CHARACTERS = 10_000, 5_000_000  # pairs and characters (or bytes) of a chunk
+
+
+class Pair(NamedTuple):
+    """A sentence pair. A side is None if it is not valid UTF-8 and the pair is to be dropped."""
+
+    source: str | None
+    target: str | None
+    alignment: str = ""  # Pharaoh format, if there is one
+
+
+class TextFiles:
+    """Plain text: PREFIX.<source_lang>, PREFIX.<target_lang> and optionally PREFIX.<alignments>, each possibly .gz."""
+
+    unit = "line"
+
+    def __init__(self, prefix: Path, config: schema.Corpus) -> None:
+        for key in ("source_lang", "target_lang", "alignments"):
+            suffix = getattr(config, key, None)
+            if suffix and "/" in suffix:
+                raise UserError(
+                    f"data.{key}={suffix}: is a path; give what follows '{prefix}.' in the file's name, such as "
+                    f"data.{key}={suffix.rpartition('/')[2].rpartition('.')[2] or 'en'}"
+                )
+        self.paths = [_text_file(prefix, lang) for lang in (config.source_lang, config.target_lang)]
+        self.name = str(self.paths[0])
+        self.drop_invalid = config.invalid_utf8 == "drop"
+        self.alignments = None
+        if isinstance(config, schema.FilesData) and config.alignments is not None:
+            with contextlib.suppress(UserError):
+                self.alignments = _text_file(prefix, config.alignments)
+                self.paths.append(self.alignments)
+        self.has_alignments = self.alignments is not None
+
+    def __iter__(self) -> Iterator[Pair]:
+        return itertools.chain.from_iterable(self.chunks())
+
+    def chunks(self) -> Iterator["TextChunk"]:
+        """The lines of all files, CHUNK or fewer at a time. Raises UserError if their numbers differ."""
+        files = [reading.raw_lines(path) for path in self.paths]
+        first, rows, size = 1, list[tuple[bytes, ...]](), 0
+        for row in itertools.zip_longest(*files):
+            if None in row:
+                if rows:
+                    yield self._chunk(first, rows)
+                ends = [first + len(rows) - (line is None) for line in row]
+                raise self._unequal([end + sum(1 for _ in lines) for end, lines in zip(ends, files, strict=True)])
+            rows.append(row)
+            size += len(row[0]) + len(row[1])
+            if len(rows) == CHUNK or size > CHARACTERS:
+                yield self._chunk(first, rows)
+                first, rows, size = first + len(rows), [], 0
+        if rows:
+            yield self._chunk(first, rows)
+
+    def _chunk(self, first: int, rows: list[tuple[bytes, ...]]) -> "TextChunk":
+        content = tuple(b"".join(lines) for lines in zip(*rows, strict=True))
+        return TextChunk(tuple(self.paths), first, len(rows), content, self.drop_invalid)
+
+    def _unequal(self, lines: list[int]) -> UserError:
+        if lines[0] != lines[1]:
+            return UserError(
+                f"{self.paths[0]} has {lines[0]} lines, but {self.paths[1]} has {lines[1]}; line N of one side must be "
+                "the translation of line N of the other"
+            )
+        return UserError(
+            f"{self.alignments}: has {'more' if lines[2] > lines[0] else 'fewer'} lines than {self.paths[0]}; "
+            "line N must be the word alignment of pair N"
+        )
+
+    def __len__(self) -> int:
+        """The number of source lines, counted without decoding them."""
+        return reading.count_lines(self.paths[0])
+
+
+@dataclass(frozen=True)
+class TextChunk:
+    """Consecutive lines of parallel text files, not yet decoded."""
+
+    paths: tuple[Path, ...]  # of sources, targets and possibly word alignments
+    first: int  # number of the first line
+    count: int
+    content: tuple[bytes, ...]  # the lines of each file, with their ends
+    drop_invalid: bool
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Pair]:
+        """Raises UserError that names file and line."""
+        source, target = (
+            reading.decode_corpus_lines(path, self.first, content, self.drop_invalid, reading.CONVERT_OR_DROP)
+            for path, content in zip(self.paths[:2], self.content, strict=False)
+        )
+        if len(self.paths) == 2:  # noqa: PLR2004
+            return itertools.starmap(Pair, zip(source, target, strict=True))
+        return self._with_alignments(source, target)
+
+    def _with_alignments(self, source: Iterable[str | None], target: Iterable[str | None]) -> Iterator[Pair]:
+        path = self.paths[2]
+        alignments = reading.decode_corpus_lines(path, self.first, self.content[2], False, reading.CONVERT)
+        for number, (left, right, links) in enumerate(zip(source, target, alignments, strict=True), self.first):
+            assert links is not None
+            yield _with_alignment(Pair(left, right), links, f"{path}, line {number}")
+
+
+def count_pairs(pairs: Iterable[Pair]) -> int:
+    """The number of pairs of a source. Text is not decoded, so that its errors are not yet reported."""
+    if isinstance(pairs, TextFiles | list):
+        return len(pairs)
+    if isinstance(pairs, Concatenation):
+        return sum(map(count_pairs, pairs.parts))
+    if isinstance(pairs, Directed):
+        return count_pairs(pairs.pairs)
+    return sum(1 for _ in pairs)
+
+
+def locate(pairs: Iterable[Pair], numbers: Sequence[int]) -> str:
+    """The location of pairs of a split, numbered from 1: "corpus/train.en, lines 3, 17"."""
+    if isinstance(pairs, Concatenation):
+        return "; ".join(locate(part, inner) for part, inner in pairs.find(numbers))
+    if isinstance(pairs, Directed):
+        return locate(pairs.pairs, numbers)
+    name, unit = (pairs.name, pairs.unit) if isinstance(pairs, TextFiles | Table | HubSplit) else ("demo", "pair")
+    return f"{name}, {unit}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _text_file(prefix: Path, suffix: str) -> Path:
+    plain = prefix.with_name(f"{prefix.name}.{suffix}")
+    for path in (plain, plain.with_name(f"{plain.name}.gz")):
+        if path.is_file():
+            return path
+        if path.is_dir():
+            raise UserError(f"{path}: is a folder, not a text file")
+    raise UserError(f"{plain}: no such file (nor {plain.name}.gz)")
+
+
+class Table:
+    """A table file with a column per language, or a dataset saved to a folder."""
+
+    unit = "row"  # without the header
+
+    def __init__(self, path: Path, columns: tuple[str, ...], header: bool = True) -> None:
+        """columns: of sources, targets and possibly word alignments. header: see reading.read_table."""
+        self.path, self.name, self.columns, self.header = path, str(path), columns, header
+        self.has_alignments = len(columns) > 2  # noqa: PLR2004
+        self.paths = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+
+    def __iter__(self) -> Iterator[Pair]:
+        return _pairs(reading.read_table(self.path, self.header), self.columns)
+
+
+class HubSplit:
+    """A split of a dataset on the Hugging Face hub."""
+
+    unit = "row"
+
+    def __init__(self, config: schema.HubData, split: str) -> None:
+        self.config, self.split, self.name = config, split, f"{config.id} ({split})"
+
+    def __iter__(self) -> Iterator[Pair]:
+        return _pairs(self._rows(), (self.config.source_column, self.config.target_column))
+
+    def _rows(self) -> Iterator[reading.Row]:
+        datasets = reading.import_datasets()
+        config = self.config
+        if not reading.hub_answers(config.id):
+            datasets.config.HF_HUB_OFFLINE = True  # reads what was downloaded before
+        try:
+            rows = datasets.load_dataset(config.id, config.name, split=self.split, revision=config.revision)
+        except Exception as error:  # the hub's client raises many types
+            raise UserError(
+                f"data.id={config.id}: split '{self.split}' cannot be loaded from the hub "
+                f"({reading.first_line(error)}); check the name and the network, or give a local copy with "
+                "data.path=FOLDER"
+            ) from None
+        yield from ((f"{self.name}, row {number}", row) for number, row in enumerate(rows, 1))
+
+
+class Concatenation:
+    """Several sources of pairs, one after the other."""
+
+    def __init__(self, parts: Sequence[Iterable[Pair]]) -> None:
+        self.parts = parts
+
+    def __iter__(self) -> Iterator[Pair]:
+        return itertools.chain.from_iterable(self.parts)
+
+    def find(self, numbers: Sequence[int]) -> Iterator[tuple[Iterable[Pair], list[int]]]:
+        """Numbers of pairs, from 1 -> the parts that contain them, each with the numbers within the part."""
+        start = 0
+        for part in self.parts:
+            count = count_pairs(part)
+            if inner := [number - start for number in numbers if start < number <= start + count]:
+                yield part, inner
+            start += count
+
+
+@dataclass(frozen=True)
+class Directed:
+    """One of several corpora, whose sources are to be tagged."""
+
+    pairs: Iterable[Pair]
+    corpus: int  # its number, from 0
+    tags: Tags
+    mark: str  # in front of each source, see nmt.data.reading.language_tags
+
+    def __iter__(self) -> Iterator[Pair]:
+        return iter(self.pairs)
+
+
+def _pairs(rows: Iterable[reading.Row], columns: tuple[str, ...]) -> Iterator[Pair]:
+    """Table rows -> pairs."""
+    for location, row in rows:
+        source, target, *links = (_cell(row, column, location) for column in columns)
+        pair = Pair(source, target)
+        yield _with_alignment(pair, links[0], location) if links else pair
+
+
+def _cell(row: dict[str, Any], column: str, location: str) -> str:
+    """The text of a column; a dot in its name separates the names of nested columns."""
+    value: Any = row
+    for part in [column] if column in row else column.split("."):
+        if not isinstance(value, dict) or part not in value:
+            raise UserError(f"{location}: no column '{column}' {_hint(row, column, location)}")
+        value = value[part]
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UserError(f"{location}: column '{column}' holds {type(value).__name__}, not text")
+    if not value.isascii() and LONE_SURROGATES.search(value):
+        raise UserError(f"{location}: column '{column}' holds half of a surrogate pair, which is not a character")
+    return value.replace("\n", " ")
+
+
+def _hint(row: dict[str, Any], column: str, location: str) -> str:
+    """Which columns there are, and how to name one."""
+    names = [f"{name}.{column}" for name, value in row.items() if isinstance(value, dict) and column in value]
+    names += [name for name in map(str, row) if name.endswith(f".{column}")]
+    there = f"(there are: {format_value(', '.join(map(str, row)))}); "
+    if names:
+        return f"{there}name a nested column as in data.source_column={names[0]}"
+    hint = f"{there}set data.source_column, data.target_column (or data.alignments)"
+    if reading.table_format(Path(location.rpartition(", ")[0])) in {"tsv", "csv"}:
+        hint += f"; the first row must name the columns, unless you set {reading.NO_HEADER}"
+    return hint
+
+
+def _with_alignment(pair: Pair, links: str, location: str) -> Pair:
+    """The pair with its word alignment. Raises UserError if it is malformed or links words that do not exist."""
+    try:
+        _, possible = parse_pharaoh(links)
+    except ValueError as error:
+        raise UserError(f"{location}: {error}") from None
+    if pair.source is not None and pair.target is not None:
+        lengths = len(words_of_line(pair.source)), len(words_of_line(pair.target))
+        for source, target in sorted(possible):
+            if source >= lengths[0] or target >= lengths[1]:
+                raise UserError(
+                    f"{location}: link {source}-{target} is out of range: the source has {lengths[0]} words, the "
+                    f"target {lengths[1]} (separated by spaces, numbered from 0)"
+                )
+    return pair._replace(alignment=links)

@@ -1,0 +1,270 @@
+"""Translating and scoring a test set: the same path for validation during training and for nmt-evaluate."""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import torch
+
+from nmt.config import schema
+from nmt.config.compose import flatten, load_values
+from nmt.config.errors import UserError
+from nmt.data.prepared import Direction
+from nmt.evaluate.directions import direction_rows, direction_table, directions_of, mean_scores, score_directions, tagged
+from nmt.explain.faithfulness import faithfulness
+from nmt.system.files import locked, to_json, write_lines
+from nmt.data.word_alignment import alignment_error_rate, parse_pharaoh
+from nmt.evaluate.bleu import METRICS, Counted, Scores, ScoreSettings, SettingsByLanguage, count, score, score_by_length, tokenizer_for
+from nmt.evaluate.comet import Comet
+from nmt.evaluate.stored import SUFFIX, write_counts
+from nmt.system.run import EVALUATION, RunDirectory, digest, read_json
+from nmt.translate.translation import Translation
+from nmt.translate.translator import Progress, Translator
+
+log = logging.getLogger(__name__)
+
+
+class Evaluation(NamedTuple):
+    """Translations of a test set and their scores."""
+
+    translations: list[Translation]
+    scores: Scores  # of several directions their mean
+    sentences_per_second: float  # translation only
+    counted: Counted  # by sentence, all directions together
+    by_direction: Mapping[str, Scores] = {}
+
+    @property
+    def hypotheses(self) -> list[str]:
+        """The translations' text."""
+        return [translation.text for translation in self.translations]
+
+
+def score_settings(config: schema.Evaluation, target_lang: str) -> ScoreSettings:
+    """Resolve tokenize=auto. Several target languages are separated by commas, as in schema.MultilingualData.
+
+    Raises UserError now, before training, if a tokenizer is not available.
+    """
+    automatic, languages = config.tokenize == "auto", target_lang.split(",")
+    kind = SettingsByLanguage if automatic and len(languages) > 1 else ScoreSettings
+    settings = kind(tokenizer_for(target_lang) if automatic else config.tokenize, config.lowercase)
+    try:
+        for language in languages:
+            score(["a"], ["a"], settings.of(language), ("bleu",))
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return settings
+
+
+def load_comet(model: str, key: str, device: torch.device) -> Comet:
+    """The COMET model. Raises UserError that names the configuration's `key` if it or its package is missing."""
+    try:
+        return Comet.load(model, device)
+    except ValueError as error:
+        raise UserError(f"{key}={model}: {error}") from None
+
+
+def evaluate(
+    translator: Translator,
+    sources: Sequence[str],
+    references: Sequence[str],
+    settings: ScoreSettings,
+    metrics: Collection[str] = METRICS,
+    progress: Progress | None = None,
+    directions: Sequence[Direction] = (),
+) -> Evaluation:
+    """Translate and score. directions: of each sentence, for a model of several; its sources are tagged."""
+    translator.reseed()
+    start = time.perf_counter()
+    translations = [nbest[0] for nbest in translator.translate_nbest(sources, 1, progress)]
+    seconds = time.perf_counter() - start
+    hypotheses, speed = [translation.text for translation in translations], len(sources) / seconds
+    counted = count(hypotheses, references, settings, metrics)
+    if not directions:
+        return Evaluation(translations, counted.scores(), speed, counted)
+    scores = score_directions(hypotheses, references, directions, settings, metrics)
+    return Evaluation(translations, mean_scores(scores.values()), speed, counted, scores)
+
+
+class ReferenceAlignment(NamedTuple):
+    """References aligned to their sources by forced decoding."""
+
+    pharaoh: list[str]  # word links of each pair
+    scores: dict[str, float]  # aer, alignment_precision, alignment_recall; {} without gold alignments
+
+
+def align(
+    translator: Translator,
+    sources: Sequence[str],
+    references: Sequence[str],
+    gold: Sequence[str] | None,
+    progress: Progress | None = None,
+) -> ReferenceAlignment | None:
+    """Word alignments that the attention gives to the references, with AER, precision and recall (Och and Ney 2003)
+    against gold alignments. None for a model without attention."""
+    if not translator.model.attends:
+        return None
+    pharaoh = [translation.word_alignment() for translation in translator.score(sources, references, progress=progress)]
+    if gold is None:
+        return ReferenceAlignment(pharaoh, {})
+    links = [parse_pharaoh(line)[0] for line in pharaoh]
+    aer, precision, recall = alignment_error_rate(links, [parse_pharaoh(line) for line in gold])
+    return ReferenceAlignment(pharaoh, {"aer": aer, "alignment_precision": precision, "alignment_recall": recall})
+
+
+@dataclass(frozen=True)
+class EvaluationFolder:
+    """A folder for an evaluation that is not written to a run, such as that of an ensemble."""
+
+    folder: RunDirectory
+    description: Mapping[str, Any]  # runs and settings, the same for all splits in the folder
+
+    @classmethod
+    def at(
+        cls,
+        folder: Path,
+        runs: Sequence[RunDirectory],
+        translator: Translator,
+        settings: ScoreSettings,
+        checkpoint: str,
+    ) -> Self:
+        """Writes nothing yet. Raises UserError if the folder holds an evaluation of other runs or settings."""
+        shortlist = translator.searcher.shortlist
+        description = {
+            "members": [str(run.source.resolve()) for run in runs],
+            "checkpoint": checkpoint,
+            "search": translator.search.model_dump(),
+            "seed": translator.seed,
+            "evaluation": asdict(settings),
+            "parameters": sum(parameter.numel() for parameter in translator.model.parameters()),
+            "precision": translator.machine.precision_of_search,
+            "shortlist": None if shortlist is None else digest({k: v.tolist() for k, v in shortlist.arrays().items()}),
+            "asked": _choices(runs, translator),
+        }
+        saved, new = dict(flatten(read_json(folder / EVALUATION))), dict(flatten(description))
+        if saved and (key := next((key for key in new if saved.get(key) != new[key]), None)):
+            raise UserError(
+                f"output={folder}: holds another evaluation ({key} is {saved.get(key)} there, {new[key]} here); name "
+                "another folder"
+            )
+        return cls(RunDirectory(folder), description)
+
+    def write_description(self) -> None:
+        """Write evaluation.json, by which nmt-compare recognises the folder."""
+        self.folder.update_json(self.folder.path / EVALUATION, self.description)
+
+
+def _choices(runs: Sequence[RunDirectory], translator: Translator) -> dict[str, Any]:
+    """The runs' recorded choices, joined by "+" where they differ, with what this evaluation changes."""
+    recorded = [run.recorded_choices() for run in runs]
+    joined: dict[str, Any] = {"ensemble": len(runs)} if len(runs) > 1 else {}
+    for key in dict.fromkeys(key for choices in recorded for key in choices):
+        values = list(dict.fromkeys(choices.get(key, "default") for choices in recorded))
+        if not key.startswith("search"):
+            joined[key] = values[0] if len(values) == 1 else "+".join(map(str, values))
+        elif key in recorded[0]:
+            joined[key] = recorded[0][key]
+    own = load_values(runs[0].config)["search"]
+    search = translator.search.model_dump()
+    changed = {f"search.{key}": value for key, value in search.items() if own.get(key) != value}
+    machine, precision = runs[0].last_machine(), translator.machine.precision_of_search
+    if precision != machine.get("precision", precision):
+        changed["precision"] = precision
+    if translator.searcher.shortlist is not None:
+        changed["shortlist"] = True
+    return joined | changed
+
+
+def warn_if_texts_differ(runs: Sequence[RunDirectory], split: str) -> None:
+    """Warn of runs whose test set differs from the first run's: they may have been trained on the first run's."""
+
+    def text(run: RunDirectory) -> list[bytes | None]:
+        files = [run.data / f"{split}.{side}" for side in ("source", "target")]
+        return [file.read_bytes() if file.is_file() else None for file in files]
+
+    for run in runs[1:]:
+        if text(run) != text(runs[0]):
+            log.warning("%s: its %s set differs from that of %s, which is scored", run.source, split, runs[0].source)
+
+
+def evaluate_run(
+    run: RunDirectory,
+    translator: Translator,
+    split: str,
+    settings: ScoreSettings,
+    checkpoint: str,
+    progress: Progress | None = None,
+    output: EvaluationFolder | str = "",
+    faithfulness_sentences: int = 0,
+    on_result: Callable[[dict[str, Any]], object] | None = None,
+) -> tuple[dict[str, Any], Evaluation]:
+    """Evaluate a split of a run's corpus. Returns the entry of results.json and the translations.
+
+    Writes hypotheses/<split>.txt, word alignments of translations and references to alignments/, and the entry, to the
+    folder `output`, or to the run. Then `output` names the settings that differ from the run's own. It is appended to
+    <split>, so that results with the run's own settings stay. `faithfulness_sentences` sentences are measured by
+    nmt.explain.faithfulness; 0: none. `on_result` receives the entry before the files are written.
+    """
+    plain, references, gold = run.held_out(split)
+    directions = directions_of(run, split, len(plain))
+    sources = tagged(plain, directions, translator.tokenizers.source.tags)
+    evaluation = evaluate(translator, sources, references, settings, progress=progress, directions=directions)
+    result: dict[str, Any] = {
+        **evaluation.scores.as_dict(),
+        "bleu_by_length": score_by_length(evaluation.counted.counts["bleu"], plain),
+        "sentences": len(sources),
+        "sentences_per_second": round(evaluation.sentences_per_second, 2),
+        "checkpoint": checkpoint,
+        "search": translator.search.model_dump(),
+    }
+    if directions:
+        result["directions"] = direction_rows(directions, evaluation.by_direction)
+    aligned = align(translator, sources, references, gold)
+    if aligned is not None:
+        result |= {key: round(value, 4) for key, value in aligned.scores.items()}
+    outside = translator.outside_shortlist(sources, references)
+    if outside is not None:
+        result["reference_tokens_outside_shortlist"] = round(outside, 4)
+    if faithfulness_sentences:
+        result["faithfulness"] = faithfulness(translator, sources, references, gold, faithfulness_sentences)
+    if isinstance(output, EvaluationFolder):
+        result["members"] = output.description["members"]
+    if on_result is not None:
+        on_result(result)
+    translator.group.on_main(lambda: _write(run, split, output, result, evaluation, aligned, references))
+    return result, evaluation
+
+
+def _write(
+    run: RunDirectory,
+    split: str,
+    output: EvaluationFolder | str,
+    result: dict[str, Any],
+    evaluation: Evaluation,
+    aligned: ReferenceAlignment | None,
+    references: list[str],
+) -> None:
+    name = split
+    if isinstance(output, EvaluationFolder):
+        sources, references, gold = run.held_out(split)
+        run = output.folder
+        output.write_description()
+        run.write_held_out(split, sources, references, gold)
+    elif output:
+        name = f"{split}.{output}"
+    if aligned is not None:
+        links = [translation.word_alignment() for translation in evaluation.translations]
+        weights = [to_json(translation.word_weights() or {}) for translation in evaluation.translations]
+        write_lines(run.alignments / f"{name}.translations.pharaoh", links)
+        write_lines(run.alignments / f"{name}.words.jsonl", weights)
+        write_lines(run.alignments / f"{name}.references.pharaoh", aligned.pharaoh)
+    write_lines(run.hypotheses / f"{name}.txt", evaluation.hypotheses)
+    write_counts(run.hypotheses / f"{name}{SUFFIX}", evaluation.counted, evaluation.hypotheses, references)
+    if "directions" in result:
+        scores = direction_table(result)
+        write_lines(run.path / f"directions.{name}.md", scores.splitlines())
+        log.info("%s by direction:\n%s", name, scores)
+    with locked(run.path):
+        run.update_json(run.results, {name: result})

@@ -1,0 +1,188 @@
+"""Alignment heatmaps: one row per target token, one column per source token; drawn without pyplot's global state.
+
+T target tokens, S source tokens, H x W pixels.
+"""
+
+import math
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import LineCollection, QuadMesh
+from matplotlib.figure import Figure
+from matplotlib.image import imsave
+from numpy.typing import NDArray
+
+from nmt.config.errors import printable
+from nmt.data.word_alignment import WORD_START, words_of_pieces
+from nmt.explain import fonts
+
+DPI = 100
+# Inches. Cells have CELL_SIZE in a matrix of up to MAX_SIDE, then shrink to SMALL_CELL_SIZE, which they keep up to
+# MAX_LARGE_SIDE.
+CELL_SIZE, MAX_SIDE = 0.32, 19.2
+SMALL_CELL_SIZE, MAX_LARGE_SIDE = 0.2, 35.0
+MARGIN = 0.15
+BAR_WIDTH, MAX_BAR_LENGTH = 0.14, 3.2
+MANY = 40  # cells: a larger matrix has labels on all four sides and stronger grid lines
+LABEL_ANGLE = 60  # degrees, of the source labels
+MIN_FONT, MAX_FONT, TITLE_FONT = 6.5, 9.9, 11.0  # points
+MAX_LABEL_LENGTH = 24  # characters
+CONTINUATION = "•"
+DOTTED_CIRCLE = "◌"  # carries an accent or vowel sign that has no letter before it
+COMBINING, SARA_AM = {"Mc", "Me", "Mn"}, "\u0e33\u0eb3"  # their categories, and two letters that behave alike
+RIGHT_TO_LEFT_MARK = "\u200f"
+COLOURS = "viridis"  # perceptually uniform
+INK, MUTED, GRID, STRONG_GRID = "#1a1a1a", "#666666", "#ffffff44", "#ffffff99"
+NOTE: dict[str, Any] = {"size": 7.5, "color": MUTED}  # style of explanations
+
+
+@fonts.quiet()
+def draw_alignment(
+    weights: NDArray[np.floating[Any]],
+    source: Sequence[str],
+    target: Sequence[str],
+    title: str = "",
+    meaning: str = "attention weight",
+) -> Figure:
+    """(T, S) weights in [0, 1] -> a figure of T x S square cells, labelled with tokens.
+
+    Tokens are words or SentencePiece pieces; a piece that continues a word is shown as "•piece". `meaning` labels the
+    colour bar. The figure grows up to 60 tokens and, with smaller cells, from 96 to 175; beyond that cells shrink, and
+    only every n-th label is shown if they would overlap. Raises ValueError if the matrix is empty or does not match
+    the tokens.
+    """
+    if weights.shape != (len(target), len(source)) or not weights.size:
+        raise ValueError(
+            f"weights of shape {weights.shape} for {len(target)} target and {len(source)} source tokens: "
+            "expected one row per target and one column per source token, and at least one of each"
+        )
+    rows, columns = weights.shape
+    longer = max(rows, columns)
+    cell = min(CELL_SIZE, max(MAX_SIDE / longer, SMALL_CELL_SIZE), MAX_LARGE_SIDE / longer)
+    figure = Figure(figsize=(columns * cell, rows * cell), dpi=DPI, facecolor="white")
+    FigureCanvasAgg(figure)  # measures all texts; without it each would create a canvas
+    axes = figure.add_axes((0, 0, 1, 1))
+    cells = axes.pcolormesh(weights, cmap=COLOURS, vmin=0, vmax=1)
+    axes.set(xlim=(0, columns), ylim=(rows, 0))
+    axes.spines[:].set_visible(False)
+    _draw_grid(axes, rows, columns, cell * 72)
+    labels = token_labels(source), token_labels(target)
+    _label(axes, *labels, title, points=cell * 72)
+    if any(label.startswith(CONTINUATION) for label in labels[0] + labels[1]):
+        below = -figure.get_tightbbox().y0 + 0.07  # inches
+        axes.text(0, rows + below / cell, f"{CONTINUATION} continues the word before", va="top", **NOTE)
+    _draw_bar(figure, axes, cells, meaning)
+    _fit(figure)
+    return figure
+
+
+def _draw_grid(axes: Axes, rows: int, columns: int, points: float) -> None:
+    """Lines between cells of a size in points; in a large matrix every tenth is stronger."""
+    horizontal = [[(0, row), (columns, row)] for row in range(1, rows)]
+    vertical = [[(column, 0), (column, rows)] for column in range(1, columns)]
+    period = 10 if max(rows, columns) > MANY else math.inf
+    colours = [GRID if n % period else STRONG_GRID for count in (rows, columns) for n in range(1, count)]
+    lines = LineCollection(horizontal + vertical, colors=colours, linewidths=min(0.6, points / 40))
+    axes.add_collection(lines, autolim=False)
+
+
+def _label(axes: Axes, source: Sequence[str], target: Sequence[str], title: str, points: float) -> None:
+    """Set the title and label the axes: every row and column, or every n-th if the labels would overlap. `points`: the
+    side of a cell."""
+    size = min(max(0.62 * points, MIN_FONT), MAX_FONT)
+    step = math.ceil(1.2 * size / (points * math.sin(math.radians(LABEL_ANGLE))))
+    slant: dict[str, Any] = {"rotation": LABEL_ANGLE, "rotation_mode": "anchor", "ha": "left", "va": "center"}
+    columns, rows = np.arange(0, len(source), step), np.arange(0, len(target), step)
+    axes.set_xticks(columns + 0.5, source[::step], size=size, **slant, **_text("".join(source)))
+    axes.set_yticks(rows + 0.5, target[::step], size=size, **_text("".join(target)))
+    below, right = len(target) > MANY, len(source) > MANY
+    axes.tick_params(length=2, color=MUTED)
+    axes.tick_params("x", top=True, labeltop=True, bottom=below, labelbottom=below)
+    axes.tick_params("y", right=right, labelright=right)
+    for tick in axes.xaxis.get_major_ticks():
+        tick.label1.set_horizontalalignment("right")  # labels below the matrix end at their column
+    axes.xaxis.set_label_position("top")
+    axes.set_xlabel("source", **NOTE)
+    axes.set_ylabel("target", **NOTE)
+    title = printable(title)
+    axes.set_title(title, size=TITLE_FONT, loc="left", **_text(title))
+
+
+def _text(text: str) -> dict[str, Any]:
+    """Style of a text that comes from data."""
+    return {"family": fonts.families(text), "color": INK, "parse_math": False}
+
+
+def _draw_bar(figure: Figure, axes: Axes, cells: QuadMesh, meaning: str) -> None:
+    """Draw the colour bar right of the matrix, aligned with its top."""
+    width, height = figure.get_size_inches()
+    length = min(1.0, MAX_BAR_LENGTH / height)
+    rows = axes.yaxis.get_tightbbox()
+    assert rows is not None
+    left = max(rows.x1 / DPI, width) + 0.2  # right of the labels, if there are any
+    bar = figure.add_axes((left / width, 1 - length, BAR_WIDTH / width, length))
+    figure.colorbar(cells, cax=bar, ticks=[0, 0.5, 1])
+    bar.tick_params(labelsize=NOTE["size"], labelcolor=MUTED, color=MUTED, length=2)
+    bar.set_ylabel(meaning, **NOTE)
+    bar.spines[:].set_visible(False)
+
+
+def _fit(figure: Figure) -> None:
+    """Enlarge the figure to include labels and colour bar; all axes keep their size in inches."""
+    old = figure.get_size_inches()
+    drawn = figure.get_tightbbox()
+    new = np.array(drawn.size) + 2 * MARGIN
+    offset = MARGIN - np.array(drawn.min)
+    figure.set_size_inches(*new)
+    for axes in figure.axes:
+        box = axes.get_position()
+        axes.set_position((*((box.min * old + offset) / new), *(box.size * old / new)))
+
+
+def token_labels(tokens: Sequence[str]) -> list[str]:
+    """Labels of tokens: "•" before a piece that continues a word, control characters escaped."""
+    labels = [printable(token.replace(WORD_START, " ").strip(" ") or "␣") for token in tokens]
+    labels = [DOTTED_CIRCLE + label if _is_combining(label[0]) else label for label in labels]
+    if any(token.startswith(WORD_START) for token in tokens):
+        words = words_of_pieces(tokens)
+        for position in range(1, len(tokens)):
+            if words[position] == words[position - 1]:
+                labels[position] = CONTINUATION + labels[position]
+    labels = [label if len(label) <= MAX_LABEL_LENGTH else f"{label[: MAX_LABEL_LENGTH - 1]}…" for label in labels]
+    if _direction("".join(labels)) == "right to left":  # also for labels without a direction, such as "•."
+        labels = [label if _direction(label) else label + RIGHT_TO_LEFT_MARK for label in labels]
+    return labels
+
+
+def _is_combining(character: str) -> bool:
+    return unicodedata.category(character) in COMBINING or character in SARA_AM
+
+
+def _direction(text: str) -> str | None:
+    """The writing direction of the first letter that has one."""
+    directions = {"L": "left to right", "R": "right to left", "AL": "right to left"}
+    kinds = (unicodedata.bidirectional(character) for character in text)
+    return next((directions[kind] for kind in kinds if kind in directions), None)
+
+
+def to_array(figure: Figure) -> NDArray[np.uint8]:
+    """Draw the figure as (H, W, 3) RGB pixels."""
+    return _draw(figure)[..., :3]
+
+
+def save(figure: Figure, file: Path | BinaryIO) -> None:
+    """Write the figure as PNG."""
+    imsave(file, _draw(figure), format="png")
+
+
+@fonts.quiet()
+def _draw(figure: Figure) -> NDArray[np.uint8]:
+    """Draw the figure as (H, W, 4) RGBA pixels."""
+    canvas: Any = FigureCanvasAgg(figure)  # its methods are untyped
+    canvas.draw()
+    return np.array(canvas.buffer_rgba())

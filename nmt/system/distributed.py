@@ -1,0 +1,252 @@
+"""The processes that train or translate together: started by torchrun or a cluster, or one process alone.
+
+All processes run the same program. Each works on its share of the data, and all of them get all results. An error in
+one of them is raised in all of them, so that none waits for another that has given up. torchrun, not a timeout, detects
+a lost process: a process may wait as long as another one validates.
+"""
+
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, NamedTuple, NoReturn, Self, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch._C._distributed_c10d import Store, TCPStore
+
+from nmt.config.errors import UserError
+from nmt.system.processes import agent_store, has_agent, rank, started_in_group
+
+T = TypeVar("T")
+S = TypeVar("S", Sequence[Any], NDArray[Any])
+PORT = "nmt/port"  # in torchrun's store
+MAX_WAIT = timedelta(days=7)  # for another process
+
+
+class Interrupted(Exception):  # noqa: N818
+    """A signal stopped the work."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+    def __str__(self) -> str:
+        return signal.Signals(self.signum).name
+
+
+class OtherProcessFailed(UserError):  # noqa: N818
+    """The first process of the group reports why; this one only ends."""
+
+
+class _Failure(NamedTuple):
+    """What ended the work of one process: an error that all can raise, or a traceback."""
+
+    error: Exception | None
+    text: str
+
+
+class ProcessGroup:
+    """`size` processes with ranks from 0. The first one, the main process, writes all files."""
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank, self.size = rank, size
+
+    @classmethod
+    @contextmanager
+    def join(cls) -> Iterator[Self]:
+        """Join the group that this process was started in; without one, it is alone.
+
+        GPUs communicate by NCCL, everything else by gloo.
+        """
+        if not started_in_group():
+            yield cls()
+            return
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        store, number, size = (_fresh_store(), rank(), int(os.environ["WORLD_SIZE"])) if has_agent() else (None, -1, -1)
+        dist.init_process_group(backend, timeout=MAX_WAIT, store=store, rank=number, world_size=size)
+        yield cls(dist.get_rank(), dist.get_world_size())
+        dist.destroy_process_group()  # not after an error: others may still wait, and see that this process ends
+
+    @property
+    def is_main(self) -> bool:
+        """Is this the process that writes?"""
+        return self.rank == 0
+
+    @property
+    def hides_progress(self) -> bool | None:
+        """tqdm's `disable`: None shows a bar if standard error is a terminal."""
+        return None if self.is_main else True
+
+    def share(self, items: S) -> S:
+        """This process's items: every `size`-th one, so that neighbours of similar length go to different processes."""
+        return items[self.rank :: self.size]
+
+    def merge(self, results: Iterable[T]) -> list[T]:
+        """Results for each process's share -> results for all items, in their order.
+
+        Raises the error that a process meets while it computes its results, on all of them.
+        """
+        if self.size == 1:
+            return list(results)
+        shares = self._exchange(lambda: list(results))
+        return [shares[i % self.size][i // self.size] for i in range(sum(map(len, shares)))]
+
+    def everywhere(self, work: Callable[[], T]) -> T:
+        """The result of `work` on this process; its error on any process is raised on all."""
+        if self.size == 1:
+            return work()
+        results: list[T] = []
+        self._exchange(lambda: results.append(work()))
+        return results[0]
+
+    def main_first(self, work: Callable[[], T]) -> T:
+        """Like `everywhere`, but the other processes begin when the main process has finished."""
+        result = self.everywhere(work if self.is_main else lambda: None)
+        others = self.everywhere((lambda: None) if self.is_main else work)
+        return result if self.is_main else others  # type: ignore[return-value]
+
+    def on_main(self, work: Callable[[], T]) -> T:
+        """The result of `work`, which runs on the main process only; its error is raised on all."""
+        return self._exchange(work if self.is_main else lambda: None)[0] if self.size > 1 else work()  # type: ignore[return-value]
+
+    def from_main(self, items: Iterator[T]) -> Iterator[T]:
+        """The main process's items, on all processes."""
+        while (item := self.on_main(lambda: next(items, None))) is not None:
+            yield item
+
+    def fail(self, error: Exception) -> NoReturn:
+        """Raise an error of the main process on all: the others wait in `from_main` or `on_main`."""
+
+        def work() -> NoReturn:
+            raise error
+
+        self.on_main(work)
+        raise error
+
+    def wait(self) -> None:
+        """Wait until all processes have come here."""
+        self.everywhere(lambda: None)
+
+    def largest(self, number: int) -> int:
+        """The largest of all processes' numbers."""
+        return number if self.size == 1 else max(self._exchange(lambda: number))
+
+    def refuse_differences(self, value: str, message: str) -> None:
+        """Raises UserError with this message, about the first process whose value is not the main process's."""
+        values = self._exchange(lambda: value) if self.size > 1 else [value]
+        if different := [rank for rank, other in enumerate(values) if other != values[0]]:
+            self._raise(different[0], UserError(message))
+
+    def _exchange(self, work: Callable[[], T]) -> list[T]:
+        """Each process's result. Raises Interrupted or the error of the first process that has one."""
+        outcome: T | _Failure
+        own: Exception | None = None
+        try:
+            outcome = work()
+        except Exception as error:
+            own = error
+            known = isinstance(error, UserError | Interrupted | OSError)
+            outcome = _Failure(error if known else None, "" if known else traceback.format_exc())
+        outcomes: list[Any] = [None] * self.size
+        with _connected():
+            dist.all_gather_object(outcomes, outcome)
+        failures = {rank: each for rank, each in enumerate(outcomes) if isinstance(each, _Failure)}
+        if not failures:
+            return outcomes
+        rank, failure = min(failures.items())
+        if own is not None and rank == self.rank and (self.is_main or not isinstance(own, UserError)):
+            raise own
+        self._raise(rank, failure.error or RuntimeError(f"process {rank}:\n{failure.text}"))
+        return []
+
+    def _raise(self, rank: int, error: Exception) -> None:
+        """Raise another process's error: in full on the main process, which prints it."""
+        if isinstance(error, Interrupted):
+            raise error
+        if not self.is_main:
+            raise OtherProcessFailed(str(error)) from error
+        raise UserError(f"process {rank}: {error}") if isinstance(error, UserError) else error
+
+
+class GradientSum:
+    """Sums gradients and a few numbers over all processes, in one reduction after the backward pass.
+
+    Gradients of recurrent layers are complete only when the backward pass ends, so there is little for a reduction to
+    overlap with.
+    """
+
+    NUMBERS = 16
+
+    def __init__(self, parameters: Sequence[nn.Parameter], dtype: torch.dtype) -> None:
+        """dtype: of the sum of gradients; the numbers are always float32."""
+        device = parameters[0].device
+        self.parameters = parameters
+        size = sum(parameter.numel() for parameter in parameters)
+        apart = dtype != torch.float32
+        self._sums = torch.zeros(size + (0 if apart else self.NUMBERS), dtype=dtype, device=device)
+        self._numbers = torch.zeros(self.NUMBERS, device=device) if apart else self._sums[size:]
+        self._reduced = [self._sums, self._numbers] if apart else [self._sums]
+        parts = torch.split(self._sums[:size], [parameter.numel() for parameter in parameters])
+        self._parts = [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
+
+    @torch.no_grad()
+    def __call__(self, numbers: Sequence[Tensor | float], counts: bool) -> Tensor:
+        """Replace each parameter's gradient by its sum over all processes. Returns the sums of the numbers, (16,).
+
+        counts=False: this process's gradients are left out of the sum.
+        """
+        pairs = [(p, part) for p, part in zip(self.parameters, self._parts, strict=True) if p.grad is not None]
+        if not counts or len(pairs) < len(self._parts):
+            self._sums.zero_()
+        if counts:
+            torch._foreach_copy_([part for _, part in pairs], [p.grad for p, _ in pairs if p.grad is not None])
+        self._numbers.zero_()
+        for index, number in enumerate(numbers):
+            self._numbers[index] = number
+        with _connected():
+            for tensor in self._reduced:
+                dist.all_reduce(tensor)
+        for parameter, part in pairs:
+            parameter.grad = part.to(parameter.dtype)
+        return self._numbers.clone()
+
+
+def _fresh_store() -> Store:
+    """A store for the processes to find each other. That of torchrun still has the addresses of processes before a
+    restart, so the main process starts another one."""
+    host = os.environ["MASTER_ADDR"]
+    agent = agent_store()
+    if rank() == 0:
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=MAX_WAIT)
+        agent.set(PORT, str(store.port))
+        return store
+    while True:
+        with suppress(dist.DistNetworkError, dist.DistStoreError):  # the port may be that before the restart
+            store = TCPStore(host, int(agent.get(PORT)), is_master=False, timeout=timedelta(seconds=2))
+            store.set_timeout(MAX_WAIT)
+            return store
+        time.sleep(0.1)
+
+
+def seed_draws(seed: int, step: int, rank: int) -> None:
+    """Seed torch's global generators for an update: its draws depend on nothing that happened before it."""
+    torch.manual_seed(int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0]))
+
+
+@contextmanager
+def _connected() -> Iterator[None]:
+    """Raises UserError if a process of the group has ended; its own message says why."""
+    try:
+        yield
+    except RuntimeError as error:  # of gloo or NCCL
+        if isinstance(error, dist.DistBackendError) or "peer" in str(error) or "onnect" in str(error):
+            reason = "another process has ended, so this one ends too"
+            raise (OtherProcessFailed if dist.get_rank() else UserError)(reason) from error
+        raise

@@ -1,0 +1,175 @@
+"""The hardware a process computes with: device, precision, threads, memory."""
+
+import ctypes
+import os
+import platform
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
+
+import torch
+
+from nmt.config.errors import UserError
+from nmt.system.processes import local_rank
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
+_VENDORS = ("AuthenticAMD", "GenuineIntel")
+KERNELS = 256  # compiled kernels that oneDNN caches
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Sliceable(Protocol):
+    """A list or an array."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, part: slice, /) -> Any: ...  # noqa: ANN401
+
+
+S = TypeVar("S", bound=Sliceable)
+R = TypeVar("R")
+
+
+class Machine(NamedTuple):
+    """A device and the precision of matrix products on it. Parameters are always float32."""
+
+    device: torch.device
+    precision: str  # fp32 | bf16 | fp16
+    int8: bool = False  # does a search use 8-bit weights?
+
+    @property
+    def precision_of_search(self) -> str:
+        """The precision of products in a search: `precision`, or int8."""
+        return "int8" if self.int8 else self.precision
+
+    @classmethod
+    def choose(cls, device: str, precision: str, threads: int | None) -> Self:
+        """Resolve "auto" and set the number of threads. Raises UserError for an unavailable device or precision.
+
+        precision: "int8" is 8-bit weights in a search on a CPU, and float32 for everything else. Of several processes
+        on a machine, each takes a GPU.
+        """
+        if threads is not None:
+            torch.set_num_threads(threads)
+        available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+        kind = next(name for name in available if available[name]) if device == "auto" else device
+        if not available[kind]:
+            raise UserError(f"device={device}: this machine or this build of torch has none; use device=auto")
+        int8 = precision == "int8"
+        if int8 and kind != "cpu":
+            raise UserError(
+                f"precision=int8 is for CPUs, but the device is {kind}; add device=cpu or use precision=auto"
+            )
+        if int8:
+            precision = "fp32"
+        if precision == "auto":
+            precision = "bf16" if _gains_from_bf16(kind) else "fp16" if kind == "cuda" else "fp32"
+        if precision == "fp16" and kind != "cuda":
+            raise UserError(f"precision=fp16 needs a CUDA GPU, but the device is {kind}; use fp32 or bf16")
+        rank = local_rank()
+        if kind != "cuda" or rank is None:
+            return cls(torch.device(kind), precision, int8)
+        if rank >= torch.cuda.device_count():
+            raise UserError(
+                f"device={device}: this machine has fewer GPUs ({torch.cuda.device_count()}) than processes; start one "
+                "process per GPU"
+            )
+        torch.cuda.set_device(rank)
+        return cls(torch.device(kind, rank), precision)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Context in which matrix products use this precision."""
+        reduced = self.precision != "fp32"
+        dtype = DTYPES[self.precision] if reduced else None
+        return torch.autocast(self.device.type, dtype=dtype, enabled=reduced)
+
+    def describe(self) -> dict[str, str | int]:
+        """Device, precision and threads for the run's manifest."""
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else _cpu_name()
+        return {
+            "device": str(self.device),
+            "name": name,
+            "precision": self.precision_of_search,
+            "threads": torch.get_num_threads(),
+            "cpus": os.cpu_count() or 0,
+        }
+
+
+def _gains_from_bf16(kind: str) -> bool:
+    """Does the hardware have bf16 matrix instructions? Emulated ones are slower than float32."""
+    if kind == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if kind != "cpu":
+        return False
+    capabilities = cpu_capabilities()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
+def cpu_capabilities() -> dict[str, bool]:
+    """Instruction sets of the CPU, such as "avx512_vnni"; empty if this torch cannot tell."""
+    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
+    return capabilities
+
+
+def tune_memory() -> None:
+    """Let glibc keep freed memory, and let oneDNN cache fewer kernels. Call it before the first matrix product.
+
+    It affects the whole process, so only commands call it. Pages returned to the system fault again at the next update,
+    which costs up to a tenth of its time. oneDNN compiles a kernel for each new shape of a product (in bf16; on AMD in
+    float32 too). Its default of 1,024 kernels takes half a gigabyte, and because every epoch replaces some of them,
+    they fragment the heap, which then keeps growing.
+    """
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # of oneDNN, of torch's layer over it
+        os.environ.setdefault(name, str(KERNELS))
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_M_MMAP_MAX, 0)  # allocate large blocks on the heap too
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)  # free bytes at its end before any are returned
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Is this an out-of-memory error of torch, NumPy or Python?"""
+    messages = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and any(message in str(error) for message in messages)
+    )
+
+
+def release_memory() -> None:
+    """Return torch's cached GPU memory, which may be too fragmented to use."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def retry_in_halves(work: Callable[[S], R], items: S) -> list[R]:
+    """[work(items)], or if that runs out of memory the results for both halves, recursively.
+
+    Raises UserError if memory does not suffice for one item.
+    """
+    try:
+        return [work(items)]
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    release_memory()  # outside `except`, whose traceback holds tensors
+    if len(items) == 1:
+        raise UserError("out of memory with one sentence per batch; use a smaller beam or model")
+    middle = len(items) // 2
+    return retry_in_halves(work, items[:middle]) + retry_in_halves(work, items[middle:])
+
+
+def cpu_vendor() -> str:
+    """The CPU's vendor id, such as GenuineIntel or AuthenticAMD; empty if unknown."""
+    return _cpu_info("vendor_id") or next((name for name in _VENDORS if name in platform.processor()), "")
+
+
+def _cpu_name() -> str:
+    return _cpu_info("model name") or platform.processor() or "CPU"
+
+
+def _cpu_info(field: str) -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next((line.split(":", 1)[1].strip() for line in file if line.startswith(field)), "")
+    except OSError:
+        return ""

@@ -1,0 +1,321 @@
+"""The run directory: its paths, its lock, and the record of how the run was started."""
+
+import hashlib
+import json
+import os
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from nmt.system import files
+from nmt.system.archive import unpacked
+from nmt.config.compose import PATH_KEYS, flatten, load_values, save_values
+from nmt.config.errors import UserError
+from nmt.config.overrides import for_shell, override_values, user_path
+from nmt.config.schema.record import Manifest
+from nmt.data.prepared import Prepared
+from nmt.system.environment import environment
+
+# Keys that change nothing but rounding and the masks of dropout in a run's results.
+NO_EFFECT = {"run", "device", "threads", "processes", "data.cache_dir", "data.workers"}
+NO_EFFECT |= {"training.log_every", "training.checkpoint_every", "training.checkpoint_unit", "training.cuda_graphs"}
+NO_EFFECT |= {"logger", "tracking.project", "tracking.wandb_entity", "tracking.mlflow_uri"}
+STOPPING = {"training.max_epochs", "training.max_steps", "validation.patience"}  # they also stretch some schedules
+# Keys that may change when a run is resumed.
+CHANGEABLE = NO_EFFECT | PATH_KEYS | STOPPING | {"validation.samples", "validation.saliency"}
+RUN_SECTIONS = {"attention", "decoder", "encoder", "tokenizer", "training"}  # of every run's configuration
+LOCK, SWEEP = ".lock", ".nmt-sweep"  # files that mark a run in progress and the directory of a sweep
+ERROR = "error.txt"  # why a job of a sweep failed
+EVALUATION = "evaluation.json"  # describes an evaluation in a folder that is not a run
+FINISHED, PRUNED = "finished", "pruned"  # "status" in the manifest; absent until the run ends
+
+
+class RunDirectory:
+    """Paths and files of one run. Training calls `claim` before it writes anything."""
+
+    def __init__(self, path: Path | str, source: Path | None = None) -> None:
+        """source: the archive that was unpacked to `path`; None: the directory is the run's own."""
+        self.path, self.source = Path(path), source or Path(path)
+        self.is_archive = source is not None  # nothing may be written to `path` then
+        self.config = self.path / "config.yaml"
+        self.manifest = self.path / "manifest.json"
+        self.log = self.path / "train.log"
+        self.metrics = self.path / "metrics.jsonl"
+        self.results = self.path / "results.json"
+        self.tensorboard = self.path / "tensorboard"
+        self.checkpoints = self.path / "checkpoints"  # last.pt, best.safetensors
+        self.hypotheses = self.path / "hypotheses"  # <split>.txt, <split>.statistics.safetensors
+        self.data = self.path / "data"  # <split>.{source,target,alignments}
+        self.alignments = self.path / "alignments"  # <split>.{translations,references}.pharaoh, <split>.words.jsonl
+        self._lock: int | None = None
+
+    @classmethod
+    def existing(cls, path: str | Path, key: str = "run") -> "RunDirectory":
+        """Open a run, or an archive of one, for reading. Raises UserError that names `key` if there is none."""
+        named = user_path(path)
+        run = cls(unpacked(named, f"{key}={path}"), named) if named.is_file() else cls(named)
+        if not run.path.is_dir():
+            raise UserError(f"{key}={path}: no such directory")
+        if not run.config.is_file():
+            raise UserError(f"{key}={path}: is not a run directory (it has no config.yaml)")
+        run.check_contained()
+        return run
+
+    def check_contained(self) -> None:
+        """Raises UserError if a link leads out of the directory, or if it holds a pipe or a device."""
+        try:
+            files.check_contained(self.path)
+        except OSError as error:
+            raise UserError(f"{error.filename}: {error.strerror}; a run's files must lie within its folder") from None
+
+    def claim(self, values: Mapping[str, Any]) -> None:
+        """Lock the directory for a run with this configuration, new or to be resumed, and remove partial files.
+
+        Raises UserError, and changes nothing, if another process trains there or if the directory holds anything but
+        this run or one that failed before its first checkpoint.
+        """
+        self._check_only_run_files()
+        self.check_contained()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be written to ({error.strerror})") from None
+        if not files.try_lock(self._lock, self.path / LOCK):
+            owner = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
+            os.close(self._lock)
+            self._lock = None
+            raise UserError(f"{self.path}: process {owner or '?'} is training there; wait for it or stop it")
+        os.truncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        try:
+            self._check_same_config(values)
+        except UserError:
+            self.release()
+            raise
+        files.remove_leftovers(self.path)
+
+    def check(self, values: Mapping[str, Any]) -> None:
+        """Raises UserError if `claim` would find another run or other files there. Changes nothing."""
+        self._check_only_run_files()
+        self.check_contained()
+        self._check_same_config(values)
+
+    def release(self) -> None:
+        """Unlock the directory. Removes the lock file if no run was started."""
+        if self._lock is None:
+            return
+        if not self.config.exists():
+            (self.path / LOCK).unlink(missing_ok=True)
+        os.close(self._lock)
+        self._lock = None
+
+    def check_present(self) -> None:
+        """Raises UserError if the claimed directory has been deleted, so that no half of it is written again."""
+        if self._lock is not None and not os.fstat(self._lock).st_nlink:
+            raise UserError(f"{self.path}: was deleted while the run trained there; the run ends")
+
+    def wait_until_free(self, seconds: float) -> None:
+        """Wait until no process trains there, at most this long. A killed job may take a moment to end."""
+        self.check_contained()
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and files.is_locked(self.path / LOCK):
+            time.sleep(0.1)
+
+    def begin(self, values: Mapping[str, Any], prepared: Prepared, start: Mapping[str, Any]) -> None:
+        """Write configuration, tokenizers, held-out text, and an entry in the manifest's "starts".
+
+        Raises UserError if the corpus or a tokenizer has changed since the first start.
+        """
+        manifest = self.read_manifest()
+        if not self._has_results():  # of a start that failed, only the overrides and choices that name the run are kept
+            first, manifest = self.first_start(), {}
+            if self.config.exists() and not _differences(load_values(self.config), values, CHANGEABLE):
+                start = {**start, **{key: first[key] for key in ("overrides", "choices") if key in first}}
+            self.manifest.unlink(missing_ok=True)
+        if manifest.get("data", prepared.report).get("content") != prepared.report["content"]:
+            raise UserError(
+                f"{self.path}: the corpus or its tokenizer has changed since this run began; start a new run"
+            )
+        if "status" in manifest:  # the run had ended, and is trained further
+            manifest = self.update_json(self.manifest, {"status": None})
+        save_values(self.config, values)  # first: a directory with a config can be resumed after a kill
+        prepared.tokenizers.save(self.path)
+        for split in prepared:
+            if split.name != "train":
+                self.write_held_out(split.name, prepared.sources(split), split.target.lines(), split.alignments)
+        starts = [*manifest.get("starts", []), {**environment(), **start}]
+        record = {"seed": values["seed"], "config": _fixed(values), "data": prepared.report, "starts": starts}
+        self.update_json(self.manifest, record)
+
+    def first_start(self) -> dict[str, Any]:
+        """How the run was first started: command-line overrides, group choices, environment; {} if unknown."""
+        starts = self.read_manifest().get("starts")
+        if starts:
+            return dict(starts[0])
+        with suppress(OSError, ValueError, IndexError):  # missing, or cut short by a kill
+            return {"overrides": shlex.split(files.read_lines(self.path / ERROR)[1])}  # the job failed before it began
+        return {}
+
+    def last_machine(self) -> dict[str, Any]:
+        """The machine of the last start, as the manifest records it; {} if unknown."""
+        machine: dict[str, Any] = (self.read_manifest().get("starts") or [{}])[-1].get("machine", {})
+        return machine
+
+    def overrides(self) -> dict[str, Any]:
+        """The command-line overrides of the first start, by key."""
+        return override_values(self.first_start().get("overrides", []))
+
+    def recorded_choices(self) -> dict[str, Any]:
+        """Group choices and overrides of the first start that affect results, without the seed, by key.
+
+        Choices that another choice implies, such as attention/score by attention=bahdanau, are left out.
+        """
+        groups = self.first_start().get("choices", {})
+        choices = {group: choice for group, choice in groups.items() if "/" not in group} | self.overrides()
+        return {key: value for key, value in choices.items() if key not in NO_EFFECT and key != "seed"}
+
+    def system_digest(self) -> str:
+        """A digest that is equal for runs that differ only in their seeds, or in the seeds of the runs they start or
+        learn from."""
+        ignored = CHANGEABLE - STOPPING | {"seed"}
+        saved = dict(flatten(load_values(self.config)))
+        values = {key: value for key, value in saved.items() if key not in ignored}
+        values["corpus"] = self.read_manifest().get("data", {}).get("content")
+        start = self.first_start()
+        values["training.start_from"] = start.get("start_from", {}).get("system", saved.get("training.start_from"))
+        vectors = [side.get("content") for side in start.get("pretrained", {}).values()]
+        values["embedding.pretrained"] = vectors if any(vectors) else saved.get("embedding.pretrained")
+        if teachers := start.get("teachers"):
+            values["objective.teachers"] = [teacher.get("system", teacher.get("run")) for teacher in teachers]
+        return digest(values)
+
+    def read_manifest(self) -> dict[str, Any]:
+        """The manifest, {} for a new run. Raises UserError if the file is damaged."""
+        manifest = read_json(self.manifest)
+        try:
+            Manifest.model_validate(manifest)
+        except ValueError:
+            raise UserError(f"{self.path}: a file of this run is damaged (manifest.json)") from None
+        return manifest
+
+    def status(self) -> str | None:
+        """FINISHED, PRUNED, or None for a run that has not ended. Raises UserError if the manifest is damaged."""
+        return self.read_manifest().get("status") if self.config.exists() else None
+
+    def has_finished(self, values: Mapping[str, Any], fingerprint: str) -> bool:
+        """Did a run with this configuration and corpus fingerprint end here, so that running it again is pointless?"""
+        if not self.status() or self.read_manifest().get("data", {}).get("fingerprint") != fingerprint:
+            return False
+        return not _differences(load_values(self.config), values, NO_EFFECT)
+
+    def held_out(self, split: str) -> tuple[list[str], list[str], list[str] | None]:
+        """Sources, references and gold alignments (or None) of a split. Raises UserError if there are none."""
+        source, target, gold = (self.data / f"{split}.{name}" for name in ("source", "target", "alignments"))
+        if not (source.is_file() and target.is_file()):
+            if self.is_archive:
+                raise UserError(f"split={split}: {self.source} has no such text; export the run with held_out=true")
+            known = sorted({path.stem for path in self.data.glob("*.target")})
+            raise UserError(f"split={split}: the run's corpus has none (there is: {', '.join(known) or 'nothing'})")
+        texts = {path: text_lines(path) for path in (source, target, gold) if path is not gold or gold.is_file()}
+        for path, lines in texts.items():
+            if len(lines) != len(texts[source]):
+                raise UserError(f"{path}: has {len(lines)} lines for {len(texts[source])} sentences")
+        return texts[source], texts[target], texts.get(gold)
+
+    def write_held_out(self, split: str, sources: list[str], references: list[str], gold: Sequence[str] | None) -> None:
+        """Write what `held_out` reads."""
+        for name, lines in (("source", sources), ("target", references), ("alignments", gold)):
+            if lines is not None:
+                files.write_lines(self.data / f"{split}.{name}", lines)
+
+    def update_json(self, path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Merge values into a JSON file, atomically. Returns the file's new content."""
+        merged = {**read_json(path), **values}
+        files.write_atomically(path, f"{files.to_json(merged, indent=2)}\n".encode())
+        return merged
+
+    def _has_results(self) -> bool:
+        return self.results.exists() or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
+
+    def _check_only_run_files(self) -> None:
+        """Raises UserError if the directory holds the files of something other than a run."""
+        if not self.path.is_dir():
+            return
+        if self.config.exists():
+            if not load_values(self.config).keys() >= RUN_SECTIONS:
+                problem = f"is not a run (its {self.config.name} is another program's)"
+                raise UserError(f"{self.path}: {problem}; choose another hydra.run.dir")
+            return
+        leftovers = (LOCK, ERROR, f".{self.config.name}.*.part")
+        others = sorted(path.name for path in self.path.iterdir() if not any(map(path.match, leftovers)))
+        if others:
+            raise UserError(
+                f"{self.path}: is not empty and not a run (it holds {others[0]}); choose another hydra.run.dir"
+            )
+
+    def _check_same_config(self, values: Mapping[str, Any]) -> None:
+        """Raises UserError if the directory holds results of another configuration."""
+        if not (self.config.exists() and self._has_results()):
+            return
+        if differences := _differences(load_values(self.config), values, CHANGEABLE):
+            key, (saved, new) = next(iter(differences.items()))
+            more = f" and {len(differences) - 1} more differ" if len(differences) > 1 else ""
+            raise UserError(
+                f"{self.path}: holds a run of another configuration ({key} is {saved} there, {new} here{more}); "
+                f"choose another hydra.run.dir, or resume the run with {for_shell('run', self.path)}"
+            )
+        begun, now = self.read_manifest().get("config"), dict(flatten(values))
+        for key, value in begun.items() if isinstance(begun, dict) else ():
+            if now.get(key) != value:
+                raise UserError(
+                    f"{self.config}: {key} was {value} when the run began, {now.get(key)} now; undo this edit, or "
+                    f"start a new run (only {', '.join(sorted(STOPPING))}, paths and what changes no result may differ)"
+                )
+
+
+def _differences(saved: Mapping[str, Any], new: Mapping[str, Any], ignored: set[str]) -> dict[str, tuple[Any, Any]]:
+    """Saved and new value of each key whose values differ."""
+    before, after = dict(flatten(saved)), dict(flatten(new))
+    values = {key: (before.get(key), after.get(key)) for key in sorted({*before, *after} - ignored)}
+    return {key: (old, new) for key, (old, new) in values.items() if old != new}
+
+
+def _fixed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that must not change while a run is trained, by key."""
+    return {key: value for key, value in flatten(values) if key not in CHANGEABLE}
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """The run directories in a folder such as a sweep's, sorted by name."""
+    return sorted(path.parent for path in folder.rglob("config.yaml"))
+
+
+def text_lines(path: Path) -> list[str]:
+    """The lines of a file of a run. Raises UserError if it is not valid UTF-8."""
+    try:
+        return files.read_lines(path)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not valid UTF-8 (at byte {error.start})") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, {} if there is no such file. Raises UserError if it cannot be read."""
+    try:
+        values = json.loads(files.read_bytes(path))
+        json.dumps(values, ensure_ascii=False).encode()  # an escaped lone surrogate could not be written again
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: is not a JSON object")
+    return values
+
+
+def digest(values: Mapping[str, Any]) -> str:
+    """SHA-256 of values, independent of the order of keys."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,284 @@
+"""The Python API: Translator.load(run).translate(["..."]); Translator.load([run, run]) loads an ensemble.
+
+Shapes: S source positions, T target positions.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, Self, TypeVar, Unpack
+
+import numpy as np
+import torch
+
+from nmt.config import schema
+from nmt.config.compose import load_config, merge_search
+from nmt.config.errors import UserError
+from nmt.data.batching import collate
+from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines
+from nmt.system.distributed import ProcessGroup
+from nmt.translate.guidance import Attend
+from nmt.system.machine import Machine, retry_in_halves
+from nmt.model.ensemble import Ensemble
+from nmt.model.load import load_runs
+from nmt.model.seq2seq import Seq2Seq, evaluation_mode
+from nmt.system.run import RunDirectory
+from nmt.translate.search.hypothesis import Hypothesis
+from nmt.translate.search.shortlist import Shortlist
+from nmt.translate.search.choice import score as rank_by
+from nmt.translate.searcher import Searcher
+from nmt.translate.terminology import Controls, make_guidance, steer, warn_of_unmet
+from nmt.translate.translation import Translation
+
+T = TypeVar("T")
+
+Progress = Callable[[int], object]  # called with the number of sentences just finished
+
+
+class Translator:
+    """A trained model or an ensemble, with its tokenizers and search settings."""
+
+    def __init__(
+        self,
+        model: Seq2Seq | Ensemble,
+        tokenizers: Tokenizers,
+        search: schema.Search,
+        machine: Machine,
+        seed: int = 1,
+        group: ProcessGroup | None = None,
+        shortlist: Shortlist | None = None,
+    ) -> None:
+        """group: processes that all translate the same lines and share the work; None: this process alone."""
+        self.group = group or ProcessGroup()
+        self.model, self.tokenizers = model, tokenizers
+        self.machine = machine
+        # Tags in front of each line, see nmt.data.reading.language_tags. "": lines have their own, if the model knows any.
+        self.mark = ""
+        self.searcher = Searcher(model, tokenizers, search, machine, seed, shortlist)
+        self.reseed()
+
+    @classmethod
+    def load(
+        cls,
+        run: str | Path | Sequence[str | Path],
+        *,
+        checkpoint: str = "best",
+        search: Mapping[str, Any] | None = None,
+        device: str | None = None,
+        precision: str | None = None,
+        threads: int | None = None,
+        seed: int | None = None,
+        group: ProcessGroup | None = None,
+        shortlist: str | None = None,
+    ) -> Self:
+        """Load a run's model, or the ensemble of several runs. None stands for the (first) run's own setting.
+
+        `search` holds values that replace the run's own, such as {"beam_size": 10} or {"kind": "greedy"}. shortlist:
+        "auto" or a file, see nmt.translate.shortlist; None: searches use the whole vocabulary. Raises UserError if a run cannot
+        be loaded or if the runs do not share their tokenizers.
+        """
+        directories = [RunDirectory.existing(path) for path in ([run] if isinstance(run, str | Path) else run)]
+        if not directories:
+            raise UserError("run=[]: needs one run or several")
+        configs = [load_config(directory.config) for directory in directories]
+        config = configs[0]
+        machine = Machine.choose(device or config.device, precision or config.precision, threads or config.threads)
+        model, tokenizers = load_runs(directories, configs, checkpoint)
+        settings = merge_search(config.search, search or {})
+        seed = config.seed if seed is None else seed
+        model = model.to(machine.device).eval()
+        words = None
+        if shortlist is not None:
+            from nmt.translate.shortlist import load_shortlist
+
+            words = load_shortlist(shortlist, directories[0], config)
+        return cls(model, tokenizers, settings, machine, seed, group, words)
+
+    @property
+    def seed(self) -> int:
+        """The seed of samples."""
+        return self.searcher.seed
+
+    @property
+    def search(self) -> schema.Search:
+        """The settings of the search."""
+        return self.searcher.settings
+
+    @property
+    def single(self) -> Seq2Seq:
+        """The one model. Raises UserError for an ensemble."""
+        if isinstance(self.model, Ensemble):
+            raise UserError(
+                f"gradients are defined for one model, not for an ensemble of {len(self.model.models)}; load one run"
+            )
+        return self.model
+
+    def with_search(self, settings: schema.Search) -> Self:
+        """A translator with other search settings, which shares the model."""
+        other = copy(self)
+        other.searcher = self.searcher.with_settings(settings)
+        return other
+
+    def towards(self, target_lang: str | None, source_lang: str | None = None) -> Self:
+        """A translator of a multilingual model into a language; source_lang: for data.tag=source. Raises UserError."""
+        other = copy(self)
+        other.mark = self.tokenizers.source.tags.mark(source_lang, target_lang)
+        return other
+
+    def reseed(self) -> None:
+        """Sample the next line as the first one: a sample depends on the seed and on the line's number since then."""
+        self._translated = 0
+
+    def translate(self, lines: Sequence[str], **controls: Unpack[Controls]) -> list[Translation]:
+        """The best translation of each line; controls: see `translate_nbest`."""
+        return [nbest[0] for nbest in self.translate_nbest(lines, 1, **controls)]
+
+    @torch.no_grad()
+    def translate_nbest(
+        self,
+        lines: Sequence[str],
+        n: int,
+        progress: Progress | None = None,
+        first_line: int = 1,
+        **controls: Unpack[Controls],
+    ) -> list[list[Translation]]:
+        """The n best translations of each line, best first. Warnings number the lines from `first_line`.
+
+        controls: `attend`, `prefix`, `prefixes`, `constraints`, `glossary`, `forbidden`, see nmt.translate.terminology.Controls.
+        The translation is empty for an empty line, or if no hypothesis has a probability above 0. Raises UserError if
+        the search cannot return n translations, or cannot be guided so.
+        """
+        self.check_nbest(n)
+        if self.model.training:
+            self.searcher.invalidate_prepared()
+        sources, pieces = self.encode(lines, first_line)
+        guidance = make_guidance(self.searcher, lines, sources, controls, first_line)
+        results = [[Translation("", 0.0, 0.0, ["</s>"], ["</s>"], None, [0.0])] for _ in lines]
+        with evaluation_mode(self.model):
+            workers = self.searcher.workers()
+            batches = list(self.searcher.batches(sources, workers=workers, constraints=guidance.constraints, n=n))
+            translated = (
+                [
+                    self._ranked([self.translation(pieces[index], h) for h in nbest], n)
+                    for index, nbest in zip(batch, nbests, strict=True)
+                ]
+                for batch, nbests in self.searcher.search(
+                    self.group.share(batches), sources, self._translated, n, guidance
+                )
+            )
+            merged = self.group.merge(_counted(translated, progress, self.group.size))
+        for batch, nbests in zip(batches, merged, strict=True):
+            for index, nbest in zip(batch, nbests, strict=True):
+                results[index] = nbest or results[index]
+        warn_of_unmet(self.searcher, guidance, [nbest[0].tokens for nbest in results], first_line)
+        self._translated += len(lines)
+        return results
+
+    @torch.no_grad()
+    def score(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        first_line: int = 1,
+        progress: Progress | None = None,
+        *,
+        attend: Attend | None = None,
+    ) -> list[Translation]:
+        """Forced decoding: log-probability and attention of existing translations.
+
+        Both sides are truncated to search.max_source_length. `first_line` is the first line's number in warnings;
+        attend: see nmt.translate.terminology.Controls.
+        """
+        if len(sources) != len(targets):
+            raise ValueError(f"{len(sources)} sources, but {len(targets)} targets")
+        source_ids, source_pieces = self.encode(sources, first_line)
+        limit = self.search.max_source_length
+        target_ids, target_pieces = encode_lines(self.tokenizers.target, targets, limit, "translation", first_line)
+        guidance = steer(self.searcher, source_ids, attend)
+
+        def force(indices: Sequence[int]) -> list[Translation]:
+            pairs = [source_ids[i] for i in indices], [target_ids[i] for i in indices]
+            batch = collate(*pairs, self.tokenizers, np.asarray(indices)).to(self.machine.device)
+            pad, steering = self.tokenizers.target.pad, guidance.steering(batch.lengths.tolist(), self.machine.device)
+            with self.machine.autocast():
+                forced = self.model.force(batch.source, batch.lengths, batch.target_in, batch.target_out, pad, steering)
+            log_probs, results = forced.log_probs.cpu(), []
+            for row, i in enumerate(indices):
+                length, weights = len(target_ids[i]), None
+                if forced.weights is not None:
+                    weights = forced.weights[row, :length, : len(source_ids[i])].float().cpu()
+                total, of_tokens = float(log_probs[row, :length].sum()), log_probs[row, :length].tolist()
+                score = rank_by(self.search, total, length, weights)
+                hypothesis = Hypothesis(target_ids[i], score, total, weights, of_tokens)
+                translation = self.translation(source_pieces[i], hypothesis)
+                # The given text and its pieces, not <unk>, so that the word alignment counts each unknown word.
+                results.append(replace(translation, text=targets[i], tokens=target_pieces[i]))
+            return results
+
+        longer = [max(pair, key=len) for pair in zip(source_ids, target_ids, strict=True)]
+        batches = list(self.searcher.batches(longer, with_empty=True))
+        with evaluation_mode(self.model):
+            scored = (list(chain.from_iterable(retry_in_halves(force, batch))) for batch in self.group.share(batches))
+            merged = self.group.merge(_counted(scored, progress, self.group.size))
+        results = dict(zip(chain.from_iterable(batches), chain.from_iterable(merged), strict=True))
+        return [results[i] for i in range(len(sources))]
+
+    def outside_shortlist(self, sources: Sequence[str], targets: Sequence[str]) -> float | None:
+        """The share of the targets' tokens that are not in the shortlist of their source; None without a shortlist."""
+        shortlist = self.searcher.shortlist
+        if shortlist is None:
+            return None
+        limit = self.search.max_source_length
+        target_ids, _ = encode_lines(self.tokenizers.target, targets, limit, "translation", 1)
+        return shortlist.missing(self.encode(sources)[0], target_ids)
+
+    def check_nbest(self, n: int) -> None:
+        """Raises UserError if this search cannot return n translations."""
+        if isinstance(self.search, schema.Beam) and n > self.search.beam_size:
+            raise UserError(f"nbest={n}: more than the beam of {self.search.beam_size}; set search.beam_size={n}")
+        if isinstance(self.search, schema.MinimumBayesRisk) and n > self.search.n_candidates:
+            size = self.search.n_candidates
+            raise UserError(f"nbest={n}: more than the {size} candidates; set search.n_candidates={n}")
+        if isinstance(self.search, schema.Greedy) and n > 1:
+            raise UserError(f"nbest={n}: greedy search returns one; use search=beam search.beam_size={n}")
+
+    def _ranked(self, candidates: list[Translation], n: int) -> list[Translation]:
+        """The n best translations of one line."""
+        if not isinstance(self.search, schema.MinimumBayesRisk) or not candidates:
+            return candidates
+        from nmt.translate.search.mbr import mean_utilities
+
+        utilities = mean_utilities([candidate.text for candidate in candidates], self.search.utility)
+        scored: dict[str, Translation] = {}  # by text: samples may repeat a translation
+        for candidate, score in zip(candidates, utilities, strict=True):
+            scored.setdefault(candidate.text, replace(candidate, score=score))
+        return sorted(scored.values(), key=lambda candidate: -candidate.score)[:n]
+
+    def encode(self, lines: Sequence[str], first_line: int = 1) -> tuple[list[list[int]], list[list[str]]]:
+        """Source lines -> token ids and pieces, truncated to search.max_source_length. Raises UserError without tag."""
+        if isinstance(lines, str):
+            raise TypeError("a list of lines is expected, not one string")
+        lines = self.tokenizers.source.tags.of_lines(lines, self.mark, first_line)
+        return encode_lines(self.tokenizers.source, lines, self.search.max_source_length, "line", first_line)
+
+    def translation(self, source_pieces: list[str], hypothesis: Hypothesis) -> Translation:
+        """A hypothesis for the source with these pieces."""
+        target, tokens = self.tokenizers.target, hypothesis.tokens
+        pieces, text, alignment = target.pieces(tokens), target.decode(tokens), None
+        tags = self.tokenizers.source.tags.count(source_pieces)
+        if hypothesis.attention is not None:
+            alignment = hypothesis.attention[:, : len(source_pieces)].numpy()
+            if self.search.replace_unknown and target.unk in tokens:
+                text = copy_unknown(pieces, alignment[:, tags:], source_pieces[tags:])
+        scores = hypothesis.score, hypothesis.log_prob
+        return Translation(text, *scores, source_pieces, pieces, alignment, hypothesis.token_log_probs, tags)
+
+
+def _counted(batches: Iterable[list[T]], progress: Progress | None, processes: int) -> Iterator[list[T]]:
+    """Report each batch; the other processes are about as far."""
+    for batch in batches:
+        yield batch
+        if progress is not None:
+            progress(len(batch) * processes)
