@@ -35,18 +35,18 @@ from nmt.cli.app import choices, output_dir, run_command
 from nmt.config.compose import config_dir, validated
 from nmt.config.errors import UserError
 from nmt.config.schema import Beam, Greedy, SearchLimits, TrainConfig
-from nmt.system.contention import fair_waiting
 from nmt.data.batching import Batch, Batches, collate
 from nmt.data.prepare.prepare import prepare
 from nmt.data.prepared import Prepared
-from nmt.system.machine import DTYPES, Machine, tune_memory
 from nmt.model.build import build_model
 from nmt.model.decoder import Decoded
 from nmt.model.latent.decoder import LatentDecoder
 from nmt.model.load import new_model
-from nmt.training.losses.objective import Objective
 from nmt.ops.matmul import matmul
+from nmt.system.contention import fair_waiting
+from nmt.system.machine import DTYPES, Machine, tune_memory
 from nmt.system.text_table import Column, decimals, markdown
+from nmt.training.losses.objective import Objective
 from nmt.training.optimizer import make_optimizer
 from nmt.training.step import Updater
 from nmt.translate.translator import Translator

@@ -25,9 +25,9 @@ from tqdm import tqdm
 from nmt.cli.app import choices, output_dir, run_command
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
+from nmt.explain.heatmap import save
 from nmt.system.distributed import Interrupted
 from nmt.system.files import to_json, write_atomically
-from nmt.explain.heatmap import save
 from nmt.training.job import TrainingSetup, train
 from nmt.training.step import LogWindow
 

@@ -31,12 +31,12 @@ from nmt.cli.app import output_dir, run_command
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, make_batches
 from nmt.data.prepare.prepare import prepare
+from nmt.model.load import new_model
 from nmt.system.distributed import GradientSum, ProcessGroup
 from nmt.system.machine import Machine, tune_memory
-from nmt.model.load import new_model
-from nmt.training.losses.objective import Objective
 from nmt.system.processes import cores
 from nmt.system.text_table import Column, decimals, markdown
+from nmt.training.losses.objective import Objective
 from nmt.training.optimizer import make_optimizer
 from nmt.training.step import GlobalBatch, Updater
 

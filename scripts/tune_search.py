@@ -20,15 +20,16 @@ from tqdm import tqdm
 
 from nmt.cli.app import output_folder
 from nmt.config import schema
-from nmt.config.compose import load_config, merge_search
+from nmt.config.compose import merge_search
 from nmt.config.errors import UserError
+from nmt.evaluate.bleu import bleu_metric
 from nmt.evaluate.directions import directions_of, tagged
 from nmt.evaluate.evaluation import evaluate, score_settings
 from nmt.system.files import to_json, write_atomically
 from nmt.system.machine import tune_memory
-from nmt.evaluate.bleu import bleu_metric
-from nmt.system.text_table import Column, decimals, markdown, short
 from nmt.system.run import RunDirectory
+from nmt.system.saved_config import load_config
+from nmt.system.text_table import Column, decimals, markdown, short
 from nmt.translate.translator import Translator
 
 MOST_THREADS = 1024

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from nmt.config.errors import UserError
 from nmt.system import archive
 from nmt.system.archive import CONFIG, MAX_RATIO, WEIGHTS, is_archive, unpacked, write_archive
-from nmt.config.errors import UserError
 
 HONEST = {CONFIG: b"seed: 1\n", "results.json": b"{}", WEIGHTS: bytes(range(256)) * 100}
 

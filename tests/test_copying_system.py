@@ -13,9 +13,9 @@ from nmt import Translator
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.explain.explanation import explain
-from nmt.translate.prepared_model import SearchModel
 from nmt.explain.saliency import saliency
 from nmt.training.job import train
+from nmt.translate.prepared_model import SearchModel
 
 pytestmark = pytest.mark.system
 LINES = ["often Xqzvw sees the red house of Kjhgf .", "", "now", "rarely Aab buys the old car of Zzyx ."]

@@ -16,10 +16,10 @@ from nmt.compare.report import gather
 from nmt.config.errors import UserError
 from nmt.config.schema import Evaluation, TrainConfig
 from nmt.evaluate.evaluation import EvaluationFolder, evaluate_run, score_settings, warn_if_texts_differ
-from nmt.system.files import read_lines
-from nmt.model.seq2seq import Seq2Seq
-from nmt.system.run import EVALUATION, RunDirectory
 from nmt.explain.saliency import saliency
+from nmt.model.seq2seq import Seq2Seq
+from nmt.system.files import read_lines
+from nmt.system.run import EVALUATION, RunDirectory
 from nmt.training.job import train
 
 LINES = ["the cat sleeps .", "", "a small dog sees the red house .", "x", "the"]

@@ -16,11 +16,11 @@ from forks import ended, forked
 from nmt.compare.entry import count_sentences, read_run
 from nmt.config.errors import UserError
 from nmt.config.schema import Evaluation, TrainConfig
+from nmt.data.word_alignment import parse_pharaoh
+from nmt.evaluate import stored
+from nmt.evaluate.bleu import score
 from nmt.evaluate.evaluation import align, evaluate, evaluate_run, score_settings
 from nmt.system.files import read_lines
-from nmt.evaluate import stored
-from nmt.data.word_alignment import parse_pharaoh
-from nmt.evaluate.bleu import score
 from nmt.system.run import RunDirectory, read_json
 from nmt.training.job import train
 from nmt.translate.translator import Translator

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nmt.explain import faithfulness as module
-from nmt.explain import saliency
 from nmt.config.compose import config_dir
 from nmt.config.schema import Evaluation, TrainConfig
 from nmt.evaluate.evaluation import evaluate_run, score_settings
+from nmt.explain import faithfulness as module
+from nmt.explain import saliency
 from nmt.explain.faithfulness import faithfulness, of_pair, summary
 from nmt.explain.masking_curves import MASKS, areas
 from nmt.model.copying import NEVER

@@ -1,51 +1,32 @@
-"""The package's layers: each part imports only what stands below it."""
+"""The package's rooms: what each may import."""
 
 import ast
 from pathlib import Path
 
 import nmt
 
-LAYERS = [  # from the top down
-    "cli",
-    "serve",
-    "comparison",
-    "export",
-    "training",
-    "objectives",
-    "evaluation",
-    "directions",
-    "faithfulness",
-    "explanation",
-    "saliency",
-    "translator",
-    "translation",
-    "terminology",
-    "searcher",
-    "search_choice",
-    "shortlist",
-    "guidance",
-    "model",
-    "attention",
-    "ops",
-    "run",
-    "environment",
-    "archive",
-    "data",
-    "distributed",
-    "contention",
-    "machine",
-    "report",
-    "search",
-    "metrics",
-    "processes",
-    "config",
-    "files",
-]
+ROOMS: dict[str, str] = {  # in the order in which a user meets them -> the rooms that each may import
+    "cli": "config system data translate evaluate explain training compare serve export",
+    "config": "",
+    "system": "config",
+    "data": "config system",
+    "ops": "config system",
+    "attention": "config ops",
+    "model": "config system data ops attention",
+    "training": "config system data ops attention model translate evaluate explain",
+    "translate": "config system data ops attention model",
+    "evaluate": "config system data translate explain",
+    "explain": "config system data attention model translate",
+    "compare": "config system data evaluate explain",
+    "serve": "config system data attention model translate evaluate explain",
+    "export": "config system data model translate evaluate explain",
+}
+MAX_FLOORS = 11
 PACKAGE = Path(nmt.__file__).parent
 
 
 def imports(path: Path) -> set[str]:
-    """Parts of nmt that a file imports, also inside functions, but for type checking alone."""
+    """Rooms that a file imports, also inside functions, but for type checking alone."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     typing_only = {
         id(inner)
@@ -65,36 +46,43 @@ def imports(path: Path) -> set[str]:
     return {name.split(".")[1] for name in names if name.startswith("nmt.")}
 
 
-def part_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0]
 
 
 def files() -> list[Path]:
     return [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"]
 
 
-def test_every_file_belongs_to_a_layer() -> None:
-    assert {part_of(path) for path in files()} == set(LAYERS)
+def test_every_file_lies_in_a_room() -> None:
+    assert {room_of(path) for path in files()} == ROOMS.keys()
+    assert [path.name for path in PACKAGE.glob("*.py")] == ["__init__.py"]
 
 
-def test_nothing_imports_upward() -> None:
-    upward = [
-        f"{path.relative_to(PACKAGE)} imports nmt.{name}"
-        for path in files()
-        for name in imports(path)
-        if LAYERS.index(name) < LAYERS.index(part_of(path))
-    ]
-    assert upward == []
+def test_a_room_imports_only_what_it_may() -> None:
+    imported = {room: set[str]() for room in ROOMS}
+    for path in files():
+        imported[room_of(path)] |= imports(path) - {room_of(path)}
+    assert imported == {room: set(others.split()) for room, others in ROOMS.items()}
 
 
-def test_search_and_metrics_and_config_know_nobody() -> None:
-    foreign = [
-        (path.name, name)
-        for path in files()
-        if part_of(path) in {"search", "metrics", "config"}
-        for name in imports(path) - {part_of(path), "files"}
-    ]
-    assert foreign == []
+def test_the_rooms_have_no_circle() -> None:
+    floors, left = 0, dict(ROOMS)
+    while left:
+        floor = [room for room, others in left.items() if not set(others.split()) & left.keys()]
+        assert floor, f"a circle among {', '.join(left)}"
+        left = {room: others for room, others in left.items() if room not in floor}
+        floors += 1
+    assert floors <= MAX_FLOORS
+
+
+def test_every_room_says_where_to_begin() -> None:
+    for room in ROOMS:
+        text = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text(encoding="utf-8")))
+        assert text is not None
+        assert "Begin with" in text
+        for name in {part for part in text.split("`") if part.endswith((".py", "/")) and "configs" not in part}:
+            assert (PACKAGE / room / name).exists(), f"{room}: {name}"
 
 
 def test_only_preparation_imports_datasets() -> None:
@@ -104,7 +92,7 @@ def test_only_preparation_imports_datasets() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Import) and any(alias.name == "datasets" for alias in node.names)
     }
-    assert users == {"data/reading.py"}
+    assert users == {"data/reading/text.py"}
 
 
 def test_files_stay_readable() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from nmt.system import machine as module
 from nmt.config.errors import UserError
+from nmt.system import machine as module
 from nmt.system.machine import Machine, cpu_vendor
 
 

@@ -22,16 +22,16 @@ from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import make_batches
-from nmt.data.reading.corpus import splits
 from nmt.data.mixture import Mixture, shares
 from nmt.data.prepare.prepare import fingerprint_of, prepare
 from nmt.data.prepared import Prepared
-from nmt.data.reading.sources import Pair, count_pairs, locate
+from nmt.data.reading.corpus import splits
 from nmt.data.reading.language_tags import Tags
+from nmt.data.reading.sources import Pair, count_pairs, locate
 from nmt.evaluate.evaluation import score_settings
-from nmt.translate.search.hypothesis import Hypothesis
 from nmt.training.job import train
 from nmt.training.validation import Scoring, Validator
+from nmt.translate.search.hypothesis import Hypothesis
 
 NOUNS = [("dog", "Hund", "chien"), ("cat", "Katze", "chat"), ("horse", "Pferd", "cheval"), ("bird", "Vogel", "oiseau")]
 VERBS = [("sees", "sieht", "voit"), ("hears", "hört", "entend"), ("finds", "findet", "trouve")]

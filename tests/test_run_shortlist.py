@@ -10,13 +10,14 @@ from forks import call
 from safetensors.numpy import save
 
 from nmt import Translator
-from nmt.config.compose import load_config, validated
+from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.system.run import RunDirectory
+from nmt.system.saved_config import load_config
+from nmt.training.job import train
 from nmt.translate.search.shortlist import Shortlist
 from nmt.translate.shortlist import load_shortlist, translation_counts
-from nmt.training.job import train
 
 LINES = ["the cat sleeps .", "", "a small dog sees the red house .", "x", "the"]
 

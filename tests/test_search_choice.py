@@ -16,8 +16,8 @@ from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.explain.explanation import beam_tree
-from nmt.translate.search.choice import width
 from nmt.training.job import train
+from nmt.translate.search.choice import width
 from nmt.translate.translation import Translation
 
 TEXT = "".join(f"{line}\n" for line in LINES).encode()

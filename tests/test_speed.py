@@ -14,12 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nmt.config.schema import TrainConfig
 from nmt.data.planning import plan
 from nmt.model.build import build_model
-from nmt.training.losses.token_losses import likelihood
 from nmt.ops import mixture, shared
 from nmt.ops.matmul import matmul
 from nmt.ops.mixing import criterion_of_mean
 from nmt.ops.mixture import mixture_loss
 from nmt.ops.output_loss import output_loss
+from nmt.training.losses.token_losses import likelihood
 
 Config = Callable[..., TrainConfig]
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn::_linear_pointwise")

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from nmt import Translator
-from nmt.translate import searcher as module
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.training.job import train
+from nmt.translate import searcher as module
 
 CORPUS = ["data.train_size=400", "data.max_length=200", "data.seed=1"]
 

@@ -13,7 +13,17 @@ from nmt.attention.monotonic import Chunk, MonotonicNormalizer
 from nmt.attention.normalizers import EntmaxNormalizer, FirstOrderNormalizer, SoftmaxNormalizer, SparsemaxNormalizer
 from nmt.attention.parts import Alignment, Coverage, Normalizer, Score, Window
 from nmt.attention.policy import Policy
-from nmt.attention.scores import AdditiveScore, ConcatScore, CosineScore, DotScore, GeneralScore, LocationAwareScore, LocationScore, NormedAdditiveScore, ScaledDotScore
+from nmt.attention.scores import (
+    AdditiveScore,
+    ConcatScore,
+    CosineScore,
+    DotScore,
+    GeneralScore,
+    LocationAwareScore,
+    LocationScore,
+    NormedAdditiveScore,
+    ScaledDotScore,
+)
 from nmt.attention.windows import GlobalWindow, LocalMonotonicWindow, LocalPredictiveWindow
 from nmt.config.schema import alignment as alignments
 from nmt.config.schema import attention as schema

@@ -1,9 +1,7 @@
 """What the commands share: they start Hydra, and report a user's mistake as one line with exit status 2."""
 
 import contextlib
-import errno
 import io
-import logging
 import os
 import signal
 import sys
@@ -12,34 +10,24 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any, AnyStr, TypeVar
+from typing import Any, TypeVar
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
 from nmt.cli import arguments
 from nmt.cli.compose import job_config
-from nmt.cli.help import explain
+from nmt.cli.outcome import STOPPED, attempt, joined, log_to_stream, report, write
 from nmt.config.compose import config_dir
-from nmt.config.errors import UserError, format_value, printable
+from nmt.config.errors import UserError
 from nmt.config.overrides import user_path
 from nmt.config.schema import SavedRunCommand
-from nmt.system.processes import local_rank, rank, started_in_group
+from nmt.system.processes import started_in_group
 
 T = TypeVar("T", bound=BaseModel)
 S = TypeVar("S", bound=SavedRunCommand)
-MAX_MESSAGE = 500  # characters
-STOPPED = 128  # the exit status of a command that signal N stopped is STOPPED + N
-# System errors that a user can cause: closed pipes and streams, full disks, missing permissions, unsuitable paths.
-USER_ERRNOS = {
-    *(errno.EPIPE, errno.EBADF),
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO),
-    *(errno.EACCES, errno.EPERM, errno.EROFS),
-    *(errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),
-}
 
 
 def run_command(
@@ -69,7 +57,7 @@ def run_command(
         if sweep is not None and sweep.sweeping():
             return sweep.run_job(work, command)
         outcomes.append(None)
-        outcomes[-1] = status = attempt(work, debug, created)
+        outcomes[-1] = status = attempt(work, debug, partial(_remove_empty_directories, created))
         if isinstance(status, int) and status >= STOPPED:
             sys.exit(status)
         return None
@@ -144,25 +132,6 @@ def _named(error: Exception) -> Exception:
     return error
 
 
-def attempt(work: Callable[[], int], debug: bool, created: list[Path] | None = None) -> int | Exception:
-    """The exit status of a job, or the user's error. Caught here: Hydra would print its own message."""
-    try:
-        return work()
-    except (UserError, OmegaConfBaseException, OSError) as error:
-        if debug or (isinstance(error, OSError) and error.errno not in USER_ERRNOS):
-            raise
-        if created is not None and rank() == 0:
-            _remove_empty_directories(created)
-        return error
-    except (RuntimeError, MemoryError) as error:
-        from nmt.system.machine import is_out_of_memory
-
-        if debug or not is_out_of_memory(error):
-            raise
-        reason = str(error).partition("\n")[0]
-        return UserError(f"out of memory ({reason})" if reason else "out of memory")
-
-
 def _exit(outcomes: list[int | Exception | None], command: str) -> None:
     """Print each error in one line and exit: with 2 after an error, else with the highest status."""
     errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
@@ -172,27 +141,12 @@ def _exit(outcomes: list[int | Exception | None], command: str) -> None:
     else:
         for error in errors:
             report(error, command)
-    if errors and _joined():  # the threads of a group that an error has ended would abort an orderly exit
+    if errors and joined():  # the threads of a group that an error has ended would abort an orderly exit
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
         os._exit(status)
     sys.exit(status)
-
-
-def report(error: Exception, command: str) -> None:
-    """Print an error in one line. Of several processes, the first one prints what all of them meet."""
-    name = f"nmt-{command}" if rank() == 0 else f"nmt-{command}, process {rank()}"
-    if rank() and ((local_rank() and not _joined()) or type(error).__name__ == "OtherProcessFailed"):
-        return
-    for line in explain(error, command).split("\n"):
-        print(f"{name}: error: {format_value(line, MAX_MESSAGE)}", file=sys.stderr)
-
-
-def _joined() -> bool:
-    """Has this process joined a group, within which errors are exchanged?"""
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and bool(distributed.is_initialized())
 
 
 def _remove_empty_directories(created: list[Path]) -> None:
@@ -245,39 +199,3 @@ def output_folder(output: str, marker: str, content: str, option: str = "output=
             for path in created:
                 path.rmdir()
         raise
-
-
-def write(stream: IO[AnyStr], content: AnyStr, name: str) -> OSError | None:
-    """Write to a stream and flush it. Returns the error, if any, with the stream's name.
-
-    After an error, redirects the stream to /dev/null: otherwise the interpreter would flush it at exit and fail again.
-    """
-    try:
-        stream.write(content)
-        stream.flush()
-    except OSError as error:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, stream.fileno())
-        os.close(null)
-        error.filename = name
-        return error
-    return None
-
-
-class _Printable(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        """Escape control characters: names and errors in a message may come from untrusted files."""
-        return "\n".join(map(printable, super().format(record).split("\n")))
-
-
-def log_to_stream(stream: Any) -> None:  # noqa: ANN401
-    """Send the package's log messages to this stream only."""
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(_Printable("%(message)s"))
-    # A filter, because tqdm's handler copies filters but no level.
-    level = logging.INFO if rank() == 0 else logging.CRITICAL  # of several processes, the first one speaks for all
-    handler.addFilter(lambda record: record.levelno >= level)
-    logger = logging.getLogger("nmt")
-    logger.handlers = [handler]
-    logger.setLevel(logging.INFO)
-    logger.propagate = False

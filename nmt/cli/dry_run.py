@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from nmt.cli import arguments, sweep
-from nmt.cli.app import STOPPED, choices, output_dir, run_command
+from nmt.cli.app import choices, output_dir, run_command
 from nmt.cli.entry import exit_at_ctrl_c
+from nmt.cli.outcome import STOPPED
 from nmt.config.errors import UserError
 from nmt.config.overrides import user_path
 from nmt.config.schema import TrainConfig

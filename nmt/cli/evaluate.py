@@ -27,12 +27,12 @@ def _evaluate(config: EvaluateConfig, overrides: list[str]) -> None:
     with exit_at_ctrl_c("evaluate"):
         from tqdm import tqdm
 
-        from nmt.config.compose import load_config
+        from nmt.evaluate.evaluation import EvaluationFolder, evaluate_run, warn_if_texts_differ
         from nmt.system.contention import fair_waiting
         from nmt.system.distributed import ProcessGroup
-        from nmt.evaluate.evaluation import EvaluationFolder, evaluate_run, warn_if_texts_differ
         from nmt.system.machine import tune_memory
         from nmt.system.run import EVALUATION, RunDirectory
+        from nmt.system.saved_config import load_config
         from nmt.translate.translator import Translator
 
     tune_memory()

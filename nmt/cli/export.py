@@ -17,8 +17,8 @@ def main() -> None:
 
 def _export(config: ExportConfig, overrides: list[str]) -> None:
     with exit_at_ctrl_c("export"):
-        from nmt.system.archive import write_archive
         from nmt.export.contents import contents
+        from nmt.system.archive import write_archive
         from nmt.system.run import RunDirectory
 
     run = RunDirectory.existing(config.run[0])

@@ -20,8 +20,8 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from nmt.cli.app import STOPPED, attempt, log_to_stream, report
 from nmt.cli.help import explain
+from nmt.cli.outcome import STOPPED, attempt, log_to_stream, report
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.system.distributed import OtherProcessFailed

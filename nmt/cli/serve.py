@@ -28,8 +28,6 @@ def _serve(config: ServeConfig, overrides: list[str]) -> None:
     with exit_at_ctrl_c("serve"):
         import torch
 
-        from nmt.system.contention import fair_waiting
-        from nmt.system.machine import tune_memory
         from nmt.serve.app import application
         from nmt.serve.batcher import QueueSettings
         from nmt.serve.connections import Connections
@@ -37,6 +35,8 @@ def _serve(config: ServeConfig, overrides: list[str]) -> None:
         from nmt.serve.models import load_models
         from nmt.serve.server import address, listen, run
         from nmt.serve.service import Service
+        from nmt.system.contention import fair_waiting
+        from nmt.system.machine import tune_memory
 
     tune_memory()
     listening = listen(config.host, config.port)  # before models are loaded, which takes longer

@@ -25,8 +25,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from nmt.cli import arguments, optuna_sweeper
-from nmt.cli.app import STOPPED, log_to_stream, output_dir
+from nmt.cli.app import output_dir
 from nmt.cli.help import choices_of, explain
+from nmt.cli.outcome import STOPPED, log_to_stream
 from nmt.compare.jobs import mark_sweep, record_failure, report_jobs
 from nmt.config.compose import config_dir
 from nmt.config.errors import UserError

@@ -12,11 +12,12 @@ from pathlib import Path
 from nmt.cli import arguments, dry_run, sweep
 from nmt.cli.app import choices, output_dir, run_command
 from nmt.cli.entry import exit_at_ctrl_c
-from nmt.config.compose import PATH_KEYS, flatten, load_values, validated, with_values
+from nmt.config.compose import PATH_KEYS, flatten, validated, with_values
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell
 from nmt.config.schema import TrainConfig
 from nmt.system.processes import rank, started_in_group
+from nmt.system.saved_config import load_values
 
 log = logging.getLogger(__name__)
 PATH_GROUPS = {"data", "tokenizer", "objective", "experiment"}  # groups that determine which of PATH_KEYS exist

@@ -13,9 +13,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar, cast
 
-from nmt.cli.app import run_command, shared_by_processes, write
+from nmt.cli.app import run_command, shared_by_processes
 from nmt.cli.controls import controls_of, from_terminal, read_controls, with_controls
 from nmt.cli.entry import exit_at_ctrl_c
+from nmt.cli.outcome import write
 from nmt.config.errors import UserError
 from nmt.config.overrides import user_path
 from nmt.config.schema import TranslateConfig

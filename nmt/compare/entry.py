@@ -11,19 +11,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nmt.system.archive import is_archive
 from nmt.compare.faithfulness import read_figures
 from nmt.config import schema
-from nmt.config.compose import load_values, validated
+from nmt.config.compose import validated
 from nmt.config.errors import UserError, printable
 from nmt.config.overrides import for_shell, user_path
 from nmt.data.reading.text import open_text, user_lines
-from nmt.evaluate.evaluation import score_settings
-from nmt.system.files import read_bytes
 from nmt.data.word_alignment import alignment_error_rate, parse_pharaoh
 from nmt.evaluate.bleu import Counted, ScoreSettings, count
+from nmt.evaluate.evaluation import score_settings
 from nmt.evaluate.stored import SUFFIX, stored_counts
+from nmt.system.archive import is_archive
+from nmt.system.files import read_bytes
 from nmt.system.run import ERROR, EVALUATION, RunDirectory, digest, read_json, runs_below, text_lines
+from nmt.system.saved_config import load_values
 
 log = logging.getLogger(__name__)
 MIN_MEASURE, MAX_MEASURE = 1e-9, 1e15  # limits of a measure other than 0: ratios and sums of such numbers are finite

@@ -10,8 +10,8 @@ import numpy as np
 from nmt.compare.entry import Entry, HeldOut, System
 from nmt.compare.field import Field
 from nmt.config.errors import UserError
-from nmt.system.files import read_lines
 from nmt.evaluate.bleu import sentence_bleu
+from nmt.system.files import read_lines
 
 PERCENT = 100  # the largest attention weight
 

@@ -10,12 +10,12 @@ import numpy as np
 from tqdm import tqdm
 
 from nmt.compare.entry import Entry, HeldOut, System, count_sentences
+from nmt.compare.page import SIGNIFICANT
 from nmt.compare.ranking import Ranking
 from nmt.evaluate.bleu import Counts
 from nmt.evaluate.effects import Effect, difference, mean_of_seeds
 from nmt.evaluate.multiple import holm, letters
 from nmt.evaluate.significance import Output, Resampling, half_width, paired_bootstrap, score
-from nmt.compare.page import SIGNIFICANT
 
 
 @dataclass(frozen=True)

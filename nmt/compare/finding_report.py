@@ -7,14 +7,14 @@ from typing import Any
 
 from nmt.compare.compare import Comparison, bleu_by_length
 from nmt.compare.entry import Entry, HeldOut, System
+from nmt.compare.finding_page import finding_page, interval, seed_list
 from nmt.compare.findings import Finding, Model, find_finding
 from nmt.compare.verdict import RULE, Measured, Scores, judge, overall
 from nmt.config.errors import printable
-from nmt.system.files import to_json, write_atomically
 from nmt.evaluate.bleu import Counts, count
 from nmt.evaluate.significance import Resampling, paired_bootstrap, score
 from nmt.system import text_table as table
-from nmt.compare.finding_page import finding_page, interval, seed_list
+from nmt.system.files import to_json, write_atomically
 from nmt.system.text_table import Column, decimals
 
 MODEL_COLUMNS = (

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nmt.compare.page import centre
 from nmt.compare.verdict import Scores, Statement, difference
 from nmt.config.errors import UserError, nearest
-from nmt.compare.page import centre
 
 PERCENT = 100
 WORDS = 10  # the slope of BLEU over length is given per so many words

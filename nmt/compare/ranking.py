@@ -9,8 +9,8 @@ import torch
 from nmt.compare.entry import HeldOut
 from nmt.config.schema import Metric
 from nmt.config.schema.training import LOWER_IS_BETTER
-from nmt.evaluate.evaluation import load_comet
 from nmt.evaluate.comet import Comet
+from nmt.evaluate.evaluation import load_comet
 from nmt.evaluate.significance import Output
 
 

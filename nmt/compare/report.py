@@ -10,12 +10,12 @@ from nmt.compare.entry import Entry, HeldOut, find_runs, read_run, read_systems
 from nmt.compare.finding_report import check_finding, write_finding
 from nmt.compare.findings import find_finding
 from nmt.compare.jobs import planned_jobs
+from nmt.compare.page import page
 from nmt.compare.tables import csv_files, text
 from nmt.config.errors import UserError, nearest
 from nmt.config.overrides import user_path
-from nmt.system.files import to_json, write_atomically
 from nmt.system import text_table as table
-from nmt.compare.page import page
+from nmt.system.files import to_json, write_atomically
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from nmt.compare.compare import Comparison
+from nmt.compare.page import EXPLAINED, EXPLAINED_COLUMNS, NAMES, SIGNIFICANT, power, score_decimals
 from nmt.config.errors import printable
 from nmt.system import text_table as table
-from nmt.compare.page import EXPLAINED, EXPLAINED_COLUMNS, NAMES, SIGNIFICANT, power, score_decimals
 from nmt.system.text_table import Column, decimals
 
 EXPLANATION = (

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from nmt.compare.page import SIGNIFICANT
 from nmt.evaluate.bleu import Counts
 from nmt.evaluate.student import mean_interval
-from nmt.compare.page import SIGNIFICANT
 
 RULE = (
     "Each number is measured once per seed, on the runs of that seed. With two or more seeds, a statement is "

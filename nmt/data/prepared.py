@@ -15,8 +15,8 @@ from nmt.config.errors import UserError
 from nmt.config.schema.record import Report
 from nmt.data.prepare.file_states import recall, remember, state_of
 from nmt.data.tokenizer import Tokenizers
-from nmt.system.files import check_contained, checksum, raise_system_error, read_bytes, write_atomically
 from nmt.data.word_alignment import parse_pharaoh
+from nmt.system.files import check_contained, checksum, raise_system_error, read_bytes, write_atomically
 
 FORMAT = 4  # part of the fingerprint: increase it when the files change
 IDS = np.dtype("<i4")

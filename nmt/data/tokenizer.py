@@ -16,11 +16,11 @@ import sentencepiece
 from numpy.typing import NDArray
 
 from nmt.config.errors import UserError
+from nmt.data.reading.language_tags import TAG, Tags
 from nmt.data.reading.text import is_blank
 from nmt.data.subword_sampling import USER_DEFINED, Sampler, make_sampler, read_model
-from nmt.data.reading.language_tags import TAG, Tags
-from nmt.system.files import read_bytes, write_atomically
 from nmt.data.word_alignment import END, UNKNOWN, WORD_START
+from nmt.system.files import read_bytes, write_atomically
 
 log = logging.getLogger(__name__)
 CONTINUATION = re.compile("[^\\W_]|[-\u2010\u2011]|<0x[0-9A-F]{2}>$")  # letter, digit, hyphen, byte of byte_fallback

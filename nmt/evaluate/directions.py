@@ -9,8 +9,8 @@ from nmt.config.schema.record import Report
 from nmt.data.prepared import Direction, directions_of_pairs
 from nmt.data.reading.language_tags import Tags
 from nmt.evaluate.bleu import METRICS, Scores, ScoreSettings, score
-from nmt.system.text_table import Column, decimals, markdown
 from nmt.system.run import RunDirectory
+from nmt.system.text_table import Column, decimals, markdown
 
 COLUMNS = [
     Column("direction", "Direction"),

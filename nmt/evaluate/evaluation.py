@@ -10,17 +10,35 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from nmt.config import schema
-from nmt.config.compose import flatten, load_values
+from nmt.config.compose import flatten
 from nmt.config.errors import UserError
 from nmt.data.prepared import Direction
-from nmt.evaluate.directions import direction_rows, direction_table, directions_of, mean_scores, score_directions, tagged
+from nmt.data.word_alignment import alignment_error_rate, parse_pharaoh
+from nmt.evaluate.bleu import (
+    METRICS,
+    Counted,
+    Scores,
+    ScoreSettings,
+    SettingsByLanguage,
+    count,
+    score,
+    score_by_length,
+    tokenizer_for,
+)
+from nmt.evaluate.comet import Comet
+from nmt.evaluate.directions import (
+    direction_rows,
+    direction_table,
+    directions_of,
+    mean_scores,
+    score_directions,
+    tagged,
+)
+from nmt.evaluate.stored import SUFFIX, write_counts
 from nmt.explain.faithfulness import faithfulness
 from nmt.system.files import locked, to_json, write_lines
-from nmt.data.word_alignment import alignment_error_rate, parse_pharaoh
-from nmt.evaluate.bleu import METRICS, Counted, Scores, ScoreSettings, SettingsByLanguage, count, score, score_by_length, tokenizer_for
-from nmt.evaluate.comet import Comet
-from nmt.evaluate.stored import SUFFIX, write_counts
 from nmt.system.run import EVALUATION, RunDirectory, digest, read_json
+from nmt.system.saved_config import load_values
 from nmt.translate.translation import Translation
 from nmt.translate.translator import Progress, Translator
 

@@ -11,8 +11,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from nmt.system.files import read_bytes, write_atomically
 from nmt.evaluate.bleu import METRICS, Counted, ScoreSettings, count
+from nmt.system.files import read_bytes, write_atomically
 
 SUFFIX = ".statistics.safetensors"  # in place of .txt
 WIDTHS = {"bleu": 10, "chrf": 18, "ter": 2}

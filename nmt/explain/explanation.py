@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from nmt.attention.attention import Attention
 from nmt.config.errors import UserError
 from nmt.data.batching import collate
-from nmt.translate.guidance import Attend, prefix_tokens
+from nmt.explain.saliency import gradient_norms, shares_of
 from nmt.model.ensemble import Ensemble
 from nmt.model.seq2seq import evaluation_mode
-from nmt.explain.saliency import gradient_norms, shares_of
+from nmt.translate.guidance import Attend, prefix_tokens
 from nmt.translate.search.tree import Node
 from nmt.translate.terminology import make_guidance, steer
 from nmt.translate.translation import Translation

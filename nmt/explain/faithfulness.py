@@ -16,13 +16,21 @@ from tqdm import tqdm
 
 from nmt.data.batching import Batch, collate
 from nmt.data.tokenizer import encode_lines
-from nmt.system.machine import retry_in_halves
 from nmt.data.word_alignment import Link, alignment_error_rate, attention_to_links, parse_pharaoh
-from nmt.explain.masking_curves import Array, areas, combined, kendall_tau, masking_curves, masking_order, mean_over_tokens
+from nmt.explain.masking_curves import (
+    Array,
+    areas,
+    combined,
+    kendall_tau,
+    masking_curves,
+    masking_order,
+    mean_over_tokens,
+)
+from nmt.explain.saliency import gradient_norms, shares_of, token_log_probs
 from nmt.model.copying import NEVER
 from nmt.model.seq2seq import Seq2Seq, evaluation_mode
+from nmt.system.machine import retry_in_halves
 from nmt.system.text_table import Column, terminal
-from nmt.explain.saliency import gradient_norms, shares_of, token_log_probs
 from nmt.translate.translator import Translator
 
 TOKENS = 4096  # of the longer side in a batch of masked copies

@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from nmt.system.archive import CARD, CONFIG, MAX_PICTURES, WEIGHTS
 from nmt.config import schema
-from nmt.config.compose import load_config, load_values
 from nmt.config.errors import UserError
 from nmt.config.schema import CHECKPOINT, PATH_FIELDS
 from nmt.data.tokenizer import TOKENIZER_FILES
 from nmt.evaluate.directions import directions_of, tagged
-from nmt.export.card import Card, card
-from nmt.system.files import MAX_TEXT, read_bytes, to_json
-from nmt.model.weights import LAST, MAX_WEIGHTS, read_checkpoint, to_safetensors
 from nmt.explain.heatmap import draw_alignment, save
+from nmt.export.card import Card, card
+from nmt.model.weights import LAST, MAX_WEIGHTS, read_checkpoint, to_safetensors
+from nmt.system.archive import CARD, CONFIG, MAX_PICTURES, WEIGHTS
+from nmt.system.files import MAX_TEXT, read_bytes, to_json
 from nmt.system.run import RunDirectory, read_json
+from nmt.system.saved_config import load_config, load_values
 from nmt.translate.shortlist import MAX_BYTES, SHORTLIST
 from nmt.translate.translation import Translation
 from nmt.translate.translator import Translator

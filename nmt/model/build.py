@@ -16,8 +16,8 @@ from nmt.model.cells import Recurrent
 from nmt.model.copying import CopyGate
 from nmt.model.decoder import Decoder
 from nmt.model.encoder import Encoder, SelfAttention
-from nmt.model.latent.inference import InferenceNetwork
 from nmt.model.latent.decoder import LatentDecoder
+from nmt.model.latent.inference import InferenceNetwork
 from nmt.model.latent.mixture import LatentPosition
 from nmt.model.readout import LexicalModel, Output, Readout
 from nmt.model.regularisation import RecurrentOptions

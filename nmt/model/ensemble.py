@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nmt.attention.memory import Steering
 from nmt.model.seq2seq import Forced, Seq2Seq
 from nmt.model.state import DecoderState
-from nmt.translate.search.hypothesis import StepOutput
+from nmt.model.stepping import StepOutput
 
 
 class EnsembleState(NamedTuple):

@@ -9,7 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from nmt.model.cells import CellState, LayerWeights, Recurrent, State, drop_inputs, input_gates, layer_weights, step_layer, zone_out
+from nmt.model.cells import (
+    CellState,
+    LayerWeights,
+    Recurrent,
+    State,
+    drop_inputs,
+    input_gates,
+    layer_weights,
+    step_layer,
+    zone_out,
+)
 from nmt.model.regularisation import Regularisation
 from nmt.ops.rows import swap_rows
 from nmt.ops.shared import loop

@@ -18,18 +18,18 @@ from nmt.model.cells import CellState
 from nmt.model.copying import copyable
 from nmt.model.decoder import Decoded, Decoder
 from nmt.model.encoder import Encoder
-from nmt.model.latent.inference import InferenceNetwork
 from nmt.model.latent.decoder import LatentDecoder, TokenLogProbs
+from nmt.model.latent.inference import InferenceNetwork
 from nmt.model.latent.mixture import Inferred
 from nmt.model.prediction import Predictions, most_probable, prediction_logits, prediction_loss
 from nmt.model.readout import Output
 from nmt.model.state import BatchWeights, DecoderState, Weights
+from nmt.model.stepping import StepOutput
 from nmt.ops.dropout import Dropout, dropout, masked
 from nmt.ops.linear import Linear
 from nmt.ops.mixture import target_log_probs
 from nmt.ops.output_loss import Criterion, OutputLoss, cross_entropy
 from nmt.ops.precision import in_autocast_dtype
-from nmt.translate.search.hypothesis import StepOutput
 
 
 class Bridge(nn.Module):

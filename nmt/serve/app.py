@@ -20,7 +20,15 @@ from nmt.serve import libretranslate
 from nmt.serve.batcher import QueueFullError
 from nmt.serve.bodies import JsonRoute
 from nmt.serve.guard import Guard, RefusedError, Rules
-from nmt.serve.messages import PROBLEMS, ExplainAnswer, ExplainRequest, ModelsAnswer, TranslateAnswer, TranslateRequest, explain_invalid
+from nmt.serve.messages import (
+    PROBLEMS,
+    ExplainAnswer,
+    ExplainRequest,
+    ModelsAnswer,
+    TranslateAnswer,
+    TranslateRequest,
+    explain_invalid,
+)
 from nmt.serve.metrics import MetricsMiddleware
 from nmt.serve.models import TextTooLongError
 from nmt.serve.service import Service

@@ -7,18 +7,19 @@ from typing import Any
 
 from nmt.attention.heads import MultiHeadAttention
 from nmt.config import schema
-from nmt.config.compose import load_config, merge_search
+from nmt.config.compose import merge_search
 from nmt.config.errors import UserError
 from nmt.config.overrides import user_path
 from nmt.config.schema.attention import ScoredAttention
 from nmt.config.schema.data import MultilingualData
 from nmt.data.prepared import Direction
 from nmt.evaluate.directions import directions_of
-from nmt.translate.guidance import Attend, prefix_tokens
 from nmt.model.ensemble import Ensemble
 from nmt.model.latent.decoder import LatentDecoder
-from nmt.system.run import RunDirectory, read_json, runs_below
 from nmt.serve.messages import ModelInfo
+from nmt.system.run import RunDirectory, read_json, runs_below
+from nmt.system.saved_config import load_config
+from nmt.translate.guidance import Attend, prefix_tokens
 from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)

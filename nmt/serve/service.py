@@ -9,12 +9,22 @@ import numpy as np
 
 from nmt.config.errors import UserError
 from nmt.explain.explanation import Explanation, beam_tree, explain
-from nmt.translate.search.tree import Node
 from nmt.serve.batcher import Batcher, QueueSettings
 from nmt.serve.guard import RefusedError
-from nmt.serve.messages import ExplainAnswer, ExplainRequest, ModelsAnswer, ScoredText, TranslateAnswer, TranslateRequest, Tree, TreeNode, Window
+from nmt.serve.messages import (
+    ExplainAnswer,
+    ExplainRequest,
+    ModelsAnswer,
+    ScoredText,
+    TranslateAnswer,
+    TranslateRequest,
+    Tree,
+    TreeNode,
+    Window,
+)
 from nmt.serve.metrics import Metrics
 from nmt.serve.models import ServedModel
+from nmt.translate.search.tree import Node
 from nmt.translate.translation import Translation
 from nmt.translate.translator import Translator
 

@@ -28,7 +28,7 @@ def environment() -> dict[str, Any]:
 
 def _git_commit() -> str | None:
     """The commit of the checkout that the code runs from, "+" if it has changes; None for an installed package."""
-    checkout = Path(__file__).resolve().parent.parent
+    checkout = Path(__file__).resolve().parents[2]
     if not (checkout / ".git").exists():
         return None
     try:

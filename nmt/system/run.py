@@ -8,16 +8,19 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nmt.system import files
-from nmt.system.archive import unpacked
-from nmt.config.compose import PATH_KEYS, flatten, load_values, save_values
+from nmt.config.compose import PATH_KEYS, flatten
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell, override_values, user_path
 from nmt.config.schema.record import Manifest
-from nmt.data.prepared import Prepared
+from nmt.system import files
+from nmt.system.archive import unpacked
 from nmt.system.environment import environment
+from nmt.system.saved_config import load_values, save_values
+
+if TYPE_CHECKING:
+    from nmt.data.prepared import Prepared
 
 # Keys that change nothing but rounding and the masks of dropout in a run's results.
 NO_EFFECT = {"run", "device", "threads", "processes", "data.cache_dir", "data.workers"}
@@ -125,7 +128,7 @@ class RunDirectory:
         while time.monotonic() < deadline and files.is_locked(self.path / LOCK):
             time.sleep(0.1)
 
-    def begin(self, values: Mapping[str, Any], prepared: Prepared, start: Mapping[str, Any]) -> None:
+    def begin(self, values: Mapping[str, Any], prepared: "Prepared", start: Mapping[str, Any]) -> None:
         """Write configuration, tokenizers, held-out text, and an entry in the manifest's "starts".
 
         Raises UserError if the corpus or a tokenizer has changed since the first start.

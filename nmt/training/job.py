@@ -15,23 +15,23 @@ from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell
 from nmt.config.schema.training import Validation
-from nmt.system.contention import fair_waiting
 from nmt.data.prepare.prepare import prepare
 from nmt.data.prepared import Prepared
-from nmt.system.distributed import Interrupted, ProcessGroup
-from nmt.evaluate.evaluation import evaluate_run
-from nmt.system.machine import Machine, tune_memory
 from nmt.evaluate.bleu import ScoreSettings
+from nmt.evaluate.evaluation import evaluate_run
 from nmt.model.load import load_weights, new_model
 from nmt.model.weights import BEST, LAST
+from nmt.system.contention import fair_waiting
+from nmt.system.distributed import Interrupted, ProcessGroup
+from nmt.system.machine import Machine, tune_memory
+from nmt.system.run import FINISHED, PRUNED, RunDirectory, read_json
+from nmt.training.journal import Journal, SilentJournal, record_outcome, save_figures
+from nmt.training.logs.corpus_report import log_corpus_report, report_round_trips
+from nmt.training.logs.run_log import log_of_others, log_to_file
+from nmt.training.logs.trackers import Tracker, check_packages, close_trackers, open_trackers, writes_tensorboard
 from nmt.training.losses.auxiliary import CoverageLoss
 from nmt.training.losses.objective import Objective
-from nmt.system.run import FINISHED, PRUNED, RunDirectory, read_json
-from nmt.training.logs.corpus_report import log_corpus_report, report_round_trips
-from nmt.training.journal import Journal, SilentJournal, record_outcome, save_figures
-from nmt.training.logs.run_log import log_of_others, log_to_file
 from nmt.training.start import Start, load_start, load_teachers
-from nmt.training.logs.trackers import Tracker, check_packages, close_trackers, open_trackers, writes_tensorboard
 from nmt.training.trainer import Observer, Pruned, Trainer
 from nmt.training.validation import Scoring, pick_samples
 from nmt.translate.translator import Translator

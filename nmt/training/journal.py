@@ -12,12 +12,12 @@ import yaml
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from nmt.system.files import to_json, write_atomically
-from nmt.data.word_alignment import Positions
+from nmt.explain.attention_statistics import Positions
 from nmt.explain.heatmap import draw_alignment, save, to_array
-from nmt.training.logs.tensorboard import TensorBoard
+from nmt.system.files import to_json, write_atomically
 from nmt.system.run import RunDirectory
 from nmt.training.best import Average
+from nmt.training.logs.tensorboard import TensorBoard
 from nmt.training.logs.trackers import Tracker
 from nmt.training.validation import Sample
 

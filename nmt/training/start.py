@@ -7,19 +7,20 @@ import torch
 from torch import Tensor
 
 from nmt.config import schema
-from nmt.config.compose import flatten, load_config
+from nmt.config.compose import flatten
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell
 from nmt.config.schema.model import Model
 from nmt.config.schema.training import Distillation
 from nmt.data.prepared import Prepared
 from nmt.data.tokenizer import Tokenizers
-from nmt.system.files import read_bytes
-from nmt.system.machine import Machine
 from nmt.model.load import load_model, new_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.model.weights import BEST
+from nmt.system.files import read_bytes
+from nmt.system.machine import Machine
 from nmt.system.run import RunDirectory
+from nmt.system.saved_config import load_config
 from nmt.training.transfer import transfer_weights
 from nmt.training.vectors import load_pretrained
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from nmt.config.errors import UserError
 from nmt.data.batching import Batch, Indices
+from nmt.model.seq2seq import Seq2Seq
 from nmt.system.distributed import GradientSum
 from nmt.system.machine import Machine, is_out_of_memory, release_memory
-from nmt.model.seq2seq import Seq2Seq
-from nmt.training.losses.objective import Objective, Value
 from nmt.training.graphs import GraphedPasses
+from nmt.training.losses.objective import Objective, Value
 
 log = logging.getLogger(__name__)
 

@@ -10,15 +10,15 @@ from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.data.batching import make_batches
 from nmt.data.prepared import Prepared
-from nmt.system.distributed import GradientSum, Interrupted, seed_draws
-from nmt.system.machine import DTYPES
 from nmt.evaluate.bleu import perplexity
 from nmt.model.weights import LAST
-from nmt.training.losses.objective import Objective
+from nmt.system.distributed import GradientSum, Interrupted, seed_draws
+from nmt.system.machine import DTYPES
 from nmt.system.run import RunDirectory
 from nmt.training import checkpoint
 from nmt.training.best import BestCheckpoints, EarlyStopping, MovingAverage
 from nmt.training.journal import Journal
+from nmt.training.losses.objective import Objective
 from nmt.training.optimizer import Schedule, make_optimizer
 from nmt.training.signals import StopSignals
 from nmt.training.step import BadUpdates, GlobalBatch, LogWindow, MicroBatcher, Update, Updater

@@ -19,13 +19,13 @@ from nmt.config.schema import TrainConfig
 from nmt.config.schema import training as schema
 from nmt.data.batching import Batches, Indices
 from nmt.data.prepared import Direction, Split
-from nmt.evaluate.evaluation import align, evaluate, load_comet, score_settings
-from nmt.system.machine import retry_in_halves
-from nmt.data.word_alignment import Positions, attention_statistics, chosen_positions
 from nmt.evaluate.bleu import METRICS, ScoreSettings, perplexity
 from nmt.evaluate.comet import Comet
-from nmt.model.seq2seq import evaluation_mode
+from nmt.evaluate.evaluation import align, evaluate, load_comet, score_settings
+from nmt.explain.attention_statistics import Positions, attention_statistics, chosen_positions
 from nmt.explain.saliency import Saliency, saliency
+from nmt.model.seq2seq import evaluation_mode
+from nmt.system.machine import retry_in_halves
 from nmt.translate.translation import Translation
 from nmt.translate.translator import Progress, Translator
 

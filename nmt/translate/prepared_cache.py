@@ -2,11 +2,11 @@
 
 from threading import Lock
 
-from nmt.system.machine import Machine
 from nmt.model.ensemble import Ensemble, SearchEnsemble
-from nmt.translate.prepared_model import SearchModel, prepare_for_search
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.packed import pack, pack_int8
+from nmt.system.machine import Machine
+from nmt.translate.prepared_model import SearchModel, prepare_for_search
 
 MAX_PREPARED = 4  # copies of the weights, one per beam size
 

@@ -22,11 +22,11 @@ from nmt.model.latent.mixture import Mixture
 from nmt.model.readout import Readout
 from nmt.model.seq2seq import Seq2Seq
 from nmt.model.state import BatchWeights, DecoderState
+from nmt.model.stepping import StepOutput
 from nmt.ops.linear import Linear, linear
 from nmt.ops.mixture import mixture_log_probs, target_log_probs
 from nmt.ops.packed import Pack, Weight
 from nmt.ops.precision import in_autocast_dtype
-from nmt.translate.search.hypothesis import StepOutput
 
 MIN_ROWS = 32  # of a product, for which packing a shortlist's part of the output table pays
 MAX_TABLE = 2**26  # numbers in the table of all words' products; with more, each step computes its own

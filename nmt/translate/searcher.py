@@ -19,20 +19,20 @@ from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.data.batching import padded
 from nmt.data.tokenizer import Tokenizers
-from nmt.translate.guidance import Guidance
-from nmt.system.machine import Machine, retry_in_halves
 from nmt.model.ensemble import Ensemble, SearchEnsemble
-from nmt.translate.prepared_cache import PreparedModels
-from nmt.translate.prepared_model import SearchModel
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.sentence_draws import sentence_keys
 from nmt.ops.shared import loop
+from nmt.system.machine import Machine, retry_in_halves
+from nmt.translate.guidance import Guidance
+from nmt.translate.prepared_cache import PreparedModels
+from nmt.translate.prepared_model import SearchModel
+from nmt.translate.search.choice import beam_size, run_search, width
 from nmt.translate.search.constrained import Allocation
 from nmt.translate.search.forbidden import Forbidden
 from nmt.translate.search.hypothesis import Hypothesis, Limits, Symbols
 from nmt.translate.search.shortlist import Shortlist
 from nmt.translate.search.tree import BeamTree, Node
-from nmt.translate.search.choice import beam_size, run_search, width
 
 EXTRA_TOKENS = 10  # of a translation, beyond search.max_ratio times the source's
 MIN_THREAD_TOKENS = 1024  # tokens x beam size; a smaller batch is not worth another thread

@@ -14,20 +14,21 @@ import numpy as np
 import torch
 
 from nmt.config import schema
-from nmt.config.compose import load_config, merge_search
+from nmt.config.compose import merge_search
 from nmt.config.errors import UserError
 from nmt.data.batching import collate
 from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines
-from nmt.system.distributed import ProcessGroup
-from nmt.translate.guidance import Attend
-from nmt.system.machine import Machine, retry_in_halves
 from nmt.model.ensemble import Ensemble
 from nmt.model.load import load_runs
 from nmt.model.seq2seq import Seq2Seq, evaluation_mode
+from nmt.system.distributed import ProcessGroup
+from nmt.system.machine import Machine, retry_in_halves
 from nmt.system.run import RunDirectory
+from nmt.system.saved_config import load_config
+from nmt.translate.guidance import Attend
+from nmt.translate.search.choice import score as rank_by
 from nmt.translate.search.hypothesis import Hypothesis
 from nmt.translate.search.shortlist import Shortlist
-from nmt.translate.search.choice import score as rank_by
 from nmt.translate.searcher import Searcher
 from nmt.translate.terminology import Controls, make_guidance, steer, warn_of_unmet
 from nmt.translate.translation import Translation
@@ -54,7 +55,7 @@ class Translator:
         self.group = group or ProcessGroup()
         self.model, self.tokenizers = model, tokenizers
         self.machine = machine
-        # Tags in front of each line, see nmt.data.reading.language_tags. "": lines have their own, if the model knows any.
+        # Tags in front of each line, see nmt.data.reading.language_tags. "": lines have their own.
         self.mark = ""
         self.searcher = Searcher(model, tokenizers, search, machine, seed, shortlist)
         self.reseed()
@@ -76,8 +77,8 @@ class Translator:
         """Load a run's model, or the ensemble of several runs. None stands for the (first) run's own setting.
 
         `search` holds values that replace the run's own, such as {"beam_size": 10} or {"kind": "greedy"}. shortlist:
-        "auto" or a file, see nmt.translate.shortlist; None: searches use the whole vocabulary. Raises UserError if a run cannot
-        be loaded or if the runs do not share their tokenizers.
+        "auto" or a file, see nmt.translate.shortlist; None: searches use the whole vocabulary. Raises UserError if a
+        run cannot be loaded or if the runs do not share their tokenizers.
         """
         directories = [RunDirectory.existing(path) for path in ([run] if isinstance(run, str | Path) else run)]
         if not directories:
@@ -146,9 +147,9 @@ class Translator:
     ) -> list[list[Translation]]:
         """The n best translations of each line, best first. Warnings number the lines from `first_line`.
 
-        controls: `attend`, `prefix`, `prefixes`, `constraints`, `glossary`, `forbidden`, see nmt.translate.terminology.Controls.
-        The translation is empty for an empty line, or if no hypothesis has a probability above 0. Raises UserError if
-        the search cannot return n translations, or cannot be guided so.
+        controls: `attend`, `prefix`, `prefixes`, `constraints`, `glossary`, `forbidden`, see
+        nmt.translate.terminology.Controls. The translation is empty for an empty line, or if no hypothesis has a
+        probability above 0. Raises UserError if the search cannot return n translations, or cannot be guided so.
         """
         self.check_nbest(n)
         if self.model.training:

@@ -11,7 +11,14 @@ from nmt.attention.attention import Attention
 from nmt.attention.build import build_attention
 from nmt.attention.memory import Past
 from nmt.attention.parts import KeyUpdate, Score
-from nmt.attention.scores import AdditiveScore, ConcatScore, CosineScore, LocationAwareScore, LocationScore, NormedAdditiveScore
+from nmt.attention.scores import (
+    AdditiveScore,
+    ConcatScore,
+    CosineScore,
+    LocationAwareScore,
+    LocationScore,
+    NormedAdditiveScore,
+)
 
 B, T, S, D, A = 3, 4, 9, 6, 3
 KINDS = [kind for kind in SCORES if kind != "gaussian_mixture"]  # whose energies depend on the steps before

@@ -10,9 +10,9 @@ from made_runs import FIGURES, REFERENCES, UNEXPLAINED, explain, make_run, worse
 
 from nmt.compare.faithfulness import FIGURES as NAMES
 from nmt.compare.faithfulness import of_system, read_figures
+from nmt.compare.page import EXPLAINED, MASKING_CHARTS
 from nmt.compare.report import gather, write_comparison
 from nmt.config.errors import UserError
-from nmt.compare.page import EXPLAINED, MASKING_CHARTS
 
 QUICK: dict[str, Any] = {"bootstrap_samples": 100, "randomisation_trials": 100, "examples": 1, "sentences": []}
 

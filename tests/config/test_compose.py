@@ -9,9 +9,10 @@ from conftest import TINY, values_of
 
 from nmt.cli.help import SET_BY_SIZE, known_keys
 from nmt.config import schema
-from nmt.config.compose import config_dir, flatten, load_config, load_values, save_values, validated, validated_union, with_values
+from nmt.config.compose import config_dir, flatten, validated, validated_union, with_values
 from nmt.config.errors import OTHER_NAMES, REMOVED, UserError, format_value, nearest, nearest_key
 from nmt.config.overrides import override_values, user_path
+from nmt.system.saved_config import load_config, load_values, save_values
 
 
 @pytest.fixture

@@ -17,14 +17,14 @@ from forks import forked
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.data.prepare import cache, encoding, file_states, usable_pairs
-from nmt.data.reading import sources
-from nmt.data.prepare import prepare as module
 from nmt.data import prepared as prepared_module
+from nmt.data.prepare import cache, encoding, file_states, usable_pairs
+from nmt.data.prepare import prepare as module
 from nmt.data.prepare.encoding import JOURNAL, EncodedSplit, read_journal
 from nmt.data.prepare.first_pass import FIRST_PASS
 from nmt.data.prepare.prepare import fingerprint_of, prepare
 from nmt.data.prepared import Prepared
+from nmt.data.reading import sources
 from nmt.system.files import is_locked
 
 PAIRS = 400

@@ -21,8 +21,8 @@ from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.config.schema.data import FileTokenizer
-from nmt.data.prepare import prepare as module
 from nmt.data.batching import padded
+from nmt.data.prepare import prepare as module
 from nmt.data.prepare.prepare import prepare
 from nmt.data.prepared import Prepared
 

@@ -21,8 +21,8 @@ from sentencepiece import sentencepiece_model_pb2
 from nmt.config.schema.data import TrainedTokenizer
 from nmt.data import subword_sampling
 from nmt.data.demo import corpus as demo
-from nmt.data.tokenizer import Tokenizer
 from nmt.data.prepare.tokenizer_sample import Candidates, TokenizerSample
+from nmt.data.tokenizer import Tokenizer
 
 ENGLISH, FRENCH, _ = (list(side) for side in zip(*demo.generate(300, 1, 1, 1).train, strict=True))
 PLAIN: dict[str, Any] = {"vocab_size": 300}

@@ -14,7 +14,7 @@ import torch
 from conftest import TINY, values_of
 from forks import ended, forked_group
 
-from nmt.cli.app import attempt, log_to_stream, report
+from nmt.cli.outcome import attempt, log_to_stream, report
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.model.weights import read_checkpoint

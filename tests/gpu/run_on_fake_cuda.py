@@ -24,18 +24,18 @@ from nmt.config import schema
 from nmt.config.compose import validated
 from nmt.config.schema.training import SGD
 from nmt.data.batching import Batch, collate
-from nmt.system.machine import Machine
 from nmt.model.build import build_model
 from nmt.model.ensemble import Ensemble
 from nmt.model.readout import Readout
 from nmt.model.seq2seq import Seq2Seq
+from nmt.system.machine import Machine
+from nmt.training.graphs import pad_to, padded_shape
 from nmt.training.losses.objective import Objective
+from nmt.training.optimizer import make_optimizer
+from nmt.training.step import Updater
 from nmt.translate.search.beam import beam_search
 from nmt.translate.search.hypothesis import LengthPenalty, Limits, Symbols
 from nmt.translate.search.rollout import greedy_search
-from nmt.training.graphs import pad_to, padded_shape
-from nmt.training.optimizer import make_optimizer
-from nmt.training.step import Updater
 
 PAD, BOS, EOS, V = 0, 2, 3, 50
 LATE = 10_000  # the number of an update after the start of every loss

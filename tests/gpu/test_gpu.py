@@ -21,16 +21,16 @@ from nmt.config.compose import config_dir, validated
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import make_batches
 from nmt.data.prepare.prepare import prepare
-from nmt.system.distributed import seed_draws
-from nmt.system.machine import Machine
 from nmt.model.build import build_model
 from nmt.model.load import new_model
 from nmt.model.readout import Readout
-from nmt.training.losses.objective import Objective
 from nmt.ops.additive import additive_energies
 from nmt.ops.gates import gru_gates, lstm_gates
+from nmt.system.distributed import seed_draws
+from nmt.system.machine import Machine
 from nmt.system.run import RunDirectory
 from nmt.training.graphs import GraphedPasses
+from nmt.training.losses.objective import Objective
 from nmt.training.optimizer import make_optimizer
 from nmt.training.step import Updater
 

@@ -5,7 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.data.word_alignment import AlignmentScores, Link, alignment_error_rate, attention_to_links, format_pharaoh, hard_alignment, merge_to_words, parse_pharaoh, words, words_of_pieces
+from nmt.data.word_alignment import (
+    AlignmentScores,
+    Link,
+    alignment_error_rate,
+    attention_to_links,
+    format_pharaoh,
+    hard_alignment,
+    merge_to_words,
+    parse_pharaoh,
+    words,
+    words_of_pieces,
+)
 
 LINKS = st.sets(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12)
 GOLD = st.tuples(LINKS, LINKS).map(lambda pair: (pair[0], pair[0] | pair[1]))  # sure, possible

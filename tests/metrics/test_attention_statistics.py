@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from nmt.data.word_alignment import attention_statistics, chosen_positions
+from nmt.explain.attention_statistics import attention_statistics, chosen_positions
 
 ONE_HOT = np.eye(4)[[0, 2, 1, 3]]
 

@@ -5,7 +5,16 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from nmt.explain.masking_curves import MASKS, Mean, areas, combined, kendall_tau, masking_curves, masking_order, mean_over_tokens
+from nmt.explain.masking_curves import (
+    MASKS,
+    Mean,
+    areas,
+    combined,
+    kendall_tau,
+    masking_curves,
+    masking_order,
+    mean_over_tokens,
+)
 
 
 def counted_tau(first: np.ndarray, second: np.ndarray) -> float:

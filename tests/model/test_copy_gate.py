@@ -12,10 +12,10 @@ from torch import Tensor
 
 from nmt.model.copying import NEVER, copyable, within
 from nmt.model.ensemble import Ensemble
-from nmt.translate.prepared_model import SearchModel
 from nmt.model.seq2seq import Seq2Seq
-from nmt.training.losses.token_losses import r_drop
 from nmt.ops.sentence_draws import sampling_draws, sentence_keys
+from nmt.training.losses.token_losses import r_drop
+from nmt.translate.prepared_model import SearchModel
 from nmt.translate.search.beam import beam_search
 from nmt.translate.search.hypothesis import LengthPenalty, Limits, Symbols
 from nmt.translate.search.rollout import SamplingOptions, greedy_search, sample

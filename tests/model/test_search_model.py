@@ -8,10 +8,10 @@ from small_models import BOS, EOS, LENGTHS, PAD, SOURCE, TARGET, V, attention, m
 from test_model import COMBINATIONS, EVERY, label
 from torch import Tensor
 
-from nmt.translate import prepared_model as search_model
 from nmt.model.latent.decoder import LatentDecoder
-from nmt.translate.prepared_model import SearchModel
 from nmt.ops.packed import Weight, _FloatWeight, pack
+from nmt.translate import prepared_model as search_model
+from nmt.translate.prepared_model import SearchModel
 from nmt.translate.search.beam import beam_search
 from nmt.translate.search.hypothesis import LengthPenalty, Limits, Symbols
 

@@ -13,9 +13,9 @@ from nmt.data.batching import Batch, Batches
 from nmt.data.prepare.prepare import prepare
 from nmt.model.load import new_model
 from nmt.model.seq2seq import Seq2Seq
+from nmt.ops import output_loss
 from nmt.training.losses.objective import Objective, ScheduledSampling
 from nmt.training.losses.token_losses import likelihood
-from nmt.ops import output_loss
 
 Config = Callable[..., TrainConfig]
 STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0"]

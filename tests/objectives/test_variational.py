@@ -16,8 +16,8 @@ from nmt.data.prepare.prepare import prepare
 from nmt.model.latent import inference
 from nmt.model.load import new_model
 from nmt.model.seq2seq import Seq2Seq
-from nmt.training.losses.objective import Objective
 from nmt.ops.sentence_draws import sentence_draws
+from nmt.training.losses.objective import Objective
 
 Config = Callable[..., TrainConfig]
 STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0", "training.label_smoothing=0"]

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from nmt.training.losses.token_losses import likelihood, r_drop
 from nmt.ops import output_loss
 from nmt.ops.copying import copied_log_probs, with_copies
 from nmt.ops.output_loss import Criterion
+from nmt.training.losses.token_losses import likelihood, r_drop
 
 B, T, S, R, V = 3, 4, 5, 6, 11
 EXACT = {"rtol": 1e-10, "atol": 1e-10}

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from nmt.training.losses.token_losses import likelihood, r_drop
 from nmt.ops import mixture
 from nmt.ops.mixing import criterion_of_mean, mean_of_criteria
 from nmt.ops.mixture import mixture_log_probs, mixture_loss, target_log_probs
 from nmt.ops.output_loss import Criterion
+from nmt.training.losses.token_losses import likelihood, r_drop
 
 N, K, R, V = 7, 4, 5, 11
 EXACT = {"rtol": 1e-10, "atol": 1e-10}

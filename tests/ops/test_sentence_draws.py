@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from nmt.ops.sentence_draws import BLOCK, SentenceDraws, copied_draws, draw, sampling_draws, sentence_draws, sentence_keys
+from nmt.ops.sentence_draws import (
+    BLOCK,
+    SentenceDraws,
+    copied_draws,
+    draw,
+    sampling_draws,
+    sentence_draws,
+    sentence_keys,
+)
 
 CPU = torch.device("cpu")
 

@@ -4,7 +4,22 @@ from xml.etree.ElementTree import Element, fromstring
 
 import pytest
 
-from nmt.compare.chart import BOTTOM, COLOURS, DASHES, HEIGHT, LEFT, MARKERS, RIGHT, TOP, WIDTH, Scale, Series, legend_key, line_chart, scatter_chart
+from nmt.compare.chart import (
+    BOTTOM,
+    COLOURS,
+    DASHES,
+    HEIGHT,
+    LEFT,
+    MARKERS,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Scale,
+    Series,
+    legend_key,
+    line_chart,
+    scatter_chart,
+)
 
 CURVES = [
     Series(0, "none", [(1.0, 5.5), (2.0, 9.0), (3.0, 8.0)]),

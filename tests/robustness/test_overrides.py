@@ -18,9 +18,10 @@ from hydra._internal.hydra import Hydra
 
 from nmt.cli import compare, evaluate, export, train, translate
 from nmt.config import schema
-from nmt.config.compose import load_config, merge_search, save_values, validated
+from nmt.config.compose import merge_search, validated
 from nmt.model.build import build_model
 from nmt.system.run import RunDirectory
+from nmt.system.saved_config import load_config, save_values
 from nmt.training.optimizer import Schedule
 from nmt.translate.translator import Translator
 

@@ -18,11 +18,11 @@ from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.prepare import encoding
-from nmt.data.reading import sources
 from nmt.data.prepare.encoding import Encoder
 from nmt.data.prepare.prepare import prepare
-from nmt.data.prepared import Prepared
 from nmt.data.prepare.usable_pairs import RawChunk
+from nmt.data.prepared import Prepared
+from nmt.data.reading import sources
 from nmt.training.logs.corpus_report import log_corpus_report
 
 pytestmark = pytest.mark.no_cover  # hundreds of corpora through the same lines, which tests of data cover

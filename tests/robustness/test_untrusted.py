@@ -17,9 +17,10 @@ from hostile import ATTACKS, MARK, WEIGHT_ATTACKS, State
 
 from nmt import Translator
 from nmt.config import schema
-from nmt.config.compose import load_config, load_values, validated
+from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.model.weights import read_checkpoint
+from nmt.system.saved_config import load_config, load_values
 from nmt.training.job import train
 
 HERE = Path(__file__).parent

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from nmt.translate.search.hypothesis import LengthPenalty, Limits, StepOutput, Symbols
+from nmt.model.stepping import StepOutput
+from nmt.translate.search.hypothesis import LengthPenalty, Limits, Symbols
 
 PAD, BOS, EOS = 0, 1, 2
 SYMBOLS = Symbols(BOS, EOS, (PAD, BOS))

@@ -19,9 +19,10 @@ from search_toy import (
 )
 from torch import Tensor
 
+from nmt.model.stepping import StepOutput
 from nmt.translate.search import beam as module
 from nmt.translate.search.beam import beam_search
-from nmt.translate.search.hypothesis import Hypothesis, LengthPenalty, Limits, StepOutput
+from nmt.translate.search.hypothesis import Hypothesis, LengthPenalty, Limits
 from nmt.translate.search.rollout import greedy_search
 
 AVERAGE = LengthPenalty("average", 1.0)

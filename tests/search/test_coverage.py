@@ -11,10 +11,11 @@ import torch
 from search_toy import BOS, CPU, EOS, PENALTIES, SYMBOLS, Prefixes, Toy, allowed, enumerate_all
 from torch import Tensor
 
+from nmt.model.stepping import StepOutput
 from nmt.translate.search.beam import beam_search
 from nmt.translate.search.coverage import Coverage, CoverageScore
 from nmt.translate.search.diverse import Groups
-from nmt.translate.search.hypothesis import Hypothesis, LengthPenalty, Limits, StepOutput
+from nmt.translate.search.hypothesis import Hypothesis, LengthPenalty, Limits
 
 AVERAGE = LengthPenalty("average", 1.0)
 NO_LENGTH = LengthPenalty("none", 0.0)

@@ -15,11 +15,11 @@ from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch
 from nmt.evaluate.evaluation import evaluate, score_settings
 from nmt.model.load import FILES
-from nmt.training.losses.objective import Objective, Value
 from nmt.system.run import RunDirectory
 from nmt.training import checkpoint
 from nmt.training.best import MovingAverage, mean_weights, swapped_weights
 from nmt.training.job import train
+from nmt.training.losses.objective import Objective, Value
 from nmt.training.step import Update, Updater
 from nmt.translate.translator import Translator
 

@@ -13,10 +13,10 @@ import torch
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, make_batches
 from nmt.data.prepare.prepare import prepare
-from nmt.system.machine import Machine
 from nmt.model.load import new_model
-from nmt.training.losses.objective import Objective, Value
+from nmt.system.machine import Machine
 from nmt.training.graphs import GraphedPasses, pad_to, padded_shape
+from nmt.training.losses.objective import Objective, Value
 from nmt.training.optimizer import make_optimizer
 from nmt.training.step import MicroBatcher, OutOfMemory, Update, Updater
 

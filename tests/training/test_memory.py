@@ -12,9 +12,9 @@ from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch
 from nmt.model.seq2seq import Seq2Seq
+from nmt.training.job import train
 from nmt.training.losses import objective as objective_module
 from nmt.training.losses.objective import Objective, Value
-from nmt.training.job import train
 from nmt.training.step import MicroBatcher, OutOfMemory, Update
 from nmt.training.trainer import Trainer
 

@@ -11,9 +11,9 @@ from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, Batches
 from nmt.data.prepare.prepare import prepare
 from nmt.data.prepared import Prepared
-from nmt.system.machine import Machine
 from nmt.model.load import new_model
 from nmt.model.seq2seq import Seq2Seq
+from nmt.system.machine import Machine
 from nmt.training.losses.objective import Objective, Value
 from nmt.training.optimizer import make_optimizer
 from nmt.training.step import Updater

@@ -21,8 +21,8 @@ from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.system.run import SWEEP, RunDirectory, read_json
 from nmt.training import checkpoint
-from nmt.training.logs import trackers
 from nmt.training.job import train
+from nmt.training.logs import trackers
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("_unevaluated")]
 QUICK = ["training.max_steps=2", "validation.unit=steps", "validation.every=1", "training.log_every=1"]

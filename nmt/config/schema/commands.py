@@ -5,7 +5,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from nmt.config.schema.base import Count, CountOrZero, Device, Models, Name, Names, PathName, Paths, Processes, Section, Seed, Threads
+from nmt.config.schema.base import (
+    Count,
+    CountOrZero,
+    Device,
+    Models,
+    Name,
+    Names,
+    PathName,
+    Paths,
+    Processes,
+    Section,
+    Seed,
+    Threads,
+)
 from nmt.config.schema.search import MAX_HYPOTHESES, BeamSize
 
 SearchPrecision = Literal["auto", "fp32", "bf16", "fp16", "int8"]

@@ -7,7 +7,18 @@ from typing import Literal
 from nmt.config.errors import format_value
 from nmt.config.schema.alignment import Latent
 from nmt.config.schema.attention import Attention, ScoredAttention, SelfAttention, unequal_sizes
-from nmt.config.schema.base import Bidirectional, CountOrZero, FirstLayer, Layers, LayersOrZero, Positive, Probability, Section, Units, Vectors
+from nmt.config.schema.base import (
+    Bidirectional,
+    CountOrZero,
+    FirstLayer,
+    Layers,
+    LayersOrZero,
+    Positive,
+    Probability,
+    Section,
+    Units,
+    Vectors,
+)
 from nmt.config.schema.data import VocabularySize
 
 Cell = Literal["rnn", "gru", "lstm"]

@@ -4,7 +4,19 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from nmt.config.schema.base import Count, CountOrZero, Epsilon, Fraction, Name, NonNegative, PathName, Paths, Positive, Probability, Section
+from nmt.config.schema.base import (
+    Count,
+    CountOrZero,
+    Epsilon,
+    Fraction,
+    Name,
+    NonNegative,
+    PathName,
+    Paths,
+    Positive,
+    Probability,
+    Section,
+)
 
 
 class Likelihood(Section):

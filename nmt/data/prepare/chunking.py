@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from nmt.data.reading.sources import CHARACTERS, CHUNK, Concatenation, Directed, Pair, TextChunk, TextFiles
 from nmt.data.reading.language_tags import Tags
+from nmt.data.reading.sources import CHARACTERS, CHUNK, Concatenation, Directed, Pair, TextChunk, TextFiles
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from nmt.config.schema import data as schema
+from nmt.data.prepare.usable_pairs import RawChunk, UsablePairs
+from nmt.data.prepare.workers import Workers
 from nmt.data.prepared import IDS
 from nmt.data.reading.text import is_blank
 from nmt.data.tokenizer import Tokenizers
-from nmt.data.prepare.usable_pairs import RawChunk, UsablePairs
-from nmt.data.prepare.workers import Workers
 from nmt.system.files import write_lines
 
 IN_MAIN = 4  # chunks that the main process encodes before it starts workers

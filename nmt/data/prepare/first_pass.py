@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 
 from nmt.config.schema import data as schema
-from nmt.data.reading.corpus import Splits, tags_of
-from nmt.data.prepare.warnings import PairStatistics, corpus_warnings
 from nmt.data.prepare.tokenizer_sample import TokenizerSample
 from nmt.data.prepare.tokenizer_training import make_tokenizers
 from nmt.data.prepare.usable_pairs import UsablePairs, read_usable
+from nmt.data.prepare.warnings import PairStatistics, corpus_warnings
 from nmt.data.prepare.workers import Workers
+from nmt.data.reading.corpus import Splits, tags_of
 from nmt.system.files import read_bytes, write_atomically
 
 log = logging.getLogger(__name__)

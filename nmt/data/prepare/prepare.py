@@ -14,17 +14,17 @@ from typing import Any
 from nmt.config.errors import UserError
 from nmt.config.overrides import user_path
 from nmt.config.schema import data as schema
-from nmt.data.reading import corpus
-from nmt.data.prepare.cache import can_continue, lock_file, remove_stale_preparations, working_directory
 from nmt.data.demo import corpus as demo
+from nmt.data.prepare.cache import can_continue, lock_file, remove_stale_preparations, working_directory
 from nmt.data.prepare.encoding import JOURNAL, MAX_HELD_OUT, EncodedSplit, Encoder, read_journal, write_journal
 from nmt.data.prepare.file_states import recall, remember, state_of
 from nmt.data.prepare.first_pass import FirstPass, read_corpus
-from nmt.data.prepared import FORMAT, Prepared, write_checksums
-from nmt.data.reading.sources import Pair, locate
-from nmt.data.tokenizer import Tokenizers
 from nmt.data.prepare.tokenizer_training import check_sampling
 from nmt.data.prepare.workers import Workers
+from nmt.data.prepared import FORMAT, Prepared, write_checksums
+from nmt.data.reading import corpus
+from nmt.data.reading.sources import Pair, locate
+from nmt.data.tokenizer import Tokenizers
 from nmt.system.files import named_errors, write_atomically
 
 log = logging.getLogger(__name__)

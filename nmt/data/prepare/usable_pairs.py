@@ -13,11 +13,11 @@ from tqdm import tqdm
 
 from nmt.config.errors import UserError
 from nmt.data.prepare.chunking import Chunk, DirectedChunk, chunks
-from nmt.data.prepare.warnings import MAX_SAMPLE, PairFacts, PairStatistics, Sample
-from nmt.data.reading.text import is_blank
-from nmt.data.reading.sources import Pair
 from nmt.data.prepare.tokenizer_sample import Candidates, Thresholds, TokenizerSample
+from nmt.data.prepare.warnings import MAX_SAMPLE, PairFacts, PairStatistics, Sample
 from nmt.data.prepare.workers import Workers
+from nmt.data.reading.sources import Pair
+from nmt.data.reading.text import is_blank
 
 IN_MAIN = 16  # chunks that the main process reads before it starts workers
 SAMPLED_CHUNKS = 100  # chunks that a sample of a split comes from

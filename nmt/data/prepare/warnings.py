@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nmt.data.reading.text import is_blank
 from nmt.data.reading.sources import Pair, locate
+from nmt.data.reading.text import is_blank
 
 Array = NDArray[Any]
 

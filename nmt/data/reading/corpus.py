@@ -8,10 +8,10 @@ from pathlib import Path
 from nmt.config.errors import UserError
 from nmt.config.overrides import user_path
 from nmt.config.schema import data as schema
-from nmt.data.reading import text as reading
 from nmt.data.demo import corpus as demo
-from nmt.data.reading.sources import Concatenation, Directed, HubSplit, Pair, Table, TextFiles
+from nmt.data.reading import text as reading
 from nmt.data.reading.language_tags import Tags, source_tag, target_tag
+from nmt.data.reading.sources import Concatenation, Directed, HubSplit, Pair, Table, TextFiles
 
 Splits = dict[str, Iterable[Pair]]  # train, validation and possibly test
 FileCounts = int | list["FileCounts"]

@@ -17,9 +17,16 @@ from nmt.config.schema.attention import LinearCoverage, ScoredAttention
 from nmt.data.batching import Batch
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.seq2seq import Seq2Seq
-from nmt.training.losses.auxiliary import Auxiliary, CoverageLoss, Divergence, GuidedAlignment, InferenceGradient, PolicyGradient
-from nmt.training.losses.token_losses import Distillation, TokenLoss, likelihood, r_drop
 from nmt.ops.sentence_draws import SentenceDraws, draw, sentence_draws, sentence_keys
+from nmt.training.losses.auxiliary import (
+    Auxiliary,
+    CoverageLoss,
+    Divergence,
+    GuidedAlignment,
+    InferenceGradient,
+    PolicyGradient,
+)
+from nmt.training.losses.token_losses import Distillation, TokenLoss, likelihood, r_drop
 
 
 class Value(NamedTuple):

@@ -1,0 +1,1 @@
+"""Greedy and beam search, sampling, minimum Bayes risk, and what constrains them."""

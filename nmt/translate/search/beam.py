@@ -12,11 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nmt.model.stepping import StateT, Step
 from nmt.translate.search.constrained import Allocation
 from nmt.translate.search.coverage import Coverage
 from nmt.translate.search.diverse import Groups
 from nmt.translate.search.forbidden import Bans, Forbidden, Watch
-from nmt.translate.search.hypothesis import Ending, History, Hypothesis, LengthPenalty, Limits, StateT, Step, Symbols
+from nmt.translate.search.hypothesis import Ending, History, Hypothesis, LengthPenalty, Limits, Symbols
 from nmt.translate.search.log_probs import LogProbs, distinct, pack_top, unpack
 from nmt.translate.search.tree import BeamTree, Candidates
 

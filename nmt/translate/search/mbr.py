@@ -7,11 +7,11 @@ Shapes: N texts, V distinct n-grams of one order.
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Literal
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
-
-from nmt.evaluate.bleu import ScoreSettings, bleu_metric, nfc
+from sacrebleu.metrics.bleu import BLEU
 
 Utility = Literal["chrf", "bleu"]
 Matrix = NDArray[np.float64]
@@ -24,13 +24,14 @@ def mean_utilities(texts: Sequence[str], utility: Utility) -> list[float]:
     is alone has 100."""
     if len(texts) == 1:
         return [100.0]
-    counts = Counter(nfc(texts))
+    texts = [normalize("NFC", text) for text in texts]
+    counts = Counter(texts)
     of_pairs = pairwise_similarities(list(counts), utility)
     times = np.array(list(counts.values()))
     # Rounded, so that the order of a sum does not choose between equal ones.
     means = ((of_pairs @ times - of_pairs.diagonal()) / (len(texts) - 1)).round(6)
     by_text = dict(zip(counts, means.tolist(), strict=True))
-    return [by_text[text] for text in nfc(texts)]
+    return [by_text[text] for text in texts]
 
 
 def pairwise_similarities(texts: Sequence[str], utility: Utility) -> Matrix:
@@ -40,7 +41,7 @@ def pairwise_similarities(texts: Sequence[str], utility: Utility) -> Matrix:
     """
     if utility == "chrf":
         return _chrf(["".join(text.split()) for text in texts])
-    tokenise: Callable[[str], str] = bleu_metric(ScoreSettings("13a", lowercase=False)).tokenizer
+    tokenise: Callable[[str], str] = BLEU(tokenize="13a").tokenizer
     return _bleu([tokenise(text.rstrip()).split() for text in texts])
 
 
