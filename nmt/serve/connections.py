@@ -5,6 +5,7 @@ import logging
 import os
 import resource
 import sys
+import time
 from asyncio import BaseTransport, TimerHandle, get_running_loop
 from http import HTTPStatus
 from typing import Any
@@ -15,20 +16,19 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 log = logging.getLogger(__name__)
 ACCEPTED = 4  # connections that the event loop accepts at a time
 RESERVED = 32  # file descriptors for connections that are just being accepted or closed, and for files
+GRACE = 0.5  # seconds in which a client that is about to send a request is not closed for another
 REPORT_EVERY = 60  # seconds between lines about connections that were closed
 LINGER = 2  # seconds in which a refused client may read why
 
 
 class Connections:
     """The open connections of a service. When there are too many, the one that has waited longest for a request makes
-    room; if all have one, the new connection is refused."""
+    room; if none has waited for long, the new connection is refused."""
 
     def __init__(self, most: int, header_seconds: float, log_requests: bool) -> None:
         self.most = min(most, _free_descriptors())
         self.header_seconds, self.log_requests = header_seconds, log_requests
-        self.idle: dict[
-            Connection, None
-        ] = {}  # those without a complete request, in the order in which they began to wait
+        self.idle: dict[Connection, float] = {}  # since when those without a complete request wait for it, oldest first
         self._open = self._closed = 0
         self._report_due: TimerHandle | None = None
 
@@ -44,14 +44,14 @@ class Connections:
         self._closed += 1
         if self._report_due is None:
             self._report_due = get_running_loop().call_later(1, self._report)
-        # An answer that has not been sent in full would be lost.
-        waiting = (connection for connection in self.idle if not connection.transport.get_write_buffer_size())
-        oldest = next(waiting, None)
-        if oldest is None:
-            return False
-        del self.idle[oldest]
-        oldest.transport.abort()
-        return True
+        before = time.monotonic() - GRACE
+        for connection, since in self.idle.items():
+            # An answer that has not been sent in full would be lost.
+            if since < before and not connection.transport.get_write_buffer_size():
+                del self.idle[connection]
+                connection.transport.abort()
+                return True
+        return False
 
     def remove(self, connection: "Connection") -> None:
         """A connection was closed."""
@@ -61,7 +61,9 @@ class Connections:
     def _report(self) -> None:
         self._report_due = None
         if self._closed:
-            log.warning("%d connections were closed, as at most %d may be open at a time", self._closed, self.most)
+            log.warning(
+                "%d connections were closed or refused, as at most %d may be open at a time", self._closed, self.most
+            )
             self._closed = 0
             self._report_due = get_running_loop().call_later(REPORT_EVERY, self._report)
 
@@ -100,7 +102,7 @@ class Connection(H11Protocol):
         """Wait for a further request. Uvicorn's limit for idle connections holds until its first byte."""
         super().on_response_complete()
         if self.conn.their_state is h11.IDLE:
-            self._connections.idle[self] = None
+            self._connections.idle[self] = time.monotonic()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, with the status that h11 suggests."""
@@ -122,7 +124,7 @@ class Connection(H11Protocol):
             self._connections.idle.pop(self, None)
             self._stop_clock()
         elif self._limit is None:
-            self._connections.idle.setdefault(self)
+            self._connections.idle.setdefault(self, time.monotonic())
             self._limit = self.loop.call_later(self._connections.header_seconds, self._headers_late)
 
     def _stop_clock(self) -> None:
@@ -151,6 +153,7 @@ class Connection(H11Protocol):
         if not running or not self.cycle.response_started:
             body = json.dumps({"error": reason}).encode()
             head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+            head += "retry-after: 1\r\n" if status == 503 else ""  # noqa: PLR2004
             head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
             self.transport.write(head.encode() + body)
         self.transport.write_eof()
