@@ -26,6 +26,7 @@ class Connections:
     room; if none has waited for long, the new connection is refused."""
 
     def __init__(self, most: int, header_seconds: float, log_requests: bool) -> None:
+        """most: connections open at a time, if this process has file descriptors for them."""
         self.most = min(most, _free_descriptors())
         self.header_seconds, self.log_requests = header_seconds, log_requests
         self.idle: dict[Connection, float] = {}  # since when those without a complete request wait for it, oldest first

@@ -50,6 +50,7 @@ def run(app: ASGIApp, listening: socket.socket, connections: Connections, second
     config = uvicorn.Config(
         app,
         http=connections.protocol,  # type: ignore[arg-type]  # uvicorn calls it to make a protocol
+        ws="none",  # a WebSocket would leave the limits of `connections`
         backlog=ACCEPTED,
         log_config=None,
         log_level="error",  # no line for each request that is no HTTP

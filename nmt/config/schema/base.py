@@ -51,7 +51,7 @@ Vectors = Annotated[
     Field(min_length=2, max_length=2),
     BeforeValidator(lambda value: [value, value] if isinstance(value, str) else value),
 ]
-# Each a run, or a list of runs that form an ensemble.
+# Each a run, a list of runs that form an ensemble, or a folder that stands for the runs below it.
 Models = Annotated[list[Paths], Field(min_length=1), one_as_list]
 
 
