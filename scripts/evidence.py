@@ -3,7 +3,7 @@
     python scripts/evidence.py pack SWEEP FOLDER    # one small file for each finished run below SWEEP
     python scripts/evidence.py check FOLDER         # recompute every score from its statistics
 
-A file NAME.npz holds, for the validation and the test set, sacreBLEU's statistics of each sentence (`test/bleu` (10, N),
+A file NAME.npz holds, for validation and test set, sacreBLEU's statistics of each sentence (`test/bleu` (10, N),
 `test/chrf` (18, N), `test/ter` (2, N)) and the number of words of each source (`test/words` (N,)). Its `record` is
 JSON: the configuration, the results, the learning curves and the machine of the run. Files that exist are kept.
 """

@@ -1,8 +1,10 @@
 """The models of the service: how they are loaded and named, and what /v1/models says about them."""
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from nmt.attention.heads import MultiHeadAttention
@@ -23,6 +25,7 @@ from nmt.translate.guidance import Attend, prefix_tokens
 from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
+TIME = re.compile(r"[\d/-]*\d\d-\d\d-\d\d(-\d+)?")  # the name of a run that the user has not named
 EXAMPLES = 5
 MAX_EXAMPLE = 120  # characters
 
@@ -55,6 +58,9 @@ class ServedModel:
         if size > self.max_beam_size:
             key = "nbest" if nbest == size else "beam_size"
             raise UserError(f"{key}: {size} is above this service's limit of {self.max_beam_size}")
+        if isinstance(settings, schema.Beam) and nbest > settings.beam_size:
+            size = settings.beam_size
+            raise UserError(f"nbest: {nbest} translations need a beam_size of {nbest} at least, not {size}")
         translator = self.translator if settings == own else self.translator.with_search(settings)
         translator.check_nbest(nbest)
         return translator
@@ -132,13 +138,23 @@ def _groups(run: str | Sequence[str]) -> list[list[str]]:
 
 
 def _names(members: Sequence[Sequence[str]]) -> list[str]:
-    """The name of each model: its folders' names, with as many parents as make them differ."""
+    """The name of each model: its folders' names, with as many parents as make them differ. A folder that is named by
+    the time at which its run began stands after the run's attention."""
     paths = [[user_path(run).resolve().parts for run in group] for group in members]
     for depth in range(1, 1 + max(len(parts) for group in paths for parts in group)):
-        names = ["+".join("/".join(parts[-depth:]) for parts in group) for group in paths]
+        names = ["+".join(_with_attention(parts, depth) for parts in group) for group in paths]
         if len(set(names)) == len(names):
             return names
     raise UserError(f"run=[{','.join(members[0])},...]: a run is named twice")
+
+
+def _with_attention(parts: Sequence[str], depth: int) -> str:
+    """The last `depth` parts of a run's path, with its attention if they say nothing but a time."""
+    name = "/".join(parts[-depth:])
+    if not TIME.fullmatch(name):
+        return name
+    attention = RunDirectory.existing(Path(*parts)).recorded_choices().get("attention")
+    return name if attention is None else f"{attention} {name}"
 
 
 def _info(

@@ -212,6 +212,14 @@ def test_both_pictures_have_room(served: Page, width: int, words: int) -> None:
     assert heatmap + links > 0.9 * room if beside else links == room
 
 
+def test_more_translations_than_the_beam_holds_widen_it(served: Page) -> None:
+    served.open(text=SENTENCE, nbest=6)
+    body = served.asked()[-1]
+    assert body["nbest"] == body["beam_size"] == 6
+    served.open(text=SENTENCE, nbest=2)
+    assert served.asked()[-1]["beam_size"] is None
+
+
 def test_examples_are_whole_and_figures_apart(page: Page) -> None:
     box = "const [box] = arguments; return box.scrollHeight <= box.clientHeight"
     page.one("#examples-box summary").click()

@@ -26,8 +26,9 @@ from nmt.serve.batcher import Batcher, QueueFullError, QueueSettings
 from nmt.serve.libretranslate import Query, _query
 from nmt.serve.messages import TranslateAnswer, TranslateRequest
 from nmt.serve.metrics import Metrics, MetricsMiddleware
-from nmt.serve.models import load_models
+from nmt.serve.models import _names, load_models
 from nmt.serve.service import Service
+from nmt.system.run import RunDirectory
 
 LINE = "a small dog sees the red house ."
 LINES = ["the cat sleeps .", "", LINE, "x", "the <b>house</b>\u202e"]
@@ -245,6 +246,16 @@ def test_models_are_described(client: TestClient) -> None:
     assert isinstance(models["bahdanau"]["bleu"], float)
 
 
+def test_a_run_that_is_named_by_a_time_has_its_attention_in_its_name(run: Path, tmp_path: Path) -> None:
+    place = tmp_path / "2026-11-27"
+    place.mkdir()
+    for name in ("00-13-30-123456", "mine"):
+        shutil.copytree(run, place / name)
+        copy = RunDirectory(place / name)
+        copy.update_json(copy.manifest, {"starts": [{"choices": {"attention": "gnmt"}}]})
+    assert _names([[str(place / "00-13-30-123456")], [str(place / "mine")]]) == ["gnmt 00-13-30-123456", "mine"]
+
+
 def test_each_model_translates_by_its_name(client: TestClient, runs: list[str | list[str]]) -> None:
     for name, run in (("none", runs[4]), ("bahdanau+multihead", runs[7])):
         own = Translator.load(run, device="cpu", precision="fp32", threads=1).translate([LINE])[0]
@@ -276,7 +287,7 @@ def test_a_folder_stands_for_the_trained_runs_below_it(run: Path, tmp_path: Path
         ({"text": "a", "model": "other"}, "model: there is no 'other', but: bahdanau, multihead"),
         ({"text": "a", "nbest": 0}, "nbest: input should be greater than 0"),
         ({"text": "a", "nbest": 9}, "nbest: 9 is above this service's limit of 8"),
-        ({"text": "a", "nbest": 5}, "nbest=5: more than the beam of 2"),
+        ({"text": "a", "nbest": 5}, "nbest: 5 translations need a beam_size of 5 at least, not 2"),
         ({"text": "a", "beam_size": 9}, "beam_size: 9 is above this service's limit of 8"),
         ({"text": "a", "alpha": "1"}, "alpha: input should be a valid number"),
         ({"text": "a", "length_penalty": "some"}, "length_penalty: input should be 'none', 'average' or 'gnmt'"),

@@ -48,9 +48,12 @@ export function fragmentOf(state) {
   return String(written);
 }
 
-// What a request says about the search. An empty n-best list is five, or as many as the beam holds.
+// What a request says about the search. An empty n-best list is five, or as many as the beam holds; an empty beam size is the
+// model's, or as many as are listed.
 export function searchSettings(state, model) {
   const beam = state.beam_size ?? model.beam_size ?? 5;
-  const { beam_size, length_penalty, alpha } = state;
-  return { nbest: state.nbest ?? Math.min(5, beam), beam_size, length_penalty, alpha };
+  const { length_penalty, alpha } = state;
+  const nbest = state.nbest ?? Math.min(5, beam);
+  const beam_size = state.beam_size ?? (model.beam_size !== null && nbest > beam ? nbest : null);
+  return { nbest, beam_size, length_penalty, alpha };
 }
