@@ -95,16 +95,18 @@ def compare(
 ) -> Comparison:
     """Score and rank systems, and test their differences to the baseline, or with baseline=all those of all pairs.
 
-    `baseline` is the name of a system (None: the best). `sentences` are the numbers of example sentences, from 1; if
+    `baseline` is the name of a system. None: the best, with p corrected for all pairs, because the scores have chosen
+    it. `sentences` are the numbers of example sentences, from 1; if
     empty, `examples` sentences are chosen. docs/run.md describes the result. Raises UserError if one is out of range.
     """
     resampling = Resampling(len(held_out.references), bootstrap_samples, randomisation_trials)
     field = Field(systems, held_out, ranking, resampling)
     systems = field.ranked()
-    names = {system.name: system for system in systems}
-    base = None if baseline == ALL else names.get(baseline or "", systems[0])
+    named = next((system for system in systems if system.name == baseline), None)
+    base = None if baseline == ALL else named or systems[0]
     runs = field.run_scores(base)
-    differences = [_all_rounded(row) for row in field.differences(base)]
+    tested = [_all_rounded(row) for row in field.differences(named)]
+    differences = [row for row in tested if base is None or row["baseline"] == base.name]
     rows = [_system_row(system, runs, field, held_out) for system in systems]
     if base is None:
         letters = field.letters(differences)
@@ -122,6 +124,7 @@ def compare(
         "randomisation_trials": randomisation_trials,
         "systems": [{"rank": rank, **row} for rank, row in enumerate(rows, 1)],
         "differences": differences,
+        "comparisons": len(tested),
         "runs": [
             _run_row(system, entry, base, runs[entry.name], ranking.metric)
             for system in systems

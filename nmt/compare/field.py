@@ -102,12 +102,12 @@ class Field:
         }
 
     def differences(self, baseline: System | None) -> list[dict[str, Any]]:
-        """The differences of all systems to the baseline, or of all pairs, with p corrected by Holm.
+        """The score of each `system` minus that of the `baseline`, with p corrected for all of them by Holm's method.
 
-        Each is the score of `system` minus that of `baseline`.
+        Without a baseline, of all pairs: the better system of each is its `baseline`.
         """
         if baseline is None:
-            pairs = [(better, worse) for better, worse in combinations(self.ranked(), 2)]
+            pairs = [(worse, better) for better, worse in combinations(self.ranked(), 2)]
         else:
             pairs = [(system, baseline) for system in self.ranked() if system is not baseline]
         stratified = self._stratified(pairs)

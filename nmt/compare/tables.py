@@ -93,7 +93,7 @@ def _notes(comparison: Comparison) -> str:
         "between seeds and that between sentences. raw p: probability of a difference in "
         f"{metric} from {reference} at least this large if both systems were equally good, by a t test with both "
         f"variances; of one seed each the larger p of paired bootstrap ({samples} samples) and paired approximate "
-        f"randomisation ({trials} trials). p: the same, corrected for {len(comparison['differences'])} comparisons by "
+        f"randomisation ({trials} trials). p: the same, corrected for {comparison['comparisons']} comparisons by "
         f"Holm's method; * below {SIGNIFICANT}.{groups} p, stratified: by stratified approximate randomisation, for "
         "these runs alone, not corrected. detects: the difference found with a probability of "
         "80 %. seeds needed: the seeds of each system with which a difference such as the observed one is found with "

@@ -138,10 +138,23 @@ def test_all_pairs_are_tested_and_grouped_by_letters() -> None:
     letters = {row["name"]: row["letters"] for row in found["systems"]}
     for row in found["differences"]:
         assert (row["p"] < 0.05) == (not set(letters[row["system"]]) & set(letters[row["baseline"]]))
-        assert row["difference"] > 0  # the better of the two is named first
+        assert row["difference"] < 0  # from the better of the two
     assert letters["best"] == letters["close"] == "a"
     assert "a" not in letters["worst"]
     assert {row["p_bootstrap"] for row in found["runs"]} == {None}
+
+
+def test_the_best_is_chosen_by_its_scores_so_p_is_corrected_for_all_pairs() -> None:
+    given = field_of(best=(30, 31, 32), close=(20, 31, 15), worse=(4, 5, 4), worst=(2, 2, 2))
+    chosen, pairs = compared(given), compared(given, baseline="all")
+    assert (chosen["baseline"], chosen["comparisons"], pairs["comparisons"]) == ("best", 6, 6)
+    assert chosen["differences"] == [row for row in pairs["differences"] if row["baseline"] == "best"]
+    named = compared(given, baseline="best")
+    assert named["comparisons"] == 3
+    for row, other in zip(named["systems"][1:], chosen["systems"][1:], strict=True):
+        assert row["p_raw"] == other["p_raw"]
+        assert row["p"] <= other["p"]
+    assert named["systems"][3]["p"] < chosen["systems"][3]["p"]
 
 
 def test_seeds_that_differ_in_opposite_directions_are_not_significant() -> None:

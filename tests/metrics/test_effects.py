@@ -2,6 +2,8 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from made_systems import made_systems, scores
 from numpy.typing import NDArray
 
 from nmt.evaluate.effects import Effect, difference, mean_of_seeds
+from nmt.evaluate.multiple import holm
 from nmt.evaluate.significance import Resampling
 from nmt.evaluate.student import t_p_value, t_quantile
 
@@ -141,6 +144,50 @@ def test_equal_systems_rarely_differ_and_unequal_ones_do() -> None:
     unequal = simulated(40, 300, (3, 3), gain=6.0)
     assert unequal["seeds and sentences"] >= 0.8 * 40
     assert unequal["covered"] >= 0.85 * 40
+
+
+def drawn(
+    rng: np.random.Generator, seeds: Sequence[int], sds: Sequence[float]
+) -> tuple[list[NDArray[np.float64]], NDArray[np.float64]]:
+    """Scores of equal systems with these standard deviations between seeds, and their covariance over sentences."""
+    shared, own = 0.25, 0.39  # standard deviations, as those of made_systems
+    scores = [
+        shared * rng.standard_normal() + np.hypot(own, sd) * rng.standard_normal(count)
+        for count, sd in zip(seeds, sds, strict=True)
+    ]
+    return scores, covariance(tuple(seeds), shared**2, own**2)
+
+
+@pytest.mark.parametrize(("seeds", "most"), [(2, 0.12), (3, 0.085), (5, 0.065)])
+def test_a_system_whose_seeds_vary_ten_times_as_much_is_starred_a_little_too_often(seeds: int, most: float) -> None:
+    """What docs/comparison.md says of unstable systems."""
+    rng, comparisons = np.random.default_rng(0), 3000
+    found = 0
+    for _ in range(comparisons):
+        (a, b), together = drawn(rng, (seeds, seeds), (0.3, 3.0))
+        found += difference(a, b, together, 1000).p_value < SIGNIFICANT
+    assert 0.04 < found / comparisons < most
+
+
+def test_a_field_of_equals_has_a_star_in_one_of_twenty_comparisons_at_most() -> None:
+    """From a baseline named before, and from the best with p corrected for all pairs, but not without that."""
+    rng, fields, size = np.random.default_rng(0), 400, 10
+    found: Counter[str] = Counter()
+    for _ in range(fields):
+        systems, together = drawn(rng, [3] * size, rng.uniform(0.3, 0.6, size).tolist())
+        p = np.ones((size, size))
+        for a, b in combinations(range(size), 2):
+            rows = [*range(3 * a, 3 * a + 3), *range(3 * b, 3 * b + 3)]
+            p[a, b] = p[b, a] = difference(systems[a], systems[b], together[np.ix_(rows, rows)], 1000).p_value
+        best = int(np.argmax([scores.mean() for scores in systems]))
+        pairs = list(combinations(range(size), 2))
+        corrected = dict(zip(pairs, holm([float(p[pair]) for pair in pairs]), strict=True))
+        found["named"] += min(holm(p[0, 1:].tolist())) < SIGNIFICANT
+        found["best"] += min(value for pair, value in corrected.items() if best in pair) < SIGNIFICANT
+        found["all"] += min(corrected.values()) < SIGNIFICANT
+        found["best, corrected for its own differences"] += min(holm(np.delete(p[best], best).tolist())) < SIGNIFICANT
+    assert max(found["named"], found["best"], found["all"]) <= 0.055 * fields
+    assert found["best, corrected for its own differences"] > 0.055 * fields
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def comparison(text: str = "Mann", **changes: object) -> dict[str, Any]:
     ]
     example = {"number": 17, "source": f"A {text} is", "reference": f"Ein {text}", "translations": translations}
     return {
-        **{"split": "test", "sentences": 1000, "baseline": "base", "metric": "bleu", "missing": []},
+        **{"split": "test", "sentences": 1000, "baseline": "base", "metric": "bleu", "missing": [], "comparisons": 2},
         **{"signature": f"nrefs:1|{text}", "chrf_signature": "c", "ter_signature": "t"},
         **{"bootstrap_samples": 1000, "randomisation_trials": 10000, "systems": systems, "examples": [example]},
         "differences": [
