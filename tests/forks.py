@@ -158,7 +158,7 @@ def _prepare() -> None:
         "cli.compare",
         "cli.export",
         "training.job",
-        "comparison.compare",
+        "compare.compare",
     ):
         importlib.import_module(f"nmt.{name}")
     importlib.import_module("torch._dynamo")  # which the first optimizer would
