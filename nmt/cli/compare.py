@@ -22,5 +22,3 @@ def _compare(config: CompareConfig, overrides: list[str]) -> None:
     with output_folder(config.output, "comparison.json", "a comparison") as output:
         print(write_comparison(output=output, **settings))
     print(f"page: {os.path.relpath(output / 'index.html')}")
-    if config.finding is not None:
-        print(f"finding: {os.path.relpath(output / 'finding.html')}")

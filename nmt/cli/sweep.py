@@ -49,11 +49,7 @@ class NameJobs(Callback):
 
     directory: Path | None = None  # of the sweep that has started
     created: bool = False  # whether this sweep created the directory
-    finding: str | None = None  # of a paper, to check at the end
     refusal: str | None = None  # why this command starts no sweep at all
-
-    def __init__(self, finding: object = None) -> None:
-        NameJobs.finding = None if finding is None else str(finding)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:  # noqa: ANN401
         """Check and mark the sweep's directory, and name each job's by the values that the sweep varies."""
@@ -95,13 +91,6 @@ def _refusal(config: DictConfig, directory: Path, varied: list[str], count: int)
     for override in arguments.job_overrides(config.hydra, "hydra"):
         if override.startswith("hydra.run.dir="):
             return f"{override}: sets the directory of a single run; that of a sweep is hydra.sweep.dir"
-    if NameJobs.finding is not None:
-        from nmt.compare.findings import find_finding
-
-        try:
-            find_finding(NameJobs.finding)
-        except UserError as error:
-            return f"hydra.callbacks.sweep.{error}"
     recipes = " ".join(word for word in arguments.job_overrides(config.hydra) if word.startswith("experiment="))
     files = {name: config_dir() / "experiment" / f"{name}.yaml" for name in choices_of("experiment", "train")}
     sweeps = [name for name, path in files.items() if "MULTIRUN" in path.read_text()]
@@ -272,7 +261,7 @@ def finish() -> int:
     directory = NameJobs.directory
     if directory is None or not directory.is_dir():
         return 0  # not a sweep
-    status = report_jobs(directory, (directory / optuna_sweeper.JOURNAL).exists(), NameJobs.finding)
+    status = report_jobs(directory, (directory / optuna_sweeper.JOURNAL).exists())
     if NameJobs.created and {path.name for path in directory.iterdir()} <= {SWEEP, "multirun.yaml"}:  # no job started
         shutil.rmtree(directory)
     return status

@@ -156,7 +156,7 @@ def _system_row(system: System, runs: Mapping[str, RunScores], field: Field, hel
     if row["parameters"] is not None:
         row["parameters"] = round(row["parameters"])
     row = _all_rounded(row)
-    by_length = [bleu_by_length(field.counts(entry), held_out) for entry in entries]
+    by_length = [_bleu_by_length(field.counts(entry), held_out) for entry in entries]
     row["bleu_by_length"] = [
         {**bucket[0], "bleu": _rounded(fmean(part["bleu"] for part in bucket))}
         for bucket in zip(*by_length, strict=True)
@@ -165,7 +165,7 @@ def _system_row(system: System, runs: Mapping[str, RunScores], field: Field, hel
     return row | faithfulness.of_system([entry.explained for entry in entries])
 
 
-def bleu_by_length(counts: Counts, held_out: HeldOut) -> list[Comparison]:
+def _bleu_by_length(counts: Counts, held_out: HeldOut) -> list[Comparison]:
     """BLEU in parts of the test set, by source length, from its statistics (N, 10)."""
     parts = min(MAX_BUCKETS, max(1, len(held_out.references) // MIN_BUCKET))
     return score_by_length(counts, held_out.sources, parts)

@@ -46,11 +46,10 @@ def record_failure(directory: Path, message: str, overrides: Sequence[str]) -> N
         (directory / ERROR).write_text(f"{line}\n{shlex.join(overrides)}\n\n{traceback.format_exc()}", encoding="utf-8")
 
 
-def report_jobs(sweep: Path, searched: bool, finding: str | None = None) -> int:
+def report_jobs(sweep: Path, searched: bool) -> int:
     """Print and write the table of all jobs, and compare those that have finished. Returns the exit status.
 
     The runs of a search (`searched`) are compared on the validation set: the test set must not choose among them.
-    `finding` names a paper's finding to check on the runs.
     """
     from nmt.compare.report import write_comparison
 
@@ -78,16 +77,14 @@ def report_jobs(sweep: Path, searched: bool, finding: str | None = None) -> int:
     write_atomically(sweep / "jobs.md", f"{table.markdown(rows, columns)}\n".encode())
     finished = [row["directory"] for row in rows if row["status"] == FINISHED]
     split = "validation" if searched or all(row["test"] is None for row in rows) else "test"
-    if len(finished) > (0 if finding else 1):
-        log.info("comparing %d run%s on the %s set", len(finished), "s" * (len(finished) > 1), split)
+    if len(finished) > 1:
+        log.info("comparing %d runs on the %s set", len(finished), split)
         defaults = load_values(config_dir() / "compare.yaml")
         keys = ("examples", "sentences", "bootstrap_samples", "randomisation_trials")
         settings = {key: defaults[key] for key in keys}
         try:
-            print(f"\n{write_comparison(finished, sweep / 'comparison', split=split, finding=finding, **settings)}")
+            print(f"\n{write_comparison(finished, sweep / 'comparison', split=split, **settings)}")
             print(f"page: {os.path.relpath(sweep / 'comparison' / 'index.html')}")
-            if finding:
-                print(f"finding: {os.path.relpath(sweep / 'comparison' / 'finding.html')}")
         except UserError as error:
             log.warning("not compared: %s", error)
     print(f"tensorboard: tensorboard --logdir {shlex.quote(os.path.relpath(sweep))} --host localhost")

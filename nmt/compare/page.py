@@ -3,13 +3,13 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from nmt.compare.chart import Series, legend_key, line_chart, scatter_chart
@@ -145,11 +145,6 @@ def power(comparison: Mapping[str, Any]) -> str:
 
 def page(comparisons: Sequence[Mapping[str, Any]]) -> str:
     """The HTML file. Runs whose scores are not comparable come as several comparisons, one section each."""
-    return template("page.html").render(comparisons=[_section(comparison) for comparison in comparisons])
-
-
-def template(name: str) -> Template:
-    """A template of this folder, which escapes the values that it shows."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -158,7 +153,8 @@ def template(name: str) -> Template:
         lstrip_blocks=True,
     )
     environment.filters["breakable"] = breakable
-    return environment.get_template(name)
+    sections = [_section(comparison) for comparison in comparisons]
+    return environment.get_template("page.html").render(comparisons=sections)
 
 
 def _section(comparison: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,9 +216,8 @@ def _charts(systems: Sequence[Mapping[str, Any]]) -> list[tuple[str, Markup]]:
     """(title, chart) for each subject with at least one point."""
     unit, unit_seconds = _time_unit(max((system["seconds"] or 0 for system in systems), default=0))
     longest = max((system["bleu_by_length"] for system in systems), key=len)
-    ranges = {
-        float(place): label for place, label in enumerate(length_ticks(longest).values())
-    }  # one place for each, however near their lengths are
+    # One place for each range of lengths, however near they are.
+    ranges = {float(place): EN_DASH.join(map(str, sorted({*part["words"]}))) for place, part in enumerate(longest)}
 
     def series(points: Callable[[Mapping[str, Any]], Sequence[Any]]) -> list[Series]:
         return [Series(number, system["name"], points(system)) for number, system in enumerate(systems)]
@@ -262,17 +257,6 @@ def _masking_charts(systems: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mar
 
 def _has_points(series: Sequence[Series]) -> bool:
     return any(system.complete_points() for system in series)
-
-
-def centre(bucket: Mapping[str, Any]) -> float:
-    """The middle of a range of source lengths."""
-    shortest, longest = bucket["words"]
-    return float(shortest + longest) / 2
-
-
-def length_ticks(buckets: Iterable[Mapping[str, Any]]) -> dict[float, str]:
-    """Ranges of source lengths by their middle, for the x axis of a chart."""
-    return {centre(bucket): EN_DASH.join(map(str, sorted(set(bucket["words"])))) for bucket in buckets}
 
 
 def _time_unit(seconds: float) -> tuple[str, int]:

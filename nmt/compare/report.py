@@ -1,4 +1,4 @@
-"""Gather what is compared, and write the comparison: Markdown, CSV, JSON and a page, beside a published finding."""
+"""Gather what is compared, and write the comparison: Markdown, CSV, JSON and a page."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -7,8 +7,6 @@ from typing import Any
 
 from nmt.compare.compare import ALL, compare, find, group
 from nmt.compare.entry import Entry, HeldOut, find_runs, read_run, read_systems
-from nmt.compare.finding_report import check_finding, write_finding
-from nmt.compare.findings import find_finding
 from nmt.compare.jobs import planned_jobs
 from nmt.compare.page import page
 from nmt.compare.tables import csv_files, text
@@ -81,20 +79,15 @@ def write_comparison(
     split: str = "test",
     baseline: str | None = None,
     separate_incomparable: bool = False,
-    finding: str | None = None,
     markdown: bool = False,
     **settings: Any,  # noqa: ANN401
 ) -> str:
     """Compare, write all files to `output`, and return the tables to print. `settings` are those of `compare`.
 
-    `baseline` names a system or a run, or is "all" for all pairs; `finding` names a finding of a paper to check
-    (nmt/compare/findings.py). Raises UserError if one is unknown, and for the errors of `gather` and `compare`.
+    `baseline` names a system or a run, or is "all" for all pairs. Raises UserError if it is unknown, and for the errors
+    of `gather` and `compare`.
     """
-    if finding is not None:
-        find_finding(finding)  # before anything is read
     groups = [(group(entries), held_out) for entries, held_out in gather(runs, systems, split, separate_incomparable)]
-    if finding is not None and len(groups) > 1:
-        raise UserError(f"finding={finding}: the runs have several test sets; compare those of one")
     bases = [baseline if baseline in (None, ALL) else find(baseline, members) for members, _ in groups]
     if baseline is not None and not any(bases):
         names = [system.name for members, _ in groups for system in members]
@@ -110,8 +103,4 @@ def write_comparison(
         write_atomically(output / name, content.encode())
     write_atomically(output / "comparison.md", f"{text(comparisons, table.markdown, in_full=True)}\n".encode())
     write_atomically(output / "index.html", page(comparisons).encode())
-    printed = text(comparisons, table.markdown if markdown else table.terminal)
-    if finding is None:
-        return printed
-    ((members, held_out),), (comparison,) = groups, comparisons
-    return f"{printed}\n\n{write_finding(check_finding(finding, members, held_out, comparison), output)}"
+    return text(comparisons, table.markdown if markdown else table.terminal)

@@ -36,6 +36,7 @@ OTHER_NAMES = {
 }
 # Keys and choices of earlier versions, and what to do without them.
 REMOVED = {
+    "finding": "the verdicts on papers' findings were removed; leave it out, the comparison has scores and tests",
     "format": "the export to ONNX was removed; leave it out, nmt-export writes an archive",
     "objective=minimum_risk": "minimum risk training was removed; use likelihood, or objective=distillation",
     "logger=aim": "Aim was removed; use tensorboard, wandb or mlflow",

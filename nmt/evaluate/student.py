@@ -1,12 +1,10 @@
-"""Student's t distribution with any number of degrees of freedom, whole or not, and intervals of means by it.
+"""Student's t distribution with any number of degrees of freedom, whole or not.
 
 With t = sqrt(freedom) tan(angle), the density of the angle is proportional to cos(angle)^(freedom - 1); its integral is
 computed by Gauss and Legendre's rule.
 """
 
 import math
-from collections.abc import Sequence
-from statistics import fmean, stdev
 
 import numpy as np
 
@@ -30,12 +28,6 @@ def t_quantile(probability: float, freedom: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if _mass(middle, freedom) > tail else (low, middle)
     return math.sqrt(freedom) * math.tan(low)
-
-
-def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of two or more values, and the two ends of its 95 % confidence interval by Student's t."""
-    mean, half = fmean(values), t_quantile(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return mean, mean - half, mean + half
 
 
 def _mass(start: float, freedom: float) -> float:

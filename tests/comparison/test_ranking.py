@@ -90,8 +90,6 @@ def test_the_command_line_takes_a_metric_and_refuses_what_is_not_there() -> None
         done = call("nmt-compare", *quick, word, cwd=Path.cwd())
         assert done.returncode == 2
         assert message in done.stderr.decode()
-    done = call("nmt-compare", *quick, "metric=ter", "finding=bahdanau_2015_figure_2", cwd=Path.cwd())
-    assert "finding=bahdanau_2015_figure_2 is stated in BLEU; leave out metric=ter" in done.stderr.decode()
 
 
 def test_without_the_package_nothing_is_compared() -> None:

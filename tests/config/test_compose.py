@@ -266,7 +266,9 @@ def test_what_was_removed_is_gone() -> None:
     choices = {f"{path.parent.name}={path.stem}" for path in config_dir().rglob("*.yaml")}
     for name in REMOVED:
         assert name not in choices
-        assert not any(name in known_keys(command) for command in ("train", "evaluate", "translate", "export"))
+        assert not any(
+            name in known_keys(command) for command in ("train", "evaluate", "translate", "compare", "export")
+        )
 
 
 def test_overrides_are_read_as_plain_values() -> None:

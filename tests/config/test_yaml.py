@@ -219,6 +219,40 @@ def test_presets_are_what_their_papers_say() -> None:
     assert systems["none"].attention.kind == "none"
 
 
+def paper(name: str, attention: str, *recipes: str, **chosen: str) -> schema.TrainConfig:
+    """The configuration of one job of a sweep experiment=papers/NAME."""
+    experiments = ",".join([*recipes, f"papers/{name}"])
+    given = [f"experiment=[{experiments}]", f"attention={attention}"]
+    given += [f"attention/{group}={choice}" for group, choice in chosen.items()]
+    return validated(schema.TrainConfig, values_of("train", given))
+
+
+def test_the_models_of_deng_2018_differ_in_the_alignment_alone() -> None:
+    soft, *latent = [
+        paper("deng_2018_table_1", attention, score="general")
+        for attention in ("luong_general", "hard", "marginal", "variational")
+    ]
+    assert (soft.decoder.attend, soft.decoder.input_feeding) == ("after", True)
+    for config in latent:
+        assert config.decoder == soft.decoder
+        assert config.attention.score == soft.attention.score  # type: ignore[union-attr]
+        assert config.attention.alignment != soft.attention.alignment  # type: ignore[union-attr]
+
+
+def test_the_models_of_raffel_2017_differ_in_the_normalizer_alone() -> None:
+    soft, monotonic = (
+        paper("raffel_2017_monotonic", "monotonic", normalizer=kind) for kind in ("softmax", "monotonic")
+    )
+    assert soft.attention.normalizer != monotonic.attention.normalizer  # type: ignore[union-attr]
+    same = monotonic.attention.model_copy(update={"normalizer": soft.attention.normalizer})  # type: ignore[union-attr]
+    assert monotonic.model_copy(update={"attention": same}) == soft
+
+
+def test_a_sweep_of_a_paper_joins_a_recipe() -> None:
+    for path in (config_dir() / "experiment" / "papers").glob("*.yaml"):
+        assert paper(path.stem, "bahdanau", "multi30k_sprint").data.kind == "hub"
+
+
 def test_every_value_has_a_comment_or_a_heading() -> None:
     """A file explains itself: it begins with a comment, and lines with a bare value carry one where it is not plain."""
     silent = [

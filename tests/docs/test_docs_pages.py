@@ -17,7 +17,6 @@ import presets
 KEY = re.compile(r"^([a-z_]+(?:[./][a-z_0-9]+)*)(@[a-z_.]+)?=")
 GROUPS = {group for groups in configuration.GROUPS.values() for group in groups}
 OF_HYDRA = {"hydra.run.dir", "hydra.sweep.dir", "hydra.searchpath", "hydra.launcher.n_jobs", "hydra.sweeper.n_trials"}
-OF_HYDRA |= {"hydra.callbacks.sweep.finding"}
 SECTIONS = ("attention", "data", "decoder", "embedding", "encoder", "evaluation", "objective", "optimizer", "schedule")
 SECTIONS += ("search", "tokenizer", "training", "validation")
 

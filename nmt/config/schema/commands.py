@@ -150,14 +150,9 @@ class CompareConfig(Section):
     metric: Metric
     comet_model: Name
     separate_incomparable: bool
-    finding: str | None
     examples: CountOrZero
     sentences: Annotated[list[Count], BeforeValidator(lambda value: [value] if isinstance(value, int) else value)]
     bootstrap_samples: Annotated[int, Field(ge=100, le=1_000_000)]
     randomisation_trials: Annotated[int, Field(ge=100, le=1_000_000)]
     output: PathName
     markdown: bool
-
-    def conflicts(self) -> Iterator[str]:
-        if self.finding is not None and self.metric != "bleu":
-            yield f"finding={self.finding} is stated in BLEU; leave out metric={self.metric}"
