@@ -5,6 +5,7 @@ page's custom properties --colour-0, --colour-1, ...; all other elements have CS
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element, SubElement, tostring
@@ -115,7 +116,7 @@ def scatter_chart(series: Sequence[Series], title: str, x_label: str, y_label: s
     chart = _axes(f"{title}: points of {_names(series)}", x, y, x.ticks(), x_label, y_label)
     points = [(line, *point) for line in series for point in line.complete_points()]
     positions = [(x.position(x_value), y.position(y_value)) for _, x_value, y_value in points]
-    labels = [_shorten(line.name) for line, *_ in points]
+    labels = _labels([line.name for line, *_ in points])
     boxes = _label_boxes(positions, labels)
     for (line, x_value, y_value), (left, top), label, box in zip(points, positions, labels, boxes, strict=True):
         group = _group(chart, line)
@@ -186,11 +187,14 @@ def _names(series: Sequence[Series]) -> str:
     return ", ".join(system.name for system in series)
 
 
-def _shorten(name: str) -> str:
-    """The name; if it is too long, its values alone: "posterior" of "attention/alignment=posterior"."""
-    if len(name) > MAX_NAME_LENGTH:
-        name = " ".join(word.rpartition("=")[2] or word for word in name.split())
-    return name if len(name) <= MAX_NAME_LENGTH else f"{name[: MAX_NAME_LENGTH - 1]}…"
+def _labels(names: Sequence[str]) -> list[str]:
+    """The names; one that is too long has its keys without their sections, such as "alignment=posterior" for
+    "attention/alignment=posterior", unless that is another one's, too, and is cut if it is still too long."""
+    short = [" ".join(re.sub(r"^\S*[/.](?=[^/.]*=)", "", word) for word in name.split()) for name in names]
+    labels = [
+        name if len(name) <= MAX_NAME_LENGTH or short.count(s) > 1 else s for name, s in zip(names, short, strict=True)
+    ]
+    return [name if len(name) <= MAX_NAME_LENGTH else f"{name[: MAX_NAME_LENGTH - 1]}…" for name in labels]
 
 
 def _colour(system: int) -> str:

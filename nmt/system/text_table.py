@@ -56,7 +56,9 @@ def decimals(count: int) -> Callable[[float], str]:
 
 
 def short(value: object) -> str:
-    """A configuration value; a float has 4 significant digits."""
+    """A configuration value as a user types it; a float has 4 significant digits."""
+    if isinstance(value, bool):
+        return str(value).lower()
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from documents import GENERATED, PRESETS, README, ROOT, blocks, links, name_of, pages, slugs
-from test_layers import LAYERS
+from test_layers import ROOMS
 
 sys.path.append(str(ROOT / "docs" / "hooks"))
 import configuration
@@ -73,9 +73,10 @@ def test_every_file_of_the_project_exists(page: Path) -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_the_layers_are_those_of_the_code() -> None:
-    section = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("## Layers")[2].partition("\n## ")[0]
-    assert re.findall(r"^\| `nmt/(\w+)(?:/|\.py)` \|", section, re.M) == LAYERS
+def test_the_rooms_are_those_of_the_code() -> None:
+    section = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("## Rooms")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", section, re.M)
+    assert [(room, " ".join(re.findall(r"`(\w+)`", others))) for room, others in rows] == [*ROOMS.items()]
 
 
 @pytest.mark.parametrize("name", PRESETS)

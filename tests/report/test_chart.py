@@ -162,8 +162,15 @@ def test_twenty_systems_are_told_apart_with_and_without_lines() -> None:
     assert (len(set(colours)), len(set(dashes)), len(set(markers))) == (COLOURS, len(DASHES), len(MARKERS))
 
 
-def test_a_long_name_keeps_its_values() -> None:
-    points = [(1.0, 2.0)]
-    chart = scatter_chart([Series(0, "attention/alignment=posterior decoder=lstm", points)], "t", "x", "y")
-    assert ">posterior lstm<" in chart
-    assert ">luong_dot<" in scatter_chart([Series(0, "luong_dot", points)], "t", "x", "y")
+def test_a_long_name_loses_its_sections_first() -> None:
+    names = [
+        "attention/alignment=posterior",
+        "luong_dot",
+        "x encoder.recurrent_dropout=0.1",
+        "x decoder.recurrent_dropout=0.1",
+    ]
+    chart = scatter_chart([Series(n, name, [(1.0 + n, 2.0 + n)]) for n, name in enumerate(names)], "t", "x", "y")
+    assert ">alignment=posterior<" in chart
+    assert ">luong_dot<" in chart
+    assert ">x encoder.recurrent_dro…<" in chart
+    assert ">x decoder.recurrent_dro…<" in chart

@@ -184,10 +184,12 @@ def test_what_steers_the_list_can_be_undone_while_a_given_translation_is_shown(p
     page.wait(lambda: page.best() == TRANSLATION.replace("homme", "chien"))
     page.one("#own").send_keys("un chien")
     page.wait(lambda: page.texts(".labels.rows text") == ["▁un", "▁chien", "</s>"])
-    assert page.texts(".steerings li span") == ["step 2: ▁chien attends to ▁dog"]
-    page.one(".steerings li button").click()
+    assert page.texts("#list-steerings li span") == ["step 2: ▁chien attends to ▁dog"]
+    page.cell(0, 4).click()
+    page.wait(lambda: page.texts("#steerings li span") == ["step 1: ▁un attends to ▁red"])
+    page.one("#list-steerings li button").click()
     page.wait(lambda: page.best() == TRANSLATION)
-    assert not page.find(".steerings li")
+    assert not page.one("#list-steerings").is_displayed()
 
 
 def test_side_by_side_says_that_it_is_not_steered(page: Page) -> None:

@@ -72,22 +72,27 @@ function render() {
   showProbabilities(byId("own-probabilities"), session.own, state.unit);
   byId("copy").disabled = !found?.hypotheses.length;
   Object.assign(byId("show-own"), { disabled: !session.own, checked: shown === "own" });
-  // The list found stays steered while one's own translation is looked at; undoing that shows the list again.
-  const place = session.steering[shown].size ? shown : "found";
-  const steered = place === shown ? hypothesis : found?.hypotheses[session.selected];
+  showSteered("steerings", shown, hypothesis);
+  // The list found stays steered while one's own translation is looked at.
+  if (shown === "own") showSteered("list-steerings", "found", found?.hypotheses[session.selected]);
+  byId("list-steerings").hidden = shown === "found" || !session.steering.found.size;
+  byId("compare-steered").hidden = !session.steering.found.size;
+  showView();
+}
+
+// Undoing a steering shows the translation that it is of.
+function showSteered(box, place, hypothesis) {
   const undo = (action) => {
     session.shown = place;
     action();
   };
-  showSteerings(byId("steerings"), session.steering[place], {
-    tokens: steered?.tokens ?? [],
-    sourceTokens: steered?.source_tokens ?? [],
+  showSteerings(byId(box), session.steering[place], {
+    tokens: hypothesis?.tokens ?? [],
+    sourceTokens: hypothesis?.source_tokens ?? [],
     before: place === "found" ? session.before : null,
     remove: (step) => undo(() => session.unsteer(step)),
     clear: () => undo(() => session.unsteerAll()),
   });
-  byId("compare-steered").hidden = !session.steering.found.size;
-  showView();
 }
 
 function showStatus() {

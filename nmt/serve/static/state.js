@@ -54,6 +54,6 @@ export function searchSettings(state, model) {
   const beam = state.beam_size ?? model.beam_size ?? 5;
   const { length_penalty, alpha } = state;
   const nbest = state.nbest ?? Math.min(5, beam);
-  const beam_size = state.beam_size ?? (model.beam_size !== null && nbest > beam ? nbest : null);
+  const beam_size = state.beam_size ?? (model.length_penalty !== null && nbest > beam ? nbest : null); // beam search alone has a penalty
   return { nbest, beam_size, length_penalty, alpha };
 }
