@@ -33,7 +33,7 @@ from nmt.training.trainer import Observer
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 WORK, MESSAGE = "work.pickle", "message"  # files of a launch: what to run, and why rank 0 failed
 CRASHED, REPORTED = 1, 2  # exit status after a traceback, and after an error in one line
-SECONDS_TO_EXPLAIN = 10.0  # for rank 0, after another process has noticed its end
+SECONDS_TO_EXPLAIN = 10.0  # for rank 0, after the error of another process
 SECONDS_TO_SAVE = 600  # after a signal, for the update or validation in progress and the checkpoint
 
 
@@ -87,12 +87,12 @@ def run() -> NoReturn:
         if rank() == 0:
             with suppress(OSError):  # a full disk
                 write_atomically(folder / MESSAGE, explain(outcome, "train").encode())
-        elif isinstance(outcome, OtherProcessFailed):  # the launcher ends rank 0 as soon as this process has ended
-            deadline = time.monotonic() + SECONDS_TO_EXPLAIN
+        else:
+            if not isinstance(outcome, OtherProcessFailed):
+                report(outcome, "train")
+            deadline = time.monotonic() + SECONDS_TO_EXPLAIN  # the launcher ends rank 0 when this process has ended
             while not (folder / MESSAGE).exists() and time.monotonic() < deadline:
                 time.sleep(0.05)
-        else:
-            report(outcome, "train")
         outcome = REPORTED
     if not outcome:
         sys.exit()

@@ -19,6 +19,7 @@ RESERVED = 32  # file descriptors for connections that are just being accepted o
 GRACE = 0.5  # seconds in which a client that is about to send a request is not closed for another
 REPORT_EVERY = 60  # seconds between lines about connections that were closed
 LINGER = 2  # seconds in which a refused client may read why
+UNREAD = 10  # seconds in which a client must read some of an answer
 
 
 class Connections:
@@ -76,11 +77,17 @@ class Connection(H11Protocol):
         super().__init__(**arguments)
         self._connections = connections
         self._limit: TimerHandle | None = None
+        self._reading: TimerHandle | None = None
         self._refused = False
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: BaseTransport) -> None:
         """See asyncio.Protocol."""
         super().connection_made(transport)  # type: ignore[arg-type]
+        self.transport.set_write_buffer_limits(high=0)  # so that any unread answer calls `pause_writing`
         if self._connections.add():
             self._watch()
         else:
@@ -91,6 +98,8 @@ class Connection(H11Protocol):
         """See asyncio.Protocol."""
         self._connections.remove(self)
         self._stop_clock()
+        if self._reading is not None:
+            self._reading.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -102,8 +111,19 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         """Wait for a further request. Uvicorn's limit for idle connections holds until its first byte."""
         super().on_response_complete()
-        if self.conn.their_state is h11.IDLE:
+        if not self._answering and not self.transport.is_closing():
             self._connections.idle[self] = time.monotonic()
+
+    def pause_writing(self) -> None:
+        """Close the connection if the client does not read."""
+        super().pause_writing()
+        self._reading = self.loop.call_later(UNREAD, self._check_reading, self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        super().resume_writing()
+        if self._reading is not None:
+            self._reading.cancel()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, with the status that h11 suggests."""
@@ -118,10 +138,11 @@ class Connection(H11Protocol):
             super().shutdown()
 
     def _watch(self) -> None:
-        """Start the clock when the headers of a request are awaited, stop it when they are complete."""
+        """Start the clock when a request, or the rest of one that was refused early, is awaited; stop it when the
+        application has a request."""
         if self._refused or self.transport.is_closing():
             return
-        if self.conn.their_state is not h11.IDLE:
+        if self._answering:
             self._connections.idle.pop(self, None)
             self._stop_clock()
         elif self._limit is None:
@@ -134,10 +155,18 @@ class Connection(H11Protocol):
             self._limit = None
 
     def _headers_late(self) -> None:
-        if self.conn.trailing_data[0]:
+        if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
             self._refuse(408, f"the headers did not arrive within {self._connections.header_seconds:g} s")
         else:
             self.transport.close()
+
+    def _check_reading(self, before: int) -> None:
+        """before: bytes that the client had not read when this was last called."""
+        unread = self.transport.get_write_buffer_size()
+        if unread >= before:
+            self.transport.abort()
+        else:
+            self._reading = self.loop.call_later(UNREAD, self._check_reading, unread)
 
     def _refuse(self, status: int, reason: str) -> None:
         """Answer, and discard what the client still sends: if the connection was closed at once, a client that sends
@@ -147,7 +176,7 @@ class Connection(H11Protocol):
         self._stop_clock()
         if self._connections.log_requests:
             log.info("refused a connection with status %d: %s", status, reason)
-        running = self.cycle is not None and not self.cycle.response_complete
+        running = self._answering
         if running:
             self.cycle.disconnected = True
             self.cycle.message_event.set()

@@ -161,6 +161,8 @@ async def send_problem(send: Send, refused: RefusedError) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if refused.retry_after is not None:
         headers.append((b"retry-after", str(max(1, round(refused.retry_after))).encode()))
+    if refused.status == 401:  # noqa: PLR2004
+        headers.append((b"www-authenticate", b"Bearer"))
     if refused.status in {408, 413}:
         headers.append((b"connection", b"close"))  # the rest of the body is not read
     await send({"type": "http.response.start", "status": refused.status, "headers": headers})

@@ -178,13 +178,16 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 def explain_invalid(errors: Any) -> str:  # noqa: ANN401
     """The first of pydantic's errors as "key: reason"."""
     problem = errors[0]
-    branches = ("body", "list[", "dict[", "constrained-", "[key]")  # which of a union's types is meant
-    keys = [str(part) for part in problem["loc"] if not str(part).startswith(branches)]
+    branches = ("list[", "dict[", "constrained-", "[key]")  # which of a union's types is meant
+    places = problem["loc"][1:] if problem["loc"][:1] == ("body",) else problem["loc"]
+    keys = [str(part) for part in places if not str(part).startswith(branches)]
     key = ".".join(keys[:3])[:100]
     reason = str(problem["msg"])
     if problem["type"] == "json_invalid":
         return f"the body is not valid JSON ({problem.get('ctx', {}).get('error', reason)})"
     if problem["type"] == "missing" and not keys:
         return "the body is empty; send JSON with content-type application/json"
+    if not keys and problem["type"] == "model_attributes_type":
+        return 'the body must be a JSON object, such as {"text": "..."}'
     reason = reason[:1].lower() + reason[1:]
     return f"{key}: {reason}" if key else reason

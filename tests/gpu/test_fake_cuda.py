@@ -51,9 +51,9 @@ OBJECTIVES = [
     EVERYTHING + " attention=multihead attention/score=additive attention/coverage=linear",
 ]
 WAITS = {  # of a step
-    "greedy": {"search/rollout.py, _rollout: copy to the host": 1},
-    "beam": {"search/beam.py, _rank: copy to the host": 1},
-    "ensemble": {"search/beam.py, _rank: copy to the host": 1},  # its models read the same tokens
+    "greedy": {"translate/search/rollout.py, _rollout: copy to the host": 1},
+    "beam": {"translate/search/beam.py, _rank: copy to the host": 1},
+    "ensemble": {"translate/search/beam.py, _rank: copy to the host": 1},  # its models read the same tokens
 }
 
 

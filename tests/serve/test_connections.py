@@ -8,8 +8,9 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 import pytest
@@ -119,3 +120,56 @@ def test_headers_that_are_too_large_are_refused_in_words(run: Path) -> None:
         assert started.logged() == []
     assert answer.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
     assert answer.endswith(b'{"error": "the headers are too large"}')
+
+
+def test_the_rest_of_a_refused_body_has_a_time_limit(run: Path) -> None:
+    """A client without the token gets its answer before its body has arrived, and holds no place for long."""
+    head = b"POST /v1/translate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n"
+    limits = ["token=secret", "limits.header_seconds=1", "limits.connections=2"]
+    with process(run.parent, f"run={run}", *limits) as started:
+        clients = [opened(started.address, head) for _ in range(2)]
+        for client in clients:
+            assert first_answer(client).startswith(b"HTTP/1.1 401 ")
+        time.sleep(0.6)
+        assert healthy(started.address)  # the first makes room
+        clients[1].sendall(b"x")
+        begun = time.monotonic()
+        assert received(clients[1]) == b""
+        assert time.monotonic() - begun < 5
+
+
+def test_clients_that_do_not_read_are_closed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.serve.connections.UNREAD", 0.5)
+    pages = b"GET /static/app.js HTTP/1.1\r\nhost: localhost\r\n\r\n" * 2000
+    with process(run.parent, f"run={run}", "limits.connections=1") as started, opened(started.address) as client:
+        client.settimeout(1)
+        with suppress(OSError):  # the service reads no further requests
+            client.sendall(pages)
+        deadline = time.monotonic() + 25
+        while not (free := _is_free(started.address)) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert free
+        assert not [line for line in started.logged() if "connections were closed" not in line]
+
+
+def _is_free(address: str) -> bool:
+    with suppress(HTTPError):  # 503
+        return healthy(address)
+    return False
+
+
+def test_clients_that_read_slowly_get_the_whole_answer(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.serve.connections.UNREAD", 0.5)
+    pages = 400
+    with process(run.parent, f"run={run}") as started:
+        with urllib.request.urlopen(f"{started.address}/static/app.js", timeout=20) as answer:
+            size = len(answer.read())
+        with opened(started.address) as client, ThreadPoolExecutor(1) as pool:
+            sent = pool.submit(client.sendall, b"GET /static/app.js HTTP/1.1\r\nhost: localhost\r\n\r\n" * pages)
+            read = 0
+            while read < pages * size:
+                part = client.recv(200_000)
+                assert part
+                read += len(part)
+                time.sleep(0.005)
+            sent.result(20)

@@ -284,6 +284,7 @@ def test_a_folder_stands_for_the_trained_runs_below_it(run: Path, tmp_path: Path
         ({"text": 3}, "text: input should be a valid string"),
         ({"text": []}, "text: is an empty list"),
         ({"text": "a", "texts": "b"}, "texts: extra inputs are not permitted"),
+        ({"text": "a", "body": 1}, "body: extra inputs are not permitted"),
         ({"text": "a", "model": "other"}, "model: there is no 'other', but: bahdanau, multihead"),
         ({"text": "a", "nbest": 0}, "nbest: input should be greater than 0"),
         ({"text": "a", "nbest": 9}, "nbest: 9 is above this service's limit of 8"),
@@ -306,6 +307,14 @@ def test_a_folder_stands_for_the_trained_runs_below_it(run: Path, tmp_path: Path
 )
 def test_wrong_requests_are_one_clear_line(client: TestClient, request_: dict[str, Any], message: str) -> None:
     assert refused(client, 400, **request_).startswith(message)
+
+
+def test_a_body_that_is_no_object_is_told_what_to_send(client: TestClient) -> None:
+    answer = client.post("/v1/translate", json=[])
+    assert (answer.status_code, answer.json()) == (
+        400,
+        {"error": 'the body must be a JSON object, such as {"text": "..."}'},
+    )
 
 
 def test_what_is_too_large_is_refused(client: TestClient) -> None:
@@ -557,6 +566,7 @@ def test_hosts_origins_and_tokens(run: Path) -> None:
         assert client.get("/").status_code == client.get("/healthz").status_code == 200
         assert client.get("/languages").status_code == 200  # LibreTranslate's clients ask without the token
         assert client.get("/metrics").status_code == 401
+        assert client.get("/metrics").headers["www-authenticate"] == "Bearer"
         form = {"q": "a", "source": "en", "target": "fr"}
         assert client.post("/translate", data=form).status_code == 403
         assert client.post("/translate", data={**form, "api_key": "secret"}).status_code == 200

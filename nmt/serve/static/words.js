@@ -1,4 +1,4 @@
-// Sub-words and words, by the rules of nmt/metrics/alignment.py.
+// Sub-words and words, by the rules of nmt/data/word_alignment.py.
 
 const START = "▁"; // SentencePiece's mark of a space
 const END = "</s>";
