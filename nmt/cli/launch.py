@@ -55,7 +55,7 @@ def train_in_processes(
         arguments = (config, directory, overrides, choices, observer)
         work.write_bytes(pickle.dumps(sys.path) + pickle.dumps((job, arguments)))
         try:
-            _launch(config.processes, folder, sys.executable, "-c", "from nmt.cli.launch import run; run()", folder)
+            _launch(config.processes, folder, "from nmt.cli.launch import run; run()", folder)
         except SignalException as stop:
             return STOPPED + int(stop.sigval)
         except ChildFailedError as error:
@@ -85,8 +85,10 @@ def run() -> NoReturn:
         outcome = CRASHED
     if isinstance(outcome, Exception):
         if rank() == 0:
-            with suppress(OSError):  # a full disk
+            try:
                 write_atomically(folder / MESSAGE, explain(outcome, "train").encode())
+            except OSError:  # the folder for temporary files is full, too
+                report(outcome, "train")
         else:
             if not isinstance(outcome, OtherProcessFailed):
                 report(outcome, "train")
@@ -110,7 +112,7 @@ def repeat_in_processes(command: str, processes: int) -> int:
     start = f"from nmt.cli.entry import {command}; {command}()"
     with tempfile.TemporaryDirectory(prefix="nmt-processes-") as folder:
         try:
-            _launch(processes, folder, sys.executable, "-c", start, *words)
+            _launch(processes, folder, start, *words)
         except SignalException as stop:
             return STOPPED + int(stop.sigval)
         except ChildFailedError as error:
@@ -121,8 +123,9 @@ def repeat_in_processes(command: str, processes: int) -> int:
     return 0
 
 
-def _launch(processes: int, folder: str, *command: str) -> None:
-    """Run a command in several processes, whose logs and error files go to `folder`.
+def _launch(processes: int, folder: str, start: str, *words: str) -> None:
+    """Run the Python statements `start` with these arguments in several processes, whose logs and error files go to
+    `folder`. They end when this process is killed.
 
     Raises ChildFailedError if a process fails, SignalException at a signal, once all processes have ended.
     """
@@ -144,7 +147,8 @@ def _launch(processes: int, folder: str, *command: str) -> None:
         if name.startswith("torch.distributed"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     with _threads_per_process(processes), _own_handlers():
-        elastic_launch(settings, command[0])(*command[1:])
+        watch = f"from nmt.system.processes import end_with; end_with({os.getpid()})"
+        elastic_launch(settings, sys.executable)("-c", f"{watch}; {start}", *words)
 
 
 @contextmanager

@@ -1,6 +1,9 @@
 """How this process was started: alone, or with others by torchrun or a cluster. Imports no torch until it must."""
 
 import os
+import signal
+import threading
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -53,3 +56,17 @@ def agent_store() -> "TCPStore":
     from torch._C._distributed_c10d import TCPStore
 
     return TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+
+
+def end_with(launcher: int) -> None:
+    """Send this process SIGTERM within a second after its parent, the process `launcher`, has ended.
+
+    A launcher that is killed cannot end its processes. SIGTERM lets a run save a checkpoint first.
+    """
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -33,6 +33,16 @@ def refuse(*_: object) -> int:
     raise UserError("data.train=corpus: no such file" if rank() == 0 else "something else")
 
 
+def refuse_without_room(*_: object) -> int:
+    from nmt.cli import launch
+
+    def full(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    launch.write_atomically = full  # type: ignore[attr-defined]
+    return refuse()
+
+
 def crash(*_: object) -> int:
     raise ZeroDivisionError("a bug")
 
@@ -138,3 +148,25 @@ def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path: Path, monke
     with pytest.raises(UserError):
         launched(refuse, tmp_path)
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_an_error_is_printed_where_temporary_files_have_no_room(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError, match=r"^a process failed, as printed above$"):
+        launched(refuse_without_room, tmp_path)
+    assert "nmt-train: error: data.train=corpus: no such file\n" in capfd.readouterr().err
+
+
+def test_processes_save_and_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
+    child = forked(lambda: launched(save_slowly, tmp_path), tmp_path / "printed")
+    deadline = time.monotonic() + 120
+    while not all((tmp_path / f"ready.{number}").exists() for number in range(2)):
+        assert time.monotonic() < deadline, (tmp_path / "printed").read_text()
+        time.sleep(0.05)
+    os.kill(child, signal.SIGKILL)
+    assert ended(child) == -signal.SIGKILL
+    deadline = time.monotonic() + 25
+    while not all((tmp_path / f"saved.{number}").exists() for number in range(2)):
+        assert time.monotonic() < deadline, (tmp_path / "printed").read_text()
+        time.sleep(0.05)
