@@ -237,6 +237,9 @@ WRONG = [
     ("glossary", b"a\tb\na\tc\n", "glossary=wrong: line 2 translates 'a' in another way than line 1; keep one of them"),
     ("glossary", b"a\tb\n\xe9\tc\n", "glossary=wrong, line 2: not valid UTF-8"),
     ("forbidden", b"chat\n\nle\n", "forbidden=wrong: line 2 is empty; give one phrase per line"),
+    ("constraints", "chat\t\u200b\n\n".encode(), "constraints=wrong: line 1 has an empty phrase"),
+    ("glossary", "a\t\u200b\n".encode(), "glossary=wrong: line 1 is "),
+    ("forbidden", "chat\n\u200b\n".encode(), "forbidden=wrong: line 2 is empty"),
     ("forbidden", b"a\tb\n", "forbidden=wrong: line 1 holds a tab; give one phrase per line"),
 ]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from nmt.config.errors import UserError, format_value
 from nmt.config.overrides import user_path
-from nmt.data.reading.text import open_text, user_lines
+from nmt.data.reading.text import is_blank, open_text, user_lines
 
 if TYPE_CHECKING:
     from nmt.translate.terminology import Controls
@@ -23,7 +23,7 @@ def read_controls(glossary: str | None, forbidden: str | None) -> "Controls":
     if forbidden is not None:
         phrases = _lines("forbidden", forbidden)
         for number, phrase in enumerate(phrases, 1):
-            if not phrase.strip() or TAB in phrase:
+            if is_blank(phrase) or TAB in phrase:
                 problem = "holds a tab" if TAB in phrase else "is empty"
                 raise UserError(f"forbidden={forbidden}: line {number} {problem}; give one phrase per line")
         controls["forbidden"] = phrases
@@ -45,7 +45,7 @@ def with_controls(sources: Iterable[str], given: Mapping[str, BinaryIO]) -> Iter
                 )
             if key == "prefix" and TAB in value:
                 raise UserError(f"{name}: line {number} holds a tab; give the start of translation {number} alone")
-            if key == "constraints" and value and not all(map(str.strip, value.split(TAB))):
+            if key == "constraints" and value and any(map(is_blank, value.split(TAB))):
                 raise UserError(
                     f"{name}: line {number} has an empty phrase; separate phrases by one tab, and leave the lines of "
                     "translations without constraints empty"
@@ -77,7 +77,7 @@ def _glossary(name: str, lines: list[str]) -> dict[str, str]:
     found: dict[str, tuple[str, int]] = {}
     for number, line in enumerate(lines, 1):
         pair = [side.strip() for side in line.split(TAB)]
-        if len(pair) != len(("source", "target")) or not all(pair):
+        if len(pair) != len(("source", "target")) or any(map(is_blank, pair)):
             raise UserError(
                 f"{name}: line {number} is {format_value(line)!r}; write a source phrase, one tab and a target phrase"
             )

@@ -128,7 +128,7 @@ def _score(translator: "Translator", references: BinaryIO, buffer_lines: int, al
     """Write the log-probability of each reference, and its alignment."""
     done = 0
     reader = LineReader(sys.stdin.buffer)
-    pairs = _pairs(_decode_leniently(reader, "input"), references)
+    pairs = _pairs(user_lines("input", reader, strict=False), references)
     for buffer in translator.group.from_main(_buffers(pairs, buffer_lines, reader.has_line)):
         sources, targets = ([pair[side] for pair in buffer] for side in (0, 1))
         results = translator.score(sources, targets, first_line=done + 1)
@@ -240,21 +240,10 @@ def _lines(reader: LineReader, interactive: bool) -> Iterator[str]:
     """The lines of the input, with a prompt on a terminal."""
     prompt = "> " if interactive else ""
     print(prompt, end="", file=sys.stderr, flush=True)
-    for line in _decode_leniently(reader, "input"):
+    for line in user_lines("input", reader, strict=False):
         yield line
         print(prompt, end="", file=sys.stderr, flush=True)
     print(end="\n" if interactive else "", file=sys.stderr)
-
-
-def _decode_leniently(lines: Iterable[bytes], name: str) -> Iterator[str]:
-    """Text without line ends. Bytes that are not UTF-8 become U+FFFD, with a warning."""
-    for number, raw in enumerate(lines, 1):
-        line = raw.removesuffix(b"\n").removesuffix(b"\r")
-        try:
-            yield line.decode("utf-8")
-        except UnicodeDecodeError:
-            log.warning("%s, line %d: not valid UTF-8, the invalid bytes are read as U+FFFD", name, number)
-            yield line.decode("utf-8", errors="replace")
 
 
 def _write(group: "ProcessGroup", lines: list[str], links: list[str], alignments: BinaryIO | None) -> None:

@@ -1,5 +1,6 @@
 """nmt-translate reads ahead what has arrived, and answers it."""
 
+import gzip
 import io
 import os
 import sys
@@ -10,13 +11,14 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from nmt.cli.translate import CHUNK, LineReader, _buffers, _decode_leniently, _filter
+from nmt.cli.translate import CHUNK, LineReader, _buffers, _filter, _lines
+from nmt.config.errors import UserError
 from nmt.system.distributed import ProcessGroup
 
 
 def buffers(stream: BinaryIO, most: int) -> Any:  # noqa: ANN401
     reader = LineReader(stream)
-    return _buffers(_decode_leniently(reader, "input"), most, reader.has_line)
+    return _buffers(_lines(reader, False), most, reader.has_line)
 
 
 def test_lines_of_an_open_pipe_are_answered_before_the_next_one_arrives() -> None:
@@ -32,6 +34,28 @@ def test_lines_of_an_open_pipe_are_answered_before_the_next_one_arrives() -> Non
         os.write(other, b"the last without end")
         os.close(other)
         assert list(found) == [["the last without end"]]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("the dog\n".encode("utf-16"), r"^input, line 1: looks like UTF-16, not UTF-8 text; convert the file$"),
+        ("the dog\n".encode("utf-16-le"), r"^input, line 1: looks like UTF-16"),
+        (gzip.compress(b"the dog\n"), r"^input, line 1: looks like gzip, not UTF-8 text; unpack it"),
+    ],
+    ids=["UTF-16", "UTF-16 without a mark", "gzip"],
+)
+def test_input_in_another_format_is_refused(content: bytes, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        list(buffers(io.BytesIO(content), 1024))
+
+
+def test_a_byte_order_mark_is_no_part_of_the_input_and_nul_is_no_other_format(tmp_path: Path) -> None:
+    (tmp_path / "input").write_bytes(b"\xef\xbb\xbfa\n\xffb\n")
+    (tmp_path / "nul").write_bytes(b"\0\na\n")
+    for name, lines in (("input", ["a", "\ufffdb"]), ("nul", ["\0", "a"])):
+        with (tmp_path / name).open("rb") as stream:
+            assert list(buffers(stream, 1024)) == [lines]
 
 
 def test_a_pipe_that_does_not_block_is_waited_for() -> None:

@@ -260,7 +260,8 @@ def _hint(row: dict[str, Any], column: str, location: str) -> str:
     if names:
         return f"{there}name a nested column as in data.source_column={names[0]}"
     hint = f"{there}set data.source_column, data.target_column (or data.alignments)"
-    if reading.table_format(Path(location.rpartition(", ")[0])) in {"tsv", "csv"}:
+    has_header = list(row) != [str(number) for number in range(1, 1 + len(row))]
+    if has_header and reading.table_format(Path(location.rpartition(", ")[0])) in {"tsv", "csv"}:
         hint += f"; the first row must name the columns, unless you set {reading.NO_HEADER}"
     return hint
 

@@ -146,10 +146,11 @@ def decode_corpus_lines(path: Path, first: int, content: bytes, drop_invalid: bo
 def _check_is_text(path: Path | str, line: bytes) -> None:
     """Raises UserError if the first line looks like another format than UTF-8 text."""
     name = next((name for magic, name in OTHER_FORMATS.items() if line.startswith(magic)), None)
-    if name is None and 3 * line.count(0) > len(line):  # UTF-16 without a byte order mark: "a" is 61 00 or 00 61
+    # UTF-16 without a byte order mark: "a" is 61 00 or 00 61. A line of NUL alone is blank text.
+    if name is None and 3 * line.count(0) > len(line) > line.count(0):
         name = "UTF-16"
     if name is not None:
-        remedies = {"UTF-16": "convert the file", "gzip": "compress it only once and let its name end in .gz"}
+        remedies = {"UTF-16": "convert the file", "gzip": "unpack it, or compress it only once, as NAME.gz"}
         raise UserError(f"{path}, line 1: looks like {name}, not UTF-8 text; {remedies.get(name, 'unpack it')}")
 
 
