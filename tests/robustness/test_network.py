@@ -45,7 +45,8 @@ from nmt.training.job import train
 def config(*overrides):
     given = {word.partition("=")[0]: word for word in [*TINY, "training.max_steps=2", *overrides]}
     if any(word.startswith("data=") for word in overrides):
-        given = {key: word for key, word in given.items() if not key.endswith("_size") or key.startswith("tok")}
+        demo = {"data.train_size", "data.validation_size", "data.test_size", "data.seed"}
+        given = {key: word for key, word in given.items() if key not in demo}
     return validated(TrainConfig, values_of("train", list(given.values())))
 
 texts = {side: [f"{side} {n} {n * 7 % 11} {n * 5 % 13}" for n in range(90)] for side in ("en", "fr")}
