@@ -87,7 +87,7 @@ def log_to_stream(stream: Any) -> None:  # noqa: ANN401
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_Printable("%(message)s"))
     # A filter, because tqdm's handler copies filters but no level.
-    level = logging.INFO if rank() == 0 else logging.CRITICAL  # of several processes, the first one speaks for all
+    level = logging.INFO if rank() == 0 else logging.CRITICAL  # only rank 0 logs
     handler.addFilter(lambda record: record.levelno >= level)
     logger = logging.getLogger("nmt")
     logger.handlers = [handler]

@@ -123,7 +123,7 @@ def _add_handlers(app: FastAPI) -> None:
 
 
 def _methods(app: FastAPI, path: str) -> str:
-    """The methods of a path, of which a route knows only its own."""
+    """The methods that all routes of a path take together."""
     routes = [route for route in app.routes if isinstance(route, Route) and route.path == path]
     methods = {method for route in routes for method in route.methods or ()}
     return ", ".join(sorted(methods or {"GET", "HEAD"}))  # those of files
