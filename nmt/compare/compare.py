@@ -95,9 +95,9 @@ def compare(
 ) -> Comparison:
     """Score and rank systems, and test their differences to the baseline, or with baseline=all those of all pairs.
 
-    `baseline` is the name of a system. None: the best, with p corrected for all pairs, because the scores have chosen
-    it. `sentences` are the numbers of example sentences, from 1; if
-    empty, `examples` sentences are chosen. docs/run.md describes the result. Raises UserError if one is out of range.
+    `baseline` is the name of a system; by default it is the best one, with p corrected for all pairs, because the
+    scores have chosen it. `sentences` are the numbers of example sentences, from 1; if empty, `examples` sentences are
+    chosen. docs/run.md describes the result. Raises UserError if one is out of range.
     """
     resampling = Resampling(len(held_out.references), bootstrap_samples, randomisation_trials)
     field = Field(systems, held_out, ranking, resampling)

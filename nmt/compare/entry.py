@@ -71,7 +71,7 @@ class Entry:
     sentences_per_second: float | None = None
     curve: Sequence[tuple[float, float]] = ()  # epoch, validation BLEU
     word_weights: Path | None = None
-    statistics: Path | None = None  # the file of its sentence statistics; None: not kept
+    statistics: Path | None = None  # the file of its sentence statistics, if they are kept
     explained: Mapping[str, Any] = field(default_factory=dict)  # figures of nmt.compare.faithfulness
 
     @property

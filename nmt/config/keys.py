@@ -1,7 +1,7 @@
 """What a key of the configuration holds, read from its type in the schema."""
 
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -74,6 +74,6 @@ def _plain_types(annotation: Any) -> set[Any]:  # noqa: ANN401
     return {annotation}
 
 
-def _contains(annotation: Any, marker: Callable[[], object]) -> bool:  # noqa: ANN401
+def _contains(annotation: Any, marker: type[object]) -> bool:  # noqa: ANN401
     """Is any part of the annotation marked?"""
-    return any(isinstance(part, marker) or _contains(part, marker) for part in get_args(annotation))  # type: ignore[arg-type]
+    return any(isinstance(part, marker) or _contains(part, marker) for part in get_args(annotation))

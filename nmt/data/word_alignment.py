@@ -1,4 +1,4 @@
-"""Word alignments and attention: Pharaoh notation, alignment error rate, links from weights, statistics.
+"""Words of pieces and their alignments: Pharaoh notation, alignment error rate, links from attention weights.
 
 A link is (source word, target word), both counted from 0. T target positions, S source positions.
 """

@@ -62,6 +62,6 @@ def run(app: ASGIApp, listening: socket.socket, connections: Connections, second
         timeout_graceful_shutdown=max(1, round(seconds)),
         h11_max_incomplete_event_size=MAX_HEADERS,
     )
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the same for forms
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it would log malformed forms
     with asyncio.Runner() as runner:
         runner.run(_Server(config).serve(sockets=[listening]))

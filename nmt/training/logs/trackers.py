@@ -110,7 +110,7 @@ class MLflow:
 def check_packages(loggers: Iterable[str]) -> None:
     """Raises UserError if the package of a logger is missing."""
     for name in loggers:
-        if find_spec(name) is None:  # each has the name of its package
+        if find_spec(name) is None:  # a tracker is named after its package
             raise UserError(f'logger={name}: needs another package: pip install "nmt[{name}]"')
 
 
