@@ -7,7 +7,7 @@ OVERRIDES ?=
 
 .DEFAULT_GOAL := help
 
-.PHONY: help train serve study bench test coverage test-slow test-gpu lint docs build tensorboard clean
+.PHONY: help train serve study bench test coverage test-slow test-gpu lint pages docs build tensorboard clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ lint: $(READY)  ## ruff and mypy
 $(DOCS_READY): $(READY) docs/constraints.txt
 	$(BIN)/pip install --quiet --require-hashes --no-deps -r docs/constraints.txt
 	@touch $@
+
+pages: $(READY)  ## write the generated tables of the documentation: the configuration reference, the parts of each preset
+	@$(BIN)/python scripts/write_pages.py
 
 docs: $(DOCS_READY)  ## build the documentation into build/site; a broken link fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

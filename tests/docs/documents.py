@@ -10,8 +10,6 @@ PRESETS = sorted(path.stem for path in (ROOT / "configs" / "attention").glob("*.
 BLOCK = re.compile(r"^(?P<long><!-- long: [^\n]* -->\n)?```(?P<kind>bash|python)\n(?P<text>.*?)^```", re.M | re.S)
 IN_TABLE = re.compile(r"^\|.*\| `(nmt-[^`]*)` \|$", re.M)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-# Written when the site is built: see docs/hooks.
-GENERATED = re.compile(r"^docs/(configuration/\w+\.md|contributing\.md|changelog\.md|images/alignment\.png)$")
 
 
 class Block(NamedTuple):
@@ -24,6 +22,10 @@ class Block(NamedTuple):
 
 def pages() -> list[Path]:
     return [README, *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def markdown_files() -> list[Path]:
+    return [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *pages()]
 
 
 def name_of(page: Path) -> str:

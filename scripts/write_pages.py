@@ -1,6 +1,15 @@
-"""Write the configuration reference as the site is built: values and comments from configs/, types from the schema."""
+"""Write what the documentation takes from elsewhere, so that it reads the same on disk and on the site.
 
+docs/configuration/ is a reference of every value, from the comments of configs/ and the types of the schema. Each page
+of an attention preset shows the parts of the preset, from configs/attention, and its row in docs/results/demo.md.
+
+    python scripts/write_pages.py           # writes the files that differ
+    python scripts/write_pages.py --check   # names the files that differ, and then exits with status 1
+"""
+
+import argparse
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
@@ -11,7 +20,7 @@ import yaml
 
 Json = dict[str, Any]
 GRAMMAR = """\
-`KEY=VALUE` sets one value, `GROUP=CHOICE` picks a file of `configs/GROUP`. The tables below come from those files and
+`KEY=VALUE` sets one value, `GROUP=CHOICE` picks the file `CHOICE` of the folder `GROUP` in `configs/`. The tables below come from those files and
 from the types in `nmt/config/schema`. The default is the value in the file; values outside the limits are refused with
 a message that names the key. `nmt-train --help` prints the same values for any choice of groups.
 """
@@ -291,11 +300,102 @@ def pages(configs: Path) -> dict[str, str]:
     return found
 
 
-def on_files(files: Any, config: Any) -> Any:  # noqa: ANN401
-    """Called by MkDocs once all files are known."""
-    from mkdocs.structure.files import File
+PARTS = {  # group of configs/ -> its name in the table of a preset's parts
+    "score": "Score",
+    "window": "Window",
+    "normalizer": "Normalizer",
+    "alignment": "Alignment",
+    "coverage": "Coverage",
+    "projection": "Projection",
+    "/encoder": "Encoder",
+    "/decoder": "Decoder",
+}
+ENCODER = {
+    "layers": "Encoder layers",
+    "bidirectional": "Both directions",
+    "residual": "Residual connections from layer",
+}
+DECODER = {
+    "layers": "Decoder layers",
+    "residual": "Residual connections from layer",
+    "attend": "Attends",
+    "input_feeding": "Input feeding",
+    "readout": "Readout",
+    "bridge": "First state",
+}
+SECTION = re.compile(r"<!-- (\w+) -->\n.*?<!-- end -->", re.S)
 
-    configs = Path(config.config_file_path).parent / "configs"
-    for name, text in pages(configs).items():
-        files.append(File.generated(config, f"configuration/{name}", content=text))
-    return files
+
+def preset_parts(root: Path, preset: str) -> str:
+    """Return a Markdown table of the parts that a preset is made of."""
+    values = yaml.safe_load((root / "configs" / "attention" / f"{preset}.yaml").read_text(encoding="utf-8"))
+    rows = []
+    for entry in values.get("defaults", []):
+        if isinstance(entry, dict):
+            ((group, choice),) = entry.items()
+            part = group.removeprefix("override ").partition("@")[0]
+            name = part.removeprefix("/") if part.startswith("/") else f"attention/{part}"
+            rows.append((PARTS[part], f"`{name}={choice}`"))
+    if "context" in values["attention"]:
+        rows.append(("Context", f"`attention.context={values['attention']['context']}`"))
+    for section, titles in (("encoder", ENCODER), ("decoder", DECODER)):
+        settings = values.get(section, {})
+        rows += [
+            (title, f"`{section}.{key}={str(settings[key]).lower()}`")
+            for key, title in titles.items()
+            if key in settings
+        ]
+    return "\n".join(["| Part | Setting |", "|---|---|", *(f"| {title} | {setting} |" for title, setting in rows)])
+
+
+def preset_figures(root: Path, preset: str) -> str:
+    """Return the header and a preset's row of the table in docs/results/demo.md. Raises ValueError without a row."""
+    lines = (root / "docs" / "results" / "demo.md").read_text(encoding="utf-8").splitlines()
+    row = next((number for number, line in enumerate(lines) if re.match(rf"\| `{preset}`[^|]* \|", line)), None)
+    if row is None:
+        raise ValueError(f"docs/results/demo.md has no row of {preset}")
+    header = max(number for number in range(row) if lines[number].startswith("|---")) - 1
+    return "\n".join([lines[header], lines[header + 1], lines[row]])
+
+
+def preset_page(root: Path, path: Path) -> str:
+    """Return the text of a preset's page with its tables up to date, between `<!-- parts -->` or `<!-- figures -->` and
+    `<!-- end -->`."""
+    fill = {"parts": preset_parts, "figures": preset_figures}
+
+    def section(match: re.Match[str]) -> str:
+        return f"<!-- {match[1]} -->\n{fill[match[1]](root, path.stem)}\n<!-- end -->"
+
+    return SECTION.sub(section, path.read_text(encoding="utf-8"))
+
+
+def written_pages(root: Path) -> dict[Path, str]:
+    """Return what the files that this script writes should hold."""
+    reference = {root / "docs" / "configuration" / name: text for name, text in pages(root / "configs").items()}
+    presets = [
+        root / "docs" / "attention" / path.with_suffix(".md").name
+        for path in (root / "configs" / "attention").glob("*.yaml")
+    ]
+    return reference | {path: preset_page(root, path) for path in sorted(presets)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with status 1 if a file differs")
+    check = parser.parse_args().check
+    root = Path(__file__).resolve().parents[1]
+    stale = [
+        (path, text)
+        for path, text in written_pages(root).items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
+    for path, text in stale:
+        print(path.relative_to(root))
+        if not check:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
