@@ -20,7 +20,8 @@ import yaml
 
 Json = dict[str, Any]
 GRAMMAR = """\
-`KEY=VALUE` sets one value, `GROUP=CHOICE` picks the file `CHOICE` of the folder `GROUP` in `configs/`. The tables below come from those files and
+`KEY=VALUE` sets one value, `GROUP=CHOICE` picks the file `CHOICE` of the folder `GROUP` in `configs/`. \
+The tables below come from those files and
 from the types in `nmt/config/schema`. The default is the value in the file; values outside the limits are refused with
 a message that names the key. `nmt-train --help` prints the same values for any choice of groups.
 """
