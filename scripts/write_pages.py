@@ -20,10 +20,10 @@ import yaml
 
 Json = dict[str, Any]
 GRAMMAR = """\
-`KEY=VALUE` sets one value, `GROUP=CHOICE` picks the file `CHOICE` of the folder `GROUP` in `configs/`. \
-The tables below come from those files and
-from the types in `nmt/config/schema`. The default is the value in the file; values outside the limits are refused with
-a message that names the key. `nmt-train --help` prints the same values for any choice of groups.
+`KEY=VALUE` sets one value, `GROUP=CHOICE` picks the file `CHOICE` of the folder `GROUP` in `configs/`. The tables below
+come from those files and from the types in `nmt/config/schema`. The default is the value in the file. Values outside
+the limits are refused with a message that names the key. `nmt-train --help` prints the same values for any choice of
+groups.
 """
 GROUPS = {  # page -> its groups, folders of configs/
     "data": ["data"],
