@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +41,7 @@ class Fault(NamedTuple):
     breaks: str
     old: str
     new: str
-    tests: list[str]  # paths below tests/
+    tests: list[str]  # names of files somewhere below tests/
     imports: str = ""  # added to the file
 
 
@@ -55,13 +56,19 @@ def files_with(fault: Fault, package: Path) -> list[Path]:
     return [path for path, text in texts for _ in range(text.count(fault.old))]
 
 
+@cache
+def test_files() -> dict[str, str]:
+    """The path of each file of tests by its name."""
+    return {path.stem: str(path) for path in (ROOT / "tests").rglob("test_*.py")}
+
+
 def problems(faults: Iterable[Fault], package: Path = ROOT / "nmt") -> list[str]:
     """What keeps faults from being planted: text that is gone or ambiguous, tests that are gone."""
     found = []
     for fault in faults:
         if (count := len(files_with(fault, package))) != 1:
             found.append(f"{fault.id}: its text stands {count} times in {fault.room}")
-        found += [f"{fault.id}: no tests/{name}" for name in fault.tests if not (ROOT / "tests" / name).exists()]
+        found += [f"{fault.id}: no {name}.py" for name in fault.tests if name not in test_files()]
     return found
 
 
@@ -74,7 +81,7 @@ def run(fault: Fault, copy: Path, slow: bool) -> dict[str, Any]:
         planted = planted.replace("\nimport ", f"\n{fault.imports}\nimport ", 1)
     path.write_text(planted, encoding="utf-8")
     marks = ["-m", "not gpu"] if slow else []
-    words = ["-x", "-q", "-p", "no:cacheprovider", *marks, *(f"tests/{name}" for name in fault.tests)]
+    words = ["-x", "-q", "-p", "no:cacheprovider", *marks, *(test_files()[name] for name in fault.tests)]
     began = time.monotonic()
     try:
         status, output = pytest_in_a_fork(words, copy)
