@@ -13,6 +13,9 @@ for module in ("mkdocs", "material", "mkdocstrings", "latex2mathml"):
     pytest.importorskip(module, reason="the extra `docs` is not installed")
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")

@@ -54,15 +54,22 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)
-def test_every_key_exists(page: Path) -> None:
+def test_every_key_and_choice_exists(page: Path) -> None:
     prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
-    named = [word for code in re.findall(r"`([^`\n]+)`", prose) for word in words(code)]
+    codes = re.findall(r"`([^`\n]+)`", prose)
+    lines = [line for block in blocks(page) if block.kind == "bash" for line in block.lines]
+    codes += [line for line in lines if line.startswith(("nmt-", "python ", "torchrun "))]
+    named = [word for code in codes for word in words(code)]
     keys = known_keys()
     for word in named:
         if match := KEY.match(word):
-            assert match[1] in keys, word
+            key, value = match[1], word.partition("=")[2]
+            assert key in keys or key.startswith("hydra.launcher."), word
+            if key in GROUPS and re.fullmatch(r"\[?[\w/,]+\]?", value) and value != "NAME":
+                choices = value.strip("[]").split(",")
+                assert all((ROOT / "configs" / key / f"{choice}.yaml").exists() for choice in choices), word
         elif re.fullmatch(rf"({'|'.join(SECTIONS)})(\.\w+)+", word):
-            assert word in keys | {"tokenizer.model"}, word  # a file
+            assert word in keys or word.endswith((".model", ".png")), word  # or a file
 
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)
