@@ -20,8 +20,7 @@ import numpy as np
 
 from nmt.compare.entry import read_run
 from nmt.config.errors import UserError
-from nmt.evaluate.bleu import METRICS, count
-from nmt.evaluate.formulas import FORMULAS
+from nmt.evaluate.bleu import FORMULAS, METRICS, count
 from nmt.export.contents import shared_config, shared_manifest
 from nmt.system.files import write_atomically
 from nmt.system.run import FINISHED, RunDirectory, read_json, runs_below

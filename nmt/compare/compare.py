@@ -103,6 +103,7 @@ def compare(
     field = Field(systems, held_out, ranking, resampling)
     systems = field.ranked()
     named = next((system for system in systems if system.name == baseline), None)
+    names = signatures(held_out.settings)
     base = None if baseline == ALL else named or systems[0]
     runs = field.run_scores(base)
     tested = [_all_rounded(row) for row in field.differences(named)]
@@ -117,7 +118,9 @@ def compare(
     return {
         "split": split,
         "sentences": len(held_out.references),
-        **signatures(held_out.settings),
+        "signature": names["bleu"],
+        "chrf_signature": names["chrf"],
+        "ter_signature": names["ter"],
         "metric": ranking.metric,
         "baseline": None if base is None else base.name,
         "bootstrap_samples": bootstrap_samples,

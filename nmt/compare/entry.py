@@ -18,9 +18,8 @@ from nmt.config.errors import UserError, printable
 from nmt.config.overrides import for_shell, user_path
 from nmt.data.reading.text import open_text, user_lines
 from nmt.data.word_alignment import alignment_error_rate, parse_pharaoh
-from nmt.evaluate.bleu import Counted, ScoreSettings, count
+from nmt.evaluate.bleu import SUFFIX, Counted, ScoreSettings, count, stored_counts
 from nmt.evaluate.evaluation import score_settings
-from nmt.evaluate.stored import SUFFIX, stored_counts
 from nmt.system.archive import is_archive
 from nmt.system.files import read_bytes
 from nmt.system.run import ERROR, EVALUATION, RunDirectory, digest, read_json, runs_below, text_lines

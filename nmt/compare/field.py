@@ -13,9 +13,18 @@ from nmt.compare.entry import Entry, HeldOut, System, count_sentences
 from nmt.compare.page import SIGNIFICANT
 from nmt.compare.ranking import Ranking
 from nmt.evaluate.bleu import Counts
-from nmt.evaluate.effects import Effect, difference, mean_of_seeds
-from nmt.evaluate.multiple import holm, letters
-from nmt.evaluate.significance import Output, Resampling, half_width, paired_bootstrap, score
+from nmt.evaluate.significance import (
+    Effect,
+    Output,
+    Resampling,
+    corpus_score,
+    difference,
+    half_width,
+    holm,
+    letters,
+    mean_of_seeds,
+    paired_bootstrap,
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +61,7 @@ class Field:
 
     def score(self, entry: Entry, metric: str) -> float:
         """A run's score."""
-        return score(self.outputs[entry.name][metric], metric)
+        return corpus_score(self.outputs[entry.name][metric], metric)
 
     def mean(self, system: System) -> float:
         """The mean of a system's runs, by the metric that ranks."""

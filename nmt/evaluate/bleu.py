@@ -1,23 +1,36 @@
-"""Translation quality: BLEU, chrF and TER of a corpus with sacreBLEU (Post 2018), BLEU of sentences, perplexity.
+"""Translation quality: sacreBLEU's BLEU, chrF and TER (Post 2018), BLEU of sentences and by length, perplexity.
 
-sacreBLEU scores are computed in Unicode NFC, so that composed and decomposed characters are equal.
+`count` collects sacreBLEU's statistics of each sentence; every score is a formula of their sums, so that scores of
+subsets and resamplings need no text. Texts are compared in Unicode NFC: composed and decomposed characters are equal.
+Shapes: N sentences, k statistics of a metric.
 """
 
+import hashlib
+import json
 import math
 import unicodedata
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
-from nmt.evaluate import formulas
+from nmt.system.files import read_bytes, write_atomically
 
 Counts = NDArray[np.int64]
+Floats = NDArray[np.float64]
 METRICS = ("bleu", "chrf", "ter")
+WIDTHS = {"bleu": 10, "chrf": 18, "ter": 2}  # statistics of a sentence
+SUFFIX = ".statistics.safetensors"  # replaces .txt in the name of the file beside an output
+CHRF_BETA = 2  # recall counts as much as CHRF_BETA**2 precisions
 
 # sacreBLEU's tokenizers for single languages, by ISO 639-1 and 639-3 codes.
 _TOKENIZER_OF_LANGUAGE = {
@@ -35,7 +48,7 @@ class ScoreSettings:
     lowercase: bool
 
     def of(self, language: str) -> "ScoreSettings":
-        """The settings for one of several target languages."""
+        """Return the settings for one of several target languages."""
         return self
 
 
@@ -45,6 +58,12 @@ class SettingsByLanguage(ScoreSettings):
     def of(self, language: str) -> ScoreSettings:
         """The settings with the language's tokenizer."""
         return ScoreSettings(tokenizer_for(language), self.lowercase)
+
+
+def tokenizer_for(language: str) -> str:
+    """Return sacreBLEU's tokenizer for a target language code such as "de", "zh-CN" or "jpn_Jpan"."""
+    primary = language.lower().replace("_", "-").partition("-")[0]
+    return _TOKENIZER_OF_LANGUAGE.get(primary, "13a")
 
 
 @dataclass(frozen=True)
@@ -63,22 +82,16 @@ class Scores:
         return {key: round(value, 4) if isinstance(value, float) else value for key, value in asdict(self).items()}
 
 
-def tokenizer_for(language: str) -> str:
-    """sacreBLEU's tokenizer for a target language code such as "de", "zh-CN" or "jpn_Jpan"."""
-    primary = language.lower().replace("_", "-").partition("-")[0]
-    return _TOKENIZER_OF_LANGUAGE.get(primary, "13a")
-
-
 @dataclass(frozen=True)
 class Counted:
-    """sacreBLEU's statistics of N sentences by metric, (N, k) each: BLEU 10, chrF 18, TER 2 (nmt.evaluate.formulas)."""
+    """sacreBLEU's statistics of N sentences by metric, (N, k) each, with k as in WIDTHS."""
 
     counts: Mapping[str, Counts]
     signatures: Mapping[str, str]
 
     def scores(self) -> Scores:
-        """The scores of all sentences together."""
-        values = {name: float(formulas.FORMULAS[name](rows.sum(0))) for name, rows in self.counts.items()}
+        """Score all sentences together."""
+        values = {name: float(FORMULAS[name](rows.sum(0))) for name, rows in self.counts.items()}
         signature, chrf_signature, ter_signature = map(self.signatures.get, METRICS)
         assert signature is not None
         return Scores(values["bleu"], values.get("chrf"), values.get("ter"), signature, chrf_signature, ter_signature)
@@ -87,7 +100,7 @@ class Counted:
 def count(
     hypotheses: Sequence[str], references: Sequence[str], settings: ScoreSettings, metrics: Collection[str] = METRICS
 ) -> Counted:
-    """The statistics of detokenised hypotheses with one reference each, in Unicode NFC.
+    """Count sacreBLEU's statistics of detokenised hypotheses with one reference each.
 
     Raises ValueError if the counts differ or are zero, or for an invalid setting or metric.
     """
@@ -118,20 +131,112 @@ def score(
     return count(hypotheses, references, settings, metrics).scores()
 
 
-def signatures(settings: ScoreSettings) -> dict[str, str]:
-    """sacreBLEU's signatures: signature (of BLEU), chrf_signature and ter_signature."""
-    scores = score([""], ["x"], settings)
-    return {name: str(getattr(scores, name)) for name in ("signature", "chrf_signature", "ter_signature")}
+@cache
+def signatures(settings: ScoreSettings) -> Mapping[str, str]:
+    """sacreBLEU's signature of each metric, which names its version and options."""
+    return count([""], ["x"], settings).signatures
+
+
+def stored_counts(path: Path, hypotheses: Sequence[str], references: Sequence[str], settings: ScoreSettings) -> Counted:
+    """Read the statistics of an output from the file beside it, because TER takes seconds per thousand sentences.
+
+    If the file is missing, damaged or belongs to other texts or metrics, counts them and tries to write the file.
+    Raises ValueError as `count` does.
+    """
+    key = _key(hypotheses, references, signatures(settings))
+    with suppress(OSError, ValueError, KeyError, TypeError, SafetensorError):
+        arrays = load(read_bytes(path))
+        counts = {name: arrays[name].astype(np.int64, casting="safe") for name in METRICS}
+        shapes = {name: (len(references), width) for name, width in WIDTHS.items()}
+        valid = shapes == {name: rows.shape for name, rows in counts.items()}
+        if valid and arrays["key"].tobytes() == key and min(rows.min() for rows in counts.values()) >= 0:
+            return Counted(counts, signatures(settings))
+    counted = count(hypotheses, references, settings)
+    write_counts(path, counted, hypotheses, references)
+    return counted
+
+
+def write_counts(path: Path, counted: Counted, hypotheses: Sequence[str], references: Sequence[str]) -> None:
+    """Write the statistics of all metrics; in a folder that cannot be written, do nothing."""
+    arrays = {name: rows.astype(np.int32) for name, rows in counted.counts.items()}
+    arrays["key"] = np.frombuffer(_key(hypotheses, references, counted.signatures), np.uint8)
+    with suppress(OSError):
+        write_atomically(path, save(arrays))
+
+
+def _key(*texts: object) -> bytes:
+    """A digest of hypotheses, references and signatures."""
+    return hashlib.sha256(json.dumps(texts).encode()).digest()
+
+
+def bleu_score(sums: Floats, effective_order: bool = False) -> Floats:
+    """Compute BLEU: (..., 10) -> (...), from 0 to 100.
+
+    sums: lengths of output and reference, then matches and n-grams of the output for orders 1 to 4.
+
+    Papineni et al. 2002, with exponential smoothing: the k-th order without a match counts 1 / 2^k matches. Without
+    any n-gram of an order the score is 0; `effective_order` leaves such orders out.
+    """
+    length, reference, matches, totals = sums[..., 0], sums[..., 1], sums[..., 2:6], sums[..., 6:10]
+    present = totals > 0
+    missed = present & (matches == 0)
+    smoothed = np.where(missed, 0.5 ** np.cumsum(missed, -1), matches)
+    logs = np.log(np.where(present, smoothed, 1.0) / np.where(present, totals, 1.0))
+    orders = np.maximum(present.sum(-1), 1) if effective_order else 4
+    penalty = np.minimum(1 - reference / np.where(length > 0, length, 1.0), 0.0)
+    score = 100 * np.exp(penalty + logs.sum(-1) / orders)
+    nothing = (matches.sum(-1) == 0) | (length == 0) | (not effective_order and ~present.all(-1))
+    return np.where(nothing, 0.0, score)
+
+
+def chrf_score(sums: Floats) -> Floats:
+    """Compute chrF: (..., 18) -> (...), from 0 to 100.
+
+    sums: n-grams of the output, of the reference, and matches, for each order from 1 to 6.
+
+    Popović 2015: the F score of precision and recall, each a mean over the orders that both texts have.
+    """
+    output, reference, matches = (sums[..., part::3] for part in range(3))
+    present = (output > 0) & (reference > 0)
+    orders = np.maximum(present.sum(-1), 1)
+    precision, recall = (
+        np.where(present, matches / np.where(present, counts, 1.0), 0.0).sum(-1) / orders
+        for counts in (output, reference)
+    )
+    weighted = CHRF_BETA**2 * precision + recall
+    score: Floats = 100 * (1 + CHRF_BETA**2) * precision * recall / np.where(weighted > 0, weighted, 1.0)
+    return score
+
+
+def ter_score(sums: Floats) -> Floats:
+    """Compute TER from edits and length of the reference: (..., 2) -> (...), in percent (Snover et al. 2006)."""
+    edits, length = sums[..., 0], sums[..., 1]
+    return 100 * np.where(length > 0, edits / np.where(length > 0, length, 1.0), edits > 0)
+
+
+def mean_score(sums: Floats) -> Floats:
+    """Compute a mean from the sum of sentence scores and the number of sentences: (..., 2) -> (...)."""
+    return np.asarray(sums[..., 0] / sums[..., 1])
+
+
+FORMULAS: dict[str, Callable[[Floats], Floats]] = {
+    "bleu": bleu_score,
+    "chrf": chrf_score,
+    "ter": ter_score,
+    "comet": mean_score,
+}
 
 
 def sentence_bleu(counts: Counts) -> NDArray[np.float64]:
-    """Statistics of BLEU (N, 10) -> BLEU of each sentence (N,), from 0 to 100, with sacreBLEU's effective order:
-    n-grams no longer than the sentence."""
-    return formulas.bleu(counts.astype(float), effective_order=True)
+    """Score each sentence by its BLEU: statistics (N, 10) -> (N,), from 0 to 100.
+
+    With sacreBLEU's effective order: n-grams longer than the sentence do not count.
+    """
+    return bleu_score(counts.astype(float), effective_order=True)
 
 
 def score_by_length(counts: Counts, sources: Sequence[str], parts: int = 4) -> list[dict[str, float | list[int]]]:
-    """BLEU by source length, from its statistics (N, 10), in `parts` bins of about equal size, the longest last.
+    """Score BLEU, from its statistics (N, 10), in `parts` bins of about equal size by source length, longest last.
 
     Sentences of equal length share a bin, so there may be fewer bins. "words" holds a bin's shortest and longest
     length; it counts characters in text without spaces, such as Chinese.
@@ -145,18 +250,18 @@ def score_by_length(counts: Counts, sources: Sequence[str], parts: int = 4) -> l
     for number in range(len(edges)):
         members = numbers == number
         words = [int(lengths[members].min()), int(lengths[members].max())]
-        bleu = round(float(formulas.bleu(counts[members].sum(0))), 4)
+        bleu = round(float(bleu_score(counts[members].sum(0))), 4)
         bins.append({"words": words, "sentences": int(members.sum()), "bleu": bleu})
     return bins
 
 
 def nfc(lines: Sequence[str]) -> list[str]:
-    """The lines in Unicode NFC (Normalization Form C)."""
+    """Normalise lines to Unicode NFC (Normalization Form C)."""
     return [unicodedata.normalize("NFC", line) for line in lines]
 
 
 def bleu_metric(settings: ScoreSettings, effective_order: bool = False) -> BLEU:
-    """sacreBLEU's BLEU. Raises ValueError if the tokenizer is unknown or not installed."""
+    """Create sacreBLEU's BLEU. Raises ValueError if the tokenizer is unknown or not installed."""
     name = settings.tokenize
     if name not in BLEU.TOKENIZERS:
         raise ValueError(f"evaluation.tokenize: {name!r} is unknown; allowed: {', '.join(BLEU.TOKENIZERS)}")
@@ -173,7 +278,7 @@ def bleu_metric(settings: ScoreSettings, effective_order: bool = False) -> BLEU:
 
 
 def perplexity(nll: float, tokens: int) -> float:
-    """exp(nll / tokens), of a total negative log-likelihood in nats; infinite if it overflows a float."""
+    """Compute exp(nll / tokens) of a total negative log-likelihood in nats; infinite if it overflows a float."""
     try:
         return math.exp(nll / max(1, tokens))
     except OverflowError:

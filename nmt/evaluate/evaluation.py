@@ -16,6 +16,7 @@ from nmt.data.prepared import Direction
 from nmt.data.word_alignment import alignment_error_rate, parse_pharaoh
 from nmt.evaluate.bleu import (
     METRICS,
+    SUFFIX,
     Counted,
     Scores,
     ScoreSettings,
@@ -24,6 +25,7 @@ from nmt.evaluate.bleu import (
     score,
     score_by_length,
     tokenizer_for,
+    write_counts,
 )
 from nmt.evaluate.comet import Comet
 from nmt.evaluate.directions import (
@@ -34,7 +36,6 @@ from nmt.evaluate.directions import (
     score_directions,
     tagged,
 )
-from nmt.evaluate.stored import SUFFIX, write_counts
 from nmt.explain.faithfulness import faithfulness
 from nmt.system.files import locked, to_json, write_lines
 from nmt.system.run import EVALUATION, RunDirectory, digest, read_json

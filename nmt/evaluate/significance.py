@@ -1,47 +1,74 @@
-"""Tests between outputs of one test set, from their sentence statistics.
+"""Tests of differences between outputs and between systems, from the statistics of single sentences.
 
 An output is an array (N, k) for each metric: sacreBLEU's counts of N sentences, or their scores with a 1 beside each
-(nmt.evaluate.formulas). Every resampling is then a product of matrices (R, N) and (N, k).
+(`FORMULAS` of nmt.evaluate.bleu). Every resampling is then a product of matrices (R, N) and (N, k).
 
 - Two outputs: paired bootstrap resampling (Koehn 2004) and paired approximate randomisation (Riezler and Maxwell 2005),
   with the results of `sacrebleu --paired-bs` and `--paired-ar`.
-- Two systems with several outputs each, one for each seed: stratified approximate randomisation (Clark et al. 2011).
-  nmt.evaluate.effects has the test that also contains the variance between seeds.
+- Two systems with several outputs each, one for each seed: a t test with the variance between seeds and that between
+  sentences (`Effect`), and stratified approximate randomisation (Clark et al. 2011) for these outputs alone.
+- Many comparisons: Holm's correction (1979), and groups of systems by letters (Piepho 2004).
+
+Seed j of system A scores a_j on the test set, and seed j of B b_j. The difference of the means has the t statistic
+
+    D = mean(a) - mean(b),    Var(D) = s_a^2 / n_a + s_b^2 / n_b + v,    t = D / sqrt(Var(D)),
+
+where s^2 is the variance between a system's n scores, and v is the variance of D over bootstrap samples of the
+sentences, with the seeds as they are. The degrees of freedom are Satterthwaite's (1946). v contains the luck that each
+seed has with sentences, which s^2 contains as well: Var(D) is a little too large. With few seeds the estimates s^2 are
+so uncertain that the test needs this to hold its level (docs/comparison.md has the figures of a simulation).
+
+A system with one seed takes s^2 from the other system. With one seed each nothing is known of the variance between
+seeds: Var(D) = v, and the two paired tests decide.
 """
 
+import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from string import ascii_letters
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nmt.evaluate.formulas import FORMULAS, Floats
+from nmt.evaluate.bleu import FORMULAS, Floats
 
 Statistics = NDArray[np.int64] | NDArray[np.float64]
 Output = Mapping[str, Statistics]  # (N, k) by metric
 CHUNK = 500  # resamplings at a time
-ROUNDING = 1e-9  # a difference between scores that is due to the order of sums
+ROUNDING = 1e-9  # differences between scores up to this are due to the order of sums
+POWER = 0.8
+MAX_SEEDS = 1000  # more than anybody trains
+KNOWN = 1e6  # degrees of freedom of a variance that is taken as known
+NODES, NODE_WEIGHTS = np.polynomial.legendre.leggauss(100)
+TAIL = 12  # standard deviations beyond which a tail holds less than 1e-30
+BISECTIONS = 45
 
 
 class Resampling:
     """Scores and tests on resampled sentences. All outputs of a test set share the draws, which are sacreBLEU's."""
 
     def __init__(self, sentences: int, samples: int, trials: int) -> None:
-        """Number of sentences N, bootstrap samples R and randomisation trials. $SACREBLEU_SEED sets the seed."""
+        """Draw R bootstrap `samples` and randomisation `trials` of N `sentences`. $SACREBLEU_SEED sets the seed."""
         self.samples, self.trials = samples, trials
         drawn = _generator().choice(sentences, size=(samples, sentences), replace=True)
         self._weights = np.stack([np.bincount(row, minlength=sentences) for row in drawn]).astype(np.uint16)
         self._swaps = _generator().integers(2, size=(trials, sentences), dtype=bool)
 
     def bootstrap(self, outputs: Sequence[Statistics], metric: str) -> Floats:
-        """The scores of M outputs on the bootstrap samples, (M, R)."""
+        """Score M outputs (N, k) on the bootstrap samples: (M, R)."""
         beside = _beside(outputs)
         sums = (chunk @ beside for chunk in _chunks(self._weights))
         return np.concatenate([FORMULAS[metric](part.reshape(len(part), len(outputs), -1)) for part in sums]).T
 
     def paired_randomisation(self, baseline: Output, output: Output) -> dict[str, float]:
-        """p of the difference by paired approximate randomisation, by metric; 1 for equal scores."""
+        """Compute p of the difference of two outputs, for each metric, by paired approximate randomisation.
+
+        Equal scores have p = 1.
+        """
         one, other = (_beside(list(side.values())) for side in (baseline, output))
         total, edges = one.sum(0) + other.sum(0), np.cumsum([0, *(rows.shape[1] for rows in output.values())])
         differences: dict[str, list[Floats]] = {name: [] for name in output}
@@ -51,7 +78,7 @@ class Resampling:
                 sides = (FORMULAS[name](sums[:, start:end]) for sums in (swapped, total - swapped))
                 differences[name].append(np.abs(np.subtract(*sides)))
         return {
-            name: _p_value(np.concatenate(parts), score(output[name], name) - score(baseline[name], name))
+            name: _p_value(np.concatenate(parts), corpus_score(output[name], name) - corpus_score(baseline[name], name))
             for name, parts in differences.items()
         }
 
@@ -62,17 +89,17 @@ class Resampling:
         metric: str,
         progress: Callable[[int], object] = lambda _: None,
     ) -> list[float]:
-        """p of the difference between each pair of systems, which are numbered from 0 and have a list of outputs each.
+        """Compute p of the difference between each pair of systems by stratified approximate randomisation.
 
-        For every sentence, the outputs of the two systems are paired at random, and each pair is exchanged with
+        systems: the outputs of each, (N, k). pairs: numbers of systems, from 0. `progress` receives the number of pairs
+        done. For every sentence, the outputs of the two systems are paired at random, and each pair is exchanged with
         probability 1/2 (Clark et al. 2011, and their program MultEval). An output without a partner stays. A system's
-        score is that of the sums over all its outputs. Whether other seeds would show a difference is not asked.
-        `progress` receives the number of pairs done.
+        score is that of the sums over all its outputs. The test does not ask whether other seeds would differ.
         """
         formula, stacks = FORMULAS[metric], [np.stack([np.asarray(rows, float) for rows in each]) for each in systems]
         totals = [stack.sum((0, 1)) for stack in stacks]
         observed = {(a, b): float(formula(totals[a]) - formula(totals[b])) for a, b in pairs}
-        found: dict[tuple[int, int], float] = {}
+        p_values: dict[tuple[int, int], float] = {}
         for shape in dict.fromkeys((len(stacks[a]), len(stacks[b])) for a, b in pairs):
             members = [(a, b) for a, b in pairs if (len(stacks[a]), len(stacks[b])) == shape]
             differences: dict[tuple[int, int], list[Floats]] = {pair: [] for pair in members}
@@ -81,16 +108,17 @@ class Resampling:
                     first = dealt[0][a] + dealt[1][b]
                     both = formula(first), formula(totals[a] + totals[b] - first)
                     differences[a, b].append(np.abs(both[0] - both[1]))
-            found |= {pair: _p_value(np.concatenate(parts), observed[pair]) for pair, parts in differences.items()}
+            p_values |= {pair: _p_value(np.concatenate(parts), observed[pair]) for pair, parts in differences.items()}
             progress(len(members))
-        return [found[pair] for pair in pairs]
+        return [p_values[pair] for pair in pairs]
 
     def _deal(
         self, stacks: Sequence[Floats], sides: Sequence[Sequence[int]], shape: tuple[int, int]
     ) -> Iterator[list[dict[int, Floats]]]:
-        """For parts of the trials, what each system of each side gives to the first side's sums: (trials, k) each.
+        """Compute, for chunks of the trials, the share of each system in the sums of its pair's first side.
 
-        Of every sentence's pairs of outputs, a binomial number is exchanged, each output with the same probability.
+        Yields a dict for each side, from the system's number to (trials, k). Of every sentence's pairs of outputs, a
+        binomial number is exchanged, each output with the same probability.
         """
         rng = _generator()
         beside = [
@@ -111,19 +139,22 @@ class Resampling:
             yield dealt
 
 
-def score(output: Statistics, metric: str) -> float:
-    """The score of an output (N, k) by a metric of FORMULAS."""
+def corpus_score(output: Statistics, metric: str) -> float:
+    """Score an output (N, k) by a metric of FORMULAS."""
     return float(FORMULAS[metric](np.asarray(output.sum(0), float)))
 
 
 def half_width(scores: Floats) -> float:
-    """Half the width of the 95 % interval that the scores of bootstrap samples (R,) cover, as sacreBLEU computes it."""
+    """Compute half the width of the 95 % interval of scores of bootstrap samples (R,), as sacreBLEU does."""
     low, ordered = len(scores) // 40, np.sort(scores)
     return float(ordered[len(scores) - low - 1] - ordered[low]) / 2
 
 
 def paired_bootstrap(baseline: Floats, scores: Floats, observed: float) -> float:
-    """p of an observed difference, from the scores of two outputs on the same bootstrap samples (R,); 1 for 0."""
+    """Compute p of an observed difference from the scores of two outputs on the same bootstrap samples (R,).
+
+    A difference of 0 has p = 1.
+    """
     differences = np.abs(scores - baseline)
     return _p_value(differences - differences.mean(), observed)
 
@@ -140,10 +171,165 @@ def _beside(outputs: Sequence[Statistics]) -> Floats:
 
 
 def _chunks(draws: NDArray[np.uint16] | NDArray[np.bool_]) -> Iterator[Floats]:
-    """(R, N) in parts, as numbers to multiply with."""
+    """Split draws (R, N) into chunks of floats."""
     return (draws[start : start + CHUNK].astype(float) for start in range(0, len(draws), CHUNK))
 
 
 def _generator() -> np.random.Generator:
     seed = os.environ.get("SACREBLEU_SEED", "12345")
     return np.random.default_rng(None if seed.lower() == "none" else int(seed))
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A mean over seeds or a difference of two means."""
+
+    value: float
+    variance: float  # the square of the standard error
+    freedom: float  # degrees of freedom
+    shared: float  # the part of the variance that more seeds do not reduce
+    of_seed: tuple[float, ...] = ()  # the rest for one seed of each system; empty if nothing is known of it
+
+    @classmethod
+    def of(
+        cls,
+        value: float,
+        parts: Sequence[tuple[float, float]],
+        shared: float = 0.0,
+        of_seed: tuple[float, ...] = (),
+    ) -> Self:
+        """Combine parts of the variance, each with the degrees of freedom of its estimate (Satterthwaite 1946)."""
+        variance = sum(part for part, _ in parts)
+        share = sum((part / variance) ** 2 / freedom for part, freedom in parts) if variance else 1.0
+        return cls(value, variance, 1 / share, shared, of_seed)
+
+    @property
+    def half_width(self) -> float:
+        """Half the width of the 95 % interval."""
+        return t_quantile(0.975, self.freedom) * math.sqrt(self.variance)
+
+    @property
+    def p_value(self) -> float:
+        """The probability of a difference at least as large if the systems were equal; 1 without any variance."""
+        return t_p_value(self.value / math.sqrt(self.variance), self.freedom) if self.variance else 1.0
+
+    def detectable(self, level: float) -> float:
+        """The difference that is significant at this level with a probability of about 80 %."""
+        errors = t_quantile(1 - level / 2, self.freedom) + t_quantile(POWER, self.freedom)
+        return errors * math.sqrt(self.variance)
+
+    def seeds_needed(self, level: float) -> float | None:
+        """The seeds of each system with which a true difference of this value is significant with about 80 %.
+
+        Infinite if MAX_SEEDS are too few: the test set is too small. None if nothing is known of the variance between
+        seeds.
+        """
+        if not self.of_seed:
+            return None
+        counts = range(2, MAX_SEEDS + 1)
+        index = bisect_left(counts, True, key=lambda count: self._with(count).detectable(level) <= abs(self.value))
+        return counts[index] if index < len(counts) else math.inf
+
+    def _with(self, seeds: int) -> "Effect":
+        """Predict the effect with this many seeds of each system."""
+        return Effect.of(self.value, [(self.shared, KNOWN), *((part / seeds, seeds - 1) for part in self.of_seed)])
+
+
+def difference(a: Sequence[float], b: Sequence[float], covariance: Floats, sentences: int) -> Effect:
+    """Estimate A's mean minus B's from the scores of n_a and n_b seeds on this many sentences.
+
+    covariance: (n_a + n_b, n_a + n_b), of A's scores and then B's over bootstrap samples of the sentences.
+    """
+    counts, value = (len(a), len(b)), float(np.mean(a) - np.mean(b))
+    signs = np.repeat([1 / len(a), -1 / len(b)], counts)
+    of_sentences = max(float(signs @ covariance @ signs), 0.0), max(sentences - 1, 1)
+    if counts == (1, 1):
+        return Effect.of(value, [of_sentences], of_sentences[0])
+    blocks = covariance[: len(a), : len(a)], covariance[len(a) :, len(a) :]
+    variances = [(_variance(x), _luck(block)) for x, block in zip((a, b), blocks, strict=True) if len(x) > 1]
+    between, luck = zip(variances[0], variances[-1], strict=True)  # of A and B, or of the one that has several seeds
+    if 1 in counts:
+        parts = [(between[0] * (1 / counts[0] + 1 / counts[1]), max(counts) - 1)]
+    else:
+        parts = [(variance / count, count - 1) for variance, count in zip(between, counts, strict=True)]
+    shared = max(of_sentences[0] - sum(part / count for part, count in zip(luck, counts, strict=True)), 0.0)
+    return Effect.of(value, [*parts, of_sentences], shared, (between[0] + luck[0], between[1] + luck[1]))
+
+
+def mean_of_seeds(scores: Sequence[float], covariance: Floats, sentences: int) -> Effect:
+    """Estimate the mean of the scores of n >= 2 seeds. covariance: (n, n), over bootstrap samples of the sentences."""
+    count = len(scores)
+    parts = [(_variance(scores) / count, count - 1), (float(covariance.mean()), max(sentences - 1, 1))]
+    return Effect.of(float(np.mean(scores)), parts)
+
+
+def _variance(scores: Sequence[float]) -> float:
+    return float(np.var(scores, ddof=1))
+
+
+def _luck(block: Floats) -> float:
+    """Compute the part of a seed's variance over sentences (n, n) that it does not share with the other seeds."""
+    variance, count = float(np.trace(block)) / len(block), len(block)
+    return max(variance - (float(block.sum()) - variance * count) / (count * (count - 1)), 0.0)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Correct p values: the probability of any false discovery below a limit is then at most this limit.
+
+    The i-th smallest of m is multiplied by m - i + 1, and raised to the corrected value of a smaller one.
+    """
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for done, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - done) * p_values[index]))
+        corrected[index] = largest
+    return corrected
+
+
+def letters(count: int, different: Collection[tuple[int, int]]) -> list[str]:
+    """Assign letters to `count` systems, which are numbered from 0 in the order of their rank.
+
+    Two systems have a letter in common unless their pair is in `different`. Each letter marks a largest group of
+    systems of which no two differ; the best system has "a".
+    """
+    groups = [frozenset(range(count))]
+    for pair in different:
+        split = [
+            part for group in groups for part in ([group - {one} for one in pair] if {*pair} <= group else [group])
+        ]
+        groups = [group for group in dict.fromkeys(split) if not any(group < other for other in split)]
+    groups.sort(key=sorted)
+    names = [_letter(number) for number in range(len(groups))]
+    return [
+        "".join(name for name, group in zip(names, groups, strict=True) if system in group) for system in range(count)
+    ]
+
+
+def _letter(number: int) -> str:
+    """a, b, ..., z, A, ..., Z, a2, b2, ..."""
+    again, index = divmod(number, len(ascii_letters))
+    return ascii_letters[index] + (str(again + 1) if again else "")
+
+
+def t_p_value(t: float, freedom: float) -> float:
+    """Compute the probability of |T| >= |t| for Student's T, with at least 1 degree of `freedom`, whole or not.
+
+    With t = sqrt(freedom) tan(angle), the density of the angle is proportional to cos(angle)^(freedom - 1). Its
+    integral is computed by Gauss and Legendre's rule.
+    """
+    return min(1.0, _mass(math.atan(abs(t) / math.sqrt(freedom)), freedom) / _mass(0.0, freedom))
+
+
+def t_quantile(probability: float, freedom: float) -> float:
+    """Compute the t that Student's T exceeds with 1 - probability, for a probability in [0.5, 1)."""
+    low, high, tail = 0.0, math.pi / 2, 2 * (1 - probability) * _mass(0.0, freedom)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _mass(middle, freedom) > tail else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def _mass(start: float, freedom: float) -> float:
+    """Integrate cos(angle)^(freedom - 1) from `start` to a right angle, or to where nothing is left."""
+    half = min(math.pi / 2 - start, TAIL / math.sqrt(freedom)) / 2
+    angles = start + half * (1 + NODES)
+    return float(half * (NODE_WEIGHTS @ np.cos(angles) ** (freedom - 1)))

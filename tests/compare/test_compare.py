@@ -13,10 +13,15 @@ from nmt.compare.compare import compare, group
 from nmt.compare.entry import Entry, HeldOut, read_run
 from nmt.config.errors import UserError
 from nmt.evaluate.bleu import Counts, ScoreSettings, count, score, sentence_bleu
-from nmt.evaluate.effects import difference, mean_of_seeds
-from nmt.evaluate.multiple import holm
-from nmt.evaluate.significance import Resampling, half_width, paired_bootstrap
-from nmt.evaluate.significance import score as metric_score
+from nmt.evaluate.significance import (
+    Resampling,
+    corpus_score,
+    difference,
+    half_width,
+    holm,
+    mean_of_seeds,
+    paired_bootstrap,
+)
 
 SETTINGS = ScoreSettings("13a", False)
 OUTPUTS = {("good", 1): worsened(9), ("good", 2): worsened(10), ("bad", 1): worsened(2), ("bad", 2): worsened(9)}
@@ -67,7 +72,7 @@ def test_a_run_is_tested_against_the_baselines_run_of_its_seed() -> None:
         randomised = resampling.paired_randomisation(good, bad)
         for metric, prefix in (("bleu", ""), ("chrf", "chrf_"), ("ter", "ter_")):
             samples = resampling.bootstrap([good[metric], bad[metric]], metric)
-            observed = metric_score(bad[metric], metric) - metric_score(good[metric], metric)
+            observed = corpus_score(bad[metric], metric) - corpus_score(good[metric], metric)
             assert row[f"{prefix}p_bootstrap"] == paired_bootstrap(samples[0], samples[1], observed)
             assert row[f"{prefix}p_randomisation"] == randomised[metric]
             assert row[f"{metric}_ci"] == pytest.approx(half_width(samples[1]), abs=1e-3)
@@ -81,7 +86,7 @@ def test_a_system_is_tested_with_the_variance_of_its_seeds_and_that_of_sentences
     assert good["difference"] is good["p"] is good["p_raw"] is None
     outputs = [counted(name, seed)["bleu"] for name in ("bad", "good") for seed in (1, 2)]
     resampling = Resampling(60, 200, 200)
-    scores = [metric_score(rows, "bleu") for rows in outputs]
+    scores = [corpus_score(rows, "bleu") for rows in outputs]
     expected = difference(scores[:2], scores[2:], np.cov(resampling.bootstrap(outputs, "bleu")), 60)
     assert bad["difference"] == pytest.approx(expected.value, abs=1e-3)
     assert bad["difference"] == pytest.approx(bad["bleu"] - good["bleu"], abs=1e-3)

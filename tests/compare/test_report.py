@@ -20,8 +20,7 @@ from made_runs import REFERENCES, SOURCES, make_run, worsened, write
 from nmt.compare.jobs import mark_sweep
 from nmt.compare.report import gather, write_comparison
 from nmt.config.errors import UserError
-from nmt.evaluate.bleu import METRICS, Counted, ScoreSettings, count
-from nmt.evaluate.stored import SUFFIX, write_counts
+from nmt.evaluate.bleu import METRICS, SUFFIX, Counted, ScoreSettings, count, write_counts
 
 QUICK: dict[str, Any] = {"bootstrap_samples": 100, "randomisation_trials": 100, "examples": 4, "sentences": []}
 

@@ -1,15 +1,33 @@
+"""Scores are those of sacreBLEU, of texts, of statistics kept in files, and of sums of statistics."""
+
 import json
 import logging
+import random
 import subprocess
 import sys
 import unicodedata
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
+from safetensors.numpy import load_file, save_file
 
-from nmt.evaluate.bleu import Scores, ScoreSettings, count, score, score_by_length, sentence_bleu, tokenizer_for
+from nmt.evaluate.bleu import (
+    FORMULAS,
+    METRICS,
+    Scores,
+    ScoreSettings,
+    count,
+    score,
+    score_by_length,
+    sentence_bleu,
+    stored_counts,
+    tokenizer_for,
+)
 
 ENGLISH = (
     ["The cat sat on the Mat.", "He didn't say: 'no' (twice)!", "A red car stops here , now .", ""],
@@ -188,3 +206,87 @@ def test_by_length_counts_characters_where_there_are_no_spaces() -> None:
     sources = ["狗" * n for n in range(1, 9)]
     parts = score_by_length(count(["a"] * 8, ["a"] * 8, MIXED_13A).counts["bleu"], sources)
     assert [part["words"] for part in parts] == [[1, 2], [3, 4], [5, 6], [7, 8]]
+
+
+WORDS = ["a", "b", "c", "d", "the", "The", "cat", "sat", ",", ".", "zz"]
+
+
+def drawn(rng: random.Random, longest: int) -> str:
+    return " ".join(rng.choice(WORDS) for _ in range(rng.randint(0, longest)))
+
+
+def test_scores_are_sacrebleus() -> None:
+    """Empty texts, n-grams that do not exist and orders without a match among them."""
+    rng = random.Random(0)
+    for case in range(300):
+        size, longest = rng.choice([1, 1, 2, 5]), rng.choice([1, 3, 6, 12])
+        hypotheses, references = ([drawn(rng, longest) for _ in range(size)] for _ in range(2))
+        counts = count(hypotheses, references, MIXED_13A).counts
+        found = [float(FORMULAS[name](counts[name].sum(0).astype(float))) for name in METRICS]
+        metrics = BLEU(force=True), CHRF(), TER()
+        expected = [metric.corpus_score(hypotheses, [references]).score for metric in metrics]
+        assert found == pytest.approx(expected, abs=1e-9), (case, hypotheses, references)
+        sentence = BLEU(force=True, effective_order=True)
+        each = [
+            sentence.sentence_score(*pair).score for pair in zip(hypotheses, ([r] for r in references), strict=True)
+        ]
+        assert list(sentence_bleu(counts["bleu"])) == pytest.approx(each, abs=1e-9)
+
+
+def test_many_sums_have_the_scores_of_each() -> None:
+    rng = random.Random(1)
+    texts = [[drawn(rng, 8) for _ in range(12)] for _ in range(2)]
+    for name, rows in count(*texts, MIXED_13A).counts.items():
+        sums = rows.astype(float).reshape(2, 6, -1)
+        together = FORMULAS[name](sums)
+        assert together.shape == (2, 6)
+        assert np.array_equal(together, [[FORMULAS[name](one) for one in part] for part in sums])
+    assert FORMULAS["comet"](np.array([[3.0, 4.0], [1.0, 2.0]])).tolist() == [0.75, 0.5]
+
+
+HYPOTHESES, REFERENCES = ["a b c d", "e f"], ["a b c e", "e f g"]
+
+
+def test_statistics_are_read_from_the_file_of_these_texts_and_metrics(tmp_path: Path) -> None:
+    path = tmp_path / "test.statistics.safetensors"
+    stored_counts(path, HYPOTHESES, REFERENCES, MIXED_13A)
+    arrays = load_file(path)
+    save_file(arrays | {"ter": arrays["ter"] + 1}, path)  # to see that it is read
+    expected = count(HYPOTHESES, REFERENCES, MIXED_13A)
+    read = stored_counts(path, HYPOTHESES, REFERENCES, MIXED_13A)
+    assert read.signatures == expected.signatures
+    assert {name: rows.tolist() for name, rows in read.counts.items()} == {
+        name: (rows + (name == "ter")).tolist() for name, rows in expected.counts.items()
+    }
+    for others in (
+        (["a b c d", "e g"], REFERENCES, MIXED_13A),
+        (HYPOTHESES, ["a b c e", "e f h"], MIXED_13A),
+        (HYPOTHESES, REFERENCES, ScoreSettings("13a", True)),
+    ):
+        save_file(arrays | {"ter": arrays["ter"] + 1}, path)
+        assert stored_counts(path, *others).scores() == count(*others).scores()
+        assert stored_counts(path, *others).scores() == count(*others).scores()  # of the file that is written now
+
+
+@pytest.mark.parametrize("damage", ["cut", "negative", "float", "shape", "absent", "folder", "no folder"])
+def test_without_a_whole_file_sentences_are_counted(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "test.statistics.safetensors"
+    stored_counts(path, HYPOTHESES, REFERENCES, MIXED_13A)
+    arrays = load_file(path)
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-5])
+    elif damage == "folder":
+        path.unlink()
+        path.mkdir()
+    elif damage == "no folder":
+        path = path / "test.statistics.safetensors"
+    else:
+        changed = {
+            "negative": lambda: arrays | {"ter": arrays["ter"] - 9},
+            "float": lambda: arrays | {"ter": arrays["ter"] * 0.5},
+            "shape": lambda: arrays | {"ter": arrays["ter"][:1]},
+            "absent": lambda: {name: rows for name, rows in arrays.items() if name != "ter"},
+        }
+        save_file(changed[damage](), path)
+    expected = count(HYPOTHESES, REFERENCES, MIXED_13A).scores()
+    assert stored_counts(path, HYPOTHESES, REFERENCES, MIXED_13A).scores() == expected

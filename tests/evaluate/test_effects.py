@@ -1,4 +1,4 @@
-"""The test of a difference between systems holds its level, and sees what is there."""
+"""The test of a difference between systems holds its level and finds what is there; many comparisons; Student's t."""
 
 import math
 from collections import Counter
@@ -7,15 +7,57 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from made_systems import made_systems, scores
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from nmt.evaluate.effects import Effect, difference, mean_of_seeds
-from nmt.evaluate.multiple import holm
-from nmt.evaluate.significance import Resampling
-from nmt.evaluate.student import t_p_value, t_quantile
+from nmt.evaluate.bleu import bleu_score
+from nmt.evaluate.significance import (
+    Effect,
+    Resampling,
+    difference,
+    holm,
+    letters,
+    mean_of_seeds,
+    t_p_value,
+    t_quantile,
+)
 
 SIGNIFICANT = 0.05
+LONGEST = 21  # tokens
+BASE, SLOPE = 0.42, 0.0245  # how easy a token is on average, and what a BLEU more adds to that
+OF_SENTENCE, OF_TOKEN, OF_SYSTEM, OF_SEED = 0.5, 1.0, 0.3, 0.4  # standard deviations of how easy a token is
+
+
+def made_systems(
+    rng: np.random.Generator, sentences: int, seeds: tuple[int, int], sds: tuple[float, float], gain: float = 0.0
+) -> list[list[NDArray[np.int64]]]:
+    """Two systems of about 36 BLEU: a list of (N, 10) for each. sds: of each system between seeds, in BLEU.
+
+    A token is right where it is easy enough, and an n-gram where its tokens are. Tokens are easy or hard for all, and
+    a little more so for a system, and for each seed. `gain` is the second system's advantage in BLEU.
+    """
+    length = rng.integers(6, LONGEST + 1, sentences)
+    reference = length + rng.integers(-1, 2, sentences)
+    inside = np.arange(LONGEST) < length[:, None]
+    shape = sentences, LONGEST
+    easy = BASE + OF_SENTENCE * rng.standard_normal((sentences, 1)) + OF_TOKEN * rng.standard_normal(shape)
+    totals = np.stack([length - order for order in range(4)], 1)
+    systems = []
+    for number, (count, sd) in enumerate(zip(seeds, sds, strict=True)):
+        of_system = easy + OF_SYSTEM * rng.standard_normal(shape)
+        outputs = []
+        for _ in range(count):
+            shift = SLOPE * (gain * number + sd * rng.standard_normal())
+            right = (of_system + shift + OF_SEED * rng.standard_normal(shape) > 0) & inside
+            matches = [sliding_window_view(right, order, axis=1).all(-1).sum(1) for order in range(1, 5)]
+            outputs.append(np.column_stack([length, reference, *matches, totals]))
+        systems.append(outputs)
+    return systems
+
+
+def scores(systems: list[list[NDArray[np.int64]]]) -> list[list[float]]:
+    """BLEU of each output."""
+    return [[float(bleu_score(rows.sum(0))) for rows in outputs] for outputs in systems]
 
 
 def simulated(
@@ -169,6 +211,7 @@ def test_a_system_whose_seeds_vary_ten_times_as_much_is_starred_a_little_too_oft
     assert 0.04 < found / comparisons < most
 
 
+@pytest.mark.slow
 def test_a_field_of_equals_has_a_star_in_one_of_twenty_comparisons_at_most() -> None:
     """From a baseline named before, and from the best with p corrected for all pairs, but not without that."""
     rng, fields, size = np.random.default_rng(0), 400, 10
@@ -199,3 +242,66 @@ def test_of_two_thousand_comparisons_between_equals_few_are_starred(seeds: tuple
     assert found["seeds and sentences"] <= 0.055 * comparisons
     if seeds[0] == seeds[1]:
         assert found["Clark"] > 0.055 * comparisons  # so the star does not come from it
+
+
+def test_holm_multiplies_step_by_step_and_keeps_the_order() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])  # Holm 1979
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([0.02]) == [0.02]
+    assert holm([]) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "different", "expected"),
+    [
+        (3, [], ["a", "a", "a"]),
+        (3, [(0, 1), (0, 2), (1, 2)], ["a", "b", "c"]),
+        (3, [(0, 2)], ["a", "ab", "b"]),
+        (4, [(0, 2), (0, 3), (1, 3)], ["a", "ab", "bc", "c"]),  # overlapping groups
+        (5, [(0, 3), (0, 4), (1, 4)], ["a", "ab", "abc", "bc", "c"]),
+        (3, [(0, 1)], ["a", "b", "ab"]),  # an uncertain system at the end belongs to both
+        (4, [(0, 1), (2, 3)], ["ab", "cd", "ac", "bd"]),
+        (1, [], ["a"]),
+    ],
+)
+def test_systems_share_a_letter_unless_they_differ(
+    count: int, different: list[tuple[int, int]], expected: list[str]
+) -> None:
+    assert letters(count, different) == expected
+    assert letters(count, [pair[::-1] for pair in different[::-1]]) == expected
+
+
+def test_letters_say_exactly_which_pairs_differ() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        scores, errors = np.sort(rng.random(12)), rng.choice([0.05, 0.1, 0.3], 12)
+        different = [(i, j) for i, j in combinations(range(12), 2) if scores[j] - scores[i] > errors[i] + errors[j]]
+        names = letters(12, different)
+        for i, j in combinations(range(12), 2):
+            assert ((i, j) in different) == (not set(names[i]) & set(names[j]))
+
+
+def test_beyond_the_alphabet_letters_have_numbers() -> None:
+    names = letters(60, list(combinations(range(60), 2)))
+    assert names[:2] == ["a", "b"]
+    assert (names[26], names[52]) == ("A", "a2")
+    assert len(set(names)) == 60
+
+
+@pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.706), (2, 4.303), (3, 3.182), (10, 2.228), (120, 1.980)])
+def test_quantiles_are_those_of_printed_tables(freedom: float, quantile: float) -> None:
+    assert t_quantile(0.975, freedom) == pytest.approx(quantile, abs=6e-4)
+
+
+@pytest.mark.parametrize("t", [0.0, 0.3, 1.0, 2.5, 20.0, -2.5])
+def test_p_values_are_those_of_the_closed_forms(t: float) -> None:
+    assert t_p_value(t, 1) == pytest.approx(1 - 2 / math.pi * math.atan(abs(t)))
+    assert t_p_value(t, 2) == pytest.approx(1 - abs(t) / math.sqrt(2 + t * t))
+    assert t_p_value(t, 1e6) == pytest.approx(math.erfc(abs(t) / math.sqrt(2)), rel=2e-2, abs=1e-30)
+
+
+@pytest.mark.parametrize("freedom", [1, 1.37, 2.9, 40, 5e4])
+def test_quantiles_invert_p_values(freedom: float) -> None:
+    for probability in (0.5, 0.8, 0.975, 0.9999):
+        assert t_p_value(t_quantile(probability, freedom), freedom) == pytest.approx(2 * (1 - probability))
+    assert t_p_value(1.7, freedom + 1) < t_p_value(1.7, freedom)

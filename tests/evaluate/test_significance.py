@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from nmt.evaluate.bleu import METRICS, Counts, ScoreSettings, count
-from nmt.evaluate.significance import Resampling, half_width, paired_bootstrap, score
+from nmt.evaluate.significance import Resampling, corpus_score, half_width, paired_bootstrap
 
 REFERENCES = [f"the {n} small dogs , which run , see {n % 7} red houses ." for n in range(60)]
 BASELINE = [line.replace("dogs", "cats") if n % 3 == 0 else line for n, line in enumerate(REFERENCES)]
@@ -45,7 +45,7 @@ def bootstrap_p(
     resampling: Resampling, baseline: NDArray[np.float64], output: NDArray[np.float64], metric: str
 ) -> float:
     samples = resampling.bootstrap([baseline, output], metric)
-    return paired_bootstrap(samples[0], samples[1], score(output, metric) - score(baseline, metric))
+    return paired_bootstrap(samples[0], samples[1], corpus_score(output, metric) - corpus_score(baseline, metric))
 
 
 @pytest.mark.parametrize(("lowercase", "options"), [(False, []), (True, ["-lc"])])
@@ -57,7 +57,7 @@ def test_scores_intervals_and_p_values_are_those_of_the_command_line(
     resampling = Resampling(len(REFERENCES), 300, 500)
     bootstrap = command_line(tmp_path, "bs", 300, *options)
     printed = re.findall(r"([\d.]+) \([\d.]+ ± ([\d.]+)\)", bootstrap)
-    scores = [score(output[metric], metric) for output in outputs for metric in METRICS]
+    scores = [corpus_score(output[metric], metric) for output in outputs for metric in METRICS]
     assert scores == pytest.approx([float(value) for value, _ in printed], abs=1e-5)
     halves = [half_width(resampling.bootstrap([output[name]], name)[0]) for output in outputs for name in METRICS]
     assert halves == pytest.approx([float(half) for _, half in printed], abs=1e-5)
@@ -71,7 +71,7 @@ def test_scores_intervals_and_p_values_are_those_of_the_command_line(
 def test_equal_scores_differ_by_nothing() -> None:
     resampling = Resampling(5, 100, 100)
     one, other = (count([word] * 5, ["x y z w"] * 5, ScoreSettings("13a", False)).counts for word in "ab")
-    assert score(one["bleu"], "bleu") == score(other["bleu"], "bleu")
+    assert corpus_score(one["bleu"], "bleu") == corpus_score(other["bleu"], "bleu")
     assert bootstrap_p(resampling, one["bleu"], other["bleu"], "bleu") == 1.0
     assert set(resampling.paired_randomisation(one, other).values()) == {1.0}
     assert resampling.stratified_randomisation([[one["bleu"]], [other["bleu"]]], [(0, 1)], "bleu") == [1.0]
@@ -152,7 +152,7 @@ def test_the_example_of_multeval_has_its_printed_digits() -> None:
         outputs = [[output[metric] for output in system] for system in systems]
         found = []
         for system in outputs:
-            scores = [score(output, metric) for output in system]
+            scores = [corpus_score(output, metric) for output in system]
             spread = resampling.bootstrap(system, metric).std(1, ddof=1).mean()
             found.append(tuple(f"{value:.1f}" for value in (np.mean(scores), spread, np.std(scores, ddof=1))))
         assert found == expected
