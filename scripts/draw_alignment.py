@@ -8,8 +8,8 @@ from pathlib import Path
 
 from nmt import Translator
 from nmt.config.errors import UserError
+from nmt.explain.explanation import saliency
 from nmt.explain.heatmap import draw_alignment, save
-from nmt.explain.saliency import saliency
 
 
 def main() -> None:

@@ -21,8 +21,8 @@ from nmt import Translator
 from nmt.config.compose import config_dir
 from nmt.config.errors import UserError
 from nmt.config.overrides import quoted
+from nmt.explain.explanation import saliency
 from nmt.explain.heatmap import draw_alignment, save
-from nmt.explain.saliency import saliency
 
 SENTENCE = (
     "the old man who does not visit the European Economic Area sees a small red house because the famous hospital is "

@@ -12,8 +12,7 @@ from torch import Tensor
 from nmt import Translator
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
-from nmt.explain.explanation import explain
-from nmt.explain.saliency import saliency
+from nmt.explain.explanation import explain, saliency
 from nmt.training.job import train
 from nmt.translate.prepared_model import SearchModel
 

@@ -16,7 +16,7 @@ from nmt.compare.report import gather
 from nmt.config.errors import UserError
 from nmt.config.schema import Evaluation, TrainConfig
 from nmt.evaluate.evaluation import EvaluationFolder, evaluate_run, score_settings, warn_if_texts_differ
-from nmt.explain.saliency import saliency
+from nmt.explain.explanation import saliency
 from nmt.model.seq2seq import Seq2Seq
 from nmt.system.files import read_lines
 from nmt.system.run import EVALUATION, RunDirectory

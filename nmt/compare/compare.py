@@ -6,7 +6,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from nmt.compare import faithfulness
 from nmt.compare.entry import Entry, HeldOut, System
 from nmt.compare.examples import example_sentences
 from nmt.compare.field import Field, RunScores
@@ -17,6 +16,7 @@ from nmt.config.overrides import user_path
 from nmt.config.schema import Metric
 from nmt.evaluate.bleu import Counts, score_by_length, signatures
 from nmt.evaluate.significance import Resampling
+from nmt.explain.faithfulness import run_figures, system_figures
 from nmt.system.text_table import short
 
 MIN_BUCKET, MAX_BUCKETS = 50, 8  # BLEU by length: at least 50 sentences per bucket, at most 8 buckets
@@ -165,7 +165,7 @@ def _system_row(system: System, runs: Mapping[str, RunScores], field: Field, hel
         for bucket in zip(*by_length, strict=True)
     ]
     row["curve"] = _mean_curve([entry.curve for entry in entries])
-    return row | faithfulness.of_system([entry.explained for entry in entries])
+    return row | system_figures([entry.explained for entry in entries])
 
 
 def _bleu_by_length(counts: Counts, held_out: HeldOut) -> list[Comparison]:
@@ -187,7 +187,7 @@ def _run_row(system: System, entry: Entry, baseline: System | None, found: RunSc
         **{f"{name}_p_randomisation": found.p_randomisation.get(name) for name in others},
         "baseline_run": None if baseline in (None, system) else baseline.of_seed(entry.seed).name,
     }
-    return row | faithfulness.of_run(entry.explained)
+    return row | run_figures(entry.explained)
 
 
 def _mean_curve(curves: Iterable[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nmt.compare.faithfulness import read_figures
 from nmt.config import schema
 from nmt.config.compose import validated
 from nmt.config.errors import UserError, printable
@@ -20,6 +19,7 @@ from nmt.data.reading.text import open_text, user_lines
 from nmt.data.word_alignment import alignment_error_rate, parse_pharaoh
 from nmt.evaluate.bleu import SUFFIX, Counted, ScoreSettings, count, stored_counts
 from nmt.evaluate.evaluation import score_settings
+from nmt.explain.faithfulness import read_figures
 from nmt.system.archive import is_archive
 from nmt.system.files import read_bytes
 from nmt.system.run import ERROR, EVALUATION, RunDirectory, digest, read_json, runs_below, text_lines

@@ -23,7 +23,7 @@ class AttentionStatistics(NamedTuple):
 
 
 def attention_statistics(alignments: Sequence[Weights]) -> AttentionStatistics:
-    """Statistics of the attention (T, S) of one or more sentences, of multi-head attention the mean over heads."""
+    """Average over the attention (T, S) of one or more sentences; of multi-head attention give the mean over heads."""
     entropies, on_end = [np.zeros(0)], [np.zeros(0)]
     for weights in alignments:
         rows = weights[weights.any(1)]
@@ -43,7 +43,7 @@ class Positions(NamedTuple):
 
 
 def chosen_positions(alignments: Sequence[Weights]) -> Positions | None:
-    """Positions of the attention (T, S) of several sentences; None unless all weights are 0 or 1."""
+    """Find the positions that the attention (T, S) of sentences chose; None unless all weights are 0 or 1."""
     if not all(((weights == 0) | (weights == 1)).all() for weights in alignments):
         return None
     paths = [weights.argmax(1)[weights.any(1)] for weights in alignments]

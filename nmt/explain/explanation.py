@@ -1,6 +1,8 @@
 """One sentence pair in depth: probabilities, attention with its heads, window and stops, and gradient saliency.
 
-Shapes: S source positions, T target positions, N heads.
+Saliency is how much the probability of an output token depends on each source token; compare it with attention weights.
+Shapes: S source positions, T target positions, E embedding, N heads, or target tokens whose gradients are computed at
+a time.
 """
 
 from collections.abc import Sequence
@@ -10,18 +12,20 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from nmt.attention.attention import Attention
 from nmt.config.errors import UserError
-from nmt.data.batching import collate
-from nmt.explain.saliency import gradient_norms, shares_of
+from nmt.data.batching import Batch, collate
 from nmt.model.ensemble import Ensemble
-from nmt.model.seq2seq import evaluation_mode
+from nmt.model.seq2seq import Seq2Seq, evaluation_mode
 from nmt.translate.guidance import Attend, prefix_tokens
 from nmt.translate.search.tree import Node
 from nmt.translate.terminology import make_guidance, steer
 from nmt.translate.translation import Translation
 from nmt.translate.translator import Translator
+
+COPIES = 32  # of a sentence pair in a batch, one for each target token whose gradient is computed
 
 
 @dataclass(frozen=True)
@@ -52,10 +56,10 @@ def explain(
     attend: Attend | None = None,
     saliency: bool = True,
 ) -> Explanation:
-    """Forced decoding of a translation, a text or pieces as in Translation.tokens.
+    """Score a given translation, a text or pieces as in Translation.tokens, and record what the model attends to.
 
-    attend: see Translator.translate_nbest; saliency, of one model only, is that without it. Raises UserError for an
-    unknown piece, an impossible step or a translation that is too long.
+    attend: see Translator.translate_nbest; saliency is computed without it, and not for an ensemble. Raises UserError
+    for an unknown piece, an impossible step or a translation that is too long.
     """
     (source_ids,), (source_pieces,) = translator.encode([source])
     target_ids, pieces = _target(translator, target)
@@ -96,7 +100,7 @@ def explain(
 def beam_tree(
     translator: Translator, source: str, n: int, *, attend: Attend | None = None, prefix: str | Sequence[str] = ""
 ) -> tuple[list[Translation], list[list[Node]]]:
-    """The n best translations of a line, and the candidates of each step of their beam search.
+    """Translate a line, and return the n best translations with the candidates of each step of their beam search.
 
     attend, prefix: see Translator.translate_nbest. Raises UserError for another kind of search.
     """
@@ -106,12 +110,12 @@ def beam_tree(
         return translator.translate_nbest([source], n)[0], []
     guidance = make_guidance(translator.searcher, [source], [source_ids], {"attend": attend, "prefix": prefix})
     with evaluation_mode(translator.model):
-        found, steps = translator.searcher.tree(source_ids, n, guidance)
-    return [translator.translation(pieces, hypothesis) for hypothesis in found], steps
+        hypotheses, steps = translator.searcher.tree(source_ids, n, guidance)
+    return [translator.translation(pieces, hypothesis) for hypothesis in hypotheses], steps
 
 
 def _target(translator: Translator, target: str | Sequence[str]) -> tuple[list[int], list[str]]:
-    """Token ids and pieces of a translation, </s> last."""
+    """Encode a translation as token ids and pieces, </s> last."""
     tokenizer, limit = translator.tokenizers.target, translator.search.max_source_length
     if isinstance(target, str):
         (ids,), (pieces,) = tokenizer.encode([target]), tokenizer.surfaces([target])
@@ -128,3 +132,80 @@ def _check_target(tokens: int, limit: int) -> None:
     """Raises UserError for more tokens, </s> among them, than search.max_source_length."""
     if tokens > limit:
         raise UserError(f"target: has {tokens} tokens, but search.max_source_length={limit}")
+
+
+@dataclass(frozen=True)
+class Saliency:
+    """Saliency of one sentence pair."""
+
+    source_tokens: list[str]  # pieces, </s> last
+    tokens: list[str]  # pieces, </s> last
+    norms: NDArray[np.floating[Any]]  # (T, S): |d log p(y_t | y_<t, x) / d x_s|, x_s the embedding of source token s
+
+    @property
+    def shares(self) -> NDArray[np.floating[Any]]:
+        """Normalise each row of the norms (T, S) to sum to 1, as attention weights do."""
+        return shares_of(self.norms)
+
+
+def saliency(translator: Translator, sources: Sequence[str], targets: Sequence[str]) -> list[Saliency]:
+    """Compute gradient norms of target tokens' log-probabilities with respect to source embeddings.
+
+    After Simonyan et al. 2014. Raises ValueError for unequal counts, UserError for an ensemble.
+    """
+    if len(sources) != len(targets):
+        raise ValueError(f"{len(sources)} sources, but {len(targets)} targets")
+    with evaluation_mode(translator.single):
+        return [_saliency_of_pair(translator, *pair) for pair in zip(sources, targets, strict=True)]
+
+
+def shares_of(norms: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+    """Normalise gradient norms: (T, S) -> (T, S), each row sums to 1."""
+    totals = norms.sum(1, keepdims=True)
+    shares: NDArray[np.floating[Any]] = norms / np.where(totals > 0, totals, 1.0)
+    return shares
+
+
+def _saliency_of_pair(translator: Translator, source: str, target: str) -> Saliency:
+    tokenizers = translator.tokenizers
+    (source_ids,), (pieces,) = translator.encode([source])
+    (target_ids,) = tokenizers.target.encode([target])
+    batch = collate([source_ids], [target_ids], tokenizers, np.arange(1)).to(translator.machine.device)
+    return Saliency(pieces, tokenizers.target.surfaces([target])[0], gradient_norms(translator.single, batch))
+
+
+def gradient_norms(model: Seq2Seq, batch: Batch) -> NDArray[np.floating[Any]]:
+    """Compute gradient norms (T, S) of a batch of one pair.
+
+    Copies the pair N times, so that one backward pass computes N rows.
+    """
+    parts = torch.split(torch.arange(batch.target_out.shape[1]), COPIES)
+    # cuDNN's recurrent layers have no backward pass in evaluation mode.
+    with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
+        return torch.cat([_norms(model, batch, part) for part in parts]).cpu().numpy()
+
+
+def _norms(model: Seq2Seq, batch: Batch, rows: Tensor) -> Tensor:
+    """Compute gradient norms (N, S) for the target tokens (N,) of a batch of one pair."""
+    embedded = model.source_embedding(batch.source).detach().repeat(len(rows), 1, 1).requires_grad_()
+    source = batch.source.expand(len(rows), -1)
+    log_probs = token_log_probs(model, batch, embedded, source, rows)
+    (gradient,) = torch.autograd.grad(log_probs.sum(), embedded)
+    norms: Tensor = gradient.norm(dim=-1)
+    return norms
+
+
+def token_log_probs(model: Seq2Seq, batch: Batch, embedded: Tensor, source: Tensor, rows: Tensor) -> Tensor:
+    """Compute log p(y_t | y_<t, x) of the target token t = rows[n] of a batch of one pair, for each embedded source n.
+
+    (N, S, E), int64 (N, S) as in Seq2Seq.encode_embedded, (N,) -> (N,). Decodes no further than the last of `rows`.
+    """
+    N, T = len(embedded), int(rows.max()) + 1
+    copies, rows = torch.arange(N, device=embedded.device), rows.to(embedded.device)
+    state = model.encode_embedded(embedded, batch.lengths.repeat(N), source)
+    predictions = model.decode(batch.target_in[:, :T].expand(N, -1), state).predictions
+    if isinstance(predictions, Tensor):
+        log_probs = model.logits(predictions[copies, rows]).log_softmax(-1)
+    else:
+        log_probs = model.logits(predictions.at(copies, rows))[:, 0]
+    return log_probs[copies, batch.target_out[0, rows]]

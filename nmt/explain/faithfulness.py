@@ -1,11 +1,14 @@
 """Does attention explain the output? Its agreement with gradient saliency, and what masking source tokens costs.
 
+Measures sentence pairs (`faithfulness`), and reads the figures of several runs for a comparison (`read_figures`).
 Shapes: N copies of a sentence pair, S source positions, T target positions, E embedding, K = MASKS.
 """
 
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,29 +20,28 @@ from tqdm import tqdm
 from nmt.data.batching import Batch, collate
 from nmt.data.tokenizer import encode_lines
 from nmt.data.word_alignment import Link, alignment_error_rate, attention_to_links, parse_pharaoh
-from nmt.explain.masking_curves import (
-    Array,
-    areas,
-    combined,
-    kendall_tau,
-    masking_curves,
-    masking_order,
-    mean_over_tokens,
-)
-from nmt.explain.saliency import gradient_norms, shares_of, token_log_probs
+from nmt.explain.explanation import gradient_norms, shares_of, token_log_probs
 from nmt.model.copying import NEVER
 from nmt.model.seq2seq import Seq2Seq, evaluation_mode
 from nmt.system.machine import retry_in_halves
 from nmt.system.text_table import Column, terminal
 from nmt.translate.translator import Translator
 
+Array = NDArray[np.floating[Any]]
+
+MASKS = 5  # source tokens that a masking curve masks
+Z_95 = 1.96  # half the width of a normal distribution's 95 % interval, in standard deviations
 TOKENS = 4096  # of the longer side in a batch of masked copies
 VIEWS = ("attention", "saliency", "both")  # of which links are scored
 ORDERS = ("attention", "saliency", "random")  # in which source tokens are masked
+PERCENTS = [f"aer_{view}" for view in VIEWS]
+AREAS = [f"area_{order}" for order in ORDERS]
+FIGURES = ("tau", *PERCENTS, *AREAS)  # in the table of a comparison
+WITH_INTERVAL = ("tau", *AREAS)
 
 
 class PairFigures(NamedTuple):
-    """The figures of one sentence pair. Without attention, curves and links are by saliency and at random only."""
+    """The figures of one sentence pair; without attention, curves and links are by saliency and at random only."""
 
     tau: Array | None  # (T,), NaN where undefined; None without attention
     curves: dict[str, Array]  # by order, (T, K + 1)
@@ -49,28 +51,30 @@ class PairFigures(NamedTuple):
 def faithfulness(
     translator: Translator, sources: Sequence[str], references: Sequence[str], gold: Sequence[str] | None, count: int
 ) -> dict[str, Any]:
-    """Figures on `count` sentences, spread evenly over the set, with the references as output (docs/faithfulness.md).
+    """Measure `count` sentences, spread evenly over the set, with the references as output (docs/faithfulness.md).
 
-    None stands for what is undefined: without attention, without gold alignments, or for one sentence alone. The
+    Figures that are undefined are None: without attention, without gold alignments, intervals of one sentence. The
     processes of the translator's group share the sentences. Raises UserError for an ensemble.
     """
     group = translator.group
     chosen = sorted({int(i) for i in np.linspace(0, len(sources) - 1, min(count, len(sources)))})
 
-    def measured(progress: Callable[[int], object]) -> Iterator[PairFigures]:
+    def measure(progress: Callable[[int], object]) -> Iterator[PairFigures]:
         for i in group.share(chosen):
-            yield of_pair(translator, sources[i], references[i], i + 1)
-            progress(group.size)  # the other processes are about as far
+            yield measure_pair(translator, sources[i], references[i], i + 1)
+            progress(group.size)  # the other ranks are about as far
 
     bar = tqdm(total=len(chosen), desc="explain", unit=" sent", disable=group.hides_progress)
     with evaluation_mode(translator.single), bar:
-        pairs = group.merge(measured(bar.update))
+        pairs = group.merge(measure(bar.update))
     return _figures(pairs, None if gold is None else [gold[i] for i in chosen])
 
 
-def of_pair(translator: Translator, source: str, reference: str, number: int) -> PairFigures:
-    """Figures of one sentence pair, whose texts alone determine its random order. Warnings of sentences that are cut
-    have this line number."""
+def measure_pair(translator: Translator, source: str, reference: str, number: int) -> PairFigures:
+    """Measure one sentence pair, whose texts alone determine its random order.
+
+    number: line number, for warnings of sentences that are cut.
+    """
     tokenizers, model = translator.tokenizers, translator.single
     (source_ids,), (source_pieces,) = translator.encode([source], number)
     limit = translator.search.max_source_length
@@ -95,7 +99,7 @@ def of_pair(translator: Translator, source: str, reference: str, number: int) ->
 
 @torch.no_grad()
 def _curves(model: Seq2Seq, batch: Batch, orders: Mapping[str, NDArray[np.int64]]) -> dict[str, Array]:
-    """What masking does to each token of a batch of one pair: orders (T, n) -> curves (T, K + 1)."""
+    """Mask source tokens of a batch of one pair in the given orders: positions (T, n) -> masking curves (T, K + 1)."""
     S, T = batch.source.shape[1], batch.target_out.shape[1]
     masks = [np.zeros((T, 1, S), bool)]  # the first copy of each target token is whole
     masks += [np.logical_or.accumulate(np.eye(S, dtype=bool)[order], axis=1) for order in orders.values()]
@@ -105,18 +109,18 @@ def _curves(model: Seq2Seq, batch: Batch, orders: Mapping[str, NDArray[np.int64]
     at_a_time = max(1, TOKENS // max(S, T))
     parts = [copies[start : start + at_a_time] for start in range(0, len(copies), at_a_time)]
     work = partial(_masked_log_probs, model, batch)
-    log_probs = torch.cat([found for part in parts for found in retry_in_halves(work, part)]).double().cpu().numpy()
+    log_probs = torch.cat([result for part in parts for result in retry_in_halves(work, part)]).double().cpu().numpy()
     ends = np.cumsum([mask.shape[1] for mask in masks])
     unmasked, *masked = np.split(log_probs[places.reshape(T, -1)], ends[:-1], axis=1)
-    return {name: masking_curves(each, unmasked[:, 0]) for name, each in zip(orders, masked, strict=True)}
+    return {name: masking_curves(part, unmasked[:, 0]) for name, part in zip(orders, masked, strict=True)}
 
 
 def _masked_log_probs(model: Seq2Seq, batch: Batch, copies: NDArray[np.int64]) -> Tensor:
-    """Copies of a batch of one pair, each a target token and what is masked of the source, (N, 1 + S) -> the target
-    tokens' log-probabilities (N,).
+    """Compute the log-probability (N,) of a target token in each of N masked copies of a pair.
 
-    A masked token has the embedding 0, as a word that dropout drops in training: every model has it, while <unk> has a
-    meaning only if there were unknown words in training. It is not copied, either.
+    copies: (N, 1 + S), the target position, then 1 where a source token is masked. A masked token has the embedding 0,
+    as word dropout in training gives it, because <unk> means something only to models that saw unknown words in
+    training. The copy mechanism cannot copy it, either.
     """
     masked = torch.from_numpy(copies[:, 1:] > 0).to(batch.source.device)
     embedded = model.source_embedding(batch.source).masked_fill(masked[:, :, None], 0.0)
@@ -126,7 +130,7 @@ def _masked_log_probs(model: Seq2Seq, batch: Batch, copies: NDArray[np.int64]) -
 
 
 def _figures(pairs: Sequence[PairFigures], gold: Sequence[str] | None) -> dict[str, Any]:
-    """Sentence pairs with their gold alignments -> the entry of results.json."""
+    """Average the figures of sentence pairs, given their gold alignments, for the entry in results.json."""
     curves = {name: [pair.curves[name] for pair in pairs] for name in ORDERS if name in pairs[0].curves}
     figures: dict[str, Any] = {
         "sentences": len(pairs),
@@ -139,8 +143,8 @@ def _figures(pairs: Sequence[PairFigures], gold: Sequence[str] | None) -> dict[s
             scores = alignment_error_rate([pair.links[view] for pair in pairs], map(parse_pharaoh, gold))
             figures[f"aer_{view}"] = round(scores.aer, 4)
     for order in ORDERS:
-        figures |= _mean(f"area_{order}", [areas(each) for each in curves.get(order, [])])
-    means = {name: np.concatenate(each).mean(0) for name, each in curves.items()}
+        figures |= _mean(f"area_{order}", [areas(curve) for curve in curves.get(order, [])])
+    means = {name: np.concatenate(parts).mean(0) for name, parts in curves.items()}
     return {**figures, "curves": {name: [round(float(value), 4) for value in mean] for name, mean in means.items()}}
 
 
@@ -151,7 +155,10 @@ def _mean(name: str, sentences: Sequence[Array]) -> dict[str, float | None]:
 
 
 def summary(figures: Mapping[str, Any], total: int) -> str:
-    """The figures as a table for the terminal; `total` is the number of sentences that they were sampled from."""
+    """Format the figures as a table for the terminal.
+
+    total: sentences in the test set, of which figures["sentences"] were measured.
+    """
 
     def with_interval(name: str, decimals: int) -> str | None:
         value, interval = figures.get(name), figures.get(f"{name}_ci")
@@ -174,3 +181,128 @@ def summary(figures: Mapping[str, Any], total: int) -> str:
             *([] if tau is None else [f"Kendall's tau of attention and saliency: {tau}"]),
         ]
     )
+
+
+def kendall_tau(first: Array, second: Array) -> Array:
+    """Compute Kendall's tau-b of each row: (T, S), (T, S) -> (T,); NaN where all values of a row are equal.
+
+    (concordant - discordant) / sqrt((pairs - ties in first) (pairs - ties in second))   (Kendall 1945).
+    """
+    agreement, untied_first, untied_second = np.zeros((3, len(first)))
+    for lag in range(1, first.shape[1]):  # all pairs of positions at this distance
+        signs = np.sign(first[:, lag:] - first[:, :-lag])
+        other_signs = np.sign(second[:, lag:] - second[:, :-lag])
+        agreement += (signs * other_signs).sum(1)
+        untied_first += np.abs(signs).sum(1)
+        untied_second += np.abs(other_signs).sum(1)
+    untied = np.sqrt(untied_first * untied_second)
+    return np.where(untied > 0, agreement / np.where(untied > 0, untied, 1.0), np.nan)
+
+
+def combined(first: Array, second: Array) -> Array:
+    """Multiply two distributions in each row and normalise: (T, S), (T, S) -> (T, S); zeros without overlap."""
+    product = first.astype(np.float64) * second
+    totals = product.sum(1, keepdims=True)
+    return product / np.where(totals > 0, totals, 1.0)
+
+
+def masking_order(weights: Array, random: Array) -> NDArray[np.int64]:
+    """Order source positions by falling weight, then by rising `random`: (T, S), (T, S) -> (T, min(K, S))."""
+    return np.lexsort((random, -weights), axis=-1)[:, :MASKS]
+
+
+def masking_curves(masked: Array, unmasked: Array) -> Array:
+    """Compute the share of a token's probability that masking leaves, min(1, p(y_t | masked) / p(y_t)).
+
+    Log-probabilities (T, n) with 1 to n <= K tokens masked, (T,) with none -> (T, K + 1), from 0 masks on. A source of
+    n < K tokens keeps its last value. The ratio is cut at 1: an improbable token can become a thousand times as
+    probable, which would outweigh all others.
+    """
+    kept = np.exp(np.minimum(masked - unmasked[:, None], 0.0))
+    curves = np.concatenate([np.ones((len(kept), 1)), kept], axis=1)
+    return np.pad(curves, ((0, 0), (0, MASKS + 1 - curves.shape[1])), mode="edge")
+
+
+def areas(curves: Array) -> Array:
+    """Compute the area under each curve (trapezoidal rule), divided by K: (T, K + 1) -> (T,), from 1 / (2 K) to 1."""
+    area: Array = (curves[:, 1:] + curves[:, :-1]).sum(1) / (2 * (curves.shape[1] - 1))
+    return area
+
+
+class Mean(NamedTuple):
+    """A mean over the tokens of several sentences."""
+
+    mean: float
+    interval: float | None  # half the width of its 95 % interval; None for one sentence
+
+
+def mean_over_tokens(sentences: Sequence[Array]) -> Mean | None:
+    """Average all values but NaN over sentences, one array each; None if there is no value.
+
+    Tokens of one sentence depend on each other, so sentences are the units of the interval: the variance of a ratio of
+    two sums, that of the values and that of their number (Cochran 1977, section 6.3).
+    """
+    defined = [values[~np.isnan(values)] for values in sentences]
+    defined = [values for values in defined if len(values)]
+    if not defined:
+        return None
+    sums, counts = (np.array([measure(values) for values in defined], float) for measure in (np.sum, len))
+    mean, n = float(sums.sum() / counts.sum()), len(defined)
+    if n == 1:
+        return Mean(mean, None)
+    variance = n / (n - 1) * float(((sums - mean * counts) ** 2).sum()) / counts.sum() ** 2
+    return Mean(mean, Z_95 * float(np.sqrt(variance)))
+
+
+def read_figures(values: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Read the figures of a run from its results.json, AER in percent; {} for a run without.
+
+    Raises ValueError, TypeError, KeyError or AttributeError for anything else: the file may come from a stranger.
+    """
+    if values is None:
+        return {}
+    figures: dict[str, Any] = {"faithfulness_sentences": int(_between(values["sentences"], 1, 1e9) or 1)}
+    for name in FIGURES:
+        value = _between(values[name], -1 if name == "tau" else 0, 1)
+        figures[name] = 100 * value if name in PERCENTS and value is not None else value
+    for name in WITH_INTERVAL:
+        figures[f"{name}_ci"] = _between(values[f"{name}_ci"], 0, 1e9)
+    curves = {order: [_between(value, 0, 1) for value in values["curves"].get(order, [])] for order in ORDERS}
+    if any(None in curve or len(curve) not in (0, MASKS + 1) for curve in curves.values()):
+        raise ValueError(f"a masking curve has {MASKS + 1} values")
+    return {**figures, "curves": curves}
+
+
+def _between(value: Any, low: float, high: float) -> float | None:  # noqa: ANN401
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
+        raise ValueError(f"{value!r} is not a number from {low} to {high}")
+    return float(value)
+
+
+def run_figures(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill the columns of a run's row in a comparison, None where it has no figure."""
+    names = ["faithfulness_sentences", *FIGURES, *(f"{name}_ci" for name in WITH_INTERVAL)]
+    return {name: _rounded(figures.get(name)) for name in names}
+
+
+def system_figures(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Average each figure over the runs that have it, with standard deviations, and masking curves by order."""
+    row: dict[str, Any] = {
+        "faithfulness_sentences": min((run["faithfulness_sentences"] for run in runs if run), default=None),
+        "masking_curves": {},
+    }
+    for name in FIGURES:
+        values = [run[name] for run in runs if run.get(name) is not None]
+        row[name] = _rounded(fmean(values)) if values else None
+        row[f"{name}_sd"] = _rounded(stdev(values)) if len(values) > 1 else None
+    for order in ORDERS:
+        curves = [run["curves"][order] for run in runs if run and run["curves"][order]]
+        if curves:
+            row["masking_curves"][order] = [_rounded(fmean(values)) for values in zip(*curves, strict=True)]
+    return row
+
+
+def _rounded(value: float | None) -> float | None:
+    return round(value, 4) if isinstance(value, float) else value

@@ -1,25 +1,31 @@
 """Alignment heatmaps: one row per target token, one column per source token; drawn without pyplot's global state.
 
-T target tokens, S source tokens, H x W pixels.
+Shapes: T target tokens, S source tokens, H x W pixels.
 """
 
+import logging
 import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
+from warnings import catch_warnings, filterwarnings
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection, QuadMesh
 from matplotlib.figure import Figure
+from matplotlib.font_manager import fontManager
 from matplotlib.image import imsave
 from numpy.typing import NDArray
 
 from nmt.config.errors import printable
 from nmt.data.word_alignment import WORD_START, words_of_pieces
-from nmt.explain import fonts
+
+log = logging.getLogger(__name__)
 
 DPI = 100
 # Inches. Cells have CELL_SIZE in a matrix of up to MAX_SIDE, then shrink to SMALL_CELL_SIZE, which they keep up to
@@ -39,9 +45,44 @@ RIGHT_TO_LEFT_MARK = "\u200f"
 COLOURS = "viridis"  # perceptually uniform
 INK, MUTED, GRID, STRONG_GRID = "#1a1a1a", "#666666", "#ffffff44", "#ffffff99"
 NOTE: dict[str, Any] = {"size": 7.5, "color": MUTED}  # style of explanations
+# matplotlib takes each character from the first of these fonts that is installed and has it. The first one comes with
+# matplotlib: Latin, Greek, Cyrillic, Arabic, Hebrew. Then those of Linux, macOS and Windows for other scripts.
+NOTO = """CJK SC,CJK JP,CJK KR,Devanagari,Bengali,Tamil,Telugu,Kannada,Malayalam,Gujarati,Gurmukhi,Oriya,Sinhala,Thai,
+    Lao,Khmer,Myanmar,Tibetan,Ethiopic,Georgian,Armenian,Arabic,Hebrew,Mongolian,Symbols,Symbols 2,Math"""
+FONTS = (
+    "DejaVu Sans",
+    *(f"Noto Sans {script.strip()}" for script in NOTO.split(",")),
+    *("Arial Unicode MS", "PingFang SC", "Hiragino Sans", "Apple SD Gothic Neo", "Thonburi", "Kohinoor Devanagari"),
+    *("Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "Nirmala UI", "Leelawadee UI", "Ebrima", "Segoe UI Symbol"),
+    *("WenQuanYi Zen Hei", "Symbola", "Unifont"),
+)
 
 
-@fonts.quiet()
+@contextmanager
+def one_warning_of_boxes() -> Iterator[None]:
+    """Replace matplotlib's warnings of characters that no font has, one for each, by one per process."""
+    with catch_warnings(record=True) as caught:
+        filterwarnings("always", message="Glyph .* missing from font")
+        yield
+    if any("missing from font" in str(warning.message) for warning in caught):
+        _warn_of_boxes()
+
+
+@cache
+def _warn_of_boxes() -> None:
+    log.warning(
+        "heatmaps show boxes for characters that no installed font has; install fonts, e.g. fonts-noto-core and "
+        "fonts-noto-cjk"
+    )
+
+
+@cache
+def _installed_fonts() -> list[str]:
+    names = set(fontManager.get_font_names())
+    return [name for name in FONTS if name in names]
+
+
+@one_warning_of_boxes()
 def draw_alignment(
     weights: NDArray[np.floating[Any]],
     source: Sequence[str],
@@ -49,7 +90,7 @@ def draw_alignment(
     title: str = "",
     meaning: str = "attention weight",
 ) -> Figure:
-    """(T, S) weights in [0, 1] -> a figure of T x S square cells, labelled with tokens.
+    """Draw weights (T, S) in [0, 1] as T x S square cells, labelled with tokens.
 
     Tokens are words or SentencePiece pieces; a piece that continues a word is shown as "•piece". `meaning` labels the
     colour bar. The figure grows up to 60 tokens and, with smaller cells, from 96 to 175; beyond that cells shrink, and
@@ -98,8 +139,8 @@ def _label(axes: Axes, source: Sequence[str], target: Sequence[str], title: str,
     step = math.ceil(1.2 * size / (points * math.sin(math.radians(LABEL_ANGLE))))
     slant: dict[str, Any] = {"rotation": LABEL_ANGLE, "rotation_mode": "anchor", "ha": "left", "va": "center"}
     columns, rows = np.arange(0, len(source), step), np.arange(0, len(target), step)
-    axes.set_xticks(columns + 0.5, source[::step], size=size, **slant, **_text("".join(source)))
-    axes.set_yticks(rows + 0.5, target[::step], size=size, **_text("".join(target)))
+    axes.set_xticks(columns + 0.5, source[::step], size=size, **slant, **_label_style())
+    axes.set_yticks(rows + 0.5, target[::step], size=size, **_label_style())
     below, right = len(target) > MANY, len(source) > MANY
     axes.tick_params(length=2, color=MUTED)
     axes.tick_params("x", top=True, labeltop=True, bottom=below, labelbottom=below)
@@ -109,13 +150,12 @@ def _label(axes: Axes, source: Sequence[str], target: Sequence[str], title: str,
     axes.xaxis.set_label_position("top")
     axes.set_xlabel("source", **NOTE)
     axes.set_ylabel("target", **NOTE)
-    title = printable(title)
-    axes.set_title(title, size=TITLE_FONT, loc="left", **_text(title))
+    axes.set_title(printable(title), size=TITLE_FONT, loc="left", **_label_style())
 
 
-def _text(text: str) -> dict[str, Any]:
-    """Style of a text that comes from data."""
-    return {"family": fonts.families(text), "color": INK, "parse_math": False}
+def _label_style() -> dict[str, Any]:
+    """Style of text that comes from data."""
+    return {"family": _installed_fonts(), "color": INK, "parse_math": False}
 
 
 def _draw_bar(figure: Figure, axes: Axes, cells: QuadMesh, meaning: str) -> None:
@@ -145,7 +185,7 @@ def _fit(figure: Figure) -> None:
 
 
 def token_labels(tokens: Sequence[str]) -> list[str]:
-    """Labels of tokens: "•" before a piece that continues a word, control characters escaped."""
+    """Label tokens: "•" before a piece that continues a word, control characters escaped."""
     labels = [printable(token.replace(WORD_START, " ").strip(" ") or "␣") for token in tokens]
     labels = [DOTTED_CIRCLE + label if _is_combining(label[0]) else label for label in labels]
     if any(token.startswith(WORD_START) for token in tokens):
@@ -164,7 +204,7 @@ def _is_combining(character: str) -> bool:
 
 
 def _direction(text: str) -> str | None:
-    """The writing direction of the first letter that has one."""
+    """Find the writing direction of the first letter that has one."""
     directions = {"L": "left to right", "R": "right to left", "AL": "right to left"}
     kinds = (unicodedata.bidirectional(character) for character in text)
     return next((directions[kind] for kind in kinds if kind in directions), None)
@@ -180,7 +220,7 @@ def save(figure: Figure, file: Path | BinaryIO) -> None:
     imsave(file, _draw(figure), format="png")
 
 
-@fonts.quiet()
+@one_warning_of_boxes()
 def _draw(figure: Figure) -> NDArray[np.uint8]:
     """Draw the figure as (H, W, 4) RGBA pixels."""
     canvas: Any = FigureCanvasAgg(figure)  # its methods are untyped

@@ -23,7 +23,7 @@ from nmt.evaluate.bleu import METRICS, ScoreSettings, perplexity
 from nmt.evaluate.comet import Comet
 from nmt.evaluate.evaluation import align, evaluate, load_comet, score_settings
 from nmt.explain.attention_statistics import Positions, attention_statistics, chosen_positions
-from nmt.explain.saliency import Saliency, saliency
+from nmt.explain.explanation import Saliency, saliency
 from nmt.model.seq2seq import evaluation_mode
 from nmt.system.machine import retry_in_halves
 from nmt.translate.translation import Translation

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from made_runs import FIGURES, REFERENCES, UNEXPLAINED, explain, make_run, worsened
 
-from nmt.compare.faithfulness import FIGURES as NAMES
-from nmt.compare.faithfulness import of_system, read_figures
 from nmt.compare.page import EXPLAINED, MASKING_CHARTS
 from nmt.compare.report import gather, write_comparison
 from nmt.config.errors import UserError
+from nmt.explain.faithfulness import FIGURES as NAMES
+from nmt.explain.faithfulness import read_figures, system_figures
 
 QUICK: dict[str, Any] = {"bootstrap_samples": 100, "randomisation_trials": 100, "examples": 1, "sentences": []}
 
@@ -92,6 +92,6 @@ def test_what_is_no_figure_is_a_damaged_file(figures: object) -> None:
 
 
 def test_a_system_of_no_figures_has_none() -> None:
-    row = of_system([read_figures(None)])
+    row = system_figures([read_figures(None)])
     assert row.pop("masking_curves") == {}
     assert set(row.values()) == {None}

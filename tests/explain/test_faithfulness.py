@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,21 @@ from torch import Tensor, nn
 from nmt.config.compose import config_dir
 from nmt.config.schema import Evaluation, TrainConfig
 from nmt.evaluate.evaluation import evaluate_run, score_settings
+from nmt.explain import explanation
 from nmt.explain import faithfulness as module
-from nmt.explain import saliency
-from nmt.explain.faithfulness import faithfulness, of_pair, summary
-from nmt.explain.masking_curves import MASKS, areas
+from nmt.explain.faithfulness import (
+    MASKS,
+    Mean,
+    areas,
+    combined,
+    faithfulness,
+    kendall_tau,
+    masking_curves,
+    masking_order,
+    mean_over_tokens,
+    measure_pair,
+    summary,
+)
 from nmt.model.copying import NEVER
 from nmt.system.run import RunDirectory
 from nmt.training.job import train
@@ -85,7 +97,7 @@ def decided(translator: Translator, key: int, looks_at: int) -> Translator:
 
 
 def test_masking_the_token_that_decides_collapses_the_probability_at_once(translator: Translator) -> None:
-    right, wrong = (of_pair(decided(translator, 3, looks_at), *PAIR, 1) for looks_at in (3, 1))
+    right, wrong = (measure_pair(decided(translator, 3, looks_at), *PAIR, 1) for looks_at in (3, 1))
     for curves in (right.curves["attention"], right.curves["saliency"], wrong.curves["saliency"]):
         assert (curves[:, 1:] < 0.02).all()
         np.testing.assert_allclose(areas(curves), 1 / (2 * MASKS), atol=0.02)
@@ -104,7 +116,7 @@ def test_masking_the_token_that_decides_collapses_the_probability_at_once(transl
 
 def test_aer_by_each_view_is_that_of_its_links(translator: Translator) -> None:
     made = decided(translator, 0, 1)  # "the" decides, attention is on the next piece
-    links = of_pair(made, *PAIR, 1).links
+    links = measure_pair(made, *PAIR, 1).links
     assert links["saliency"] == {(0, j) for j in range(9)}
     assert links["both"] == set()  # no overlap
     figures = faithfulness(made, [PAIR[0]], [PAIR[1]], ["0-0 0-1 1-1 0p3"], 5)
@@ -118,11 +130,11 @@ def test_neither_batches_nor_other_sentences_change_a_figure(
     translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     translator.model.double()
-    together = of_pair(translator, *PAIR, 1)
+    together = measure_pair(translator, *PAIR, 1)
     monkeypatch.setattr(module, "TOKENS", 1)
-    monkeypatch.setattr(saliency, "COPIES", 3)
-    of_pair(translator, PAIR[0], "le chien dort .", 1)
-    apart = of_pair(translator, *PAIR, 7)
+    monkeypatch.setattr(explanation, "COPIES", 3)
+    measure_pair(translator, PAIR[0], "le chien dort .", 1)
+    apart = measure_pair(translator, *PAIR, 7)
     assert apart.links == together.links
     for order, curves in together.curves.items():
         np.testing.assert_allclose(apart.curves[order], curves, rtol=1e-6)
@@ -134,7 +146,7 @@ def test_curves_are_those_of_each_mask_by_itself(translator: Translator, monkeyp
     translator.model.double()
     first = lambda weights, random: np.tile(np.arange(MASKS), (len(weights), 1))  # noqa: E731
     monkeypatch.setattr(module, "masking_order", first)
-    found = of_pair(translator, *PAIR, 1)
+    found = measure_pair(translator, *PAIR, 1)
     model, tokenizers = translator.single, translator.tokenizers
     source, target = (torch.tensor(side.encode([text])) for side, text in zip(tokenizers, PAIR, strict=True))
     started = torch.cat([torch.tensor([[tokenizers.target.bos]]), target[:, :-1]], 1)
@@ -185,9 +197,9 @@ def test_sentences_are_spread_over_the_set(translator: Translator, monkeypatch: 
 
     def remember(_: Translator, source: str, reference: str, number: int) -> module.PairFigures:
         asked.append((source, reference, number))
-        return of_pair(translator, *PAIR, number)
+        return measure_pair(translator, *PAIR, number)
 
-    monkeypatch.setattr(module, "of_pair", remember)
+    monkeypatch.setattr(module, "measure_pair", remember)
     faithfulness(translator, list("abcdefgh"), list("ABCDEFGH"), None, 3)
     assert asked == [("a", "A", 1), ("d", "D", 4), ("h", "H", 8)]
 
@@ -199,12 +211,12 @@ def test_an_empty_source_has_figures(translator: Translator) -> None:
 
 
 def test_texts_alone_determine_the_random_order(run: RunDirectory) -> None:
-    first, second = (of_pair(Translator.load(run.path, seed=seed), *PAIR, seed) for seed in (1, 2))
+    first, second = (measure_pair(Translator.load(run.path, seed=seed), *PAIR, seed) for seed in (1, 2))
     np.testing.assert_array_equal(first.curves["random"], second.curves["random"])
 
 
 def test_nothing_is_left_behind(translator: Translator) -> None:
-    of_pair(translator, *PAIR, 1)
+    measure_pair(translator, *PAIR, 1)
     assert all(parameter.grad is None for parameter in translator.single.parameters())
 
 
@@ -217,3 +229,85 @@ def test_every_preset_has_figures(preset: str, train_config: Callable[..., Train
     known = {key for key, value in figures.items() if value is not None}
     assert {"aer_saliency", "area_saliency", "area_random"} <= known
     assert ("area_attention" in known) == translator.model.attends
+
+
+def counted_tau(first: np.ndarray, second: np.ndarray) -> float:
+    """Tau-b by its definition, pair by pair."""
+    concordant = discordant = ties_first = ties_second = pairs = 0
+    for i, j in combinations(range(len(first)), 2):
+        pairs += 1
+        ties_first += first[i] == first[j]
+        ties_second += second[i] == second[j]
+        if first[i] == first[j] or second[i] == second[j]:
+            continue
+        if (first[i] < first[j]) == (second[i] < second[j]):
+            concordant += 1
+        else:
+            discordant += 1
+    scale = ((pairs - ties_first) * (pairs - ties_second)) ** 0.5
+    return (concordant - discordant) / scale if scale else float("nan")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 9])
+@pytest.mark.parametrize("values", [2, 4, 1000])  # few values: many ties
+def test_tau_is_that_of_a_count_over_pairs(size: int, values: int) -> None:
+    first, second = np.random.default_rng(size).integers(values, size=(2, 20, size)) / values
+    expected = [counted_tau(*rows) for rows in zip(first, second, strict=True)]
+    np.testing.assert_allclose(kendall_tau(first, second), expected)
+
+
+def test_tau_of_equal_and_reversed_orders() -> None:
+    rows = np.random.default_rng(0).random((3, 7))
+    np.testing.assert_allclose(kendall_tau(rows, 2 * rows + 1), 1)
+    np.testing.assert_allclose(kendall_tau(rows, -rows), -1)
+    assert np.isnan(kendall_tau(rows, np.ones((3, 7)))).all()
+
+
+def test_the_product_of_two_distributions() -> None:
+    found = combined(np.array([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]), np.array([[0.6, 0.2, 0.2], [0.0, 0.5, 0.5]]))
+    np.testing.assert_allclose(found, [[0.75, 0.25, 0], [0, 0, 0]])
+
+
+def test_tokens_are_masked_by_falling_weight_and_equal_ones_at_random() -> None:
+    weights = np.array([[0.1, 0.6, 0.3], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    random = np.array([[0.1, 0.2, 0.3], [0.9, 0.5, 0.2], [0.9, 0.1, 0.2]])
+    assert masking_order(weights, random).tolist() == [[1, 2, 0], [1, 2, 0], [1, 2, 0]]
+    assert masking_order(np.zeros((1, 9)), np.arange(9.0)[None, ::-1]).tolist() == [[8, 7, 6, 5, 4]]
+
+
+def test_curves_start_at_one_and_stay_between_zero_and_one() -> None:
+    unmasked = np.log([0.8, 0.2])
+    masked = np.log([[0.4, 0.2], [0.6, 0.1]])
+    curves = masking_curves(masked, unmasked)
+    np.testing.assert_allclose(curves, [[1, 0.5, *[0.25] * (MASKS - 1)], [1, 1, *[0.5] * (MASKS - 1)]])
+    assert masking_curves(np.full((1, 1), -np.inf), np.zeros(1)).tolist() == [[1.0, *[0.0] * MASKS]]
+
+
+def test_areas_lie_between_those_of_the_fastest_fall_and_of_none() -> None:
+    collapse, none, linear = [1.0, *[0.0] * MASKS], [1.0] * (MASKS + 1), np.linspace(1, 0, MASKS + 1)
+    np.testing.assert_allclose(areas(np.array([collapse, none, linear])), [1 / (2 * MASKS), 1, 0.5])
+    curves = masking_curves(np.random.default_rng(1).normal(0, 5, (50, MASKS)), np.zeros(50))
+    assert ((areas(curves) >= 1 / (2 * MASKS)) & (areas(curves) <= 1)).all()
+    np.testing.assert_allclose(areas(curves), np.trapezoid(curves, dx=1 / MASKS, axis=1))
+
+
+def test_the_mean_is_over_tokens_and_its_interval_over_sentences() -> None:
+    nan = float("nan")
+    found = mean_over_tokens([np.array([1.0, nan, 2.0]), np.array([nan]), np.array([6.0])])
+    assert found is not None
+    assert found.mean == pytest.approx(3)
+    # Residuals of the sums: 3 - 2 * 3 and 6 - 3; two sentences, three tokens.
+    assert found.interval == pytest.approx(1.96 * (2 * (9 + 9) / 9) ** 0.5)
+    assert mean_over_tokens([np.array([nan])]) is None
+    assert mean_over_tokens([np.array([0.5, 0.75])]) == Mean(0.625, None)
+
+
+def test_the_interval_covers_the_mean_of_all_sentences() -> None:
+    rng, covered = np.random.default_rng(3), 0
+    for _ in range(300):  # sentences of 1 to 9 tokens, whose tokens share most of their deviation; the mean is 0
+        sample = [rng.normal() + rng.normal(0, 0.3, rng.integers(1, 10)) for _ in range(60)]
+        found = mean_over_tokens(sample)
+        assert found is not None
+        assert found.interval is not None
+        covered += abs(found.mean) < found.interval
+    assert 0.9 < covered / 300 < 0.99

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nmt.config.schema import TrainConfig
-from nmt.explain.saliency import saliency
+from nmt.explain.explanation import saliency
 from nmt.training.job import train
 from nmt.translate.translator import Translator
 
