@@ -8,11 +8,9 @@ import time
 
 import torch
 
-from nmt.attention.attention import Attention
+from nmt.attention.attention import Attention, GlobalWindow, LocalMonotonicWindow, LocalPredictiveWindow, Window
 from nmt.attention.normalizers import SoftmaxNormalizer
-from nmt.attention.parts import Score, Window
-from nmt.attention.scores import AdditiveScore, GeneralScore
-from nmt.attention.windows import GlobalWindow, LocalMonotonicWindow, LocalPredictiveWindow
+from nmt.attention.scores import AdditiveScore, GeneralScore, Score
 from nmt.ops.shared import loop
 from nmt.system.text_table import Column, decimals, markdown
 

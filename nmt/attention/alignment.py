@@ -1,17 +1,40 @@
-"""Alignment: what an attention does with its distribution over source positions.
+"""Alignment: how an attention uses its distribution over source positions; and REINFORCE, which trains sampled ones.
 
-Shapes: B batch, T target positions, W source positions of the window (S where it is global).
+Shapes: B batch, T target positions, W source positions of the window (S where it is global), Q query.
 """
 
-import torch
-from torch import Tensor
+from typing import NamedTuple
 
-from nmt.attention.parts import Aligned, Alignment, Normalized
+import torch
+from torch import Tensor, nn
+
+from nmt.attention.memory import Choice
+from nmt.attention.normalizers import Normalized
 from nmt.ops.sentence_draws import draw
+
+MOMENTUM = 0.9  # of the mean reward (Xu et al. 2015, 4.1)
+
+
+class Aligned(NamedTuple):
+    """The weights of the context; of a sampled position also how it was sampled."""
+
+    weights: Tensor  # (B, T, W)
+    log_prob: Tensor | None = None  # (B, T) of the sampled position
+    entropy: Tensor | None = None  # (B, T) of the distribution, in nats
+
+
+class Alignment(nn.Module):
+    """Turns the distribution over positions into the weights of the context."""
+
+    needs_distribution = True  # whether the weights must sum to 1, also in a window that scales them
+
+    def forward(self, distribution: Normalized) -> Aligned:
+        """(B, T, W), a row of zeros where no position is kept -> weights (B, T, W)."""
+        raise NotImplementedError
 
 
 class ExpectedAlignment(Alignment):
-    """Soft attention: the context is the mean over the distribution (Bahdanau et al. 2015, eq. 5)."""
+    """Soft attention: the context is the mean over the distribution   (Bahdanau et al. 2015, eq. 5)."""
 
     needs_distribution = False
 
@@ -30,8 +53,8 @@ class LatentAlignment(ExpectedAlignment):
 class SampledAlignment(Alignment):
     """One position: sampled in training, the most probable one otherwise   (Xu et al. 2015, 4.1).
 
-    Sampling is not differentiable; nmt.attention.policy trains it by REINFORCE. With probability `soft_share`, a
-    step uses the distribution instead of a sample, which reduces the variance (ibid.).
+    Sampling is not differentiable; `Policy` trains it. With probability `soft_share`, a step uses the distribution
+    instead of a sample, which reduces the variance (ibid.).
     """
 
     def __init__(self, soft_share: float) -> None:
@@ -76,8 +99,8 @@ class StraightThroughAlignment(Alignment):
 
 
 def sample_positions(probs: Tensor, uniform: Tensor) -> Tensor:
-    """One-hot draws (B, T, W) from distributions, by inverse transform sampling; zeros for a row of zeros.
-    uniform: (B, T) in [0, 1)."""
+    """Sample positions by inverse transform sampling: distributions (B, T, W), uniform numbers in [0, 1) (B, T) ->
+    one-hot (B, T, W), zeros for a row of zeros."""
     cdf = probs.detach().cumsum(-1, dtype=uniform.dtype)
     total = cdf[..., -1:]
     # The first position above the threshold. One that reaches the total is the last with a probability above 0.
@@ -94,11 +117,68 @@ def _finite_logs(distribution: Normalized) -> Tensor:
 
 
 def _one_hot(scores: Tensor, impossible: Tensor) -> Tensor:
-    """1 at the greatest score of each row, 0 in a row without a possible position."""
+    """(B, T, W) -> 1 at the greatest score of each row, zeros in a row without a possible position."""
     best = scores.argmax(-1, keepdim=True)
     return torch.zeros_like(scores).scatter_(-1, best, 1.0).masked_fill(impossible, 0.0)
 
 
 def _gumbel_noise(like: Tensor) -> Tensor:
-    """-log of an exponential variate that is greater than 0."""
+    """Draw -log of an exponential variate, which is kept above 0."""
     return -torch.empty_like(like).exponential_().clamp_(min=torch.finfo(like.dtype).tiny).log_()
+
+
+class PolicyLoss(NamedTuple):
+    """The terms of REINFORCE, summed over target tokens."""
+
+    loss: Tensor  # () differentiable
+    regression: Tensor  # () squared error of a learned baseline, which it alone trains; differentiable
+    entropy: Tensor  # () in nats
+
+
+class Policy(nn.Module):
+    """REINFORCE: grad = E[sum_t (R_t - b_t) grad log p(s_t)], R_t = sum_{t' >= t} discount^(t' - t) log p(y_t' | ...)
+    (Williams 1992; Xu et al. 2015, eq. 11 and 12).
+
+    Unlike in the paper, R_t sums only the rewards from step t on: the same expected gradient with less variance. The
+    baseline b_t is either learned, a linear function of the query, or moving, the running mean of a token's reward
+    times the (discounted) number of remaining tokens.
+    """
+
+    mean_reward: Tensor
+
+    def __init__(self, query_dim: int, baseline: str, *, discount: float, entropy_weight: float) -> None:
+        """baseline: "learned" or "moving"."""
+        super().__init__()
+        self.discount, self.entropy_weight = discount, entropy_weight
+        self.learned = nn.Linear(query_dim, 1) if baseline == "learned" else None
+        if self.learned is None:
+            self.register_buffer("mean_reward", torch.zeros(()))
+
+    def forward(self, choice: Choice, log_probs: Tensor, real: Tensor) -> PolicyLoss:
+        """Log-probabilities (B, T) of the target tokens, bool (B, T) False on padding -> PolicyLoss."""
+        rewards = log_probs.detach().float().masked_fill(~real, 0.0)
+        returns, ahead = self._to_go(rewards), self._to_go(real.float())
+        if self.learned is None:
+            baseline = self.mean_reward * ahead
+        else:
+            baseline = self.learned(choice.query.detach()).squeeze(-1).float()
+        advantage = (returns - baseline.detach()).masked_fill(~real, 0.0)
+        entropy = (choice.entropy * real).sum()
+        loss = -(advantage * choice.log_prob).sum() - self.entropy_weight * entropy
+        regression = loss.new_zeros(())
+        if self.learned is not None:
+            regression = ((returns - baseline).square() * real).sum()
+        return PolicyLoss(loss, regression, entropy.detach())
+
+    @torch.no_grad()
+    def after_update(self, reward: Tensor) -> None:
+        """Update the moving baseline with the mean reward () of a token in the whole batch."""
+        if self.learned is None:
+            self.mean_reward.lerp_(reward.to(self.mean_reward.dtype), 1 - MOMENTUM)
+
+    def _to_go(self, rewards: Tensor) -> Tensor:
+        """Sum rewards from each step on, discounted: (B, T) -> (B, T)."""
+        sums = [rewards.new_zeros(rewards.shape[0])]
+        for reward in reversed(rewards.unbind(1)):
+            sums.append(reward + self.discount * sums[-1])
+        return torch.stack(sums[:0:-1], dim=1)

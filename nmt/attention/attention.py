@@ -1,23 +1,106 @@
-"""Attention, composed of its parts.
+"""Attention, composed of its parts, and the windows that limit where it reads; one head or several.
 
 Shapes: B batch, S source positions, T target positions, K hypotheses of a sentence, W window, Q query, M memory,
-A attention.
+A attention, N heads, d size of a head.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from nmt.attention.alignment import ExpectedAlignment
-from nmt.attention.memory import Attended, Choice, Detail, Memory, Past, join_steps
-from nmt.attention.monotonic import Chunk
-from nmt.attention.parts import Aligned, Alignment, Coverage, KeyUpdate, Normalized, Normalizer, Score, Window
+from nmt.attention.alignment import Aligned, Alignment, ExpectedAlignment
+from nmt.attention.memory import Attended, Choice, Memory, Past, join_steps
+from nmt.attention.normalizers import Chunk, Normalized, Normalizer
+from nmt.attention.scores import Coverage, KeyUpdate, Score
+from nmt.attention.steering import Detail
 from nmt.ops.dropout import dropout
-from nmt.ops.linear import product
+from nmt.ops.linear import Linear, product
 from nmt.ops.precision import in_autocast_dtype, wide
 from nmt.ops.rows import rows
 from nmt.ops.shared import loop
+
+
+class Window(nn.Module):
+    """Which of the valid positions a query may attend to: all of them, or those within `reach` of a centre."""
+
+    reach: int | None = None  # D; None for all positions
+
+    @property
+    def width(self) -> int:
+        """W: the number of positions that cover the window around any centre, also one between two positions."""
+        assert self.reach is not None
+        return 2 * self.reach + 2
+
+    def narrows(self, length: int) -> bool:
+        """Check if reading only the window's positions is faster than reading the whole sentence under a mask."""
+        return self.reach is not None and 2 * self.width <= length
+
+    def positions(self, centres: Tensor, length: int) -> Tensor:
+        """(B, T) -> int64 (B, T, W): positions in the sentence, among them all within reach of the centre."""
+        assert self.reach is not None
+        first = (centres.detach().floor().long() - self.reach).clamp(0, length - self.width)
+        return first[:, :, None] + torch.arange(self.width, device=centres.device)
+
+    def centres(self, query: Tensor, valid: Tensor, steps: range) -> Tensor:
+        """The centre for each query, a position from 0, not necessarily an integer: (B, T, Q), bool (B, S), the T
+        steps from 0 (or one step for all) -> (B, T)."""
+        raise NotImplementedError
+
+    def holds(self, offsets: Tensor) -> Tensor:
+        """Check if offsets (B, T, W) from the centre are within reach."""
+        assert self.reach is not None
+        return offsets.abs() <= self.reach
+
+    def falloff(self, offsets: Tensor) -> Tensor | None:
+        """Offsets (B, T, W) from the centre -> factors of the weights after normalisation, if there are any."""
+        return None
+
+
+class GlobalWindow(Window):
+    """All valid positions (Bahdanau et al. 2015)."""
+
+
+class LocalMonotonicWindow(Window):
+    """[p_t - D, p_t + D] with p_t = t   (Luong et al. 2015, 3.2, local-m).
+
+    Beyond the end of the source, the window stays at the last position.
+    """
+
+    def __init__(self, reach: int) -> None:
+        super().__init__()
+        self.reach = reach
+
+    def centres(self, query: Tensor, valid: Tensor, steps: range) -> Tensor:
+        """(B, T, Q), bool (B, S) -> (B, T)."""
+        positions = torch.arange(steps.start, steps.stop, device=query.device)
+        last = valid.sum(1, keepdim=True) - 1
+        return positions.minimum(last.clamp(min=0)).float().expand(query.shape[:2])
+
+
+class LocalPredictiveWindow(Window):
+    """[p_t - D, p_t + D] with p_t = S sigmoid(v . tanh(W q_t)), the weights falling off as a Gaussian around p_t with
+    sigma = D/2   (Luong et al. 2015, eq. 9 and 10, local-p).
+
+    S is the length of the sentence; positions count from 0. The gradient reaches p_t through the Gaussian.
+    """
+
+    def __init__(self, reach: int, query_dim: int, attention_dim: int) -> None:
+        super().__init__()
+        self.reach = reach
+        self.position_proj = Linear(query_dim, attention_dim, bias=False)
+        self.position = Linear(attention_dim, 1, bias=False)
+
+    def centres(self, query: Tensor, valid: Tensor, steps: range) -> Tensor:
+        """(B, T, Q), bool (B, S) -> (B, T)."""
+        position = self.position(torch.tanh(self.position_proj(query))).squeeze(-1)
+        return valid.sum(1, keepdim=True) * torch.sigmoid(wide(position))
+
+    def falloff(self, offsets: Tensor) -> Tensor:
+        """(B, T, W) -> exp(-offset^2 / (2 sigma^2))."""
+        assert self.reach is not None
+        return torch.exp(offsets.square() * (-2 / self.reach**2))
 
 
 class Attention(nn.Module):
@@ -34,8 +117,8 @@ class Attention(nn.Module):
         dropout: float = 0.0,
         chunk: Chunk | None = None,
     ) -> None:
-        """alignment: None: the expected one; dropout: on the weights, in the context only; chunk: after a monotonic
-        normalizer."""
+        """alignment: the expected one by default. dropout: of the weights, in the context only. chunk: follows a
+        monotonic normalizer."""
         super().__init__()
         self.score, self.window, self.normalizer, self.coverage = score, window, normalizer, coverage
         self.alignment, self.chunk = alignment or ExpectedAlignment(), chunk
@@ -45,10 +128,10 @@ class Attention(nn.Module):
     def remember(
         self, states: Tensor, valid: Tensor, values: Tensor | None = None, *, nonempty: bool = False
     ) -> Memory:
-        """(B, S, M), bool (B, S) -> Memory, with keys computed once per sentence.
+        """Compute the keys once per sentence: (B, S, M), bool (B, S) -> Memory.
 
-        The context is a weighted sum of `values`; None: of the states. nonempty: every sentence has a valid position;
-        then the mask is also made once per sentence where the parts allow it.
+        values: what the context is a weighted sum of; by default the states. nonempty: every sentence has a valid
+        position; then the mask, too, is computed once per sentence where the parts allow it.
         """
         values = in_autocast_dtype(states if values is None else values)  # cast once, not at every step
         keys, projections = self.score.keys(states), [self.score.key_projection()]
@@ -67,22 +150,22 @@ class Attention(nn.Module):
         return memory._replace(chunk_keys=score.keys(states), chunk_projection=score.key_projection())
 
     def start(self, valid: Tensor) -> Past:
-        """bool (B, S) -> the past before the first step."""
+        """The past before the first step: bool (B, S) -> Past."""
         return Past.start(valid)
 
     def drop(self, weights: Tensor, memory: Memory) -> Tensor:
-        """(B, T, S) -> the weights of a context, after dropout, in the precision of the values."""
+        """Apply dropout to the weights of a context: (B, T, S) -> (B, T, S), in the precision of the values."""
         return dropout(weights, self.dropout, self.training).to(memory.values.dtype)
 
     def sequence(self, query: Tensor, memory: Memory, past: Past) -> Attended:
-        """Queries (B, T, Q) of T successive steps of each sentence -> Attended."""
+        """Attend at T successive steps of each sentence: queries (B, T, Q) -> Attended."""
         if self.reads_past:
             return self._step_by_step(query, memory, past)
         steps = range(past.step, past.step + query.shape[1])
         return self._attend(query, memory, past, steps)._replace(past=past._replace(step=steps.stop))
 
     def step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
-        """Queries (B, K, Q) of K hypotheses of each sentence, all at one step -> Attended, with K for T.
+        """Attend with K hypotheses of each sentence, all at one step: queries (B, K, Q) -> Attended, with K for T.
 
         If the attention reads the past, K = 1, as each hypothesis has its own past.
         """
@@ -102,15 +185,73 @@ class Attention(nn.Module):
         return join_steps(steps)
 
     def _attend(self, query: Tensor, memory: Memory, past: Past, steps: range) -> Attended:
-        """(B, T, Q), their T steps or one step for all -> Attended, with the past unchanged."""
-        centre = None
-        if self.window.reach is not None:
-            centre = self.window.centre(query, memory.valid, steps)
+        """Queries (B, T, Q) of T steps, or all of one step -> Attended, with the past unchanged."""
+        if self.window.reach is None:
+            return self._attend_all(query, memory, past, None, steps)
+        centres = self.window.centres(query, memory.valid, steps)
         needs_all_positions = memory.steering is not None or memory.detailed
-        if not needs_all_positions and self._reads_windows(memory.valid.shape[1]):
-            assert centre is not None
-            return self._attend_window(query, memory, past, centre)
-        return self._attend_all(query, memory, past, centre, steps)
+        if not needs_all_positions and self.window.narrows(memory.valid.shape[1]):
+            return self._attend_window(query, memory, past, centres)
+        return self._attend_all(query, memory, past, centres, steps)
+
+    def _attend_all(self, query: Tensor, memory: Memory, past: Past, centres: Tensor | None, steps: range) -> Attended:
+        """Attend over all positions; a window is a mask over them."""
+        keep, falloff = memory.valid[:, None], None
+        if centres is not None:
+            offsets = torch.arange(keep.shape[-1], device=keep.device) - centres[:, :, None]
+            keep, falloff = keep & self.window.holds(offsets), self.window.falloff(offsets)
+        energies = self.score(query, memory.keys, self._key_update(memory, past))
+        if memory.mask is None:
+            distribution = self._scaled(self.normalizer(energies, keep, past), falloff)
+        else:
+            distribution = self.normalizer(energies + memory.mask, None, past)
+        log_stops = distribution.log_weights if self.normalizer.stops else None
+        if self.chunk is not None:
+            distribution = self.chunk(log_stops, self._chunk_energies(self.chunk.score, query, memory, past), keep)
+        aligned = self.alignment(distribution)
+        if memory.steering is not None:
+            aligned = aligned._replace(weights=memory.steering.replace(steps, aligned.weights))
+            if log_stops is not None:
+                log_stops = memory.steering.replace_stops(steps, log_stops)
+        context = product(self.drop(aligned.weights, memory), memory.values)
+        return Attended(
+            context,
+            aligned.weights,
+            past,
+            distribution.log_weights,
+            log_stops,
+            _choice(aligned, query),
+            Detail.of_one_head(aligned.weights, centres, log_stops) if memory.detailed else None,
+        )
+
+    def _attend_window(self, query: Tensor, memory: Memory, past: Past, centres: Tensor) -> Attended:
+        """Attend within a window much narrower than the sentence, reading only the window's positions."""
+        B, T, Q = query.shape
+        S, W = memory.valid.shape[1], self.window.width
+        positions = self.window.positions(centres, S)  # (B, T, W)
+        index = (positions + S * torch.arange(B, device=query.device)[:, None, None]).flatten()
+        values, keys = (rows(tensor, index).view(B * T, W, -1) for tensor in (memory.values, memory.keys))
+        update = self._key_update(memory, past)
+        if update is not None:
+            update = update._replace(features=rows(update.features, index).view(B * T, W, -1))
+        energies = self.score(query.reshape(B * T, 1, Q), keys, update).view(B, T, W)
+        offsets = positions - centres[:, :, None]
+        keep = memory.valid.flatten()[index].view(B, T, W) & self.window.holds(offsets)
+        distribution = self._scaled(self.normalizer(energies, keep, past), self.window.falloff(offsets))
+        aligned = self.alignment(distribution)
+        context = torch.bmm(self.drop(aligned.weights, memory).view(B * T, 1, W), values)
+
+        def spread(part: Tensor, outside: float) -> Tensor:
+            return part.new_full((B, T, S), outside).scatter(-1, positions, part)
+
+        log_weights = distribution.log_weights
+        return Attended(
+            context.view(B, T, -1),
+            spread(aligned.weights, 0.0),
+            past,
+            None if log_weights is None else spread(log_weights, -torch.inf),
+            choice=_choice(aligned, query),
+        )
 
     def _key_update(self, memory: Memory, past: Past) -> KeyUpdate | None:
         if memory.projection is None:
@@ -121,77 +262,15 @@ class Attention(nn.Module):
         return KeyUpdate(features, memory.projection)
 
     def _chunk_energies(self, score: Score, query: Tensor, memory: Memory, past: Past) -> Tensor:
-        """(B, T, Q) -> (B, T, S)."""
+        """Compute the energies of the second score, within chunks: (B, T, Q) -> (B, T, S)."""
         assert memory.chunk_keys is not None
         features, projection = score.key_features(past), memory.chunk_projection
         update = None if features is None or projection is None else KeyUpdate(features, projection)
         energies: Tensor = score(query, memory.chunk_keys, update)
         return energies
 
-    def _attend_all(self, query: Tensor, memory: Memory, past: Past, centre: Tensor | None, steps: range) -> Attended:
-        """Attends over all positions; a window is a mask over them."""
-        keep, falloff = memory.valid[:, None], None
-        if centre is not None:
-            offsets = torch.arange(keep.shape[-1], device=keep.device) - centre[:, :, None]
-            keep, falloff = keep & self.window.holds(offsets), self.window.falloff(offsets)
-        energies = self.score(query, memory.keys, self._key_update(memory, past))
-        if memory.mask is None:
-            distribution = self._scaled(self.normalizer(energies, keep, past), falloff)
-        else:
-            distribution = self.normalizer(energies + memory.mask, None, past)
-        log_stops = distribution.log_weights
-        if self.chunk is not None:
-            distribution = self.chunk(log_stops, self._chunk_energies(self.chunk.score, query, memory, past), keep)
-        aligned = self.alignment(distribution)
-        if memory.steering is not None:
-            aligned = aligned._replace(weights=memory.steering.weights_at(steps, aligned.weights))
-            if self.normalizer.stops:
-                assert log_stops is not None
-                log_stops = memory.steering.log_stops_at(steps, log_stops)
-        context = product(self.drop(aligned.weights, memory), memory.values)
-        stops = log_stops if self.normalizer.stops else None
-        return Attended(
-            context,
-            aligned.weights,
-            past,
-            distribution.log_weights,
-            log_stops,
-            _choice(aligned, query),
-            Detail.of(aligned.weights, centre, stops) if memory.detailed else None,
-        )
-
-    def _attend_window(self, query: Tensor, memory: Memory, past: Past, centre: Tensor) -> Attended:
-        """The same for a window much narrower than the sentence: reads only the window's positions."""
-        B, T, Q = query.shape
-        S = memory.valid.shape[1]
-        positions = self._positions(centre, S)  # (B, T, W)
-        W = positions.shape[-1]
-        index = (positions + S * torch.arange(B, device=query.device)[:, None, None]).flatten()
-        values, keys = (rows(tensor, index).view(B * T, W, -1) for tensor in (memory.values, memory.keys))
-        update = self._key_update(memory, past)
-        if update is not None:
-            update = update._replace(features=rows(update.features, index).view(B * T, W, -1))
-        energies = self.score(query.reshape(B * T, 1, Q), keys, update).view(B, T, W)
-        offsets = positions - centre[:, :, None]
-        keep = memory.valid.flatten()[index].view(B, T, W) & self.window.holds(offsets)
-        distribution = self._scaled(self.normalizer(energies, keep, past), self.window.falloff(offsets))
-        aligned = self.alignment(distribution)
-        context = torch.bmm(self.drop(aligned.weights, memory).view(B * T, 1, W), values)
-
-        def everywhere(part: Tensor, outside: float) -> Tensor:
-            return part.new_full((B, T, S), outside).scatter(-1, positions, part)
-
-        log_weights = distribution.log_weights
-        return Attended(
-            context.view(B, T, -1),
-            everywhere(aligned.weights, 0.0),
-            past,
-            None if log_weights is None else everywhere(log_weights, -torch.inf),
-            choice=_choice(aligned, query),
-        )
-
     def _scaled(self, normalized: Normalized, falloff: Tensor | None) -> Normalized:
-        """The distribution times the window's falloff, summing to 1 again if the alignment needs that."""
+        """Multiply a distribution by the window's falloff; the weights sum to 1 again if the alignment needs that."""
         if falloff is None:
             return normalized
         weights, log_weights = normalized.weights * falloff, normalized.log_weights
@@ -204,24 +283,74 @@ class Attention(nn.Module):
         total = total.masked_fill(total == 0, 1.0)
         return Normalized(weights / total, None if log_weights is None else log_weights - total.log())
 
-    def _width(self) -> int:
-        """W: the positions read, which cover the window around any centre, also one between two positions."""
-        assert self.window.reach is not None
-        return 2 * self.window.reach + 2
 
-    def _reads_windows(self, length: int) -> bool:
-        """Is a window so much narrower than the sentence that reading only its positions is faster?"""
-        return self.window.reach is not None and 2 * self._width() <= length
+class MultiHeadAttention(nn.Module):
+    """W_o [head_1; ...; head_N], head_n = attention(W_q^n q, W_k^n h, W_v^n h)   (Vaswani et al. 2017, 3.2.2).
 
-    def _positions(self, centre: Tensor, length: int) -> Tensor:
-        """(B, T) -> int64 (B, T, W): positions in the sentence, among them all within reach of the centre."""
-        assert self.window.reach is not None
-        first = (centre.detach().floor().long() - self.window.reach).clamp(0, length - self._width())
-        return first[:, :, None] + torch.arange(self._width(), device=centre.device)
+    The heads share the inner attention's parameters and differ in their projections. One head is general
+    query-key-value attention.
+    """
+
+    def __init__(self, inner: Attention, query_dim: int, memory_dim: int, dim: int, heads: int) -> None:
+        """`inner` attends with queries and states of size d = dim / heads."""
+        super().__init__()
+        assert dim % heads == 0
+        self.inner, self.heads = inner, heads
+        self.query_proj = Linear(query_dim, dim, bias=False)
+        self.key_proj = Linear(memory_dim, dim, bias=False)
+        self.value_proj = Linear(memory_dim, dim, bias=False)
+        self.output_proj = Linear(dim, memory_dim, bias=False)
+
+    @property
+    def reads_past(self) -> bool:
+        """Whether a step depends on what earlier steps attended to."""
+        return self.inner.reads_past
+
+    def remember(self, states: Tensor, valid: Tensor, *, nonempty: bool = False) -> Memory:
+        """Compute the keys and values of all heads once per sentence, as `Attention.remember` does: (B, S, M),
+        bool (B, S) -> Memory with B N rows."""
+        valid = valid[:, None].expand(-1, self.heads, -1).flatten(0, 1)
+        keys, values = (self._fold(projection(states)) for projection in (self.key_proj, self.value_proj))
+        return self.inner.remember(keys, valid, values, nonempty=nonempty)._replace(heads=self.heads)
+
+    def start(self, valid: Tensor) -> Past:
+        """The past of all heads before the first step: bool (B, S) -> Past."""
+        return Past.start(valid[:, None].expand(-1, self.heads, -1))
+
+    def sequence(self, query: Tensor, memory: Memory, past: Past) -> Attended:
+        """Attend at T successive steps: queries (B, T, Q) -> Attended, whose weights are the mean of the heads."""
+        return self._join(self.inner.sequence(*self._by_head(query, memory, past)), query)
+
+    def step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
+        """Attend with K hypotheses of each sentence, all at one step: queries (B, K, Q) -> Attended, with K for T."""
+        return self._join(self.inner.step(*self._by_head(query, memory, past)), query)
+
+    def _by_head(self, query: Tensor, memory: Memory, past: Past) -> tuple[Tensor, Memory, Past]:
+        return self._fold(self.query_proj(query)), memory, past.map(lambda tensor: tensor.flatten(0, 1))
+
+    def _join(self, attended: Attended, query: Tensor) -> Attended:
+        unfold = self._unfold
+        context = unfold(attended.context).transpose(1, 2).flatten(2)
+        log_weights, choice = attended.log_weights, attended.choice
+        if log_weights is not None:
+            log_weights = _log_mean(unfold(log_weights))
+        if choice is not None:
+            choice = Choice(unfold(choice.log_prob).sum(1), unfold(choice.entropy).sum(1), query)
+        weights, past = unfold(attended.weights).mean(1), attended.past.map(unfold)
+        detail = None if attended.detail is None else attended.detail.by_head(self.heads)
+        return Attended(self.output_proj(context), weights, past, log_weights, choice=choice, detail=detail)
+
+    def _fold(self, projected: Tensor) -> Tensor:
+        """(B, L, N d) -> (B N, L, d)."""
+        return torch.stack(projected.chunk(self.heads, dim=-1), dim=1).flatten(0, 1)
+
+    def _unfold(self, folded: Tensor) -> Tensor:
+        """(B N, ...) -> (B, N, ...)."""
+        return folded.view(-1, self.heads, *folded.shape[1:])
 
 
 def _side_by_side(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """(..., F) each -> (..., sum of F), None without any."""
+    """Concatenate the parts (..., F) that are not None -> (..., sum of F), or None."""
     present = [part for part in parts if part is not None]
     if len(present) < 2:  # noqa: PLR2004
         return present[0] if present else None
@@ -232,3 +361,11 @@ def _choice(aligned: Aligned, query: Tensor) -> Choice | None:
     if aligned.log_prob is None or aligned.entropy is None:
         return None
     return Choice(aligned.log_prob, aligned.entropy, query)
+
+
+def _log_mean(log_weights: Tensor) -> Tensor:
+    """Compute the logarithm of the heads' mean weight: (B, N, T, S) -> (B, T, S). It is -inf, without a gradient, where
+    all heads have -inf."""
+    nowhere = (log_weights == -torch.inf).all(1)
+    mean = log_weights.masked_fill(nowhere[:, None], 0.0).logsumexp(1) - math.log(log_weights.shape[1])
+    return mean.masked_fill(nowhere, -torch.inf)

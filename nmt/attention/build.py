@@ -1,30 +1,49 @@
-"""From the attention section of a configuration to modules."""
+"""Builds an attention from its section of the configuration."""
 
 import torch
 
-from nmt.attention.alignment import ExpectedAlignment, LatentAlignment, SampledAlignment, StraightThroughAlignment
-from nmt.attention.attention import Attention
-from nmt.attention.coverage import LinearCoverage
-from nmt.attention.fertility import FertilityNormalizer
-from nmt.attention.gaussian_mixture import GaussianMixtureScore
-from nmt.attention.heads import MultiHeadAttention
-from nmt.attention.linear_chain import LinearChainNormalizer
-from nmt.attention.monotonic import Chunk, MonotonicNormalizer
-from nmt.attention.normalizers import EntmaxNormalizer, FirstOrderNormalizer, SoftmaxNormalizer, SparsemaxNormalizer
-from nmt.attention.parts import Alignment, Coverage, Normalizer, Score, Window
-from nmt.attention.policy import Policy
+from nmt.attention.alignment import (
+    Alignment,
+    ExpectedAlignment,
+    LatentAlignment,
+    Policy,
+    SampledAlignment,
+    StraightThroughAlignment,
+)
+from nmt.attention.attention import (
+    Attention,
+    GlobalWindow,
+    LocalMonotonicWindow,
+    LocalPredictiveWindow,
+    MultiHeadAttention,
+    Window,
+)
+from nmt.attention.normalizers import (
+    Chunk,
+    EntmaxNormalizer,
+    FertilityNormalizer,
+    FirstOrderNormalizer,
+    LinearChainNormalizer,
+    MonotonicNormalizer,
+    Normalizer,
+    SoftmaxNormalizer,
+    SparsemaxNormalizer,
+)
 from nmt.attention.scores import (
     AdditiveScore,
     ConcatScore,
     CosineScore,
+    Coverage,
     DotScore,
+    GaussianMixtureScore,
     GeneralScore,
+    LinearCoverage,
     LocationAwareScore,
     LocationScore,
     NormedAdditiveScore,
     ScaledDotScore,
+    Score,
 )
-from nmt.attention.windows import GlobalWindow, LocalMonotonicWindow, LocalPredictiveWindow
 from nmt.config.schema import alignment as alignments
 from nmt.config.schema import attention as schema
 from nmt.config.schema import normalizers
@@ -33,7 +52,8 @@ from nmt.config.schema import normalizers
 def build_attention(
     config: schema.ScoredAttention | schema.EncoderSelfAttention, query_dim: int, memory_dim: int
 ) -> Attention | MultiHeadAttention:
-    """An attention of queries (B, T, query_dim) over states (B, S, memory_dim), with contexts (B, T, memory_dim)."""
+    """Build an attention of queries (B, T, query_dim) over states (B, S, memory_dim); contexts are
+    (B, T, memory_dim)."""
     projection = config.projection
     if isinstance(projection, schema.NoHeads):
         return _attention(config, query_dim, memory_dim)
@@ -43,16 +63,11 @@ def build_attention(
 
 
 def build_policy(config: schema.Attention, query_dim: int) -> Policy | None:
-    """The policy that trains sampled positions; None for any other alignment."""
+    """Build the policy that trains sampled positions; None for any other alignment."""
     if not isinstance(config, schema.ScoredAttention) or not isinstance(config.alignment, alignments.Sampled):
         return None
     sampled = config.alignment
-    return Policy(
-        query_dim,
-        sampled.baseline,
-        discount=sampled.discount,
-        entropy_weight=sampled.entropy_weight,
-    )
+    return Policy(query_dim, sampled.baseline, discount=sampled.discount, entropy_weight=sampled.entropy_weight)
 
 
 def _attention(

@@ -1,18 +1,58 @@
-"""Scores: how well a query fits each key. A score knows no mask.
+"""Scores: how well a query fits each key. And coverage, which makes the keys of any score depend on the past.
 
-Shapes: B batch, S source positions, T target positions, Q query, M memory, A attention, F features.
+Shapes: B batch, S source positions, T target positions, Q query, M memory, A attention, F features, K Gaussians.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmt.attention.memory import Past
-from nmt.attention.parts import KeyUpdate, Score
 from nmt.ops.additive import additive_energies
 from nmt.ops.linear import Linear, linear
+from nmt.ops.precision import wide
+
+MAX_EXPONENT = 15.0  # e^15 positions are longer than any sentence, and the square of e^15 is finite in float32
+
+
+class KeyUpdate(NamedTuple):
+    """What a step adds to the keys, k'_s = k_s + P f_s, as two factors: no step stores keys (B, S, A) of its own."""
+
+    features: Tensor  # f (B, S, F)
+    projection: Tensor  # P (A, F), the same at every step
+
+
+class Score(nn.Module):
+    """How well a query fits each key. A score knows no mask."""
+
+    reads_past = False  # whether it has key features, or a state that moves
+
+    def within_reach(self, valid: Tensor) -> Tensor:
+        """Keep the valid positions for which the score is defined: bool (B, S) -> bool (B, S)."""
+        return valid
+
+    def keys(self, memory: Tensor) -> Tensor:
+        """(B, S, M) -> (B, S, A), once per source sentence."""
+        return memory
+
+    def key_projection(self) -> Tensor | None:
+        """P (A, F) of the KeyUpdate, once per batch."""
+        return None
+
+    def key_features(self, past: Past) -> Tensor | None:
+        """f (B, S, F) of the KeyUpdate, at every step."""
+        return None
+
+    def move(self, query: Tensor, past: Past) -> Past:
+        """Move the score's own state, such as means, to the step with this query (B, 1, Q)."""
+        return past
+
+    def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
+        """(B, T, Q), (B, S, A) -> (B, T, S), unmasked; `update` is added to the keys."""
+        raise NotImplementedError
 
 
 class DotScore(Score):
@@ -28,7 +68,7 @@ class DotScore(Score):
 
 
 class ScaledDotScore(DotScore):
-    """e_ts = q_t . k_s / sqrt(d), d the size of either   (Vaswani et al. 2017, eq. 1)."""
+    """e_ts = q_t . k_s / sqrt(d), with d = Q = A   (Vaswani et al. 2017, eq. 1)."""
 
     def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
         """(B, T, Q), (B, S, A) -> (B, T, S), unmasked; Q = A."""
@@ -68,8 +108,8 @@ class AdditiveScore(Score):
 
 
 class NormedAdditiveScore(AdditiveScore):
-    """e_ts = g v/|v| . tanh(W q_t + U k_s + b): additive, v weight-normalised (Salimans and Kingma 2016), with a bias
-    (Raffel et al. 2017; their scalar offset belongs to the normalizer)."""
+    """e_ts = g v/|v| . tanh(W q_t + U k_s + b): the additive score with v weight-normalised (Salimans and Kingma 2016)
+    and a bias (Raffel et al. 2017; their scalar offset belongs to the normalizer)."""
 
     def __init__(self, query_dim: int, memory_dim: int, attention_dim: int) -> None:
         super().__init__(query_dim, memory_dim, attention_dim)
@@ -87,10 +127,10 @@ class NormedAdditiveScore(AdditiveScore):
 
 
 class ConcatScore(AdditiveScore):
-    """e_ts = MLP([q_t; k_s]): v . tanh(W [q_t; k_s]) (Luong et al. 2015, eq. 7, concat), with `layers` > 1 further
-    hidden layers tanh(W' h + b') before v.
+    """e_ts = v . tanh(W [q_t; k_s])   (Luong et al. 2015, eq. 7, concat); with `layers` > 1, further hidden layers
+    tanh(W' h + b') precede v.
 
-    W is stored as two matrices, so that the part of the keys is computed once per sentence.
+    W is stored as two matrices, so that the product with the keys is computed once per sentence.
     """
 
     def __init__(self, query_dim: int, memory_dim: int, attention_dim: int, layers: int) -> None:
@@ -113,7 +153,7 @@ class ConcatScore(AdditiveScore):
 class CosineScore(Score):
     """e_ts = beta_t cos(W q_t, k_s), beta_t = softplus(w . q_t + b) > 0   (Graves et al. 2014, eq. 5 and 6).
 
-    As in a neural Turing machine, the decoder emits a key (W q_t) and its strength (beta_t).
+    As in a neural Turing machine, the decoder emits the key W q_t and its strength beta_t.
     """
 
     def __init__(self, query_dim: int, memory_dim: int, initial_strength: float) -> None:
@@ -131,8 +171,8 @@ class CosineScore(Score):
         """(B, T, Q), (B, S, M) -> (B, T, S), unmasked, each between -beta_t and beta_t. Takes no update."""
         assert update is None
         beta = F.softplus(self.strength(query) + self.offset)
-        wanted = beta * F.normalize(self.query_proj(query), dim=-1)
-        return linear(wanted.to(keys.dtype), keys)
+        emitted = beta * F.normalize(self.query_proj(query), dim=-1)
+        return linear(emitted.to(keys.dtype), keys)
 
 
 class LocationScore(Score):
@@ -170,7 +210,7 @@ class LocationAwareScore(AdditiveScore):
     reads_past = True
 
     def __init__(self, query_dim: int, memory_dim: int, attention_dim: int, filters: int, width: int) -> None:
-        """Each of the `filters` covers `width` positions, an odd number."""
+        """width: of each filter, in positions, an odd number."""
         super().__init__(query_dim, memory_dim, attention_dim)
         self.filters = nn.Conv1d(1, filters, width, padding=width // 2, bias=False)
         self.filter_proj = Linear(filters, attention_dim)  # U and b
@@ -187,3 +227,88 @@ class LocationAwareScore(AdditiveScore):
         """f_t (B, S, F)."""
         features: Tensor = self.filters(past.weights[:, None].to(self.filters.weight.dtype))
         return features.transpose(1, 2)
+
+
+class GaussianMixtureScore(Score):
+    """e_ts = log sum_k alpha_tk exp(-beta_tk (kappa_tk - s)^2), kappa_t = kappa_{t-1} + exp(.), with alpha_t, beta_t
+    and the steps of kappa_t exponentials of linear functions of the query   (Graves 2013, eq. 46 to 51).
+
+    A softmax divides the mixture by its sum over the positions. The paper does not: its context fades where no
+    Gaussian is near. Positions count from 1, and kappa_0 = 0: with zero parameters, all Gaussians move along the
+    diagonal, one position per step.
+
+    The keys are the positions themselves, once for each Gaussian; the means are subtracted as a KeyUpdate.
+    """
+
+    reads_past = True
+
+    def __init__(self, query_dim: int, components: int) -> None:
+        """components: K, the number of Gaussians."""
+        super().__init__()
+        self.moves = Linear(query_dim, components)
+        self.shapes = Linear(query_dim, 2 * components)  # log alpha, log beta
+
+    def keys(self, memory: Tensor) -> Tensor:
+        """(B, S, M) -> float32 (B, S, K), the positions from 1."""
+        B, S, _ = memory.shape
+        positions = torch.arange(1, S + 1, dtype=torch.float32, device=memory.device)
+        return positions[:, None].expand(B, S, self.moves.out_features)
+
+    def key_projection(self) -> Tensor:
+        """The identity (K, K)."""
+        return torch.eye(self.moves.out_features, device=self.moves.weight.device)
+
+    def key_features(self, past: Past) -> Tensor:
+        """-kappa_t (B, S, K), from the past moved to this step."""
+        assert past.means is not None
+        return -past.means[:, None].expand(-1, past.weights.shape[-1], -1)
+
+    def move(self, query: Tensor, past: Past) -> Past:
+        """Move the means to kappa_t: (B, 1, Q) -> Past."""
+        steps = wide(self.moves(query))[:, 0].clamp(max=MAX_EXPONENT).exp()
+        return past._replace(means=steps if past.means is None else past.means + steps)
+
+    def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
+        """(B, T, Q), (B, S, K) -> (B, T, S), unmasked, float32 or wider."""
+        assert update is not None
+        log_alpha, log_beta = wide(self.shapes(query))[:, :, None].chunk(2, dim=-1)  # (B, T, 1, K)
+        squares = (keys + update.features).square()[:, None]
+        return (log_alpha - log_beta.clamp(max=MAX_EXPONENT).exp() * squares).logsumexp(-1)
+
+
+class Coverage(nn.Module):
+    """Makes the keys of any score depend on what earlier steps attended to."""
+
+    def keys(self, keys: Tensor) -> Tensor:
+        """(B, S, A) -> (B, S, A), once per source sentence."""
+        return keys
+
+    def key_projection(self) -> Tensor:
+        """P (A, F) of the KeyUpdate, once per batch."""
+        raise NotImplementedError
+
+    def key_features(self, past: Past) -> Tensor:
+        """f (B, S, F) of the KeyUpdate, at every step."""
+        raise NotImplementedError
+
+
+class LinearCoverage(Coverage):
+    """k'_s = k_s + w c_s + b, where coverage c_s is the sum of the weights that earlier steps gave to s. An additive
+    score sums k'_s and the query inside its tanh   (See et al. 2017, eq. 11)."""
+
+    def __init__(self, keys_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(keys_dim, 1))
+        self.bias = nn.Parameter(torch.zeros(keys_dim))
+
+    def keys(self, keys: Tensor) -> Tensor:
+        """(B, S, A) -> (B, S, A), once per source sentence: adds b."""
+        return keys + self.bias.to(keys.dtype)
+
+    def key_projection(self) -> Tensor:
+        """w (A, 1)."""
+        return self.weight
+
+    def key_features(self, past: Past) -> Tensor:
+        """c (B, S, 1)."""
+        return past.total[:, :, None]

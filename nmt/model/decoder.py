@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nmt.attention.attention import Attention
-from nmt.attention.heads import MultiHeadAttention
-from nmt.attention.memory import Attended, Choice, Detail, join_steps
+from nmt.attention.attention import Attention, MultiHeadAttention
+from nmt.attention.memory import Attended, Choice, join_steps
+from nmt.attention.steering import Detail
 from nmt.model.cells import CellState, Recurrent, State, drop_inputs, input_gates, norm_gates, step_layer, zone_out
 from nmt.model.copying import CopyGate, Copying
 from nmt.model.latent.mixture import Inferred, Mixture

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nmt.attention.attention import Attention
-from nmt.attention.heads import MultiHeadAttention
+from nmt.attention.attention import Attention, MultiHeadAttention
 from nmt.model.cells import LayerWeights, Recurrent
 from nmt.model.recurrence import run_rnn
 from nmt.model.regularisation import PLAIN, RecurrentOptions, Regularisation

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from nmt.attention.memory import Steering
+from nmt.attention.steering import Steering
 from nmt.model.seq2seq import Forced, Seq2Seq
 from nmt.model.state import DecoderState
 from nmt.model.stepping import StepOutput

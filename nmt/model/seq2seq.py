@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nmt.attention.memory import Detail, Steering
+from nmt.attention.alignment import Policy
 from nmt.attention.normalizers import SoftmaxNormalizer
-from nmt.attention.policy import Policy
+from nmt.attention.steering import Detail, Steering
 from nmt.model.cells import CellState
 from nmt.model.copying import copyable
 from nmt.model.decoder import Decoded, Decoder

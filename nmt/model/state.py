@@ -9,7 +9,8 @@ from typing import NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
-from nmt.attention.memory import Memory, Past, Steering
+from nmt.attention.memory import Memory, Past
+from nmt.attention.steering import Steering
 from nmt.model.cells import CellState, LayerWeights, Recurrent, input_gates
 from nmt.model.latent.mixture import Pending
 from nmt.model.readout import Readout

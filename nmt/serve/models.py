@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nmt.attention.heads import MultiHeadAttention
+from nmt.attention.attention import MultiHeadAttention
 from nmt.config import schema
 from nmt.config.compose import merge_search
 from nmt.config.errors import UserError

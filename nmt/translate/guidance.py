@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nmt.attention.memory import Steering
+from nmt.attention.steering import Steering
 from nmt.config.errors import UserError
 from nmt.data.tokenizer import Tokenizer
 from nmt.translate.search.forbidden import Forbidden

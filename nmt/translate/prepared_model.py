@@ -11,8 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nmt.attention.attention import Attention
-from nmt.attention.heads import MultiHeadAttention
+from nmt.attention.attention import Attention, MultiHeadAttention
 from nmt.attention.memory import Attended, Memory, Past
 from nmt.model.cells import LayerWeights, Recurrent, norm_gates
 from nmt.model.copying import Copying, within

@@ -12,9 +12,8 @@ from pairwise import slow_but_pairwise
 from pydantic import ValidationError
 from torch import Tensor
 
-from nmt.attention.attention import Attention
+from nmt.attention.attention import Attention, MultiHeadAttention
 from nmt.attention.build import build_attention
-from nmt.attention.heads import MultiHeadAttention
 from nmt.attention.memory import Attended
 from nmt.config.schema import attention as schema
 from nmt.config.schema.attention import unequal_sizes

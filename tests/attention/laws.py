@@ -9,8 +9,9 @@ import torch
 from combinations import DRAWS, AnyAttention, Case, Made, attend
 from torch import Tensor
 
-from nmt.attention.heads import MultiHeadAttention
-from nmt.attention.memory import Attended, Memory, Past, Steering, join_steps
+from nmt.attention.attention import MultiHeadAttention
+from nmt.attention.memory import Attended, Memory, Past, join_steps
+from nmt.attention.steering import Steering
 
 TOLERANCE = {"rtol": 0.0, "atol": 1e-11}
 

@@ -9,8 +9,8 @@ import torch
 from combinations import ALIGNMENTS, CHOSEN, Case, attend, configuration
 from torch import Tensor
 
+from nmt.attention.attention import MultiHeadAttention
 from nmt.attention.build import build_attention, build_policy
-from nmt.attention.heads import MultiHeadAttention
 from nmt.attention.memory import Attended, Memory, Past
 from nmt.config.schema import attention as schema
 

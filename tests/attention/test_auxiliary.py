@@ -7,8 +7,7 @@ import torch
 from combinations import Case, attend
 
 from nmt.attention.memory import Past
-from nmt.attention.monotonic import MonotonicNormalizer
-from nmt.attention.normalizers import SoftmaxNormalizer
+from nmt.attention.normalizers import MonotonicNormalizer, SoftmaxNormalizer
 from nmt.training.losses.auxiliary import coverage_loss, guided_alignment_loss
 
 B, T, S = 2, 4, 5

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nmt.attention.alignment import SampledAlignment, StraightThroughAlignment
+from nmt.attention.alignment import Aligned, Alignment, SampledAlignment, StraightThroughAlignment
 from nmt.attention.memory import Past
-from nmt.attention.normalizers import SoftmaxNormalizer
-from nmt.attention.parts import Aligned, Alignment, Normalized
+from nmt.attention.normalizers import Normalized, SoftmaxNormalizer
 
 N = 40_000
 ENERGIES = torch.tensor([0.3, -1.0, 1.2, 5.0, 0.0]).double()

@@ -5,8 +5,8 @@ import torch
 from combinations import Case, attend
 from torch import Tensor
 
-from nmt.attention.fertility import FertilityNormalizer
 from nmt.attention.memory import Past
+from nmt.attention.normalizers import FertilityNormalizer
 
 KEEP = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
 LAST = [4, 2]

@@ -7,11 +7,10 @@ import pytest
 import torch
 from combinations import Case, attend
 
-from nmt.attention.attention import Attention
-from nmt.attention.gaussian_mixture import GaussianMixtureScore
+from nmt.attention.attention import Attention, GlobalWindow
 from nmt.attention.memory import Past
 from nmt.attention.normalizers import SoftmaxNormalizer
-from nmt.attention.windows import GlobalWindow
+from nmt.attention.scores import GaussianMixtureScore
 
 VALID = torch.tensor([[True] * 9, [True] * 6 + [False] * 3])
 

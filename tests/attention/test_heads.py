@@ -5,8 +5,7 @@ import torch
 from combinations import Case, attend
 from torch import Tensor
 
-from nmt.attention.attention import Attention
-from nmt.attention.heads import MultiHeadAttention
+from nmt.attention.attention import Attention, MultiHeadAttention
 from nmt.attention.memory import Attended
 
 HEADS = 2

@@ -12,7 +12,7 @@ from test_monotonic import B, S, T, all_steps, plain
 from torch import Tensor
 
 from nmt.attention.memory import Past
-from nmt.attention.monotonic import Chunk
+from nmt.attention.normalizers import Chunk
 from nmt.attention.scores import DotScore
 from nmt.config.schema import attention as schema
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nmt.attention.memory import Past
-from nmt.attention.monotonic import MonotonicNormalizer
+from nmt.attention.normalizers import MonotonicNormalizer
 
 B, T, S = 2, 3, 3
 

@@ -11,8 +11,7 @@ from hypothesis.extra import numpy as npst
 from torch import Tensor
 
 from nmt.attention.memory import Past
-from nmt.attention.normalizers import SoftmaxNormalizer
-from nmt.attention.parts import Normalizer
+from nmt.attention.normalizers import Normalizer, SoftmaxNormalizer
 from nmt.config.schema import normalizers
 
 SOFT = ["softmax", "sparsemax", "entmax15"]

@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nmt.attention.alignment import SampledAlignment
+from nmt.attention.alignment import Policy, SampledAlignment
 from nmt.attention.memory import Choice
-from nmt.attention.parts import Normalized
-from nmt.attention.policy import Policy
+from nmt.attention.normalizers import Normalized
 
 S, T, Q, N = 3, 2, 4, 40_000
 SEQUENCES = torch.tensor(list(itertools.product(range(S), repeat=T)))

@@ -6,10 +6,9 @@ from combinations import CHOSEN, LOCAL, AnyAttention, Case, choices
 from pairwise import slow_but_pairwise
 from torch import Tensor
 
-from nmt.attention.attention import Attention
+from nmt.attention.attention import Attention, LocalMonotonicWindow, Window
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.attention.scores import LocationScore
-from nmt.attention.windows import LocalMonotonicWindow
 
 CASES = [Case(name, lengths=(3, 11, 6), steps=12, reach=2, padding=1) for name in LOCAL] + [
     Case(name, lengths=(4, 1, 3), steps=5)
@@ -37,7 +36,7 @@ def test_reading_windows_equals_masking(case: Case, monkeypatch: pytest.MonkeyPa
     made = case.make()
     found = []
     for gathers in (True, False):
-        monkeypatch.setattr(Attention, "_reads_windows", lambda self, length, gathers=gathers: gathers)
+        monkeypatch.setattr(Window, "narrows", lambda self, length, gathers=gathers: gathers)
         found.append(everything(*made))
     for gathered, masked in zip(*found, strict=True):
         torch.testing.assert_close(gathered, masked, rtol=0, atol=1e-10)

@@ -10,14 +10,15 @@ from torch import Tensor
 from nmt.attention.attention import Attention
 from nmt.attention.build import build_attention
 from nmt.attention.memory import Past
-from nmt.attention.parts import KeyUpdate, Score
 from nmt.attention.scores import (
     AdditiveScore,
     ConcatScore,
     CosineScore,
+    KeyUpdate,
     LocationAwareScore,
     LocationScore,
     NormedAdditiveScore,
+    Score,
 )
 
 B, T, S, D, A = 3, 4, 9, 6, 3

@@ -5,10 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt.attention.attention import Attention
+from nmt.attention.attention import Attention, LocalMonotonicWindow, LocalPredictiveWindow
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.attention.scores import DotScore
-from nmt.attention.windows import LocalMonotonicWindow, LocalPredictiveWindow
 
 VALID = torch.tensor([[True] * 9, [True] * 4 + [False] * 5])
 
@@ -19,7 +18,7 @@ def uniform(reach: int) -> Attention:
 
 
 def test_local_m_is_centred_on_the_step_and_stays_at_the_last_word() -> None:
-    centre = LocalMonotonicWindow(2).centre(torch.zeros(2, 4, 1), VALID, range(2, 6))
+    centre = LocalMonotonicWindow(2).centres(torch.zeros(2, 4, 1), VALID, range(2, 6))
     assert centre.tolist() == [[2, 3, 4, 5], [2, 3, 3, 3]]
 
 
@@ -41,7 +40,7 @@ def test_local_p_predicts_a_share_of_the_sentence() -> None:
     window = LocalPredictiveWindow(2, 3, 4)
     with torch.no_grad():
         window.position.weight.zero_()
-    centre = window.centre(torch.randn(2, 3, 3), VALID, range(3))
+    centre = window.centres(torch.randn(2, 3, 3), VALID, range(3))
     assert centre.tolist() == [[4.5] * 3, [2.0] * 3]
 
 
@@ -49,7 +48,7 @@ def test_local_p_stays_within_the_sentence_for_any_query() -> None:
     window = LocalPredictiveWindow(2, 3, 4)
     with torch.no_grad():
         window.position.weight.mul_(1000)
-    centre = window.centre(torch.randn(2, 50, 3) * 100, VALID, range(50))
+    centre = window.centres(torch.randn(2, 50, 3) * 100, VALID, range(50))
     assert (centre >= 0).all()
     assert (centre <= torch.tensor([[9.0], [4.0]])).all()
 
@@ -81,7 +80,7 @@ def test_predicted_positions_are_not_rounded_to_reduced_precision() -> None:
     """bfloat16 would not know one position from the next in a sentence of 300 words."""
     window = LocalPredictiveWindow(2, 3, 4).bfloat16()
     valid = torch.ones(1, 300, dtype=torch.bool)
-    assert window.centre(torch.randn(1, 2, 3).bfloat16(), valid, range(2)).dtype == torch.float32
+    assert window.centres(torch.randn(1, 2, 3).bfloat16(), valid, range(2)).dtype == torch.float32
 
 
 @given(

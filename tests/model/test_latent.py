@@ -21,7 +21,7 @@ from small_models import (
 from test_model import FIRST_ORDER, LATENT, label
 from torch import Tensor
 
-from nmt.attention.memory import Steering
+from nmt.attention.steering import Steering
 from nmt.model.latent.decoder import LatentDecoder
 from nmt.model.latent.mixture import LatentPosition
 from nmt.model.seq2seq import Seq2Seq

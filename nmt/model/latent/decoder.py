@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmt.attention.attention import Attention
-from nmt.attention.heads import MultiHeadAttention
+from nmt.attention.attention import Attention, MultiHeadAttention
 from nmt.attention.memory import join_steps
 from nmt.attention.normalizers import FirstOrderNormalizer
 from nmt.model.decoder import Decoded, Decoder, DecoderStep

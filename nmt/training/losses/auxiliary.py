@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nmt.attention.policy import Policy
+from nmt.attention.alignment import Policy
 from nmt.training.losses.token_losses import Prediction, TokenLoss, likelihood
 
 
