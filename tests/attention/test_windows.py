@@ -94,7 +94,7 @@ def test_what_is_read_is_in_the_sentence_and_has_all_within_reach(centre: float,
     if length < 2 * reach + 2:
         return
     where = torch.tensor([[centre * length]], dtype=torch.float64)
-    positions = attention._positions(where, length).flatten().tolist()
+    positions = attention.window.positions(where, length).flatten().tolist()
     assert positions == list(range(positions[0], positions[0] + 2 * reach + 2))
     assert positions[0] >= 0
     assert positions[-1] < length
