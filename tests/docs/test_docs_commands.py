@@ -37,6 +37,15 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for lang, side in (("en", 0), ("de", 1)):
             text = "".join(f"{' '.join(word[side] for word in words)} .\n" for words in some)
             (folder / "corpus" / f"{split}.{lang}").write_text(text)
+    columns = {"train": pairs[2::2], "valid": pairs[1::25]}
+    for name, some in columns.items():
+        rows = [(" ".join(word[0] for word in words), " ".join(word[1] for word in words)) for words in some]
+        table = "".join(f"{english} .\t{german} .\n" for english, german in rows)
+        (folder / "corpus" / f"{name}.tsv").write_text(f"english\tgerman\n{table}")
+        (folder / "corpus" / f"bare{'' if name == 'train' else '-valid'}.tsv").write_text(table)
+        for lang in ("en", "de"):
+            text = (folder / "corpus" / f"{name}.{lang}").read_text()
+            (folder / "corpus" / f"medical{'' if name == 'train' else '-valid'}.{lang}").write_text(text)
     for name in ("input", "input.en", "other.en", "other.de"):
         (folder / name).write_text("the cat sleeps .\n")
     (folder / "glossary").write_text("dog\tchien\nred house\tmaison rouge\n")

@@ -94,12 +94,13 @@ def test_every_preset_has_a_page(name: str) -> None:
     assert "arxiv.org/abs/" in text or "openreview.net/forum" in text
     assert any(f"attention={name}" in line.split() for block in blocks(page) for line in block.lines)
     assert text.count("<!-- end -->") == 2, "parts and figures"
+    assert text.count("**Differs from the paper in:** ") == 1
     assert f"attention/{name}.md" in (ROOT / "mkdocs.yml").read_text()
 
 
-@pytest.mark.parametrize("page", [README, ROOT / "docs" / "attention" / "index.md"], ids=name_of)
-def test_the_tables_of_presets_are_complete(page: Path) -> None:
-    rows = re.findall(r"^\| \[`(\w+)`\]\((?:docs/attention/)?(\w+)\.md\) \|", page.read_text(encoding="utf-8"), re.M)
+def test_the_table_of_presets_is_complete() -> None:
+    text = (ROOT / "docs" / "attention" / "index.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[`(\w+)`\]\((\w+)\.md\) \|", text, re.M)
     assert all(name == file for name, file in rows)
     assert sorted(name for name, _ in rows) == PRESETS
 
@@ -127,7 +128,7 @@ def test_every_make_target_exists() -> None:
 
 
 def test_the_readme_stays_short() -> None:
-    assert len(README.read_text(encoding="utf-8").splitlines()) <= 180
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 160
 
 
 def test_the_written_pages_are_up_to_date() -> None:
