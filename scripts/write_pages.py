@@ -10,6 +10,7 @@ of an attention preset shows the parts of the preset, from configs/attention, an
 import argparse
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
@@ -359,13 +360,20 @@ def preset_figures(root: Path, preset: str) -> str:
     return "\n".join([lines[header], lines[header + 1], lines[row]])
 
 
-def preset_page(root: Path, path: Path) -> str:
-    """Return the text of a preset's page with its tables up to date, between `<!-- parts -->` or `<!-- figures -->` and
-    `<!-- end -->`."""
-    fill = {"parts": preset_parts, "figures": preset_figures}
+def clone(root: Path, _: str) -> str:
+    """Return the command that clones the project, with the address in pyproject.toml."""
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return f"```sh\ngit clone {project['urls']['Repository']} nmt && cd nmt\n```"
+
+
+FILLS = {"parts": preset_parts, "figures": preset_figures, "clone": clone}  # by the name in the comment
+
+
+def filled(root: Path, path: Path) -> str:
+    """Return the text of a page with what stands between `<!-- NAME -->` and `<!-- end -->` up to date."""
 
     def section(match: re.Match[str]) -> str:
-        return f"<!-- {match[1]} -->\n{fill[match[1]](root, path.stem)}\n<!-- end -->"
+        return f"<!-- {match[1]} -->\n{FILLS[match[1]](root, path.stem)}\n<!-- end -->"
 
     return SECTION.sub(section, path.read_text(encoding="utf-8"))
 
@@ -373,11 +381,9 @@ def preset_page(root: Path, path: Path) -> str:
 def written_pages(root: Path) -> dict[Path, str]:
     """Return what the files that this script writes should hold."""
     reference = {root / "docs" / "configuration" / name: text for name, text in pages(root / "configs").items()}
-    presets = [
-        root / "docs" / "attention" / path.with_suffix(".md").name
-        for path in (root / "configs" / "attention").glob("*.yaml")
-    ]
-    return reference | {path: preset_page(root, path) for path in sorted(presets)}
+    presets = sorted((root / "configs" / "attention").glob("*.yaml"))
+    others = [root / "docs" / "attention" / path.with_suffix(".md").name for path in presets]
+    return reference | {path: filled(root, path) for path in [root / "README.md", root / "docs/quickstart.md", *others]}
 
 
 def main() -> int:

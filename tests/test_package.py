@@ -46,7 +46,12 @@ def test_only_what_the_layout_names_stands_at_the_top() -> None:
         "scripts",
         "tests",
     }
-    allowed |= {"LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "constraints.txt"}
+    allowed |= {"LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "constraints.txt"}
     generated = {"outputs", "dist", "build", "multirun"}
     top = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
     assert top - generated <= allowed
+
+
+def test_the_citation_names_the_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()

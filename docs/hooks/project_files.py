@@ -1,14 +1,22 @@
-"""Give the site the pages that lie at the top of the project: CONTRIBUTING.md and CHANGELOG.md.
+"""Give the site the pages at the top of the project, CONTRIBUTING.md and CHANGELOG.md, and the project's address.
 
 Links lead to where the files lie on disk; here they become links between the site's pages, and back.
 """
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
 
 PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+
+
+def on_config(config: Any) -> Any:  # noqa: ANN401
+    """Link every page to the project's address in pyproject.toml; MkDocs calls this first."""
+    text = (Path(config.config_file_path).parent / "pyproject.toml").read_text(encoding="utf-8")
+    config.repo_url = tomllib.loads(text)["project"]["urls"]["Repository"]
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:  # noqa: ANN401

@@ -15,7 +15,8 @@ import write_pages
 
 KEY = re.compile(r"^([a-z_]+(?:[./][a-z_0-9]+)*)(@[a-z_.]+)?=")
 GROUPS = {group for groups in write_pages.GROUPS.values() for group in groups}
-OF_HYDRA = {"hydra.run.dir", "hydra.sweep.dir", "hydra.searchpath", "hydra.launcher.n_jobs", "hydra.sweeper.n_trials"}
+OF_HYDRA = {"hydra.run.dir", "hydra.sweep.dir", "hydra.searchpath"}
+OF_HYDRA |= {"hydra.launcher.n_jobs", "hydra.sweeper.n_jobs", "hydra.sweeper.n_trials"}
 SECTIONS = ("attention", "data", "decoder", "embedding", "encoder", "evaluation", "objective", "optimizer", "schedule")
 SECTIONS += ("search", "tokenizer", "training", "validation")
 
@@ -65,7 +66,7 @@ def test_every_key_and_choice_exists(page: Path) -> None:
         if match := KEY.match(word):
             key, value = match[1], word.partition("=")[2]
             assert key in keys or key.startswith("hydra.launcher."), word
-            if key in GROUPS and re.fullmatch(r"\[?[\w/,]+\]?", value) and value != "NAME":
+            if key in GROUPS and re.fullmatch(r"\[?[\w/,]+\]?", value) and value not in {"NAME", "mine"}:
                 choices = value.strip("[]").split(",")
                 assert all((ROOT / "configs" / key / f"{choice}.yaml").exists() for choice in choices), word
         elif re.fullmatch(rf"({'|'.join(SECTIONS)})(\.\w+)+", word):
