@@ -40,8 +40,8 @@ from nmt.data.prepare.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.model.build import build_model
 from nmt.model.decoder import Decoded
-from nmt.model.latent.decoder import LatentDecoder
 from nmt.model.load import new_model
+from nmt.model.prediction import Readouts
 from nmt.ops.matmul import matmul
 from nmt.system.contention import fair_waiting
 from nmt.system.machine import DTYPES, Machine, tune_memory
@@ -149,7 +149,7 @@ class Bench:
     @property
     def has_phases(self) -> bool:
         """Does one readout of each token enter the loss? A latent position has several, R-Drop two copies."""
-        return not isinstance(self.model.decoder, LatentDecoder) and not self.config.training.r_drop
+        return not self.model.decoder.sums_over_positions and not self.config.training.r_drop
 
     def phases(self, updates: int) -> dict[str, float]:
         """Milliseconds per update of each phase."""
@@ -176,7 +176,7 @@ class Bench:
                 readouts = self.model.decoder(embedded, state).readouts
                 end("decoder")
                 cut = readouts.detach().requires_grad_()
-                loss = self.objective.loss.of_decoded(batch, Decoded(cut), batch.target_out)
+                loss = self.objective.loss.of_decoded(batch, Decoded(cut, Readouts(cut)), batch.target_out)
                 (loss.total / batch.target_tokens).backward()
             end("output layer and loss, both ways")
             readouts.backward(cut.grad)

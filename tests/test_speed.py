@@ -15,10 +15,10 @@ from nmt.config.schema import TrainConfig
 from nmt.data.planning import plan
 from nmt.model.build import build_model
 from nmt.ops import mixture, shared
+from nmt.ops import output_loss as chunked
 from nmt.ops.matmul import matmul
-from nmt.ops.mixing import criterion_of_mean
-from nmt.ops.mixture import mixture_loss
-from nmt.ops.output_loss import output_loss
+from nmt.ops.mixture import mixture_loss, of_mixture
+from nmt.ops.output_loss import ChunkSizes, output_loss
 from nmt.training.losses.token_losses import likelihood
 
 Config = Callable[..., TrainConfig]
@@ -157,9 +157,7 @@ def test_the_loss_of_a_mixture_holds_the_logits_of_one_chunk(monkeypatch: pytest
         chunks.append(weakref.ref(logits))
         return logits
 
-    monkeypatch.setattr(mixture, "matmul", noted)
-    monkeypatch.setattr(mixture, "CHUNK_NUMBERS", 10 * K * words)
-    monkeypatch.setattr(mixture, "CPU_NUMBERS", 10 * K * words)
+    monkeypatch.setattr(chunked, "matmul", noted)
     monkeypatch.setattr(mixture, "leaves_out", lambda _: False)
     operands = [torch.randn(1, N, K, R), torch.randn(words, R), torch.zeros(words), torch.rand(1, N, K).softmax(-1)]
     for tensor in operands:
@@ -167,7 +165,8 @@ def test_the_loss_of_a_mixture_holds_the_logits_of_one_chunk(monkeypatch: pytest
     with torch.profiler.profile(profile_memory=True) as profile:
         criterion, everywhere = partial(likelihood, smoothing=0.1), torch.ones(N, dtype=torch.bool)
         targets = torch.randint(words, (N,))
-        mixture_loss(*operands, everywhere, criterion_of_mean, criterion, targets).total.backward()
+        sizes = ChunkSizes(10 * K * words, 10 * K * words)
+        mixture_loss(*operands, everywhere, of_mixture(criterion), targets, sizes=sizes).total.backward()
     assert len(chunks) == 4
     made = [event.self_cpu_memory_usage for event in profile.events()]
     logits = 4 * N * K * words

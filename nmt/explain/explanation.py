@@ -203,9 +203,6 @@ def token_log_probs(model: Seq2Seq, batch: Batch, embedded: Tensor, source: Tens
     N, T = len(embedded), int(rows.max()) + 1
     copies, rows = torch.arange(N, device=embedded.device), rows.to(embedded.device)
     state = model.encode_embedded(embedded, batch.lengths.repeat(N), source)
-    predictions = model.decode(batch.target_in[:, :T].expand(N, -1), state).predictions
-    if isinstance(predictions, Tensor):
-        log_probs = model.logits(predictions[copies, rows]).log_softmax(-1)
-    else:
-        log_probs = model.logits(predictions.at(copies, rows))[:, 0]
-    return log_probs[copies, batch.target_out[0, rows]]
+    prediction = model.decode(batch.target_in[:, :T].expand(N, -1), state).prediction
+    log_probs = prediction.at(copies, rows).log_probs(model.output.layer())
+    return log_probs[copies, 0, batch.target_out[0, rows]]

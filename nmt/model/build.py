@@ -13,12 +13,10 @@ from nmt.config.schema.alignment import Marginal, Posterior, Variational
 from nmt.config.schema.attention import Attention, EncoderSelfAttention, ScoredAttention
 from nmt.config.schema.model import Model, Network
 from nmt.model.cells import Recurrent
-from nmt.model.copying import CopyGate
 from nmt.model.decoder import Decoder
 from nmt.model.encoder import Encoder, SelfAttention
-from nmt.model.latent.decoder import LatentDecoder
-from nmt.model.latent.inference import InferenceNetwork
-from nmt.model.latent.mixture import LatentPosition
+from nmt.model.latent import InferenceNetwork, LatentDecoder, LatentPosition
+from nmt.model.prediction import CopyGate
 from nmt.model.readout import LexicalModel, Output, Readout
 from nmt.model.regularisation import RecurrentOptions
 from nmt.model.seq2seq import Bridge, EmbeddingDropout, Seq2Seq

@@ -17,30 +17,23 @@ from nmt.ops.packed import Weight
 from nmt.ops.precision import in_autocast_dtype
 
 Recurrent = nn.RNN | nn.GRU | nn.LSTM
-State = tuple[Tensor, Tensor | None]
-"""One layer's hidden state (B, H), and memory (B, H) of an LSTM."""
+LayerState = tuple[Tensor, Tensor | None]
+"""One layer's hidden state (B, H), and the cell state (B, H) of an LSTM."""
 
 
-class CellState(NamedTuple):
-    """State of all layers."""
+class RecurrentState(NamedTuple):
+    """The states of all layers."""
 
-    hidden: tuple[Tensor, ...]  # (B, H) for each layer
-    memory: tuple[Tensor, ...]  # (B, H) for each layer of an LSTM, else empty
+    hidden: tuple[Tensor, ...]  # (B, H) of each layer
+    cell: tuple[Tensor, ...]  # (B, H) of each layer of an LSTM, else empty
 
-    def of(self, layer: int) -> State:
-        """Hidden state and memory of one layer."""
-        return self.hidden[layer], self.memory[layer] if self.memory else None
+    def of(self, layer: int) -> LayerState:
+        """Hidden state and cell state of one layer."""
+        return self.hidden[layer], self.cell[layer] if self.cell else None
 
     def layers(self, start: int, stop: int) -> Self:
         """States of the layers from `start` up to but not including `stop`, counted from 0."""
-        return self._replace(hidden=self.hidden[start:stop], memory=self.memory[start:stop])
-
-    def select(self, index: Tensor) -> Self:
-        """Rows `index` of the batch, for beam search."""
-        return self._replace(
-            hidden=tuple(layer.index_select(0, index) for layer in self.hidden),
-            memory=tuple(layer.index_select(0, index) for layer in self.memory),
-        )
+        return self._replace(hidden=self.hidden[start:stop], cell=self.cell[start:stop])
 
 
 class Norms(NamedTuple):
@@ -51,7 +44,7 @@ class Norms(NamedTuple):
 
     input: Tensor | None  # (G,) gain of W_ih x, where there is an input
     hidden: Tensor  # (G,) gain of W_hh h
-    memory: tuple[Tensor, Tensor] | None  # (H,) gain and bias of an LSTM's memory, as its output sees it
+    cell: tuple[Tensor, Tensor] | None  # (H,) gain and bias of an LSTM's cell state, as its output sees it
 
 
 class Transition(NamedTuple):
@@ -120,20 +113,20 @@ def norm_gates(rnn: Recurrent, weights: LayerWeights, gates: Tensor) -> Tensor:
     return _normed(rnn, gates, weights.norms.input, weights.bias_ih)
 
 
-def step_layer(rnn: Recurrent, weights: LayerWeights, gates: Tensor, hidden: Tensor, memory: Tensor | None) -> State:
+def step_layer(rnn: Recurrent, weights: LayerWeights, gates: Tensor, hidden: Tensor, cell: Tensor | None) -> LayerState:
     """gates (B, G) from `input_gates`, previous state -> next state, before zoneout.
 
     With transitions h_k = cell_k(0, h_{k-1})   (Pascanu et al. 2014; Miceli Barone et al. 2017).
     """
-    state = _step(rnn, weights, gates, hidden, memory)
+    state = _step_cell(rnn, weights, gates, hidden, cell)
     for transition in weights.transitions:
-        state = _step(rnn, transition, transition.bias_ih.unsqueeze(-2).expand_as(gates), *state)
+        state = _step_cell(rnn, transition, transition.bias_ih.unsqueeze(-2).expand_as(gates), *state)
     return state
 
 
-def _step(
-    rnn: Recurrent, weights: LayerWeights | Transition, gates: Tensor, hidden: Tensor, memory: Tensor | None
-) -> State:
+def _step_cell(
+    rnn: Recurrent, weights: LayerWeights | Transition, gates: Tensor, hidden: Tensor, cell: Tensor | None
+) -> LayerState:
     norms, entering = weights.norms, masked(hidden, weights.hidden_mask)
     weight = weights.weight_hh if weights.packed is None else weights.packed
     if norms is None:
@@ -143,25 +136,25 @@ def _step(
     if isinstance(rnn, nn.GRU):
         return gru_gates(gates, recurrent, hidden), None
     if isinstance(rnn, nn.LSTM):
-        assert memory is not None
+        assert cell is not None
         if norms is None:
-            return lstm_gates(gates, recurrent, memory)
-        assert norms.memory is not None
-        return _normed_lstm(gates + recurrent, memory, norms.memory)
+            return lstm_gates(gates, recurrent, cell)
+        assert norms.cell is not None
+        return _normed_lstm(gates + recurrent, cell, norms.cell)
     return torch.tanh(gates + recurrent), None
 
 
-def zone_out(rnn: Recurrent, weights: LayerWeights, new: State, before: State) -> State:
-    """The state after a step in which some units keep their previous value, drawn separately for hidden state and
-    memory."""
+def zone_out(rnn: Recurrent, weights: LayerWeights, new: LayerState, before: LayerState) -> LayerState:
+    """The state after a step in which some units keep their previous value, drawn separately for hidden and cell
+    state."""
     if not weights.zoneout:
         return new
-    hidden, memory = (
+    hidden, cell = (
         None if one is None or other is None else zoneout(one, other, weights.zoneout, rnn.training)
         for one, other in zip(new, before, strict=True)
     )
     assert hidden is not None
-    return hidden, memory
+    return hidden, cell
 
 
 def drop_inputs(rnn: Recurrent, weights: LayerWeights, inputs: Tensor) -> Tensor:
@@ -171,11 +164,11 @@ def drop_inputs(rnn: Recurrent, weights: LayerWeights, inputs: Tensor) -> Tensor
     return masked(inputs, weights.input_mask)
 
 
-def _normed_lstm(gates: Tensor, memory: Tensor, norm: tuple[Tensor, Tensor]) -> State:
+def _normed_lstm(gates: Tensor, cell: Tensor, norm: tuple[Tensor, Tensor]) -> LayerState:
     """c' = f c + i n,  h' = o tanh LN(c')   (Ba et al. 2016)."""
     input_gate, forget_gate, new, output_gate = gates.chunk(4, dim=-1)
-    memory = torch.sigmoid(forget_gate) * memory + torch.sigmoid(input_gate) * torch.tanh(new)
-    return torch.sigmoid(output_gate) * torch.tanh(_layer_norm(memory, *norm)), memory
+    cell = torch.sigmoid(forget_gate) * cell + torch.sigmoid(input_gate) * torch.tanh(new)
+    return torch.sigmoid(output_gate) * torch.tanh(_layer_norm(cell, *norm)), cell
 
 
 def _normed(rnn: Recurrent, products: Tensor, gain: Tensor, bias: Tensor) -> Tensor:

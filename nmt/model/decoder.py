@@ -12,32 +12,60 @@ from torch import Tensor, nn
 from nmt.attention.attention import Attention, MultiHeadAttention
 from nmt.attention.memory import Attended, Choice, join_steps
 from nmt.attention.steering import Detail
-from nmt.model.cells import CellState, Recurrent, State, drop_inputs, input_gates, norm_gates, step_layer, zone_out
-from nmt.model.copying import CopyGate, Copying
-from nmt.model.latent.mixture import Inferred, Mixture
-from nmt.model.readout import LexicalModel, Readout
+from nmt.model.cells import (
+    LayerState,
+    Recurrent,
+    RecurrentState,
+    drop_inputs,
+    input_gates,
+    norm_gates,
+    step_layer,
+    zone_out,
+)
+from nmt.model.encoder import Encoded
+from nmt.model.prediction import CopyGate, Copying, Mixture, Prediction, Readouts
+from nmt.model.readout import LexicalModel, Output, OutputLayer, Readout
 from nmt.model.recurrence import run_rnn
 from nmt.model.regularisation import PLAIN, RecurrentOptions, Regularisation
-from nmt.model.state import BatchWeights, DecoderState, Weights
+from nmt.model.state import BatchProducts, DecoderState, HypothesisState, Products, SourceState
 from nmt.model.upper import UpperLayers
 from nmt.ops.dropout import Dropout, masked
 from nmt.ops.shared import loop
 
 
+class AttentionTrace(NamedTuple):
+    """What the attention did at all steps."""
+
+    weights: Tensor  # (B, T, S), row t used to produce token t
+    log_weights: Tensor | None  # (B, T, S), if the attention returns them
+    choice: Choice | None  # of sampled positions in training
+    detail: Detail | None  # if the memory asks for it
+
+
+class Inferred(NamedTuple):
+    """What an inference network says of the positions, given the whole target."""
+
+    log_probs: Tensor  # (B, T, S) log q, -inf where the prior is 0
+    weights: Tensor  # (B, T, S) q, or one sampled position
+    log_prob: Tensor | None  # (B, T) log q of the sampled position
+
+
+Infer = Callable[[Tensor], Inferred]
+"""The prior (B, T, S) -> what an inference network says of the positions."""
+
+
 class Decoded(NamedTuple):
-    readouts: Tensor  # (B, T, R)
-    weights: Tensor | None = None  # (B, T, S), row t used to produce token t
-    log_weights: Tensor | None = None  # (B, T, S), if the attention returns them
-    choice: Choice | None = None  # of sampled positions in training
-    mixture: Mixture | None = None  # with a latent position: predictions come from it instead of `readouts`
+    """The result of teacher forcing."""
+
+    readouts: Tensor  # (B, T, R), computed from the mean context
+    prediction: Prediction
+    attention: AttentionTrace | None = None
     inferred: Inferred | None = None  # by an inference network in training
-    copying: Copying | None = None  # with a copy gate: predictions come from it instead of `readouts`
-    detail: Detail | None = None  # of the attention, if its memory asks for it
 
     @property
-    def predictions(self) -> Tensor | Mixture | Copying:
-        """What the output layer reads."""
-        return next((each for each in (self.copying, self.mixture) if each is not None), self.readouts)
+    def weights(self) -> Tensor | None:
+        """(B, T, S), row t used to produce token t."""
+        return None if self.attention is None else self.attention.weights
 
 
 Observe = Callable[[int, DecoderState], DecoderState]
@@ -54,6 +82,8 @@ class Decoder(nn.Module):
     from before both steps. "first_layer": the query is the first layer's current state, which depends on the words
     alone, and the context enters the layers above, `upper` (Wu et al. 2016, 3; here with the current state).
     """
+
+    sums_over_positions = False  # do predictions sum over a latent source position?
 
     def __init__(  # noqa: PLR0913
         self,
@@ -85,79 +115,9 @@ class Decoder(nn.Module):
         # Does the attention or readout of a step enter the next step?
         self.stepped = input_feeding or (attention is not None and attend in ("before", "between"))
 
-    def forward(self, embedded: Tensor, state: DecoderState) -> Decoded:
-        """Teacher forcing: (B, T, E) embeddings of <s> y_1 ... y_{T-1} -> Decoded with all T steps."""
-        decoded = self.forward_stepped(embedded, state) if self.stepped else self.forward_fused(embedded, state)
-        readouts = self._add_lexical(decoded.readouts, decoded.weights, state)
-        if self.copy is not None:
-            decoded = decoded._replace(copying=self._copied(self.copy, readouts, decoded.weights, state))
-        return decoded._replace(readouts=readouts)
-
-    def forward_fused(self, embedded: Tensor, state: DecoderState) -> Decoded:
-        """One call of each recurrent network for the whole target, one product for the attention of all steps."""
-        return self._fused(embedded, state)[0]
-
-    def _fused(self, embedded: Tensor, state: DecoderState) -> tuple[Decoded, Tensor]:
-        """Decoded, and the top layer's outputs (B, T, H)."""
-        own, cell, layers = self.rnn.num_layers, state.cell, state.weights.layers
-        hidden, final = self._run_words(embedded, state)
-        attended = None
-        if self.attention is not None:
-            attended = self.attention.sequence(hidden, *state.attention())
-        if self.upper is not None and attended is not None:
-            upper = cell.layers(own, len(layers))
-            hidden, _ = self.upper(hidden, final, layers[own:], start=upper, context=attended.context)
-        return self._decoded(hidden, attended, embedded, state), hidden
-
-    def _run_words(self, embedded: Tensor, state: DecoderState) -> tuple[Tensor, CellState]:
-        """The recurrent network `rnn`, which reads words alone -> outputs (B, T, H) and last states."""
-        inputs = embedded
-        if state.fixed is not None:
-            inputs = torch.cat([embedded, state.fixed[:, None].expand(-1, embedded.shape[1], -1)], dim=-1)
-        own = self.rnn.num_layers
-        start, layers = state.cell.layers(0, own), state.weights.layers[:own]
-        return run_rnn(self.rnn, inputs, None, start, self.regularisation, layers)
-
-    def forward_stepped(self, embedded: Tensor, state: DecoderState) -> Decoded:
-        """Step by step; everything that does not depend on the previous step is computed before or after the loop."""
-        return self._joined(self._run_steps(embedded, state), embedded, state)
-
-    def _run_steps(self, embedded: Tensor, state: DecoderState, observe: Observe | None = None) -> "list[DecoderStep]":
-        gates = state.weights.word_gates(embedded, state.fixed)
-        steps: list[DecoderStep] = []
-        with loop():
-            for t, (gates_t, word) in enumerate(zip(gates.unbind(1), embedded.unbind(1), strict=True)):
-                state = state if observe is None else observe(t, state)
-                steps.append(self._step(gates_t, word, state))
-                state = steps[-1].state
-        return steps
-
-    def _joined(self, steps: "list[DecoderStep]", embedded: Tensor, state: DecoderState) -> Decoded:
-        attended_steps = [step.attended for step in steps if step.attended is not None]
-        attended = join_steps(attended_steps) if attended_steps else None
-        fed_back = [step.readout for step in steps if step.readout is not None]
-        if fed_back:
-            return _with_weights(torch.stack(fed_back, dim=1), attended)
-        return self._decoded(self._outputs(steps), attended, embedded, state)
-
-    def _outputs(self, steps: "list[DecoderStep]") -> Tensor:
-        """(B, T, H)."""
-        return torch.stack([self._output(step.state.cell) for step in steps], dim=1)
-
-    def step(self, word: Tensor, state: DecoderState) -> tuple[Tensor | Mixture | Copying, Tensor | None, DecoderState]:
-        """(B, E) embedding of the previous token, or what else the state's weights take for it -> readout (B, R), or
-        with a copy gate a Copying grouped by sentence; weights (B, S) or None; next state."""
-        step = self._step(state.weights.word_gates(word, state.fixed), word, state)
-        readout = step.readout
-        if readout is None:
-            readout = self._read_out(self._output(step.state.cell), step.context, word, state)
-        weights = None if step.attended is None else step.attended.weights[:, 0]
-        readout = self._add_lexical(readout, weights, state)
-        copied = None if self.copy is None else self._copied(self.copy, readout, weights, state)
-        return readout if copied is None else copied, weights, step.state
-
-    def weights(self, rows: int, word_dim: int, fixed_dim: int) -> BatchWeights:
-        """The weights for a batch of `rows` sentences, for all steps; fixed_dim = M with a fixed vector, else 0."""
+    def prepare(self, rows: int, word_dim: int, fixed_dim: int) -> BatchProducts:
+        """Prepare the products for all steps of a batch of `rows` sentences; fixed_dim: M with a fixed vector, else
+        0."""
         layers = self.regularisation.prepare(self.rnn, rows)
         layers += [] if self.upper is None else self.upper.prepare(rows)
         widths = [word_dim, fixed_dim, self.rnn.input_size - word_dim - fixed_dim]
@@ -165,103 +125,254 @@ class Decoder(nn.Module):
         conditional = None
         if self.conditional is not None and self.conditional_regularisation is not None:
             (conditional,) = self.conditional_regularisation.prepare(self.conditional, rows)
-        readout_mask = self.dropout.sentence_mask(layers[0].weight_hh, rows, self.readout.dim)
-        return BatchWeights(layers, word, fixed, fed, conditional, self.readout, readout_mask=readout_mask)
+        return BatchProducts(
+            layers=layers,
+            conditional=conditional,
+            readout=self.readout,
+            attention=self.attention,
+            lexical=self.lexical,
+            readout_mask=self.dropout.sentence_mask(layers[0].weight_hh, rows, self.readout.dim),
+            word=word,
+            fixed=fixed,
+            fed=fed,
+            readout_parts=self._readout_parts(),
+        )
 
-    def _step(self, gates: Tensor, word: Tensor, state: DecoderState) -> "DecoderStep":
-        attended, upper_context, weights = None, None, state.weights
+    def _readout_parts(self) -> tuple[Tensor, Tensor] | None:
+        """See BatchProducts.readout_parts; None unless they are needed."""
+        return None
+
+    def start(
+        self,
+        recurrent: RecurrentState,
+        encoded: Encoded,
+        valid: Tensor,
+        products: Products,
+        *,
+        nonempty: bool,
+        fixed: Tensor | None,
+        words: Tensor,
+        tokens: Tensor,
+    ) -> DecoderState:
+        """Make the state before the first step, from bool (B, S); see Attention.remember for `nonempty`, and the fields
+        of the states for the others, which are ignored where the decoder has no use for them."""
+        feed = encoded.summary.new_zeros(len(valid), self.readout.dim) if self.input_feeding else None
+        hypothesis = HypothesisState(recurrent, feed, fixed, None)
+        attention = products.attention
+        if attention is None:
+            return DecoderState(hypothesis, None, products)
+        memory = attention.remember(encoded.states, valid, nonempty=nonempty)
+        source = SourceState(
+            memory,
+            attention.start(valid),
+            words=None if self.lexical is None else words,
+            tokens=None if self.copy is None else tokens,
+            contexts=self._contexts(memory.values, products),
+        )
+        return DecoderState(hypothesis, source, products, shares_source=not attention.reads_past)
+
+    def _contexts(self, values: Tensor, products: Products) -> Tensor | None:
+        """See SourceState.contexts; None unless predictions sum over source positions."""
+        return None
+
+    def teacher_force(
+        self, embedded: Tensor, state: DecoderState, target: Tensor, output: Output, infer: Infer | None = None
+    ) -> Decoded:
+        """Predict all T steps from (B, T, E) embeddings of the target, int64 (B, T) = <s> y_1 ... y_{T-1}.
+
+        Where a prediction sums over a latent position, `output` gives the probabilities of the target's tokens, and
+        `infer` the weights of the positions in training."""
+        return self.forward(embedded, state)
+
+    def observe(self, state: DecoderState, tokens: Tensor, output: OutputLayer) -> DecoderState:
+        """Tell the state the previous tokens, int64 (N,), before a step: only the posterior of a latent position
+        depends on them."""
+        return state
+
+    def posterior(
+        self, decoded: Decoded, embedded: Tensor, state: DecoderState, target: Tensor, counted: Tensor, output: Output
+    ) -> Tensor | None:
+        """The attention weights (B, T, S) given the target y_1 ... y_T, int64 (B, T), and bool (B, T), False on
+        padding: only a latent position depends on the target."""
+        return decoded.weights
+
+    def forward(self, embedded: Tensor, state: DecoderState) -> Decoded:
+        """(B, T, E) embeddings of <s> y_1 ... y_{T-1} -> Decoded with all T steps."""
+        return self.forward_stepped(embedded, state) if self.stepped else self.forward_fused(embedded, state)
+
+    def forward_fused(self, embedded: Tensor, state: DecoderState) -> Decoded:
+        """One call of each recurrent network for the whole target, one product for the attention of all steps."""
+        outputs, attended = self._run_fused(embedded, state)
+        return self._decoded(self._read_out_all(outputs, attended, embedded, state), attended, state)
+
+    def forward_stepped(self, embedded: Tensor, state: DecoderState) -> Decoded:
+        """Step by step; everything that does not depend on the previous step is computed before or after the loop."""
+        steps = self._run_steps(embedded, state)
+        attended = _joined(steps)
+        return self._decoded(self._readouts(steps, attended, embedded, state), attended, state)
+
+    def step(self, word: Tensor, state: DecoderState) -> tuple[Prediction, Tensor | None, DecoderState]:
+        """(B, E) embedding of the previous token, or what else the products take for it -> prediction, for hypotheses
+        grouped by sentence if it has a T; weights (B, S) or None; next state."""
+        step = self._decode_step(state.products.word_gates(word, state.hypothesis.fixed), word, state)
+        readout = step.readout
+        if readout is None:
+            readout = self._read_out(self._output(step.state.hypothesis.recurrent), step.context, word, state)
+        weights = None if step.attended is None else step.attended.weights[:, 0]
+        return self._predict(self._add_lexical(readout, weights, state), weights, state), weights, step.state
+
+    def _run_fused(self, embedded: Tensor, state: DecoderState) -> tuple[Tensor, Attended | None]:
+        """Outputs (B, T, H) of the top layer, and the attention of all steps."""
+        lowest, layers = self.rnn.num_layers, state.products.layers
+        hidden, final = self._run_words(embedded, state)
+        attended = None
+        if self.attention is not None:
+            attended = self.attention.sequence(hidden, *state.memory_and_past())
+        if self.upper is not None and attended is not None:
+            start = state.hypothesis.recurrent.layers(lowest, len(layers))
+            hidden, _ = self.upper(hidden, final, layers[lowest:], start=start, context=attended.context)
+        return hidden, attended
+
+    def _run_words(self, embedded: Tensor, state: DecoderState) -> tuple[Tensor, RecurrentState]:
+        """The recurrent network `rnn`, which reads words alone -> outputs (B, T, H) and last states."""
+        inputs, fixed = embedded, state.hypothesis.fixed
+        if fixed is not None:
+            inputs = torch.cat([embedded, fixed[:, None].expand(-1, embedded.shape[1], -1)], dim=-1)
+        lowest = self.rnn.num_layers
+        start, layers = state.hypothesis.recurrent.layers(0, lowest), state.products.layers[:lowest]
+        return run_rnn(self.rnn, inputs, None, start, self.regularisation, layers)
+
+    def _run_steps(self, embedded: Tensor, state: DecoderState, observe: Observe | None = None) -> "list[DecoderStep]":
+        gates = state.products.word_gates(embedded, state.hypothesis.fixed)
+        steps: list[DecoderStep] = []
+        with loop():
+            for t, (gates_t, word) in enumerate(zip(gates.unbind(1), embedded.unbind(1), strict=True)):
+                state = state if observe is None else observe(t, state)
+                steps.append(self._decode_step(gates_t, word, state))
+                state = steps[-1].state
+        return steps
+
+    def _readouts(
+        self, steps: "list[DecoderStep]", attended: Attended | None, embedded: Tensor, state: DecoderState
+    ) -> Tensor:
+        """(B, T, R) of all steps."""
+        fed_back = [step.readout for step in steps if step.readout is not None]
+        if fed_back:
+            return torch.stack(fed_back, dim=1)
+        return self._read_out_all(self._outputs(steps), attended, embedded, state)
+
+    def _outputs(self, steps: "list[DecoderStep]") -> Tensor:
+        """(B, T, H)."""
+        return torch.stack([self._output(step.state.hypothesis.recurrent) for step in steps], dim=1)
+
+    def _decode_step(self, gates: Tensor, word: Tensor, state: DecoderState) -> "DecoderStep":
+        attended, upper_context = None, None
+        before, products = state.hypothesis, state.products
         if self.attend == "before":
-            attended = self._attend(self._output(state.cell)[:, None], state)
-        fed = weights.fed_gates(None if attended is None else attended.context.squeeze(1), state.feed)
+            attended = self._query(self._output(before.recurrent), state)
+        fed = products.fed_gates(None if attended is None else attended.context.squeeze(1), before.feed)
         gates = gates if fed is None else gates + fed
-        lowest = weights.layers[0]
-        first = step_layer(self.rnn, lowest, norm_gates(self.rnn, lowest, gates), *state.cell.of(0))
+        lowest = products.layers[0]
+        first = step_layer(self.rnn, lowest, norm_gates(self.rnn, lowest, gates), *before.recurrent.of(0))
         if self.attend == "between":
-            attended = self._attend(first[0][:, None], state)
-            first = self._condition(first, attended, weights)
-        first = zone_out(self.rnn, lowest, first, state.cell.of(0))
+            attended = self._query(first[0], state)
+            first = self._condition(first, attended, products)
+        first = zone_out(self.rnn, lowest, first, before.recurrent.of(0))
         if self.attend == "first_layer":
-            attended = self._attend(first[0][:, None], state)
-            upper_context = None if attended is None else weights.upper_input(attended.context.squeeze(1))
-        cell = self._upper_layers(first, state.cell, weights, upper_context)
-        output = self._output(cell)
+            attended = self._query(first[0], state)
+            upper_context = None if attended is None else products.upper_input(attended.context.squeeze(1))
+        recurrent = self._step_upper_layers(first, before.recurrent, products, upper_context)
+        output = self._output(recurrent)
         if self.attend == "after":
-            attended = self._attend(output[:, None], state)
-        context = state.fixed if attended is None else attended.context.squeeze(1)
+            attended = self._query(output, state)
+        context = before.fixed if attended is None else attended.context.squeeze(1)
         readout = self._read_out(output, context, word, state) if self.input_feeding else None
-        past = state.past if attended is None else attended.past
-        return DecoderStep(attended, context, readout, state._replace(cell=cell, feed=readout, past=past))
+        state = state._replace(hypothesis=before._replace(recurrent=recurrent, feed=readout))
+        if state.source is not None and attended is not None:
+            state = state._replace(source=state.source._replace(past=attended.past))
+        return DecoderStep(attended, context, readout, state)
 
-    def _condition(self, first: State, attended: Attended | None, weights: Weights) -> State:
+    def _condition(self, first: LayerState, attended: Attended | None, products: Products) -> LayerState:
         """The second half of a conditional step: from the state after the word to the state after the context."""
         assert self.conditional is not None
-        assert weights.conditional is not None
+        assert products.conditional is not None
         assert attended is not None
-        gates = weights.conditional_gates(self.conditional, attended.context.squeeze(1))
-        return step_layer(self.conditional, weights.conditional, gates, *first)
+        gates = products.conditional_gates(self.conditional, attended.context.squeeze(1))
+        return step_layer(self.conditional, products.conditional, gates, *first)
 
-    def _upper_layers(self, first: State, state: CellState, weights: Weights, context: Tensor | None) -> CellState:
+    def _step_upper_layers(
+        self, first: LayerState, before: RecurrentState, products: Products, context: Tensor | None
+    ) -> RecurrentState:
         """The step of the layers above the first, given the first layer's new state. `context`, (B, M) or None,
         is concatenated to the input of each of them."""
         steps, output = [first], first[0]
-        for layer, upper in enumerate(weights.layers[1:], 1):
+        for number, layer in enumerate(products.layers[1:], 1):
             inputs = output if context is None else torch.cat([output, context], dim=1)
-            gates = input_gates(self.rnn, upper, drop_inputs(self.rnn, upper, inputs))
-            new = step_layer(self.rnn, upper, gates, *state.of(layer))
-            steps.append(zone_out(self.rnn, upper, new, state.of(layer)))
-            output = output + steps[-1][0] if upper.residual else steps[-1][0]
-        return CellState(
-            tuple(hidden for hidden, _ in steps), tuple(memory for _, memory in steps if memory is not None)
-        )
+            gates = input_gates(self.rnn, layer, drop_inputs(self.rnn, layer, inputs))
+            new = step_layer(self.rnn, layer, gates, *before.of(number))
+            steps.append(zone_out(self.rnn, layer, new, before.of(number)))
+            output = output + steps[-1][0] if layer.residual else steps[-1][0]
+        cells = tuple(cell for _, cell in steps if cell is not None)
+        return RecurrentState(tuple(hidden for hidden, _ in steps), cells)
 
-    def _output(self, cell: CellState) -> Tensor:
+    def _output(self, recurrent: RecurrentState) -> Tensor:
         """The top layer's output (B, H): its state, added to the output of the layer below in a residual connection."""
-        residual = self.regularisation.options.residual
-        return sum(cell.hidden[residual - 1 :], cell.hidden[residual - 2]) if residual else cell.hidden[-1]
+        hidden, residual = recurrent.hidden, self.regularisation.options.residual
+        return sum(hidden[residual - 1 :], hidden[residual - 2]) if residual else hidden[-1]
 
-    def _decoded(self, outputs: Tensor, attended: Attended | None, embedded: Tensor, state: DecoderState) -> Decoded:
-        """Reads out all steps at once: outputs (B, T, H) of the top layer, embeddings (B, T, E)."""
-        context = None if attended is None else attended.context
-        if state.fixed is not None:
-            context = state.fixed[:, None].expand(-1, outputs.shape[1], -1)
-        return _with_weights(self._read_out(outputs, context, embedded, state), attended)
+    def _decoded(self, readouts: Tensor, attended: Attended | None, state: DecoderState) -> Decoded:
+        """Predict from readouts (B, T, R), before the lexical model."""
+        if attended is None:
+            return Decoded(readouts, Readouts(readouts))
+        readouts = self._add_lexical(readouts, attended.weights, state)
+        trace = AttentionTrace(attended.weights, attended.log_weights, attended.choice, attended.detail)
+        return Decoded(readouts, self._predict(readouts, attended.weights, state), trace)
+
+    def _predict(self, readouts: Tensor, weights: Tensor | None, state: DecoderState) -> Prediction:
+        """(B, T, R), (B, T, S) or None, or without T -> the prediction; with a copy gate grouped by sentence."""
+        if self.copy is None or weights is None:
+            return Readouts(readouts)
+        tokens = state.attended_source().tokens
+        assert tokens is not None
+        copying: Copying = self.copy(_by_sentence(readouts, len(tokens)), _by_sentence(weights, len(tokens)), tokens)
+        return copying
+
+    def _read_out_all(
+        self, outputs: Tensor, attended: Attended | None, embedded: Tensor, state: DecoderState
+    ) -> Tensor:
+        """Outputs (B, T, H) of the top layer, embeddings (B, T, E) -> (B, T, R), all steps at once."""
+        context, fixed = None if attended is None else attended.context, state.hypothesis.fixed
+        if fixed is not None:
+            context = fixed[:, None].expand(-1, outputs.shape[1], -1)
+        return self._read_out(outputs, context, embedded, state)
 
     def _read_out(self, output: Tensor, context: Tensor | None, word: Tensor, state: DecoderState) -> Tensor:
         """(B, T, H), (B, T, M) or None, (B, T, E), or without T -> (B, T, R) or (B, R), after dropout."""
-        return self._drop(state.weights.read_out(output, context, word), state)
+        return self._drop(state.products.read_out(output, context, word), state)
 
     def _add_lexical(self, readouts: Tensor, weights: Tensor | None, state: DecoderState) -> Tensor:
         """(B, T, R), (B, T, S) or None, or without T -> (B, T, R) or (B, R), plus the lexical model's result."""
-        if self.lexical is None:
+        if state.products.lexical is None or weights is None:
             return readouts
-        assert weights is not None
-        assert state.words is not None
-        by_sentence = weights.view(
-            state.words.shape[0], -1, weights.shape[-1]
-        )  # the attention gets the hypotheses of a sentence as if they were steps
-        added: Tensor = self.lexical(by_sentence, state.words)
+        words = state.attended_source().words
+        assert words is not None
+        # Hypotheses of a sentence come as if they were its steps.
+        added: Tensor = state.products.lexical(_by_sentence(weights, len(words)), words)
         return readouts + self._drop(added.view(readouts.shape), state)
 
-    def _copied(self, gate: CopyGate, readouts: Tensor, weights: Tensor | None, state: DecoderState) -> Copying:
-        """(B, T, R), (B, T, S), or without T and grouped by sentence -> Copying."""
-        assert weights is not None
-        assert state.source is not None
-        readouts, weights = (part.reshape(len(state.source), -1, part.shape[-1]) for part in (readouts, weights))
-        copying: Copying = gate(readouts, weights, state.source)
-        return copying
-
     def _drop(self, readout: Tensor, state: DecoderState) -> Tensor:
-        mask = state.weights.readout_mask
+        mask = state.products.readout_mask
         dropped: Tensor = self.dropout(readout) if mask is None else masked(readout, mask)
         return dropped
 
-    def _attend(self, query: Tensor, state: DecoderState) -> Attended | None:
-        """Queries (N, 1, H) of one step, grouped by sentence -> Attended (N, 1, ...), or None without attention."""
-        if self.attention is None:
+    def _query(self, query: Tensor, state: DecoderState) -> Attended | None:
+        """Queries (N, H) of one step, grouped by sentence -> Attended (N, 1, ...), or None without attention."""
+        attention = state.products.attention
+        if attention is None:
             return None
-        memory, past = state.attention()
+        memory, past = state.memory_and_past()
         hypotheses = query.shape[0] // memory.sentences  # per sentence; more than one if they share its memory
-        attended = self.attention.step(query.view(memory.sentences, hypotheses, -1), memory, past)
+        attended = attention.step(query.view(memory.sentences, hypotheses, -1), memory, past)
         if hypotheses == 1:
             return attended
         context, weights = (part.flatten(0, 1)[:, None] for part in (attended.context, attended.weights))
@@ -269,15 +380,20 @@ class Decoder(nn.Module):
 
 
 class DecoderStep(NamedTuple):
-    attended: Attended | None  # T = 1
+    """One step, T = 1."""
+
+    attended: Attended | None
     context: Tensor | None  # (B, M) of the attention, or the fixed vector
     readout: Tensor | None  # (B, R), if it is fed back; else computed for all steps at once
     state: DecoderState  # the next one
-    mixture: Mixture | None = None  # T = 1, if the next step reads its posterior
+    mixture: Mixture | None = None  # if the next step reads its posterior
 
 
-def _with_weights(readouts: Tensor, attended: Attended | None) -> Decoded:
-    if attended is None:
-        return Decoded(readouts)
-    weights, log_weights, choice, detail = attended.weights, attended.log_weights, attended.choice, attended.detail
-    return Decoded(readouts, weights, log_weights, choice, detail=detail)
+def _joined(steps: list[DecoderStep]) -> Attended | None:
+    attended = [step.attended for step in steps if step.attended is not None]
+    return join_steps(attended) if attended else None
+
+
+def _by_sentence(rows: Tensor, sentences: int) -> Tensor:
+    """(B, T, D), or (N, D) grouped by sentence -> (B, T, D)."""
+    return rows.reshape(sentences, -1, rows.shape[-1])

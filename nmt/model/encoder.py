@@ -44,7 +44,7 @@ class Encoder(nn.Module):
 
     With upper layers, the layers below them alone read in both directions (Wu et al. 2016, 3.2).
 
-    summary: "final" = each direction's last state of the top layer (with an LSTM's memory beside it),
+    summary: "final" = each direction's last state of the top layer (with an LSTM's cell state beside it),
     "mean" = the average state.
     """
 
@@ -61,16 +61,17 @@ class Encoder(nn.Module):
         self.rnn, self.regularisation, self.upper = rnn, Regularisation(rnn, options), upper
         self.self_attention = nn.ModuleList(self_attention)  # over the states of the top layer, one after another
         self.dropout = Dropout(options.dropout, options.variational)
-        self.layers: list[LayerWeights] | None = None  # of `rnn`, prepared once for search
         self.summary = summary
         directions = 2 if rnn.bidirectional and upper is None else 1
         self.output_dim = rnn.hidden_size * directions
-        with_memory = summary == "final" and isinstance(rnn, nn.LSTM)
-        self.summary_dim = self.output_dim * (2 if with_memory else 1)
+        with_cell = summary == "final" and isinstance(rnn, nn.LSTM)
+        self.summary_dim = self.output_dim * (2 if with_cell else 1)
 
-    def forward(self, embedded: Tensor, lengths: Tensor, valid: Tensor) -> Encoded:
-        """(B, S, E), int64 (B,), bool (B, S) -> Encoded."""
-        states, final = run_rnn(self.rnn, embedded, lengths, None, self.regularisation, self.layers)
+    def forward(
+        self, embedded: Tensor, lengths: Tensor, valid: Tensor, layers: Sequence[LayerWeights] | None = None
+    ) -> Encoded:
+        """(B, S, E), int64 (B,), bool (B, S) -> Encoded. layers: those of `rnn`, prepared once for all searches."""
+        states, final = run_rnn(self.rnn, embedded, lengths, None, self.regularisation, layers)
         if self.upper is not None:
             states, final = self.upper(states, final, self.upper.prepare(states.shape[0]), lengths)
         for layer in self.self_attention:
@@ -78,5 +79,5 @@ class Encoder(nn.Module):
         if self.summary == "mean":
             summary = states.sum(1) / valid.sum(1, keepdim=True).to(states.dtype)
         else:
-            summary = torch.cat([*final.hidden, *final.memory], dim=-1)
+            summary = torch.cat([*final.hidden, *final.cell], dim=-1)
         return Encoded(self.dropout(states), self.dropout(summary))

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from nmt.attention.steering import Steering
 from nmt.model.seq2seq import Forced, Seq2Seq
-from nmt.model.state import DecoderState
-from nmt.model.stepping import StepOutput
+from nmt.model.state import DecoderState, StepOutput
 
 
 class EnsembleState(NamedTuple):
@@ -90,9 +89,9 @@ class Ensemble(nn.Module, SearchEnsemble):
         self._registered = nn.ModuleList(members)
 
     @property
-    def copies(self) -> bool:
+    def has_copy_gate(self) -> bool:
         """Does any model copy source tokens?"""
-        return any(model.copies for model in self.models)
+        return any(model.has_copy_gate for model in self.models)
 
     def force(
         self,

@@ -1,67 +1,273 @@
-"""From what a decoder hands to the output layer to losses, logits and tokens: readouts, mixtures of them, or readouts
-with copies.
+"""What a decoder predicts at its steps, and what the output layer makes of that: one readout of each step, a mixture of
+several, or a readout with tokens copied from the source.
 
-Shapes: C copies of a batch, B batch, T target positions, K readouts of a position, R readout, V vocabulary.
+Shapes: C passes over a batch, B sentences, T target positions (or hypotheses of a sentence), S source positions,
+K readouts of a position, R readout, V vocabulary, L its part that a search may use.
 """
 
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from nmt.model.copying import Copying
-from nmt.model.latent.mixture import Mixture
-from nmt.model.readout import Output
+from nmt.model.readout import OutputLayer
 from nmt.ops import output_loss as ops
-from nmt.ops.copying import with_copies
-from nmt.ops.linear import linear
-from nmt.ops.mixing import criterion_of_mean, mean_of_criteria
-from nmt.ops.mixture import mixture_log_probs, mixture_loss
+from nmt.ops.linear import Linear
+from nmt.ops.matmul import matmul
+from nmt.ops.mixture import (
+    copied_log_probs,
+    mean_over_mixture,
+    mixture_log_probs,
+    mixture_loss,
+    of_mixture,
+    target_log_probs,
+    with_copies,
+)
 from nmt.ops.output_loss import Criterion, OutputLoss
+from nmt.ops.precision import wide
 
-Predictions = Tensor | Mixture | Copying
+NEVER = -1  # in place of a source token that is not copied
 
 
-def prediction_loss(
-    output: Output, readouts: Predictions, targets: Tensor, pad: int, criterion: Criterion, *by_position: Tensor
-) -> OutputLoss:
-    """See Seq2Seq.loss."""
-    counted, others = (targets != pad).flatten(), (targets.flatten(), *by_position)
-    if isinstance(readouts, Mixture):
-        copies, K = len(readouts.weights) // len(targets), readouts.weights.shape[2]
-        operands = output.operands(readouts.readouts.reshape(copies, targets.numel(), K, -1))
-        combine = mean_of_criteria if readouts.averages_losses else criterion_of_mean
-        mixing = readouts.weights.reshape(copies, -1, K)
-        total, terms = mixture_loss(*operands, mixing, counted, combine, criterion, *others)
-    elif isinstance(readouts, Copying):
+class Components(NamedTuple):
+    """What the distribution of each of n target positions is mixed from, by position."""
+
+    readouts: Tensor  # (n, K, R)
+    shares: Tensor  # (n, K + S) of the readouts' distributions and of the copied tokens; S = 0 without copies
+    tokens: Tensor  # int64 (n, S)
+
+    def probabilities(self, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+        """Output layer (V, R), (V,) -> (n, V)."""
+        probs, shares = matmul(self.readouts, weight, bias).softmax(-1, dtype=dtype), self.shares
+        if self.tokens.shape[1]:
+            shares = shares.to(dtype)
+            return (probs[:, 0] * shares[:, :1]).scatter_add_(-1, self.tokens, shares[:, 1:])
+        if probs.shape[1] == 1:
+            return probs[:, 0]
+        with torch.autocast(probs.device.type, enabled=False):
+            return torch.bmm(shares[:, None].to(dtype), probs)[:, 0]
+
+
+class Prediction(ABC):
+    """The distributions of the next token at T steps of B sentences, before the output layer."""
+
+    readouts: Tensor  # (B, T, R), or (B, T, K, R)
+
+    def loss(
+        self, output: OutputLayer, targets: Tensor, pad: int, criterion: Criterion, *by_position: Tensor
+    ) -> OutputLoss:
+        """Targets int64 (B, T) of a prediction (C * B, T) in C passes, any number of (B * T, ...) -> the criterion's
+        total over all target tokens and its terms (B, T), 0 on padding. The criterion gets targets and
+        `by_position`."""
+        counted = (targets != pad).flatten()
+        total, terms = self._loss(output, targets, counted, criterion, (targets.flatten(), *by_position))
+        return OutputLoss(total, {name: term.view(targets.shape) for name, term in terms.items()})
+
+    @abstractmethod
+    def _loss(
+        self, output: OutputLayer, targets: Tensor, counted: Tensor, criterion: Criterion, others: tuple[Tensor, ...]
+    ) -> OutputLoss: ...
+
+    @abstractmethod
+    def logits(self, output: OutputLayer) -> Tensor:
+        """Compute logits (B, T, V), which are log-probabilities where distributions are mixed."""
+
+    def log_probs(self, output: OutputLayer) -> Tensor:
+        """Compute log-probabilities (B, T, V)."""
+        return self.logits(output)
+
+    @torch.no_grad()
+    def most_probable(self, output: OutputLayer, banned: Tensor) -> Tensor:
+        """Find the most probable tokens int64 (B, T) that are not among the banned ids, int64 (N,)."""
+        steps = (self.steps(t, t + 1).logits(output) for t in range(self.readouts.shape[1]))
+        return torch.cat([logits.index_fill_(-1, banned, -torch.inf).argmax(-1) for logits in steps], dim=1)
+
+    @abstractmethod
+    def at(self, rows: Tensor, steps: Tensor) -> "Prediction":
+        """Take one step of each of N sentences, int64 (N,) both -> (N, 1, ...)."""
+
+    @abstractmethod
+    def steps(self, start: int, stop: int) -> Self:
+        """Take the steps from `start` to `stop`."""
+
+    @abstractmethod
+    def components(self) -> Components:
+        """What each of the B * T distributions is mixed from."""
+
+
+@dataclass(frozen=True)
+class Readouts(Prediction):
+    """One readout of each step; also without T."""
+
+    readouts: Tensor  # (B, T, R)
+
+    def _loss(
+        self, output: OutputLayer, targets: Tensor, counted: Tensor, criterion: Criterion, others: tuple[Tensor, ...]
+    ) -> OutputLoss:
+        passes = len(self.readouts) // len(targets)
+        operands = output.operands(self.readouts.reshape(passes, targets.numel(), -1))
+        return ops.output_loss(*operands, counted, criterion, *others)
+
+    def logits(self, output: OutputLayer) -> Tensor:
+        """See Prediction."""
+        return output.logits(self.readouts)
+
+    def log_probs(self, output: OutputLayer) -> Tensor:
+        """See Prediction."""
+        return self.logits(output).log_softmax(-1)
+
+    @torch.no_grad()
+    def most_probable(self, output: OutputLayer, banned: Tensor) -> Tensor:
+        """See Prediction. Holds only a chunk of the logits at a time."""
+        tokens = ops.most_probable(*output.operands(self.readouts.flatten(0, 1)), banned)
+        return tokens.view(self.readouts.shape[:2])
+
+    def at(self, rows: Tensor, steps: Tensor) -> "Readouts":
+        """See Prediction."""
+        return Readouts(self.readouts[rows, steps][:, None])
+
+    def steps(self, start: int, stop: int) -> Self:
+        """See Prediction."""
+        return replace(self, readouts=self.readouts[:, start:stop])
+
+    def components(self) -> Components:
+        """See Prediction."""
+        rows = self.readouts.flatten(0, 1)[:, None]
+        return Components(rows, rows.new_ones(len(rows), 1), rows.new_empty(len(rows), 0, dtype=torch.int64))
+
+
+@dataclass(frozen=True)
+class Mixture(Prediction):
+    """p(y_t) = sum_s a_ts p(y_t | h_s): a readout of each source position, computed from its encoder state instead of
+    the mean context, and its weight (Deng et al. 2018, 3; Wu et al. 2018)."""
+
+    readouts: Tensor  # (B, T, K, R)
+    weights: Tensor  # (B, T, K), a row sums to 1, or to 0 in a sentence without positions
+    positions: Tensor | None  # int64 (B, T, K); None: all S
+    averages_losses: bool = False  # do the weights average losses (the evidence lower bound), not probabilities?
+
+    def _loss(
+        self, output: OutputLayer, targets: Tensor, counted: Tensor, criterion: Criterion, others: tuple[Tensor, ...]
+    ) -> OutputLoss:
+        passes, K = len(self.weights) // len(targets), self.weights.shape[2]
+        operands = output.operands(self.readouts.reshape(passes, targets.numel(), K, -1))
+        mixed = mean_over_mixture(criterion) if self.averages_losses else of_mixture(criterion)
+        return mixture_loss(*operands, self.weights.reshape(passes, -1, K), counted, mixed, *others)
+
+    def logits(self, output: OutputLayer) -> Tensor:
+        """See Prediction."""
+        B, T, _ = self.weights.shape
+        log_probs = mixture_log_probs(*output.operands(self.readouts.flatten(0, 1)), self.weights.flatten(0, 1))
+        return log_probs.view(B, T, -1)
+
+    def at(self, rows: Tensor, steps: Tensor) -> "Mixture":
+        """See Prediction."""
+        positions = None if self.positions is None else self.positions[rows, steps][:, None]
+        return Mixture(self.readouts[rows, steps][:, None], self.weights[rows, steps][:, None], positions)
+
+    def steps(self, start: int, stop: int) -> Self:
+        """See Prediction."""
+        positions = None if self.positions is None else self.positions[:, start:stop]
+        readouts, weights = self.readouts[:, start:stop], self.weights[:, start:stop]
+        return replace(self, readouts=readouts, weights=weights, positions=positions)
+
+    def components(self) -> Components:
+        """See Prediction."""
+        rows = self.readouts.flatten(0, 1)
+        return Components(rows, self.weights.flatten(0, 1), rows.new_empty(len(rows), 0, dtype=torch.int64))
+
+    def token_log_probs(self, output: OutputLayer, tokens: Tensor) -> Tensor:
+        """Compute log p(y_t | h_s) of tokens, int64 of B * T elements -> (B, T, K), where there is weight."""
+        operands = output.operands(self.readouts.flatten(0, 1))
+        log_probs = target_log_probs(*operands, self.weights.flatten(0, 1), tokens.flatten())
+        return log_probs.view_as(self.weights)
+
+    def posterior(self, log_probs: Tensor) -> Tensor:
+        """Log-probabilities (B, T, K) of a token -> p(s | token) (B, T, K) by Bayes' rule   (Shankar and Sarawagi 2019,
+        eq. 3)."""
+        nowhere = self.weights == 0
+        joint = (self.weights.masked_fill(nowhere, 1.0).log() + log_probs).masked_fill(nowhere, torch.finfo().min)
+        return joint.softmax(-1).masked_fill(nowhere, 0.0)
+
+    def spread(self, weights: Tensor, length: int) -> Tensor:
+        """Other weights (B, T, K) of the same positions -> (B, T, S)."""
+        if self.positions is None:
+            return weights
+        return weights.new_zeros(*weights.shape[:2], length).scatter(-1, self.positions, weights)
+
+
+@dataclass(frozen=True)
+class Copying(Prediction):
+    """One readout of each step, and source tokens that may be copied (See et al. 2017, 2.2; Gu et al. 2016)."""
+
+    readouts: Tensor  # (B, T, R)
+    shares: Tensor  # (B, T, 1 + S) of the output layer's prediction and of each source token, a row sums to 1
+    source: Tensor  # int64 (B, S) tokens; any token where the share is always 0
+
+    def _loss(
+        self, output: OutputLayer, targets: Tensor, counted: Tensor, criterion: Criterion, others: tuple[Tensor, ...]
+    ) -> OutputLoss:
         B, T = targets.shape
-        rows, shares = (part.reshape(-1, B * T, part.shape[-1]) for part in (readouts.readouts, readouts.shares))
+        rows, shares = (part.reshape(-1, B * T, part.shape[-1]) for part in (self.readouts, self.shares))
         sentences = torch.arange(B, device=targets.device).repeat_interleave(T)
-        criterion = with_copies(criterion, readouts.source[:B])  # the same of all copies of the batch
-        total, terms = ops.output_loss(*output.operands(rows), counted, criterion, sentences, *others, shares=shares)
-    else:
-        copies = len(readouts) // len(targets)
-        operands = output.operands(readouts.reshape(copies, targets.numel(), -1))
-        total, terms = ops.output_loss(*operands, counted, criterion, *others)
-    return OutputLoss(total, {name: term.view(targets.shape) for name, term in terms.items()})
+        mixed = with_copies(criterion, self.source[:B])  # the same in all passes
+        return ops.output_loss(*output.operands(rows), counted, mixed, sentences, *others, shares=shares)
+
+    def logits(self, output: OutputLayer) -> Tensor:
+        """See Prediction."""
+        tokens = self.source[:, None].expand(-1, self.readouts.shape[1], -1)
+        return copied_log_probs(output.logits(self.readouts), self.shares, tokens)
+
+    def at(self, rows: Tensor, steps: Tensor) -> "Copying":
+        """See Prediction."""
+        return Copying(self.readouts[rows, steps][:, None], self.shares[rows, steps][:, None], self.source[rows])
+
+    def steps(self, start: int, stop: int) -> Self:
+        """See Prediction."""
+        return replace(self, readouts=self.readouts[:, start:stop], shares=self.shares[:, start:stop])
+
+    def components(self) -> Components:
+        """See Prediction."""
+        tokens = self.source.repeat_interleave(self.readouts.shape[1], dim=0)
+        return Components(self.readouts.flatten(0, 1)[:, None], self.shares.flatten(0, 1), tokens)
 
 
-def prediction_logits(output: Output, readouts: Predictions, table: Tensor | None = None) -> Tensor:
-    """(..., R), or a mixture (B, T, K, R) -> (..., V), of a mixture or with copies the log-probabilities (B, T, V).
-    `table`: see Output.operands."""
-    if isinstance(readouts, Copying):
-        return readouts.log_probs(linear(*output.operands(readouts.readouts, table)))
-    if not isinstance(readouts, Mixture):
-        return linear(*output.operands(readouts, table))
-    B, T, _ = readouts.weights.shape
-    rows, mixing = readouts.readouts.flatten(0, 1), readouts.weights.flatten(0, 1)
-    return mixture_log_probs(*output.operands(rows, table), mixing).view(B, T, -1)
+class CopyGate(nn.Module):
+    """p(w) = g p_vocab(w) + (1 - g) sum of a_s over the positions s with source token w   (See et al. 2017, eq. 9).
+
+    g = sigmoid(v . r + b) of the readout r, which is made of the context, the decoder's output and, unless it is
+    attentional, the previous word; eq. 8 reads these by themselves. So the gate is one more row beside the output
+    layer's, and a model prepared for search, whose contexts are multiplied with its weights, needs nothing else.
+
+    What the attention does not give to a word goes to p_vocab: the weight on </s>, which is never copied, and what a
+    window or monotonic reading leaves below 1.
+    """
+
+    def __init__(self, readout_dim: int) -> None:
+        super().__init__()
+        self.proj = Linear(readout_dim, 1)
+
+    def forward(self, readouts: Tensor, weights: Tensor, source: Tensor) -> Copying:
+        """(B, T, R), attention (B, T, S), int64 (B, S) tokens or NEVER -> Copying."""
+        logit = self.proj(readouts)
+        logit, never = wide(logit), source == NEVER
+        weights = weights.to(logit.dtype).masked_fill(never[:, None], 0.0)
+        left = (1 - weights.sum(-1, keepdim=True)).clamp_min(0.0)
+        copies = torch.sigmoid(-logit)  # 1 - g, exact where g is nearly 1
+        shares = torch.cat([torch.sigmoid(logit) + copies * left, copies * weights], dim=-1)
+        return Copying(readouts, shares, source.masked_fill(never, 0))
 
 
-@torch.no_grad()
-def most_probable(output: Output, readouts: Predictions, banned: Tensor) -> Tensor:
-    """(B, T, R) or a mixture, int64 ids -> int64 (B, T), the most probable tokens that are not banned."""
-    if isinstance(readouts, Tensor):
-        tokens = ops.most_probable(*output.operands(readouts.flatten(0, 1)), banned)
-        return tokens.view(readouts.shape[:2])
-    steps = (readouts.between(t, t + 1) for t in range(readouts.readouts.shape[1]))
-    logits = (prediction_logits(output, step).index_fill_(-1, banned, -torch.inf) for step in steps)
-    return torch.cat([each.argmax(-1) for each in logits], dim=1)
+def copyable(source: Tensor, lengths: Tensor) -> Tensor:
+    """int64 (B, S), int64 (B,) -> (B, S) with NEVER for </s>, the last token of each, and padding."""
+    positions = torch.arange(source.shape[1], device=source.device)
+    words = positions < lengths.to(source.device, non_blocking=True)[:, None] - 1
+    return source.masked_fill(~words, NEVER)
+
+
+def within(source: Tensor, vocabulary: Tensor) -> Tensor:
+    """int64 (B, S), an ascending vocabulary (L,) -> (B, S) positions in it, NEVER for tokens that it lacks."""
+    positions = torch.searchsorted(vocabulary, source).clamp_max(len(vocabulary) - 1)
+    return torch.where(vocabulary[positions] == source, positions, NEVER)

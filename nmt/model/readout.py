@@ -92,11 +92,28 @@ class LexicalModel(nn.Module):
 
 
 class Operands(NamedTuple):
-    """The logits are readouts @ table.T + bias."""
+    """The logits are readouts @ weight.T + bias."""
 
     readouts: Tensor  # (..., R)
-    table: Tensor  # (V, R)
+    weight: Tensor  # (V, R); in search a PackedWeight
     bias: Tensor  # (V,)
+
+
+class OutputLayer(NamedTuple):
+    """The output layer's parameters, ready for products with any number of readouts."""
+
+    weight: Tensor  # (V, R), one row for each token; in search a PackedWeight
+    bias: Tensor  # (V,)
+    scale: Tensor | None  # () of fixnorm
+
+    def operands(self, readouts: Tensor) -> Operands:
+        """(..., R) -> the operands of the logits."""
+        scaled = readouts if self.scale is None else self.scale * normalize(readouts, dim=-1)
+        return Operands(scaled, self.weight, self.bias)
+
+    def logits(self, readouts: Tensor) -> Tensor:
+        """(..., R) -> (..., V)."""
+        return linear(*self.operands(readouts))
 
 
 class Output(Linear):
@@ -109,16 +126,10 @@ class Output(Linear):
 
     def forward(self, readouts: Tensor) -> Tensor:
         """(..., R) -> logits (..., V)."""
-        return linear(*self.operands(readouts))
+        return self.layer().logits(readouts)
 
-    def operands(self, readouts: Tensor, table: Tensor | None = None) -> Operands:
-        """(..., R) -> the operands of the logits. `table`: the result of an earlier call of `table()`."""
-        return Operands(self.scaled(readouts), self.table() if table is None else table, self.bias)
-
-    def scaled(self, readouts: Tensor) -> Tensor:
-        """(..., R) -> (..., R), as they enter the product with the table."""
-        return readouts if self.scale is None else self.scale * normalize(readouts, dim=-1)
-
-    def table(self) -> Tensor:
-        """(V, R), one row for each token. (A tied table starts with zeros for padding: `eps` bounds its gradient.)"""
-        return self.weight if self.scale is None else normalize(self.weight, dim=-1, eps=MIN_NORM)
+    def layer(self) -> OutputLayer:
+        """Prepare the parameters for products. (A tied table starts with zeros for padding: `eps` bounds its
+        gradient.)"""
+        weight = self.weight if self.scale is None else normalize(self.weight, dim=-1, eps=MIN_NORM)
+        return OutputLayer(weight, self.bias, self.scale)

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from nmt.model.cells import (
-    CellState,
+    LayerState,
     LayerWeights,
     Recurrent,
-    State,
+    RecurrentState,
     drop_inputs,
     input_gates,
     layer_weights,
@@ -29,10 +29,10 @@ def run_rnn(
     rnn: Recurrent,
     inputs: Tensor,
     lengths: Tensor | None = None,
-    start: CellState | None = None,
+    start: RecurrentState | None = None,
     regularisation: Regularisation | None = None,
     layers: Sequence[LayerWeights] | None = None,
-) -> tuple[Tensor, CellState]:
+) -> tuple[Tensor, RecurrentState]:
     """(B, T, I) -> outputs (B, T, D H) and the top layer's last states, D x (B, H); with residual connections,
     its last outputs instead of its hidden states.
 
@@ -53,12 +53,12 @@ def _loop(
     rnn: Recurrent,
     inputs: Tensor,
     lengths: Tensor | None,
-    start: CellState | None,
+    start: RecurrentState | None,
     layers: Sequence[LayerWeights] | None = None,
-) -> tuple[Tensor, CellState]:
+) -> tuple[Tensor, RecurrentState]:
     layers = layers or [layer_weights(rnn, layer) for layer in range(rnn.num_layers)]
     order = None if lengths is None else _Order(lengths, inputs)
-    final = CellState((), ())
+    final = RecurrentState((), ())
     for layer, weights in enumerate(layers):
         below = drop_inputs(rnn, weights, inputs) if layer else inputs
         outputs, last = _run_layer(rnn, weights, below, order, None if start is None else start.of(layer))
@@ -83,8 +83,8 @@ class _Order:
 
 
 def _run_layer(
-    rnn: Recurrent, weights: LayerWeights, inputs: Tensor, order: _Order | None, start: State | None
-) -> tuple[Tensor, CellState]:
+    rnn: Recurrent, weights: LayerWeights, inputs: Tensor, order: _Order | None, start: LayerState | None
+) -> tuple[Tensor, RecurrentState]:
     B, T, _ = inputs.shape
     D = 2 if rnn.bidirectional else 1
     by_step = inputs.transpose(0, 1).flatten(0, 1)  # (T B, I)
@@ -96,7 +96,7 @@ def _run_layer(
     if start is None:
         zeros = gates.new_zeros(*gates.shape[:-3], B, rnn.hidden_size)
         start = zeros, zeros if isinstance(rnn, nn.LSTM) else None
-    hidden, memory = _run_steps(rnn, weights, gates, start)
+    hidden, cell = _run_cells(rnn, weights, gates, start)
     if D == 1:
         outputs = hidden.transpose(0, 1)
     else:
@@ -104,13 +104,13 @@ def _run_layer(
         backward = swap_rows(hidden[1].flatten(0, 1), order.reverse).view(T, B, -1)
         outputs = torch.cat([hidden[0], backward], dim=-1).transpose(0, 1)
     if order is None:
-        return outputs, CellState((hidden[-1],), () if memory is None else (memory[-1],))
+        return outputs, RecurrentState((hidden[-1],), () if cell is None else (cell[-1],))
     outputs = (outputs * order.valid).contiguous()
-    return outputs, CellState(*(() if part is None else _last(part, order) for part in (hidden, memory)))
+    return outputs, RecurrentState(*(() if part is None else _last(part, order) for part in (hidden, cell)))
 
 
-def _run_steps(rnn: Recurrent, weights: LayerWeights, gates: Tensor, start: State) -> tuple[Tensor, Tensor | None]:
-    """(T, B, G), the state before -> hidden states and memories after each step (T, B, H); or all with D in front."""
+def _run_cells(rnn: Recurrent, weights: LayerWeights, gates: Tensor, start: LayerState) -> tuple[Tensor, Tensor | None]:
+    """(T, B, G), the state before -> hidden and cell states after each step (T, B, H); or all with D in front."""
     state, states = start, []
     with loop():
         for step in gates.unbind(-3):
@@ -127,18 +127,18 @@ def _last(states: Tensor, order: _Order) -> tuple[Tensor, ...]:
 
 
 def _run_torch(
-    rnn: Recurrent, inputs: Tensor, lengths: Tensor | None, start: CellState | None
-) -> tuple[Tensor, CellState]:
+    rnn: Recurrent, inputs: Tensor, lengths: Tensor | None, start: RecurrentState | None
+) -> tuple[Tensor, RecurrentState]:
     packed: Tensor | PackedSequence = inputs
     if lengths is not None:
         packed = pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
     initial = None
     if start is not None:
-        hidden, *memory = (torch.stack(part).to(inputs.dtype) for part in start if part)
-        initial = (hidden, *memory) if memory else hidden
+        hidden, *cell = (torch.stack(part).to(inputs.dtype) for part in start if part)
+        initial = (hidden, *cell) if cell else hidden
     outputs, final = rnn(packed, initial)
     if lengths is not None:
         outputs, _ = pad_packed_sequence(outputs, batch_first=True, total_length=inputs.shape[1])
     D = 2 if rnn.bidirectional else 1
     parts = [part[-D:].unbind(0) for part in (final if isinstance(final, tuple) else (final,))]
-    return outputs, CellState(parts[0], parts[1] if len(parts) > 1 else ())
+    return outputs, RecurrentState(parts[0], parts[1] if len(parts) > 1 else ())

@@ -34,8 +34,8 @@ class Regularisation(nn.Module):
 
     Recurrent dropout: on h_{t-1} where it enters W_hh, one mask per sentence (Gal and Ghahramani 2016); the state that
     gates carry over is not dropped. Weight drop: on the elements of W_hh, one mask per batch (Merity et al. 2018, 2).
-    Zoneout: each unit of state and memory keeps its value with this probability (Krueger et al. 2017). Layer norm: of
-    W x and U h, and of an LSTM's memory (Ba et al. 2016, supplement). Residual: from some layer on, a layer's
+    Zoneout: each unit of hidden and cell state keeps its value with this probability (Krueger et al. 2017). Layer norm:
+    of W x and U h, and of an LSTM's cell state (Ba et al. 2016, supplement). Residual: from some layer on, a layer's
     output is added to its input (Wu et al. 2016, 3.1). Transitions: further steps at each position, without input
     (Pascanu et al. 2014; Miceli Barone et al. 2017), with all of the above but residual connections.
     """

@@ -3,8 +3,9 @@
 Shapes: B batch, S source positions, T target positions, E embedding, H hidden, R readout, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -14,38 +15,32 @@ from torch import Tensor, nn
 from nmt.attention.alignment import Policy
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.attention.steering import Detail, Steering
-from nmt.model.cells import CellState
-from nmt.model.copying import copyable
-from nmt.model.decoder import Decoded, Decoder
+from nmt.model.cells import LayerWeights, RecurrentState
+from nmt.model.decoder import Decoded, Decoder, Infer, Inferred
 from nmt.model.encoder import Encoder
-from nmt.model.latent.decoder import LatentDecoder, TokenLogProbs
-from nmt.model.latent.inference import InferenceNetwork
-from nmt.model.latent.mixture import Inferred
-from nmt.model.prediction import Predictions, most_probable, prediction_logits, prediction_loss
+from nmt.model.latent import InferenceNetwork
+from nmt.model.prediction import Prediction, copyable
 from nmt.model.readout import Output
-from nmt.model.state import BatchWeights, DecoderState, Weights
-from nmt.model.stepping import StepOutput
+from nmt.model.state import DecoderState, Products, StepOutput
 from nmt.ops.dropout import Dropout, dropout, masked
 from nmt.ops.linear import Linear
-from nmt.ops.mixture import target_log_probs
 from nmt.ops.output_loss import Criterion, OutputLoss, cross_entropy
-from nmt.ops.precision import in_autocast_dtype
 
 
 class Bridge(nn.Module):
     """The decoder's initial state: tanh(W summary) for every layer (Bahdanau et al. 2015, A.2.2; here of a summary of
     both directions)."""
 
-    def __init__(self, summary_dim: int, layers: int, hidden: int, with_memory: bool) -> None:
+    def __init__(self, summary_dim: int, layers: int, hidden: int, lstm: bool) -> None:
         super().__init__()
-        self.shape = (layers * (2 if with_memory else 1), hidden)
+        self.shape = (layers * (2 if lstm else 1), hidden)
         self.layers = layers
         self.proj = Linear(summary_dim, self.shape[0] * hidden)
 
-    def forward(self, summary: Tensor) -> CellState:
-        """(B, summary_dim) -> CellState."""
+    def forward(self, summary: Tensor) -> RecurrentState:
+        """(B, summary_dim) -> RecurrentState."""
         states = torch.tanh(self.proj(summary)).view(-1, *self.shape).unbind(1)
-        return CellState(tuple(states[: self.layers]), tuple(states[self.layers :]))
+        return RecurrentState(tuple(states[: self.layers]), tuple(states[self.layers :]))
 
 
 class EmbeddingDropout(Dropout):
@@ -104,7 +99,7 @@ class Seq2Seq(nn.Module):
         return self.decoder.attention is not None
 
     @property
-    def copies(self) -> bool:
+    def has_copy_gate(self) -> bool:
         """Does the model copy source tokens, whose ids must then be those of target tokens?"""
         return self.decoder.copy is not None
 
@@ -121,48 +116,35 @@ class Seq2Seq(nn.Module):
         return self.encode_embedded(self.source_embedding(source), lengths, source)
 
     def encode_embedded(
-        self, embedded: Tensor, lengths: Tensor, source: Tensor, weights: Weights | None = None
+        self,
+        embedded: Tensor,
+        lengths: Tensor,
+        source: Tensor,
+        products: Products | None = None,
+        encoder_layers: Sequence[LayerWeights] | None = None,
     ) -> DecoderState:
-        """(B, S, E), int64 (B,), int64 (B, S) -> the decoder's initial state. source: the tokens that may
-        be copied, NEVER for one that may not; weights: of the decoder; None: prepared here for this batch."""
+        """(B, S, E), int64 (B,), int64 (B, S) -> the decoder's initial state. source: the tokens that may be copied,
+        NEVER for one that may not; products, encoder_layers: prepared for all searches; by default they are prepared
+        for this batch."""
         positions = torch.arange(embedded.shape[1], device=embedded.device)
         valid = positions < lengths.to(embedded.device, non_blocking=True)[:, None]
         dropped = self.dropout(embedded)
-        encoded = self.encoder(dropped, lengths, valid)
-        memory, past, attention = None, None, self.decoder.attention
-        if attention is not None:
-            # On a GPU, lengths cannot be read without waiting; there no sentence is empty.
-            nonempty = lengths.is_cuda or bool((lengths > 0).all())
-            memory = attention.remember(encoded.states, valid, nonempty=nonempty)
-            past = attention.start(valid)
-        feed = None
-        if self.decoder.input_feeding:
-            feed = encoded.summary.new_zeros(embedded.shape[0], self.output.in_features)
+        encoded = self.encoder(dropped, lengths, valid, encoder_layers)
         fixed = encoded.summary if self.fixed_context else None
-        if weights is None:
+        if products is None:
             B, E = embedded.shape[0], self.target_embedding.embedding_dim
-            weights = self.decoder.weights(B, E, 0 if fixed is None else fixed.shape[1])
-            weights = weights._replace(
-                word_mask=self.dropout.sentence_mask(embedded, B, E),
-                readout_parts=self.decoder.readout.parts() if isinstance(self.decoder, LatentDecoder) else None,
-            )
-        beams_share_memory = attention is not None and not attention.reads_past
-        words = None if self.decoder.lexical is None else dropped
-        contexts = None
-        if isinstance(self.decoder, LatentDecoder) and memory is not None:
-            contexts = weights.contexts(memory.values)
-        return DecoderState(
-            cell=self.bridge(encoded.summary),
-            feed=feed,
-            past=past,
-            memory=memory,
-            words=words,
-            source=copyable(source, lengths) if self.copies else None,
+            products = self.decoder.prepare(B, E, 0 if fixed is None else fixed.shape[1])
+            products = replace(products, word_mask=self.dropout.sentence_mask(embedded, B, E))
+        return self.decoder.start(
+            self.bridge(encoded.summary),
+            encoded,
+            valid,
+            products,
+            # On a GPU, lengths cannot be read without waiting; there no sentence is empty.
+            nonempty=lengths.is_cuda or bool((lengths > 0).all()),
             fixed=fixed,
-            weights=weights,
-            contexts=contexts,
-            pending=None,
-            beams_share_memory=beams_share_memory,
+            words=dropped,
+            tokens=copyable(source, lengths) if self.has_copy_gate else source,
         )
 
     def forward(
@@ -180,52 +162,31 @@ class Seq2Seq(nn.Module):
 
     def decode(self, target: Tensor, state: DecoderState, target_out: Tensor | None = None) -> Decoded:
         """int64 (B, T) = <s> y_1 ... y_{T-1}, the state before the first step; see `forward`."""
-        embedded = masked(self._embed_target(target), state.weights.word_mask)
-        if isinstance(self.decoder, LatentDecoder):
-            infer = None
-            if self.inference is not None and target_out is not None:
-                infer = partial(self._infer, target_out, state)
-            return self.decoder.forward(embedded, state, target, self._token_log_probs(), infer)
-        decoded: Decoded = self.decoder(embedded, state)
-        return decoded
+        embedded = masked(self._embed_target(target), state.products.word_mask)
+        infer: Infer | None = None
+        if self.inference is not None and target_out is not None:
+            infer = partial(self._infer, target_out, state)
+        return self.decoder.teacher_force(embedded, state, target, self.output, infer)
 
     def _infer(self, target_out: Tensor, state: DecoderState, prior: Tensor) -> Inferred:
         """int64 (B, T) = y_1 ... y_T, the state, the prior (B, T, S) -> what the inference network says."""
         assert self.inference is not None
-        memory, _ = state.attention()
+        memory, _ = state.memory_and_past()
         lengths = target_out.ne(int(self.target_embedding.padding_idx or 0)).sum(1)
-        embedded = masked(self._embed_target(target_out), state.weights.word_mask)
+        embedded = masked(self._embed_target(target_out), state.products.word_mask)
         inferred: Inferred = self.inference(embedded, lengths, memory.values, prior)
         return inferred
 
-    def _token_log_probs(self, table: Tensor | None = None) -> TokenLogProbs:
-        """`table`: see Output.operands."""
-
-        def log_probs(readouts: Tensor, weights: Tensor, tokens: Tensor) -> Tensor:
-            return target_log_probs(*self.output.operands(readouts, table), weights, tokens)
-
-        return log_probs
-
     def loss(
-        self, readouts: Predictions, targets: Tensor, pad: int, criterion: Criterion, *by_position: Tensor
+        self, prediction: Prediction, targets: Tensor, pad: int, criterion: Criterion, *by_position: Tensor
     ) -> OutputLoss:
-        """(C * B, T, R) of C copies of a batch, int64 (B, T) = y_1 ... y_T, any number of (B * T, ...) -> the
-        criterion's total over all target tokens and its terms (B, T), 0 on padding. The criterion gets targets and
-        `by_position`."""
-        return prediction_loss(self.output, readouts, targets, pad, criterion, *by_position)
+        """See Prediction.loss."""
+        return prediction.loss(self.output.layer(), targets, pad, criterion, *by_position)
 
     @torch.no_grad()
-    def log_probs(self, readouts: Predictions, targets: Tensor, pad: int) -> Tensor:
-        """(B, T, R), int64 (B, T) = y_1 ... y_T -> log p(y_t | y_1 ... y_{t-1}, x) (B, T), 0 on padding."""
-        return -self.loss(readouts, targets, pad, _negative_log_likelihood).terms["nll"]
-
-    def logits(self, readouts: Predictions) -> Tensor:
-        """(B, T, R) -> (B, T, V), of a mixture or with copies the log-probabilities."""
-        return prediction_logits(self.output, readouts)
-
-    def most_probable(self, readouts: Predictions, banned: Tensor) -> Tensor:
-        """(B, T, R), int64 ids -> int64 (B, T), the most probable tokens that are not banned."""
-        return most_probable(self.output, readouts, banned)
+    def log_probs(self, prediction: Prediction, targets: Tensor, pad: int) -> Tensor:
+        """int64 (B, T) = y_1 ... y_T -> log p(y_t | y_1 ... y_{t-1}, x) (B, T), 0 on padding."""
+        return -self.loss(prediction, targets, pad, _negative_log_likelihood).terms["nll"]
 
     def force(
         self,
@@ -242,34 +203,18 @@ class Seq2Seq(nn.Module):
         state = self.encode(source, lengths)
         state = state if steering is None else state.steered(steering)
         decoded = self.decode(target_in, state.detailed() if detailed else state)
-        weights, mixture = decoded.weights, decoded.mixture
-        if isinstance(self.decoder, LatentDecoder) and mixture is not None and weights is not None:
-            rows, mixing = mixture.readouts.flatten(0, 1), mixture.weights.flatten(0, 1)
-            log_probs = self._token_log_probs()(rows, mixing, target_out.flatten()).view_as(mixture.weights)
-            posterior = mixture.spread(mixture.posterior(log_probs), weights.shape[-1])
-            embedded = self._embed_target(target_in)
-            weights = self.decoder.smoothed(posterior, weights, target_out != pad, embedded, state)
-        return Forced(self.log_probs(decoded.predictions, target_out, pad), weights, decoded.detail)
+        embedded, counted = self._embed_target(target_in), target_out != pad
+        weights = self.decoder.posterior(decoded, embedded, state, target_out, counted, self.output)
+        detail = None if decoded.attention is None else decoded.attention.detail
+        return Forced(self.log_probs(decoded.prediction, target_out, pad), weights, detail)
 
     def step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
-        """int64 (B,) previous tokens -> logits of the next token, attention weights, next state."""
-        state, table = self._before_steps(state)
-        if isinstance(self.decoder, LatentDecoder):
-            state = self.decoder.observe(state, tokens, self._token_log_probs(table))
-        embedded = masked(self._embed_target(tokens), state.weights.word_mask)
-        readout, weights, state = self.decoder.step(embedded, state)
-        logits = prediction_logits(self.output, readout, table)
-        return StepOutput(logits.flatten(0, -2), weights, state)
-
-    def _before_steps(self, state: DecoderState) -> tuple[DecoderState, Tensor]:
-        """The state with tensors that every step reads cast to the precision of its products, once; the output table
-        among them."""
-        assert isinstance(state.weights, BatchWeights)
-        if state.weights.table is not None:
-            return state, state.weights.table
-        words = None if state.words is None else in_autocast_dtype(state.words)
-        table = in_autocast_dtype(self.output.table())
-        return state._replace(words=words, weights=state.weights._replace(table=table)), table
+        """int64 (B,) previous tokens -> logits of the next token, attention weights, next state. The plain way: a
+        search prepares the model first, see nmt.translate.prepared_model."""
+        layer = self.output.layer()
+        embedded = masked(self._embed_target(tokens), state.products.word_mask)
+        prediction, weights, state = self.decoder.step(embedded, self.decoder.observe(state, tokens, layer))
+        return StepOutput(prediction.logits(layer).flatten(0, -2), weights, state)
 
     def _embed_target(self, tokens: Tensor) -> Tensor:
         """int64 (...) -> (..., E), after dropout, except the variational one, whose mask is in the decoder's state."""

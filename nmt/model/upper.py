@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from nmt.model.cells import CellState, LayerWeights, Recurrent, drop_inputs
+from nmt.model.cells import LayerWeights, Recurrent, RecurrentState, drop_inputs
 from nmt.model.recurrence import run_rnn
 from nmt.model.regularisation import RecurrentOptions, Regularisation
 
@@ -37,12 +37,12 @@ class UpperLayers(nn.Module):
     def forward(
         self,
         outputs: Tensor,
-        final: CellState,
+        final: RecurrentState,
         layers: Sequence[LayerWeights],
         lengths: Tensor | None = None,
-        start: CellState | None = None,
+        start: RecurrentState | None = None,
         context: Tensor | None = None,
-    ) -> tuple[Tensor, CellState]:
+    ) -> tuple[Tensor, RecurrentState]:
         """The first layer's outputs (B, T, D H) and last states, context (B, T, M) -> outputs (B, T, H) and last states
         of the top layer, as from `run_rnn`.
 

@@ -1,13 +1,14 @@
-"""Losses and probabilities of mixtures: each target position has several readouts, and a weight for each.
+"""Mixed distributions: of several readouts of a position, or of what the output layer predicts and copied tokens.
 
 The logits of all readouts of all positions never exist at once. On a CPU, readouts without weight are left out; on a
 GPU, finding them would make the CPU wait, so all are computed.
 
-Shapes: C copies of a batch, N target positions, n of them in a chunk, K readouts of a position, m readouts with weight
-in a chunk, R readout, V vocabulary.
+Shapes: C passes over a batch, N target positions, n of them in a chunk, K readouts of a position, m readouts with
+weight in a chunk, S source positions, R readout, V vocabulary.
 """
 
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from nmt.ops.linear import linear
 from nmt.ops.matmul import input_gradient, matmul, weight_gradient
-from nmt.ops.mixing import CombineReadouts, Mixing
-from nmt.ops.output_loss import CHUNK_NUMBERS, CPU_NUMBERS, GPU_NUMBERS, Criterion, OutputLoss, slices
+from nmt.ops.output_loss import SIZES, ChunkSizes, Criterion, OutputLoss, chunked_loss, slices
 from nmt.ops.packed import Weight
 from nmt.ops.precision import finite_log, in_autocast_dtype, wide, wide_dtype
 
@@ -27,42 +27,156 @@ def mixture_loss(
     bias: Tensor,
     mixing: Tensor,
     counted: Tensor,
-    combine: CombineReadouts,
-    criterion: Criterion,
+    criterion: "MixedCriterion",
     *by_position: Tensor,
+    sizes: ChunkSizes = SIZES,
 ) -> OutputLoss:
     """(C, N, K, R), (V, R), (V,), weights (C, N, K), bool (N,), one or more (N, ...) -> OutputLoss.
 
-    `combine` says what the weights average: probabilities or losses. Gradients go to readouts, weight, bias and mixing.
+    The criterion, from `of_mixture` or `mean_over_mixture`, says what the weights average: probabilities or losses.
+    Gradients go to readouts, weight, bias and mixing.
     """
-    terms: dict[str, Tensor] = {}
-    total: Tensor = _MixtureLoss.apply(  # type: ignore[no-untyped-call]
-        readouts, weight, bias, mixing, counted, combine, criterion, by_position, terms, torch.is_grad_enabled()
-    )
-    return OutputLoss(total, terms)
+    return chunked_loss(SeveralRows, readouts, weight, bias, mixing, counted, criterion, by_position, sizes)
 
 
-class _Rows(NamedTuple):
-    """The readouts of some positions that are computed, ordered by position."""
+class Mixing(NamedTuple):
+    """The weights of readouts. Those of one position and pass follow each other."""
 
-    places: Tensor  # int64 (m,) among all C * N * K readouts
-    owners: Tensor  # int64 (m,) copy * n + position
-    ends: list[int]  # (n,) position i has the rows from ends[i - 1] to ends[i]
+    shares: Tensor  # (m,)
+    owners: Tensor  # int64 (m,) pass * n + position
+    size: int  # C * n
+    passes_and_readouts: tuple[int, int] | None  # C, K if all readouts are present, in the order (n, C, K)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """sum_k w_k v_k: (m, d) of the readouts -> (C * n, d), in their precision also under autocast."""
+        with torch.autocast(values.device.type, enabled=False):
+            if self.passes_and_readouts is None:
+                matrix = self.shares.new_zeros(self.size, len(self.shares))
+                return matrix.index_put((self.owners, torch.arange(len(self.shares))), self.shares) @ values
+            C, K = self.passes_and_readouts
+            sums = torch.bmm(self.shares.view(-1, 1, K), values.view(-1, K, values.shape[1]))
+            return sums.view(-1, C, values.shape[1]).transpose(0, 1).flatten(0, 1)
+
+    def groups(self, values: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """(m, d), (C * n, d) -> (n * C, K, d), (n * C, 1, d) if all readouts are present, else (m, 1, d) both: values,
+        and the sum to which they belong."""
+        d = values.shape[1]
+        if self.passes_and_readouts is None:
+            return values[:, None], sums[self.owners, None]
+        C, K = self.passes_and_readouts
+        return values.view(-1, K, d), sums.view(C, -1, d).transpose(0, 1).reshape(-1, 1, d)
 
 
-def _rows(mixing: Tensor, counted: Tensor, positions: slice) -> _Rows:
-    C, N, K = mixing.shape
-    n = positions.stop - positions.start
-    if leaves_out(mixing):
-        present = (mixing[:, positions] > 0) & counted[positions, None]
-        position, copy, component = present.transpose(0, 1).nonzero().unbind(1)
-        ends = torch.bincount(position, minlength=n).cumsum(0).tolist()
-    else:
-        index = torch.arange(n * C * K, device=mixing.device)
-        position, copy, component = index // (C * K), index // K % C, index % K
-        ends = list(range(C * K, n * C * K + 1, C * K))
-    places = (copy * N + positions.start + position) * K + component
-    return _Rows(places, copy * n + position, ends)
+MixedCriterion = Callable[..., tuple[Tensor, dict[str, Tensor]]]
+"""Logits (m, V) of a chunk's readouts, their Mixing, (n, ...) of other tensors -> as a Criterion."""
+
+
+def of_mixture(criterion: Criterion) -> MixedCriterion:
+    """The criterion of log sum_k w_k p_k: a mixture's log-probabilities are logits that are already normalised."""
+
+    def mixed(logits: Tensor, mixing: Mixing, *others: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        probs: Tensor = _MeanOfSoftmax.apply(logits, mixing.shares, mixing)  # type: ignore[no-untyped-call]
+        return criterion(finite_log(probs).view(-1, len(others[0]), logits.shape[-1]), *others)
+
+    return mixed
+
+
+def mean_over_mixture(criterion: Criterion) -> MixedCriterion:
+    """sum_k w_k criterion(logits_k), for one pass."""
+
+    def mean(logits: Tensor, mixing: Mixing, *others: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, terms = criterion(wide(logits)[None], *(tensor[mixing.owners] for tensor in others))
+        means = mixing.sum(torch.stack([loss, *terms.values()], dim=1)).unbind(1)
+        return means[0], dict(zip(terms, means[1:], strict=True))
+
+    return mean
+
+
+class _MeanOfSoftmax(torch.autograd.Function):
+    """sum_k w_k softmax(l_k): (m, V), (m,) the weights of a Mixing -> float32 or wider (C * n, V).
+
+    Beside the logits and their gradient, it holds two tensors (m, V); autograd would hold four.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, shares: Tensor, mixing: Mixing) -> Tensor:  # noqa: ANN401
+        probs = logits.softmax(-1, dtype=wide_dtype(logits.dtype))
+        ctx.save_for_backward(probs, shares)
+        ctx.mixing, ctx.dtype = mixing, logits.dtype
+        return mixing.sum(probs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # noqa: ANN401
+        probs, shares = ctx.saved_tensors
+        with torch.autocast(probs.device.type, enabled=False):
+            grouped, slopes = ctx.mixing.groups(probs, grad)
+            shares_grad = grouped @ slopes.transpose(1, 2)
+            logits_grad = (slopes - shares_grad).mul_(grouped).mul_(shares.view(shares_grad.shape))
+        return logits_grad.view(probs.shape).to(ctx.dtype), shares_grad.view(-1), None
+
+
+class SeveralRows:
+    """Every position of each pass has K readouts: (C, N, K, R), shares (C, N, K). See nmt.ops.output_loss.Rows.
+
+    The readouts of a chunk are ordered by position.
+    """
+
+    def __init__(self, readouts: Tensor, shares: Tensor | None, counted: Tensor, differentiate: bool) -> None:
+        assert shares is not None
+        self.mixing, self.counted = shares, counted
+        self.readouts, self.shares = readouts.reshape(-1, readouts.shape[-1]), shares.reshape(-1)
+        C, _, K = shares.shape
+        self.per_position = C * K
+        self.complete = None if leaves_out(shares) else (C, K)
+        inputs = (self.readouts, self.shares) if differentiate else ()
+        self.gradients = tuple(torch.zeros_like(tensor) for tensor in inputs)
+
+    def start(self, chunk: slice) -> Tensor:
+        """See Rows."""
+        C, N, K = self.mixing.shape
+        self.n = n = chunk.stop - chunk.start
+        if self.complete is None:
+            present = (self.mixing[:, chunk] > 0) & self.counted[chunk, None]
+            position, number, component = present.transpose(0, 1).nonzero().unbind(1)
+            ends = torch.bincount(position, minlength=n).cumsum(0).tolist()
+        else:
+            index = torch.arange(n * C * K, device=self.mixing.device)
+            position, number, component = index // (C * K), index // K % C, index % K
+            ends = list(range(C * K, n * C * K + 1, C * K))
+        self.places = (number * N + chunk.start + position) * K + component  # int64 (m,) among all C * N * K readouts
+        self.owners = number * n + position  # int64 (m,)
+        self.ends = [0, *ends]  # position i of the chunk has the rows from ends[i] to ends[i + 1]
+        return self.readouts.index_select(0, self.places)
+
+    def leaves(self, logits: Tensor, part: slice) -> tuple[Tensor, ...]:
+        """See Rows."""
+        rows = self._rows(part)
+        return logits[rows], self.shares.index_select(0, self.places[rows])
+
+    def evaluate(
+        self, criterion: MixedCriterion, leaves: list[Tensor], part: slice, others: tuple[Tensor, ...]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """See Rows."""
+        logits, shares = leaves
+        owners, size = self.owners[self._rows(part)], part.stop - part.start
+        owners = owners // self.n * size + owners % self.n - part.start
+        return criterion(logits, Mixing(shares, owners, len(self.mixing) * size, self.complete), *others)
+
+    def store(self, logits: Tensor, part: slice, gradients: tuple[Tensor, ...]) -> None:
+        """See Rows."""
+        rows = self._rows(part)
+        logits[rows], of_shares = gradients
+        places = self.places[rows]
+        without_weight = self.shares.index_select(0, places) == 0
+        self.gradients[1].index_copy_(0, places, of_shares.masked_fill_(without_weight, 0.0))
+
+    def finish(self, gradient: Tensor) -> None:
+        """See Rows."""
+        self.gradients[0].index_copy_(0, self.places, gradient.to(self.readouts.dtype))
+
+    def _rows(self, part: slice) -> slice:
+        return slice(self.ends[part.start], self.ends[part.stop])
 
 
 def leaves_out(mixing: Tensor) -> bool:
@@ -70,110 +184,12 @@ def leaves_out(mixing: Tensor) -> bool:
     return mixing.device.type == "cpu"
 
 
-class _Gradients(NamedTuple):
-    """Sums over chunks."""
-
-    readouts: Tensor  # (C * N * K, R)
-    weight: Tensor  # (V, R)
-    bias: Tensor  # (V,)
-    mixing: Tensor  # (C * N * K,)
-
-    @classmethod
-    def zeros(cls, readouts: Tensor, weight: Tensor, bias: Tensor, mixing: Tensor) -> Self:
-        """Those of tensors like these, with the parameters' in the precision of `mixing`."""
-        weight, bias = (torch.zeros_like(parameter, dtype=mixing.dtype) for parameter in (weight, bias))
-        return cls(torch.zeros_like(readouts), weight, bias, torch.zeros_like(mixing))
-
-
-class _MixtureLoss(torch.autograd.Function):
-    @staticmethod
-    def forward(  # noqa: PLR0913, PLR0917
-        ctx: Any,  # noqa: ANN401
-        readouts: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        mixing: Tensor,
-        counted: Tensor,
-        combine: CombineReadouts,
-        criterion: Criterion,
-        by_position: tuple[Tensor, ...],
-        terms: dict[str, Tensor],
-        differentiate: bool,
-    ) -> Tensor:
-        ctx.like = [(tensor.shape, tensor.dtype) for tensor in (readouts, weight, bias, mixing)]
-        C, N, K, R = readouts.shape
-        dtype = wide_dtype(weight.dtype)
-        factors, mixing = counted.to(dtype), mixing.detach().to(dtype)
-        readouts, weight, bias = (in_autocast_dtype(tensor) for tensor in (readouts, weight, bias))
-        flat, flat_mixing = readouts.reshape(-1, R), mixing.reshape(-1)
-        total, reported = factors.new_zeros(()), dict[str, list[Tensor]]()
-        gradients = _Gradients.zeros(flat, weight, bias, flat_mixing) if differentiate else None
-        numbers = CPU_NUMBERS if weight.device.type == "cpu" else GPU_NUMBERS
-        columns, complete = C * K * len(weight), None if leaves_out(mixing) else (C, K)
-        for chunk in slices(N, columns, CHUNK_NUMBERS):
-            rows = _rows(mixing, counted, chunk)
-            chunk_readouts = flat.index_select(0, rows.places)
-            logits = matmul(chunk_readouts, weight, bias)
-            n = chunk.stop - chunk.start
-            for part in slices(n, columns, numbers):
-                own = slice(rows.ends[part.start - 1] if part.start else 0, rows.ends[part.stop - 1])
-                positions = slice(chunk.start + part.start, chunk.start + part.stop)
-                shares = flat_mixing.index_select(0, rows.places[own])
-                owners = rows.owners[own]
-                size = part.stop - part.start
-                weights = Mixing(shares, owners // n * size + owners % n - part.start, C * size, complete)
-                others = tuple(tensor[positions] for tensor in by_position)
-                loss, named, slopes = _evaluated(
-                    combine, criterion, logits[own], weights, others, factors[positions] if differentiate else None
-                )
-                total += (loss * factors[positions]).sum()
-                for name, term in named.items():
-                    reported.setdefault(name, []).append(term * factors[positions])
-                if gradients is not None:
-                    logits_grad, shares_grad = slopes
-                    gradients.bias.add_(logits_grad.sum(0, dtype=dtype))
-                    gradients.mixing.index_copy_(0, rows.places[own], shares_grad.masked_fill_(shares == 0, 0.0))
-                    logits[own] = logits_grad
-            if gradients is not None:
-                gradients.readouts.index_copy_(0, rows.places, input_gradient(logits, weight).to(flat.dtype))
-                gradients.weight.add_(weight_gradient(chunk_readouts, logits))
-            del logits  # so that two chunks' never exist at once
-        terms.update({name: torch.cat(parts) for name, parts in reported.items()})
-        ctx.gradients = gradients
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        if ctx.gradients is None:
-            raise RuntimeError("the loss can go backward only once")  # the gradients are scaled in place, not copied
-        gradients, ctx.gradients = ctx.gradients, None
-        pairs = zip(gradients, ctx.like, strict=True)
-        shaped = (gradient.mul_(factor).view(shape).to(dtype) for gradient, (shape, dtype) in pairs)
-        return *shaped, None, None, None, None, None, None
-
-
-def _evaluated(
-    combine: CombineReadouts,
-    criterion: Criterion,
-    logits: Tensor,
-    mixing: Mixing,
-    by_position: tuple[Tensor, ...],
-    factors: Tensor | None,
-) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, ...]]:
-    """Logits (m, V) and the weights of n positions' readouts -> loss (n,), terms (n,), and with `factors` (n,) the
-    gradients of the sum of losses times factors: of the logits (m, V), of the weights (m,)."""
-    logits, shares = (tensor.detach().requires_grad_(factors is not None) for tensor in (logits, mixing.shares))
-    with torch.set_grad_enabled(factors is not None):
-        loss, terms = combine(criterion, logits, mixing._replace(shares=shares), by_position)
-    gradients = () if factors is None else torch.autograd.grad(loss, (logits, shares), factors)
-    return loss.detach(), {name: term.detach() for name, term in terms.items()}, gradients
-
-
-def mixture_log_probs(readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor) -> Tensor:
+def mixture_log_probs(
+    readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor, sizes: ChunkSizes = SIZES
+) -> Tensor:
     """log sum_k w_k p_k: (N, K, R), (V, R), (V,), (N, K) -> float32 or wider (N, V); where no readout has weight, the
     same number for all tokens."""
-    chunks = slices(len(readouts), readouts.shape[1] * len(bias), CHUNK_NUMBERS)
+    chunks = slices(len(readouts), readouts.shape[1] * len(bias), sizes.product)
     return torch.cat([finite_log(_mixed(readouts[chunk], weight, bias, mixing[chunk])) for chunk in chunks])
 
 
@@ -191,14 +207,16 @@ def _mixed(readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor) -> Te
     return probs.new_zeros(len(readouts), logits.shape[-1]).index_add(0, owners, probs)
 
 
-def target_log_probs(readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor, targets: Tensor) -> Tensor:
+def target_log_probs(
+    readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor, targets: Tensor, sizes: ChunkSizes = SIZES
+) -> Tensor:
     """log p_k(target): (N, K, R), (V, R), (V,), (N, K), int64 (N,) -> float32 or wider (N, K), 0 for readouts without
     weight. Its backward pass computes the logits again, as a loop would otherwise keep those of all its steps."""
     weights = mixing.flatten()
     places = weights.nonzero()[:, 0] if leaves_out(mixing) else torch.arange(len(weights), device=mixing.device)
     rows, targets = readouts.flatten(0, 1).index_select(0, places), targets[places // mixing.shape[1]]
     if isinstance(weight, Tensor) and len(rows):
-        log_probs: Tensor = _TargetLogProbs.apply(rows, weight, bias, targets)  # type: ignore[no-untyped-call]
+        log_probs: Tensor = _TargetLogProbs.apply(rows, weight, bias, targets, sizes)  # type: ignore[no-untyped-call]
     else:
         log_probs = _chosen(linear(rows, weight, bias), targets)[0]
     if not leaves_out(mixing):
@@ -210,12 +228,20 @@ class _TargetLogProbs(torch.autograd.Function):
     """(m, R), (V, R), (V,), int64 (m,) -> (m,)."""
 
     @staticmethod
-    def forward(ctx: Any, readouts: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:  # noqa: ANN401
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        readouts: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        targets: Tensor,
+        sizes: ChunkSizes,
+    ) -> Tensor:
+        ctx.sizes = sizes
         ctx.dtypes = [tensor.dtype for tensor in (readouts, weight, bias)]
         readouts, weight, bias = (in_autocast_dtype(tensor) for tensor in (readouts, weight, bias))
         parts = [
             _chosen(matmul(readouts[chunk], weight, bias), targets[chunk])
-            for chunk in slices(len(readouts), len(weight), CHUNK_NUMBERS)
+            for chunk in slices(len(readouts), len(weight), sizes.product)
         ]
         log_probs, log_totals = (torch.cat(each) for each in zip(*parts, strict=True))
         ctx.save_for_backward(readouts, weight, bias, targets, log_totals)
@@ -227,7 +253,7 @@ class _TargetLogProbs(torch.autograd.Function):
         readouts, weight, bias, targets, log_totals = ctx.saved_tensors
         readouts_grad, weight_grad = [], torch.zeros_like(weight)
         bias_grad = torch.zeros_like(bias, dtype=grad.dtype)
-        for chunk in slices(len(readouts), len(weight), CHUNK_NUMBERS):
+        for chunk in slices(len(readouts), len(weight), ctx.sizes.product):
             logits, slopes = matmul(readouts[chunk], weight, bias), grad[chunk, None]
             logits_grad = (logits.to(grad.dtype) - log_totals[chunk, None]).exp_().mul_(-slopes)
             logits_grad.scatter_add_(-1, targets[chunk, None], slopes)
@@ -236,10 +262,29 @@ class _TargetLogProbs(torch.autograd.Function):
             readouts_grad.append(input_gradient(logits_grad, weight))
             weight_grad += weight_gradient(readouts[chunk], logits_grad)
         gradients = torch.cat(readouts_grad), weight_grad, bias_grad
-        return *(gradient.to(dtype) for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)), None
+        return *(gradient.to(dtype) for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)), None, None
 
 
 def _chosen(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """(m, V), int64 (m,) -> log p(target), log sum exp logits (m,)."""
     log_totals = wide(logits).logsumexp(-1)
     return wide(logits.gather(-1, targets[:, None])[:, 0]) - log_totals, log_totals
+
+
+def copied_log_probs(logits: Tensor, shares: Tensor, tokens: Tensor) -> Tensor:
+    """log(w_0 softmax(z)_v + sum of w_s over the positions s with token v): (..., V), weights (..., 1 + S) that sum
+    to 1, int64 (..., S) -> float32 or wider (..., V)   (See et al. 2017, eq. 9)."""
+    dtype = wide_dtype(logits.dtype)
+    probs = logits.softmax(-1, dtype=dtype) * shares[..., :1]
+    return finite_log(probs.scatter_add_(-1, tokens, shares[..., 1:].to(dtype)))
+
+
+def with_copies(criterion: Criterion, source: Tensor) -> Criterion:
+    """The criterion of log-probabilities that copies of the source, int64 (B, S), are mixed into. It takes logits
+    (C, n, V), shares (C, n, 1 + S), the positions' sentences (n,), and what the criterion takes beside logits."""
+
+    def mixed(logits: Tensor, shares: Tensor, sentences: Tensor, *others: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        tokens = source[sentences].expand(len(logits), -1, -1)
+        return criterion(copied_log_probs(logits, shares, tokens), *others)
+
+    return mixed

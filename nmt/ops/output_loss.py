@@ -3,11 +3,11 @@
 A criterion is a plain, differentiable function of a chunk of logits; autograd differentiates it. Its gradient is
 computed in the forward pass, while the chunk is in the cache, and then overwrites the logits.
 
-Shapes: C copies of a batch, N target positions, n of them in a chunk, R readout, V vocabulary.
+Shapes: C passes over a batch, N target positions, n of them in a chunk, m rows of a chunk, R readout, V vocabulary.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -16,12 +16,19 @@ from torch.autograd.function import once_differentiable
 from nmt.ops.matmul import input_gradient, matmul, weight_gradient
 from nmt.ops.precision import in_autocast_dtype, wide_dtype
 
-CHUNK_NUMBERS = 2**24  # logits held at a time: 64 MiB in float32
-CPU_NUMBERS = 2**19  # logits a criterion gets at a time on a CPU: 2 MiB in float32, which stay in its cache
-GPU_NUMBERS = 2**22  # the same elsewhere
-
 Criterion = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 """Logits (C, n, V) in float32 or wider, (n, ...) of other tensors -> loss to minimise (n,), terms to report (n,)."""
+
+
+class ChunkSizes(NamedTuple):
+    """How many logits exist at a time."""
+
+    product: int = 2**24  # of one matrix product: 64 MiB in float32
+    cpu: int = 2**19  # for a criterion on a CPU: 2 MiB in float32, which stay in its cache
+    gpu: int = 2**22  # for a criterion elsewhere
+
+
+SIZES = ChunkSizes()
 
 
 class OutputLoss(NamedTuple):
@@ -39,20 +46,108 @@ def output_loss(
     criterion: Criterion,
     *by_position: Tensor,
     shares: Tensor | None = None,
+    sizes: ChunkSizes = SIZES,
 ) -> OutputLoss:
     """The criterion of the logits W r + b: (C, N, R), (V, R), (V,), bool (N,), any number of (N, ...) -> OutputLoss.
 
     The criterion gets the same rows of every tensor in `by_position`, and of `shares` (C, N, ...), if given, before
     these. Gradients go to readouts, weight, bias and shares.
     """
+    return chunked_loss(SingleRows, readouts, weight, bias, shares, counted, criterion, by_position, sizes)
+
+
+def chunked_loss(
+    rows: "type[Rows]",
+    readouts: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    shares: Tensor | None,
+    counted: Tensor,
+    criterion: Criterion,
+    by_position: tuple[Tensor, ...],
+    sizes: ChunkSizes,
+) -> OutputLoss:
+    """As `output_loss`, with the readouts and shares laid out as `rows` reads them."""
     terms: dict[str, Tensor] = {}
-    total: Tensor = _OutputLoss.apply(  # type: ignore[no-untyped-call]
-        readouts, weight, bias, shares, counted, criterion, by_position, terms, torch.is_grad_enabled()
+    total: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+        readouts, weight, bias, shares, rows, counted, criterion, by_position, sizes, terms, torch.is_grad_enabled()
     )
     return OutputLoss(total, terms)
 
 
-class _OutputLoss(torch.autograd.Function):
+class Rows(Protocol):
+    """Which rows of a product belong to which target positions, and where their gradients go."""
+
+    per_position: int  # rows
+    gradients: tuple[Tensor, ...]  # of the readouts and, if there are any, of the shares; none in evaluation
+
+    def __init__(self, readouts: Tensor, shares: Tensor | None, counted: Tensor, differentiate: bool) -> None: ...
+
+    def start(self, chunk: slice) -> Tensor:
+        """The readouts (m, R) of a chunk of positions, to which later calls refer."""
+        ...
+
+    def leaves(self, logits: Tensor, part: slice) -> tuple[Tensor, ...]:
+        """Logits (m, V) of the chunk -> what the criterion differentiates for some positions of it: their logits and,
+        if there are any, their shares."""
+        ...
+
+    def evaluate(
+        self, criterion: Criterion, leaves: list[Tensor], part: slice, others: tuple[Tensor, ...]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The criterion's loss (n,) and terms (n,) for these positions of the chunk."""
+        ...
+
+    def store(self, logits: Tensor, part: slice, gradients: tuple[Tensor, ...]) -> None:
+        """Overwrite the logits of these positions by their gradient, and store that of their shares."""
+        ...
+
+    def finish(self, gradient: Tensor) -> None:
+        """Store the gradient (m, R) of the chunk's readouts."""
+        ...
+
+
+class SingleRows:
+    """Every position of each pass has one readout: (C, N, R), shares (C, N, ...)."""
+
+    def __init__(self, readouts: Tensor, shares: Tensor | None, counted: Tensor, differentiate: bool) -> None:
+        self.readouts, self.shares = readouts, shares
+        self.per_position = len(readouts)
+        inputs = (readouts, shares) if differentiate else ()
+        self.gradients = tuple(torch.empty_like(tensor) for tensor in inputs if tensor is not None)
+        self.dtype = wide_dtype(readouts.dtype)
+
+    def start(self, chunk: slice) -> Tensor:
+        """See Rows."""
+        self.chunk = chunk
+        return self.readouts[:, chunk].flatten(0, 1)
+
+    def leaves(self, logits: Tensor, part: slice) -> tuple[Tensor, ...]:
+        """See Rows."""
+        wide = logits.view(self.per_position, -1, logits.shape[-1])[:, part].to(self.dtype)
+        return (wide,) if self.shares is None else (wide, self.shares[:, self._positions(part)])
+
+    def evaluate(
+        self, criterion: Criterion, leaves: list[Tensor], part: slice, others: tuple[Tensor, ...]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """See Rows."""
+        return criterion(*leaves, *others)
+
+    def store(self, logits: Tensor, part: slice, gradients: tuple[Tensor, ...]) -> None:
+        """See Rows."""
+        logits.view(self.per_position, -1, logits.shape[-1])[:, part] = gradients[0]
+        if self.shares is not None:
+            self.gradients[1][:, self._positions(part)] = gradients[1]
+
+    def finish(self, gradient: Tensor) -> None:
+        """See Rows."""
+        self.gradients[0][:, self.chunk] = gradient.view(self.per_position, -1, gradient.shape[-1])
+
+    def _positions(self, part: slice) -> slice:
+        return slice(self.chunk.start + part.start, self.chunk.start + part.stop)
+
+
+class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0913, PLR0917
         ctx: Any,  # noqa: ANN401
@@ -60,9 +155,11 @@ class _OutputLoss(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor,
         shares: Tensor | None,
+        layout: type[Rows],
         counted: Tensor,
         criterion: Criterion,
         by_position: tuple[Tensor, ...],
+        sizes: ChunkSizes,
         terms: dict[str, Tensor],
         differentiate: bool,
     ) -> Tensor:
@@ -72,29 +169,38 @@ class _OutputLoss(torch.autograd.Function):
         factors = counted.to(dtype)
         total = factors.new_zeros(())
         reported: dict[str, list[Tensor]] = {}
-        gradients = _Gradients()
-        numbers = CPU_NUMBERS if weight.device.type == "cpu" else GPU_NUMBERS
+        parameters: list[Tensor] = []  # gradients of weight and bias
         readouts, weight, bias = (in_autocast_dtype(tensor) for tensor in (readouts, weight, bias))
-        for rows, logits in _logit_chunks(readouts, weight, bias):
+        rows = layout(readouts, None if shares is None else shares.detach().to(dtype), counted, differentiate)
+        columns = rows.per_position * len(weight)
+        for chunk in slices(len(counted), columns, sizes.product):
+            chunk_readouts = rows.start(chunk)
+            logits = matmul(chunk_readouts, weight, bias)
             bias_gradient = bias.new_zeros(bias.shape, dtype=dtype)
-            for part in slices(logits.shape[1], logits[:, 0].numel(), numbers):
-                positions = slice(rows.start + part.start, rows.start + part.stop)
-                own = [logits[:, part].to(dtype)] + ([] if shares is None else [shares[:, positions].to(dtype)])
-                own = [tensor.detach().requires_grad_(differentiate) for tensor in own]
+            numbers = sizes.cpu if weight.device.type == "cpu" else sizes.gpu
+            for part in slices(chunk.stop - chunk.start, columns, numbers):
+                positions = slice(chunk.start + part.start, chunk.start + part.stop)
+                leaves = [leaf.detach().requires_grad_(differentiate) for leaf in rows.leaves(logits, part)]
                 with torch.set_grad_enabled(differentiate):
-                    loss, named = criterion(*own, *(tensor[positions] for tensor in by_position))
+                    others = tuple(tensor[positions] for tensor in by_position)
+                    loss, named = rows.evaluate(criterion, leaves, part, others)
                 total += (loss.detach() * factors[positions]).sum()
                 for name, term in named.items():
                     reported.setdefault(name, []).append(term.detach() * factors[positions])
                 if differentiate:
-                    gradient, *of_shares = torch.autograd.grad(loss, own, factors[positions])
-                    gradients.shares += of_shares
-                    bias_gradient += gradient.sum((0, 1))
-                    logits[:, part] = gradient
+                    gradients = torch.autograd.grad(loss, leaves, factors[positions])
+                    bias_gradient += gradients[0].sum(tuple(range(gradients[0].dim() - 1)), dtype=dtype)
+                    rows.store(logits, part, gradients)
             if differentiate:
-                gradients.add(readouts[:, rows], weight, logits, bias_gradient)
+                rows.finish(input_gradient(logits, weight))
+                new = [weight_gradient(chunk_readouts, logits).to(dtype), bias_gradient]
+                if parameters:
+                    torch._foreach_add_(parameters, new)
+                else:
+                    parameters = new
+            del logits  # so that two chunks' never exist at once
         terms.update({name: torch.cat(parts) for name, parts in reported.items()})
-        ctx.gradients = gradients
+        ctx.gradients = (*rows.gradients[:1], *parameters, *rows.gradients[1:])
         return total
 
     @staticmethod
@@ -103,45 +209,19 @@ class _OutputLoss(torch.autograd.Function):
         if ctx.gradients is None:
             raise RuntimeError("the loss can go backward only once")  # the gradients are scaled in place, not copied
         gradients, ctx.gradients = ctx.gradients, None
-        joined = [torch.cat(parts, 1) for parts in (gradients.readouts, gradients.shares) if parts]
-        of_readouts, *of_shares = joined
-        scaled = (gradient.mul_(factor) for gradient in (of_readouts, *gradients.parameters, *of_shares))
-        shaped = (gradient.view(shape).to(dtype) for gradient, (shape, dtype) in zip(scaled, ctx.like, strict=True))
-        return *shaped, *[None] * (9 - len(ctx.like))
-
-
-class _Gradients:
-    """Sums over chunks."""
-
-    def __init__(self) -> None:
-        self.readouts: list[Tensor] = []  # (C, n, R) of each chunk
-        self.parameters: list[Tensor] = []  # (V, R), (V,)
-        self.shares: list[Tensor] = []  # (C, n, ...) of each part of a chunk
-
-    def add(self, readouts: Tensor, weight: Tensor, logits: Tensor, bias: Tensor) -> None:
-        """(C, n, R), (V, R), gradient of the logits (C, n, V), of the bias (V,)."""
-        flat = logits.flatten(0, 1)
-        self.readouts.append(input_gradient(flat, weight).view(readouts.shape))
-        parts = [weight_gradient(readouts.flatten(0, 1), flat).to(bias.dtype), bias]
-        if self.parameters:
-            torch._foreach_add_(self.parameters, parts)
-        else:
-            self.parameters = parts
+        pairs = zip(gradients, ctx.like, strict=True)
+        shaped = (gradient.mul_(factor).view(shape).to(dtype) for gradient, (shape, dtype) in pairs)
+        return *shaped, *[None] * (11 - len(ctx.like))
 
 
 @torch.no_grad()
-def most_probable(readouts: Tensor, weight: Tensor, bias: Tensor, banned: Tensor) -> Tensor:
+def most_probable(readouts: Tensor, weight: Tensor, bias: Tensor, banned: Tensor, sizes: ChunkSizes = SIZES) -> Tensor:
     """(N, R), (V, R), (V,), int64 ids -> int64 (N,), the ids with the greatest logits that are not banned."""
-    operands = (in_autocast_dtype(tensor) for tensor in (readouts[None], weight, bias))
-    chunks = (logits[0].index_fill_(1, banned, -torch.inf).argmax(-1) for _, logits in _logit_chunks(*operands))
-    return torch.cat(list(chunks)) if len(readouts) else banned.new_empty(0)
-
-
-def _logit_chunks(readouts: Tensor, weight: Tensor, bias: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """(C, N, R), (V, R), (V,) -> positions n of N and their logits (C, n, V), which the caller may overwrite."""
-    C, N, _ = readouts.shape
-    for rows in slices(N, C * len(weight), CHUNK_NUMBERS):
-        yield rows, matmul(readouts[:, rows].flatten(0, 1), weight, bias).view(C, -1, len(weight))
+    readouts, weight, bias = (in_autocast_dtype(tensor) for tensor in (readouts, weight, bias))
+    tokens = banned.new_empty(len(readouts))
+    for chunk in slices(len(readouts), len(weight), sizes.product):
+        tokens[chunk] = matmul(readouts[chunk], weight, bias).index_fill_(1, banned, -torch.inf).argmax(-1)
+    return tokens
 
 
 def slices(rows: int, columns: int, numbers: int) -> Iterator[slice]:

@@ -1,9 +1,11 @@
-"""Gathering a few rows many times, at a cost that does not depend on the tensor's size; and reordering all rows.
+"""Rows of tensors: of all tensors of a state, a few rows many times at a cost that does not depend on the tensor's
+size, and all rows in another order.
 
 Shapes: B batch, S source positions, D features, N rows.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +13,32 @@ from torch.autograd.function import once_differentiable
 
 from nmt.ops.precision import wide
 from nmt.ops.shared import defer_gradient
+
+Tree = TypeVar("Tree")
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+    """Apply a function to every tensor in nested tuples and NamedTuples; other values stay."""
+    if isinstance(tree, Tensor):
+        return function(tree)  # type: ignore[return-value]
+    return _map_parts(lambda part: map_tensors(function, part), tree)
+
+
+def select(tree: Tree, index: Tensor) -> Tree:
+    """Take the rows `index`, int64 (N,), which may repeat, of every tensor in nested tuples and NamedTuples. A tuple
+    that selects in another way has a method `select`."""
+    if isinstance(tree, Tensor):
+        return tree.index_select(0, index)  # type: ignore[return-value]
+    if hasattr(tree, "select"):
+        return tree.select(index)  # type: ignore[no-any-return]
+    return _map_parts(lambda part: select(part, index), tree)
+
+
+def _map_parts(function: Callable[[Any], Any], tree: Tree) -> Tree:
+    if not isinstance(tree, tuple):
+        return tree
+    parts = [function(part) for part in tree]
+    return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
 
 
 def rows(tensor: Tensor, index: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from nmt.config.schema.data import MultilingualData
 from nmt.data.prepared import Direction
 from nmt.evaluate.directions import directions_of
 from nmt.model.ensemble import Ensemble
-from nmt.model.latent.decoder import LatentDecoder
 from nmt.serve.messages import ModelInfo
 from nmt.system.run import RunDirectory, read_json, runs_below
 from nmt.system.saved_config import load_config
@@ -180,7 +179,7 @@ def _info(
         target=config.data.target_lang if direction is None else direction[1],
         attention=attention,
         members=len(runs),
-        latent=not isinstance(model, Ensemble) and isinstance(model.decoder, LatentDecoder),
+        latent=not isinstance(model, Ensemble) and model.decoder.sums_over_positions,
         heads=heads,
         window=single.window.kind if single is not None and single.window.kind != "global" else None,
         monotonic=single is not None and single.normalizer.kind in {"monotonic", "mocha"},

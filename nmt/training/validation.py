@@ -151,7 +151,7 @@ class Validator:
             batch = batch.to(machine.device)
             with machine.autocast():
                 decoded = model(batch.source, batch.lengths, batch.target_in)
-                log_probs = model.log_probs(decoded.predictions, batch.target_out, pad)
+                log_probs = model.log_probs(decoded.prediction, batch.target_out, pad)
                 return -log_probs.sum().cpu(), batch.target_tokens
 
         def measured(plan: Sequence[Indices]) -> Iterator[list[tuple[Tensor, int]]]:

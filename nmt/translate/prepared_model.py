@@ -6,7 +6,8 @@ for the gates of one, M itself where several layers read it, or nothing.
 """
 
 from copy import deepcopy
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,16 +15,12 @@ from torch import Tensor, nn
 from nmt.attention.attention import Attention, MultiHeadAttention
 from nmt.attention.memory import Attended, Memory, Past
 from nmt.model.cells import LayerWeights, Recurrent, norm_gates
-from nmt.model.copying import Copying, within
 from nmt.model.ensemble import Ensemble, SearchEnsemble
-from nmt.model.latent.decoder import LatentDecoder
-from nmt.model.latent.mixture import Mixture
-from nmt.model.readout import Readout
+from nmt.model.prediction import within
+from nmt.model.readout import OutputLayer
 from nmt.model.seq2seq import Seq2Seq
-from nmt.model.state import BatchWeights, DecoderState
-from nmt.model.stepping import StepOutput
+from nmt.model.state import BatchProducts, DecoderState, Products, StepOutput
 from nmt.ops.linear import Linear, linear
-from nmt.ops.mixture import mixture_log_probs, target_log_probs
 from nmt.ops.packed import Pack, Weight
 from nmt.ops.precision import in_autocast_dtype
 
@@ -48,30 +45,26 @@ class Words(NamedTuple):
         return linear(self.embeddings.index_select(0, tokens), self.weight, self.bias)
 
 
-class SearchWeights(NamedTuple):
-    """See nmt.model.state.Weights. Here words are (N, G + R) and contexts (N, C + R), both already multiplied with the
-    weights of the gates and the readout."""
+@dataclass(frozen=True, kw_only=True)
+class SearchProducts(Products):
+    """The products for all searches. Words are (N, G + R) and contexts (N, C + R), both already multiplied with the
+    parameters of the gates and the readout."""
 
-    layers: list[LayerWeights]
-    conditional: LayerWeights | None
     words: Words
-    output: Weight  # (L, R)
-    output_bias: Tensor  # (L,)
-    readout: Readout
+    output: OutputLayer  # of L tokens
     state: Weight  # (R, H) of the readout
     feed: Weight | None  # (G, R), for the previous readout
-    sizes: tuple[int, int]  # G, C
-    word_mask: None = None
-    readout_mask: None = None
+    gates: int  # G
+    context_gates: int  # C
 
     def word_gates(self, word: Tensor, fixed: Tensor | None) -> Tensor:
         """(N, G + R), (N, C + R) or None -> (N, G)."""
-        gates = word[:, : self.sizes[0]]
-        return gates if fixed is None else gates + fixed[:, : self.sizes[1]]
+        gates = word[:, : self.gates]
+        return gates if fixed is None else gates + fixed[:, : self.context_gates]
 
     def fed_gates(self, context: Tensor | None, feed: Tensor | None) -> Tensor | None:
         """(N, C + R) or None, (N, R) or None -> (N, G) or None."""
-        gates = None if context is None else context[:, : self.sizes[1]]
+        gates = None if context is None else context[:, : self.context_gates]
         if feed is None or self.feed is None:
             return gates
         fed = linear(feed, self.feed)
@@ -80,45 +73,44 @@ class SearchWeights(NamedTuple):
     def conditional_gates(self, rnn: Recurrent, context: Tensor) -> Tensor:
         """(N, C + R) -> (N, G)."""
         assert self.conditional is not None
-        gates = context[:, : self.sizes[1]]
+        gates = context[:, : self.context_gates]
         if self.conditional.norms is None:
             return gates + self.conditional.bias_ih
         return norm_gates(rnn, self.conditional, gates)
 
     def upper_input(self, context: Tensor) -> Tensor:
         """(N, C + R) -> (N, M)."""
-        return context[:, : self.sizes[1]]
+        return context[:, : self.context_gates]
 
     def read_out(self, output: Tensor, context: Tensor | None, word: Tensor) -> Tensor:
         """(N, H), (N, C + R) or None, (N, G + R) -> (N, R)."""
         projected = self.read_out_partly(output, word)
         if context is not None:
-            projected = projected + context[:, self.sizes[1] :]
+            projected = projected + context[:, self.context_gates :]
         return self.readout.activation(projected)
 
     def read_out_partly(self, output: Tensor, word: Tensor) -> Tensor:
         """(..., H), (..., G + R) -> (..., R)."""
-        return linear(output, self.state) + word[..., self.sizes[0] :]
+        return linear(output, self.state) + word[..., self.gates :]
 
     def contexts(self, values: Tensor) -> Tensor:
         """(B, S, C + R) -> (B, S, R)."""
-        return values[..., self.sizes[1] :].contiguous()
+        return values[..., self.context_gates :].contiguous()
 
 
-class SearchAttention(nn.Module):
-    """An attention whose contexts are multiplied with the weights of the gates and the readout.
+class SearchAttention:
+    """An attention whose contexts are multiplied with the parameters of the gates and the readout.
 
     Of several hypotheses that share a memory, the memory is multiplied instead, once per sentence.
     """
 
     def __init__(
-        self, inner: Attention | MultiHeadAttention, weight: Tensor, hypotheses: int, pack: Pack, positions: bool
+        self, trained: Attention | MultiHeadAttention, weight: Tensor, hypotheses: int, pack: Pack, positions: bool
     ) -> None:
         """weight: (C + R, M); positions: does a prediction need the product of every position?"""
-        super().__init__()
-        self.inner, self.reads_past = inner, inner.reads_past
-        shared = not inner.reads_past and hypotheses > 1
-        self.projects_memory = isinstance(inner, Attention) and (shared or positions)
+        self.inner, self.reads_past = _packed_copy(trained, pack), trained.reads_past
+        shared = not trained.reads_past and hypotheses > 1
+        self.projects_memory = isinstance(trained, Attention) and (shared or positions)
         self.weight = pack(weight)
 
     def remember(self, states: Tensor, valid: Tensor, *, nonempty: bool = False) -> Memory:
@@ -131,10 +123,6 @@ class SearchAttention(nn.Module):
     def start(self, valid: Tensor) -> Past:
         """bool (B, S) -> the past before the first step."""
         return self.inner.start(valid)
-
-    def drop(self, weights: Tensor, memory: Memory) -> Tensor:
-        """See `Attention.drop`; a search drops none."""
-        return weights.to(memory.values.dtype)
 
     def step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
         """Queries (B, K, Q) of K hypotheses of each sentence -> Attended, with contexts (B, K, C + R)."""
@@ -159,35 +147,27 @@ class SearchModel:
     def __init__(self, model: Seq2Seq, hypotheses: int, pack: Pack) -> None:
         """hypotheses: of each sentence, which share its memory if the attention allows it."""
         assert not model.training
-        self.model = _shallow_copy(model)
-        self.attends = model.attends
-        for part in (self.model.decoder.attention, self.model.decoder.lexical):
-            for layer in () if part is None else part.modules():
-                if isinstance(layer, Linear):
-                    layer.packed = pack(in_autocast_dtype(layer.weight.detach()))
-        encoder = self.model.encoder
-        encoder.layers = encoder.regularisation.prepare(encoder.rnn, 1)
+        self.model, self.attends = model, model.attends
         self._pack, self._hypotheses = pack, hypotheses
-        self._table = in_autocast_dtype(model.output.table())
-        decoder, output = model.decoder, model.output
-        self._bounded = decoder.readout.kind != "maxout" and decoder.lexical is None and output.scale is None
-        self._weights, context = self._prepare()
-        self._fixed = None
-        if self.model.decoder.attention is not None:
-            positions = isinstance(model.decoder, LatentDecoder)
-            search_attention = SearchAttention(self.model.decoder.attention, context, hypotheses, pack, positions)
-            self.model.decoder.attention = search_attention  # type: ignore[assignment]
-        elif model.fixed_context:
-            self._fixed = context
+        self._encoder_layers = model.encoder.regularisation.prepare(model.encoder.rnn, 1)
+        readout, output = model.decoder.readout, model.output.layer()
+        self._table = in_autocast_dtype(output.weight)  # (V, R)
+        self._bounded = readout.kind != "maxout" and model.decoder.lexical is None and output.scale is None
+        self._products, self._fixed = self._prepare(output)
 
-    def _prepare(self) -> tuple[SearchWeights, Tensor]:
-        """The weights of all steps, and those of a context (C + R, M)."""
-        decoder, embedding = self.model.decoder, in_autocast_dtype(self.model.target_embedding.weight)
+    def _prepare(self, output: OutputLayer) -> tuple[SearchProducts, Tensor]:
+        """The products of all steps, and the parameters of a context (C + R, M)."""
+        decoder, pack = self.model.decoder, self._pack
+        embedding = in_autocast_dtype(self.model.target_embedding.weight)
         _, M, _ = decoder.readout.sizes
-        batch = decoder.weights(1, embedding.shape[1], M if self.model.fixed_context else 0)
+        batch = decoder.prepare(1, embedding.shape[1], M if self.model.fixed_context else 0)
         of_readout = in_autocast_dtype(decoder.readout.proj.weight)
         state, of_context, of_word = torch.split(of_readout, list(decoder.readout.sizes), dim=1)
         gates, feed = _context_gates(decoder.attend, self.model.fixed_context, batch, M)
+        context = torch.cat([gates, of_context]).contiguous()
+        attention = None
+        if decoder.attention is not None:
+            attention = SearchAttention(decoder.attention, context, self._hypotheses, pack, decoder.sums_over_positions)
         if of_word.shape[1] == 0:
             of_word = of_word.new_zeros(len(of_readout), embedding.shape[1])
         first = batch.layers[0]
@@ -197,65 +177,67 @@ class SearchModel:
         table = None
         if len(embedding) * len(words) <= MAX_TABLE:
             table = linear(embedding, words, word_bias)
-        weights = SearchWeights(
-            layers=[_packed(layer, self._pack) for layer in batch.layers],
-            conditional=None if batch.conditional is None else _packed(batch.conditional, self._pack),
-            words=Words(embedding, self._pack(words) if table is None else words, word_bias, table),
-            output=self._pack(self._table, self._bounded),
-            output_bias=self.model.output.bias,
+        products = SearchProducts(
+            layers=[_packed(layer, pack) for layer in batch.layers],
+            conditional=None if batch.conditional is None else _packed(batch.conditional, pack),
             readout=decoder.readout,
-            state=self._pack(state.contiguous(), bounded=not decoder.regularisation.options.residual),
-            feed=None if feed is None else self._pack(feed.contiguous(), bounded=decoder.readout.kind != "maxout"),
-            sizes=(len(batch.word), len(gates)),
+            attention=attention,
+            lexical=None if decoder.lexical is None else _packed_copy(decoder.lexical, pack),
+            words=Words(embedding, pack(words) if table is None else words, word_bias, table),
+            output=output._replace(weight=cast(Tensor, pack(self._table, self._bounded))),
+            state=pack(state.contiguous(), bounded=not decoder.regularisation.options.residual),
+            feed=None if feed is None else pack(feed.contiguous(), bounded=decoder.readout.kind != "maxout"),
+            gates=len(batch.word),
+            context_gates=len(gates),
         )
-        return weights, torch.cat([gates, of_context]).contiguous()
+        return products, context
 
     def encode(self, source: Tensor, lengths: Tensor, *vocabulary: Tensor) -> DecoderState:
-        """int64 (B, S), int64 (B,) on the CPU -> the decoder's initial state. vocabulary: int64 (L,), the tokens that
-        the steps may use, ascending; without: all. Source tokens outside of it are not copied."""
-        weights = self._weights
+        """int64 (B, S), int64 (B,) on the CPU -> the decoder's initial state.
+
+        vocabulary: at most one int64 (L,), sorted, which restricts output to these tokens, a shortlist. Source tokens
+        outside of it are not copied.
+        """
+        products = self._products
         for tokens in vocabulary:
             table = self._table.index_select(0, tokens)
             few = len(source) * self._hypotheses < MIN_ROWS
-            weights = weights._replace(
-                words=weights.words._replace(vocabulary=tokens),
-                output=table if few else self._pack(table, self._bounded),
-                output_bias=weights.output_bias.index_select(0, tokens),
+            products = replace(
+                products,
+                words=products.words._replace(vocabulary=tokens),
+                output=products.output._replace(
+                    weight=table if few else cast(Tensor, self._pack(table, self._bounded)),
+                    bias=products.output.bias.index_select(0, tokens),
+                ),
             )
         embedded = self.model.source_embedding(source)
-        for tokens in vocabulary if self.model.copies else ():
+        for tokens in vocabulary if self.model.has_copy_gate else ():
             source = within(source, tokens)
-        state = self.model.encode_embedded(embedded, lengths, source, weights)
-        words = None if state.words is None else in_autocast_dtype(state.words)
-        fixed = None
-        if state.fixed is not None and self._fixed is not None:
-            fixed = linear(in_autocast_dtype(state.fixed), self._fixed)
-        return state._replace(words=words, fixed=fixed)
+        state = self.model.encode_embedded(embedded, lengths, source, products, self._encoder_layers)
+        return self._in_search_precision(state)
+
+    def _in_search_precision(self, state: DecoderState) -> DecoderState:
+        """Cast what every step reads, and multiply the fixed vector with its parameters, once."""
+        if state.source is not None and state.source.words is not None:
+            words = in_autocast_dtype(state.source.words)
+            state = state._replace(source=state.source._replace(words=words))
+        fixed = state.hypothesis.fixed
+        if fixed is not None:
+            fixed = linear(in_autocast_dtype(fixed), self._fixed)
+            state = state._replace(hypothesis=state.hypothesis._replace(fixed=fixed))
+        return state
 
     def step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
         """Previous tokens, int64 (B,) -> logits (B, V) of the next token, attention weights, next state. With a
         vocabulary, tokens count within it and the logits are (B, L)."""
-        weights = state.weights
-        assert isinstance(weights, SearchWeights)
-        output, scaled = (weights.output, weights.output_bias), self.model.output.scaled
-        decoder = self.model.decoder
-        if isinstance(decoder, LatentDecoder):
-
-            def log_probs(readouts: Tensor, mixing: Tensor, tokens: Tensor) -> Tensor:
-                return target_log_probs(scaled(readouts), *output, mixing, tokens)
-
-            state = decoder.observe(state, tokens, log_probs)
-        readout, attention, state = decoder.step(weights.words(tokens), state)
-        if isinstance(readout, Mixture):
-            rows, mixing = readout.readouts.flatten(0, 1), readout.weights.flatten(0, 1)
-            return StepOutput(mixture_log_probs(scaled(rows), *output, mixing), attention, state)
-        if isinstance(readout, Copying):
-            mixed = readout.log_probs(linear(scaled(readout.readouts), *output))
-            return StepOutput(mixed.flatten(0, 1), attention, state)
-        return StepOutput(linear(scaled(readout), *output), attention, state)
+        products, decoder = state.products, self.model.decoder
+        assert isinstance(products, SearchProducts)
+        state = decoder.observe(state, tokens, products.output)
+        prediction, weights, state = decoder.step(products.words(tokens), state)
+        return StepOutput(prediction.logits(products.output).flatten(0, -2), weights, state)
 
 
-def _context_gates(attend: str, fixed: bool, batch: BatchWeights, M: int) -> tuple[Tensor, Tensor | None]:
+def _context_gates(attend: str, fixed: bool, batch: BatchProducts, M: int) -> tuple[Tensor, Tensor | None]:
     """The context's weights of the gates (C, M), and the previous readout's (G, R) or None."""
     context, feed = batch.fed.new_empty(0, M), batch.fed
     if fixed:
@@ -276,6 +258,13 @@ def _packed(layer: LayerWeights, pack: Pack) -> LayerWeights:
     return layer._replace(packed_ih=weights[0], packed=weights[1], transitions=transitions)
 
 
-def _shallow_copy(model: Seq2Seq) -> Seq2Seq:
-    """New modules with the same parameters."""
-    return deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+def _packed_copy(module: ModuleT, pack: Pack) -> ModuleT:
+    """New modules with the same parameters, which multiply with them packed."""
+    copied = deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
+    for layer in copied.modules():
+        if isinstance(layer, Linear):
+            layer.packed = pack(in_autocast_dtype(layer.weight.detach()))
+    return copied

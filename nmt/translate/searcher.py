@@ -54,7 +54,7 @@ class Searcher:
         self.model, self.tokenizers = model, tokenizers
         self.settings = self._checked(search)
         self.machine, self.seed = machine, seed
-        self.shortlist = shortlist.with_sources() if shortlist is not None and model.copies else shortlist
+        self.shortlist = shortlist.with_sources() if shortlist is not None and model.has_copy_gate else shortlist
         self._prepared = PreparedModels(model, machine)
 
     def with_settings(self, settings: schema.Search) -> Self:

@@ -31,7 +31,8 @@ from nmt.explain.faithfulness import (
     measure_pair,
     summary,
 )
-from nmt.model.copying import NEVER
+from nmt.model.prediction import NEVER, Readouts
+from nmt.model.readout import OutputLayer
 from nmt.system.run import RunDirectory
 from nmt.training.job import train
 from nmt.translate.translator import Translator
@@ -71,16 +72,15 @@ class OneTokenDecides(nn.Module):
         self.likely = torch.zeros(vocabulary)
         self.likely[reference] = 10.0
         self.key, self.looks_at = key, looks_at
+        layer = OutputLayer(self.likely[:, None], torch.zeros(vocabulary), None)
+        self.output = SimpleNamespace(layer=lambda: layer)
 
     def encode_embedded(self, embedded: Tensor, lengths: Tensor, source: Tensor) -> Tensor:
         assert len(embedded) == len(lengths) == len(source)
         return embedded[:, self.key].sum(1)
 
     def decode(self, target: Tensor, state: Tensor) -> SimpleNamespace:
-        return SimpleNamespace(predictions=state[:, None].expand(target.shape))
-
-    def logits(self, readouts: Tensor) -> Tensor:
-        return readouts[:, None] * self.likely
+        return SimpleNamespace(prediction=Readouts(state[:, None, None].expand(*target.shape, 1)))
 
     def force(self, source: Tensor, lengths: Tensor, target_in: Tensor, target_out: Tensor, pad: int) -> Any:  # noqa: ANN401
         weights = torch.zeros(1, target_in.shape[1], source.shape[1])
@@ -159,7 +159,7 @@ def test_curves_are_those_of_each_mask_by_itself(translator: Translator, monkeyp
             copyable[:, :masks] = NEVER
             state = model.encode_embedded(embedded, torch.tensor([source.shape[1]]), copyable)
             decoded = model.decoder(model.target_embedding(started), state)
-            log_probs.append(model.log_probs(decoded.predictions, target, tokenizers.target.pad)[0])
+            log_probs.append(model.log_probs(decoded.prediction, target, tokenizers.target.pad)[0])
     expected = (torch.stack(log_probs, 1) - log_probs[0][:, None]).clamp(max=0).exp()
     for curves in found.curves.values():
         np.testing.assert_allclose(curves, expected, rtol=1e-6)

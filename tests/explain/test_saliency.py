@@ -40,7 +40,7 @@ def log_probs(translator: Translator, nudge: torch.Tensor) -> np.ndarray:
     with torch.no_grad():
         state = model.encode_embedded(model.source_embedding(source) + nudge, torch.tensor([source.shape[1]]), source)
         decoded = model.decoder(model.target_embedding(torch.cat([first, target[:, :-1]], 1)), state)
-        logits = model.logits(decoded.predictions).log_softmax(-1)
+        logits = decoded.prediction.log_probs(model.output.layer())
     return logits[0].gather(1, target.T)[:, 0].numpy()
 
 

@@ -4,9 +4,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nmt.config.schema.model import Model
 from nmt.model.build import build_model
+from nmt.model.decoder import Decoded
 from nmt.model.seq2seq import Seq2Seq
 from nmt.training.losses.token_losses import likelihood
 
@@ -133,6 +135,11 @@ def regularised(cell: str = "gru", layers: int = 2, p: float = 0.2, **changes: A
 
 def model_of(**changes: Any) -> Seq2Seq:  # noqa: ANN401
     return build_model(Model.model_validate(values(**changes)), V, V, (PAD, PAD)).double().eval()
+
+
+def logits_of(model: Seq2Seq, decoded: Decoded) -> Tensor:
+    """(B, T, V), of a mixture or with copies the log-probabilities."""
+    return decoded.prediction.logits(model.output.layer())
 
 
 LENGTHS = torch.tensor([5, 2, 4])

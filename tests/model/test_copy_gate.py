@@ -6,12 +6,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_models import BOS, EOS, LENGTHS, LIKELIHOOD, PAD, SOURCE, TARGET, V, attention, model_of
+from small_models import (
+    BOS,
+    EOS,
+    LENGTHS,
+    LIKELIHOOD,
+    PAD,
+    SOURCE,
+    TARGET,
+    V,
+    attention,
+    logits_of,
+    model_of,
+)
 from test_model import COPYING, MOCHA, label
 from torch import Tensor
 
-from nmt.model.copying import NEVER, copyable, within
 from nmt.model.ensemble import Ensemble
+from nmt.model.prediction import NEVER, Readouts, copyable, within
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.sentence_draws import sampling_draws, sentence_keys
 from nmt.training.losses.token_losses import r_drop
@@ -54,17 +66,17 @@ def probabilities(model: Seq2Seq, source: Tensor) -> np.ndarray:
 def test_predictions_equal_the_formula(changes: dict[str, Any], source: Tensor) -> None:
     model = model_of(**changes)
     model.decoder.copy.proj.bias.fill_(0.3)
-    predictions = model(source, LENGTHS, TARGET).predictions
+    predictions = model(source, LENGTHS, TARGET).prediction
     expected = probabilities(model, source)
     np.testing.assert_allclose(expected.sum(-1), 1, rtol=1e-10)
-    np.testing.assert_allclose(model.logits(predictions).exp(), expected, rtol=1e-10)
+    np.testing.assert_allclose(predictions.logits(model.output.layer()).exp(), expected, rtol=1e-10)
     chosen = np.take_along_axis(np.log(expected), OUT.numpy()[..., None], -1)[..., 0]
     np.testing.assert_allclose(model.log_probs(predictions, OUT, PAD), chosen, rtol=1e-10)
     forced = model.force(source, LENGTHS, TARGET, OUT, PAD)
     np.testing.assert_allclose(forced.log_probs, chosen, rtol=1e-10)
     expected[..., [PAD, BOS]] = 0
     banned = torch.tensor([PAD, BOS])
-    np.testing.assert_array_equal(model.most_probable(predictions, banned), expected.argmax(-1))
+    np.testing.assert_array_equal(predictions.most_probable(model.output.layer(), banned), expected.argmax(-1))
 
 
 @pytest.mark.parametrize("changes", SMOOTH, ids=label)
@@ -75,7 +87,7 @@ def test_gradients_equal_differences(changes: dict[str, Any]) -> None:
     directions = [torch.randn_like(each) for each in parameters]
 
     def loss() -> Tensor:
-        return model.loss(model(REPEATED, LENGTHS, TARGET).predictions, OUT, PAD, LIKELIHOOD).total
+        return model.loss(model(REPEATED, LENGTHS, TARGET).prediction, OUT, PAD, LIKELIHOOD).total
 
     gradients = torch.autograd.grad(loss(), parameters)
     slope = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True))
@@ -95,7 +107,7 @@ def test_the_attention_learns_from_copies_alone() -> None:
         projection[:, 8:16] = 0
     decoded = model(SOURCE, LENGTHS, TARGET)
     decoded.weights.retain_grad()
-    model.loss(decoded.predictions, OUT, PAD, LIKELIHOOD).total.backward()
+    model.loss(decoded.prediction, OUT, PAD, LIKELIHOOD).total.backward()
     assert decoded.weights.grad[0, 0, 0] < 0  # the first word is the source's first
     assert not decoded.weights.grad[:, :, 4].any()  # </s>, or padding
 
@@ -109,10 +121,10 @@ def test_the_end_of_the_source_is_never_copied() -> None:
     at_the_end[torch.arange(3), :, LENGTHS - 1] = 1
     with torch.no_grad():
         gate.proj.bias.fill_(-100)
-        found = model.logits(gate(readouts, at_the_end, source))
+        found = gate(readouts, at_the_end, source).logits(model.output.layer())
         torch.testing.assert_close(found, model.output(readouts).log_softmax(-1), **EXACT)
         first = torch.eye(5).double()[0].expand(3, 4, 5)
-        words = model.logits(gate(readouts, first, source)).argmax(-1)
+        words = gate(readouts, first, source).logits(model.output.layer()).argmax(-1)
     assert words.tolist() == [[4] * 4, [8] * 4, [9] * 4]
 
 
@@ -129,7 +141,7 @@ def test_a_search_copies_within_its_vocabulary() -> None:
     prepared = SearchModel(model, 2, lambda weight, bounded=False: weight)
     step = prepared.step(torch.tensor([2, 2, 2]), prepared.encode(SOURCE, LENGTHS, vocabulary))
     decoded = model(SOURCE, LENGTHS, TARGET[:, :1])
-    logits, shares = model.output(decoded.readouts)[:, 0], decoded.copying.shares[:, 0]
+    logits, shares = model.output(decoded.readouts)[:, 0], decoded.prediction.shares[:, 0]
     for row, length in enumerate(LENGTHS.tolist()):
         copied = {int(SOURCE[row, s]): shares[row, 1 + s] for s in range(length - 1)}
         kept = {token: share for token, share in copied.items() if token in vocabulary.tolist()}
@@ -144,10 +156,10 @@ def test_a_search_copies_within_its_vocabulary() -> None:
 def test_an_ensemble_averages_models_that_copy_with_others(changes: dict[str, Any]) -> None:
     models = [model_of(**changes), model_of()]
     ensemble = Ensemble(models)
-    assert ensemble.copies
-    assert not models[1].copies
+    assert ensemble.has_copy_gate
+    assert not models[1].has_copy_gate
     step = ensemble.step(TARGET[:, 0], ensemble.encode(SOURCE, LENGTHS))
-    each = [model.logits(model(SOURCE, LENGTHS, TARGET).predictions).softmax(-1) for model in models]
+    each = [logits_of(model, model(SOURCE, LENGTHS, TARGET)).softmax(-1) for model in models]
     expected = torch.stack(each).mean(0)
     torch.testing.assert_close(step.logits.double().exp(), expected[:, 0], rtol=1e-5, atol=1e-6)
     forced = ensemble.force(SOURCE, LENGTHS, TARGET, OUT, PAD)
@@ -180,10 +192,10 @@ def test_two_copies_of_a_batch_have_their_own_gates() -> None:
     model = model_of(**DOT, decoder__dropout=0.5).train()
     criterion = partial(r_drop, alpha=2.0, smoothing=0.1)
     decoded = model(*(part.repeat(2, *[1] * (part.dim() - 1)) for part in (SOURCE, LENGTHS, TARGET)))
-    log_probs = model.logits(decoded.predictions)
+    log_probs = logits_of(model, decoded)
     assert not torch.equal(log_probs[:3], log_probs[3:])
     expected = criterion(log_probs.view(2, -1, V), OUT.flatten())[0].sum()
-    torch.testing.assert_close(model.loss(decoded.predictions, OUT, PAD, criterion).total, expected, **EXACT)
+    torch.testing.assert_close(model.loss(decoded.prediction, OUT, PAD, criterion).total, expected, **EXACT)
 
 
 def test_without_copies_nothing_is_added() -> None:
@@ -191,15 +203,15 @@ def test_without_copies_nothing_is_added() -> None:
     added = {"decoder.copy.proj.weight", "decoder.copy.proj.bias"}
     assert copying.state_dict().keys() - plain.state_dict().keys() == added
     assert [*plain.state_dict()] == [name for name in copying.state_dict() if name not in added]
-    assert plain.encode(SOURCE, LENGTHS).source is None
-    assert plain(SOURCE, LENGTHS, TARGET).copying is None
+    assert plain.encode(SOURCE, LENGTHS).source.tokens is None
+    assert isinstance(plain(SOURCE, LENGTHS, TARGET).prediction, Readouts)
 
 
 @torch.no_grad()
 def test_in_bf16_distributions_sum_to_1() -> None:
     model = model_of(**DOT).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        log_probs = model.logits(model(SOURCE, LENGTHS, TARGET).predictions)
+        log_probs = logits_of(model, model(SOURCE, LENGTHS, TARGET))
         step = model.step(TARGET[:, 0], model.encode(SOURCE, LENGTHS)).logits
     assert log_probs.dtype == step.dtype == torch.float32
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(3, 4), atol=1e-5, rtol=0)

@@ -16,14 +16,14 @@ from small_models import (
     TARGET,
     VARIATIONAL,
     attention,
+    logits_of,
     model_of,
 )
 from test_model import FIRST_ORDER, LATENT, label
 from torch import Tensor
 
 from nmt.attention.steering import Steering
-from nmt.model.latent.decoder import LatentDecoder
-from nmt.model.latent.mixture import LatentPosition
+from nmt.model.latent import LatentDecoder, LatentPosition
 from nmt.model.seq2seq import Seq2Seq
 from nmt.training.losses.auxiliary import divergence
 from nmt.training.losses.token_losses import likelihood
@@ -39,7 +39,7 @@ def word_probs(model: Seq2Seq, sentence: int) -> tuple[Tensor, Tensor]:
     """p(y_t | h_s) (T, S), and the energies (T, S), of a decoder that reads words alone; each position by itself."""
     one, length = slice(sentence, sentence + 1), int(LENGTHS[sentence])
     state = model.encode(SOURCE[one, :length], LENGTHS[one])
-    memory, _ = state.attention()
+    memory, _ = state.memory_and_past()
     words = model.target_embedding(TARGET[one])
     hidden, _ = model.decoder.rnn(words, torch.stack(state.cell.hidden))
     probs = torch.zeros(T, length, dtype=torch.float64)
@@ -96,7 +96,7 @@ def paths(model: Seq2Seq, kind: str, sentence: int) -> Iterator[tuple[tuple[int,
 def test_the_likelihood_is_the_sum_over_all_alignments(kind: str) -> None:
     """Wu and Cotterell 2019, eq. 1."""
     model = model_of_chain(kind)
-    log_probs = model.log_probs(model(SOURCE, LENGTHS, TARGET).predictions, OUT, PAD)
+    log_probs = model.log_probs(model(SOURCE, LENGTHS, TARGET).prediction, OUT, PAD)
     for sentence in range(len(LENGTHS)):
         total = sum(joint for _, joint in paths(model, kind, sentence))
         assert float(log_probs[sentence].sum().exp()) == pytest.approx(total, rel=1e-10)
@@ -132,7 +132,7 @@ def test_what_is_no_chain_aligns_by_the_posterior_of_each_step(case: str) -> Non
         steering = Steering(torch.full((3, T, S), 0.2).double(), torch.ones(3, T, dtype=torch.bool))
     state = model.encode(SOURCE, LENGTHS)
     decoded = model.decode(TARGET, state if steering is None else state.steered(steering))
-    mixture = decoded.mixture
+    mixture = decoded.prediction
     log_probs = torch.zeros(3, T, S).double()
     for b, t, s in itertools.product(range(3), range(T), range(S)):
         log_probs[b, t, s] = model.output(mixture.readouts[b, t, s]).log_softmax(-1)[OUT[b, t]]
@@ -146,11 +146,11 @@ def test_the_decoder_is_fed_the_posterior_mean(share: float) -> None:
     """A plain loop (Shankar and Sarawagi 2019, eq. 11 to 13)."""
     alignment = POSTERIOR | {"prior_share": share}
     model = model_of(attention=attention("dot", alignment=alignment), decoder__input_feeding=True)
-    found = model.logits(model(SOURCE, LENGTHS, TARGET).predictions)
+    found = logits_of(model, model(SOURCE, LENGTHS, TARGET))
     for sentence, length in enumerate(LENGTHS.tolist()):
         one = slice(sentence, sentence + 1)
         state = model.encode(SOURCE[one, :length], LENGTHS[one])
-        values, hidden = state.attention()[0].values[0], state.cell.hidden[0]
+        values, hidden = state.memory_and_past()[0].values[0], state.cell.hidden[0]
         feed = torch.zeros(1, 6, dtype=torch.float64)
         for t in range(T):
             word = model.target_embedding(TARGET[one, t])
@@ -176,7 +176,7 @@ def test_the_forward_algorithm_equals_the_steps(kind: dict[str, Any]) -> None:
     model.decoder.stepped = True
     stepped = model(SOURCE, LENGTHS, TARGET)
     torch.testing.assert_close(at_once.weights, stepped.weights, **EXACT)
-    torch.testing.assert_close(model.logits(at_once.predictions), model.logits(stepped.predictions), **EXACT)
+    torch.testing.assert_close(logits_of(model, at_once), logits_of(model, stepped), **EXACT)
     torch.testing.assert_close(
         model(SOURCE, LENGTHS, TARGET[:, :1]).weights, at_once.weights[:, :1], **EXACT
     )  # of the first token alone
@@ -185,9 +185,9 @@ def test_the_forward_algorithm_equals_the_steps(kind: dict[str, Any]) -> None:
 def test_dropped_weights_are_missing_in_the_context_of_the_posterior() -> None:
     kind = attention("general", alignment=POSTERIOR) | {"dropout": 0.5}
     model = model_of(attention=kind, decoder__input_feeding=True)
-    whole = model.logits(model(SOURCE, LENGTHS, TARGET).predictions)
+    whole = logits_of(model, model(SOURCE, LENGTHS, TARGET))
     model.decoder.attention.train()
-    dropped = model.logits(model(SOURCE, LENGTHS, TARGET).predictions)
+    dropped = logits_of(model, model(SOURCE, LENGTHS, TARGET))
     torch.testing.assert_close(dropped[:, 0], whole[:, 0], **EXACT)  # the first step is fed nothing
     assert not torch.allclose(dropped[:, 1:], whole[:, 1:])
 
@@ -207,11 +207,11 @@ def test_the_bound_falls_short_of_the_likelihood_by_the_divergence_from_the_post
     """log p(y_t) = ELBO + KL(q || p(s | y_t)), with every term by itself."""
     model = model_of(attention=attention("general", alignment=VARIATIONAL))
     decoded = model(SOURCE, LENGTHS, TARGET, target_out=OUT)
-    expected_loss = model.loss(decoded.predictions, OUT, PAD, lambda *each: likelihood(*each, smoothing=0.0)).total
+    expected_loss = model.loss(decoded.prediction, OUT, PAD, lambda *each: likelihood(*each, smoothing=0.0)).total
     log_q = decoded.inferred.log_probs
-    bound = -expected_loss - divergence(log_q, decoded.log_weights, OUT != PAD)
+    bound = -expected_loss - divergence(log_q, decoded.attention.log_weights, OUT != PAD)
     plain = model(SOURCE, LENGTHS, TARGET)
-    exact = model.log_probs(plain.predictions, OUT, PAD).sum()
+    exact = model.log_probs(plain.prediction, OUT, PAD).sum()
     gap, naive = torch.zeros(()).double(), torch.zeros(()).double()
     for sentence, length in enumerate(LENGTHS.tolist()):
         probs, energies = word_probs(model, sentence)
@@ -246,8 +246,8 @@ def test_the_inference_network_reads_words_through_the_mask_of_its_sentence() ->
     model.train()
     state = model.encode(SOURCE, LENGTHS)
     model.decode(TARGET, state, OUT)
-    assert (state.weights.word_mask == 0).any()
-    torch.testing.assert_close(seen[0], model.target_embedding(OUT) * state.weights.word_mask[:, None], **EXACT)
+    assert (state.products.word_mask == 0).any()
+    torch.testing.assert_close(seen[0], model.target_embedding(OUT) * state.products.word_mask[:, None], **EXACT)
 
 
 @pytest.mark.parametrize("changes", LATENT, ids=label)
@@ -257,10 +257,10 @@ def test_gradients_equal_differences(changes: dict[str, Any]) -> None:
 
     def loss() -> Tensor:
         decoded = model(SOURCE, LENGTHS, TARGET, target_out=OUT)
-        total = model.loss(decoded.predictions, OUT, PAD, lambda *each: likelihood(*each, smoothing=0.1)).total
+        total = model.loss(decoded.prediction, OUT, PAD, lambda *each: likelihood(*each, smoothing=0.1)).total
         if decoded.inferred is None:
             return total
-        return total + divergence(decoded.inferred.log_probs, decoded.log_weights, OUT != PAD)
+        return total + divergence(decoded.inferred.log_probs, decoded.attention.log_weights, OUT != PAD)
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     generator = torch.Generator().manual_seed(1)
@@ -291,10 +291,10 @@ def test_the_strongest_positions_share_all_weight() -> None:
 @pytest.mark.parametrize("kind", [MARGINAL, MARGINAL | {"top_k": 2}])
 def test_the_most_probable_tokens_are_the_mixtures(kind: dict[str, Any]) -> None:
     model = model_of(attention=attention("general", alignment=kind))
-    predictions = model(SOURCE, LENGTHS, TARGET).predictions
-    logits = model.logits(predictions)
+    predictions = model(SOURCE, LENGTHS, TARGET).prediction
+    logits = predictions.logits(model.output.layer())
     logits[..., [PAD, BOS]] = -torch.inf
-    assert torch.equal(model.most_probable(predictions, torch.tensor([PAD, BOS])), logits.argmax(-1))
+    assert torch.equal(predictions.most_probable(model.output.layer(), torch.tensor([PAD, BOS])), logits.argmax(-1))
 
 
 def test_a_prior_share_of_one_is_plain_feeding() -> None:
@@ -304,6 +304,6 @@ def test_a_prior_share_of_one_is_plain_feeding() -> None:
         for kind in (POSTERIOR | {"prior_share": 1.0}, MARGINAL)
     ]
     models[1].load_state_dict(models[0].state_dict())
-    one, other = (model.logits(model(SOURCE, LENGTHS, TARGET).predictions) for model in models)
+    one, other = (logits_of(model, model(SOURCE, LENGTHS, TARGET)) for model in models)
     torch.testing.assert_close(one, other, **EXACT)
     assert isinstance(models[0].decoder, LatentDecoder)

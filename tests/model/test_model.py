@@ -24,6 +24,7 @@ from small_models import (
     VARIATIONAL,
     V,
     attention,
+    logits_of,
     model_of,
     regularised,
 )
@@ -256,7 +257,7 @@ def model(request: pytest.FixtureRequest) -> Seq2Seq:
 def test_stepping_equals_one_call(model: Seq2Seq) -> None:
     """The search's steps, given the target's words, go where teacher forcing goes."""
     decoded = model(SOURCE, LENGTHS, TARGET)
-    logits = model.logits(decoded.predictions)
+    logits = logits_of(model, decoded)
     state = model.encode(SOURCE, LENGTHS)
     for t in range(TARGET.shape[1]):
         step = model.step(TARGET[:, t], state)
@@ -278,21 +279,21 @@ def test_both_ways_through_the_decoder_are_equal(model: Seq2Seq) -> None:
 
 
 def test_padding_and_batch_mates_change_nothing(model: Seq2Seq) -> None:
-    together = model.logits(model(SOURCE, LENGTHS, TARGET).predictions)
+    together = logits_of(model, model(SOURCE, LENGTHS, TARGET))
     for row, length in enumerate(LENGTHS.tolist()):
         one = slice(row, row + 1)
-        alone = model.logits(model(SOURCE[one, :length], LENGTHS[one], TARGET[one]).predictions)
+        alone = logits_of(model, model(SOURCE[one, :length], LENGTHS[one], TARGET[one]))
         torch.testing.assert_close(alone[0], together[row], rtol=1e-10, atol=1e-10)
     wide = torch.full((3, 9), 12)
     wide[:, :5] = torch.where(SOURCE == PAD, 12, SOURCE)  # other words where padding was
-    other = model.logits(model(wide, LENGTHS, TARGET).predictions)
+    other = logits_of(model, model(wide, LENGTHS, TARGET))
     torch.testing.assert_close(other, together, rtol=1e-10, atol=1e-10)
 
 
 def test_a_word_depends_on_the_words_before_it_alone(model: Seq2Seq) -> None:
     changed = TARGET.clone()
     changed[:, 2] = 5
-    before, after = (model.logits(model(SOURCE, LENGTHS, target).predictions) for target in (TARGET, changed))
+    before, after = (logits_of(model, model(SOURCE, LENGTHS, target)) for target in (TARGET, changed))
     assert torch.equal(before[:, :2], after[:, :2])
     assert not torch.equal(before[:, 2], after[:, 2])
 
@@ -301,7 +302,7 @@ def test_every_parameter_takes_part(model: Seq2Seq) -> None:
     """No part of the model is built and then not used."""
     model.train()
     decoded = model(SOURCE, LENGTHS, TARGET, target_out=TARGET)
-    model.loss(decoded.predictions, TARGET, PAD, LIKELIHOOD).total.backward()
+    model.loss(decoded.prediction, TARGET, PAD, LIKELIHOOD).total.backward()
     idle = [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()]
     assert idle == []
 
@@ -321,7 +322,7 @@ def test_a_beam_that_shares_sentences_finds_what_one_with_copies_finds(model: Se
     results = []
     with torch.no_grad():
         state = model.encode(SOURCE, LENGTHS)
-        for each in (state, state._replace(beams_share_memory=False)):
+        for each in (state, state._replace(shares_source=False)):
             results.append(
                 beam_search(
                     model.step,
@@ -344,7 +345,7 @@ def test_a_beam_that_shares_sentences_finds_what_one_with_copies_finds(model: Se
 
 def test_beams_share_their_sentence_unless_the_attention_reads_the_past() -> None:
     for each in (attention("additive"), attention("additive", window={"kind": "local_m", "reach": 1})):
-        assert model_of(attention=each).encode(SOURCE, LENGTHS).beams_share_memory
+        assert model_of(attention=each).encode(SOURCE, LENGTHS).shares_source
     coverage = {"kind": "linear", "loss_weight": 0.0, "loss_start": 0}
     for each in (
         attention("location_aware"),
@@ -353,7 +354,7 @@ def test_beams_share_their_sentence_unless_the_attention_reads_the_past() -> Non
         attention("normed_additive", normalizer=MOCHA),
         attention("gaussian_mixture"),
     ):
-        assert not model_of(attention=each).encode(SOURCE, LENGTHS).beams_share_memory
+        assert not model_of(attention=each).encode(SOURCE, LENGTHS).shares_source
 
 
 def test_beam_attention_is_that_of_forced_decoding(model: Seq2Seq) -> None:
@@ -372,7 +373,7 @@ def test_beam_attention_is_that_of_forced_decoding(model: Seq2Seq) -> None:
         for row, (best, *_) in enumerate(found):
             target = torch.tensor([[BOS, *best.tokens[:-1]]])
             decoded = model(SOURCE[row : row + 1], LENGTHS[row : row + 1], target)
-            log_probs = model.logits(decoded.predictions)[0].log_softmax(-1)
+            log_probs = logits_of(model, decoded)[0].log_softmax(-1)
             forced = log_probs.gather(1, torch.tensor(best.tokens)[:, None]).sum()
             assert best.log_prob == pytest.approx(float(forced), abs=1e-4)
             if decoded.weights is None:

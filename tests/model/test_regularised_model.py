@@ -83,8 +83,8 @@ def test_a_conditional_decoder_has_its_lowest_transitions_after_the_context() ->
         decoder__attend="between", decoder__layers=2, decoder__transition_depth=1, attention=attention("additive")
     )
     embedded, state = model.target_embedding(TARGET[:, :1]), model.encode(SOURCE, LENGTHS)
-    assert [len(layer.transitions) for layer in state.weights.layers] == [0, 1]
-    assert len(state.weights.conditional.transitions) == 1
+    assert [len(layer.transitions) for layer in state.products.layers] == [0, 1]
+    assert len(state.products.conditional.transitions) == 1
     found = []
     for _ in range(2):
         with seen(model.decoder.attention.score) as queries:
@@ -125,7 +125,7 @@ def test_a_sentence_drops_the_same_at_all_positions(variational: bool, attend: s
     zeros(decoded.readouts, alike=variational)
     state = model.encode(source, torch.full((3,), 5))
     zeros(state.memory.values, alike=variational)
-    assert (state.weights.layers[1].input_mask is not None) == variational
+    assert (state.products.layers[1].input_mask is not None) == variational
 
 
 def test_the_steps_of_a_search_drop_what_teacher_forcing_drops() -> None:
@@ -133,7 +133,7 @@ def test_the_steps_of_a_search_drop_what_teacher_forcing_drops() -> None:
     options = regularised(decoder__input_feeding=True, embedding__word_dropout=0.0, decoder__zoneout=0.0)
     model = model_of(**options).train()
     state, words = model.encode(SOURCE, LENGTHS), model.target_embedding(TARGET)
-    expected = model.output(model.decoder(words * state.weights.word_mask[:, None], state).readouts)
+    expected = model.output(model.decoder(words * state.products.word_mask[:, None], state).readouts)
     for t in range(TARGET.shape[1]):
         step = model.step(TARGET[:, t], state)
         state = step.state
@@ -194,7 +194,7 @@ def test_each_option_changes_the_loss_of_training(
     other.load_state_dict(one.state_dict(), strict=False)
     for training, expected in ((True, True), (False, in_evaluation)):
         losses = [
-            -model.log_probs(model.train(training)(SOURCE, LENGTHS, TARGET).readouts, TARGET, PAD).sum()
+            -model.log_probs(model.train(training)(SOURCE, LENGTHS, TARGET).prediction, TARGET, PAD).sum()
             for model in (one, other)
         ]
         assert (not torch.equal(*losses)) == expected
@@ -252,7 +252,7 @@ def test_equal_seeds_drop_the_same() -> None:
     model, losses = timed("gru", 2, "between", True).train(), []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        losses.append(-model.log_probs(model(SOURCE, LENGTHS, TARGET).readouts, TARGET, PAD).sum())
+        losses.append(-model.log_probs(model(SOURCE, LENGTHS, TARGET).prediction, TARGET, PAD).sum())
     assert torch.equal(losses[0], losses[1])
     assert not torch.equal(losses[0], losses[2])
 
@@ -277,7 +277,7 @@ def test_deep_and_with_everything_it_learns_a_batch_by_heart(
     target = torch.cat([TARGET[:, 1:], torch.full((3, 1), 3)], dim=1)
     for _ in range(60):
         optimizer.zero_grad()
-        model.loss(model(SOURCE, LENGTHS, TARGET).readouts, target, PAD, LIKELIHOOD).total.backward()
+        model.loss(model(SOURCE, LENGTHS, TARGET).prediction, target, PAD, LIKELIHOOD).total.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     model.eval()

@@ -72,7 +72,7 @@ def test_the_mean_of_all_teachers_is_learned_without_their_dropout(teachers: lis
     for teacher in models:
         assert not teacher.training
         decoded = teacher(batch.source, batch.lengths, batch.target_in)
-        taught = taught + teacher.logits(decoded.predictions)[real].softmax(-1) / len(teachers)
+        taught = taught + decoded.prediction.logits(teacher.output.layer())[real].softmax(-1) / len(teachers)
     own = objective.model(batch.source, batch.lengths, batch.target_in)
     log_probs = objective.model.output(own.readouts)[real].log_softmax(-1)
     divergence = F.kl_div(log_probs, taught.detach(), reduction="sum")

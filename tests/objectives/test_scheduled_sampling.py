@@ -13,7 +13,6 @@ from nmt.data.batching import Batch, Batches
 from nmt.data.prepare.prepare import prepare
 from nmt.model.load import new_model
 from nmt.model.seq2seq import Seq2Seq
-from nmt.ops import output_loss
 from nmt.training.losses.objective import Objective, ScheduledSampling
 from nmt.training.losses.token_losses import likelihood
 
@@ -39,7 +38,8 @@ def setup(config: TrainConfig) -> tuple[Seq2Seq, Objective, ScheduledSampling, B
 def best(model: Seq2Seq, batch: Batch) -> Tensor:
     """(B, T): the most probable tokens, by torch's own functions."""
     model.eval()
-    logits = model.logits(model(batch.source, batch.lengths, batch.target_in).predictions).detach().clone()
+    decoded = model(batch.source, batch.lengths, batch.target_in)
+    logits = decoded.prediction.logits(model.output.layer()).detach().clone()
     logits[..., [PAD, BOS]] = -torch.inf
     return logits.argmax(-1)
 
@@ -58,10 +58,7 @@ def best(model: Seq2Seq, batch: Batch) -> Tensor:
         "marginal",
     ],
 )
-def test_at_its_height_every_word_but_the_first_is_the_models_own(
-    attention: str, train_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(output_loss, "CHUNK_NUMBERS", 20_000)
+def test_at_its_height_every_word_but_the_first_is_the_models_own(attention: str, train_config: Config) -> None:
     model, _, scheduled, batch = setup(train_config(*ALWAYS, *f"attention={attention}".split(), "encoder.dropout=0.5"))
     mixed = scheduled(batch, 1)
     assert model.training
@@ -92,7 +89,7 @@ def test_the_loss_is_that_of_the_given_words_after_the_mixed_ones(overrides: lis
     value = objective(batch, 1)
     mixed = scheduled(batch, 1)
     decoded = model(batch.source, batch.lengths, mixed.target_in)
-    expected = model.loss(decoded.readouts, batch.target_out, PAD, partial(likelihood, smoothing=0.1))
+    expected = model.loss(decoded.prediction, batch.target_out, PAD, partial(likelihood, smoothing=0.1))
     torch.testing.assert_close(value.terms["loss"], expected.terms["loss"].sum())
     torch.testing.assert_close(value.terms["smoothed_loss"], expected.total.detach())
     objective.scheduled = None

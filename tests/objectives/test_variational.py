@@ -47,7 +47,7 @@ def test_the_divergence_is_added_with_its_weight(weight: float, train_config: Co
 def test_the_bound_is_below_the_likelihood(normalizer: str, train_config: Config) -> None:
     model, objective, batch = setup(train_config(*VARIATIONAL, *ALL, f"attention/normalizer={normalizer}"))
     bound = -float(objective(batch, 1).total.detach())
-    predictions = model(batch.source, batch.lengths, batch.target_in).predictions
+    predictions = model(batch.source, batch.lengths, batch.target_in).prediction
     assert bound < float(model.log_probs(predictions, batch.target_out, 0).sum())
 
 

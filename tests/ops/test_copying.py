@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nmt.ops import output_loss
-from nmt.ops.copying import copied_log_probs, with_copies
-from nmt.ops.output_loss import Criterion
+from nmt.ops.mixture import copied_log_probs, with_copies
+from nmt.ops.output_loss import ChunkSizes, Criterion, output_loss
 from nmt.training.losses.token_losses import likelihood, r_drop
 
 B, T, S, R, V = 3, 4, 5, 6, 11
@@ -75,16 +74,18 @@ def test_an_impossible_token_is_finite_and_has_no_gradient() -> None:
 @pytest.mark.parametrize(
     ("criterion", "copies"), [(LIKELIHOOD, 1), (partial(r_drop, alpha=3.0, smoothing=0.1), 2)], ids=["one", "r_drop"]
 )
-def test_loss_and_gradients_equal_the_formula(
-    criterion: Criterion, copies: int, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(output_loss, "CHUNK_NUMBERS", chunk)
-    monkeypatch.setattr(output_loss, "CPU_NUMBERS", max(1, chunk // 2))
+def test_loss_and_gradients_equal_the_formula(criterion: Criterion, copies: int, chunk: int) -> None:
     operands, source, targets, counted = problem(copies)
     inputs, others = ([operand.clone().requires_grad_() for operand in operands] for _ in range(2))
     sentences = torch.arange(B).repeat_interleave(T)
-    total, terms = output_loss.output_loss(
-        *inputs[:3], counted, with_copies(criterion, source), sentences, targets, shares=inputs[3]
+    total, terms = output_loss(
+        *inputs[:3],
+        counted,
+        with_copies(criterion, source),
+        sentences,
+        targets,
+        shares=inputs[3],
+        sizes=ChunkSizes(chunk, max(1, chunk // 2)),
     )
     readouts, weight, bias, shares = others
     probs = (readouts @ weight.T + bias).softmax(-1) * shares[..., :1]
@@ -103,6 +104,6 @@ def test_without_gradient_the_loss_is_the_same() -> None:
     operands, source, targets, counted = problem()
     arguments = counted, with_copies(LIKELIHOOD, source), torch.arange(B).repeat_interleave(T), targets
     with torch.no_grad():
-        plain = output_loss.output_loss(*operands[:3], *arguments, shares=operands[3]).total
+        plain = output_loss(*operands[:3], *arguments, shares=operands[3]).total
     inputs = [operand.clone().requires_grad_() for operand in operands]
-    torch.testing.assert_close(plain, output_loss.output_loss(*inputs[:3], *arguments, shares=inputs[3]).total.detach())
+    torch.testing.assert_close(plain, output_loss(*inputs[:3], *arguments, shares=inputs[3]).total.detach())

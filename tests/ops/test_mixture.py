@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from nmt.ops import mixture
-from nmt.ops.mixing import criterion_of_mean, mean_of_criteria
-from nmt.ops.mixture import mixture_log_probs, mixture_loss, target_log_probs
-from nmt.ops.output_loss import Criterion
+from nmt.ops.mixture import mean_over_mixture, mixture_log_probs, mixture_loss, of_mixture, target_log_probs
+from nmt.ops.output_loss import ChunkSizes, Criterion
 from nmt.training.losses.token_losses import likelihood, r_drop
 
 N, K, R, V = 7, 4, 5, 11
@@ -70,12 +69,12 @@ def test_loss_and_gradients_equal_the_formula(
     criterion: Criterion, copies: int, of_losses: bool, chunk: int, leaves_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mixture, "leaves_out", lambda _: leaves_out)
-    monkeypatch.setattr(mixture, "CHUNK_NUMBERS", chunk)
-    monkeypatch.setattr(mixture, "CPU_NUMBERS", max(1, chunk // 2))
     problem = Problem(copies)
     inputs, others = problem.inputs(), problem.inputs()
-    combine = mean_of_criteria if of_losses else criterion_of_mean
-    total, terms = mixture_loss(*inputs, problem.counted, combine, criterion, problem.targets)
+    mixed = mean_over_mixture if of_losses else of_mixture
+    total, terms = mixture_loss(
+        *inputs, problem.counted, mixed(criterion), problem.targets, sizes=ChunkSizes(chunk, max(1, chunk // 2))
+    )
     expected = naive(others, problem, criterion, of_losses)
     torch.testing.assert_close(total, expected, **EXACT)
     assert not terms["loss"][5]
@@ -94,14 +93,10 @@ def test_under_autocast_weights_keep_their_precision(leaves_out: bool, monkeypat
     readouts, weight, bias, mixing = (operand.float() for operand in problem.operands)
     readouts, weight = torch.ones_like(readouts).cumsum(2), torch.eye(V, R)
     bias, mixing = torch.zeros_like(bias), mixing.detach().requires_grad_()
-    exact = mixture_loss(
-        readouts, weight, bias, mixing, problem.counted, criterion_of_mean, LIKELIHOOD, problem.targets
-    )
+    exact = mixture_loss(readouts, weight, bias, mixing, problem.counted, of_mixture(LIKELIHOOD), problem.targets)
     probs = mixture_log_probs(readouts[0], weight, bias, mixing[0])
     with torch.autocast("cpu", torch.bfloat16):
-        loss = mixture_loss(
-            readouts, weight, bias, mixing, problem.counted, criterion_of_mean, LIKELIHOOD, problem.targets
-        )
+        loss = mixture_loss(readouts, weight, bias, mixing, problem.counted, of_mixture(LIKELIHOOD), problem.targets)
         torch.testing.assert_close(mixture_log_probs(readouts[0], weight, bias, mixing[0]), probs)
     torch.testing.assert_close(loss.total, exact.total)
     torch.testing.assert_close(loss.terms, exact.terms)
@@ -112,7 +107,7 @@ def test_under_autocast_weights_keep_their_precision(leaves_out: bool, monkeypat
 def test_the_term_is_the_negative_log_likelihood_of_the_mixture() -> None:
     problem = Problem()
     readouts, weight, bias, mixing = problem.operands
-    _, terms = mixture_loss(*problem.operands, problem.counted, criterion_of_mean, LIKELIHOOD, problem.targets)
+    _, terms = mixture_loss(*problem.operands, problem.counted, of_mixture(LIKELIHOOD), problem.targets)
     log_probs = mixture_log_probs(readouts[0], weight, bias, mixing[0])
     probs = (mixing[0, ..., None] * (readouts[0] @ weight.T + bias).softmax(-1)).sum(1)
     torch.testing.assert_close(log_probs[problem.counted], probs[problem.counted].log(), **EXACT)
@@ -133,13 +128,13 @@ def test_target_log_probs_equal_the_formula_and_their_gradients_differences(
     chunk: int, leaves_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mixture, "leaves_out", lambda _: leaves_out)
-    monkeypatch.setattr(mixture, "CHUNK_NUMBERS", chunk)
     problem = Problem()
     readouts, weight, bias, mixing = problem.operands
-    found = target_log_probs(readouts[0], weight, bias, mixing[0], problem.targets)
+    sizes = ChunkSizes(chunk)
+    found = target_log_probs(readouts[0], weight, bias, mixing[0], problem.targets, sizes)
     log_probs = (readouts[0] @ weight.T + bias).log_softmax(-1)
     expected = log_probs.gather(-1, problem.targets[:, None, None].expand(-1, K, 1))[..., 0]
     torch.testing.assert_close(found, expected * (mixing[0] > 0), **EXACT)
     assert target_log_probs(readouts[0, :0], weight, bias, mixing[0, :0], problem.targets[:0]).shape == (0, K)
     inputs = tuple(part.requires_grad_() for part in (readouts[0].clone(), weight.clone(), bias.clone()))
-    assert torch.autograd.gradcheck(lambda *each: target_log_probs(*each, mixing[0], problem.targets), inputs)
+    assert torch.autograd.gradcheck(lambda *each: target_log_probs(*each, mixing[0], problem.targets, sizes), inputs)

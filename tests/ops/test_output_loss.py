@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nmt.ops import output_loss as module
-from nmt.ops.output_loss import Criterion, OutputLoss, most_probable, output_loss
+from nmt.ops.output_loss import SIZES, ChunkSizes, Criterion, OutputLoss, most_probable, output_loss
 from nmt.training.losses.token_losses import distillation, likelihood, r_drop
 
 N, R, V, PAD = 23, 7, 11, 2
@@ -57,13 +56,19 @@ def plain_distillation(
 
 
 def distil(
-    operands: Tensors, right: Tensor, teachers: list[Tensors], weight: float = 0.3, smoothing: float = 0.1
+    operands: Tensors,
+    right: Tensor,
+    teachers: list[Tensors],
+    weight: float = 0.3,
+    smoothing: float = 0.1,
+    sizes: ChunkSizes = SIZES,
 ) -> OutputLoss:
     layers = [(table, bias) for _, table, bias in teachers]
     criterion = partial(distillation, output_layers=layers, teacher_weight=weight, smoothing=smoothing)
     nothing = torch.zeros(len(right), 0, dtype=torch.int64)  # is copied
     inputs = ((readouts[0][:, None], torch.ones(len(right), 1), nothing) for readouts, *_ in teachers)
-    return output_loss(*operands, right != PAD, criterion, right, *(part for each in inputs for part in each))
+    components = (part for each in inputs for part in each)
+    return output_loss(*operands, right != PAD, criterion, right, *components, sizes=sizes)
 
 
 def assert_same(loss: OutputLoss, expected: Tensor, operands: Tensors) -> None:
@@ -75,33 +80,31 @@ def assert_same(loss: OutputLoss, expected: Tensor, operands: Tensors) -> None:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
 @pytest.mark.parametrize(("chunk", "part"), CHUNKS)
-def test_equals_torchs_functions(chunk: int, part: int, smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHUNK_NUMBERS", chunk)
-    monkeypatch.setattr(module, "CPU_NUMBERS", part)
+def test_equals_torchs_functions(chunk: int, part: int, smoothing: float) -> None:
+    sizes = ChunkSizes(chunk, part)
     right, one, two = targets(), tensors(), tensors(copies=2)
-    loss = output_loss(*one, right != PAD, partial(likelihood, smoothing=smoothing), right)
+    loss = output_loss(*one, right != PAD, partial(likelihood, smoothing=smoothing), right, sizes=sizes)
     assert_same(loss, plain_likelihood(one, right, smoothing), one)
     torch.testing.assert_close(loss.terms["loss"].sum(), plain_likelihood(one, right, 0.0).detach())
     torch.testing.assert_close(loss.terms["smoothed_loss"].sum(), loss.total.detach())
     for alpha in (0.0, 5.0):
-        loss = output_loss(*two, right != PAD, partial(r_drop, alpha=alpha, smoothing=smoothing), right)
+        loss = output_loss(*two, right != PAD, partial(r_drop, alpha=alpha, smoothing=smoothing), right, sizes=sizes)
         assert_same(loss, plain_r_drop(two, right, smoothing, alpha), two)
         torch.testing.assert_close(loss.terms["loss"].sum(), plain_r_drop(two, right, 0.0, 0.0).detach())
         divergence = (plain_r_drop(two, right, 0.0, 2.0) - plain_r_drop(two, right, 0.0, 0.0)).detach()
         torch.testing.assert_close(loss.terms["r_drop_loss"].sum(), divergence)
     for weight, teachers in ((0.3, [tensors()]), (1.0, [tensors(width=3), tensors(width=9)])):
-        loss = distil(one, right, teachers, weight, smoothing)
+        loss = distil(one, right, teachers, weight, smoothing, sizes)
         assert_same(loss, plain_distillation(one, right, teachers, weight, smoothing), one)
         divergence = plain_distillation(one, right, teachers, 1.0).detach()
         torch.testing.assert_close(loss.terms["distillation_loss"].sum(), divergence)
 
 
 @pytest.mark.parametrize(("chunk", "part"), CHUNKS)
-def test_terms_are_by_position_and_zero_on_padding(chunk: int, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHUNK_NUMBERS", chunk)
-    monkeypatch.setattr(module, "CPU_NUMBERS", part)
+def test_terms_are_by_position_and_zero_on_padding(chunk: int, part: int) -> None:
+    sizes = ChunkSizes(chunk, part)
     operands, right = tensors(), targets()
-    terms = output_loss(*operands, right != PAD, partial(likelihood, smoothing=0.1), right).terms
+    terms = output_loss(*operands, right != PAD, partial(likelihood, smoothing=0.1), right, sizes=sizes).terms
     expected = F.cross_entropy(F.linear(*operands)[0], right, reduction="none", ignore_index=PAD)
     torch.testing.assert_close(terms["loss"], expected.detach(), rtol=1e-12, atol=1e-12)
     assert not terms["smoothed_loss"][right == PAD].any()
@@ -120,13 +123,6 @@ def test_goes_backward_once_and_not_at_all_in_evaluation(criterion: Criterion, c
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="only once"):
         loss.backward()
-
-
-def test_evaluation_computes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module._Gradients, "add", lambda *_: pytest.fail("a gradient"))
-    right = targets()
-    with torch.no_grad():
-        output_loss(*tensors(), right != PAD, partial(likelihood, smoothing=0.1), right)
 
 
 def test_only_the_student_learns() -> None:

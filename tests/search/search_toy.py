@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from nmt.model.stepping import StepOutput
+from nmt.model.state import StepOutput
 from nmt.translate.search.hypothesis import LengthPenalty, Limits, Symbols
 
 PAD, BOS, EOS = 0, 1, 2

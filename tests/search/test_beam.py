@@ -19,7 +19,7 @@ from search_toy import (
 )
 from torch import Tensor
 
-from nmt.model.stepping import StepOutput
+from nmt.model.state import StepOutput
 from nmt.translate.search import beam as module
 from nmt.translate.search.beam import beam_search
 from nmt.translate.search.hypothesis import Hypothesis, LengthPenalty, Limits

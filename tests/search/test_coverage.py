@@ -11,7 +11,7 @@ import torch
 from search_toy import BOS, CPU, EOS, PENALTIES, SYMBOLS, Prefixes, Toy, allowed, enumerate_all
 from torch import Tensor
 
-from nmt.model.stepping import StepOutput
+from nmt.model.state import StepOutput
 from nmt.translate.search.beam import beam_search
 from nmt.translate.search.coverage import Coverage, CoverageScore
 from nmt.translate.search.diverse import Groups

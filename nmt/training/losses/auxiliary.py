@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from nmt.attention.alignment import Policy
-from nmt.training.losses.token_losses import Prediction, TokenLoss, likelihood
+from nmt.model.prediction import Readouts
+from nmt.training.losses.token_losses import TokenLoss, TokenPrediction, likelihood
 
 
 class AddedLoss(NamedTuple):
@@ -28,7 +29,7 @@ class CoverageLoss(NamedTuple):
     start: int  # the number of updates without it
     pad: int
 
-    def __call__(self, prediction: Prediction, step: int) -> AddedLoss:
+    def __call__(self, prediction: TokenPrediction, step: int) -> AddedLoss:
         """`step`: the number of the update, from 1."""
         assert prediction.decoded.weights is not None
         loss = coverage_loss(prediction.decoded.weights, prediction.batch.target_out != self.pad)
@@ -45,11 +46,12 @@ class GuidedAlignment(NamedTuple):
 
     weight: float
 
-    def __call__(self, prediction: Prediction, step: int) -> AddedLoss:
+    def __call__(self, prediction: TokenPrediction, step: int) -> AddedLoss:
         """The same at every `step`."""
-        assert prediction.decoded.log_weights is not None
+        assert prediction.decoded.attention is not None
+        assert prediction.decoded.attention.log_weights is not None
         assert prediction.batch.alignment is not None
-        loss = guided_alignment_loss(prediction.decoded.log_weights, prediction.batch.alignment)
+        loss = guided_alignment_loss(prediction.decoded.attention.log_weights, prediction.batch.alignment)
         return AddedLoss(self.weight * loss, {"alignment_loss": loss})
 
     def can_be_recorded(self, step: int) -> bool:
@@ -66,11 +68,12 @@ class PolicyGradient(NamedTuple):
     policy: Policy
     loss: TokenLoss
 
-    def __call__(self, prediction: Prediction, step: int) -> AddedLoss:
+    def __call__(self, prediction: TokenPrediction, step: int) -> AddedLoss:
         """The same at every `step`. A learned baseline is trained beside it, with weight 1."""
-        assert prediction.decoded.choice is not None
+        assert prediction.decoded.attention is not None
+        assert prediction.decoded.attention.choice is not None
         counted = prediction.batch.target_out != self.loss.pad
-        result = self.policy(prediction.decoded.choice, -self.loss.minimised(prediction.terms), counted)
+        result = self.policy(prediction.decoded.attention.choice, -self.loss.minimised(prediction.terms), counted)
         terms = {"policy_loss": result.loss, "policy_entropy": result.entropy}
         return AddedLoss(self.weight * result.loss + result.regression, terms)
 
@@ -86,12 +89,13 @@ class Divergence(NamedTuple):
     weight: float
     pad: int
 
-    def __call__(self, prediction: Prediction, step: int) -> AddedLoss:
+    def __call__(self, prediction: TokenPrediction, step: int) -> AddedLoss:
         """The same at every `step`."""
-        inferred, log_prior = prediction.decoded.inferred, prediction.decoded.log_weights
+        inferred, attention = prediction.decoded.inferred, prediction.decoded.attention
         assert inferred is not None
-        assert log_prior is not None
-        loss = divergence(inferred.log_probs, log_prior, prediction.batch.target_out != self.pad)
+        assert attention is not None
+        assert attention.log_weights is not None
+        loss = divergence(inferred.log_probs, attention.log_weights, prediction.batch.target_out != self.pad)
         return AddedLoss(self.weight * loss, {"kl_loss": loss})
 
     def can_be_recorded(self, step: int) -> bool:
@@ -109,7 +113,7 @@ class InferenceGradient(NamedTuple):
     loss: TokenLoss
     smoothing: float
 
-    def __call__(self, prediction: Prediction, step: int) -> AddedLoss:
+    def __call__(self, prediction: TokenPrediction, step: int) -> AddedLoss:
         """The same at every `step`."""
         decoded, targets = prediction.decoded, prediction.batch.target_out
         assert decoded.inferred is not None
@@ -117,7 +121,7 @@ class InferenceGradient(NamedTuple):
         model, pad = self.loss.model, self.loss.pad
         with torch.no_grad():
             criterion = partial(likelihood, smoothing=self.smoothing)
-            soft = model.loss(decoded.readouts.detach(), targets, pad, criterion).terms["smoothed_loss"]
+            soft = model.loss(Readouts(decoded.readouts.detach()), targets, pad, criterion).terms["smoothed_loss"]
         advantage = (soft - self.loss.minimised(prediction.terms)).masked_fill(targets == pad, 0.0)
         loss = -(advantage * decoded.inferred.log_prob).sum()
         return AddedLoss(loss, {"inference_loss": loss})

@@ -16,6 +16,7 @@ from nmt.config.schema.alignment import Sampled, Variational
 from nmt.config.schema.attention import LinearCoverage, ScoredAttention
 from nmt.data.batching import Batch
 from nmt.data.tokenizer import Tokenizer
+from nmt.model.prediction import Prediction
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.sentence_draws import SentenceDraws, draw, sentence_draws, sentence_keys
 from nmt.training.losses.auxiliary import (
@@ -65,10 +66,10 @@ class ScheduledSampling:
     def _predictions(self, batch: Batch) -> Tensor:
         """int64 (B, T): the most probable token at each position, without dropout."""
         self.model.eval()
-        predictions = self.model(batch.source, batch.lengths, batch.target_in).predictions
+        prediction: Prediction = self.model(batch.source, batch.lengths, batch.target_in).prediction
         self.model.train()
         torch.clear_autocast_cache()  # before 2.10, torch would reuse these casts, which have no gradient, in training
-        return self.model.most_probable(predictions, self.banned)
+        return prediction.most_probable(self.model.output.layer(), self.banned)
 
 
 class Objective:
@@ -88,8 +89,8 @@ class Objective:
     def can_be_recorded(self, step: int) -> bool:
         """May the passes of update number `step` be recorded for later updates? Only if all batches of one shape run
         the same kernels on nothing but their own tensors. Positions sampled for a sentence depend on its number."""
-        plain = type(self.loss) is TokenLoss and self.scheduled is None
-        return plain and all(auxiliary.can_be_recorded(step) for auxiliary in self.auxiliary)
+        fixed = self.loss.can_be_recorded and self.scheduled is None
+        return fixed and all(auxiliary.can_be_recorded(step) for auxiliary in self.auxiliary)
 
     def __call__(self, batch: Batch, step: int) -> Value:
         """The objective for a batch on the model's device, in update number `step` (from 1)."""
@@ -101,8 +102,8 @@ class Objective:
         terms = {name: term.sum() for name, term in prediction.terms.items()}
         for auxiliary in self.auxiliary:
             added = auxiliary(prediction, step)
-            total = total + added.total / prediction.copies
-            terms |= {name: term / prediction.copies for name, term in added.terms.items()}
+            total = total + added.total / prediction.passes
+            terms |= {name: term / prediction.passes for name, term in added.terms.items()}
         return Value(total, {name: term.detach() for name, term in terms.items()})
 
     def after_update(self, terms: Mapping[str, Tensor], tokens: int) -> None:
@@ -117,7 +118,7 @@ def build_token_loss(model: Seq2Seq, config: TrainConfig, pad: int, teachers: Se
     if isinstance(objective, schema.Distillation):
         return Distillation(model, pad, teachers, objective.teacher_weight, smoothing)
     if config.training.r_drop:
-        return TokenLoss(model, pad, partial(r_drop, alpha=config.training.r_drop, smoothing=smoothing), copies=2)
+        return TokenLoss(model, pad, partial(r_drop, alpha=config.training.r_drop, smoothing=smoothing), passes=2)
     return TokenLoss(model, pad, partial(likelihood, smoothing=smoothing))
 
 

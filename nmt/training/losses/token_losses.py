@@ -2,7 +2,7 @@
 
 Each criterion is a plain, differentiable function of logits, in nats:
 
-    logits (C, n, V) of C copies of a batch, int64 targets (n,)  ->  loss to minimise (n,), terms to report (n,)
+    logits (C, n, V) of C passes over a batch, int64 targets (n,)  ->  loss to minimise (n,), terms to report (n,)
 
 The term "loss" is the negative log-likelihood of the target. Shapes: B batch, T target positions, R readout, V
 vocabulary, n target positions of a batch in a chunk.
@@ -17,11 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from nmt.data.batching import Batch
-from nmt.model.copying import Copying
 from nmt.model.decoder import Decoded
-from nmt.model.latent.mixture import Mixture
+from nmt.model.prediction import Components
 from nmt.model.seq2seq import Seq2Seq
-from nmt.ops.matmul import matmul
 from nmt.ops.output_loss import Criterion, cross_entropy
 from nmt.ops.precision import in_autocast_dtype
 from nmt.ops.sentence_draws import copied_draws
@@ -48,17 +46,17 @@ def r_drop(logits: Tensor, targets: Tensor, alpha: float, smoothing: float) -> t
 def distillation(
     logits: Tensor,
     targets: Tensor,
-    *inputs: Tensor,
+    *components: Tensor,
     output_layers: Sequence[tuple[Tensor, Tensor]],
     teacher_weight: float,
     smoothing: float,
 ) -> tuple[Tensor, Terms]:
     """(1, n, V): (1 - w) CE + w KL(q || p) with w the teachers' weight and q the mean of the teachers' distributions,
-    from their inputs and output layers, see `mean_probabilities`   (Kim and Rush 2016, 3.1; there without the entropy
-    of q, which is constant)."""
+    from the components of each and their output layers (V, R), (V,)   (Kim and Rush 2016, 3.1; there without the
+    entropy of q, which is constant)."""
     log_probs = logits[0].log_softmax(-1)
     smoothed, nll = smoothed_nll(log_probs, targets, smoothing)
-    q = mean_probabilities(inputs, output_layers, log_probs.dtype)
+    q = mean_probabilities(components, output_layers, log_probs.dtype)
     divergence = functional.kl_div(log_probs, q, reduction="none").sum(-1)  # summed last: two sums would cancel
     loss = (1 - teacher_weight) * smoothed + teacher_weight * divergence
     return loss, {"loss": nll, "smoothed_loss": smoothed, "distillation_loss": divergence}
@@ -72,50 +70,41 @@ def smoothed_nll(log_probs: Tensor, targets: Tensor, smoothing: float) -> tuple[
 
 @torch.no_grad()
 def mean_probabilities(
-    inputs: Sequence[Tensor], output_layers: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype
+    components: Sequence[Tensor], output_layers: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype
 ) -> Tensor:
-    """Readouts (n, K, R), weights (n, K + S) of their predictions and of tokens that are copied, int64 (n, S) these
-    tokens, of several models in turn, and ((V, R), (V,)) of each -> (n, V). S = 0 without copies."""
-    models = zip(inputs[::3], inputs[1::3], inputs[2::3], output_layers, strict=True)
-    total, *others = (
-        _mixed(matmul(rows, *layer).softmax(-1, dtype=dtype), mixing, tokens) for rows, mixing, tokens, layer in models
-    )
+    """The fields of several models' Components in turn, and ((V, R), (V,)) of each -> (n, V)."""
+    fields = len(Components._fields)
+    starts = range(0, len(components), fields)
+    models = zip((Components(*components[i : i + fields]) for i in starts), output_layers, strict=True)
+    total, *others = (model.probabilities(*layer, dtype) for model, layer in models)
     for other in others:
         total += other
     return total.div_(len(output_layers))
 
 
-def _mixed(probs: Tensor, mixing: Tensor, tokens: Tensor) -> Tensor:
-    """(n, K, V), (n, K + S), int64 (n, S) -> (n, V)."""
-    if tokens.shape[1]:
-        mixing = mixing.to(probs.dtype)
-        return (probs[:, 0] * mixing[:, :1]).scatter_add_(-1, tokens, mixing[:, 1:])
-    if probs.shape[1] == 1:
-        return probs[:, 0]
-    with torch.autocast(probs.device.type, enabled=False):
-        return torch.bmm(mixing[:, None].to(probs.dtype), probs)[:, 0]
-
-
-class Prediction(NamedTuple):
+class TokenPrediction(NamedTuple):
     """A batch, what the model predicts for it, and the loss of that."""
 
     batch: Batch  # with as many rows as were decoded
     decoded: Decoded
     total: Tensor  # () to minimise, summed over the target tokens
     terms: Terms  # (B, T) each, 0 on padding; detached
-    copies: int = 1  # of each sentence in the batch
+    passes: int = 1  # over each sentence of the batch
 
 
 class TokenLoss:
     """A criterion, for each target token given the source and the reference's previous tokens."""
 
-    def __init__(self, model: Seq2Seq, pad: int, criterion: Criterion, copies: int = 1) -> None:
-        """copies: of the batch, in one forward pass; each has its own dropout masks."""
-        self.model, self.pad, self.criterion, self.copies = model, pad, criterion, copies
+    def __init__(self, model: Seq2Seq, pad: int, criterion: Criterion, passes: int = 1) -> None:
+        """passes: over the batch, computed as one; each has its own dropout masks."""
+        self.model, self.pad, self.criterion, self.passes = model, pad, criterion, passes
 
-    def __call__(self, batch: Batch) -> Prediction:
-        """The loss of a batch on the model's device."""
-        repeated = repeat(batch, self.copies)
+    can_be_recorded = True
+    """May its passes be recorded? See Objective.can_be_recorded."""
+
+    def __call__(self, batch: Batch) -> TokenPrediction:
+        """Compute the loss of a batch on the model's device."""
+        repeated = repeat(batch, self.passes)
         rows = torch.arange(len(repeated.source))
         with copied_draws(rows % len(batch.source), rows // len(batch.source)):
             decoded: Decoded = self.model(
@@ -123,11 +112,11 @@ class TokenLoss:
             )
         return self.of_decoded(repeated, decoded, batch.target_out)
 
-    def of_decoded(self, batch: Batch, decoded: Decoded, targets: Tensor) -> Prediction:
-        """The loss of what was decoded for C copies, for targets (B, T)."""
+    def of_decoded(self, batch: Batch, decoded: Decoded, targets: Tensor) -> TokenPrediction:
+        """Compute the loss of what was decoded in all passes, for targets (B, T)."""
         criterion, inputs = self.with_inputs(batch)
-        total, terms = self.model.loss(decoded.predictions, targets, self.pad, criterion, *inputs)
-        return Prediction(batch, decoded, total, terms, self.copies)
+        total, terms = self.model.loss(decoded.prediction, targets, self.pad, criterion, *inputs)
+        return TokenPrediction(batch, decoded, total, terms, self.passes)
 
     def with_inputs(self, batch: Batch) -> tuple[Criterion, tuple[Tensor, ...]]:
         """The criterion for this batch and what else it reads, (B * T, ...) each."""
@@ -142,6 +131,8 @@ class TokenLoss:
 class Distillation(TokenLoss):
     """Learns from the predictions of teachers, which read the same batch without dropout."""
 
+    can_be_recorded = False
+
     def __init__(
         self, model: Seq2Seq, pad: int, teachers: Sequence[Seq2Seq], teacher_weight: float, smoothing: float
     ) -> None:
@@ -155,36 +146,27 @@ class Distillation(TokenLoss):
 
     @torch.no_grad()
     def with_inputs(self, batch: Batch) -> tuple[Criterion, tuple[Tensor, ...]]:
-        """`distillation` with the teachers' output layers, and their inputs (B * T, ...) of `mean_probabilities`, K = 1
-        unless their position is latent."""
+        """`distillation` with the teachers' output layers, and the components of their predictions."""
         layers: list[tuple[Tensor, Tensor]] = []
         inputs: list[Tensor] = []
         for teacher in self.teachers:
             decoded: Decoded = teacher(batch.source, batch.lengths, batch.target_in)
-            predictions, tokens = decoded.predictions, batch.source.new_empty(batch.target_in.numel(), 0)
-            if isinstance(predictions, Mixture):
-                readouts, mixing = (part.flatten(0, 1) for part in (predictions.readouts, predictions.weights))
-            else:
-                readouts = decoded.readouts.flatten(0, 1)[:, None]
-                mixing = readouts.new_ones(len(readouts), 1)
-            if isinstance(predictions, Copying):
-                mixing = predictions.shares.flatten(0, 1)
-                tokens = predictions.source.repeat_interleave(batch.target_in.shape[1], dim=0)
-            rows, table, bias = map(in_autocast_dtype, teacher.output.operands(readouts))
+            readouts, shares, tokens = decoded.prediction.components()
+            rows, table, bias = map(in_autocast_dtype, teacher.output.layer().operands(readouts))
             layers.append((table, bias))
-            inputs += [rows, mixing, tokens]
+            inputs += Components(rows, shares, tokens)
         return partial(self.criterion, output_layers=layers), tuple(inputs)
 
 
-def repeat(batch: Batch, copies: int) -> Batch:
-    """The batch several times, one after the other. One pass over all copies is cheaper than a pass over each."""
-    if copies == 1:
+def repeat(batch: Batch, passes: int) -> Batch:
+    """The batch several times, one after the other. Decoding all of them at once is cheaper."""
+    if passes == 1:
         return batch
     alignment = batch.alignment
     return batch._replace(
-        source=batch.source.repeat(copies, 1),
-        lengths=batch.lengths.repeat(copies),
-        target_in=batch.target_in.repeat(copies, 1),
-        target_out=batch.target_out.repeat(copies, 1),
-        alignment=None if alignment is None else alignment.repeat(copies, 1, 1),
+        source=batch.source.repeat(passes, 1),
+        lengths=batch.lengths.repeat(passes),
+        target_in=batch.target_in.repeat(passes, 1),
+        target_out=batch.target_out.repeat(passes, 1),
+        alignment=None if alignment is None else alignment.repeat(passes, 1, 1),
     )

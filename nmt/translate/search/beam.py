@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nmt.model.stepping import StateT, Step
+from nmt.model.state import StateT, Step
 from nmt.translate.search.constrained import Allocation
 from nmt.translate.search.coverage import Coverage
 from nmt.translate.search.diverse import Groups

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nmt.model.stepping import StateT, Step
+from nmt.model.state import StateT, Step
 from nmt.translate.search.forbidden import Forbidden, Watch
 from nmt.translate.search.hypothesis import Ending, History, Hypothesis, LengthPenalty, Limits, Symbols
 from nmt.translate.search.log_probs import LogProbs

@@ -1,1 +1,0 @@
-"""Decoding with a latent source position: mixtures over positions, their posterior, an inference network."""
