@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from nmt.model.cells import CellState, layer_weights, step_layer
+from nmt.model.cells import RecurrentState, layer_weights, step_layer
+from nmt.ops.rows import select
 
 
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
@@ -16,15 +17,17 @@ def test_steps_equal_torchs_network(kind: type[nn.RNN] | type[nn.GRU] | type[nn.
     memory = torch.randn(1, 3, 7).double()
     whole, _ = rnn(inputs, (start, memory)) if kind is nn.LSTM else rnn(inputs, start)
     weights = layer_weights(rnn, 0)
-    state = CellState((start[0],), (memory[0],) if kind is nn.LSTM else ())
+    state = RecurrentState((start[0],), (memory[0],) if kind is nn.LSTM else ())
     for t in range(4):
         gates = F.linear(inputs[:, t], weights.weight_ih, weights.bias_ih)
         hidden, new_memory = step_layer(rnn, weights, gates, *state.of(0))
         torch.testing.assert_close(hidden, whole[:, t], rtol=1e-12, atol=1e-12)
-        state = CellState((hidden,), () if new_memory is None else (new_memory,))
+        state = RecurrentState((hidden,), () if new_memory is None else (new_memory,))
 
 
 def test_select_takes_rows_of_every_layer() -> None:
-    state = CellState((torch.arange(3.0)[:, None], torch.arange(3.0)[:, None] + 10), (torch.arange(3.0)[:, None] + 20,))
-    chosen = state.select(torch.tensor([2, 0]))
-    assert [layer.flatten().tolist() for layer in (*chosen.hidden, *chosen.memory)] == [[2, 0], [12, 10], [22, 20]]
+    state = RecurrentState(
+        (torch.arange(3.0)[:, None], torch.arange(3.0)[:, None] + 10), (torch.arange(3.0)[:, None] + 20,)
+    )
+    chosen = select(state, torch.tensor([2, 0]))
+    assert [layer.flatten().tolist() for layer in (*chosen.hidden, *chosen.cell)] == [[2, 0], [12, 10], [22, 20]]

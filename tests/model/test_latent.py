@@ -41,7 +41,7 @@ def word_probs(model: Seq2Seq, sentence: int) -> tuple[Tensor, Tensor]:
     state = model.encode(SOURCE[one, :length], LENGTHS[one])
     memory, _ = state.memory_and_past()
     words = model.target_embedding(TARGET[one])
-    hidden, _ = model.decoder.rnn(words, torch.stack(state.cell.hidden))
+    hidden, _ = model.decoder.rnn(words, torch.stack(state.hypothesis.recurrent.hidden))
     probs = torch.zeros(T, length, dtype=torch.float64)
     for t, s in itertools.product(range(T), range(length)):
         readout = model.decoder.readout(hidden[0, t], memory.values[0, s], words[0, t])
@@ -150,7 +150,7 @@ def test_the_decoder_is_fed_the_posterior_mean(share: float) -> None:
     for sentence, length in enumerate(LENGTHS.tolist()):
         one = slice(sentence, sentence + 1)
         state = model.encode(SOURCE[one, :length], LENGTHS[one])
-        values, hidden = state.memory_and_past()[0].values[0], state.cell.hidden[0]
+        values, hidden = state.memory_and_past()[0].values[0], state.hypothesis.recurrent.hidden[0]
         feed = torch.zeros(1, 6, dtype=torch.float64)
         for t in range(T):
             word = model.target_embedding(TARGET[one, t])

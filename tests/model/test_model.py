@@ -31,8 +31,8 @@ from small_models import (
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nmt.model.readout import Output
 from nmt.model.seq2seq import Seq2Seq
+from nmt.translate.prepared_model import SearchModel
 from nmt.translate.search.beam import beam_search
 from nmt.translate.search.hypothesis import LengthPenalty, Limits, Symbols
 from nmt.translate.search.rollout import greedy_search
@@ -388,14 +388,15 @@ def test_no_tensor_is_cast_at_two_steps(part: str) -> None:
     """What all steps of a search read is cast once; the logits keep the bits of an output layer that casts anew."""
     model = model_of(**{f"decoder__{part}": True}, decoder__input_feeding=True).float()
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        state, casts = model.encode(SOURCE, LENGTHS), []
+        prepared, casts = SearchModel(model, 1, lambda weight, bounded=False: weight), []
+        state = prepared.encode(SOURCE, LENGTHS)
         for word in TARGET.unbind(1):
             with Casts() as found:
-                output = model.step(word, state)
+                output = prepared.step(word, state)
             state = output.state
             casts.append(found.inputs)
             if part == "fixnorm":
-                assert torch.equal(output.logits, model.output(state.feed))
+                assert torch.equal(output.logits, model.output(state.hypothesis.feed))
     _, second, third, _ = ({each.data_ptr() for each in step} for step in casts)  # all still there: no address twice
     assert second
     assert not second & third
@@ -421,11 +422,11 @@ def test_timing_queries_the_previous_or_the_current_state(kind: str) -> None:
 def test_input_feeding_feeds_the_readout() -> None:
     model = model_of(decoder__input_feeding=True)
     start = model.encode(SOURCE, LENGTHS)
-    assert start.feed is not None
-    assert not start.feed.any()
+    assert start.hypothesis.feed is not None
+    assert not start.hypothesis.feed.any()
     readout, _, state = model.decoder.step(model.target_embedding(TARGET[:, 0]), start)
-    assert torch.equal(state.feed, readout)
-    changed = state._replace(feed=state.feed + 1)
+    assert torch.equal(state.hypothesis.feed, readout.readouts)
+    changed = state._replace(hypothesis=state.hypothesis._replace(feed=state.hypothesis.feed + 1))
     assert not torch.equal(model.step(TARGET[:, 1], state).logits, model.step(TARGET[:, 1], changed).logits)
 
 
@@ -477,16 +478,6 @@ def test_with_fixnorm_a_logit_is_a_scaled_cosine() -> None:
     assert model_of().output.scale is None
 
 
-def test_the_rows_of_the_output_layer_are_normed_once_for_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, calls = model_of(decoder__fixnorm=True), []
-    table = Output.table
-    monkeypatch.setattr(Output, "table", lambda self: calls.append(1) or table(self))
-    state = model.encode(SOURCE, LENGTHS)
-    for tokens in TARGET.T:
-        state = model.step(tokens, state).state
-    assert len(calls) == 1
-
-
 @pytest.mark.parametrize("variational", [False, True])
 def test_the_lexical_model_drops_what_the_readout_drops(variational: bool) -> None:
     """Of words and of what it adds; with one mask a sentence, the same one at every step."""
@@ -494,8 +485,8 @@ def test_the_lexical_model_drops_what_the_readout_drops(variational: bool) -> No
         decoder__lexical=True, decoder__dropout=0.5, embedding__dropout=0.3, variational_dropout=variational
     ).train()
     state = model.encode(SOURCE, LENGTHS)
-    assert state.words is not None
-    assert (state.words[VALID] == 0).any()
+    assert state.source.words is not None
+    assert (state.source.words[VALID] == 0).any()
     model.decoder.readout.proj.weight.data.zero_()  # leaves what the lexical model says
     readouts = model.decoder(model.target_embedding(TARGET), state).readouts
     dropped = readouts == 0
@@ -576,11 +567,14 @@ def test_an_encoder_may_read_in_both_directions_in_its_first_layer_only(cell: st
 def test_loss_counts_real_tokens_alone() -> None:
     model = model_of()
     padded = torch.cat([TARGET, torch.full((3, 2), PAD)], dim=1)
-    readouts = model(SOURCE, LENGTHS, torch.cat([TARGET, torch.full((3, 2), 5)], dim=1)).readouts
-    whole, real = model.loss(readouts, padded, PAD, LIKELIHOOD), model.loss(readouts[:, :4], TARGET, PAD, LIKELIHOOD)
+    prediction = model(SOURCE, LENGTHS, torch.cat([TARGET, torch.full((3, 2), 5)], dim=1)).prediction
+    whole, real = (
+        model.loss(predicted, targets, PAD, LIKELIHOOD)
+        for predicted, targets in ((prediction, padded), (prediction.steps(0, 4), TARGET))
+    )
     torch.testing.assert_close(whole.total, real.total)
     torch.testing.assert_close(whole.terms["loss"].sum(), real.terms["loss"].sum())
-    torch.testing.assert_close(-model.log_probs(readouts, padded, PAD), whole.terms["loss"])
+    torch.testing.assert_close(-model.log_probs(prediction, padded, PAD), whole.terms["loss"])
 
 
 def test_self_attention_is_a_normed_residual_of_the_states() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nmt.model.cells import CellState, Recurrent
+from nmt.model.cells import Recurrent, RecurrentState
 from nmt.model.recurrence import _loop, _run_torch
 
 B, T, SIZE, H = 4, 6, 3, 5
@@ -38,9 +38,9 @@ def everything(
     state = None
     if start is not None:
         hidden, *memory = (tuple(part.unbind(0)) for part in start)
-        state = CellState(hidden, memory[0] if memory else ())
+        state = RecurrentState(hidden, memory[0] if memory else ())
     outputs, final = WAYS[way](rnn, inputs, None if lengths is None else torch.tensor(lengths), state)
-    values = [outputs, *final.hidden, *final.memory]
+    values = [outputs, *final.hidden, *final.cell]
     loss = torch.stack([value.sin().sum() * (i + 1) for i, value in enumerate(values)]).sum()
     return [*values, *torch.autograd.grad(loss, [inputs, *(start or []), *rnn.parameters()])]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nmt.model import recurrence
-from nmt.model.cells import CellState, Recurrent, layer_weights, step_layer, zone_out
+from nmt.model.cells import Recurrent, RecurrentState, layer_weights, step_layer, zone_out
 from nmt.model.recurrence import _loop, run_rnn
 from nmt.model.regularisation import RecurrentOptions, Regularisation
 
@@ -102,9 +102,9 @@ def test_a_gate_that_carries_all_carries_the_whole_state(inputs: Tensor) -> None
             if kind is nn.LSTM:
                 rnn.bias_ih_l0[:H] = -1e3  # and nothing is let in
         start = torch.randn(B, H, dtype=torch.float64)
-        state = CellState((start,), (start,) if kind is nn.LSTM else ())
+        state = RecurrentState((start,), (start,) if kind is nn.LSTM else ())
         outputs, final = run_rnn(rnn, inputs, None, state, made(rnn, recurrent_dropout=0.9))
-        assert torch.equal(final.memory[0] if kind is nn.LSTM else outputs[:, -1], start)
+        assert torch.equal(final.cell[0] if kind is nn.LSTM else outputs[:, -1], start)
 
 
 @BOTH
@@ -191,10 +191,10 @@ def test_zoneout_keeps_units_of_state_and_memory_each_step_anew(kind: type[Recur
 def test_with_zoneout_of_one_nothing_ever_happens(kind: type[Recurrent], training: bool, inputs: Tensor) -> None:
     rnn = network(kind).train(training)
     start = torch.randn(B, H, dtype=torch.float64)
-    state = CellState((start,), (start,) if kind is nn.LSTM else ())
+    state = RecurrentState((start,), (start,) if kind is nn.LSTM else ())
     outputs, final = run_rnn(rnn, inputs, None, state, made(rnn, zoneout=1.0))
     assert torch.equal(outputs, start[:, None].expand(-1, T, -1))
-    assert all(torch.equal(part, start) for part in (*final.hidden, *final.memory))
+    assert all(torch.equal(part, start) for part in (*final.hidden, *final.cell))
 
 
 @BOTH
@@ -228,7 +228,7 @@ def _suffixed(module: nn.Module, suffix: str) -> dict[str, nn.Parameter]:
 def test_zoneout_keeps_what_was_before_all_transitions(kind: type[Recurrent], inputs: Tensor) -> None:
     rnn = network(kind).eval()
     start = torch.randn(B, H, dtype=torch.float64)
-    state = CellState((start,), (start,) if kind is nn.LSTM else ())
+    state = RecurrentState((start,), (start,) if kind is nn.LSTM else ())
     regularisation = made(rnn, transition_depth=2)
     whole, _ = run_rnn(rnn, inputs[:, :1], None, state, regularisation)
     regularisation.options = regularisation.options._replace(zoneout=0.25)
@@ -247,7 +247,7 @@ def test_what_regularises_steps_regularises_transitions(kind: type[Recurrent]) -
         assert 0.3 < (each.weight_hh == 0).double().mean() < 0.5
         assert each.norms is not None
         assert each.norms.input is None
-        assert (each.norms.memory is not None) == (kind is nn.LSTM)
+        assert (each.norms.cell is not None) == (kind is nn.LSTM)
 
 
 def normed(x: Array, gain: Array, bias: Array) -> Array:
@@ -301,7 +301,7 @@ def test_layer_normalisation_equals_the_paper(kind: type[Recurrent], bidirection
         for d, states in enumerate(ways):
             np.testing.assert_allclose(final.hidden[d][b].detach().numpy(), states[-1][0], rtol=0, atol=1e-10)
             if kind is nn.LSTM:
-                np.testing.assert_allclose(final.memory[d][b].detach().numpy(), states[-1][1], rtol=0, atol=1e-10)
+                np.testing.assert_allclose(final.cell[d][b].detach().numpy(), states[-1][1], rtol=0, atol=1e-10)
 
 
 @BOTH
@@ -334,7 +334,7 @@ def test_gradients(kind: type[Recurrent], bidirectional: bool, options: dict[str
 
     def everything(given: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
         outputs, final = run_rnn(rnn, given, torch.tensor([3, 2]), regularisation=regularisation)
-        return outputs, *final.hidden, *final.memory
+        return outputs, *final.hidden, *final.cell
 
     parameters = [*rnn.parameters(), *regularisation.parameters()]
     assert torch.autograd.gradcheck(everything, (inputs, *parameters), fast_mode=True)
@@ -381,7 +381,7 @@ def test_the_loop_of_an_lstm_with_everything_keeps_to_its_device(monkeypatch: py
         outputs, final = run_rnn(
             rnn.train(training), torch.randn(B, T, SIZE, device="meta"), LENGTHS, regularisation=regularisation
         )
-        assert {part.device.type for part in (outputs, *final.hidden, *final.memory)} == {"meta"}
+        assert {part.device.type for part in (outputs, *final.hidden, *final.cell)} == {"meta"}
 
 
 @BOTH

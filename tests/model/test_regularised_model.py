@@ -44,7 +44,7 @@ def step_by_step(model: Seq2Seq, embedded: Tensor, state: Any) -> Tensor:  # noq
     readouts = []
     for word in embedded.unbind(1):
         readout, _, state = model.decoder.step(word, state)
-        readouts.append(readout)
+        readouts.append(readout.readouts)
     return torch.stack(readouts, dim=1)
 
 
@@ -124,7 +124,7 @@ def test_a_sentence_drops_the_same_at_all_positions(variational: bool, attend: s
     assert len(read) == (TARGET.shape[1] if feeding else 1)
     zeros(decoded.readouts, alike=variational)
     state = model.encode(source, torch.full((3,), 5))
-    zeros(state.memory.values, alike=variational)
+    zeros(state.source.memory.values, alike=variational)
     assert (state.products.layers[1].input_mask is not None) == variational
 
 
@@ -207,9 +207,9 @@ def test_zoneout_of_a_conditional_step_keeps_what_was_before_the_whole_of_it(cel
     plain, zoned = (model_of(decoder__cell=cell, encoder__cell=cell, decoder__zoneout=p, **timing) for p in (0.0, 0.25))
     zoned.load_state_dict(plain.state_dict())
     start, word = plain.encode(SOURCE, LENGTHS), plain.target_embedding(TARGET[:, 0])
-    before, whole = start.cell, plain.decoder.step(word, start)[2].cell
-    found = zoned.decoder.step(word, zoned.encode(SOURCE, LENGTHS))[2].cell
-    for part in ("hidden", "memory"):
+    before, whole = start.hypothesis.recurrent, plain.decoder.step(word, start)[2].hypothesis.recurrent
+    found = zoned.decoder.step(word, zoned.encode(SOURCE, LENGTHS))[2].hypothesis.recurrent
+    for part in ("hidden", "cell"):
         for old, new, mixed in zip(*(getattr(each, part) for each in (before, whole, found)), strict=True):
             torch.testing.assert_close(mixed, 0.25 * old + 0.75 * new)
 
@@ -220,7 +220,7 @@ def test_the_query_and_the_readout_see_the_output_with_its_residual_connections(
         start = model.encode(SOURCE, LENGTHS)
         with seen(model.decoder.attention.score) as queries, seen(model.decoder.readout) as outputs:
             _, _, after = model.decoder.step(model.target_embedding(TARGET[:, 0]), start)
-        sums = [torch.stack(state.cell.hidden).sum(0) for state in (start, after)]
+        sums = [torch.stack(state.hypothesis.recurrent.hidden).sum(0) for state in (start, after)]
         torch.testing.assert_close(outputs[0], sums[1])
         torch.testing.assert_close(queries[0][:, 0], sums[attend == "after"])
 

@@ -8,7 +8,6 @@ from small_models import BOS, EOS, LENGTHS, PAD, SOURCE, TARGET, V, attention, m
 from test_model import COMBINATIONS, EVERY, label
 from torch import Tensor
 
-from nmt.model.latent import LatentDecoder
 from nmt.ops.packed import Weight, _FloatWeight, pack
 from nmt.translate import prepared_model as search_model
 from nmt.translate.prepared_model import SearchModel
@@ -80,7 +79,7 @@ def test_a_vocabulary_leaves_the_logits_of_its_tokens(changes: dict[str, Any]) -
     """A mixture normalises each of its distributions over the vocabulary, and so does a model that copies the one it
     mixes with copies: only a vocabulary of all tokens leaves it."""
     model, vocabulary = model_of(**changes), torch.tensor([0, 1, 2, 3, 4, 6, 7, 10])
-    if isinstance(model.decoder, LatentDecoder) or model.copies:
+    if model.decoder.sums_over_positions or model.has_copy_gate:
         vocabulary = torch.arange(V)
     prepared = SearchModel(model, 2, unpacked)
     own, state = model.encode(SOURCE, LENGTHS), prepared.encode(SOURCE, LENGTHS, vocabulary)

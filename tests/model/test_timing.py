@@ -176,12 +176,12 @@ def test_equals_the_recurrence(model: Seq2Seq) -> None:
     decoded, start = model(SOURCE, LENGTHS, TARGET), model.encode(SOURCE, LENGTHS)
     words = model.target_embedding(TARGET).numpy()
     for b, length in enumerate(LENGTHS.tolist()):
-        memories = start.cell.memory or [None] * len(start.cell.hidden)
+        memories = start.hypothesis.recurrent.cell or [None] * len(start.hypothesis.recurrent.hidden)
         cells = [
             (hidden[b].numpy(), None if memory is None else memory[b].numpy())
-            for hidden, memory in zip(start.cell.hidden, memories, strict=True)
+            for hidden, memory in zip(start.hypothesis.recurrent.hidden, memories, strict=True)
         ]
-        readouts, weights = decode(model, words[b], start.memory.values[b, :length].numpy(), cells)
+        readouts, weights = decode(model, words[b], start.source.memory.values[b, :length].numpy(), cells)
         np.testing.assert_allclose(decoded.readouts[b].numpy(), readouts, rtol=0, atol=1e-10)
         np.testing.assert_allclose(decoded.weights[b, :, :length].numpy(), weights, rtol=0, atol=1e-10)
         assert not decoded.weights[b, :, length:].any()
@@ -215,7 +215,7 @@ def test_the_readout_of_a_step_sees_the_context_of_its_own_row(timing: Timing) -
     R, H, M = model.output.in_features, model.decoder.rnn.hidden_size, model.encoder.output_dim
     model.decoder.readout.proj.bias.zero_()
     model.decoder.readout.proj.weight.copy_(torch.cat([torch.zeros(R, H), torch.eye(R, M)], dim=1))
-    decoded, states = model(SOURCE, LENGTHS, TARGET), model.encode(SOURCE, LENGTHS).memory.values
+    decoded, states = model(SOURCE, LENGTHS, TARGET), model.encode(SOURCE, LENGTHS).source.memory.values
     contexts = torch.bmm(decoded.weights, states)
     torch.testing.assert_close(decoded.readouts[:, :, :M].atanh(), contexts, rtol=0, atol=1e-10)
     assert len(changed(contexts[:, :-1], contexts[:, 1:])) == TARGET.shape[1] - 1  # no two rows are alike
@@ -227,11 +227,11 @@ def test_the_query_is_the_top_state_before_or_after_the_step_or_the_first_layers
     queries: list[Tensor] = []
     model.decoder.attention.score.register_forward_pre_hook(lambda _, given: queries.append(given[0]))
     state = model.encode(SOURCE, LENGTHS)
-    tops, bottoms = [model.decoder._output(state.cell)], []
+    tops, bottoms = [model.decoder._output(state.hypothesis.recurrent)], []
     for t in range(TARGET.shape[1]):
         _, _, state = model.decoder.step(model.target_embedding(TARGET[:, t]), state)
-        tops.append(model.decoder._output(state.cell))
-        bottoms.append(state.cell.hidden[0])
+        tops.append(model.decoder._output(state.hypothesis.recurrent))
+        bottoms.append(state.hypothesis.recurrent.hidden[0])
     asked = torch.cat(queries, dim=1)
     if model.decoder.attend == "before":
         assert torch.equal(asked, torch.stack(tops[:-1], dim=1))
@@ -254,7 +254,7 @@ def test_each_step_goes_on_from_what_the_steps_before_it_attended_to(timing: Tim
     stepped = model.decoder.forward_stepped(model.target_embedding(TARGET), start).weights
     hook.remove()
     asked = torch.cat(queries, dim=1)
-    expected = attention.sequence(asked, start.memory, start.past).weights
+    expected = attention.sequence(asked, start.source.memory, start.source.past).weights
     torch.testing.assert_close(stepped, expected, rtol=0, atol=1e-10)
 
 
@@ -275,7 +275,8 @@ def test_the_first_layer_sees_words_alone_and_the_layers_above_see_the_context()
     """Another source changes the context: with the same first states, the first layer stays as it is."""
     model = model_of(Timing("first_layer", False, "lstm", 3))
     start = model.encode(SOURCE, LENGTHS)
-    other = start._replace(memory=start.memory._replace(values=start.memory.values + 1))
+    memory = start.source.memory._replace(values=start.source.memory.values + 1)
+    other = start._replace(source=start.source._replace(memory=memory))
     word = model.target_embedding(TARGET[:, 0])
-    one, two = (model.decoder.step(word, state)[2].cell for state in (start, other))
+    one, two = (model.decoder.step(word, state)[2].hypothesis.recurrent for state in (start, other))
     assert [torch.equal(*each) for each in zip(one.hidden, two.hidden, strict=True)] == [True, False, False]

@@ -9,7 +9,7 @@ from test_regularisation import KIND, LENGTHS, SIZE, B, H, T
 from torch import Tensor, nn
 
 from nmt.model import recurrence
-from nmt.model.cells import CellState, Recurrent
+from nmt.model.cells import Recurrent, RecurrentState
 from nmt.model.regularisation import RecurrentOptions
 from nmt.model.upper import UpperLayers
 
@@ -25,7 +25,7 @@ def upper_layers(kind: type[Recurrent], context: int, dropout: float = 0.0, **op
 
 
 def outputs_of(upper: UpperLayers, below: Tensor, context: Tensor | None = None) -> Tensor:
-    outputs: Tensor = upper(below, CellState((), ()), upper.prepare(B), LENGTHS, context=context)[0]
+    outputs: Tensor = upper(below, RecurrentState((), ()), upper.prepare(B), LENGTHS, context=context)[0]
     return outputs
 
 
@@ -91,5 +91,5 @@ def test_torchs_own_call_is_made_despite_what_is_outside_the_modules(
     monkeypatch.setattr(recurrence, "_run_torch", lambda *given: called.append("library") or library(*given))
     below = torch.randn(B, T, SIZE, device="meta", dtype=torch.float64)
     layers = upper.prepare(B)
-    upper(below, CellState((), ()), layers, context=below)
+    upper(below, RecurrentState((), ()), layers, context=below)
     assert called == ["library"] * (2 * expected)

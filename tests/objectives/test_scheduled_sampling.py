@@ -102,7 +102,7 @@ def test_under_autocast_its_pass_leaves_no_copies_of_weights(train_config: Confi
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         scheduled(batch, 1)
         model.bridge.proj.weight.zero_()
-        first = model.encode(batch.source, batch.lengths).cell.hidden[0]
+        first = model.encode(batch.source, batch.lengths).hypothesis.recurrent.hidden[0]
     torch.testing.assert_close(first.float(), model.bridge.proj.bias.tanh().expand_as(first), atol=1e-2, rtol=0)
 
 
