@@ -182,7 +182,8 @@ class Decoder(nn.Module):
 
         Where a prediction sums over a latent position, `output` gives the probabilities of the target's tokens, and
         `infer` the weights of the positions in training."""
-        return self.forward(embedded, state)
+        decoded: Decoded = self(embedded, state)
+        return decoded
 
     def observe(self, state: DecoderState, tokens: Tensor, output: OutputLayer) -> DecoderState:
         """Tell the state the previous tokens, int64 (N,), before a step: only the posterior of a latent position
