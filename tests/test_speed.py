@@ -54,7 +54,7 @@ def update(config: TrainConfig, T: int) -> Counting:
     source, target = torch.randint(4, V, (B, S)), torch.randint(4, V, (B, T))
     with Counting() as counting:
         decoded = model(source, torch.full((B,), S), target)
-        model.loss(decoded.readouts, target, 0, partial(likelihood, smoothing=0.0)).total.backward()
+        model.loss(decoded.prediction, target, 0, partial(likelihood, smoothing=0.0)).total.backward()
     return counting
 
 
