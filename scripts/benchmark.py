@@ -39,8 +39,8 @@ from nmt.data.batching import Batch, Batches, collate
 from nmt.data.prepare.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.model.build import build_model
+from nmt.model.checkpoints import new_model
 from nmt.model.decoder import Decoded
-from nmt.model.load import new_model
 from nmt.model.prediction import Readouts
 from nmt.ops.matmul import matmul
 from nmt.system.contention import fair_waiting

@@ -23,7 +23,7 @@ from nmt.config.errors import UserError
 from nmt.config.overrides import quoted
 from nmt.config.schema import TrainConfig
 from nmt.data.prepare.prepare import fingerprint_of, prepare
-from nmt.model.load import new_model
+from nmt.model.checkpoints import new_model
 from nmt.system.files import to_json, write_atomically
 from nmt.system.run import read_json
 from nmt.training.start import model_differences

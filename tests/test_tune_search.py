@@ -15,7 +15,7 @@ from nmt.config.compose import merge_search
 from nmt.config.overrides import override_values
 from nmt.config.schema import Beam, Evaluation, SearchLimits, TrainConfig
 from nmt.evaluate.evaluation import evaluate, score_settings
-from nmt.model.weights import read_checkpoint, save_checkpoint
+from nmt.model.checkpoints import read_checkpoint, save_checkpoint
 from nmt.system.run import RunDirectory
 from nmt.training.job import train
 from nmt.translate.translator import Translator

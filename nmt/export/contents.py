@@ -16,7 +16,7 @@ from nmt.data.tokenizer import TOKENIZER_FILES
 from nmt.evaluate.directions import directions_of, tagged
 from nmt.explain.heatmap import draw_alignment, save
 from nmt.export.card import Card, card
-from nmt.model.weights import LAST, MAX_WEIGHTS, read_checkpoint, to_safetensors
+from nmt.model.checkpoints import LAST, MAX_WEIGHTS, read_checkpoint, to_safetensors
 from nmt.system.archive import CARD, CONFIG, MAX_PICTURES, WEIGHTS
 from nmt.system.files import MAX_TEXT, read_bytes, to_json
 from nmt.system.run import RunDirectory, read_json

@@ -12,15 +12,13 @@ from nmt.attention.build import build_attention, build_policy
 from nmt.config.schema.alignment import Marginal, Posterior, Variational
 from nmt.config.schema.attention import Attention, EncoderSelfAttention, ScoredAttention
 from nmt.config.schema.model import Model, Network
-from nmt.model.cells import Recurrent
 from nmt.model.decoder import Decoder
 from nmt.model.encoder import Encoder, SelfAttention
 from nmt.model.latent import InferenceNetwork, LatentDecoder, LatentPosition
 from nmt.model.prediction import CopyGate
 from nmt.model.readout import LexicalModel, Output, Readout
-from nmt.model.regularisation import RecurrentOptions
+from nmt.model.recurrent import Recurrent, RecurrentOptions, UpperLayers
 from nmt.model.seq2seq import Bridge, EmbeddingDropout, Seq2Seq
-from nmt.model.upper import UpperLayers
 from nmt.ops.dropout import Dropout
 
 CELLS: dict[str, type[Recurrent]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}

@@ -12,23 +12,25 @@ from torch import Tensor, nn
 from nmt.attention.attention import Attention, MultiHeadAttention
 from nmt.attention.memory import Attended, Choice, join_steps
 from nmt.attention.steering import Detail
-from nmt.model.cells import (
-    LayerState,
-    Recurrent,
-    RecurrentState,
-    drop_inputs,
-    input_gates,
-    norm_gates,
-    step_layer,
-    zone_out,
-)
 from nmt.model.encoder import Encoded
 from nmt.model.prediction import CopyGate, Copying, Mixture, Prediction, Readouts
 from nmt.model.readout import LexicalModel, Output, OutputLayer, Readout
-from nmt.model.recurrence import run_rnn
-from nmt.model.regularisation import PLAIN, RecurrentOptions, Regularisation
+from nmt.model.recurrent import (
+    PLAIN,
+    LayerState,
+    Recurrent,
+    RecurrentOptions,
+    RecurrentState,
+    Regularisation,
+    UpperLayers,
+    drop_inputs,
+    input_gates,
+    norm_gates,
+    run_rnn,
+    step_layer,
+    zone_out,
+)
 from nmt.model.state import BatchProducts, DecoderState, HypothesisState, Products, SourceState
-from nmt.model.upper import UpperLayers
 from nmt.ops.dropout import Dropout, masked
 from nmt.ops.shared import loop
 

@@ -10,10 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.attention.attention import Attention, MultiHeadAttention
-from nmt.model.cells import LayerWeights, Recurrent
-from nmt.model.recurrence import run_rnn
-from nmt.model.regularisation import PLAIN, RecurrentOptions, Regularisation
-from nmt.model.upper import UpperLayers
+from nmt.model.recurrent import PLAIN, LayerWeights, Recurrent, RecurrentOptions, Regularisation, UpperLayers, run_rnn
 from nmt.ops.dropout import Dropout
 
 

@@ -15,11 +15,10 @@ from nmt.attention.attention import Attention
 from nmt.attention.memory import Attended, join_steps
 from nmt.attention.normalizers import FirstOrderNormalizer
 from nmt.attention.scores import GeneralScore
-from nmt.model.cells import Recurrent
 from nmt.model.decoder import AttentionTrace, Decoded, Decoder, DecoderStep, Infer, Inferred
 from nmt.model.prediction import Mixture, Prediction
 from nmt.model.readout import Output, OutputLayer, of_positions
-from nmt.model.recurrence import run_rnn
+from nmt.model.recurrent import Recurrent, run_rnn
 from nmt.model.state import DecoderState, Pending, Products
 from nmt.ops.dropout import Dropout
 from nmt.ops.linear import product

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from nmt.attention.alignment import Policy
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.attention.steering import Detail, Steering
-from nmt.model.cells import LayerWeights, RecurrentState
 from nmt.model.decoder import Decoded, Decoder, Infer, Inferred
 from nmt.model.encoder import Encoder
 from nmt.model.latent import InferenceNetwork
 from nmt.model.prediction import Prediction, copyable
 from nmt.model.readout import Output
+from nmt.model.recurrent import LayerWeights, RecurrentState
 from nmt.model.state import DecoderState, Products, StepOutput
 from nmt.ops.dropout import Dropout, dropout, masked
 from nmt.ops.linear import Linear

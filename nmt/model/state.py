@@ -14,8 +14,8 @@ from torch import Tensor
 
 from nmt.attention.memory import Attended, Memory, Past
 from nmt.attention.steering import Steering
-from nmt.model.cells import LayerWeights, Recurrent, RecurrentState, input_gates
 from nmt.model.readout import LexicalModel, Readout
+from nmt.model.recurrent import LayerWeights, Recurrent, RecurrentState, input_gates
 from nmt.ops.linear import linear
 from nmt.ops.rows import select
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from nmt.config.errors import UserError
 from nmt.config.schema.training import LOWER_IS_BETTER
-from nmt.model.load import same_form
-from nmt.model.weights import BEST
+from nmt.model.checkpoints import BEST, same_form
 from nmt.system.distributed import ProcessGroup
 from nmt.training import checkpoint
 from nmt.training.validation import Validation

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config.errors import UserError
-from nmt.model.load import same_form
-from nmt.model.weights import read_checkpoint, save_checkpoint
+from nmt.model.checkpoints import read_checkpoint, same_form, save_checkpoint
 
 
 def save(path: Path, state: dict[str, Any]) -> None:

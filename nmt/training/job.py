@@ -19,8 +19,7 @@ from nmt.data.prepare.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.evaluate.bleu import ScoreSettings
 from nmt.evaluate.evaluation import evaluate_run
-from nmt.model.load import load_weights, new_model
-from nmt.model.weights import BEST, LAST
+from nmt.model.checkpoints import BEST, LAST, load_weights, new_model
 from nmt.system.contention import fair_waiting
 from nmt.system.distributed import Interrupted, ProcessGroup
 from nmt.system.machine import Machine, tune_memory

@@ -14,9 +14,8 @@ from nmt.config.schema.model import Model
 from nmt.config.schema.training import Distillation
 from nmt.data.prepared import Prepared
 from nmt.data.tokenizer import Tokenizers
-from nmt.model.load import load_model, new_model
+from nmt.model.checkpoints import BEST, load_model, new_model
 from nmt.model.seq2seq import Seq2Seq
-from nmt.model.weights import BEST
 from nmt.system.files import read_bytes
 from nmt.system.machine import Machine
 from nmt.system.run import RunDirectory

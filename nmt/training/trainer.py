@@ -11,7 +11,7 @@ from nmt.config.errors import UserError
 from nmt.data.batching import make_batches
 from nmt.data.prepared import Prepared
 from nmt.evaluate.bleu import perplexity
-from nmt.model.weights import LAST
+from nmt.model.checkpoints import LAST
 from nmt.system.distributed import GradientSum, Interrupted, seed_draws
 from nmt.system.machine import DTYPES
 from nmt.system.run import RunDirectory

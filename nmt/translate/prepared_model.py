@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from nmt.attention.attention import Attention, MultiHeadAttention
 from nmt.attention.memory import Attended, Memory, Past
-from nmt.model.cells import LayerWeights, Recurrent, norm_gates
 from nmt.model.ensemble import Ensemble, SearchEnsemble
 from nmt.model.prediction import within
 from nmt.model.readout import OutputLayer
+from nmt.model.recurrent import LayerWeights, Recurrent, norm_gates
 from nmt.model.seq2seq import Seq2Seq
 from nmt.model.state import BatchProducts, DecoderState, Products, StepOutput
 from nmt.ops.linear import Linear, linear

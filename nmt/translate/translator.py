@@ -18,8 +18,8 @@ from nmt.config.compose import merge_search
 from nmt.config.errors import UserError
 from nmt.data.batching import collate
 from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines
+from nmt.model.checkpoints import load_runs
 from nmt.model.ensemble import Ensemble
-from nmt.model.load import load_runs
 from nmt.model.seq2seq import Seq2Seq, evaluation_mode
 from nmt.system.distributed import ProcessGroup
 from nmt.system.machine import Machine, retry_in_halves

@@ -13,7 +13,7 @@ import torch
 from conftest import TINY
 from forks import call, ended, forked_group
 
-from nmt.model.weights import read_checkpoint
+from nmt.model.checkpoints import read_checkpoint
 from nmt.system.processes import agreed
 
 BIN = Path(sys.executable).parent

@@ -17,7 +17,7 @@ from forks import ended, forked_group
 from nmt.cli.outcome import attempt, log_to_stream, report
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
-from nmt.model.weights import read_checkpoint
+from nmt.model.checkpoints import read_checkpoint
 from nmt.training import job
 
 STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0", "precision=fp32", "validation.every=100"]

@@ -17,10 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from nmt.model import recurrence
+from nmt.model import recurrent
 
 CUDA = torch.device("cuda")
-PACKAGE = Path(recurrence.__file__).parents[1]
+PACKAGE = Path(recurrent.__file__).parents[1]
 aten = torch.ops.aten
 # On a GPU the number of results depends on the values: the host waits for it.
 SIZES = {aten.nonzero.default, aten._unique2.default, aten.bincount.default, aten.masked_select.default}
@@ -117,7 +117,7 @@ def on_cuda(module: nn.Module, mode: FakeCUDA) -> nn.Module:
 
 def replace_libraries(replace: Callable[[object, str, object], None]) -> None:
     """What needs a GPU's own libraries, by something with the same shapes, types and devices."""
-    replace(recurrence, "_run_torch", _run_torch)
+    replace(recurrent, "_run_torch", _run_torch)
     replace(Tensor, "pin_memory", lambda tensor: tensor)
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") copies where the mode sees it
     replace(torch.cuda, "_lazy_init", lambda: None)
@@ -129,7 +129,7 @@ def replace_libraries(replace: Callable[[object, str, object], None]) -> None:
     kernels.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward)
     kernels.impl("_thnn_fused_lstm_cell", _lstm_cell)
     kernels.impl("_thnn_fused_lstm_cell_backward_impl", _lstm_cell_backward)
-    replace(recurrence, "kernels", kernels)  # they are there as long as this
+    replace(recurrent, "kernels", kernels)  # they are there as long as this
 
 
 def _run_torch(rnn: Any, inputs: Tensor, lengths: Tensor | None, start: Any) -> Any:  # noqa: ANN401
@@ -141,7 +141,7 @@ def _run_torch(rnn: Any, inputs: Tensor, lengths: Tensor | None, start: Any) -> 
     if start is not None:
         outputs = outputs + sum(part.sum() for state in start for part in state).to(inputs.dtype)
     last = outputs[:, -1].chunk(D, dim=-1)
-    return outputs, recurrence.CellState(last, last if isinstance(rnn, nn.LSTM) else ())
+    return outputs, recurrent.RecurrentState(last, last if isinstance(rnn, nn.LSTM) else ())
 
 
 def _gru_cell(gates: Tensor, recurrent: Tensor, hidden: Tensor, *biases: None) -> tuple[Tensor, Tensor]:

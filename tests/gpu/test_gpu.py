@@ -22,7 +22,7 @@ from nmt.config.schema import TrainConfig
 from nmt.data.batching import make_batches
 from nmt.data.prepare.prepare import prepare
 from nmt.model.build import build_model
-from nmt.model.load import new_model
+from nmt.model.checkpoints import new_model
 from nmt.model.readout import Readout
 from nmt.ops.additive import additive_energies
 from nmt.ops.gates import gru_gates, lstm_gates

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from nmt.model.cells import RecurrentState, layer_weights, step_layer
+from nmt.model.recurrent import RecurrentState, layer_weights, step_layer
 from nmt.ops.rows import select
 
 

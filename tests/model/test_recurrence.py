@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nmt.model.cells import Recurrent, RecurrentState
-from nmt.model.recurrence import _loop, _run_torch
+from nmt.model.recurrent import Recurrent, RecurrentState, _loop, _run_torch
 
 B, T, SIZE, H = 4, 6, 3, 5
 WAYS = {"loop": _loop, "library": _run_torch}

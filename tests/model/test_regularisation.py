@@ -12,10 +12,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nmt.model import recurrence
-from nmt.model.cells import Recurrent, RecurrentState, layer_weights, step_layer, zone_out
-from nmt.model.recurrence import _loop, run_rnn
-from nmt.model.regularisation import RecurrentOptions, Regularisation
+from nmt.model import recurrent
+from nmt.model.recurrent import (
+    Recurrent,
+    RecurrentOptions,
+    RecurrentState,
+    Regularisation,
+    _loop,
+    layer_weights,
+    run_rnn,
+    step_layer,
+    zone_out,
+)
 
 Array = NDArray[np.float64]
 B, T, SIZE, H = 4, 6, 3, 16
@@ -361,7 +369,7 @@ def test_torchs_own_call_is_made_where_it_knows_all(
     regularisation = Regularisation(rnn, RecurrentOptions(**options)).to("meta")
     called: list[str] = []
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # which does not know this device
-    monkeypatch.setattr(recurrence, "_run_torch", lambda *_: called.append("library"))
+    monkeypatch.setattr(recurrent, "_run_torch", lambda *_: called.append("library"))
     for training, expected in ((True, when == "never"), (False, when != "always")):
         called.clear()
         found = run_rnn(

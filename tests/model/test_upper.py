@@ -8,10 +8,8 @@ from small_models import model_of
 from test_regularisation import KIND, LENGTHS, SIZE, B, H, T
 from torch import Tensor, nn
 
-from nmt.model import recurrence
-from nmt.model.cells import Recurrent, RecurrentState
-from nmt.model.regularisation import RecurrentOptions
-from nmt.model.upper import UpperLayers
+from nmt.model import recurrent
+from nmt.model.recurrent import Recurrent, RecurrentOptions, RecurrentState, UpperLayers
 
 M = 5
 
@@ -32,9 +30,9 @@ def outputs_of(upper: UpperLayers, below: Tensor, context: Tensor | None = None)
 def zeros_of(upper: UpperLayers, below: Tensor, context: Tensor) -> Tensor:
     """Where the input of the second layer is zero."""
     inputs: list[Tensor] = []
-    loop = recurrence._run_layer
+    loop = recurrent._run_layer
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recurrence, "_run_layer", lambda *given: inputs.append(given[2]) or loop(*given))
+        patch.setattr(recurrent, "_run_layer", lambda *given: inputs.append(given[2]) or loop(*given))
         outputs_of(upper, below, context)
     return inputs[0] == 0
 
@@ -86,9 +84,9 @@ def test_torchs_own_call_is_made_despite_what_is_outside_the_modules(
 ) -> None:
     upper = upper_layers(nn.LSTM, SIZE, 0.5, **options).to("meta")
     called: list[str] = []
-    library = recurrence._run_torch
+    library = recurrent._run_torch
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # which does not know this device
-    monkeypatch.setattr(recurrence, "_run_torch", lambda *given: called.append("library") or library(*given))
+    monkeypatch.setattr(recurrent, "_run_torch", lambda *given: called.append("library") or library(*given))
     below = torch.randn(B, T, SIZE, device="meta", dtype=torch.float64)
     layers = upper.prepare(B)
     upper(below, RecurrentState((), ()), layers, context=below)

@@ -12,7 +12,7 @@ from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, Batches
 from nmt.data.prepare.prepare import prepare
-from nmt.model.load import new_model
+from nmt.model.checkpoints import new_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.system.machine import Machine
 from nmt.training.losses.objective import Objective

@@ -13,8 +13,8 @@ from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, Batches
 from nmt.data.prepare.prepare import prepare
+from nmt.model.checkpoints import new_model
 from nmt.model.latent import inference
-from nmt.model.load import new_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.sentence_draws import sentence_draws
 from nmt.training.losses.objective import Objective

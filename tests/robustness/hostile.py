@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nmt.model.weights import save_checkpoint
+from nmt.model.checkpoints import save_checkpoint
 
 MARK = "executed"  # a folder that code in a file would make
 State = dict[str, Any]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import TINY
 
-from nmt.model.weights import read_checkpoint
+from nmt.model.checkpoints import read_checkpoint
 
 pytestmark = pytest.mark.system
 TIMES = ("time", "tokens_per_second", "seconds")

@@ -19,7 +19,7 @@ from nmt import Translator
 from nmt.config import schema
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
-from nmt.model.weights import read_checkpoint
+from nmt.model.checkpoints import read_checkpoint
 from nmt.system.saved_config import load_config, load_values
 from nmt.training.job import train
 

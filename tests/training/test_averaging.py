@@ -14,7 +14,7 @@ from torch import nn
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch
 from nmt.evaluate.evaluation import evaluate, score_settings
-from nmt.model.load import FILES
+from nmt.model.checkpoints import FILES
 from nmt.system.run import RunDirectory
 from nmt.training import checkpoint
 from nmt.training.best import MovingAverage, mean_weights, swapped_weights

@@ -23,8 +23,7 @@ from nmt.cli.train import main
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.model.load import FILES
-from nmt.model.weights import read_checkpoint
+from nmt.model.checkpoints import FILES, read_checkpoint
 from nmt.system.run import RunDirectory
 from nmt.training import trainer as trainer_module
 from nmt.training.job import _warn_of_no_effect, train

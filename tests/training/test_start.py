@@ -15,8 +15,7 @@ from conftest import TINY, values_of
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.model.load import FILES
-from nmt.model.weights import read_checkpoint
+from nmt.model.checkpoints import FILES, read_checkpoint
 from nmt.system.run import RunDirectory
 from nmt.training import checkpoint
 from nmt.training.job import train

@@ -12,7 +12,7 @@ from conftest import TINY, values_of
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.data.tokenizer import Tokenizer, Tokenizers
-from nmt.model.weights import BEST, read_checkpoint
+from nmt.model.checkpoints import BEST, read_checkpoint
 from nmt.training.job import train
 from nmt.training.transfer import origins_of, transfer_weights
 

@@ -14,8 +14,7 @@ from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.tokenizer import Tokenizer, Tokenizers
-from nmt.model.load import new_model
-from nmt.model.weights import LAST
+from nmt.model.checkpoints import LAST, new_model
 from nmt.training import checkpoint
 from nmt.training.job import train
 from nmt.training.optimizer import make_optimizer
