@@ -1,7 +1,8 @@
-"""Pack what proves the figures of finished runs, without any text of the corpus, and check what was packed.
+"""Pack what proves the figures of finished runs, without any text of the corpus; check it, and compare the runs by it.
 
-    python scripts/evidence.py pack SWEEP FOLDER    # one small file for each finished run below SWEEP
-    python scripts/evidence.py check FOLDER         # recompute every score from its statistics
+    python scripts/evidence.py pack SWEEP FOLDER     # one small file for each finished run below SWEEP
+    python scripts/evidence.py table FOLDER          # compare them: table, pictures and page in FOLDER/comparison
+    python scripts/evidence.py check FOLDER          # recompute every score, and every figure of that comparison
 
 A file NAME.npz holds, for validation and test set, sacreBLEU's statistics of each sentence (`test/bleu` (10, N),
 `test/chrf` (18, N), `test/ter` (2, N)) and the number of words of each source (`test/words` (N,)). Its `record` is
@@ -18,24 +19,27 @@ from zipfile import ZIP_LZMA, ZipFile
 
 import numpy as np
 
-from nmt.compare.entry import read_run
+from nmt.compare.compare import Comparison, compare, find, group
+from nmt.compare.entry import Entry, HeldOut, Training, read_metrics, read_run, read_settings
+from nmt.compare.report import tables, write_files
+from nmt.config.compose import flatten
 from nmt.config.errors import UserError
-from nmt.evaluate.bleu import FORMULAS, METRICS, count
+from nmt.config.overrides import override_values
+from nmt.evaluate.bleu import FORMULAS, METRICS, Counted, count, signatures
 from nmt.export.contents import shared_config, shared_manifest
-from nmt.system.files import write_atomically
-from nmt.system.run import FINISHED, RunDirectory, read_json, runs_below
+from nmt.system.files import to_json, write_atomically
+from nmt.system.run import FINISHED, NO_EFFECT, RunDirectory, digest, read_json, runs_below
 from nmt.system.saved_config import load_values
+from nmt.system.text_table import markdown
 
 SPLITS = ("validation", "test")
-NOT_PACKED = (
-    "bleu_by_length",
-    "search",
-    "directions",
-)  # of the results: they follow from the rest or are configuration
+NOT_PACKED = ("bleu_by_length", "search", "directions")  # of the results: they follow from the rest
+COMPARISON = "comparison"  # folder beside the files
+ROUNDING = 1e-4  # of recorded scores
 
 
 def packed(run: RunDirectory) -> dict[str, Any]:
-    """The arrays of a finished run and its record, by name."""
+    """Collect the arrays of a finished run and its record, by name."""
     arrays: dict[str, Any] = {}
     results = read_json(run.results)
     for split in (split for split in SPLITS if split in results):
@@ -50,7 +54,7 @@ def packed(run: RunDirectory) -> dict[str, Any]:
             split: {key: value for key, value in scores.items() if key not in NOT_PACKED}
             for split, scores in results.items()
         },
-        "metrics": [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()],
+        "metrics": read_metrics(run.metrics),
     }
     return {**arrays, "record": np.frombuffer(json.dumps(record).encode(), np.uint8)}
 
@@ -68,15 +72,61 @@ def pack(sweep: Path, folder: Path) -> int:
 
 
 def _write(arrays: dict[str, Any], stream: BinaryIO) -> None:
-    """As np.savez_compressed, but by LZMA, which takes a third less."""
+    """Write as np.savez_compressed does, but by LZMA, which takes a third less."""
     with ZipFile(stream, "w", ZIP_LZMA) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w") as member:
                 np.lib.format.write_array(member, array)
 
 
+def unpack(file: Path, split: str) -> tuple[Entry, HeldOut]:
+    """Read a file as nmt-compare reads a run. Words stand for the source, and the references are empty."""
+    with np.load(file, allow_pickle=False) as arrays:
+        record = json.loads(arrays["record"].tobytes())
+        counts = {name: arrays[f"{split}/{name}"].T.astype(np.int64) for name in METRICS}
+        sources = [" ".join("x" * int(words)) for words in arrays[f"{split}/words"]]
+    config, manifest, result = record["config"], record["manifest"], record["results"][split]
+    settings, start = read_settings(config), manifest["starts"][0]
+    chosen = {group: choice for group, choice in start.get("choices", {}).items() if "/" not in group}
+    chosen |= override_values(start.get("overrides", []))
+    entry = Entry(
+        name=file.stem,
+        hypotheses=[file.stem],  # tells runs apart
+        seed=config["seed"],
+        config=digest({key: value for key, value in flatten(config) if key not in {"seed", *NO_EFFECT}}),
+        choices={key: choice for key, choice in chosen.items() if key not in {"seed", *NO_EFFECT}},
+        aer=100 * result["aer"] if "aer" in result else None,
+        parameters=manifest["parameters"],
+        training=Training.read(manifest, record["metrics"]),
+        sentences_per_second=result["sentences_per_second"],
+        counted=Counted(counts, signatures(settings)),
+    )
+    return entry, HeldOut(sources, [""] * len(sources), settings)
+
+
+def compared(folder: Path, split: str, baseline: str | None) -> Comparison:
+    """Compare all runs of a folder, with the tests and figures of nmt-compare. Raises UserError if it has none."""
+    runs = [unpack(file, split) for file in sorted(folder.glob("*.npz"))]
+    if not runs:
+        raise UserError(f"{folder}: has no packed runs")
+    systems, (_, held_out) = group([entry for entry, _ in runs]), runs[0]
+    if baseline is not None and (base := find(baseline, systems)) is None:
+        raise UserError(f"baseline={baseline}: not one of {', '.join(system.name for system in systems)}")
+    settings = {"examples": 0, "sentences": [], "bootstrap_samples": 1000, "randomisation_trials": 10000}
+    return {**compare(systems, held_out, split, baseline=baseline and base, **settings), "missing": []}
+
+
+def table(folder: Path, baseline: str | None) -> int:
+    """Write the comparison of the test set to FOLDER/comparison. Returns the exit status."""
+    comparisons = [compared(folder, "test", baseline)]
+    (folder / COMPARISON).mkdir(exist_ok=True)
+    write_files(comparisons, folder / COMPARISON)
+    print(tables(comparisons, markdown))
+    return 0
+
+
 def check(folder: Path) -> int:
-    """Recompute all scores from their statistics. Returns 1 if any differs from what its run recorded."""
+    """Recompute all scores, and the comparison if there is one. Returns 1 if anything differs from the record."""
     wrong, files = 0, sorted(folder.glob("*.npz"))
     for file in files:
         with np.load(file, allow_pickle=False) as arrays:
@@ -85,24 +135,55 @@ def check(folder: Path) -> int:
                 for metric in METRICS:
                     score = float(FORMULAS[metric](arrays[f"{split}/{metric}"].sum(1, dtype=np.float64)))
                     recorded = record["results"][split][metric]
-                    if abs(score - recorded) > 1e-4:  # noqa: PLR2004
+                    if abs(score - recorded) > ROUNDING:
                         wrong += 1
                         print(f"{file}: {split} {metric} is {recorded}, its statistics give {score:.4f}")
     print(f"{len(files)} runs checked, {wrong} scores differ")
+    written = folder / COMPARISON / "comparison.json"
+    if written.is_file():
+        wrong += _check_comparison(folder, written)
     return int(wrong > 0)
+
+
+def _check_comparison(folder: Path, written: Path) -> int:
+    """Compare the figures of a written comparison with those of the files. Returns how many differ."""
+    (recorded,) = read_json(written)["comparisons"]
+    again = json.loads(to_json(compared(folder, recorded["split"], recorded["baseline"])))
+    wrong = 0
+    for key in ("budget", "machines", "systems", "differences", "runs"):
+        before, after = (dict(_leaves(key, values[key])) for values in (recorded, again))
+        for name in sorted(before.keys() | after.keys()):
+            if before.get(name) != after.get(name):
+                wrong += 1
+                print(f"{written}: {name} is {before.get(name)}, the runs give {after.get(name)}")
+    print(f"{written}: {wrong} figures differ")
+    return wrong
+
+
+def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:  # noqa: ANN401
+    """List the figures in nested lists and objects, with where they stand."""
+    if isinstance(value, dict):
+        return [leaf for key, part in value.items() for leaf in _leaves(f"{name}.{key}", part)]
+    if isinstance(value, list):
+        return [leaf for number, part in enumerate(value) for leaf in _leaves(f"{name}[{number}]", part)]
+    return [(name, value)]
 
 
 def main() -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, places in (("pack", ("sweep", "folder")), ("check", ("folder",))):
+    for name, places in (("pack", ("sweep", "folder")), ("table", ("folder",)), ("check", ("folder",))):
         command = commands.add_parser(name)
         for place in places:
             command.add_argument(place, type=Path)
+        if name == "table":
+            command.add_argument("--baseline", help="a system of the table; without: the best")
     options = parser.parse_args()
     try:
-        return pack(options.sweep, options.folder) if options.command == "pack" else check(options.folder)
+        if options.command == "pack":
+            return pack(options.sweep, options.folder)
+        return table(options.folder, options.baseline) if options.command == "table" else check(options.folder)
     except UserError as error:
         print(f"evidence: error: {error}", file=sys.stderr)
         return 2

@@ -14,7 +14,7 @@ def main() -> None:
 
 def _compare(config: CompareConfig, overrides: list[str]) -> None:
     with exit_at_ctrl_c("compare"):
-        from nmt.compare.ranking import Ranking
+        from nmt.compare.compare import Ranking
         from nmt.compare.report import write_comparison
 
     settings = config.model_dump(exclude={"output", "metric", "comet_model"})

@@ -1,5 +1,6 @@
-"""Runs side by side: ranking, tests, tables and pages.
+"""Runs side by side: ranking, tests, tables, pictures and a page.
 
-Begin with `compare.py`; `entry.py` reads runs and other systems, `tables.py` and `report.py` write tables, `page.py`
-the HTML page, `jobs.py` the table of a sweep.
+Begin with `compare.py`, which ranks and tests; `entry.py` reads runs and other systems, `report.py` writes all files:
+tables with the columns of `columns.py`, the pictures of `pictures.py`, the HTML page of `page.py`. `jobs.py` reports a
+sweep.
 """

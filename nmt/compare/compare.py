@@ -1,26 +1,50 @@
-"""Group runs into systems, score and test them on one test set. Results are plain values, for tables and the page."""
+"""Group runs into systems, score and test them on one test set, and choose example sentences.
 
+`compare` returns plain values for tables, pictures, the page and comparison.json, which docs/run.md describes.
+"""
+
+import json
 import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple, Self
 
-from nmt.compare.entry import Entry, HeldOut, System
-from nmt.compare.examples import example_sentences
-from nmt.compare.field import Field, RunScores
-from nmt.compare.ranking import Ranking
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from nmt.compare.entry import Entry, HeldOut, System, Validation, count_sentences
 from nmt.config.compose import PATH_KEYS
-from nmt.config.errors import printable
+from nmt.config.errors import UserError, printable
 from nmt.config.overrides import user_path
 from nmt.config.schema import Metric
-from nmt.evaluate.bleu import Counts, score_by_length, signatures
-from nmt.evaluate.significance import Resampling
+from nmt.config.schema.training import LOWER_IS_BETTER
+from nmt.evaluate.bleu import Counts, score_by_length, sentence_bleu, signatures
+from nmt.evaluate.comet import Comet
+from nmt.evaluate.evaluation import load_comet
+from nmt.evaluate.significance import (
+    Effect,
+    Output,
+    Resampling,
+    corpus_score,
+    difference,
+    half_width,
+    holm,
+    letters,
+    mean_of_seeds,
+    paired_bootstrap,
+)
 from nmt.explain.faithfulness import run_figures, system_figures
+from nmt.system.files import read_lines
 from nmt.system.text_table import short
 
 MIN_BUCKET, MAX_BUCKETS = 50, 8  # BLEU by length: at least 50 sentences per bucket, at most 8 buckets
-DEFAULT = Ranking()
+FIFTHS = 5
+SIGNIFICANT = 0.05
+PERCENT = 100  # the largest attention weight of a word
 ALL = "all"  # baseline=all: every pair of systems
 TESTS = ("difference", "difference_ci", "p", "p_raw", "p_stratified", "freedom", "detectable", "seeds_needed")
 log = logging.getLogger(__name__)
@@ -28,8 +52,38 @@ log = logging.getLogger(__name__)
 Comparison = dict[str, Any]
 
 
+class Ranking(NamedTuple):
+    """The metric that ranks and is tested, with the model of COMET."""
+
+    metric: Metric = "bleu"
+    comet: Comet | None = None
+
+    @classmethod
+    def by(cls, metric: Metric, comet_model: str) -> Self:
+        """Load COMET if it is the metric. Raises UserError if it is not available."""
+        if metric != "comet":
+            return cls(metric)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return cls(metric, load_comet(comet_model, "comet_model", device))
+
+    @property
+    def sign(self) -> int:
+        """Return 1 if higher scores are better, else -1."""
+        return -1 if self.metric in LOWER_IS_BETTER else 1
+
+    def sentence_scores(self, hypotheses: Sequence[str], held_out: HeldOut) -> Output:
+        """Compute the statistics (N, 2) of metrics that are means of sentence scores: each score, and 1."""
+        if self.comet is None:
+            return {}
+        scores = self.comet(held_out.sources, hypotheses, held_out.references)
+        return {"comet": np.column_stack([scores, np.ones(len(scores))])}
+
+
+DEFAULT = Ranking()
+
+
 def group(entries: Sequence[Entry]) -> list[System]:
-    """Systems in the order of their first entries, named by the choices in which they differ."""
+    """Group entries into systems, in the order of their first entries, named by the choices in which they differ."""
     groups: dict[Hashable, list[Entry]] = {}
     for entry in entries:
         members = groups.setdefault(entry.config or (entry.name,), [])
@@ -58,7 +112,7 @@ def _differ(key: str, choices: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def _name(entry: Entry, varied: Sequence[str]) -> str:
-    """The name of a system, such as "bahdanau", "bahdanau encoder=lstm" or "lr=0.003"."""
+    """Name a system by its choices: "bahdanau", "bahdanau encoder=lstm" or "lr=0.003"."""
     choices = entry.choices
     if not entry.config:
         return entry.name
@@ -73,12 +127,165 @@ def _name(entry: Entry, varied: Sequence[str]) -> str:
 
 
 def find(name: str, systems: Sequence[System]) -> str | None:
-    """The name of the system with this name or run; None if there is none."""
+    """Find the name of the system with this name or run; None if there is none."""
     path = user_path(name).resolve()
     for system in systems:
         if name == system.name or any(entry.config and Path(entry.name).resolve() == path for entry in system.entries):
             return system.name
     return None
+
+
+@dataclass(frozen=True)
+class RunScores:
+    """A run's scores by metric, tested against one run of the baseline."""
+
+    scores: Mapping[str, float]
+    intervals: Mapping[str, float]  # half the width of the 95 % interval
+    p_bootstrap: Mapping[str, float]  # empty for the baseline's own runs
+    p_randomisation: Mapping[str, float]
+
+
+class Field:
+    """Systems on one test set, with the sentence statistics of all their runs."""
+
+    def __init__(self, systems: Sequence[System], held_out: HeldOut, ranking: Ranking, resampling: Resampling) -> None:
+        """Counts the sentences of each run, or reads the counts that its evaluation left beside it."""
+        self.systems, self.ranking, self.resampling = systems, ranking, resampling
+        self.sentences = len(held_out.references)
+        self.outputs: dict[str, Output] = {}
+        entries = [entry for system in systems for entry in system.entries]
+        for entry in tqdm(entries, "score", unit=" runs", disable=None, leave=False):
+            self.outputs[entry.name] = {
+                **count_sentences(entry, held_out).counts,
+                **ranking.sentence_scores(entry.hypotheses, held_out),
+            }
+        self.metrics = list(self.outputs[entries[0].name])
+        self._rows = {entry.name: row for row, entry in enumerate(entries)}
+        self._bootstrap = {
+            metric: resampling.bootstrap([output[metric] for output in self.outputs.values()], metric)
+            for metric in self.metrics
+        }
+        self._covariance = np.atleast_2d(np.cov(self._bootstrap[ranking.metric]))
+
+    def score(self, entry: Entry, metric: str) -> float:
+        """Score a run."""
+        return corpus_score(self.outputs[entry.name][metric], metric)
+
+    def mean(self, system: System) -> float:
+        """Average the scores of a system's runs by the metric that ranks."""
+        return fmean(self._scores(system))
+
+    def counts(self, entry: Entry) -> Counts:
+        """Return the statistics of a run's BLEU (N, 10)."""
+        return self.outputs[entry.name]["bleu"]  # type: ignore[return-value]
+
+    def ranked(self) -> list[System]:
+        """Sort the systems, the best first."""
+        return sorted(self.systems, key=lambda system: -self.ranking.sign * self.mean(system))
+
+    def run_scores(self, baseline: System | None) -> dict[str, RunScores]:
+        """Score each run, and test it against the baseline's run of the same seed, or its first."""
+        results = {}
+        pairs = [(system, entry) for system in self.systems for entry in system.entries]
+        for system, entry in tqdm(pairs, "test", unit=" runs", disable=None, leave=False):
+            row, output = self._rows[entry.name], self.outputs[entry.name]
+            scores = {metric: self.score(entry, metric) for metric in self.metrics}
+            intervals = {metric: half_width(self._bootstrap[metric][row]) for metric in self.metrics}
+            bootstrap: dict[str, float] = {}
+            randomisation: dict[str, float] = {}
+            if baseline is not None and system is not baseline:
+                base = baseline.of_seed(entry.seed)
+                randomisation = self.resampling.paired_randomisation(self.outputs[base.name], output)
+                bootstrap = {
+                    metric: paired_bootstrap(
+                        self._bootstrap[metric][self._rows[base.name]],
+                        self._bootstrap[metric][row],
+                        value - self.score(base, metric),
+                    )
+                    for metric, value in scores.items()
+                }
+            results[entry.name] = RunScores(scores, intervals, bootstrap, randomisation)
+        return results
+
+    def spread(self, system: System) -> dict[str, Any]:
+        """Compute a system's uncertainty, by the metric that ranks.
+
+        `_ci` is half the width of the 95 % interval, `_sentence_sd` the standard deviation of a run's score between
+        bootstrap samples of the sentences (s_sel of Clark et al. 2011).
+        """
+        metric, scores, rows = self.ranking.metric, self._scores(system), self._of(system)
+        samples = self._bootstrap[metric][rows]
+        effect = mean_of_seeds(scores, self._covariance[np.ix_(rows, rows)], self.sentences) if len(rows) > 1 else None
+        return {
+            f"{metric}_ci": half_width(samples[0]) if effect is None else effect.half_width,
+            f"{metric}_sentence_sd": float(samples.std(1, ddof=1).mean()),
+        }
+
+    def differences(self, baseline: System | None) -> list[dict[str, Any]]:
+        """Test the score of each `system` minus that of the `baseline`; p is corrected for all of them (Holm 1979).
+
+        Without a baseline, tests all pairs: the better system of each is its `baseline`.
+        """
+        if baseline is None:
+            pairs = [(worse, better) for better, worse in combinations(self.ranked(), 2)]
+        else:
+            pairs = [(system, baseline) for system in self.ranked() if system is not baseline]
+        stratified = self._stratified(pairs)
+        effects = [self._effect(system, base) for system, base in pairs]
+        level = SIGNIFICANT / max(len(pairs), 1)  # of Holm's first step
+        rows: list[dict[str, Any]] = []
+        for (system, base), effect, dealt in zip(pairs, effects, stratified, strict=True):
+            paired = self._paired(system, base) if len(system.entries) == len(base.entries) == 1 else None
+            rows.append(
+                {
+                    "system": system.name,
+                    "baseline": base.name,
+                    "difference": effect.value,
+                    "difference_ci": effect.half_width,
+                    "p_raw": effect.p_value if paired is None else max(paired),
+                    "p_stratified": dealt,
+                    "freedom": effect.freedom,
+                    "detectable": effect.detectable(level),
+                    "seeds_needed": effect.seeds_needed(level),
+                }
+            )
+        corrected = holm([row["p_raw"] for row in rows])
+        return [{**row, "p": p} for row, p in zip(rows, corrected, strict=True)]
+
+    def letters(self, differences: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """Assign letters from the differences of all pairs: systems without a common letter differ."""
+        names = [system.name for system in self.ranked()]
+        different = [
+            (names.index(row["system"]), names.index(row["baseline"])) for row in differences if row["p"] < SIGNIFICANT
+        ]
+        return dict(zip(names, letters(len(names), different), strict=True))
+
+    def _scores(self, system: System) -> list[float]:
+        return [self.score(entry, self.ranking.metric) for entry in system.entries]
+
+    def _of(self, *systems: System) -> list[int]:
+        return [self._rows[entry.name] for system in systems for entry in system.entries]
+
+    def _effect(self, system: System, base: System) -> Effect:
+        rows = self._of(system, base)
+        covariance = self._covariance[np.ix_(rows, rows)]
+        return difference(self._scores(system), self._scores(base), covariance, self.sentences)
+
+    def _paired(self, system: System, base: System) -> tuple[float, float]:
+        """Compute p of both paired tests of two systems with one run each."""
+        metric: str = self.ranking.metric
+        outputs = [{metric: self.outputs[member.entries[0].name][metric]} for member in (base, system)]
+        samples = self._bootstrap[metric][self._of(base, system)]
+        gain = self.mean(system) - self.mean(base)
+        randomisation = self.resampling.paired_randomisation(outputs[0], outputs[1])
+        return paired_bootstrap(samples[0], samples[1], gain), randomisation[metric]
+
+    def _stratified(self, pairs: Sequence[tuple[System, System]]) -> list[float]:
+        metric, numbers = self.ranking.metric, {system.name: row for row, system in enumerate(self.systems)}
+        outputs = [[self.outputs[entry.name][metric] for entry in system.entries] for system in self.systems]
+        indices = [(numbers[a.name], numbers[b.name]) for a, b in pairs]
+        with tqdm(total=len(pairs), desc="shuffle", unit=" pairs", disable=None, leave=False) as bar:
+            return self.resampling.stratified_randomisation(outputs, indices, metric, bar.update)
 
 
 def compare(
@@ -103,28 +310,34 @@ def compare(
     field = Field(systems, held_out, ranking, resampling)
     systems = field.ranked()
     named = next((system for system in systems if system.name == baseline), None)
-    names = signatures(held_out.settings)
     base = None if baseline == ALL else named or systems[0]
     runs = field.run_scores(base)
     tested = [_all_rounded(row) for row in field.differences(named)]
     differences = [row for row in tested if base is None or row["baseline"] == base.name]
-    rows = [_system_row(system, runs, field, held_out) for system in systems]
+    budget = Budget.of(systems)
+    rows = [_system_row(system, runs, field, held_out, budget) for system in systems]
     if base is None:
         letters = field.letters(differences)
         rows = [{**row, "letters": letters[row["name"]]} for row in rows]
     else:
         tests = {row["system"]: {key: row[key] for key in TESTS} for row in differences}
         rows = [{**row, **tests.get(row["name"], dict.fromkeys(TESTS))} for row in rows]
+    signature = signatures(held_out.settings)
+    machines = sorted({entry.training.machine for system in systems for entry in system.entries} - {""})
+    if len(machines) > 1:
+        log.warning("the runs are of several machines (%s): times and speeds do not compare", "; ".join(machines))
     return {
         "split": split,
         "sentences": len(held_out.references),
-        "signature": names["bleu"],
-        "chrf_signature": names["chrf"],
-        "ter_signature": names["ter"],
+        "signature": signature["bleu"],
+        "chrf_signature": signature["chrf"],
+        "ter_signature": signature["ter"],
         "metric": ranking.metric,
         "baseline": None if base is None else base.name,
         "bootstrap_samples": bootstrap_samples,
         "randomisation_trials": randomisation_trials,
+        "budget": _all_rounded(budget._asdict()),
+        "machines": machines,
         "systems": [{"rank": rank, **row} for rank, row in enumerate(rows, 1)],
         "differences": differences,
         "comparisons": len(tested),
@@ -137,8 +350,48 @@ def compare(
     }
 
 
-def _system_row(system: System, runs: Mapping[str, RunScores], field: Field, held_out: HeldOut) -> Comparison:
-    """A row of the ranked table, with the lines of its charts. Means are over the seeds."""
+class Budget(NamedTuple):
+    """The training that all systems have had: that of the shortest and of the fastest one."""
+
+    updates: int | None  # of the run with the fewest
+    seconds: float | None  # that the updates of the fastest system take, the mean over its seeds
+
+    @classmethod
+    def of(cls, systems: Sequence[System]) -> Self:
+        """Read the budget from the training of all runs; None where nothing is known of it."""
+        updates = [entry.training.updates for system in systems for entry in system.entries]
+        costs = [_mean(entry.training.cost for entry in system.entries) for system in systems]
+        return cls(
+            min((count for count in updates if count is not None), default=None),
+            min((cost for cost in costs if cost is not None), default=None),
+        )
+
+    def scores(self, entry: Entry) -> tuple[float | None, float | None]:
+        """Read a run's validation BLEU after the updates, and after the seconds, from its learning curve."""
+        training = entry.training
+        updates, seconds = self.updates, self.seconds
+        if seconds is None or training.update_seconds is None:
+            return _bleu_after(training.curve, updates), None
+        return _bleu_after(training.curve, updates), _bleu_after(training.curve, seconds / training.update_seconds)
+
+
+def _bleu_after(curve: Sequence[Validation], updates: float | None) -> float | None:
+    """Interpolate a learning curve, linear between validations, from 0 BLEU without training to its last value."""
+    if updates is None or not curve:
+        return None
+    return float(np.interp(updates, [0, *(point.updates for point in curve)], [0, *(point.bleu for point in curve)]))
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Average the values that are known."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _system_row(
+    system: System, runs: Mapping[str, RunScores], field: Field, held_out: HeldOut, budget: Budget
+) -> Comparison:
+    """Compute a row of the ranked table, with the lines of its charts. Means are over the seeds."""
     entries = system.entries
     row: Comparison = {"name": system.name, "seeds": [entry.seed for entry in entries if entry.seed is not None]}
     for metric in field.metrics:
@@ -147,56 +400,68 @@ def _system_row(system: System, runs: Mapping[str, RunScores], field: Field, hel
     row |= field.spread(system)
     measures: dict[str, Callable[[Entry], float | None]] = {
         "aer": lambda entry: entry.aer,
+        "perplexity": lambda entry: entry.training.perplexity,
+        "bleu_equal_updates": lambda entry: budget.scores(entry)[0],
+        "bleu_equal_time": lambda entry: budget.scores(entry)[1],
         "parameters": lambda entry: entry.parameters,
-        "seconds": lambda entry: entry.training.get("seconds"),
-        "epoch_seconds": lambda entry: entry.epoch_seconds,
-        "tokens_per_second": lambda entry: entry.training.get("target_tokens_per_second"),
+        "update_milliseconds": lambda entry: (
+            1000 * entry.training.update_seconds if entry.training.update_seconds else None
+        ),
+        "cost_seconds": lambda entry: entry.training.cost,
+        "seconds": lambda entry: entry.training.seconds,
+        "tokens_per_second": lambda entry: entry.training.tokens_per_second,
         "sentences_per_second": lambda entry: entry.sentences_per_second,
     }
-    for key, measure in measures.items():
-        known = [value for entry in entries if (value := measure(entry)) is not None]
-        row[key] = fmean(known) if known else None
+    row |= {key: _mean(map(measure, entries)) for key, measure in measures.items()}
     if row["parameters"] is not None:
         row["parameters"] = round(row["parameters"])
     row = _all_rounded(row)
-    by_length = [_bleu_by_length(field.counts(entry), held_out) for entry in entries]
-    row["bleu_by_length"] = [
-        {**bucket[0], "bleu": _rounded(fmean(part["bleu"] for part in bucket))}
-        for bucket in zip(*by_length, strict=True)
-    ]
-    row["curve"] = _mean_curve([entry.curve for entry in entries])
+    parts = min(MAX_BUCKETS, max(1, len(held_out.references) // MIN_BUCKET))
+    row["bleu_by_length"] = _bleu_by_length([field.counts(entry) for entry in entries], held_out.sources, parts)
+    longest = _bleu_by_length([field.counts(entry) for entry in entries], held_out.sources, FIFTHS)[-1]
+    row |= {"bleu_longest": longest["bleu"], "longest_words": longest["words"], "curve": _mean_curve(entries)}
     return row | system_figures([entry.explained for entry in entries])
 
 
-def _bleu_by_length(counts: Counts, held_out: HeldOut) -> list[Comparison]:
-    """BLEU in parts of the test set, by source length, from its statistics (N, 10)."""
-    parts = min(MAX_BUCKETS, max(1, len(held_out.references) // MIN_BUCKET))
-    return score_by_length(counts, held_out.sources, parts)
+def _bleu_by_length(runs: Sequence[Counts], sources: Sequence[str], parts: int) -> list[Comparison]:
+    """Score parts of the test set, by source length, from statistics of BLEU (N, 10); means over the runs."""
+    buckets = zip(*(score_by_length(counts, sources, parts) for counts in runs), strict=True)
+    return [{**bucket[0], "bleu": _rounded(fmean(part["bleu"] for part in bucket))} for bucket in buckets]
 
 
-def _run_row(system: System, entry: Entry, baseline: System | None, found: RunScores, metric: Metric) -> Comparison:
+def _run_row(system: System, entry: Entry, baseline: System | None, scored: RunScores, metric: Metric) -> Comparison:
+    """Compute a row of the table of single runs."""
     row: Comparison = {"system": system.name, "seed": entry.seed, "run": entry.name}
-    for name, value in found.scores.items():
-        row |= {name: value, f"{name}_ci": found.intervals[name]}
-    row = _all_rounded({**row, "aer": entry.aer})
-    others = [name for name in found.scores if name != metric]
+    for name, value in scored.scores.items():
+        row |= {name: value, f"{name}_ci": scored.intervals[name]}
+    row = _all_rounded({**row, "aer": entry.aer, "machine": entry.training.machine or None})
+    others = [name for name in scored.scores if name != metric]
     row |= {
-        "p_bootstrap": found.p_bootstrap.get(metric),
-        "p_randomisation": found.p_randomisation.get(metric),
-        **{f"{name}_p_bootstrap": found.p_bootstrap.get(name) for name in others},
-        **{f"{name}_p_randomisation": found.p_randomisation.get(name) for name in others},
+        "p_bootstrap": scored.p_bootstrap.get(metric),
+        "p_randomisation": scored.p_randomisation.get(metric),
+        **{f"{name}_p_bootstrap": scored.p_bootstrap.get(name) for name in others},
+        **{f"{name}_p_randomisation": scored.p_randomisation.get(name) for name in others},
         "baseline_run": None if baseline in (None, system) else baseline.of_seed(entry.seed).name,
     }
     return row | run_figures(entry.explained)
 
 
-def _mean_curve(curves: Iterable[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """The mean at each epoch, over the runs with a validation there."""
-    points: dict[float, list[float]] = {}
-    for curve in curves:
-        for epoch, value in curve:
-            points.setdefault(epoch, []).append(value)
-    return [(epoch, _rounded(fmean(values))) for epoch, values in sorted(points.items())]
+def _mean_curve(entries: Sequence[Entry]) -> list[dict[str, float | None]]:
+    """Average the learning curves of runs at each number of updates, over the runs with a validation there."""
+    points: dict[int, list[Validation]] = {}
+    for entry in entries:
+        for point in entry.training.curve:
+            points.setdefault(point.updates, []).append(point)
+    update_seconds = _mean(entry.training.update_seconds for entry in entries)
+    return [
+        {
+            "updates": updates,
+            "epoch": _rounded(fmean(point.epoch for point in members)),
+            "seconds": None if update_seconds is None else _rounded(updates * update_seconds),
+            "bleu": _rounded(fmean(point.bleu for point in members)),
+        }
+        for updates, members in sorted(points.items())
+    ]
 
 
 def _rounded(value: Any) -> Any:  # noqa: ANN401
@@ -204,5 +469,75 @@ def _rounded(value: Any) -> Any:  # noqa: ANN401
 
 
 def _all_rounded(row: Mapping[str, Any]) -> Comparison:
-    """Scores have 4 decimals, p values more: Holm's correction multiplies them."""
-    return {key: value if key.startswith("p") else _rounded(value) for key, value in row.items()}
+    """Round to 4 decimals all but p values, which Holm's correction multiplies."""
+    return {key: value if key == "p" or key.startswith("p_") else _rounded(value) for key, value in row.items()}
+
+
+def example_sentences(
+    systems: Sequence[System], field: Field, held_out: HeldOut, count: int, sentences: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Choose sentences, and collect their translations by each system's first run with the attention between words.
+
+    Unless `sentences` gives their numbers, half are those where the systems differ most and half are spread over all
+    lengths. Raises UserError if a number is out of range.
+    """
+    total = len(held_out.references)
+    for number in sentences:
+        if number > total:
+            raise UserError(f"sentences={number}: the test set has {total}")
+    firsts = [(system, system.entries[0]) for system in systems]
+    scores = np.array([sentence_bleu(field.counts(entry)) for _, entry in firsts])
+    if sentences:
+        numbers = [number - 1 for number in dict.fromkeys(sentences)]
+    else:
+        by_length = sorted(range(total), key=lambda i: len(held_out.sources[i].split()))
+        spread = [by_length[int(i)] for i in np.linspace(0, total - 1, min(total, count - count // 2))]
+        rest = [int(i) for i in np.argsort(scores.min(0) - scores.max(0), kind="stable") if int(i) not in spread]
+        numbers = sorted({*spread, *rest[: count // 2]})
+    alignments = [_word_alignments(entry, numbers, total) for _, entry in firsts]
+    return [
+        {
+            "number": i + 1,
+            "source": held_out.sources[i],
+            "reference": held_out.references[i],
+            "translations": [
+                {
+                    "system": system.name,
+                    "run": entry.name,
+                    "bleu": round(float(scores[row, i]), 4),
+                    "text": entry.hypotheses[i],
+                    "alignment": alignments[row][i],
+                }
+                for row, (system, entry) in enumerate(firsts)
+            ],
+        }
+        for i in numbers
+    ]
+
+
+def _word_alignments(entry: Entry, numbers: Sequence[int], total: int) -> dict[int, dict[str, Any] | None]:
+    """Read the attention between the words of these sentences; None for a run without."""
+    if entry.word_weights is None:
+        return dict.fromkeys(numbers)
+    lines = read_lines(entry.word_weights)
+    if len(lines) != total:
+        raise UserError(f"{entry.word_weights}: has {len(lines)} lines for {total} sentences; evaluate the run again")
+    return {number: _parsed(entry.word_weights, number, lines[number]) for number in numbers}
+
+
+def _parsed(path: Path, number: int, line: str) -> dict[str, Any] | None:
+    """Check words and weights, on whose form the page relies: the file may come from a stranger."""
+    try:
+        values = json.loads(line)
+        if not values:
+            return None
+        words = {side: [str(word) for word in values[side]] for side in ("source", "target")}
+        weights = [[int(weight) for weight in row] for row in values["weights"]]
+        "".join(words["source"] + words["target"]).encode()
+        valid = [len(row) for row in weights] == [len(words["source"])] * len(words["target"])
+        valid = valid and all(0 <= weight <= PERCENT for row in weights for weight in row)
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        valid = False
+    if not valid:
+        raise UserError(f"{path}, line {number + 1}: is no attention between words; evaluate the run again")
+    return {**words, "weights": weights}

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 from nmt.config import schema
 from nmt.config.compose import validated
@@ -27,24 +28,23 @@ from nmt.system.saved_config import load_values
 
 log = logging.getLogger(__name__)
 MIN_MEASURE, MAX_MEASURE = 1e-9, 1e15  # limits of a measure other than 0: ratios and sums of such numbers are finite
-TRAINING = ("seconds", "epochs", "target_tokens_per_second")
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A test set: what an output is scored against."""
+    """A test set with the settings of its scores."""
 
     sources: list[str]
     references: list[str]
     settings: ScoreSettings
 
     def difference(self, other: "HeldOut") -> str | None:
-        """Why scores on the two are not comparable; None if they are."""
+        """Say why scores on the two are not comparable; None if they are."""
         for side in ("sources", "references"):
-            mine, others = getattr(self, side), getattr(other, side)
-            if len(mine) != len(others):
-                return f"the test set has {len(mine)} {side} in the first, {len(others)} in the second"
-            for number, (line, other_line) in enumerate(zip(mine, others, strict=True), 1):
+            lines, other_lines = getattr(self, side), getattr(other, side)
+            if len(lines) != len(other_lines):
+                return f"the test set has {len(lines)} {side} in the first, {len(other_lines)} in the second"
+            for number, (line, other_line) in enumerate(zip(lines, other_lines, strict=True), 1):
                 if line != other_line:
                     return (
                         f"the test sets differ: line {number} of the {side} is {line!r} in the first, "
@@ -55,29 +55,85 @@ class HeldOut:
         return None
 
 
+class Validation(NamedTuple):
+    """One validation during training."""
+
+    updates: int
+    epoch: float
+    bleu: float
+    perplexity: float | None
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a run's manifest and metrics.jsonl say of its training; None where they say nothing."""
+
+    seconds: float | None = None  # of updates, without validations
+    updates: int | None = None
+    update_seconds: float | None = None
+    tokens_per_second: float | None = None  # target tokens, the mean over all updates
+    perplexity: float | None = None  # of the best checkpoint on the validation set
+    machine: str = ""
+    curve: Sequence[Validation] = ()
+
+    @classmethod
+    def read(cls, manifest: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> "Training":
+        """Read the manifest and the records of metrics.jsonl. Raises ValueError, TypeError or KeyError for nonsense.
+
+        The seconds of an update are the target tokens of a mean update, divided by the median speed of the logged
+        windows: other work on the machine for a while does not change them.
+        """
+        training = manifest.get("training", {})
+        seconds, updates, tokens, rate, best = (
+            _measure(training.get(key))
+            for key in ("seconds", "steps", "target_tokens", "target_tokens_per_second", "best_step")
+        )
+        rates = [
+            _measure(record["train/tokens_per_second"]) for record in metrics if record.get("train/tokens_per_second")
+        ]
+        curve = [
+            Validation(
+                int(_measure(record["step"])),
+                float(_measure(record["epoch"])),
+                float(_measure(record["validation/bleu"])),
+                _measure(record.get("validation/perplexity")),
+            )
+            for record in metrics
+            if "validation/bleu" in record
+        ]
+        return cls(
+            seconds=seconds or None,
+            updates=updates or None,
+            update_seconds=tokens / updates / median(rates) if tokens and updates and rates else None,
+            tokens_per_second=rate or None,
+            perplexity=next((point.perplexity for point in reversed(curve) if point.updates == best), None),
+            machine=_machine(manifest),
+            curve=curve,
+        )
+
+    @property
+    def cost(self) -> float | None:
+        """The seconds that all updates take at the usual speed of this machine."""
+        return self.updates * self.update_seconds if self.updates and self.update_seconds else None
+
+
 @dataclass(frozen=True)
 class Entry:
     """One output. A system known only by its output has None or empty values for the rest."""
 
     name: str  # the run's directory, or the system's name
-    hypotheses: list[str]
+    hypotheses: Sequence[str]
     seed: int | None = None
     config: str = ""  # equal for runs that differ only in seed, machine and the location of the same data
     choices: Mapping[str, Any] = field(default_factory=dict)  # groups and keys set by the user
     aer: float | None = None  # percent
     parameters: int | None = None
-    training: Mapping[str, float] = field(default_factory=dict)  # TRAINING
+    training: Training = field(default_factory=Training)
     sentences_per_second: float | None = None
-    curve: Sequence[tuple[float, float]] = ()  # epoch, validation BLEU
     word_weights: Path | None = None
-    statistics: Path | None = None  # the file of its sentence statistics, if they are kept
-    explained: Mapping[str, Any] = field(default_factory=dict)  # figures of nmt.compare.faithfulness
-
-    @property
-    def epoch_seconds(self) -> float | None:
-        """Seconds of training per epoch."""
-        seconds, epochs = self.training.get("seconds"), self.training.get("epochs")
-        return seconds / epochs if seconds and epochs else None
+    statistics: Path | None = None  # file of its sentence statistics
+    counted: Counted | None = None  # its sentence statistics, if they are known without the file
+    explained: Mapping[str, Any] = field(default_factory=dict)  # figures of nmt.explain.faithfulness
 
 
 @dataclass(frozen=True)
@@ -88,12 +144,12 @@ class System:
     entries: list[Entry]
 
     def of_seed(self, seed: int | None) -> Entry:
-        """The entry with this seed, else the first."""
+        """Return the entry with this seed, else the first."""
         return next((entry for entry in self.entries if entry.seed == seed), self.entries[0])
 
 
 def find_runs(names: Sequence[str]) -> dict[Path, bool]:
-    """Runs and archives from paths, folders that hold runs (such as a sweep's) and patterns: each once, in order.
+    """Find runs and archives by paths, folders that hold runs (such as a sweep's) and patterns: each once, in order.
 
     The value is True if a name is the run's own path, not a folder's. Raises UserError for a name without any run.
     """
@@ -124,7 +180,7 @@ def _runs_at(path: Path) -> list[Path]:
 
 
 def read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
-    """A finished run's output. Raises UserError if it has no translations of the split, or a damaged file."""
+    """Read the output of a finished run. Raises UserError without translations of the split, or for a damaged file."""
     try:
         return _read_run(path, split)
     except UserError:
@@ -140,7 +196,7 @@ def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
         run = RunDirectory(path)
         run.check_contained()
     sources, references, gold = run.held_out(split)
-    fields, settings, command = _of_evaluation(run) if (path / EVALUATION).is_file() else _of_run(run)
+    fields, settings, command = (_read_evaluation if (path / EVALUATION).is_file() else _read_training)(run)
     results = read_json(run.results).get(split)
     output = run.hypotheses / f"{split}.txt"
     if results is None or not output.is_file():
@@ -164,36 +220,33 @@ def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
     return entry, HeldOut(sources, references, settings)
 
 
-def _of_run(run: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
-    """Fields of a run's Entry, how it is scored, and the command that translates again."""
+def _read_training(run: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
+    """Read a run's fields of Entry, the settings of its scores, and the command that evaluates it again."""
     values, manifest = load_values(run.config), run.read_manifest()
     try:  # only what is needed, so that runs of other versions can be read
-        seed, language = _number(values["seed"]), _target_lang(values["data"])
-        evaluation = validated(schema.Evaluation, values["evaluation"])
+        seed, settings = _number(values["seed"]), read_settings(values)
     except (KeyError, TypeError) as error:
         raise UserError(f"{run.config}: is not the configuration of a run ({error} is missing)") from None
-    training = manifest.get("training", {})
     fields = {
         "seed": seed,
         "config": run.system_digest(),
         "choices": run.recorded_choices(),
         "parameters": _measure(manifest.get("parameters")),
-        "training": {key: float(training[key]) for key in TRAINING if _measure(training.get(key))},
-        "curve": _curve(run.metrics),
+        "training": Training.read(manifest, read_metrics(run.metrics)),
     }
-    own = score_settings(evaluation, language)
-    settings = ScoreSettings(own.tokenize, own.lowercase)  # of all directions together
     return fields, settings, f"nmt-evaluate {for_shell('run', run.source)}"
 
 
-def _target_lang(data: Mapping[str, Any]) -> str:
-    """All target languages, as in schema.MultilingualData."""
-    corpora = data.get("corpora") or [data]
-    return ",".join(dict.fromkeys(corpus["target_lang"] for corpus in corpora))
+def read_settings(values: Mapping[str, Any]) -> ScoreSettings:
+    """Read how a run with this configuration is scored, all target languages together. Raises KeyError or TypeError."""
+    data = values["data"]
+    languages = ",".join(dict.fromkeys(corpus["target_lang"] for corpus in data.get("corpora") or [data]))
+    settings = score_settings(validated(schema.Evaluation, values["evaluation"]), languages)
+    return ScoreSettings(settings.tokenize, settings.lowercase)
 
 
-def _of_evaluation(folder: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
-    """The same for an evaluation in its own folder, such as an ensemble's."""
+def _read_evaluation(folder: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
+    """Read the same from the folder of an evaluation that is no run's own, such as an ensemble's."""
     values = read_json(folder.path / EVALUATION)
     fields = {
         "config": digest(values),
@@ -212,14 +265,20 @@ def _aer(run: RunDirectory, split: str, gold: list[str] | None) -> float | None:
     return 100 * alignment_error_rate(links, [parse_pharaoh(line) for line in gold]).aer
 
 
-def _curve(path: Path) -> list[tuple[float, float]]:
-    """(epoch, BLEU) of each validation."""
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read the records of metrics.jsonl; a line that a kill cut short is left out."""
     records = []
     for line in text_lines(path) if path.is_file() else []:
-        with suppress(ValueError):  # a line cut short by a kill
+        with suppress(ValueError):
             records.append(json.loads(line))
-    validations = [record for record in records if "validation/bleu" in record]
-    return [(float(_measure(record["epoch"])), float(_measure(record["validation/bleu"]))) for record in validations]
+    return records
+
+
+def _machine(manifest: Mapping[str, Any]) -> str:
+    """Describe the machine of the last start; empty if it is unknown."""
+    machine = (manifest.get("starts") or [{}])[-1].get("machine", {})
+    counts = [f"{key}={machine[key]}" for key in ("threads", "processes") if machine.get(key)]
+    return printable(", ".join(map(str, (*(machine[key] for key in ("name", "precision") if key in machine), *counts))))
 
 
 def _number(value: Any) -> Any:  # noqa: ANN401
@@ -229,20 +288,22 @@ def _number(value: Any) -> Any:  # noqa: ANN401
 
 
 def _measure(value: Any) -> Any:  # noqa: ANN401
-    """A duration, rate or count in the range of sensible values, or None."""
+    """Check a duration, rate, score or count, or None. Raises ValueError or TypeError if it is out of range."""
     if _number(value) is not None and value and not MIN_MEASURE <= value <= MAX_MEASURE:
         raise ValueError(f"{value!r} is out of range")
     return value
 
 
 def count_sentences(entry: Entry, held_out: HeldOut) -> Counted:
-    """The sentence statistics of an output, from the file beside it if that belongs to it."""
+    """Count the sentence statistics of an output, or read them from the file beside it."""
+    if entry.counted is not None:
+        return entry.counted
     texts = entry.hypotheses, held_out.references, held_out.settings
     return count(*texts) if entry.statistics is None else stored_counts(entry.statistics, *texts)
 
 
 def read_systems(systems: Sequence[str], held_out: HeldOut) -> list[Entry]:
-    """Outputs of other systems, each NAME=FILE. Raises UserError naming the file and what is wrong."""
+    """Read outputs of other systems, each NAME=FILE. Raises UserError naming the file and what is wrong."""
     entries: dict[str, Entry] = {}
     for system in systems:
         name, _, file = system.partition("=")

@@ -71,13 +71,14 @@ def one_warning_of_boxes() -> Iterator[None]:
 @cache
 def _warn_of_boxes() -> None:
     log.warning(
-        "heatmaps show boxes for characters that no installed font has; install fonts, e.g. fonts-noto-core and "
+        "pictures show boxes for characters that no installed font has; install fonts, e.g. fonts-noto-core and "
         "fonts-noto-cjk"
     )
 
 
 @cache
-def _installed_fonts() -> list[str]:
+def installed_fonts() -> list[str]:
+    """Return the families of FONTS that are installed."""
     names = set(fontManager.get_font_names())
     return [name for name in FONTS if name in names]
 
@@ -155,7 +156,7 @@ def _label(axes: Axes, source: Sequence[str], target: Sequence[str], title: str,
 
 def _label_style() -> dict[str, Any]:
     """Style of text that comes from data."""
-    return {"family": _installed_fonts(), "color": INK, "parse_math": False}
+    return {"family": installed_fonts(), "color": INK, "parse_math": False}
 
 
 def _draw_bar(figure: Figure, axes: Axes, cells: QuadMesh, meaning: str) -> None:

@@ -68,8 +68,10 @@ def make_run(path: Path, hypotheses: Sequence[str], *overrides: str, gold: bool 
     save_values(run.config, values)
     words = dict(override.split("=", 1) for override in overrides)
     choices = {"attention": words.get("attention", "bahdanau"), "encoder": words.get("encoder", "gru")}
-    training = {"seconds": 60.0, "epochs": 2.0, "target_tokens_per_second": 1000.0, "best_bleu": 12.5}
-    start = {"choices": {**choices, "attention/score": "additive"}, "overrides": list(overrides)}
+    training = {"seconds": 60.0, "steps": 20, "epochs": 2.0, "target_tokens": 60000, "best_step": 20, "best_bleu": 20.0}
+    training |= {"target_tokens_per_second": 1000.0}
+    machine = {"name": "a CPU", "precision": "fp32", "threads": 1}
+    start = {"choices": {**choices, "attention/score": "additive"}, "overrides": list(overrides), "machine": machine}
     run.update_json(
         run.manifest, {"starts": [start], "training": training, "parameters": 1234, "status": "finished", "data": {}}
     )
@@ -84,8 +86,11 @@ def make_run(path: Path, hypotheses: Sequence[str], *overrides: str, gold: bool 
         weights = {"source": ["source", "</s>"], "target": ["der", "</s>"], "weights": [[90, 10], [5, 95]]}
         write(run.alignments / "test.words.jsonl", [json.dumps(weights)] * len(REFERENCES))
     if curve:
-        points = [{"step": 5, "epoch": 0.5, "train/loss": 1.0}]
-        points += [{"step": 10 * n, "epoch": float(n), "validation/bleu": 10.0 * n} for n in (1, 2)]
+        points = [{"step": 5, "epoch": 0.5, "train/tokens_per_second": speed} for speed in (1500.0, 2000.0, 10.0)]
+        points += [
+            {"step": 10 * n, "epoch": float(n), "validation/bleu": 10.0 * n, "validation/perplexity": 9.0 - n}
+            for n in (1, 2)
+        ]
         write(run.metrics, [json.dumps(point) for point in points])
     return path
 

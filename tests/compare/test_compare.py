@@ -10,9 +10,9 @@ import pytest
 from made_runs import REFERENCES, SOURCES, make_run, worsened
 
 from nmt.compare.compare import compare, group
-from nmt.compare.entry import Entry, HeldOut, read_run
+from nmt.compare.entry import Entry, HeldOut, Training, Validation, read_run
 from nmt.config.errors import UserError
-from nmt.evaluate.bleu import Counts, ScoreSettings, count, score, sentence_bleu
+from nmt.evaluate.bleu import Counts, ScoreSettings, count, score, score_by_length, sentence_bleu
 from nmt.evaluate.significance import (
     Resampling,
     corpus_score,
@@ -189,15 +189,57 @@ def test_bleu_by_length_has_the_same_buckets_for_all() -> None:
     assert sum(part["sentences"] for part in good["bleu_by_length"]) == 60
 
 
+def trained(name: str, seed: int, update_seconds: float, curve: dict[int, float], machine: str = "a CPU") -> Entry:
+    points = [Validation(updates, updates / 10, bleu, None) for updates, bleu in curve.items()]
+    training = Training(100.0, max(curve), update_seconds, 1000.0, 5.0 + seed, machine, points)
+    lines = [f"{line} {seed}" for line in REFERENCES]
+    return Entry(f"{name}{seed}", lines, seed, name, {"attention": name}, parameters=1234, training=training)
+
+
+def test_at_an_equal_budget_scores_are_read_from_the_learning_curves() -> None:
+    """The fastest needs 20 updates of 1.5 s, the mean of its seeds: the other has made 30 / 4 updates then."""
+    given = [trained("fast", seed, seconds, {10: 8.0, 20: 12.0}) for seed, seconds in ((1, 1.0), (2, 2.0))]
+    given += [trained("slow", 1, 4.0, {10: 20.0, 40: 26.0}), Entry("their system", worsened(4))]
+    result = compared(given, baseline="fast")
+    fast, slow, other = (next(r for r in result["systems"] if r["name"] == n) for n in ("fast", "slow", "their system"))
+    assert result["budget"] == {"updates": 20, "seconds": 30.0}
+    assert (fast["bleu_equal_updates"], slow["bleu_equal_updates"]) == (12.0, 22.0)
+    assert fast["bleu_equal_time"] == pytest.approx((12.0 + (8.0 + 4.0 * 5 / 10)) / 2)  # 30 updates, 15 updates
+    assert slow["bleu_equal_time"] == pytest.approx(20.0 * 7.5 / 10)  # from 0 without training
+    assert [slow[key] for key in ("update_milliseconds", "cost_seconds", "perplexity")] == [4000.0, 160.0, 6.0]
+    assert {other[key] for key in ("bleu_equal_updates", "bleu_equal_time", "update_milliseconds", "seconds")} == {None}
+    assert slow["curve"] == [
+        {"updates": 10, "epoch": 1.0, "seconds": 40.0, "bleu": 20.0},
+        {"updates": 40, "epoch": 4.0, "seconds": 160.0, "bleu": 26.0},
+    ]
+
+
+def test_runs_of_several_machines_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    alike = [trained("a", 1, 1.0, {10: 8.0}), trained("b", 1, 1.0, {10: 8.0})]
+    assert compared(alike)["machines"] == ["a CPU"]
+    assert not caplog.records
+    result = compared([*alike, trained("c", 1, 1.0, {10: 8.0}, "a GPU")])
+    assert result["machines"] == ["a CPU", "a GPU"]
+    assert [row["machine"] for row in result["runs"]] == ["a CPU", "a CPU", "a GPU"]
+    assert "several machines (a CPU; a GPU): times and speeds do not compare" in caplog.text
+
+
 def test_costs_and_curves_are_means_of_what_is_known(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / str(n), worsened(n + 2), f"seed={n}") for n in (1, 2)]
-    (tmp_path / "2" / "metrics.jsonl").write_text('{"epoch": 1.0, "validation/bleu": 30.0}\n')
+    (tmp_path / "2" / "metrics.jsonl").write_text('{"step": 10, "epoch": 1.0, "validation/bleu": 30.0}\n')
     (tmp_path / "2" / "manifest.json").write_text('{"starts": [{}], "training": {"seconds": 20, "epochs": 1}}')
     (row,) = compared([read_run(run, "test")[0] for run in runs])["systems"]
-    assert (row["seconds"], row["epoch_seconds"], row["parameters"]) == (40.0, 25.0, 1234.0)
+    assert (row["seconds"], row["update_milliseconds"], row["parameters"]) == (40.0, 2000.0, 1234.0)
     assert (row["tokens_per_second"], row["sentences_per_second"]) == (1000.0, 50.0)
     assert row["aer"] == pytest.approx(50.0)
-    assert row["curve"] == [(1.0, 20.0), (2.0, 20.0)]
+    assert [(point["updates"], point["bleu"]) for point in row["curve"]] == [(10, 20.0), (20, 20.0)]
+    assert row["bleu_longest"] == pytest.approx(
+        statistics.mean(
+            score_by_length(count(worsened(n + 2), REFERENCES, SETTINGS).counts["bleu"], SOURCES, 5)[-1]["bleu"]
+            for n in (1, 2)
+        ),
+        abs=1e-3,
+    )
 
 
 def test_half_of_the_examples_differ_most_and_half_are_of_all_lengths() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from made_runs import REFERENCES, SOURCES, make_run, worsened, write
 
-from nmt.compare.entry import HeldOut, find_runs, read_run, read_systems
+from nmt.compare.entry import HeldOut, Training, Validation, find_runs, read_run, read_systems
 from nmt.config.errors import UserError
 from nmt.evaluate.bleu import ScoreSettings
 
@@ -28,15 +28,18 @@ def test_a_run_tells_all_that_is_known_of_it() -> None:
     assert entry.choices == {"attention": "luong_dot", "encoder": "gru"}
     assert entry.aer == pytest.approx(50.0)  # of two links one is right
     assert (entry.parameters, entry.sentences_per_second) == (1234, 50.0)
-    assert entry.training == {"seconds": 60.0, "epochs": 2.0, "target_tokens_per_second": 1000.0}
-    assert list(entry.curve) == [(1.0, 10.0), (2.0, 20.0)]
+    curve = [Validation(10, 1.0, 10.0, 8.0), Validation(20, 2.0, 20.0, 7.0)]
+    machine = "a CPU, fp32, threads=1"
+    assert entry.training == Training(60.0, 20, 3000 / 1500, 1000.0, 7.0, machine, curve)  # 3000 tokens per update
+    assert entry.training.cost == 40.0
     assert entry.word_weights == Path("a/alignments/test.words.jsonl")
 
 
 def test_what_a_run_has_not_got_is_none() -> None:
     make_run(Path("a"), worsened(3), "attention=none", gold=False, curve=False)
     entry, _ = read_run(Path("a"), "test")
-    assert (entry.aer, entry.word_weights, list(entry.curve)) == (None, None, [])
+    assert (entry.aer, entry.word_weights, list(entry.training.curve)) == (None, None, [])
+    assert (entry.training.seconds, entry.training.update_seconds, entry.training.cost) == (60.0, None, None)
 
 
 def test_only_seed_and_machine_leave_the_configuration_the_same() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from made_runs import FIGURES, REFERENCES, UNEXPLAINED, explain, make_run, worsened
 
-from nmt.compare.page import EXPLAINED, MASKING_CHARTS
+from nmt.compare.columns import EXPLAINED
+from nmt.compare.pictures import MASKING
 from nmt.compare.report import gather, write_comparison
 from nmt.config.errors import UserError
 from nmt.explain.faithfulness import FIGURES as NAMES
@@ -24,7 +25,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_figure_has_a_column_and_every_order_a_chart() -> None:
     assert tuple(column.key for column in EXPLAINED) == NAMES
-    assert set(MASKING_CHARTS) == set(FIGURES["curves"])
+    assert set(MASKING) == set(FIGURES["curves"])
 
 
 def test_all_files_hold_the_figures_and_what_is_missing_is_a_dash() -> None:

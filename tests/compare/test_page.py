@@ -1,4 +1,3 @@
-import itertools
 import json
 import math
 import re
@@ -15,7 +14,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
-from nmt.compare.page import EXPLAINED_COLUMNS, MASKING_CHARTS, page
+from nmt.compare.columns import EXPLAINED
+from nmt.compare.page import page
+from nmt.compare.pictures import MASKING, draw
 
 TESTS = ("difference", "difference_ci", "p", "p_raw", "detectable", "seeds_needed")
 HOSTILE = "\"'><img/src=x><script>alert(1)</script>&lt;{{7*7}}\u202e</style></title>"
@@ -27,10 +28,16 @@ def system(rank: int, name: str, **changes: object) -> dict[str, Any]:
     scores["bleu_ci"] = 1.05
     tests = {"aer": None, "difference": 1.25, "difference_ci": 0.75, "p": 0.0004, "p_raw": 0.0002}
     tests |= {"detectable": 0.875, "seeds_needed": math.inf}
-    costs = {"parameters": 1_250_000, "seconds": 200.0 + rank, "epoch_seconds": 34.0}
-    speeds = {"tokens_per_second": 5200.0, "sentences_per_second": None}
-    curves = {"bleu_by_length": buckets, "curve": [[1.0, 9.0], [2.0, 20.0 - rank]]}
-    explained: dict[str, object] = dict.fromkeys(column.key for column in EXPLAINED_COLUMNS) | {"masking_curves": {}}
+    costs = {"parameters": 1_250_000, "seconds": 200.0 + rank, "cost_seconds": 180.0 + rank}
+    costs |= {"update_milliseconds": 90.0}
+    speeds = {"tokens_per_second": 5200.0, "sentences_per_second": None, "perplexity": None}
+    at = {"bleu_equal_updates": 20.0 - rank, "bleu_equal_time": 18.0 - rank}
+    at |= {"bleu_longest": 30.0, "longest_words": [5, 5]}
+    points = [(1.0, 9.0), (2.0, 20.0 - rank)]
+    curve = [{"updates": 500 * e, "epoch": e, "seconds": 90 * e + rank, "bleu": bleu} for e, bleu in points]
+    curves = {"bleu_by_length": buckets, "curve": curve, **at}
+    explained: dict[str, object] = dict.fromkeys(column.key for column in EXPLAINED) | {"masking_curves": {}}
+    explained["faithfulness_sentences"] = None
     values = {"rank": rank, "name": name, "seeds": [1, 2], **scores, **tests, **costs, **speeds, **curves}
     return {**explained, **values, **changes}
 
@@ -43,6 +50,7 @@ def translation(name: str, text: str, source: str, *weights: list[int]) -> dict[
 def comparison(text: str = "Mann", **changes: object) -> dict[str, Any]:
     """Of three systems, of which the last is known by its output only; the text stands where strangers write."""
     unknown: dict[str, object] = dict.fromkeys(["parameters", "seconds", "tokens_per_second", "bleu_sd"])
+    unknown["cost_seconds"] = None
     systems = [
         system(1, "dot"),
         system(2, "base", **dict.fromkeys(TESTS), parameters=900_000),
@@ -62,12 +70,17 @@ def comparison(text: str = "Mann", **changes: object) -> dict[str, Any]:
         **{"split": "test", "sentences": 1000, "baseline": "base", "metric": "bleu", "missing": [], "comparisons": 2},
         **{"signature": f"nrefs:1|{text}", "chrf_signature": "c", "ter_signature": "t"},
         **{"bootstrap_samples": 1000, "randomisation_trials": 10000, "systems": systems, "examples": [example]},
+        **{"budget": {"updates": 1000, "seconds": 181.0}, "machines": ["a CPU"]},
         "differences": [
             {"system": row["name"], "baseline": "base", **{key: row[key] for key in TESTS}} for row in systems[::2]
         ],
         "runs": [{"system": text, "seed": None, "run": f"outputs/{text}", **scores, **tests}],
         **changes,
     }
+
+
+def rendered(*comparisons: dict[str, Any]) -> str:
+    return page(comparisons, [draw(each, number) for number, each in enumerate(comparisons, 1)])
 
 
 class Parsed(HTMLParser):
@@ -89,14 +102,15 @@ class Parsed(HTMLParser):
 
 
 def test_text_of_strangers_stays_text() -> None:
-    harmless, hostile = Parsed(page([comparison()])), Parsed(page([comparison(HOSTILE)]))
+    plain = "M" * len(HOSTILE)
+    harmless, hostile = Parsed(rendered(comparison(plain))), Parsed(rendered(comparison(HOSTILE)))
     assert hostile.elements == harmless.elements
-    assert sum(HOSTILE in text for text in hostile.texts) == sum("Mann" in text for text in harmless.texts) > 10
+    assert sum(HOSTILE in text for text in hostile.texts) == sum(plain in text for text in harmless.texts) > 10
     assert any(value == f"outputs/{HOSTILE}" for value in hostile.values)
 
 
 def test_nothing_is_asked_of_anyone() -> None:
-    parsed = Parsed(page([comparison()]))
+    parsed = Parsed(rendered(comparison()))
     assert not {"src", "href", "action", "srcset", "data"} & {name for _, *names in parsed.elements for name in names}
     policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline';"
     assert any(value.startswith(policy) for value in parsed.values)
@@ -104,26 +118,26 @@ def test_nothing_is_asked_of_anyone() -> None:
 
 
 def test_columns_and_charts_of_which_nothing_is_known_are_left_out() -> None:
-    texts = Parsed(page([comparison()])).texts
-    assert {"BLEU", "parameters", "raw p", "Learning curves", "BLEU by training time"} <= set(texts)
+    texts = Parsed(rendered(comparison())).texts
+    charts = {"BLEU: difference to base, with 95 % intervals", "Learning curves", "BLEU against training time"}
+    assert {"BLEU", "parameters", "raw p", *charts} <= set(texts)
     assert texts.count("AER %") == 1  # of the single runs
-    assert "decoding, sentences/s" not in texts
+    assert "sentences/s, search" not in texts
     systems = comparison()["systems"]
-    unknown = dict.fromkeys([*TESTS, "seconds", "bleu_sd"])
+    unknown = dict.fromkeys([*TESTS, "seconds", "cost_seconds", "bleu_sd"])
     bare = [row | unknown | {"curve": [], "bleu_by_length": []} for row in systems]
-    rest = Parsed(page([comparison(systems=bare, differences=[], runs=[], examples=[])])).texts
-    assert not {"raw p", "difference", "training time", "Charts", "Learning curves", "Examples", "compared with"} & set(
-        rest
-    )
-    assert not any("raw p is the probability" in text or "Detects" in text for text in rest)
+    rest = Parsed(rendered(comparison(systems=bare, differences=[], runs=[], examples=[]))).texts
+    absent = {"raw p", "difference", "training time", "Charts", "Examples", "compared with", *charts}
+    assert not absent & set(rest)
+    assert not any("Detects" in text for text in rest)
 
 
 def test_cells() -> None:
-    texts = Parsed(page([comparison()])).texts
+    texts = Parsed(rendered(comparison())).texts
     assert {
         "35.00",
         "± 1.05",
-        "1.25",
+        "+1.25",
         "± 0.75",
         "0.88",
         "inf",
@@ -134,19 +148,19 @@ def test_cells() -> None:
         "1,000 sentences",
     } <= {part for text in texts for part in (text, text.partition(": ")[2])}
     stars = [texts[index - 1] for index, text in enumerate(texts) if text == "*"]
-    assert stars == ["< 0.001"]
+    assert stars == ["0.0004"]
     full = [text for text in texts if text]
     first, second = (index for index, text in enumerate(full) if text == "baseline")
     assert (full[first + 1], full[second - 1]) == ("base", "base")
 
 
 def test_what_attention_explains_has_a_section_where_it_was_measured() -> None:
-    curves = {order: [1.0, 0.5, 0.4, 0.3, 0.2, 0.1] for order in MASKING_CHARTS}
+    curves = {order: [1.0, 0.5, 0.4, 0.3, 0.2, 0.1] for order in MASKING}
     measured = {"tau": 0.4321, "tau_sd": 0.0123, "area_attention": 0.35, "faithfulness_sentences": 200}
     first, second, third = comparison()["systems"]
     by_chance = {"area_random": 0.77, "masking_curves": {"random": curves["random"]}}
     systems = [first | measured | {"masking_curves": curves}, second | by_chance, third]
-    texts = Parsed(page([comparison(systems=systems)])).texts
+    texts = Parsed(rendered(comparison(systems=systems))).texts
     section = texts[texts.index("What attention explains") : texts.index("Examples")]
     assert {
         "Kendall's tau",
@@ -156,17 +170,17 @@ def test_what_attention_explains_has_a_section_where_it_was_measured() -> None:
         "0.350",
         "0.770",
         "200",
-        *MASKING_CHARTS.values(),
+        *MASKING.values(),
     } <= {*section}
     assert not {"AER %, saliency", "area, saliency"} & set(section)
     assert not any("scores the links" in text for text in section)
-    assert sum("share of the probability that is left: 0.50" in text for text in section) == 4  # points of four lines
-    nothing = Parsed(page([comparison()])).texts
-    assert not {"What attention explains", *MASKING_CHARTS.values()} & set(nothing)
+    assert sum("share of the probability: 0.5" in text for text in section) == 4  # points of four lines
+    nothing = Parsed(rendered(comparison())).texts
+    assert not {"What attention explains", *MASKING.values()} & set(nothing)
 
 
 def test_runs_that_do_not_compare_are_apart() -> None:
-    one, two = Parsed(page([comparison()])), Parsed(page([comparison(), comparison(split="validation")]))
+    one, two = Parsed(rendered(comparison())), Parsed(rendered(comparison(), comparison(split="validation")))
     assert [sum(element[0] == "section" for element in each.elements) for each in (one, two)] == [1, 2]
     assert any("Not all of these runs have comparable scores" in text for text in two.texts)
     assert not any("Not all of these runs have comparable scores" in text for text in one.texts)
@@ -182,7 +196,7 @@ def browser() -> Iterator[webdriver.Chrome]:
 @pytest.fixture
 def chrome(browser: webdriver.Chrome, tmp_path: Path) -> webdriver.Chrome:
     """With the page on a desktop's screen, in light colours."""
-    (tmp_path / "index.html").write_text(page([comparison(), comparison(HOSTILE)]), encoding="utf-8")
+    (tmp_path / "index.html").write_text(rendered(comparison(), comparison(HOSTILE)), encoding="utf-8")
     show(browser, 1280, 900)
     browser.get_log("performance")
     browser.get((tmp_path / "index.html").as_uri())
@@ -201,26 +215,12 @@ def find(chrome: webdriver.Chrome, selector: str) -> list[WebElement]:
 
 
 def test_the_table_counts_seeds_and_names_break_between_their_parts(tmp_path: Path) -> None:
-    html = page([comparison("attention/alignment=posterior")])
+    html = rendered(comparison("attention/alignment=posterior"))
     rows = re.findall(r"<tr.*?</tr>", html, re.S)
     (row,) = [row for row in rows if "<bdi>dot</bdi>" in row and ">1</td>" in row]
     assert ">2</td>" in row
     assert "1, 2" not in row
     assert "<bdi>attention/<wbr>alignment=<wbr>posterior</bdi>" in html
-
-
-def test_bins_of_one_size_have_one_place_each() -> None:
-    buckets = [{"words": [n, n + 1], "sentences": 3, "bleu": 40.0 - n} for n in (4, 9, 10, 11, 12, 30)]
-    shown = comparison()
-    systems = [{**system, "bleu_by_length": buckets} for system in shown["systems"]]
-    html = page([{**shown, "systems": systems}])
-    chart = html[html.index("BLEU by source length") :]
-    line = re.search(r'class="line" d="M([^"]+)"', chart[chart.index("<path") :])
-    assert line is not None
-    positions = [float(point.split()[0]) for point in line[1].split("L")]
-    steps = {round(right - left) for left, right in itertools.pairwise(positions)}
-    assert len(positions) == len(buckets)
-    assert max(steps) - min(steps) <= 1
 
 
 def words(chrome: webdriver.Chrome, number: int) -> list[WebElement]:
@@ -290,22 +290,26 @@ def test_headings_sort(chrome: webdriver.Chrome) -> None:
     parameters.click()
     assert order() == ["base", "dot", "Mann"]
     assert [each.get_attribute("aria-sort") for each in (rank, name, parameters)] == ["none", "none", "ascending"]
-    ActionChains(chrome).send_keys(Keys.ENTER).perform()
+    parameters.find_element(By.TAG_NAME, "button").send_keys(Keys.ENTER)
     assert order() == ["dot", "base", "Mann"]  # what is unknown stays last
     assert parameters.get_attribute("aria-sort") == "descending"
     table.find_element(By.XPATH, ".//th[.='BLEU']").click()
     assert order() == ["dot", "base", "Mann"]
 
 
-@pytest.mark.parametrize("selector", [".legend button", "tbody tr", ".chart [data-system] .line"])
+@pytest.mark.parametrize("selector", [".legend button", "tbody tr", ".chart [data-system]"])
 def test_a_system_is_set_off_in_all_charts(chrome: webdriver.Chrome, selector: str) -> None:
-    chrome.execute_script("for (const each of document.querySelectorAll('g')) each.style.transition = 'none'")
-    faded = "return [...document.querySelectorAll('.chart g')].map(each => getComputedStyle(each).opacity < 0.5)"
-    ActionChains(chrome).move_to_element(find(chrome, selector)[1]).perform()
-    drawn = ["0", "1", "2", "0", "1", "2", "0", "1"]
-    assert chrome.execute_script(faded) == [number != "1" for number in drawn] + [False] * 8
+    parts = "[...document.querySelectorAll('.comparison:first-of-type .chart [data-system]')]"
+    chrome.execute_script(f"for (const part of {parts}) part.style.transition = 'none'")
+    state = f"return {parts}.map(part => [part.dataset.system, getComputedStyle(part).opacity < 0.5])"
+    chosen = find(chrome, selector)[1]
+    number = chosen.get_attribute("data-system")
+    ActionChains(chrome).move_to_element(chosen).perform()
+    faded = chrome.execute_script(state)
+    assert len({system for system, _ in faded}) == 3
+    assert all(is_faded == (system != number) for system, is_faded in faded)
     ActionChains(chrome).move_to_element(find(chrome, "h2")[0]).perform()
-    assert not any(chrome.execute_script(faded))
+    assert not any(is_faded for _, is_faded in chrome.execute_script(state))
 
 
 def test_it_asks_for_nothing_and_runs_without_errors(chrome: webdriver.Chrome) -> None:

@@ -18,9 +18,10 @@ from forks import call
 from made_runs import REFERENCES, SOURCES, make_run, worsened, write
 
 from nmt.compare.jobs import mark_sweep
-from nmt.compare.report import gather, write_comparison
+from nmt.compare.report import compare_runs, gather, tables, write_comparison
 from nmt.config.errors import UserError
 from nmt.evaluate.bleu import METRICS, SUFFIX, Counted, ScoreSettings, count, write_counts
+from nmt.system.text_table import markdown, terminal
 
 QUICK: dict[str, Any] = {"bootstrap_samples": 100, "randomisation_trials": 100, "examples": 4, "sentences": []}
 
@@ -53,7 +54,7 @@ def test_what_a_folder_holds_unfinished_is_left_out_and_told(caplog: pytest.LogC
         ("manifest.json", '{"starts": [3]}'),
         ("manifest.json", '{"training": {"seconds": "long"}}'),
         ("manifest.json", '{"training": {"seconds": -60.0}}'),
-        ("manifest.json", '{"training": {"seconds": 1e300, "epochs": 1e-300}}'),
+        ("manifest.json", '{"training": {"seconds": 1e300}}'),
         ("metrics.jsonl", '{"epoch": 1, "validation/bleu": 1e308}'),
     ],
 )
@@ -86,8 +87,7 @@ def record(run: Path, start: dict[str, Any]) -> None:
     (run / "manifest.json").write_text(json.dumps(manifest))
 
 
-@pytest.mark.parametrize("markdown", [False, True])
-def test_no_name_or_error_of_a_run_controls_the_terminal(markdown: bool) -> None:
+def test_no_name_or_error_of_a_run_controls_the_terminal() -> None:
     make_run(Path("sweep/a"), worsened(2))
     record(make_run(Path("sweep/b"), REFERENCES, "encoder.layers=2"), {"choices": {"attention": f"{ESCAPE}none"}})
     record(make_run(Path("sweep/c"), REFERENCES, "seed=2"), {"overrides": [f"decoder.dropout={ESCAPE}", f"{ESCAPE}=1"]})
@@ -97,7 +97,7 @@ def test_no_name_or_error_of_a_run_controls_the_terminal(markdown: bool) -> None
     for name, error in ((f"{ESCAPE}failed", f"{ESCAPE}\n".encode()), ("unreadable", b"\xff\n")):
         Path(f"sweep/{name}").mkdir()
         Path(f"sweep/{name}/error.txt").write_bytes(error)
-    given = ["runs=sweep", "output=out", f"markdown={markdown}", "bootstrap_samples=100", "randomisation_trials=100"]
+    given = ["runs=sweep", "output=out", "markdown=true", "bootstrap_samples=100", "randomisation_trials=100"]
     done = call("nmt-compare", *given, cwd=Path.cwd())
     assert done.returncode == 0, done.stderr.decode()
     printed = (done.stdout + done.stderr).decode()
@@ -105,7 +105,7 @@ def test_no_name_or_error_of_a_run_controls_the_terminal(markdown: bool) -> None
     assert printed.count("left out: ") == 3
     assert b"\\x1b[31m" in done.stdout
     assert b"\\x1b[31m" in done.stderr
-    for path in Path("out").iterdir():
+    for path in (path for path in Path("out").iterdir() if path.suffix != ".png"):
         assert b"\x1b" not in path.read_bytes()
 
 
@@ -151,7 +151,8 @@ def test_all_files_say_the_same() -> None:
         "comparison.csv",
         "comparison.json",
         "comparison.md",
-        "differences.csv",
+        *("cost.png", "cost.svg", "curves.png", "curves.svg"),
+        *("differences.csv", "differences.png", "differences.svg"),
         "index.html",
         "systems.csv",
     ]
@@ -179,7 +180,8 @@ def test_all_files_say_the_same() -> None:
             assert shown in markdown
             assert f"{row['difference']:.2f}" in page
             assert f"{row['detectable']:.2f}" in page
-    assert "from none at least this large" in markdown
+    assert "in BLEU from none at least this large" in markdown
+    assert "Times and speeds are of a CPU, fp32, threads=1." in markdown
     assert "other seeds may differ more" in printed  # there is one seed each
     with Path("out/systems.csv").open() as file:
         by_system = list(csv.DictReader(file))
@@ -235,31 +237,34 @@ def test_a_sweep_that_is_not_finished_says_how_many_runs_are_missing() -> None:
     mark_sweep(Path("sweep"), 3)  # continued with fewer values
     said = "sweep: unfinished: 3 of 5 runs are missing."
     assert said in write_comparison(["sweep"], Path("out"), **QUICK).splitlines()
-    assert json.loads(Path("out/comparison.json").read_text())["comparisons"][0]["missing"] == [said]
     assert said in Path("out/index.html").read_text()
-    assert "unfinished" not in write_comparison(["sweep/1", "sweep/2"], Path("out"), **QUICK)
+    assert compare_runs(["sweep"], **QUICK)[0]["missing"] == [said]
+    assert compare_runs(["sweep/1", "sweep/2"], **QUICK)[0]["missing"] == []
     for unknown in (b"", b"many", b"2"):  # of a search, damaged, and finished
         Path("sweep/.nmt-sweep").write_bytes(unknown)
-        assert "unfinished" not in write_comparison(["sweep"], Path("out"), **QUICK)
+        assert compare_runs(["sweep"], **QUICK)[0]["missing"] == []
 
 
 def test_a_column_that_nothing_fills_is_left_out() -> None:
     make_run(Path("a"), worsened(8), "attention=none", gold=False)
-    printed = write_comparison(["a"], Path("out"), **QUICK)
-    head = printed.splitlines()[2]
+    comparisons = compare_runs(["a"], **QUICK)
+    head = tables(comparisons, terminal).splitlines()[2]
     assert "AER" not in head
     assert "difference" not in head
-    assert "training time" in head
-    assert write_comparison(["a"], Path("out"), markdown=True, **QUICK).splitlines()[2].startswith("|")
+    assert "ms/update" in head
+    assert tables(comparisons, markdown).splitlines()[2].startswith("|")
 
 
-def test_those_apart_have_a_table_each() -> None:
+def test_those_apart_have_a_table_and_pictures_each() -> None:
     make_run(Path("a"), worsened(8))
     make_run(Path("c"), worsened(8), "evaluation.tokenize=char")
     printed = write_comparison(["a", "c"], Path("out"), separate_incomparable=True, **QUICK)
     assert "tok:13a" in printed
     assert "tok:char" in printed
     assert len(json.loads(Path("out/comparison.json").read_text())["comparisons"]) == 2
+    assert {path.name for path in Path("out").glob("curves*")} == {
+        f"curves{n}.{e}" for n in ("", "-2") for e in ("png", "svg")
+    }
 
 
 def test_a_baseline_is_named_by_system_or_by_run() -> None:
@@ -268,8 +273,8 @@ def test_a_baseline_is_named_by_system_or_by_run() -> None:
     make_run(Path("c"), worsened(3), "evaluation.lowercase=true")
 
     def baselines(baseline: str, *runs: str) -> list[str]:
-        write_comparison(runs, Path("out"), baseline=baseline, separate_incomparable=True, **QUICK)
-        return [each["baseline"] for each in json.loads(Path("out/comparison.json").read_text())["comparisons"]]
+        comparisons = compare_runs(runs, baseline=baseline, separate_incomparable=True, **QUICK)
+        return [comparison["baseline"] for comparison in comparisons]
 
     for name in ("bahdanau", "b", "b/", "./b", str(Path("b").resolve())):
         assert baselines(name, "a", "b") == ["bahdanau"]
@@ -300,7 +305,7 @@ def test_a_line_that_a_kill_cut_short_costs_nothing_else() -> None:
     with (make_run(Path("a"), REFERENCES) / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 3.0, "validation/bleu": 3')
     (((entry,), _),) = gather(["a"], [], "test", False)
-    assert list(entry.curve) == [(1.0, 10.0), (2.0, 20.0)]
+    assert [point.updates for point in entry.training.curve] == [10, 20]
 
 
 @pytest.mark.slow

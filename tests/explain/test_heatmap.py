@@ -216,7 +216,7 @@ def test_text_runs_in_its_direction(label: str, seen: str, angle: int) -> None:
 
 
 def test_each_script_is_drawn_in_a_font_that_is_installed() -> None:
-    installed = heatmap._installed_fonts()
+    installed = heatmap.installed_fonts()
     figure = draw_alignment(np.eye(2), ["▁東", "▁京"], ["▁a", "▁b"], title="東!")
     assert installed[0] == FONTS[0]
     assert {tuple(text.get_fontfamily()) for text in figure.findobj(Text) if text.get_text() in ("東", "a", "東!")} == {
@@ -227,7 +227,7 @@ def test_each_script_is_drawn_in_a_font_that_is_installed() -> None:
 def test_characters_without_a_font_are_boxes_and_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(heatmap, "_installed_fonts", lambda: list(FONTS[:1]))
+    monkeypatch.setattr(heatmap, "installed_fonts", lambda: list(FONTS[:1]))
     heatmap._warn_of_boxes.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

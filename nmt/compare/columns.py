@@ -1,0 +1,232 @@
+"""The columns of a comparison's tables, and the text of their cells, for the terminal, Markdown and the page."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from nmt.compare.compare import SIGNIFICANT, Comparison
+from nmt.system.text_table import Column, decimals, human_count, human_duration
+
+Row = Mapping[str, Any]
+NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "comet": "COMET"}
+HIGHER_IS_BETTER = {"bleu", "chrf", "comet", "tokens_per_second", "sentences_per_second"} | {
+    f"bleu_{part}" for part in ("longest", "equal_updates", "equal_time")
+}
+IN_FULL = {  # left out on the terminal
+    *(f"{name}_sd" for name in NAMES),
+    *("ter", "detectable", "seeds_needed", "p_stratified", "perplexity", "bleu_longest", "bleu_equal_updates"),
+    *("bleu_equal_time", "seconds", "tokens_per_second", "sentences_per_second"),
+}
+LEAST_P = 0.0001  # smaller ones are shown as below it
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A table cell; `value` is its sort key, None if it is unknown."""
+
+    text: str
+    value: object
+    spread: str | None = None  # what follows ±
+    significant: bool = False
+
+    def __str__(self) -> str:
+        """Join the text and what follows it."""
+        return self.text if self.spread is None else f"{self.text} ± {self.spread}"
+
+
+def cell(row: Row, column: Column, metric: str) -> Cell | None:
+    """Format a value of a row with what follows ±; None if there is no value.
+
+    That is half the width of the 95 % interval after the metric that ranks, a difference and a run's score, and the
+    standard deviation between seeds after other means.
+    """
+    value = row.get(column.key)
+    if value is None:
+        return None
+    interval = row.get(f"{column.key}_ci")
+    spread = interval if column.key == metric else row.get(f"{column.key}_sd", interval)
+    sort_key = value if isinstance(value, int | float) else column.show(value)
+    show_spread = column.show if column.key != "difference" else score_decimals(metric)
+    return Cell(
+        column.show(value),
+        sort_key,
+        None if spread is None else show_spread(spread),
+        column.key == "p" and value < SIGNIFICANT,
+    )
+
+
+def with_values(columns: Iterable[Column], rows: Sequence[Row]) -> list[Column]:
+    """Keep the columns that have a value in any row."""
+    return [column for column in columns if any(row.get(column.key) is not None for row in rows)]
+
+
+def system_columns(comparison: Comparison) -> list[Column]:
+    """List the columns of the ranked table, without those that have no value."""
+    metric, budget, rows = comparison["metric"], comparison["budget"], comparison["systems"]
+    words = "-".join(map(str, dict.fromkeys(rows[0]["longest_words"])))
+    updates, seconds = budget["updates"], budget["seconds"]
+    first, *details = _test_columns(metric)
+    others = [Column(name, heading, score_decimals(name)) for name, heading in NAMES.items() if name != metric]
+    columns = [
+        Column("rank", "#"),
+        Column("name", "system"),
+        Column("seeds", "seeds", _seed_count),
+        Column(metric, NAMES[metric], score_decimals(metric)),
+        Column("letters", "groups"),
+        first,
+        details[0],
+        *others,
+        Column("aer", "AER %", decimals(1)),
+        Column("bleu_longest", f"BLEU, {words} words", decimals(2)),
+        Column("perplexity", "validation perplexity", decimals(2)),
+        Column("bleu_equal_updates", f"validation BLEU, {updates or 0:,} updates", decimals(2)),
+        Column("bleu_equal_time", f"validation BLEU, {human_duration(seconds or 0)}", decimals(2)),
+        Column("parameters", "parameters", human_count),
+        Column("update_milliseconds", "ms/update", decimals(0)),
+        Column("sentences_per_second", "sentences/s, search", "{:,.0f}".format),
+        Column("tokens_per_second", "tokens/s, training", "{:,.0f}".format),
+        Column("seconds", "training time", human_duration),
+        *details[1:],
+        Column(f"{metric}_sd", "sd of seeds", score_decimals(metric)),
+    ]
+    return with_values(columns, rows)
+
+
+def difference_columns(comparison: Comparison) -> list[Column]:
+    """List the columns of the table of pairs."""
+    columns = [Column("system", "system"), Column("baseline", "from"), *_test_columns(comparison["metric"])]
+    return with_values(columns, comparison["differences"])
+
+
+def run_columns(comparison: Comparison) -> list[Column]:
+    """List the columns of the table of single runs."""
+    machine = [Column("machine", "machine")] if len(comparison["machines"]) > 1 else []
+    columns = [
+        Column("run", "run"),
+        Column("system", "system"),
+        Column("seed", "seed"),
+        *(Column(name, heading, score_decimals(name)) for name, heading in NAMES.items()),
+        Column("aer", "AER %", decimals(1)),
+        Column("p_bootstrap", "p, bootstrap", _p_value),
+        Column("p_randomisation", "p, randomisation", _p_value),
+        Column("baseline_run", "compared with"),
+        *machine,
+        *EXPLAINED,
+    ]
+    return with_values(columns, comparison["runs"])
+
+
+def explained_columns(comparison: Comparison) -> list[Column]:
+    """List the columns of the table of what attention explains; none if nothing was measured."""
+    measured = with_values(EXPLAINED, comparison["systems"])
+    return [Column("name", "system"), *measured, Column("faithfulness_sentences", "sentences")] if measured else []
+
+
+EXPLAINED = (
+    Column("tau", "Kendall's tau", decimals(3)),
+    Column("aer_attention", "AER %, attention", decimals(1)),
+    Column("aer_saliency", "AER %, saliency", decimals(1)),
+    Column("aer_both", "AER %, both", decimals(1)),
+    Column("area_attention", "area, attention", decimals(3)),
+    Column("area_saliency", "area, saliency", decimals(3)),
+    Column("area_random", "area, random", decimals(3)),
+)
+
+
+def _test_columns(metric: str) -> list[Column]:
+    show = score_decimals(metric)
+    return [
+        Column("difference", "difference", lambda value: f"{'' if value < 0 else '+'}{show(value)}"),
+        Column("p", "p", _p_value),
+        Column("p_raw", "raw p", _p_value),
+        Column("p_stratified", "p, stratified", _p_value),
+        Column("detectable", "detects", show),
+        Column("seeds_needed", "seeds needed", lambda count: "inf" if math.isinf(count) else str(count)),
+    ]
+
+
+def score_decimals(metric: str) -> Callable[[float], str]:
+    """Return a formatter of scores and of differences between them."""
+    return decimals(4 if metric == "comet" else 2)
+
+
+def _p_value(p: float) -> str:
+    return f"{p:.4f}" if p >= LEAST_P else f"<{LEAST_P}"
+
+
+def _seed_count(seeds: Sequence[int]) -> str:
+    return str(len(seeds)) if seeds else "-"
+
+
+def power(comparison: Comparison) -> str:
+    """Say how large a difference these seeds and sentences could have shown; empty where nothing varies."""
+    rows, name = comparison["differences"], NAMES[comparison["metric"]]
+    show, sizes = score_decimals(comparison["metric"]), [row["detectable"] for row in rows]
+    if not any(sizes):  # no pair of systems, or outputs that are all equal
+        return ""
+    spread = f" (the median; {show(min(sizes))} to {show(max(sizes))})" if len(sizes) > 1 else ""
+    base = "between two systems" if comparison["baseline"] is None else f"to {comparison['baseline']}"
+    text = f"Detects a difference {base} of {show(median(sizes))} {name} with 80 %{spread}."
+    if any(row["seeds_needed"] is None for row in rows):
+        text += (
+            " Where two systems have one seed each, p and interval know only the variance between sentences: other "
+            "seeds may differ more."
+        )
+    return text
+
+
+def notes_on_scores(comparison: Comparison) -> str:
+    """Explain scores, intervals and tests."""
+    samples, trials = comparison["bootstrap_samples"], comparison["randomisation_trials"]
+    metric = NAMES[comparison["metric"]]
+    reference = "the other system" if comparison["baseline"] is None else comparison["baseline"]
+    groups = " Systems without a common letter differ." if comparison["baseline"] is None else ""
+    return (
+        "BLEU, chrF and COMET: higher is better; TER and AER: lower is better. BLEU of so many words: of the fifth of "
+        "the test set with the longest sources. Scores are means over the seeds. ± "
+        f"after {metric} and after a difference is half the width of the 95 % interval, which contains the variance "
+        "between seeds and that between sentences; after another mean it is the standard deviation over the seeds. "
+        f"raw p: probability of a difference in {metric} from {reference} at least this large if both systems were "
+        "equally good, by a t test with both variances; of one seed each the larger p of paired bootstrap "
+        f"({samples:,} samples) and paired approximate randomisation ({trials:,} trials). p: the same, corrected for "
+        f"{comparison['comparisons']} comparisons by Holm's method; * below {SIGNIFICANT}.{groups} p, stratified: by "
+        "stratified approximate randomisation, for these runs alone, not corrected. detects: the difference found "
+        "with a probability of 80 %. seeds needed: the seeds of each system with which a difference such as the "
+        "observed one is found with 80 %; inf: more seeds alone are not enough, the test set is too small. Single "
+        "runs are tested against the baseline's run of the same seed between sentences alone, not corrected."
+    )
+
+
+def notes_on_costs(comparison: Comparison) -> str:
+    """Explain times and the scores at an equal budget; empty where nothing is known of the training."""
+    budget, machines = comparison["budget"], comparison["machines"]
+    if budget["updates"] is None:
+        return ""
+    text = (
+        f"validation BLEU, {budget['updates']:,} updates: at the number of updates of the shortest run, read from the "
+        "learning curves, linear between validations."
+    )
+    if budget["seconds"] is not None:
+        text += (
+            " ms/update: target tokens of a mean update, divided by the median speed of the logged windows. validation "
+            f"BLEU, {human_duration(budget['seconds'])}: read from the same curves at the time in which the fastest "
+            "system made all its updates. The time at a validation is the number of updates before it times ms/update, "
+            "without validations. Schedules are not shortened for it: a slower system is in the middle of its own then."
+        )
+    if len(machines) > 1:
+        text += (
+            f" The runs are of {len(machines)} machines ({'; '.join(machines)}): times and speeds, and what is read at "
+            "equal time, do not compare between them."
+        )
+    elif machines:
+        text += f" Times and speeds are of {machines[0]}."
+    return text
+
+
+EXPLANATION = (
+    "Kendall's tau: of attention weights and gradients (saliency), by source token. AER %: of the links that each of "
+    "them and both together give. area: under the curve of an output token's probability while source tokens are "
+    "masked in that order; the smaller against random, the better the explanation."
+)

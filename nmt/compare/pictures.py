@@ -1,0 +1,509 @@
+"""Pictures of a comparison, drawn by matplotlib: PNG and SVG files, and SVG for the page in the page's colours.
+
+Systems are numbered from 0 by their rank, in every picture. The first ones have colours and markers of their own; the
+others are grey, so that many systems stay readable, and every line and point has its system's name beside it.
+"""
+
+import io
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+import matplotlib
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.transforms import Bbox
+
+from nmt.compare.columns import NAMES, score_decimals
+from nmt.compare.compare import SIGNIFICANT, Comparison
+from nmt.explain.heatmap import installed_fonts, one_warning_of_boxes
+
+# The page's light colours by the names of its custom properties, which replace them on the page.
+THEME = {
+    "ink": "#1a1f26",
+    "muted": "#586270",
+    "rule": "#dce0e6",
+    "paper": "#ffffff",
+    "colour-0": "#2f5cf0",
+    "colour-1": "#a85a12",
+    "colour-2": "#1b9e89",
+    "colour-3": "#8f1d4f",
+    "colour-4": "#a98c16",
+    "colour-5": "#5e2fa0",
+}
+COLOURS = [colour for name, colour in THEME.items() if name.startswith("colour")]
+INK, MUTED, RULE, PAPER = (THEME[name] for name in ("ink", "muted", "rule", "paper"))
+MARKERS, GLYPHS = "os^Dv*", "●■▲◆▼★"  # of the coloured systems, in pictures and in tables
+GREY = "·"
+SHADES = LinearSegmentedColormap.from_list("shades", ["#e9a15b", "#fbf3ea", "#f4f5f7", "#eaf0fc", "#86a8ee"])
+CELL_INK = "#15191e"  # on shades, which are the same in both themes
+WIDTH = 8.6  # inches
+FONT, LINE = 8.5, 12.0  # points: size of a name and height of its line
+DPI = 200
+MAX_NAME = 30  # letters
+CENTRAL = 0.9  # share of the systems that decides the limits of an axis; the others stand at its edge
+SVG = "http://www.w3.org/2000/svg"
+Drawn = tuple[str, Figure, Mapping[str, Sequence[str]]]  # fields of Picture
+STYLE: Any = {
+    **{"font.size": FONT, "axes.labelsize": FONT, "axes.titlesize": 11, "xtick.labelsize": 8, "ytick.labelsize": 8},
+    **{"text.color": INK, "axes.labelcolor": MUTED, "xtick.color": MUTED, "ytick.color": MUTED},
+    **{"axes.edgecolor": RULE, "axes.spines.top": False, "axes.spines.right": False, "grid.color": RULE},
+    **{"grid.linewidth": 0.7, "axes.axisbelow": True, "axes.titlelocation": "left", "axes.titleweight": "bold"},
+    **{"figure.facecolor": PAPER, "axes.facecolor": PAPER, "text.parse_math": False, "svg.fonttype": "none"},
+}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure with the texts that appear under the pointer, by the id of an artist: one for each of its points."""
+
+    name: str  # of its files, without the ending
+    title: str
+    figure: Figure
+    hints: Mapping[str, Sequence[str]]
+
+    def png(self) -> bytes:
+        """Render as PNG."""
+        return self._rendered(format="png", dpi=DPI, metadata={"Software": None})
+
+    @cached_property
+    def svg(self) -> str:
+        """Render as SVG, whose ids differ from those of pictures with other names."""
+        return self._rendered(format="svg", metadata={"Date": None, "Creator": None}).decode()
+
+    def inline(self) -> Markup:
+        """Convert to SVG for the page: in its colours, with hints, and with the number of the system of each part."""
+        root = ElementTree.fromstring(self.svg)
+        for parent in root.iter():
+            for child in list(parent):
+                if child.tag in (f"{{{SVG}}}metadata", f"{{{SVG}}}style"):
+                    parent.remove(child)
+        for element in root.iter():
+            artist = element.get("id", "")
+            if number := re.match(r"system-(\d+)-", artist):
+                element.set("data-system", number[1])
+                for point, hint in zip(element.iter(f"{{{SVG}}}use"), self.hints.get(artist, ()), strict=False):
+                    ElementTree.SubElement(point, f"{{{SVG}}}title").text = hint
+            if not element.tag.endswith(("clipPath", "path")):
+                element.attrib.pop("id", None)
+        root.attrib |= {"class": "chart", "role": "img", "aria-label": self.title}
+        for size in ("width", "height"):
+            root.attrib.pop(size)
+        ElementTree.register_namespace("", SVG)
+        ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
+        text = re.sub(
+            r"font-family: [^;]*; ?", "", ElementTree.tostring(root, encoding="unicode")
+        )  # the page has its own
+        for variable, colour in THEME.items():
+            text = text.replace(colour, f"var(--{variable})")
+        return Markup(text)
+
+    def _rendered(self, **options: Any) -> bytes:  # noqa: ANN401
+        file = io.BytesIO()
+        with _style(self.name):
+            self.figure.savefig(file, **options)
+        return file.getvalue()
+
+
+class Series(NamedTuple):
+    """The points of one system; those with a missing coordinate are not drawn."""
+
+    number: int
+    name: str
+    points: Sequence[tuple[float | None, float | None]]
+
+    def complete_points(self) -> list[tuple[float, float]]:
+        """Return the points that have both coordinates."""
+        return [(x, y) for x, y in self.points if x is not None and y is not None]
+
+
+def draw(comparison: Comparison, number: int = 1) -> dict[str, Picture]:
+    """Draw the pictures of a comparison, by subject; without those whose values are not known.
+
+    Files of the second comparison, number=2, are called SUBJECT-2.
+    """
+    systems, metric = comparison["systems"], comparison["metric"]
+    names = short_names([system["name"] for system in systems])
+    everything = list(zip(range(len(systems)), names, systems, strict=True))
+    pictures: dict[str, Drawn | None] = {}
+    with _style():
+        pictures["differences"] = _forest(comparison, names)
+        cost, unit = _scaled([system["cost_seconds"] for system in systems])
+        points = [Series(number, name, [(cost[number], system[metric])]) for number, name, system in everything]
+        label = f"training time, {unit} (logarithmic)"
+        pictures["cost"] = _scatter(points, f"{NAMES[metric]} against training time", label, metric)
+        times = [[point["seconds"] for point in system["curve"]] for system in systems]
+        timed = all(value is not None for values in times for value in values)
+        scaled, unit = _scaled([value for values in times for value in values])
+        x_values = iter(scaled if timed else [point["epoch"] for system in systems for point in system["curve"]])
+        curves = [
+            Series(number, name, [(next(x_values), point["bleu"]) for point in system["curve"]])
+            for number, name, system in everything
+        ]
+        label = f"training time, {unit}" if timed else "epoch"
+        pictures["curves"] = _lines(curves, "Learning curves", label, "validation BLEU")
+        pictures["length"] = _lengths(systems, names)
+        for order, title in MASKING.items():
+            masked = [
+                Series(number, name, list(enumerate(system["masking_curves"].get(order, []))))
+                for number, name, system in everything
+            ]
+            pictures[f"masking_{order}"] = _lines(masked, title, "masked source tokens", "share of the probability")
+    suffix = "" if number == 1 else f"-{number}"
+    return {name: Picture(f"{name}{suffix}", *drawn) for name, drawn in pictures.items() if drawn is not None}
+
+
+MASKING = {
+    "attention": "Masking the most attended first",
+    "saliency": "Masking the most salient first",
+    "random": "Masking at random",
+}
+
+
+def key(number: int) -> Markup:
+    """Mark a system in tables as in the pictures."""
+    if number >= len(COLOURS):
+        return Markup('<span class="key" aria-hidden="true">{}</span>').format(GREY)
+    text = '<span class="key" aria-hidden="true" style="color: var(--colour-{})">{}</span>'
+    return Markup(text).format(number, GLYPHS[number])
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Shorten long names: first their keys lose sections, unless two names become equal, then the end is cut."""
+    short = [" ".join(re.sub(r"^\S*[/.](?=[^/.]*=)", "", word) for word in name.split()) for name in names]
+    labels = [name if len(name) <= MAX_NAME or short.count(s) > 1 else s for name, s in zip(names, short, strict=True)]
+    return [label if len(label) <= MAX_NAME else f"{label[: MAX_NAME - 1]}…" for label in labels]
+
+
+@contextmanager
+def _style(salt: str = "nmt") -> Iterator[None]:
+    """Apply STYLE, with fonts for any script; `salt` makes the ids in SVG differ from those of other pictures."""
+    fonts = [*installed_fonts(), "sans-serif"]
+    with one_warning_of_boxes(), matplotlib.rc_context({**STYLE, "font.family": fonts, "svg.hashsalt": salt}):
+        yield
+
+
+def _scaled(seconds: Sequence[float | None]) -> tuple[list[float | None], str]:
+    """Convert times to a unit that suits the longest one."""
+    longest = max((value for value in seconds if value is not None), default=0)
+    unit, length = next(((u, n) for u, n in (("hours", 3600), ("minutes", 60)) if longest >= 2 * n), ("seconds", 1))
+    return [None if value is None else value / length for value in seconds], unit
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number] if number < len(COLOURS) else MUTED
+
+
+def _marking(number: int) -> dict[str, Any]:
+    """The style of a line or point of a system."""
+    if number < len(COLOURS):
+        return {"color": COLOURS[number], "marker": MARKERS[number], "linewidth": 1.8, "zorder": 3 - number / 100}
+    return {"color": MUTED, "marker": "o", "linewidth": 0.9, "alpha": 0.55, "markersize": 2.5, "zorder": 2}
+
+
+def _axes(title: str, height: float, left: float, right: float, top: float = 0.42) -> tuple[Figure, Axes]:
+    """Create a figure with one axes; margins in inches."""
+    figure = Figure(figsize=(WIDTH, height), dpi=100)
+    FigureCanvasAgg(figure)
+    bottom = 0.55
+    axes = figure.add_axes((left / WIDTH, bottom / height, 1 - (left + right) / WIDTH, 1 - (bottom + top) / height))
+    axes.set_title(title, pad=10)
+    axes.tick_params(length=0)
+    return figure, axes
+
+
+def _text_inches(names: Sequence[str]) -> float:
+    """An upper bound of the width of the longest name."""
+    return max(map(len, names), default=0) * FONT * 0.62 / 72
+
+
+def _central_limits(lows: Sequence[float], highs: Sequence[float]) -> tuple[float, float]:
+    """Choose limits of an axis that most intervals lie within, so that a few far ones do not squeeze the others."""
+    middles = (np.array(lows) + np.array(highs)) / 2
+    centre = float(np.median(middles))
+    radius = float(np.quantile(np.abs(middles - centre), CENTRAL)) * 1.5
+    inside = [abs(middle - centre) <= radius or len(middles) <= 3 for middle in middles]  # noqa: PLR2004
+    low = min(value for value, shown in zip(lows, inside, strict=True) if shown)
+    high = max(value for value, shown in zip(highs, inside, strict=True) if shown)
+    margin = 0.06 * (high - low) or 0.5
+    return low - margin, high + margin
+
+
+def _forest(comparison: Comparison, names: Sequence[str]) -> Drawn | None:
+    """Draw the differences to the baseline with their 95 % intervals; without a baseline the scores with theirs."""
+    metric, baseline, systems = comparison["metric"], comparison["baseline"], comparison["systems"]
+    key = metric if baseline is None else "difference"
+    rows = [(number, system) for number, system in enumerate(systems) if system.get(key) is not None]
+    if not rows:
+        return None
+    lower_is_better = metric == "ter"
+    show = score_decimals(metric)
+    values, halves = ([system[name] for _, system in rows] for name in (key, f"{key}_ci"))
+    bounds = [(value - half, value + half) for value, half in zip(values, halves, strict=True)]
+    low, high = _central_limits(*zip(*bounds, strict=True))
+    if baseline is not None and low < 0 < high:
+        low, high = min(low, -0.04 * (high - low)), max(high, 0.04 * (high - low))
+    title = NAMES[metric] if baseline is None else f"{NAMES[metric]}: difference to {baseline}"
+    title += ", with 95 % intervals"
+    left = _text_inches([names[number] for number, _ in rows]) + 0.3
+    height = 0.97 + 0.215 * max(len(rows), 3)
+    figure, axes = _axes(title, height, left, 1.6)
+    hints = {}
+    for y, ((number, system), value, half) in enumerate(zip(rows, values, halves, strict=True)):
+        significant = baseline is not None and system["p"] < SIGNIFICANT
+        better = (value > 0) != lower_is_better
+        colour = MUTED if baseline is None or not significant else COLOURS[0] if better else COLOURS[1]
+        artist = f"system-{number}-forest"
+        if y % 2:
+            axes.axhspan(y - 0.5, y + 0.5, color=RULE, alpha=0.35, linewidth=0, zorder=0)
+        sign = "+" if baseline is not None and value >= 0 else ""
+        text = f"{sign}{show(value)} ± {show(half)}{' *' if significant else ''}"
+        hints[artist] = [f"{system['name']}\n{text}"]
+        if low <= value <= high:
+            start, end = max(value - half, low), min(value + half, high)
+            (line,) = axes.plot([start, end], [y, y], color=colour, linewidth=1.8, solid_capstyle="round", zorder=2)
+            line.set_gid(f"system-{number}-interval")
+            fill = colour if significant or baseline is None else PAPER
+            style: dict[str, Any] = {
+                "marker": "o",
+                "markersize": 5.5,
+                "markerfacecolor": fill,
+                "markeredgewidth": 1.4,
+                "zorder": 3,
+            }
+            (point,) = axes.plot([value], [y], color=colour, **style)
+        else:
+            edge, marker = (low, "<") if value < low else (high, ">")
+            (point,) = axes.plot([edge], [y], color=colour, marker=marker, markersize=6, clip_on=False, zorder=3)
+        point.set_gid(artist)
+        place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center", "size": FONT}
+        axes.text(1.03, y, text, color=INK if significant or baseline is None else MUTED, **place).set_gid(
+            f"system-{number}-value"
+        )
+        axes.text(-0.02, y, names[number], ha="right", color=INK, **place).set_gid(f"system-{number}-name")
+    if baseline is not None and low <= 0 <= high:
+        axes.axvline(0, color=INK, linewidth=1, zorder=1)
+    axes.set(xlim=(low, high), ylim=(len(rows) - 0.5, -0.5), yticks=[])
+    axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]))
+    axes.grid(axis="x")
+    axes.spines[:].set_visible(False)
+    note = "" if baseline is None else "  (* and filled: significant after Holm's correction)"
+    axes.set_xlabel(f"{NAMES[metric]}{note}")
+    return title, figure, hints
+
+
+def _lines(series: Sequence[Series], title: str, x_label: str, y_label: str) -> Drawn | None:
+    """Draw a line for each system, with all names in a column on the right."""
+    known = [line for line in series if line.complete_points()]
+    if not known:
+        return None
+    names = [line.name for line in known]
+    height = max(4.4, 1.1 + len(known) * (LINE + 0.5) / 72)
+    figure, axes = _axes(title, height, 0.55, _text_inches(names) + 0.65)
+    hints = {}
+    for line in reversed(known):
+        points = line.complete_points()
+        (artist,) = axes.plot(*zip(*points, strict=True), **{"markersize": 4.5, **_marking(line.number)}, clip_on=False)
+        artist.set_gid(f"system-{line.number}-line")
+        hints[f"system-{line.number}-line"] = [
+            f"{line.name}\n{x_label}: {x:.4g}\n{y_label}: {y:.4g}" for x, y in points
+        ]
+    x_values, y_values = zip(*(point for line in known for point in line.complete_points()), strict=True)
+    margins = [0.04 * (max(values) - min(values)) or 0.5 for values in (x_values, y_values)]
+    axes.set(
+        xlim=(min(x_values) - margins[0], max(x_values) + margins[0]),
+        ylim=(min(y_values) - margins[1], max(y_values) + margins[1]),
+        xlabel=x_label,
+        ylabel=y_label,
+    )
+    axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]))
+    axes.grid(axis="y")
+    axes.spines["left"].set_visible(False)
+    ends = [line.complete_points()[-1] for line in known]
+    inside = axes.transAxes.inverted().transform(axes.transData.transform(ends))
+    places = spread(inside[:, 1].tolist(), LINE / (axes.get_position().height * height * 72))
+    for line, (x, y), place in zip(known, inside, places, strict=True):
+        style: dict[str, Any] = {
+            "color": _colour(line.number),
+            "linewidth": 0.6,
+            "alpha": 0.5,
+            "clip_on": False,
+            "zorder": 1,
+        }
+        (leader,) = axes.plot([x, 1.0, 1.03], [y, y, place], transform=axes.transAxes, linestyle=(0, (1, 1.5)), **style)
+        leader.set_gid(f"system-{line.number}-leader")
+        colour = _colour(line.number)
+        text = axes.text(1.04, place, line.name, transform=axes.transAxes, color=colour, va="center", size=FONT)
+        text.set_gid(f"system-{line.number}-name")
+    return title, figure, hints
+
+
+def spread(values: Sequence[float], gap: float) -> list[float]:
+    """Move values in [0, 1] as little as possible so that any two are at least `gap` apart (isotonic regression)."""
+    order = np.argsort(values, kind="stable")
+    blocks: list[list[float]] = []  # sum, count
+    for rank, index in enumerate(order):
+        blocks.append([values[index] - rank * gap, 1])
+        while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] >= blocks[-1][0] / blocks[-1][1]:
+            total, count = blocks.pop()
+            blocks[-1] = [blocks[-1][0] + total, blocks[-1][1] + count]
+    shifts = np.repeat([total / count for total, count in blocks], [int(count) for _, count in blocks])
+    shifts = np.clip(shifts, 0, max(1 - (len(values) - 1) * gap, 0))
+    places = np.empty(len(values))
+    places[order] = shifts + np.arange(len(values)) * gap
+    return [float(place) for place in places]
+
+
+def _scatter(series: Sequence[Series], title: str, x_label: str, metric: str) -> Drawn | None:
+    """Draw a point for each system, and the Pareto front: the systems that no faster one is better than."""
+    known = [line for line in series if line.complete_points()]
+    if not known:
+        return None
+    sign = -1 if metric == "ter" else 1
+    points = [line.complete_points()[0] for line in known]
+    low, high = _central_limits([y for _, y in points], [y for _, y in points])
+    shown = [(x, min(max(y, low), high)) for x, y in points]
+    figure, axes = _axes(title, 5.6, 0.55, 0.25)
+    x_values = [x for x, _ in points]
+    ratio = max(x_values) / min(x_values)
+    axes.set(
+        xscale="log", xlim=(min(x_values) / ratio**0.06 / 1.02, max(x_values) * ratio**0.16 * 1.02), ylim=(low, high)
+    )
+    front = pareto_front([(x, sign * y) for x, y in points])
+    corners = _staircase(sorted(shown[index] for index in front))
+    axes.plot(*zip(*corners, strict=True), color=MUTED, linewidth=1.2, zorder=1)
+    hints = {}
+    for index, (line, (x, y), place) in enumerate(zip(known, points, shown, strict=True)):
+        style: dict[str, Any] = {
+            **_marking(line.number),
+            "linewidth": 0,
+            "alpha": 1,
+            "markersize": 7 if index in front else 5.5,
+        }
+        style |= {} if index in front else {"markerfacecolor": PAPER, "markeredgewidth": 1.2}
+        (artist,) = axes.plot(*place, **style, clip_on=False)
+        artist.set_gid(f"system-{line.number}-point")
+        hints[f"system-{line.number}-point"] = [f"{line.name}\n{x_label}: {x:.4g}\n{NAMES[metric]}: {y:.2f}"]
+    ticks = {20: (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0), 1000: (1.0, 2.0, 5.0)}
+    start, end = axes.get_xlim()
+    axes.xaxis.set_major_locator(
+        LogLocator(subs=next((subs for limit, subs in ticks.items() if end <= limit * start), (1.0,)))
+    )
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.6g}")
+    axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]))
+    axes.grid()
+    axes.spines[:].set_visible(False)
+    axes.set(xlabel=x_label, ylabel=NAMES[metric])
+    _name_points(axes, known, points, shown, corners)
+    if len(front) > 1:
+        axes.annotate(
+            "line: Pareto front, filled points", (0.99, 0.02), xycoords="axes fraction", ha="right", size=8, color=MUTED
+        )
+    return title, figure, hints
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
+    """Find the points (cost, quality) to which no cheaper or equally cheap one is better or equal."""
+    front, best = set(), -math.inf
+    for index in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
+        if points[index][1] > best:
+            front.add(index)
+            best = points[index][1]
+    return front
+
+
+def _staircase(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Join points from left to right by a level and then an upright line each."""
+    corners = [points[0]]
+    for (_, before), (x, y) in pairwise(points):
+        corners += [(x, before), (x, y)]
+    return corners
+
+
+def _name_points(
+    axes: Axes,
+    series: Sequence[Series],
+    points: Sequence[tuple[float, float]],
+    shown: Sequence[tuple[float, float]],
+    corners: Sequence[tuple[float, float]],
+) -> None:
+    """Write a name beside each point, shifted as little as needed so that nothing overlaps."""
+    points_per_pixel = 72 / axes.figure.dpi
+    positions = axes.transData.transform(shown) * points_per_pixel
+    box = Bbox(axes.get_window_extent().get_points() * points_per_pixel)
+    occupied = [Bbox.from_extents(x - 4.5, y - 4.5, x + 4.5, y + 4.5) for x, y in positions]
+    for start, end in pairwise(axes.transData.transform(corners) * points_per_pixel):
+        occupied.append(Bbox([np.minimum(start, end) - 1, np.maximum(start, end) + 1]))
+    for (x, y), line, (_, value), place in zip(positions, series, points, shown, strict=True):
+        label = line.name
+        if value != place[1]:
+            label += f" ({value:.1f} {'↓' if value < place[1] else '↑'})"
+        width = _text_inches([label]) * 72 * 0.94
+        candidates = []
+        for shift in sorted(np.arange(-12 * LINE, 12 * LINE + 1, LINE / 3), key=abs):
+            lefts = [x + 7, x - 7 - width, *([x - width / 2] if abs(shift) >= LINE else [])]
+            candidates += [Bbox.from_bounds(left, y + shift - LINE / 2, width, LINE) for left in lefts]
+        inside = [c for c in candidates if c.x0 >= box.x0 and c.x1 <= box.x1 + 12 and box.y0 <= c.y0 and c.y1 <= box.y1]
+        free = [c for c in inside if not c.count_overlaps(occupied)]
+        chosen = (free or inside or candidates)[0]
+        occupied.append(chosen)
+        left = chosen.x1 < x
+        move = (chosen.x1 if left else chosen.x0) - x, (chosen.y0 + chosen.y1) / 2 - y
+        leader = {"arrowstyle": "-", "color": MUTED, "linewidth": 0.5, "alpha": 0.7, "shrinkA": 0, "shrinkB": 3}
+        text = axes.annotate(
+            label,
+            place,
+            move,
+            textcoords="offset points",
+            ha="right" if left else "left",
+            va="center",
+            color=_colour(line.number),
+            arrowprops=leader if abs(move[1]) > 1 else None,
+        )
+        text.set_gid(f"system-{line.number}-name")
+        if text.arrow_patch is not None:
+            text.arrow_patch.set_gid(f"system-{line.number}-leader")
+
+
+def _lengths(systems: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Drawn | None:
+    """Draw BLEU by source length as a table, in shades by the distance from the median system."""
+    longest = max((system["bleu_by_length"] for system in systems), key=len)
+    if len(longest) <= 1:
+        return None
+    values = np.array([[part["bleu"] for part in system["bleu_by_length"]] for system in systems])
+    distance = values - np.median(values, axis=0)
+    limit = max(3 * float(np.median(np.abs(distance))), 0.5)
+    title = "BLEU by source length"
+    height = 0.97 + 0.235 * len(systems) + 0.2
+    figure, axes = _axes(title, height, _text_inches(names) + 0.3, 0.2, 0.62)
+    edges = [np.arange(size + 1) - 0.5 for size in distance.T.shape]
+    axes.pcolormesh(*edges, distance, cmap=SHADES, vmin=-limit, vmax=limit, edgecolors=PAPER, linewidth=0.6)
+    axes.invert_yaxis()
+    for (row, column), value in np.ndenumerate(values):
+        axes.text(column, row, f"{value:.1f}", ha="center", va="center", size=FONT, color=CELL_INK).set_gid(
+            f"system-{row}-cell"
+        )
+    for row, name in enumerate(names):
+        place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center", "ha": "right", "size": FONT}
+        axes.text(-0.015, row, name, **place).set_gid(f"system-{row}-name")
+    ranges = ["\N{EN DASH}".join(map(str, dict.fromkeys(part["words"]))) for part in longest]
+    axes.set_xticks(range(len(ranges)), ranges)
+    axes.tick_params(top=False, labeltop=True, bottom=False, labelbottom=False)
+    axes.set_yticks([])
+    axes.set_xlabel("words of the source; shades: distance from the median system of the column")
+    axes.set_title(title, pad=10)
+    axes.spines[:].set_visible(False)
+    return title, figure, {}
