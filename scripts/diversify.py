@@ -129,8 +129,6 @@ def backwards(config: schema.TrainConfig) -> list[str]:
         raise UserError("data=demo: has one direction only; give a corpus, such as data=files")
     if data.kind == "multilingual":
         raise UserError("data=multilingual: has several directions; give one, such as data=files")
-    if data.source_lang == data.target_lang:
-        raise UserError(f"data.source_lang and data.target_lang are both {data.source_lang}: give them different names")
     if getattr(data, "alignments", None) is not None:
         raise UserError("data.alignments: would be for one direction only; leave it out")
     swaps = [("data", "source_lang", "target_lang"), ("data", "source_column", "target_column")]

@@ -1,4 +1,4 @@
-"""The benchmark runs, and its figures fit together."""
+"""The scripts that measure speed: they run, and their figures fit together."""
 
 import json
 import os
@@ -9,14 +9,11 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from conftest import script
-from forks import call_text, ended, forked
+from conftest import TINY, script
+from forks import ended, forked
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "benchmark.py"
-
-
-def benchmark(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return call_text(SCRIPT, *words, cwd=folder)
+SCALING = script("scaling")
+SCRIPT = Path(__file__).parents[2] / "scripts" / "benchmark.py"
 
 
 def measured(folder: Path, *words: str) -> str:
@@ -59,6 +56,7 @@ def test_measures_training_decoding_presets_and_growth(tmp_path: Path, tiny_over
         assert heading in printed
 
 
+@pytest.mark.slow
 def test_a_model_of_several_readouts_has_no_phases(tmp_path: Path, tiny_overrides: list[str]) -> None:
     measured(tmp_path, "--updates", "2", "--no-decoding", *tiny_overrides, "attention=marginal")
     (path,) = tmp_path.rglob("benchmark.json")
@@ -66,21 +64,6 @@ def test_a_model_of_several_readouts_has_no_phases(tmp_path: Path, tiny_override
     assert found["phases"] == {}
     assert found["training"]["share_of_product"] is None
     assert found["training"]["tokens_per_second"] > 0
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("decoder.hiden=3", "decoder.hidden"),
-        ("training.guided_alignment=0.2", "set it to 0"),
-        ("objective=distillation objective.teachers=DIR", "has no teachers; leave it out"),
-    ],
-)
-def test_a_mistake_is_one_line(tmp_path: Path, words: str, told: str) -> None:
-    done = benchmark(tmp_path, *words.split())
-    assert done.returncode == 2
-    assert told in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_a_corpus_without_a_test_set_is_measured_on_its_validation_set(
@@ -151,3 +134,51 @@ def test_beside_busy_processes(tmp_path: Path, tiny_overrides: list[str]) -> Non
     assert 0 < busy["processor_share"] <= 1.05
     assert busy["share_of_fair"] == pytest.approx(busy["beside"] / busy["alone"] / busy["processor_share"])
     assert "beside them" in printed
+
+
+def test_a_line_has_no_negative_start() -> None:
+    assert SCALING.line_through([1.0, 2.0, 4.0], [3.0, 5.0, 9.0]) == pytest.approx((1.0, 2.0))
+    assert SCALING.line_through([1.0, 2.0], [1.0, 3.0]) == pytest.approx((0.0, 4 / 3))
+
+
+def test_a_reduction_is_a_ring_within_and_a_ring_between_machines() -> None:
+    one = SCALING.Network("one", 4, 1, within=100.0, between=1.0, latency=0.5)
+    assert one.seconds(200.0) == pytest.approx(2 * 3 / 4 * 200 / 100 + 6 * 0.5)
+    two = one._replace(machines=2, between=10.0)
+    assert two.seconds(200.0) == pytest.approx(one.seconds(200.0) + 2 * 1 / 2 * 200 / 10 + 2 * 0.5)
+    assert SCALING.Network("alone", 1, 1, 1.0, 1.0, 1.0).seconds(200.0) == 0
+
+
+def test_the_batch_that_is_named_keeps_the_efficiency() -> None:
+    measured = {
+        "parameters": 10_000_000,
+        "target_tokens": {512: 400.0, 1024: 800.0},
+        "alone": {512: 0.05, 1024: 0.09},
+    }
+    for row in SCALING.predictions(measured, [100.0]):
+        for name in ("fp32", "bf16"):
+            compute = (0.01 + 0.0001 * row[f"tokens_{name}"]) / 100
+            assert compute / (compute + row[f"reduce_{name}"] / 1000) == pytest.approx(SCALING.KEPT)
+        assert row["reduce_bf16"] < row["reduce_fp32"]
+
+
+@pytest.mark.slow
+def test_it_measures_and_predicts(tmp_path: Path) -> None:
+    options = ["--processes", "2", "--tokens", "128,256", "--rounds", "1", "--device-speed", "10"]
+    words = [*options, *TINY, "precision=fp32"]
+    done = subprocess.run(
+        [sys.executable, SCALING.__file__, *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads(Path(tmp_path, done.stdout.splitlines()[-1]).read_text())
+    (row,) = results["local"]
+    assert row["processes"] == 2
+    assert row["gain"] == pytest.approx(row["together"] / row["alone"])
+    assert 0 < row["predicted"] < 4
+    assert len(results["predictions"]) == 5
+    assert "64 x 8 GPUs, 100 Gb/s" in done.stdout

@@ -1,0 +1,57 @@
+"""What a user may get wrong in a script's arguments: told in one line, before any work."""
+
+from pathlib import Path
+
+import pytest
+from conftest import TINY, script
+from forks import call_text
+
+SCRIPTS = Path(script("runs").__file__).parent
+FILES = ["data=files", "data.train=a", "data.validation=b"]
+STUDENT = ["out", "seed=1", "--student"]
+LARGER = ["--student", "encoder.hidden=8"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "told"),
+    [
+        ("ablation", ["out", "seed=1", "--changes", "no-dropuot"], "no such change: no-dropuot"),
+        ("ablation", ["out", "seed=1", "--jobs", "0"], "--seeds and --jobs must be at least 1"),
+        ("ablation", ["out", "seed=1", "--add", "wide"], "--add wide: give it as"),
+        ("ablation", ["out", "seed=1", "--add", "wide=encoder.hiden=3"], "did you mean 'encoder.hidden'?"),
+        ("benchmark", ["decoder.hiden=3"], "decoder.hidden"),
+        ("benchmark", ["training.guided_alignment=0.2"], "set it to 0"),
+        ("benchmark", ["objective=distillation", "objective.teachers=DIR"], "has no teachers; leave it out"),
+        ("distill", ["out", "seed=1"], "the following arguments are required: --student"),
+        ("distill", ["out", "sead=1", "--student", ""], "sead: unknown key; did you mean"),
+        ("distill", [*STUDENT, "a='b"], 'error: --student "a=\'b": no closing quotation'),
+        ("distill", ["out", *TINY, *LARGER], "(encoder.hidden is 16 there, 8 here); with"),
+        ("distill", [*STUDENT, "tokenizer.vocab_size=900"], "another corpus gives another tokenizer"),
+        ("distill", ["out", "attention=hard", "--student", ""], "objective.kind=distillation gives no reward"),
+        ("distill", [*STUDENT, "", "--models", "0"], "--models and --jobs must be at least 1"),
+        ("diversify", ["out", "seed=1"], "data=demo: has one direction only"),
+        ("diversify", ["out", "data=multilingual", "data.corpora=[a-b,b-a]", *FILES[1:]], "has several directions"),
+        ("diversify", ["out", *FILES, "data.alignments=a"], "data.alignments: would be for one direction only"),
+        ("diversify", ["out", *FILES, "--student", "training.max_epochs=seven"], "training.max_epochs=seven: input"),
+        ("diversify", ["out", *FILES, "--search", "'"], 'error: --search "\'": no closing quotation'),
+        ("diversify", ["out", *FILES, "--search", "search.beam_size=0"], "search.beam_size=0: input should be"),
+        ("diversify", ["out", *FILES, "seed=1,2"], "seed=1,2: several values need a sweep"),
+        ("draw_alignment", ["nowhere", "the dog", "here.png"], "run=nowhere: no such directory"),
+        ("draw_alignment", ["nowhere", "the dog", "no/here.png"], "no/here.png: must be a file in an existing folder"),
+        ("draw_presets", ["sweep", "pictures", "--presets", "nobody"], "invalid choice: 'nobody'"),
+        ("find_lr", [*TINY, "--start", "1", "--end", "0.1"], "--start 1: must be below --end 0.1"),
+        ("find_lr", ["--updates", "3"], "--updates must be at least 20"),
+        ("find_lr", ["--start", "0"], "--start and --end must be above 0"),
+        ("find_lr", ["processes=2"], "find_lr tests a new run in one process"),
+        ("scaling", ["--processes", "1"], "--processes must be at least 2, the others above 0"),
+        ("tune_search", ["nowhere"], "run=nowhere: no such directory"),
+        ("tune_search", ["nowhere", "--threads", "0"], "--threads: 0: must be a whole number from 1 to 1024"),
+        ("tune_search", ["nowhere", "--no-none", "--average", "--gnmt"], "leaves nothing to try"),
+    ],
+)
+def test_a_mistake_is_told_in_a_line(name: str, words: list[str], told: str, tmp_path: Path) -> None:
+    done = call_text(SCRIPTS / f"{name}.py", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert told in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []

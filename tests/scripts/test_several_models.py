@@ -1,0 +1,288 @@
+"""The scripts that train several models: what each run is given, that nothing is done twice, how a failure ends it."""
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+import yaml
+from conftest import TINY, script, values_of
+from forks import call_text
+
+from nmt.config.compose import validated
+from nmt.config.errors import UserError
+from nmt.config.schema import TrainConfig
+from nmt.data.demo import corpus as demo
+
+SCRIPTS = Path(script("runs").__file__).parent
+FILES = ["data=files", "data.train=a", "data.validation=b"]
+pytestmark = pytest.mark.system
+
+
+def run(name: str, folder: Path, *words: str, status: int = 0) -> str:
+    """Standard output and error."""
+    done = call_text(SCRIPTS / f"{name}.py", *words, cwd=folder)
+    assert done.returncode == status, done.stderr
+    return done.stdout + done.stderr
+
+
+def config(*overrides: str) -> TrainConfig:
+    return validated(TrainConfig, values_of("train", list(overrides)))
+
+
+def pairs_of(folder: Path, *names: str) -> list[tuple[str, ...]]:
+    return list(zip(*((folder / name).read_text().splitlines() for name in names), strict=True))
+
+
+@pytest.mark.parametrize("name", script("ablation").CHANGES)
+def test_each_change_of_an_ablation_is_valid_and_changes_the_recipe(name: str) -> None:
+    recipe = "experiment=multi30k_en_de_best"
+    assert config(recipe, *shlex.split(script("ablation").CHANGES[name])) != config(recipe)
+
+
+def test_an_ablation_leaves_out_what_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    changes = {"none": "decoder.lexical=false", "wide": "encoder.hidden=512", "other": "seed=2"}
+    kept = script("ablation").effective(changes, ["attention=bahdanau", "encoder.hidden=256"])
+    assert list(kept) == ["wide", "other"]
+    assert "none: changes nothing" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_ablation_is_compared_and_not_repeated(tmp_path: Path) -> None:
+    changes = ["--changes", "no-dropout", "--add", "wide=encoder.hidden=32 decoder.hidden=64"]
+    words = ["out", *changes, *TINY, "training.max_steps=3"]
+    told = run("ablation", tmp_path, *words)
+    assert all(part in told for part in ("validation: 8 sentences", "hidden=32", "dropout=0"))
+    trained = {path: path.read_bytes() for path in tmp_path.glob("out/*/1/metrics.jsonl")}
+    assert {path.parts[-3] for path in trained} == {"recipe", "no-dropout", "wide"}
+    run("ablation", tmp_path, *words)
+    assert all(path.read_bytes() == before for path, before in trained.items())
+
+
+@pytest.mark.slow
+def test_each_student_goes_on_from_one_teacher_and_learns_from_all(tmp_path: Path) -> None:
+    words = ["out", *TINY, "training.max_steps=3", "search.max_length=8", "--student", "training.max_steps=2"]
+    run("distill", tmp_path, *words, "--models", "2", "--jobs", "2")
+    out = tmp_path / "out"
+    for seed in ("1", "2"):
+        teacher, student = (yaml.safe_load((out / name / seed / "config.yaml").read_text()) for name in TWO)
+        assert teacher["seed"] == student["seed"] == int(seed)
+        assert (teacher["training"]["max_steps"], student["training"]["max_steps"]) == (3, 2)
+        assert student["objective"]["teachers"] == [str(out / "teacher" / "1"), str(out / "teacher" / "2")]
+        assert student["training"]["start_from"] == str(out / "teacher" / seed)
+    (compared,) = json.loads((out / "comparison" / "comparison.json").read_text())["comparisons"]
+    assert sorted(len(system["seeds"]) for system in compared["systems"]) == [2, 2]
+    told = run("distill", tmp_path, *words, "--models", "1", status=2)
+    assert "out: has students of other --student or --models (out/distill.json); move out/student away" in told
+    times = {path: path.stat().st_mtime_ns for path in out.rglob("last.pt")}
+    run("distill", tmp_path, *words, "--models", "2")
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+
+
+TWO = ("teacher", "student")
+
+
+def test_students_may_begin_anew_and_have_a_tokenizer_of_their_teachers() -> None:
+    def check(*own: str, tiny: list[str] = TINY) -> None:
+        script("distill").check_students(config(*TINY), config(*tiny, "training.start_from=T", *own))
+
+    check("decoder.dropout=0.3", "encoder.zoneout=0.2", "tokenizer.sampling=0.1", "training.batch_tokens=100")
+    check("training.start_from=null", "encoder.hidden=8")
+    theirs = ["tokenizer=file", "tokenizer.source_model=out/teacher/1/tokenizer.model"]
+    check("data.train_size=100", *theirs, tiny=[word for word in TINY if not word.startswith("tokenizer.")])
+
+
+@pytest.mark.slow
+def test_a_student_learns_what_both_directions_made(tmp_path: Path) -> None:
+    for name, pairs in zip(("train", "valid"), demo.generate(150, 10, 1, 5), strict=False):
+        for side, lang in enumerate(("en", "fr")):
+            (tmp_path / f"{name}.{lang}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
+    corpus = ["data=files", "data.train=train", "data.validation=valid", "data.target_lang=fr"]
+    corpus += [value for value in TINY if not value.startswith("data.")]
+    words = ["out", *corpus, "tokenizer.vocab_size=250", "training.max_steps=3", "data.cache_dir=cache"]
+    words += ["search.max_length=8"]
+    student = ["--student", "training.max_steps=4"]
+    run("diversify", tmp_path, *words, *student)
+    out, texts = tmp_path / "out", pairs_of(tmp_path, "train.en", "train.fr")
+    forward, backward = (
+        [line for (line,) in pairs_of(out / name, "1.translations")] for name in ("forward", "backward")
+    )
+    expected = [(source, made) for (source, _), made in zip(texts, forward, strict=True)]
+    expected += [(made, target) for (_, target), made in zip(texts, backward, strict=True)]
+    new = [pair for pair in dict.fromkeys(expected) if all(pair) and pair not in texts]
+    assert pairs_of(out / "translations", "train.en", "train.fr") == new
+    assert max(len(line.split()) for line in forward) <= 8  # the recipe's search
+    data = [yaml.safe_load((out / name / "1" / "config.yaml").read_text())["data"] for name in ways]
+    assert [(each["source_lang"], each["target_lang"]) for each in data] == [("en", "fr"), ("fr", "en")]
+    learned = yaml.safe_load((out / "student" / "config.yaml").read_text())
+    assert learned["data"]["extra"] == [str(out / "translations" / "train")]
+    assert learned["training"]["max_steps"] == 4
+    before = {path: path.read_bytes() for path in out.glob("**/metrics.jsonl")}
+    assert len(before) == 3
+    told = run("diversify", tmp_path, *words, "--student", "training.max_steps=5", status=2)
+    assert "out/student: is of another student, of the values 'training.max_steps=4'" in told
+    run("diversify", tmp_path, *words, *student, "--student", "training.max_steps=1 data.extra=[valid]")
+    assert all(path.read_bytes() == content for path, content in before.items())
+    assert len(pairs_of(out / "translations-2", "train.en", "train.fr")) > len(new)
+    second = yaml.safe_load((out / "student-2" / "config.yaml").read_text())["data"]["extra"]
+    assert second == [str(tmp_path / "valid"), str(out / "translations-2" / "train")]
+
+
+def test_a_folder_keeps_to_the_students_that_were_begun_there(tmp_path: Path) -> None:
+    asked = {"overrides": ["data=files"], "models": 1, "search": []}
+
+    def begin(*students: list[str], **changed: Any) -> str:  # noqa: ANN401
+        """What is refused."""
+        before = (tmp_path / "diversify.json").read_bytes() if (tmp_path / "diversify.json").exists() else b""
+        try:
+            script("diversify").begin(tmp_path, {**asked, **changed}, list(students))
+        except UserError as error:
+            assert (tmp_path / "diversify.json").read_bytes() == before
+            return str(error)
+        return ""
+
+    first, second, other = ["seed=1"], ["seed=2"], ["seed=3"]
+    assert begin(first) == ""
+    assert "was started with other values" in begin(first, models=2)
+    assert begin(other, second) == ""  # none has begun
+    (tmp_path / "student").mkdir()
+    (tmp_path / "student-2").mkdir()
+    assert begin(other) == ""
+    assert "student: is of another student, of the values 'seed=3' and the students before it" in begin(first)
+    assert "student-2: is of another student, of the values 'seed=2'" in begin(other, first)
+    (tmp_path / "student").rmdir()
+    (tmp_path / "student-2").rmdir()
+    (tmp_path / "student.translations").touch()
+    assert "student.translations: is of another student" in begin(first)
+
+
+def test_a_translation_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, bar = script("diversify"), SimpleNamespace(write=lambda _: None)
+    monkeypatch.setattr(module, "PIECE", 2)
+    given: list[bytes] = []
+
+    def upper(*_: Any, input: bytes, **__: Any) -> Any:  # noqa: ANN401
+        given.append(input)
+        return SimpleNamespace(returncode=int(len(given) == 2), stdout=input.upper(), stderr=b"no room")
+
+    monkeypatch.setattr(module.subprocess, "run", upper)
+    with pytest.raises(UserError, match="no room"):
+        module.translated(tmp_path / "1", list("abcde"), [], bar)
+    for _ in range(2):
+        assert module.translated(tmp_path / "1", list("abcde"), [], bar) == list("ABCDE")
+    assert given == [b"a\nb\n", b"c\nd\n", b"c\nd\n", b"e\n"]
+
+
+class Bar:
+    """Of progress: what is written on it."""
+
+    def __init__(self, **_: Any) -> None:  # noqa: ANN401
+        self.lines: list[str] = []
+        self.told = threading.Event()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self) -> None:
+        pass
+
+    def write(self, line: str) -> None:
+        self.lines.append(line)
+        self.told.set()
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> argparse.Namespace:
+    """Of diversify.py, for a small corpus."""
+    for name in ("train", "valid"):
+        for lang in ("en", "de"):
+            (tmp_path / f"{name}.{lang}").write_text(f"{lang} 1\n{lang} 2\n")
+    corpus = ["data=files", f"data.train={tmp_path / 'train'}", f"data.validation={tmp_path / 'valid'}"]
+    return argparse.Namespace(directory=tmp_path / "out", overrides=corpus, models=1, jobs=2, student=None, search=None)
+
+
+def test_a_failure_is_told_while_others_go_on(options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, bar, ended = script("diversify"), Bar(), []
+    options.models = 2
+
+    def finish(run: Path, _: list[str]) -> None:
+        if run.name == "2":
+            raise UserError(f"{run}: failed")
+        ended.append((run.parent.name, bar.told.wait(10)))
+
+    monkeypatch.setattr(module, "finish", finish)
+    monkeypatch.setattr(module, "tqdm", lambda **_: bar)
+    monkeypatch.setattr(module, "translated", lambda run, text, *_: text)
+    with pytest.raises(UserError, match="forward/2: failed"):
+        module.diversify(options)
+    assert ended == [("forward", True)]  # nothing is begun after it
+    assert bar.lines == [f"{options.directory}/forward/2: failed; runs that have started continue"]
+
+
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
+def test_a_student_that_is_interrupted_is_waited_for(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, saved = script("diversify"), []
+
+    def finish(run: Path, _: list[str]) -> None:
+        run.mkdir(parents=True)
+        (run / "manifest.json").write_text('{"starts": [{"choices": {"size": "small"}}]}')
+        if run.name == "student":
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)
+            saved.append(run)
+
+    monkeypatch.setattr(module, "finish", finish)
+    monkeypatch.setattr(module, "tqdm", Bar)
+    monkeypatch.setattr(module, "translated", lambda run, text, *_: [f"{run} {line}" for line in text])
+    assert script("runs").exit_status("diversify", lambda: module.diversify(options)) == 130
+    assert saved == [options.directory / "student"]
+    assert capsys.readouterr().err == "interrupted: the same command resumes\n"
+
+
+TOKENIZERS = ["tokenizer=file", "tokenizer.source_model=s", "tokenizer.target_model=t"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "turned"),
+    [
+        (FILES, "data.source_column=null data.target_column=null"),
+        ([*FILES, "data.source_column=in"], "data.source_column=null data.target_column=in"),
+        (["data=hub", "data.id=x"], "data.source_column=translation.de data.target_column=translation.en"),
+        (
+            [*FILES, *TOKENIZERS, "embedding.tie_source_target=false"],
+            "data.source_column=null data.target_column=null tokenizer.source_model=t tokenizer.target_model=s",
+        ),
+        (
+            [*FILES, "embedding.pretrained=[a,null]", "tokenizer.sampling=0.1", "tokenizer.sampling_sides=source"],
+            "data.source_column=null data.target_column=null embedding.pretrained=[null,a] "
+            "tokenizer.sampling_sides=target",
+        ),
+    ],
+)
+def test_backwards_both_sides_are_exchanged(overrides: list[str], turned: str) -> None:
+    found = script("diversify").backwards(config(*overrides))
+    assert found == ["data.source_lang=de", "data.target_lang=en", *turned.split()]
+    assert script("diversify").backwards(config(*overrides, *found))[:2] == [
+        "data.source_lang=en",
+        "data.target_lang=de",
+    ]
