@@ -112,15 +112,14 @@ def test_a_student_learns_what_both_directions_made(tmp_path: Path) -> None:
     student = ["--student", "training.max_steps=4"]
     run("diversify", tmp_path, *words, *student)
     out, texts = tmp_path / "out", pairs_of(tmp_path, "train.en", "train.fr")
-    forward, backward = (
-        [line for (line,) in pairs_of(out / name, "1.translations")] for name in ("forward", "backward")
-    )
+    ways = ("forward", "backward")
+    forward, backward = ([line for (line,) in pairs_of(out / way, "1.translations")] for way in ways)
     expected = [(source, made) for (source, _), made in zip(texts, forward, strict=True)]
     expected += [(made, target) for (_, target), made in zip(texts, backward, strict=True)]
     new = [pair for pair in dict.fromkeys(expected) if all(pair) and pair not in texts]
     assert pairs_of(out / "translations", "train.en", "train.fr") == new
     assert max(len(line.split()) for line in forward) <= 8  # the recipe's search
-    data = [yaml.safe_load((out / name / "1" / "config.yaml").read_text())["data"] for name in ways]
+    data = [yaml.safe_load((out / way / "1" / "config.yaml").read_text())["data"] for way in ways]
     assert [(each["source_lang"], each["target_lang"]) for each in data] == [("en", "fr"), ("fr", "en")]
     learned = yaml.safe_load((out / "student" / "config.yaml").read_text())
     assert learned["data"]["extra"] == [str(out / "translations" / "train")]
