@@ -1,19 +1,15 @@
 """Equal seeds and equal numbers of threads give equal bits, in processes of their own."""
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import TINY
-
-from nmt.model.checkpoints import read_checkpoint
+from kills import differing, outcome
 
 pytestmark = pytest.mark.system
-TIMES = ("time", "tokens_per_second", "seconds")
 SMALL = [
     *TINY,
     *("training.max_steps=5", "validation.unit=steps", "validation.every=3", "training.log_every=1"),
@@ -30,7 +26,7 @@ CONFIGURATIONS = {
 EVERY = [pytest.param(name, threads, marks=pytest.mark.slow) for name in CONFIGURATIONS for threads in (1, 2)]
 
 
-def outcome(home: Path, name: str, threads: int) -> dict[str, object]:
+def trained(home: Path, name: str, threads: int) -> dict[str, object]:
     """All that a run leaves but for times, trained in a process with its own hash seed."""
     given = {word.partition("=")[0]: word for word in [*SMALL, *CONFIGURATIONS[name], f"threads={threads}"]}
     if "search=sampling" in given.values():
@@ -43,48 +39,20 @@ def outcome(home: Path, name: str, threads: int) -> dict[str, object]:
         check=True,
         timeout=240,
     )
-    lines = [json.loads(line) for line in (home / "metrics.jsonl").read_text().splitlines()]
-    state = torch.load(home / "checkpoints" / "last.pt", weights_only=True)
-    for timed in ("spent", "window"):
-        del state[timed]
-    texts = [path for folder in ("hypotheses", "alignments", "data") for path in (home / folder).glob("*.*")]
-    return {
-        "state": state,
-        "best": read_checkpoint(home / "checkpoints" / "best.safetensors"),
-        "metrics": [{key: line[key] for key in line if not key.endswith(TIMES)} for line in lines],
-        "texts": {path.name: path.read_bytes() for path in texts},
-        "tokenizer": (home / "tokenizer.model").read_bytes(),
-    }
-
-
-def differing(one: object, other: object, place: str = "") -> list[str]:
-    """Where two outcomes are not the same to the bit."""
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return [] if one.dtype == other.dtype and torch.equal(bits(one), bits(other)) else [place]
-    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        return [found for key in one for found in differing(one[key], other[key], f"{place}/{key}")]
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
-        pairs = enumerate(zip(one, other, strict=True))
-        return [found for index, pair in pairs for found in differing(*pair, f"{place}/{index}")]
-    return [] if type(one) is type(other) and repr(one) == repr(other) else [place]
-
-
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().flatten().view(torch.uint8)
+    return {**outcome(home), "tokenizer": (home / "tokenizer.model").read_bytes()}
 
 
 @pytest.mark.parametrize(("name", "threads"), EVERY)
 def test_equal_seeds_give_equal_bits(name: str, threads: int, tmp_path: Path) -> None:
-    one, other = (outcome(tmp_path / part, name, threads) for part in ("one", "other"))
-    assert one["texts"]
+    one, other = (trained(tmp_path / part, name, threads) for part in ("one", "other"))
     assert one["metrics"]
     assert differing(one, other) == []
 
 
 @pytest.mark.slow
 def test_another_seed_gives_other_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = outcome(tmp_path / "one", "bahdanau", 1)
+    one = trained(tmp_path / "one", "bahdanau", 1)
     monkeypatch.setitem(CONFIGURATIONS, "bahdanau", [*CONFIGURATIONS["bahdanau"], "seed=2"])
-    found = differing(one, outcome(tmp_path / "other", "bahdanau", 1))
-    assert any(place.startswith("/state/model") for place in found)
+    found = differing(one, trained(tmp_path / "other", "bahdanau", 1))
+    assert any(place.startswith("/last.pt/model") for place in found)
     assert not any(place.startswith("/tokenizer") for place in found)

@@ -186,6 +186,7 @@ def test_other_errors_than_the_systems_are_told_as_they_are(tmp_path: Path) -> N
         write_atomically(tmp_path / "file", write)
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_two_processes_in_one_directory(tmp_path: Path) -> None:
     """The second is refused while the first trains; the lock of a first one that was killed is in nobody's way."""

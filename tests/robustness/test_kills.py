@@ -1,10 +1,8 @@
 """Killed at any moment and started again, a run ends in the same bits as one that nothing disturbed."""
 
-import json
 import os
 import random
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +16,7 @@ from kills import counting, curves, differing, killed_at, outcome
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 
+pytestmark = [pytest.mark.slow, pytest.mark.system]  # tests/training kills runs within its process
 # Validations, checkpoints between them, an average in the end, a schedule with memory, dropout, drawn segmentations.
 RECIPE = [
     *TINY,
@@ -103,8 +102,7 @@ def test_the_run_that_is_killed_does_all_that_a_run_can(whole: Whole) -> None:
         assert steps == sorted(set(steps))
 
 
-@pytest.mark.system
-@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("part", range(2))
 def test_killed_between_two_changes_of_the_disk(part: int, whole: Whole, tmp_path: Path) -> None:
     """Two kills each, spread over all of the run."""
     draw = random.Random(part)
@@ -113,10 +111,7 @@ def test_killed_between_two_changes_of_the_disk(part: int, whole: Whole, tmp_pat
     same(made, whole)
 
 
-@pytest.mark.system
-@pytest.mark.parametrize(
-    "steps", [(7, 15), pytest.param((1, 6), marks=pytest.mark.slow)]
-)  # 6 and 15: a line of the log is due; 7: a validation
+@pytest.mark.parametrize("steps", [(7, 15), (1, 6)])  # 6 and 15: a line of the log is due; 7: a validation
 def test_stopped_by_signals(steps: tuple[int, ...], whole: Whole, tmp_path: Path) -> None:
     """The rates, the captions and the choices in TensorBoard, too, are those of a run without them."""
     made = scene(tmp_path / "scene")
@@ -145,14 +140,12 @@ def signalled_in(work: Work, step: int) -> Work:
     return asked
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", range(8))
 def test_killed_before_each_change_of_the_disk(part: int, whole: Whole, tmp_path: Path) -> None:
     for change in range(1 + part, whole.changes + 1, 8):
         same(killed_at_change_and_again(tmp_path / f"scene-{change}", [change]), whole)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_killed_at_random_moments(seed: int, whole: Whole, tmp_path: Path) -> None:
     """At least ten kills each, most runs more than once."""
@@ -167,50 +160,3 @@ def test_killed_at_random_moments(seed: int, whole: Whole, tmp_path: Path) -> No
             kills += status == -9
         same(made, whole)
         runs += 1
-
-
-def sweep(folder: Path) -> Work:
-    """Two jobs in a row, as the command runs them."""
-    words = [
-        "nmt-train",
-        "-m",
-        *RECIPE,
-        "attention=luong_dot,none",
-        f"data.cache_dir={folder / 'cache'}",
-        f"hydra.sweep.dir={folder / 'sweep'}",
-    ]
-
-    def work() -> int:
-        from nmt.cli.train import main
-
-        torch.set_num_threads(1)
-        sys.argv = words
-        os.chdir(folder)
-        main()
-        return 0
-
-    return work
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_a_sweep_killed_at_random_moments(seed: int, tmp_path: Path) -> None:
-    draw = random.Random(seed)
-    folders = tmp_path / "whole", tmp_path / "killed"
-    for folder in folders:
-        folder.mkdir()
-    began = time.monotonic()
-    assert ended(forked(sweep(folders[0]), tmp_path / "whole.txt")) == 0, (tmp_path / "whole.txt").read_text()
-    seconds, kills, status = time.monotonic() - began, 0, None
-    while status != 0:
-        status = killed_after(sweep(folders[1]), draw.uniform(0, seconds), tmp_path / "killed.txt")
-        assert status in {-9, 0}, (tmp_path / "killed.txt").read_text()
-        kills += status == -9
-    assert kills
-    jobs = [json.loads((folder / "sweep" / "jobs.json").read_text())["jobs"] for folder in folders]
-    assert [job["status"] for job in jobs[0]] == [job["status"] for job in jobs[1]] == ["finished"] * 2
-    for name in ("attention-luong_dot", "attention-none"):
-        runs = [folder / "sweep" / name for folder in folders]
-        found = [{**outcome(run), "config.yaml": None} for run in runs]
-        assert differing(*found) == []
-        assert curves(runs[0]) == curves(runs[1])
