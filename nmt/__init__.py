@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nmt.translate.translation import Translation
-    from nmt.translate.translator import Translator
+    from nmt.translate.translator import Translation, Translator
 
 __all__ = ["Translation", "Translator"]
 

@@ -1,4 +1,4 @@
-"""CONTRIBUTING's five steps to a score, and to a loss, are taken in a copy of the project."""
+"""CONTRIBUTING's five steps to a score, a loss and a search are taken in a copy of the project."""
 
 import os
 import re
@@ -41,12 +41,13 @@ def take(step: str, root: Path) -> None:
             path.write_text(block, encoding="utf-8")
 
 
-def python(root: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def python(root: Path, *arguments: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
     environment = os.environ | {"PYTHONPATH": str(root)}
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=root,
         env=environment,
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=240,
@@ -64,10 +65,11 @@ def copy_with_steps(what: str, root: Path) -> None:
         take(step, root)
 
 
-def train(root: Path, *overrides: str) -> str:
-    """The configuration of a short run."""
+def train(root: Path, *overrides: str, without: str = "none of them") -> str:
+    """The configuration of a short run; without: the key of a tiny run's override that it has no use for."""
+    tiny = [override for override in TINY if not override.startswith(without)]
     main = "from nmt.cli.train import main; main()"
-    done = python(root, "-c", main, *TINY, "training.max_steps=2", "hydra.run.dir=run", *overrides)
+    done = python(root, "-c", main, *tiny, "training.max_steps=2", "hydra.run.dir=run", *overrides)
     assert done.returncode == 0, done.stderr
     return (root / "run" / "config.yaml").read_text()
 
@@ -92,3 +94,13 @@ def test_five_steps_make_a_loss_that_trains(tmp_path: Path) -> None:
     assert "kind: focal" in train(tmp_path, "objective=focal")
     assert "train/focal_loss" in (tmp_path / "run" / "metrics.jsonl").read_text()
     assert passed(tmp_path, "tests/objectives/test_focal.py") == 1
+
+
+def test_five_steps_make_a_search_that_translates(tmp_path: Path) -> None:
+    copy_with_steps("search", tmp_path)
+    assert "kind: epsilon" in train(tmp_path, "search=epsilon", without="search.beam_size")
+    assert passed(tmp_path, "tests/translate/test_epsilon.py") == 1
+    main = "import sys; from nmt.cli.translate import main; main()"
+    done = python(tmp_path, "-c", main, "run=run", "search.epsilon=0.1", "nbest=2", stdin="the cat\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 2

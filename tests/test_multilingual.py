@@ -31,7 +31,7 @@ from nmt.data.reading.sources import Pair, count_pairs, locate
 from nmt.evaluate.evaluation import score_settings
 from nmt.training.job import train
 from nmt.training.validation import Scoring, Validator
-from nmt.translate.search.hypothesis import Hypothesis
+from nmt.translate.search import Hypothesis
 
 NOUNS = [("dog", "Hund", "chien"), ("cat", "Katze", "chat"), ("horse", "Pferd", "cheval"), ("bird", "Vogel", "oiseau")]
 VERBS = [("sees", "sieht", "voit"), ("hears", "hört", "entend"), ("finds", "findet", "trouve")]

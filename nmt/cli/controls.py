@@ -9,7 +9,7 @@ from nmt.config.overrides import user_path
 from nmt.data.reading.text import is_blank, open_text, user_lines
 
 if TYPE_CHECKING:
-    from nmt.translate.terminology import Controls
+    from nmt.translate.guidance import Controls
 
 Item = tuple[str, ...]  # a line of the input, its constraints, its prefix
 TAB = "\t"

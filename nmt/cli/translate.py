@@ -24,7 +24,7 @@ from nmt.data.reading.text import open_text, user_lines
 
 if TYPE_CHECKING:
     from nmt.system.distributed import ProcessGroup
-    from nmt.translate.terminology import Controls
+    from nmt.translate.guidance import Controls
     from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)

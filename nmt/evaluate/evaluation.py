@@ -40,8 +40,7 @@ from nmt.explain.faithfulness import faithfulness
 from nmt.system.files import locked, to_json, write_lines
 from nmt.system.run import EVALUATION, RunDirectory, digest, read_json
 from nmt.system.saved_config import load_values
-from nmt.translate.translation import Translation
-from nmt.translate.translator import Progress, Translator
+from nmt.translate.translator import Progress, Translation, Translator
 
 log = logging.getLogger(__name__)
 

@@ -19,11 +19,9 @@ from nmt.config.errors import UserError
 from nmt.data.batching import Batch, collate
 from nmt.model.ensemble import Ensemble
 from nmt.model.seq2seq import Seq2Seq, evaluation_mode
-from nmt.translate.guidance import Attend, prefix_tokens
-from nmt.translate.search.tree import Node
-from nmt.translate.terminology import make_guidance, steer
-from nmt.translate.translation import Translation
-from nmt.translate.translator import Translator
+from nmt.translate.beam_variants import Node
+from nmt.translate.guidance import Attend, make_guidance, prefix_tokens, steer
+from nmt.translate.translator import Translation, Translator
 
 COPIES = 32  # of a sentence pair in a batch, one for each target token whose gradient is computed
 

@@ -8,6 +8,7 @@ from nmt.config import schema
 from nmt.config.errors import printable
 from nmt.config.overrides import for_shell
 from nmt.system.text_table import human_duration
+from nmt.translate.searcher import make_search
 
 UNKNOWN = "not recorded"
 FILES = {  # what is in each file, by the start of its name
@@ -80,7 +81,7 @@ def _facts(model: Card) -> list[tuple[str, str]]:
         ("Size", f"{model.parameters:,} parameters, {model.weight_bytes / 1e6:,.1f} MB of weights"),
         ("Training", _training(training, (model.manifest.get("starts") or [{}])[0])),
         ("Checkpoint", model.checkpoint),
-        ("Search", _search(config.search)),
+        ("Search", make_search(config.search).summary()),
     ]
     return facts
 
@@ -140,16 +141,6 @@ def _training(training: Mapping[str, Any], start: Mapping[str, Any]) -> str:
     if start.get("teachers"):
         text += f", distilled from {len(start['teachers'])} other run{'s' * (len(start['teachers']) > 1)}"
     return text
-
-
-def _search(search: schema.Search) -> str:
-    if isinstance(search, schema.Beam):
-        text = f"beam of {search.beam_size}, length penalty {search.length_penalty}"
-        if search.coverage_penalty:
-            text += f", coverage penalty {search.coverage_penalty:g}"
-            text += f" (floor {search.coverage_floor:g}, cap {search.coverage_cap:g})"
-        return text + (f", {search.groups} groups" if search.groups > 1 else "")
-    return search.kind
 
 
 def _scores(results: Mapping[str, Mapping[str, Any]]) -> str:

@@ -22,8 +22,7 @@ from nmt.system.files import MAX_TEXT, read_bytes, to_json
 from nmt.system.run import RunDirectory, read_json
 from nmt.system.saved_config import load_config, load_values
 from nmt.translate.shortlist import MAX_BYTES, SHORTLIST
-from nmt.translate.translation import Translation
-from nmt.translate.translator import Translator
+from nmt.translate.translator import Translation, Translator
 
 SPLITS = ("validation", "test")
 OF_DATA = ("content", "fingerprint", "languages", "lowercase", "vocabulary", "splits", "directions")  # in the manifest

@@ -29,7 +29,7 @@ class EnsembleState(NamedTuple):
         return self._replace(members=tuple(member.select(index) for member in self.members))
 
     def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
-        """Reorder hypotheses; see nmt.translate.search.hypothesis.State."""
+        """Reorder hypotheses; see nmt.model.state.State."""
         return self._replace(members=tuple(member.branch(index, sentences) for member in self.members))
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from nmt.attention.attention import MultiHeadAttention
-from nmt.config import schema
 from nmt.config.compose import merge_search
 from nmt.config.errors import UserError
 from nmt.config.overrides import user_path
@@ -47,20 +46,18 @@ class ServedModel:
     def with_search(self, changes: Mapping[str, Any], nbest: int = 1) -> Translator:
         """The translator with these values of the section `search` changed. Raises UserError for values that are
         impossible or too expensive."""
-        own = self.translator.search
-        if changes and not isinstance(own, schema.Beam):
-            raise UserError(
-                f"{next(iter(changes))}: {self.name} searches by search={own.kind}; start the service with search=beam"
-            )
-        settings = merge_search(own, changes)
-        size = max(nbest, settings.beam_size if isinstance(settings, schema.Beam) else 1)
+        own, translator = self.translator.search, self.translator
+        for key in changes:
+            if not hasattr(own, key):
+                raise UserError(f"{key}: {self.name} searches by search={own.kind}; start the service with search=beam")
+        if (settings := merge_search(own, changes)) != own:
+            translator = translator.with_search(settings)
+        size = max(nbest, translator.searcher.beam_size)
         if size > self.max_beam_size:
             key = "nbest" if nbest == size else "beam_size"
             raise UserError(f"{key}: {size} is above this service's limit of {self.max_beam_size}")
-        if isinstance(settings, schema.Beam) and nbest > settings.beam_size:
-            size = settings.beam_size
-            raise UserError(f"nbest: {nbest} translations need a beam_size of {nbest} at least, not {size}")
-        translator = self.translator if settings == own else self.translator.with_search(settings)
+        if nbest > (beam := getattr(settings, "beam_size", nbest)):
+            raise UserError(f"nbest: {nbest} translations need a beam_size of {nbest} at least, not {beam}")
         translator.check_nbest(nbest)
         return translator
 
@@ -164,7 +161,6 @@ def _info(
     alone = len(runs) == 1
     scored = config.attention if isinstance(config.attention, ScoredAttention) else None
     choices = directory.recorded_choices()
-    beam = search if isinstance(search, schema.Beam) else None
     attention = None
     if model.attends:
         attention = str(choices.get("attention", scored.score.kind if scored else "mixed")) if alone else "mean"
@@ -186,8 +182,8 @@ def _info(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         bleu=_bleu(directory, direction) if alone else None,
         beam_size=translator.searcher.beam_size,
-        length_penalty=None if beam is None else beam.length_penalty,
-        alpha=None if beam is None else beam.alpha,
+        length_penalty=getattr(search, "length_penalty", None),
+        alpha=getattr(search, "alpha", None),
         max_beam_size=max_beam_size,
         max_tokens=search.max_source_length,
         examples=_examples(directory, direction),

@@ -24,9 +24,8 @@ from nmt.serve.messages import (
 )
 from nmt.serve.metrics import Metrics
 from nmt.serve.models import ServedModel
-from nmt.translate.search.tree import Node
-from nmt.translate.translation import Translation
-from nmt.translate.translator import Translator
+from nmt.translate.beam_variants import Node
+from nmt.translate.translator import Translation, Translator
 
 IMPOSSIBLE = -1e9  # the log-probability 0 as a number that JSON has
 

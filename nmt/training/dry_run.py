@@ -113,7 +113,8 @@ def _time_validation(trainer: Trainer) -> tuple[float, float]:
     start = max(0, len(split) - PAIRS) // 2
     pairs = np.argsort(split.source.lengths, kind="stable")[start : start + PAIRS]  # of usual length
     length = int(split.target.lengths_of(pairs).max())
-    searcher.settings = searcher.settings.model_copy(update={"min_length": length, "max_length": length})
+    lengths = {"min_length": length, "max_length": length}
+    trainer.translator.searcher = searcher.with_settings(searcher.settings.model_copy(update=lengths))
     validate = trainer.validator.only(pairs)
     first = _seconds(lambda: [sample_figures(sample) for sample in validate().samples])
     second = _seconds(validate)  # the model is prepared for search already

@@ -26,8 +26,7 @@ from nmt.explain.attention_statistics import Positions, attention_statistics, ch
 from nmt.explain.explanation import Saliency, saliency
 from nmt.model.seq2seq import evaluation_mode
 from nmt.system.machine import retry_in_halves
-from nmt.translate.translation import Translation
-from nmt.translate.translator import Progress, Translator
+from nmt.translate.translator import Progress, Translation, Translator
 
 
 class Scoring(NamedTuple):

@@ -1,42 +1,54 @@
 """Search over token ids: batches of sentences, threads, the model prepared for search.
 
-Shapes: S source positions, T target positions.
+Shapes: S source positions, T target positions, V target vocabulary, L tokens of a shortlist.
 """
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from copy import copy
-from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, assert_never
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from nmt.config import schema
 from nmt.config.errors import UserError
+from nmt.config.schema import search as schema
 from nmt.data.batching import padded
 from nmt.data.tokenizer import Tokenizers
-from nmt.model.ensemble import Ensemble, SearchEnsemble
+from nmt.model.ensemble import Ensemble
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.sentence_draws import sentence_keys
 from nmt.ops.shared import loop
 from nmt.system.machine import Machine, retry_in_halves
+from nmt.translate.beam_variants import BeamSearch, Node
 from nmt.translate.guidance import Guidance
+from nmt.translate.phrases import Watch
 from nmt.translate.prepared_cache import PreparedModels
-from nmt.translate.prepared_model import SearchModel
-from nmt.translate.search.choice import beam_size, run_search, width
-from nmt.translate.search.constrained import Allocation
-from nmt.translate.search.forbidden import Forbidden
-from nmt.translate.search.hypothesis import Hypothesis, Limits, Symbols
-from nmt.translate.search.shortlist import Shortlist
-from nmt.translate.search.tree import BeamTree, Node
+from nmt.translate.sampling import GreedySearch, MinimumBayesRisk, Sampling
+from nmt.translate.search import Flags, Hypothesis, Ids, Limits, Search, SearchBatch, Symbols
+
+if TYPE_CHECKING:
+    from nmt.translate.shortlist import Shortlist
 
 EXTRA_TOKENS = 10  # of a translation, beyond search.max_ratio times the source's
 MIN_THREAD_TOKENS = 1024  # tokens x beam size; a smaller batch is not worth another thread
-UNGUIDED = Guidance()
+
+
+def make_search(settings: schema.Search) -> Search[Any]:
+    """Build the search of a section of the configuration."""
+    match settings:
+        case schema.Beam():
+            return BeamSearch(settings)
+        case schema.Greedy():
+            return GreedySearch(settings)
+        case schema.Sampling():
+            return Sampling(settings)
+        case schema.MinimumBayesRisk():
+            return MinimumBayesRisk(settings)
+    assert_never(settings)
 
 
 class Searcher:
@@ -46,35 +58,42 @@ class Searcher:
         self,
         model: Seq2Seq | Ensemble,
         tokenizers: Tokenizers,
-        search: schema.Search,
+        settings: schema.Search,
         machine: Machine,
         seed: int,
-        shortlist: Shortlist | None = None,
+        shortlist: "Shortlist | None" = None,
     ) -> None:
         self.model, self.tokenizers = model, tokenizers
-        self.settings = self._checked(search)
         self.machine, self.seed = machine, seed
         self.shortlist = shortlist.with_sources() if shortlist is not None and model.has_copy_gate else shortlist
         self._prepared = PreparedModels(model, machine)
+        self._set(settings)
+
+    def _set(self, settings: schema.Search) -> None:
+        if not self.model.attends and (override := settings.needing_attention()):
+            raise UserError(f"{override}: the run has no attention; set it to 0")
+        self.settings, self.method = settings, make_search(settings)
 
     def with_settings(self, settings: schema.Search) -> Self:
-        """A search with other settings, which shares the prepared models. Raises UserError if the model lacks what they
-        need."""
+        """Return a searcher with other settings, which shares the prepared models. Raises UserError if the model lacks
+        what they need."""
         other = copy(self)
-        other.settings = self._checked(settings)
+        other._set(settings)
         return other
-
-    def _checked(self, settings: schema.Search) -> schema.Search:
-        if isinstance(settings, schema.Beam) and settings.coverage_penalty and not self.model.attends:
-            raise UserError(
-                f"search.coverage_penalty={settings.coverage_penalty}: the run has no attention; set it to 0"
-            )
-        return settings
 
     @property
     def beam_size(self) -> int:
         """Hypotheses of a sentence in a beam; 1 for other searches."""
-        return beam_size(self.settings)
+        return self.method.beam_size
+
+    def limit(self, length: int) -> int:
+        """The most tokens, with </s>, of the translation of this many source tokens."""
+        return min(self.settings.max_length, int(self.settings.max_ratio * length) + EXTRA_TOKENS)
+
+    @cached_property
+    def boundary(self) -> Flags:
+        """See `Tokenizer.boundary`, of target tokens."""
+        return self.tokenizers.target.boundary()
 
     def workers(self) -> int:
         """Threads that each search a batch of their own. On a CPU this is faster than sharing small products."""
@@ -98,7 +117,7 @@ class Searcher:
         order = [i for i in range(len(sources)) if with_empty or len(sources[i]) > 1]
         order.sort(key=lambda i: -len(sources[i]))
         constrained = [i for i in order if constraints and constraints[i]]
-        budget = self.settings.batch_tokens // (width(self.settings, n) * workers)
+        budget = self.settings.batch_tokens // (self.method.width(n) * workers)
         for group in (order if not constrained else [i for i in order if not constraints[i]], constrained):
             start = 0
             while start < len(group):
@@ -107,34 +126,31 @@ class Searcher:
                 start += size
 
     def search(
-        self,
-        batches: Sequence[list[int]],
-        sources: Sequence[list[int]],
-        first: int,
-        n: int,
-        guidance: Guidance = UNGUIDED,
-    ) -> Iterator[tuple[list[int], list[list[Hypothesis]]]]:
-        """Batches of indices, each with the n best hypotheses of its sentences, or all candidates of search=mbr.
-        `first`: the number of sentence 0, on which samples depend."""
+        self, batches: Sequence[list[int]], sources: Sequence[list[int]], first: int, n: int, guidance: Guidance
+    ) -> Iterator[list[list[Hypothesis]]]:
+        """Search each batch of indices: the hypotheses of its sentences, as `Search.__call__` returns them.
+
+        first: the number of sentence 0, on which samples depend.
+        """
         threads, workers = torch.get_num_threads(), self.workers()
-        model = self._prepared.get(self.beam_size)
 
-        def search_batch(batch: list[int]) -> list[list[Hypothesis]]:
-            def search_part(part: list[int]) -> list[list[Hypothesis]]:
-                return self._search_batch(model, part, sources, first, n, guidance)
+        def search_part(indices: list[int]) -> list[list[Hypothesis]]:
+            with self._batch(indices, sources, first, guidance) as batch:
+                return self.method(batch, n)
 
-            return list(chain.from_iterable(retry_in_halves(search_part, batch)))
+        def search_batch(indices: list[int]) -> list[list[Hypothesis]]:
+            return list(chain.from_iterable(retry_in_halves(search_part, indices)))
 
         if workers == 1 or len(batches) == 1:
             torch.set_num_threads(self._threads(batches, sources, n, threads))
             try:
-                yield from ((batch, search_batch(batch)) for batch in batches)
+                yield from map(search_batch, batches)
             finally:
                 torch.set_num_threads(threads)
             return
         pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,))
         try:
-            yield from zip(batches, pool.map(search_batch, batches), strict=True)
+            yield from pool.map(search_batch, batches)
         finally:
             pool.shutdown(cancel_futures=True)
             torch.set_num_threads(threads)  # some libraries share one setting among all threads
@@ -144,90 +160,57 @@ class Searcher:
         if self.machine.device.type != "cpu":
             return most
         longest = max((len(sources[i]) * len(batch) for batch in batches for i in batch), default=0)
-        return max(1, min(most, longest * width(self.settings, n) // MIN_THREAD_TOKENS))
+        return max(1, min(most, longest * self.method.width(n) // MIN_THREAD_TOKENS))
+
+    def tree(self, source: list[int], n: int, guidance: Guidance) -> tuple[list[Hypothesis], list[list[Node]]]:
+        """The n best hypotheses of one sentence, and the steps of their beam search. Raises UserError for another kind
+        of search."""
+        with self._batch([0], [source], 0, guidance) as batch:
+            (nbest,), steps = self.method.tree(batch, n)
+        return nbest, steps
 
     def invalidate_prepared(self) -> None:
         """Prepare the model again for the next search, as its weights may have changed: fused optimizers leave no
         trace."""
         self._prepared.clear()
 
-    def tree(
-        self, source: list[int], n: int, guidance: Guidance = UNGUIDED
-    ) -> tuple[list[Hypothesis], list[list[Node]]]:
-        """The n best hypotheses of one sentence, and the steps of their beam search. Raises UserError for another kind
-        of search."""
-        if not isinstance(self.settings, schema.Beam):
-            raise UserError(f"a beam's tree needs search=beam, but this search is {self.settings.kind}")
-        if self.settings.groups > 1:
-            raise UserError(
-                f"search.groups={self.settings.groups}: a tree shows one beam, not several; use search.groups=1"
-            )
-        tree = BeamTree()
-        model = self._prepared.get(self.beam_size)
-        (nbest,) = self._search_batch(model, [0], [source], 0, n, guidance, tree)
-        return nbest, tree.steps
-
-    @torch.no_grad()
-    def _search_batch(
-        self,
-        model: SearchModel | SearchEnsemble,
-        batch: list[int],
-        all_sources: Sequence[list[int]],
-        first: int,
-        n: int,
-        guidance: Guidance,
-        tree: BeamTree | None = None,
-    ) -> list[list[Hypothesis]]:
-        """Indices of sentences, the longest first, and token ids -> the n best hypotheses of each."""
-        device = self.machine.device
-        sources = [all_sources[i] for i in batch]
-        source = torch.from_numpy(padded(sources, self.tokenizers.source.pad)).to(device)
+    @contextmanager
+    def _batch(
+        self, indices: Sequence[int], all_sources: Sequence[list[int]], first: int, guidance: Guidance
+    ) -> Iterator[SearchBatch[Any]]:
+        """Encode the sentences of these indices, the longest first, to be searched within this context."""
+        model, device, target = self._prepared.get(self.beam_size), self.machine.device, self.tokenizers.target
+        sources = [all_sources[i] for i in indices]
         lengths = [len(ids) for ids in sources]
-        prefixes = [guidance.prefixes[i] for i in batch] if guidance.prefixes else []
-        constraints = [guidance.constraints[i] for i in batch] if guidance.constraints else []
-        forbidden, vocabulary = guidance.forbidden, None
+        guidance, shortlist = guidance.of(indices), None
+        boundary = self.boundary if any(guidance.constraints) else None
         if self.shortlist is not None:
-            also = chain(chain.from_iterable(prefixes), chain.from_iterable(chain.from_iterable(constraints)))
-            vocabulary = self.shortlist.vocabulary(sources, list(also))
-        if vocabulary is not None:
-            prefixes = [_find(prefix, vocabulary) for prefix in prefixes]
-            constraints = [[_find(phrase, vocabulary) for phrase in phrases] for phrases in constraints]
-            forbidden = None if forbidden is None else forbidden.within(vocabulary)
-        symbols = self._symbols(vocabulary, forbidden)
-        limits = self._limits(lengths, prefixes)
-        steering = guidance.steering(lengths, device)
-        with self.machine.autocast(), loop():  # so that what a score computes from the keys is kept between steps
-            on_device = () if vocabulary is None else (torch.from_numpy(vocabulary).to(device),)
-            state: Any = model.encode(source, torch.tensor(lengths), *on_device)
-            state = state if steering is None else state.steered(steering)
-            allocation = None
-            if any(constraints):
-                boundary = self.boundary if vocabulary is None else self.boundary[vocabulary]
-                allocation = Allocation(constraints, boundary, symbols.eos, self.beam_size)
-            keys = sentence_keys((self.seed,), np.array(batch) + first)
-            results = run_search(
-                self.settings,
-                (model.step, state, symbols, limits),
-                n,
-                lengths,
-                keys,
+            shortlist = self.shortlist.vocabulary(sources, guidance.tokens())
+        symbols = Symbols(target.bos, target.eos, (target.pad, target.bos, *target.tag_ids))
+        if shortlist is not None:
+            guidance, symbols = guidance.within(shortlist), _within(symbols, shortlist)
+            boundary = None if boundary is None else boundary[shortlist]
+        forbidden = guidance.forbidden
+        if forbidden is not None:
+            symbols = symbols._replace(banned=(*symbols.banned, *forbidden.always))
+        with torch.no_grad(), self.machine.autocast(), loop():  # scores keep what they compute from the keys
+            source = torch.from_numpy(padded(sources, self.tokenizers.source.pad)).to(device)
+            vocabulary = () if shortlist is None else (torch.from_numpy(shortlist).to(device),)
+            state: Any = model.encode(source, torch.tensor(lengths), *vocabulary)
+            steering = guidance.steering(lengths, device)
+            yield SearchBatch(
+                model.step,
+                state if steering is None else state.steered(steering),
+                symbols,
+                self._limits(lengths, guidance.prefixes),
                 device,
-                of_beams={"tree": tree, "allocation": allocation},
-                forbidden=forbidden,
+                lengths,
+                sentence_keys((self.seed,), np.array(indices) + first),
+                () if forbidden is None else (partial(Watch, forbidden),),
+                guidance.constraints,
+                boundary,
+                None if shortlist is None else shortlist.tolist(),
             )
-        if vocabulary is None:
-            return results
-        tokens = vocabulary.tolist()
-        if tree is not None:
-            tree.steps = [[node._replace(token=tokens[node.token]) for node in step] for step in tree.steps]
-        return [
-            [replace(hypothesis, tokens=[tokens[word] for word in hypothesis.tokens]) for hypothesis in nbest]
-            for nbest in results
-        ]
-
-    def limit(self, length: int) -> int:
-        """The most tokens, with </s>, of the translation of this many source tokens."""
-        return min(self.settings.max_length, int(self.settings.max_ratio * length) + EXTRA_TOKENS)
 
     def _limits(self, lengths: Sequence[int], prefixes: Sequence[Sequence[int]]) -> Limits:
         """The limits of sentences with these numbers of source tokens."""
@@ -236,22 +219,8 @@ class Searcher:
             most = [max(length, len(prefix) + 1) for length, prefix in zip(most, prefixes, strict=True)]
         return Limits(max(0, self.settings.min_length - 1), most, prefixes)
 
-    @cached_property
-    def boundary(self) -> NDArray[np.bool_]:
-        """See `Tokenizer.boundary`, of target tokens."""
-        return self.tokenizers.target.boundary()
 
-    def _symbols(self, vocabulary: NDArray[np.int64] | None, forbidden: Forbidden | None) -> Symbols:
-        """The special tokens, as positions in the vocabulary if there is one."""
-        target = self.tokenizers.target
-        ids, tags = [target.bos, target.eos, target.pad], target.tag_ids
-        bos, eos, pad = ids if vocabulary is None else _find(ids, vocabulary)
-        if vocabulary is not None and tags:
-            tags = np.flatnonzero(np.isin(vocabulary, tags)).tolist()
-        return Symbols(bos, eos, banned=(pad, bos, *tags, *(() if forbidden is None else forbidden.always)))
-
-
-def _find(tokens: Sequence[int], vocabulary: NDArray[np.int64]) -> list[int]:
-    """The positions of tokens in an ascending vocabulary that holds them."""
-    positions: list[int] = np.searchsorted(vocabulary, tokens).tolist()
-    return positions
+def _within(symbols: Symbols, shortlist: Ids) -> Symbols:
+    """The positions of special tokens in a shortlist, which need not hold languages' tags."""
+    bos, eos = np.searchsorted(shortlist, (symbols.bos, symbols.eos)).tolist()
+    return Symbols(bos, eos, tuple(np.flatnonzero(np.isin(shortlist, symbols.banned)).tolist()))

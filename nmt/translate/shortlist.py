@@ -1,10 +1,11 @@
-"""Making a run's lexical shortlist from its training corpus.
+"""A lexical shortlist: the target tokens that a search may use for its source sentences, from a run's training corpus.
 
-Shapes: N pairs of tokens, V target vocabulary.
+Shapes: N pairs of tokens, L tokens of a shortlist, V target vocabulary.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from nmt.data.prepared import Prepared
 from nmt.data.tokenizer import Tokenizers
 from nmt.system.files import read_bytes, write_atomically
 from nmt.system.run import RunDirectory
-from nmt.translate.search.shortlist import Ids, Shortlist
+from nmt.translate.search import BLOCK, Ids
 
 log = logging.getLogger(__name__)
 
@@ -31,22 +32,94 @@ ITERATIONS = 5  # of expectation maximisation
 PER_TOKEN = 16  # target tokens for each source token
 FREQUENT = 512  # target tokens for every sentence
 MAX_BYTES = 2**30  # of a file
+MIN_COUNT = 0.3  # of a pair of tokens in the training corpus
+MOST = 0.75  # of the vocabulary; a longer shortlist saves nothing
+
+
+class Shortlist:
+    """For each source token the target tokens it is translated by, and the target tokens that every sentence may use:
+    the special and the most frequent ones   (Jean et al. 2015, 3; Mi et al. 2016)."""
+
+    def __init__(self, candidates: Ids, ends: Ids, always: Ids, size: int, sources: bool = False) -> None:
+        """candidates: target tokens, those of source token s in [ends[s - 1], ends[s]); always: at least the special
+        ones; size: V; sources: may a sentence use its source tokens? Raises ValueError if these do not fit together."""
+        self.candidates, self.ends, self.always, self.size = candidates, ends, always, size
+        self.sources = sources
+        used = np.concatenate([candidates, always])
+        if len(ends) == 0 or ends[-1] != len(candidates) or (np.diff(ends, prepend=0) < 0).any():
+            raise ValueError("its table does not match its offsets")
+        if used.min() < 0 or used.max() >= size:
+            raise ValueError(f"it names tokens outside a vocabulary of {size}")
+
+    @classmethod
+    def from_counts(
+        cls,
+        pairs: Ids,
+        counts: NDArray[np.float64],
+        sizes: tuple[int, int],
+        special: Sequence[int],
+        per_token: int,
+        frequent: int,
+    ) -> Self:
+        """pairs: int64 (N,), distinct, source token * V + target token; counts: (N,) of each, which may be expected
+        ones; sizes: of both vocabularies. Every sentence may use the `special` and the `frequent` most frequent
+        targets; of the others, the `per_token` most frequent ones of each source token count."""
+        source, target = np.divmod(pairs, sizes[1])
+        totals = np.bincount(target, counts, sizes[1])
+        most = np.argsort(-totals, kind="stable")[:frequent]
+        always = np.unique(np.concatenate([np.asarray(special, np.int64), most[totals[most] > 0]]))
+        rare = ~np.isin(target, always) & (counts >= MIN_COUNT)
+        source, target, counts = source[rare], target[rare], counts[rare]
+        order = np.lexsort((target, -counts, source))
+        source, target = source[order], target[order]
+        rank = np.arange(len(source)) - np.searchsorted(source, source)
+        listed = rank < per_token
+        ends = np.cumsum(np.bincount(source[listed], minlength=sizes[0]))
+        return cls(target[listed].astype(np.int64), ends.astype(np.int64), always, sizes[1])
+
+    def with_sources(self) -> Self:
+        """Add the source tokens of each sentence, for a model that copies them: they are target tokens as well."""
+        return type(self)(self.candidates, self.ends, self.always, self.size, sources=True)
+
+    def of(self, source: Iterable[int]) -> Ids:
+        """A source sentence's shortlist, int64 (L,), ascending."""
+        tokens = set(source)
+        parts = [self.candidates[self.ends[s - 1] if s else 0 : self.ends[s]] for s in tokens]
+        copied = np.array([*tokens] if self.sources else [], np.int64)
+        return np.unique(np.concatenate([self.always, copied, *parts]))
+
+    def vocabulary(self, sources: Iterable[Iterable[int]], extra: Sequence[int] = ()) -> Ids | None:
+        """int64 (L,), ascending: the shortlists of several sentences together with the tokens `extra`, and with further
+        tokens that make L a multiple of `BLOCK`, which spares a search copies; None if that is nearly all tokens."""
+        ids = np.union1d(self.of({token for source in sources for token in source}), np.asarray(extra, np.int64))
+        if len(ids) > MOST * self.size - BLOCK:
+            return None
+        more = np.setdiff1d(np.arange(len(ids) + BLOCK), ids, assume_unique=True)[: -len(ids) % BLOCK]
+        return np.sort(np.concatenate([ids, more]))
+
+    def missing(self, sources: Sequence[Iterable[int]], targets: Sequence[Sequence[int]]) -> float:
+        """The share of the target tokens that are not in the shortlist of their own source sentence."""
+        absent = [~np.isin(target, self.of(source)) for source, target in zip(sources, targets, strict=True)]
+        return float(np.concatenate(absent).mean()) if absent else 0.0
+
+    def arrays(self) -> dict[str, Any]:
+        """What a file holds."""
+        return {"candidates": self.candidates, "ends": self.ends, "always": self.always}
 
 
 def load_shortlist(value: str, run: RunDirectory, config: schema.TrainConfig) -> Shortlist:
-    """value: the path of a shortlist; or "auto": the run's own, which is made and kept with the run if there is none.
+    """Load a shortlist from a path, or for "auto" from the run, where it is made and stored if there is none.
 
     Raises UserError if the training corpus has changed, or if a file is not a shortlist for the run's tokenizers.
     """
-    own = run.path / SHORTLIST
-    path = own if value == AUTO else user_path(value)
+    path = run.path / SHORTLIST if value == AUTO else user_path(value)
     tokenizers = Tokenizers.load(run.path, config.tokenizer.lowercase)
-    if value == AUTO and not own.exists():
+    if value == AUTO and not path.exists():
         if run.is_archive:
             raise UserError(
                 f"shortlist=auto: {run.source} has no table; export a run that has been used with shortlist=auto"
             )
-        write_atomically(own, save_safetensors(_made(run, config).arrays()))
+        write_atomically(path, save_safetensors(_made(run, config).arrays()))
     try:
         arrays = load_safetensors(read_bytes(path, MAX_BYTES))
         shortlist = Shortlist(arrays["candidates"], arrays["ends"], arrays["always"], _sizes(tokenizers)[1])

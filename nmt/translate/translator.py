@@ -5,19 +5,21 @@ Shapes: S source positions, T target positions.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from nmt.config import schema
 from nmt.config.compose import merge_search
 from nmt.config.errors import UserError
 from nmt.data.batching import collate
 from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines
+from nmt.data.word_alignment import attention_to_links, format_pharaoh, merge_to_words, words
 from nmt.model.checkpoints import load_runs
 from nmt.model.ensemble import Ensemble
 from nmt.model.seq2seq import Seq2Seq, evaluation_mode
@@ -25,17 +27,46 @@ from nmt.system.distributed import ProcessGroup
 from nmt.system.machine import Machine, retry_in_halves
 from nmt.system.run import RunDirectory
 from nmt.system.saved_config import load_config
-from nmt.translate.guidance import Attend
-from nmt.translate.search.choice import score as rank_by
-from nmt.translate.search.hypothesis import Hypothesis
-from nmt.translate.search.shortlist import Shortlist
+from nmt.translate.guidance import Attend, Controls, Guidance, make_guidance, steer, warn_of_unmet
+from nmt.translate.search import Hypothesis
 from nmt.translate.searcher import Searcher
-from nmt.translate.terminology import Controls, make_guidance, steer, warn_of_unmet
-from nmt.translate.translation import Translation
+
+if TYPE_CHECKING:
+    from nmt.translate.shortlist import Shortlist
 
 T = TypeVar("T")
 
 Progress = Callable[[int], object]  # called with the number of sentences just finished
+
+
+@dataclass(frozen=True)
+class Translation:
+    """One translation of one line."""
+
+    text: str
+    score: float  # log-probability over its length penalty, with a coverage penalty; of search=mbr: mean utility
+    log_prob: float  # natural logarithm
+    source_tokens: list[str]  # pieces, </s> last
+    tokens: list[str]  # pieces, </s> last
+    alignment: NDArray[np.float32] | None  # (T, S) attention, a row for each of `tokens`; None without attention
+    token_log_probs: list[float]  # of each of `tokens`, which sum to log_prob
+    tags: int = 0  # source tokens in front that are tags of languages
+
+    def word_alignment(self) -> str:
+        """Pharaoh links between words, separated by spaces: each target word to the source word it attends to most."""
+        if self.alignment is None:
+            return ""
+        weights, source = self.alignment[:, self.tags :], self.source_tokens[self.tags :]
+        return format_pharaoh(attention_to_links(weights, self.tokens, source))
+
+    def word_weights(self) -> dict[str, Any] | None:
+        """Source words, target words ("</s>" last) and the attention between them in whole percent, a row for each
+        target word. None without attention."""
+        if self.alignment is None:
+            return None
+        weights = merge_to_words(self.alignment, self.tokens, self.source_tokens)
+        percents = np.rint(100 * weights).astype(int).tolist()
+        return {"source": words(self.source_tokens), "target": words(self.tokens), "weights": percents}
 
 
 class Translator:
@@ -49,7 +80,7 @@ class Translator:
         machine: Machine,
         seed: int = 1,
         group: ProcessGroup | None = None,
-        shortlist: Shortlist | None = None,
+        shortlist: "Shortlist | None" = None,
     ) -> None:
         """group: processes that all translate the same lines and share the work; None: this process alone."""
         self.group = group or ProcessGroup()
@@ -136,7 +167,6 @@ class Translator:
         """The best translation of each line; controls: see `translate_nbest`."""
         return [nbest[0] for nbest in self.translate_nbest(lines, 1, **controls)]
 
-    @torch.no_grad()
     def translate_nbest(
         self,
         lines: Sequence[str],
@@ -148,36 +178,32 @@ class Translator:
         """The n best translations of each line, best first. Warnings number the lines from `first_line`.
 
         controls: `attend`, `prefix`, `prefixes`, `constraints`, `glossary`, `forbidden`, see
-        nmt.translate.terminology.Controls. The translation is empty for an empty line, or if no hypothesis has a
+        nmt.translate.guidance.Controls. The translation is empty for an empty line, or if no hypothesis has a
         probability above 0. Raises UserError if the search cannot return n translations, or cannot be guided so.
         """
+        searcher = self.searcher
         self.check_nbest(n)
         if self.model.training:
-            self.searcher.invalidate_prepared()
+            searcher.invalidate_prepared()
         sources, pieces = self.encode(lines, first_line)
-        guidance = make_guidance(self.searcher, lines, sources, controls, first_line)
-        results = [[Translation("", 0.0, 0.0, ["</s>"], ["</s>"], None, [0.0])] for _ in lines]
-        with evaluation_mode(self.model):
-            workers = self.searcher.workers()
-            batches = list(self.searcher.batches(sources, workers=workers, constraints=guidance.constraints, n=n))
-            translated = (
-                [
-                    self._ranked([self.translation(pieces[index], h) for h in nbest], n)
-                    for index, nbest in zip(batch, nbests, strict=True)
-                ]
-                for batch, nbests in self.searcher.search(
-                    self.group.share(batches), sources, self._translated, n, guidance
-                )
-            )
-            merged = self.group.merge(_counted(translated, progress, self.group.size))
-        for batch, nbests in zip(batches, merged, strict=True):
-            for index, nbest in zip(batch, nbests, strict=True):
-                results[index] = nbest or results[index]
-        warn_of_unmet(self.searcher, guidance, [nbest[0].tokens for nbest in results], first_line)
-        self._translated += len(lines)
-        return results
+        guidance = make_guidance(searcher, lines, sources, controls, first_line)
+        batches = list(searcher.batches(sources, workers=searcher.workers(), constraints=guidance.constraints, n=n))
 
-    @torch.no_grad()
+        def search(batches: Sequence[list[int]]) -> Iterator[list[list[Translation]]]:
+            found = searcher.search(batches, sources, self._translated, n, guidance)
+            for batch, nbests in zip(batches, found, strict=True):
+                yield [
+                    searcher.method.best([self.translation(pieces[i], hypothesis) for hypothesis in nbest], n)
+                    for i, nbest in zip(batch, nbests, strict=True)
+                ]
+
+        results = self._shared(batches, search, progress)
+        empty = Translation("", 0.0, 0.0, ["</s>"], ["</s>"], None, [0.0])
+        nbests = [results.get(i) or [empty] for i in range(len(lines))]
+        warn_of_unmet(searcher, guidance, [nbest[0].tokens for nbest in nbests], first_line)
+        self._translated += len(lines)
+        return nbests
+
     def score(
         self,
         sources: Sequence[str],
@@ -190,7 +216,7 @@ class Translator:
         """Forced decoding: log-probability and attention of existing translations.
 
         Both sides are truncated to search.max_source_length. `first_line` is the first line's number in warnings;
-        attend: see nmt.translate.terminology.Controls.
+        attend: see nmt.translate.guidance.Controls.
         """
         if len(sources) != len(targets):
             raise ValueError(f"{len(sources)} sources, but {len(targets)} targets")
@@ -201,30 +227,47 @@ class Translator:
 
         def force(indices: Sequence[int]) -> list[Translation]:
             pairs = [source_ids[i] for i in indices], [target_ids[i] for i in indices]
-            batch = collate(*pairs, self.tokenizers, np.asarray(indices)).to(self.machine.device)
-            pad, steering = self.tokenizers.target.pad, guidance.steering(batch.lengths.tolist(), self.machine.device)
-            with self.machine.autocast():
-                forced = self.model.force(batch.source, batch.lengths, batch.target_in, batch.target_out, pad, steering)
-            log_probs, results = forced.log_probs.cpu(), []
-            for row, i in enumerate(indices):
-                length, weights = len(target_ids[i]), None
-                if forced.weights is not None:
-                    weights = forced.weights[row, :length, : len(source_ids[i])].float().cpu()
-                total, of_tokens = float(log_probs[row, :length].sum()), log_probs[row, :length].tolist()
-                score = rank_by(self.search, total, length, weights)
-                hypothesis = Hypothesis(target_ids[i], score, total, weights, of_tokens)
-                translation = self.translation(source_pieces[i], hypothesis)
-                # The given text and its pieces, not <unk>, so that the word alignment counts each unknown word.
-                results.append(replace(translation, text=targets[i], tokens=target_pieces[i]))
-            return results
+            hypotheses = self._force(*pairs, guidance)
+            # The given text and its pieces, not <unk>, so that the word alignment counts each unknown word.
+            return [
+                replace(self.translation(source_pieces[i], hypothesis), text=targets[i], tokens=target_pieces[i])
+                for i, hypothesis in zip(indices, hypotheses, strict=True)
+            ]
+
+        def score(batches: Sequence[list[int]]) -> Iterator[list[Translation]]:
+            return (list(chain.from_iterable(retry_in_halves(force, batch))) for batch in batches)
 
         longer = [max(pair, key=len) for pair in zip(source_ids, target_ids, strict=True)]
-        batches = list(self.searcher.batches(longer, with_empty=True))
-        with evaluation_mode(self.model):
-            scored = (list(chain.from_iterable(retry_in_halves(force, batch))) for batch in self.group.share(batches))
-            merged = self.group.merge(_counted(scored, progress, self.group.size))
-        results = dict(zip(chain.from_iterable(batches), chain.from_iterable(merged), strict=True))
+        results = self._shared(list(self.searcher.batches(longer, with_empty=True)), score, progress)
         return [results[i] for i in range(len(sources))]
+
+    def _force(self, sources: list[list[int]], targets: list[list[int]], guidance: Guidance) -> list[Hypothesis]:
+        """Score target tokens as the search would."""
+        batch = collate(sources, targets, self.tokenizers, np.arange(len(sources))).to(self.machine.device)
+        pad, steering = self.tokenizers.target.pad, guidance.steering(batch.lengths.tolist(), self.machine.device)
+        with self.machine.autocast():
+            forced = self.model.force(batch.source, batch.lengths, batch.target_in, batch.target_out, pad, steering)
+        hypotheses, log_probs = [], forced.log_probs.cpu()
+        for row, (source, tokens) in enumerate(zip(sources, targets, strict=True)):
+            length, weights = len(tokens), None
+            if forced.weights is not None:
+                weights = forced.weights[row, :length, : len(source)].float().cpu()
+            total, of_tokens = float(log_probs[row, :length].sum()), log_probs[row, :length].tolist()
+            score = self.searcher.method.score(total, length, weights)
+            hypotheses.append(Hypothesis(tokens, score, total, weights, of_tokens))
+        return hypotheses
+
+    def _shared(
+        self,
+        batches: list[list[int]],
+        run: Callable[[Sequence[list[int]]], Iterator[list[T]]],
+        progress: Progress | None,
+    ) -> dict[int, T]:
+        """Share batches of indices among the processes; returns the result of each index."""
+        with torch.no_grad(), evaluation_mode(self.model):
+            results = run(self.group.share(batches))
+            merged = self.group.merge(_counted(results, progress, self.group.size))
+        return dict(zip(chain.from_iterable(batches), chain.from_iterable(merged), strict=True))
 
     def outside_shortlist(self, sources: Sequence[str], targets: Sequence[str]) -> float | None:
         """The share of the targets' tokens that are not in the shortlist of their source; None without a shortlist."""
@@ -236,26 +279,8 @@ class Translator:
         return shortlist.missing(self.encode(sources)[0], target_ids)
 
     def check_nbest(self, n: int) -> None:
-        """Raises UserError if this search cannot return n translations."""
-        if isinstance(self.search, schema.Beam) and n > self.search.beam_size:
-            raise UserError(f"nbest={n}: more than the beam of {self.search.beam_size}; set search.beam_size={n}")
-        if isinstance(self.search, schema.MinimumBayesRisk) and n > self.search.n_candidates:
-            size = self.search.n_candidates
-            raise UserError(f"nbest={n}: more than the {size} candidates; set search.n_candidates={n}")
-        if isinstance(self.search, schema.Greedy) and n > 1:
-            raise UserError(f"nbest={n}: greedy search returns one; use search=beam search.beam_size={n}")
-
-    def _ranked(self, candidates: list[Translation], n: int) -> list[Translation]:
-        """The n best translations of one line."""
-        if not isinstance(self.search, schema.MinimumBayesRisk) or not candidates:
-            return candidates
-        from nmt.translate.search.mbr import mean_utilities
-
-        utilities = mean_utilities([candidate.text for candidate in candidates], self.search.utility)
-        scored: dict[str, Translation] = {}  # by text: samples may repeat a translation
-        for candidate, score in zip(candidates, utilities, strict=True):
-            scored.setdefault(candidate.text, replace(candidate, score=score))
-        return sorted(scored.values(), key=lambda candidate: -candidate.score)[:n]
+        """Raise UserError if this search cannot return n translations."""
+        self.searcher.method.check_nbest(n)
 
     def encode(self, lines: Sequence[str], first_line: int = 1) -> tuple[list[list[int]], list[list[str]]]:
         """Source lines -> token ids and pieces, truncated to search.max_source_length. Raises UserError without tag."""

@@ -33,13 +33,13 @@ from nmt.training.graphs import pad_to, padded_shape
 from nmt.training.losses.objective import Objective
 from nmt.training.optimizer import make_optimizer
 from nmt.training.step import Updater
-from nmt.translate.search.beam import beam_search
-from nmt.translate.search.hypothesis import LengthPenalty, Limits, Symbols
-from nmt.translate.search.rollout import greedy_search
+from nmt.translate.beam import Scorer, Selection, beam_search
+from nmt.translate.sampling import rollout
+from nmt.translate.search import Limits, SearchBatch, Symbols
 
 PAD, BOS, EOS, V = 0, 2, 3, 50
 LATE = 10_000  # the number of an update after the start of every loss
-PENALTY = LengthPenalty("average", 1.0)
+PENALTY = Scorer("average", 1.0)
 TARGET = cast(Any, SimpleNamespace(pad=PAD, bos=BOS, eos=EOS, tag_ids=()))
 TOKENIZERS = cast(Any, SimpleNamespace(source=TARGET, target=TARGET))
 Counts = tuple[int, dict[str, int]]  # kernels, waits
@@ -112,11 +112,11 @@ def search_counts(
     def search() -> None:
         with machine.autocast():
             state = cast(Any, model.encode(batch.source.to(CUDA, non_blocking=True), batch.lengths))
-            step = cast(Any, model.step)
+            sentences = SearchBatch(cast(Any, model.step), state, symbols, limits, CUDA)
             if beam > 1:
-                beam_search(step, state, symbols, limits, beam_size=beam, penalty=PENALTY, device=CUDA)
+                beam_search(sentences, Selection(beam, EOS), scorer=PENALTY)
             else:
-                greedy_search(step, state, symbols, limits, penalty=PENALTY, device=CUDA)
+                rollout(sentences, lambda log_probs, _: log_probs.argmax(-1))
 
     return counted(mode, search)
 

@@ -25,18 +25,18 @@ from torch import Tensor
 from nmt.model.ensemble import Ensemble
 from nmt.model.prediction import NEVER, Readouts, copyable, within
 from nmt.model.seq2seq import Seq2Seq
-from nmt.ops.sentence_draws import sampling_draws, sentence_keys
+from nmt.ops.sentence_draws import sentence_keys
 from nmt.training.losses.token_losses import r_drop
+from nmt.translate.beam import Scorer, Selection, beam_search
 from nmt.translate.prepared_model import SearchModel
-from nmt.translate.search.beam import beam_search
-from nmt.translate.search.hypothesis import LengthPenalty, Limits, Symbols
-from nmt.translate.search.rollout import SamplingOptions, greedy_search, sample
+from nmt.translate.sampling import inverse_cdf, rollout, sample
+from nmt.translate.search import Limits, SearchBatch, Symbols
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 OUT = torch.tensor([[4, 5, 6, 3], [8, 8, 9, 3], [10, 4, 12, 3]])  # TARGET's next words
 REPEATED = torch.tensor([[4, 5, 4, 4, EOS], [8, EOS, PAD, PAD, PAD], [9, 9, 11, EOS, PAD]])
 SYMBOLS, LIMITS = Symbols(BOS, EOS, (PAD, BOS)), Limits(1, [9, 6, 8])
-PENALTY, CPU = LengthPenalty("average", 1.0), torch.device("cpu")
+CPU = torch.device("cpu")
 SMOOTH = [each for each in COPYING if each["attention"]["normalizer"] != MOCHA]  # which stops or does not
 DOT = {"decoder__copy": True, "attention": attention("dot")}
 
@@ -172,13 +172,12 @@ def test_searches_score_what_forced_decoding_scores(changes: dict[str, Any]) -> 
     """Greedy, beam and samples, each hypothesis scored again by itself."""
     model = model_of(**changes)
     prepared = SearchModel(model, 3, lambda weight, bounded=False: weight)
-    inputs = prepared.step, prepared.encode(REPEATED, LENGTHS), SYMBOLS, LIMITS
-    draws = sampling_draws(sentence_keys((1,), np.arange(3)), 3, CPU)
-    options = SamplingOptions(1.0, 0, 1.0, 3)
+    keys = sentence_keys((1,), np.arange(3))
+    batch = SearchBatch(prepared.step, prepared.encode(REPEATED, LENGTHS), SYMBOLS, LIMITS, CPU, keys=keys)
     found = [
-        greedy_search(*inputs, penalty=PENALTY, device=CPU),
-        beam_search(*inputs, beam_size=3, n_best=3, penalty=PENALTY, device=CPU),
-        sample(*inputs, options=options, uniform=draws, penalty=PENALTY, device=CPU),
+        [[greedy] for greedy in rollout(batch, lambda log_probs, _: log_probs.argmax(-1))],
+        beam_search(batch, Selection(3, EOS), 3, scorer=Scorer()),
+        sample(batch, 3, lambda log_probs, uniform: inverse_cdf(log_probs, 1.0, uniform)),
     ]
     for row, hypothesis in ((row, each) for lists in found for row, nbest in enumerate(lists) for each in nbest):
         one, tokens = slice(row, row + 1), torch.tensor([hypothesis.tokens])

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +13,13 @@ from torch import Tensor
 
 from nmt.model.ensemble import Ensemble, log_mean
 from nmt.model.seq2seq import Seq2Seq
-from nmt.ops.sentence_draws import sampling_draws, sentence_keys
-from nmt.translate.search.beam import beam_search
-from nmt.translate.search.hypothesis import Hypothesis, LengthPenalty, Limits, Symbols
-from nmt.translate.search.rollout import SamplingOptions, greedy_search, sample
+from nmt.ops.sentence_draws import sentence_keys
+from nmt.translate.beam import Scorer, Selection, beam_search
+from nmt.translate.sampling import inverse_cdf, rollout, sample
+from nmt.translate.search import Hypothesis, Limits, SearchBatch, Symbols
 
 SYMBOLS, LIMITS = Symbols(BOS, EOS, (PAD, BOS)), Limits(1, [9, 6, 8])
-PENALTY, CPU = LengthPenalty("average", 1.0), torch.device("cpu")
+PENALTY, CPU = Scorer("average", 1.0), torch.device("cpu")
 
 
 def members() -> list[Seq2Seq]:
@@ -37,9 +38,13 @@ def members() -> list[Seq2Seq]:
     return models
 
 
+def batch_of(model: Seq2Seq | Ensemble) -> SearchBatch[Any]:
+    keys = sentence_keys([1], np.arange(len(LENGTHS)))
+    return SearchBatch(model.step, model.encode(SOURCE, LENGTHS), SYMBOLS, LIMITS, CPU, keys=keys)
+
+
 def beam(model: Seq2Seq | Ensemble, size: int = 4, n_best: int = 3) -> list[list[Hypothesis]]:
-    state = model.encode(SOURCE, LENGTHS)
-    return beam_search(model.step, state, SYMBOLS, LIMITS, beam_size=size, n_best=n_best, penalty=PENALTY, device=CPU)  # type: ignore[arg-type]
+    return beam_search(batch_of(model), Selection(size, EOS), n_best, scorer=PENALTY)
 
 
 def mean_probs(models: Sequence[Seq2Seq], sentence: int, prefix: list[int]) -> Tensor:
@@ -78,9 +83,7 @@ def test_a_step_has_the_mean_probabilities_and_the_mean_attention() -> None:
 def test_greedy_search_takes_the_token_that_is_most_probable_on_average() -> None:
     models = members()
     ensemble = Ensemble(models)
-    state = ensemble.encode(SOURCE, LENGTHS)
-    found = greedy_search(ensemble.step, state, SYMBOLS, LIMITS, penalty=PENALTY, device=CPU)
-    for sentence, (hypothesis,) in enumerate(found):
+    for sentence, hypothesis in enumerate(rollout(batch_of(ensemble), lambda log_probs, _: log_probs.argmax(-1))):
         tokens: list[int] = []
         while tokens[-1:] != [EOS]:
             probs = mean_probs(models, sentence, tokens)
@@ -95,17 +98,7 @@ def test_hypotheses_are_worth_what_forced_decoding_says() -> None:
     """Through every reordering of the beam, in every member."""
     models = members()
     ensemble = Ensemble(models)
-    options = SamplingOptions(temperature=1.0, top_k=0, top_p=1.0, n_samples=4)
-    drawn = sample(
-        ensemble.step,
-        ensemble.encode(SOURCE, LENGTHS),
-        SYMBOLS,
-        LIMITS,
-        options=options,
-        uniform=sampling_draws(sentence_keys([1], np.arange(len(LENGTHS))), 4, CPU),
-        penalty=PENALTY,
-        device=CPU,
-    )
+    drawn = sample(batch_of(ensemble), 4, lambda log_probs, uniform: inverse_cdf(log_probs, 1.0, uniform))
     for found in (beam(ensemble), drawn):
         assert len({tuple(each.tokens) for group in found for each in group}) > 6
         for sentence, group in enumerate(found):

@@ -32,10 +32,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmt.model.seq2seq import Seq2Seq
+from nmt.translate.beam import Scorer, Selection, beam_search
 from nmt.translate.prepared_model import SearchModel
-from nmt.translate.search.beam import beam_search
-from nmt.translate.search.hypothesis import LengthPenalty, Limits, Symbols
-from nmt.translate.search.rollout import greedy_search
+from nmt.translate.sampling import rollout
+from nmt.translate.search import Limits, SearchBatch, Symbols
 
 COMBINATIONS = [
     {
@@ -309,12 +309,11 @@ def test_every_parameter_takes_part(model: Seq2Seq) -> None:
 
 def test_a_beam_of_one_equals_greedy(model: Seq2Seq) -> None:
     symbols, limits = Symbols(BOS, EOS, (PAD, BOS)), Limits(1, [9, 6, 8])
-    penalty, cpu = LengthPenalty("average", 1.0), torch.device("cpu")
     with torch.no_grad():
-        state = model.encode(SOURCE, LENGTHS)
-        beam = beam_search(model.step, state, symbols, limits, beam_size=1, penalty=penalty, device=cpu)
-        greedy = greedy_search(model.step, state, symbols, limits, penalty=penalty, device=cpu)
-    assert [found[0].tokens for found in beam] == [found[0].tokens for found in greedy]
+        batch = SearchBatch(model.step, model.encode(SOURCE, LENGTHS), symbols, limits, torch.device("cpu"))
+        beam = beam_search(batch, Selection(1, EOS), scorer=Scorer("average", 1.0))
+        greedy = rollout(batch, lambda log_probs, _: log_probs.argmax(-1))
+    assert [found[0].tokens for found in beam] == [found.tokens for found in greedy]
 
 
 def test_a_beam_that_shares_sentences_finds_what_one_with_copies_finds(model: Seq2Seq) -> None:
@@ -323,18 +322,8 @@ def test_a_beam_that_shares_sentences_finds_what_one_with_copies_finds(model: Se
     with torch.no_grad():
         state = model.encode(SOURCE, LENGTHS)
         for each in (state, state._replace(shares_source=False)):
-            results.append(
-                beam_search(
-                    model.step,
-                    each,
-                    symbols,
-                    limits,
-                    beam_size=3,
-                    n_best=3,
-                    penalty=LengthPenalty("average", 1.0),
-                    device=torch.device("cpu"),
-                )
-            )
+            batch = SearchBatch(model.step, each, symbols, limits, torch.device("cpu"))
+            results.append(beam_search(batch, Selection(3, EOS), 3, scorer=Scorer("average", 1.0)))
     for shared, copied in zip(*results, strict=True):
         assert [each.tokens for each in shared] == [each.tokens for each in copied]
         for ours, theirs in zip(shared, copied, strict=True):
@@ -361,15 +350,8 @@ def test_beam_attention_is_that_of_forced_decoding(model: Seq2Seq) -> None:
     """The rows a search reports belong to the tokens it reports."""
     symbols, limits = Symbols(BOS, EOS, (PAD, BOS)), Limits(2, [6, 6, 6])
     with torch.no_grad():
-        found = beam_search(
-            model.step,
-            model.encode(SOURCE, LENGTHS),
-            symbols,
-            limits,
-            beam_size=4,
-            penalty=LengthPenalty("none", 0.0),
-            device=torch.device("cpu"),
-        )
+        batch = SearchBatch(model.step, model.encode(SOURCE, LENGTHS), symbols, limits, torch.device("cpu"))
+        found = beam_search(batch, Selection(4, EOS), scorer=Scorer())
         for row, (best, *_) in enumerate(found):
             target = torch.tensor([[BOS, *best.tokens[:-1]]])
             decoded = model(SOURCE[row : row + 1], LENGTHS[row : row + 1], target)

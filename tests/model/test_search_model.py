@@ -10,9 +10,9 @@ from torch import Tensor
 
 from nmt.ops.packed import Weight, _FloatWeight, pack
 from nmt.translate import prepared_model as search_model
+from nmt.translate.beam import Scorer, Selection, beam_search
 from nmt.translate.prepared_model import SearchModel
-from nmt.translate.search.beam import beam_search
-from nmt.translate.search.hypothesis import LengthPenalty, Limits, Symbols
+from nmt.translate.search import Limits, SearchBatch, Symbols
 
 SYMBOLS, LIMITS = Symbols(BOS, EOS, (PAD, BOS)), Limits(1, [9, 6, 8])
 CPU = torch.device("cpu")
@@ -63,11 +63,8 @@ def test_a_beam_finds_the_same(changes: dict[str, Any]) -> None:
     model = model_of(**changes)
     prepared = SearchModel(model, 3, unpacked)
     results = [
-        beam_search(
-            *(each.step, each.encode(SOURCE, LENGTHS), SYMBOLS, LIMITS),
-            **{"beam_size": 3, "n_best": 2, "penalty": LengthPenalty("average", 1.0), "device": CPU},
-        )
-        for each in (model, prepared)
+        beam_search(SearchBatch(step, state, SYMBOLS, LIMITS, CPU), Selection(3, EOS), 2, scorer=Scorer())
+        for step, state in ((each.step, each.encode(SOURCE, LENGTHS)) for each in (model, prepared))
     ]
     for one, other in zip(*results, strict=True):
         assert [each.tokens for each in one] == [each.tokens for each in other]

@@ -115,11 +115,8 @@ class TrainConfig(Model, Machine):
             yield from self._conflicts_of_guided_alignment()
         if self.validation.monitor == "aer":
             yield from self._conflicts_of_aer()
-        if self.attention.kind == "none" and self.search.kind == "beam" and self.search.coverage_penalty:
-            yield (
-                f"search.coverage_penalty={self.search.coverage_penalty} needs an attention, but attention.kind=none; "
-                "set it to 0"
-            )
+        if self.attention.kind == "none" and (override := self.search.needing_attention()):
+            yield f"{override} needs an attention, but attention.kind=none; set it to 0"
         yield from self._conflicts_of_objective()
 
     @property

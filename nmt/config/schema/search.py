@@ -23,6 +23,10 @@ class SearchLimits(Section):
     batch_tokens: Count
     replace_unknown: bool
 
+    def needing_attention(self) -> str | None:
+        """The override that has no meaning for a model without attention, if there is one."""
+        return None
+
 
 class Greedy(SearchLimits):
     kind: Literal["greedy"]
@@ -52,6 +56,9 @@ class Beam(SearchLimits):
                 f"groups={self.groups} do not divide a beam of {self.beam_size}; set search.beam_size={larger}, or "
                 "search.groups=1"
             )
+
+    def needing_attention(self) -> str | None:
+        return f"search.coverage_penalty={self.coverage_penalty}" if self.coverage_penalty else None
 
 
 class Sampling(SearchLimits):

@@ -1,19 +1,19 @@
-"""Beam search under lexical constraints, against all hypotheses of a small model and plain loops."""
+"""Phrases that hypotheses must or must not contain, against all hypotheses of a small model and plain loops."""
 
 import itertools
 import random
 from collections import Counter
 from functools import cache
+from typing import Literal
 
 import numpy as np
 import pytest
-from search_toy import BOS, CPU, EOS, NO_PENALTY, PAD, SYMBOLS, Toy, enumerate_all
+from search_toy import EOS, NO_PENALTY, Toy, batch_of, bits, enumerate_all
+from search_toy import search as configured
 
-from nmt.translate.search import beam as module
-from nmt.translate.search.beam import beam_search
-from nmt.translate.search.constrained import Allocation, Automata, allocate_slots, occurrences
-from nmt.translate.search.forbidden import Forbidden
-from nmt.translate.search.hypothesis import Hypothesis, LengthPenalty, Limits
+from nmt.translate.beam import Scorer, Selection, beam_search
+from nmt.translate.phrases import Allocation, Automata, Forbidden, allocate_slots, occurrences
+from nmt.translate.search import Hypothesis, Limits
 
 Phrases = list[list[int]]
 VOCABULARY = 7
@@ -72,25 +72,24 @@ def search(
     constraints: list[Phrases],
     beam: int,
     n: int = 1,
-    penalty: LengthPenalty = NO_PENALTY,
+    penalty: Scorer = NO_PENALTY,
     sentences: list[int] | None = None,
     forbidden: Forbidden | None = None,
 ) -> list[list[Hypothesis]]:
-    state = toy.start(list(range(len(constraints))) if sentences is None else sentences)
-    symbols = SYMBOLS if forbidden is None else SYMBOLS._replace(banned=(PAD, BOS, *forbidden.always))
-    allocation = Allocation(constraints, BOUNDARY, EOS, beam)
-    options = {"beam_size": beam, "n_best": n, "penalty": penalty, "device": CPU}
-    return beam_search(toy.step, state, symbols, limits, **options, forbidden=forbidden, allocation=allocation)  # type: ignore[arg-type]
+    batch = batch_of(toy, limits, sentences, forbidden=forbidden, constraints=constraints, boundary=BOUNDARY)
+    return configured("beam", batch, n, beam_size=beam, length_penalty=penalty.kind, alpha=penalty.alpha)
 
 
-@pytest.mark.parametrize("penalty", [NO_PENALTY, LengthPenalty("average", 1.0)])
-def test_a_large_beam_finds_the_best_that_meets_all(penalty: LengthPenalty) -> None:
+@pytest.mark.parametrize("penalty", [NO_PENALTY, Scorer("average", 1.0)])
+def test_a_large_beam_finds_the_best_that_meets_all(penalty: Scorer) -> None:
     toy, limits = Toy(5, VOCABULARY), Limits(0, [6] * len(CASES))
     found = search(toy, limits, CASES, LARGE, n=3, penalty=penalty, sentences=[0] * len(CASES))
     everything = hypotheses(5)
     for nbest, phrases in zip(found, CASES, strict=True):
         fitting = [
-            (tokens, log_prob / penalty(len(tokens))) for tokens, log_prob in everything if meets(tokens, phrases)
+            (tokens, log_prob / penalty.penalty(len(tokens)))
+            for tokens, log_prob in everything
+            if meets(tokens, phrases)
         ]
         best = sorted(fitting, key=lambda pair: -pair[1])[:3]
         assert [hypothesis.tokens for hypothesis in nbest] == [tokens for tokens, _ in best]
@@ -138,27 +137,25 @@ def test_small_beams_meet_all_just_within_the_limit(beam: int, seed: int) -> Non
 
 
 @pytest.mark.parametrize("stop", ["beam", "exact"])
-def test_without_constraints_it_is_the_plain_search(stop: str) -> None:
+def test_without_constraints_it_is_the_plain_search(stop: Literal["beam", "exact"]) -> None:
     """The same bits, although further candidates are proposed."""
-    toy, limits = Toy(3, 90), Limits(2, [9, 5, 12])
-    options = {"beam_size": 4, "n_best": 4, "penalty": LengthPenalty("average", 1.0), "stop": stop, "device": CPU}
-    plain = beam_search(toy.step, toy.start([0, 1, 2]), SYMBOLS, limits, **options)  # type: ignore[arg-type]
-    allocation = Allocation([[], [], []], np.ones(90, np.bool_), EOS, 4)
-    found = beam_search(toy.step, toy.start([0, 1, 2]), SYMBOLS, limits, **options, allocation=allocation)  # type: ignore[arg-type]
-    for left, right in zip(itertools.chain(*plain), itertools.chain(*found), strict=True):
-        assert (left.tokens, left.score, left.token_log_probs) == (right.tokens, right.score, right.token_log_probs)
+    batch, scorer = batch_of(Toy(3, 90), Limits(2, [9, 5, 12])), Scorer("average", 1.0)
+    allocation = Allocation(4, EOS, [[], [], []], np.ones(90, np.bool_))
+    plain, allocated = (beam_search(batch, s, 4, scorer=scorer, stop=stop) for s in (Selection(4, EOS), allocation))
+    assert bits(allocated) == bits(plain)
 
 
-def test_batch_mates_and_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_mates_and_chunks_change_nothing() -> None:
     toy, limits = Toy(7, VOCABULARY), Limits(0, [8] * len(CASES))
-    together = search(toy, limits, CASES, beam=3, n=2)
-    monkeypatch.setattr(module, "CACHED_NUMBERS", 1)
-    assert [[h.tokens for h in nbest] for nbest in search(toy, limits, CASES, beam=3, n=2)] == [
-        [h.tokens for h in nbest] for nbest in together
-    ]
-    for sentence, (phrases, nbest) in enumerate(zip(CASES, together, strict=True)):
-        (alone,) = search(toy, Limits(0, [8]), [phrases], beam=3, n=2, sentences=[sentence])
-        assert [(h.tokens, h.score) for h in alone] == [(h.tokens, h.score) for h in nbest]
+    batch = batch_of(toy, limits)
+    together, chunks = (
+        beam_search(batch, Allocation(3, EOS, CASES, BOUNDARY), 2, scorer=Scorer(), cached_numbers=numbers)
+        for numbers in (2**20, 1)
+    )
+    assert bits(chunks) == bits(together)
+    for sentence, phrases in enumerate(CASES):
+        alone = search(toy, Limits(0, [8]), [phrases], beam=3, n=2, sentences=[sentence])
+        assert bits(alone) == bits([together[sentence]])
 
 
 def test_a_prefix_counts_and_the_rest_follows() -> None:
@@ -208,6 +205,8 @@ def plain_deal(banks: list[int], total: int, size: int) -> list[int]:
 
 
 def test_slots_are_dealt_as_by_plain_loops() -> None:
+    example = np.array([[0, 0, 0, 0, 0, 1, 0, 2]])
+    assert allocate_slots(example, example >= 0, np.array([2]), 6).tolist() == [[0, 1, 2, 3, 5, 7]]
     generator = np.random.default_rng(1)
     for _ in range(100):
         totals = generator.integers(0, 7, 5)
@@ -230,3 +229,50 @@ def test_forbidden_and_required_phrases_together() -> None:
     ]
     best = sorted(fitting, key=lambda pair: -pair[1])[:4]
     assert [hypothesis.tokens for hypothesis in found] == [tokens for tokens, _ in best]
+
+
+PIECES = {3: "▁a", 4: "b", 5: "▁ab", 6: "▁", 7: "a", 8: "▁b"}
+PHRASES = ["▁ab▁a", "▁b"]
+
+
+def spelled(phrases: list[str]) -> Forbidden:
+    ids = {piece: token for token, piece in PIECES.items()}
+    return Forbidden.spelled(phrases, ids.get)
+
+
+def bad(tokens: list[int]) -> bool:
+    """Whether some of the tokens, one after the other, spell a phrase."""
+    tokens = [6, *tokens]  # a space before the first token makes no difference to the text
+    runs = itertools.combinations(range(len(tokens) + 1), 2)
+    return any("".join(PIECES.get(token, "|") for token in tokens[start:end]) in PHRASES for start, end in runs)
+
+
+@pytest.mark.parametrize("kind", ["greedy", "beam", "sampling"])
+def test_no_hypothesis_contains_a_phrase(kind: str) -> None:
+    toy = Toy(3, 9, bias={8: 3.0, 6: 1.0, 4: 1.0, EOS: -4.0})  # which otherwise would
+    limits, n = Limits(0, [12] * 20), 1 if kind == "greedy" else 3
+    for nbest in configured(kind, batch_of(toy, limits, forbidden=spelled(PHRASES)), n):
+        for hypothesis in nbest:
+            assert not bad(hypothesis.tokens)
+    assert any(bad(hypothesis.tokens) for (hypothesis,) in configured("greedy", batch_of(toy, limits)))
+    # The start of a phrase may lie in the prefix.
+    toy = Toy(5, 9, bias={3: 9.0, EOS: -9.0})
+    batch = batch_of(toy, Limits(0, [8], [[3, 4]]), forbidden=spelled(PHRASES))
+    ((hypothesis,),) = configured(kind, batch)
+    assert hypothesis.tokens[:2] == [3, 4]
+    assert not bad(hypothesis.tokens)
+
+
+def test_a_large_beam_finds_the_best_without_a_phrase() -> None:
+    toy, limits = Toy(4, 9), Limits(0, [4])
+    (found,) = configured("beam", batch_of(toy, limits, forbidden=spelled(PHRASES)), 40, beam_size=6**3)
+    fitting = sorted((pair for pair in enumerate_all(toy, limits, 0) if not bad(pair[0])), key=lambda pair: -pair[1])
+    assert [hypothesis.tokens for hypothesis in found] == [tokens for tokens, _ in fitting[:40]]
+
+
+def test_tokens_contain_a_phrase_or_not() -> None:
+    forbidden = spelled(PHRASES)
+    assert forbidden.always == (8,)
+    for length in range(1, 5):
+        for tokens in itertools.product(PIECES, repeat=length):
+            assert forbidden.contained(tokens) == bad(list(tokens)), tokens

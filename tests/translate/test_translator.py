@@ -1,41 +1,28 @@
 """The Python API on a small trained run."""
 
+import logging
 import math
+import shutil
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from trained import LINES, run  # noqa: F401
 
 from nmt import Translator
 from nmt.config.errors import UserError
-from nmt.config.schema import TrainConfig
-from nmt.training.job import train
 from nmt.translate import searcher as module
 
-CORPUS = ["data.train_size=400", "data.max_length=200", "data.seed=1"]
+SAMPLING = {"kind": "sampling", "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from conftest import TINY, values_of
-
-    from nmt.config.compose import validated
-
-    directory = tmp_path_factory.mktemp("translator") / "run"
-    assert train(validated(TrainConfig, values_of("train", [*TINY, *CORPUS])), directory, []) == 0
-    return directory
-
-
-@pytest.fixture(scope="module")
-def translator(run: Path) -> Translator:
+def translator(run: Path) -> Translator:  # noqa: F811
     return Translator.load(run)
-
-
-LINES = ["the cat sleeps .", "", "a small dog sees the red house .", "x", "the"]
 
 
 def test_a_translation_for_each_line(translator: Translator) -> None:
@@ -59,7 +46,7 @@ def test_batch_mates_change_nothing(translator: Translator) -> None:
         assert alone.log_prob == pytest.approx(expected.log_prob, abs=1e-4)
 
 
-def test_where_nothing_is_found_the_translation_is_empty(run: Path) -> None:
+def test_where_nothing_is_found_the_translation_is_empty(run: Path) -> None:  # noqa: F811
     broken = Translator.load(run, search={"kind": "beam"})
     with torch.no_grad():
         for weights in broken.single.output.parameters():
@@ -73,41 +60,51 @@ def threads_of_a_new_thread() -> int:
         return pool.submit(torch.get_num_threads).result()
 
 
-@pytest.mark.parametrize("search", [{}, {"kind": "greedy"}, {"kind": "sampling"}])
+class Noted:
+    """A search that notes the threads it runs in, and may fail."""
+
+    def __init__(self, method: Any, fails: bool = False) -> None:  # noqa: ANN401
+        self.method, self.fails, self.threads = method, fails, set[int]()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.method, name)
+
+    def __call__(self, batch: Any, n: int) -> Any:  # noqa: ANN401
+        if self.fails:
+            raise ZeroDivisionError
+        self.threads.add(threading.get_ident())
+        return self.method(batch, n)
+
+
+@pytest.mark.parametrize("search", [{}, {"kind": "greedy"}, SAMPLING])
 def test_threads_share_batches_and_change_nothing(
-    run: Path, search: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    run: Path,  # noqa: F811
+    search: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lines, told = [*LINES, "the " * 9, "a dog sleeps"] * 3, []
-    settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if search.get("kind") == "sampling" else {}
-    found = []
+    lines, done, results = [*LINES, "the " * 9, "a dog sleeps"] * 3, [], []
+    monkeypatch.setattr(module, "MIN_THREAD_TOKENS", 1)
     for threads in (1, 2):
-        translator = Translator.load(run, search={**search, **settings, "batch_tokens": 40}, threads=threads)
-        monkeypatch.setattr(module, "MIN_THREAD_TOKENS", 1)
+        translator = Translator.load(run, search={**search, "batch_tokens": 40}, threads=threads)
+        noted = Noted(translator.searcher.method)
+        monkeypatch.setattr(translator.searcher, "method", noted)
         try:
-            ran_in: set[int] = set()
-            search_batch = translator.searcher._search_batch
-            noted = lambda *args, f=search_batch, into=ran_in: into.add(threading.get_ident()) or f(*args)  # noqa: E731
-            monkeypatch.setattr(translator.searcher, "_search_batch", noted)
-            found.append([nbest[0] for nbest in translator.translate_nbest(lines, 1, progress=told.append)])
-            assert (ran_in == {threading.get_ident()}) == (threads == 1)
+            results.append([nbest[0] for nbest in translator.translate_nbest(lines, 1, progress=done.append)])
+            assert (noted.threads == {threading.get_ident()}) == (threads == 1)
             assert threads_of_a_new_thread() == threads
         finally:
             torch.set_num_threads(1)
-    assert len(told) > 4
-    assert sum(told) == 2 * sum(bool(line) for line in lines)
-    for one, two in zip(*found, strict=True):
+    assert len(done) > 4
+    assert sum(done) == 2 * sum(bool(line) for line in lines)
+    for one, two in zip(*results, strict=True):
         assert one.text == two.text
         assert one.log_prob == pytest.approx(two.log_prob, abs=1e-4)
 
 
-def test_an_error_in_a_thread_is_the_callers(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_thread_is_the_callers(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     monkeypatch.setattr(module, "MIN_THREAD_TOKENS", 1)
     translator = Translator.load(run, search={"batch_tokens": 8}, threads=2)
-
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(translator.searcher, "_search_batch", fail)
+    monkeypatch.setattr(translator.searcher, "method", Noted(translator.searcher.method, fails=True))
     try:
         with pytest.raises(ZeroDivisionError):
             translator.translate(LINES)
@@ -116,7 +113,7 @@ def test_an_error_in_a_thread_is_the_callers(run: Path, monkeypatch: pytest.Monk
         torch.set_num_threads(1)
 
 
-def test_sentences_of_like_length_are_translated_together(run: Path) -> None:
+def test_sentences_of_like_length_are_translated_together(run: Path) -> None:  # noqa: F811
     translator = Translator.load(run, search={"batch_tokens": 24})
     sources, _ = translator.encode(["the cat", "the " * 9, "a dog sleeps", "", "the " * 8])
     batches = list(translator.searcher.batches(sources))
@@ -125,56 +122,23 @@ def test_sentences_of_like_length_are_translated_together(run: Path) -> None:
     assert sorted(i for batch in batches for i in batch) == [0, 1, 2, 4]
 
 
-def test_n_best_are_distinct_and_sorted(run: Path) -> None:
-    found = Translator.load(run, search={"beam_size": 6}).translate_nbest(LINES[:1], 4)[0]
-    assert len({tuple(each.tokens) for each in found}) == 4
-    assert [each.score for each in found] == sorted((each.score for each in found), reverse=True)
-
-
-def test_a_larger_beam_finds_no_worse(run: Path) -> None:
-    small, large = (
-        Translator.load(run, search={"beam_size": size, "length_penalty": "none"}).translate(LINES[:1])[0]
-        for size in (1, 8)
-    )
-    assert large.log_prob >= small.log_prob - 1e-5
-
-
-def test_other_searches(run: Path) -> None:
+def test_greedy_search_is_a_beam_of_one_and_samples_depend_on_the_line_and_the_seed(run: Path) -> None:  # noqa: F811
     greedy = Translator.load(run, search={"kind": "greedy"})
     one_beam = Translator.load(run, search={"beam_size": 1})
     assert [each.tokens for each in greedy.translate(LINES)] == [each.tokens for each in one_beam.translate(LINES)]
-    sampling = {"kind": "sampling", "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    drawn = [[each.text for each in Translator.load(run, search=sampling, seed=s).translate(LINES)] for s in (1, 1, 2)]
-    one_by_one = Translator.load(
-        run, search=sampling, seed=1
-    )  # a line's number decides, not what is translated with it
-    assert [one_by_one.translate([line])[0].text for line in LINES] == drawn[0]
-    assert drawn[0] == drawn[1] != drawn[2]
+    drawn = [[each.text for each in Translator.load(run, search=SAMPLING, seed=s).translate(LINES)] for s in (1, 1, 2)]
+    one_by_one = Translator.load(run, search=SAMPLING, seed=1)
+    assert [one_by_one.translate([line])[0].text for line in LINES] == drawn[0] == drawn[1] != drawn[2]
 
 
-def test_candidates_of_equal_text_count_once(run: Path) -> None:
-    search: dict[str, object] = {
-        "kind": "mbr",
-        "candidates": "sampling",
-        "n_candidates": 8,
-        "temperature": 0.01,
-        "top_k": 1,
-        "top_p": 1.0,
-    }
-    search["utility"] = "chrf"
-    (found,) = Translator.load(run, search=search).translate_nbest(LINES[:1], 5)
-    assert len(found) == len({each.text for each in found}) == 1
-
-
-def test_samples_of_a_line_share_the_budget_of_a_batch(run: Path) -> None:
-    sampling = {"kind": "sampling", "temperature": 1.0, "top_k": 0, "top_p": 1.0, "batch_tokens": 100}
-    searcher = Translator.load(run, search=sampling).searcher
+def test_samples_of_a_line_share_the_budget_of_a_batch(run: Path) -> None:  # noqa: F811
+    searcher = Translator.load(run, search=SAMPLING | {"batch_tokens": 100}).searcher
     sources = [[5] * 9 + [1]] * 10
     assert [len(batch) for batch in searcher.batches(sources)] == [10]
     assert [len(batch) for batch in searcher.batches(sources, n=5)] == [2] * 5
 
 
-def test_lengths_are_limited(run: Path) -> None:
+def test_lengths_are_limited(run: Path) -> None:  # noqa: F811
     short = Translator.load(run, search={"max_length": 4}).translate(LINES[:1])[0]
     assert len(short.tokens) <= 4
     for wanted in (1, 12):
@@ -186,10 +150,8 @@ def test_lengths_are_limited(run: Path) -> None:
     assert len(ratio.tokens) == 10
 
 
-def test_a_long_source_is_cut_with_a_warning(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_source_is_cut_with_a_warning(run: Path, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
     translator = Translator.load(run, search={"max_source_length": 5})
-    import logging
-
     logging.getLogger("nmt").propagate = True
     found = translator.translate(["the cat sees the small dog and the red house ."])[0]
     assert len(found.source_tokens) == 5
@@ -249,7 +211,7 @@ def test_word_weights_name_the_words_of_both_sentences(translator: Translator) -
         ({"precision": "fp16"}, "precision=fp16 needs a CUDA GPU"),
     ],
 )
-def test_wrong_arguments_are_one_line(arguments: dict[str, object], message: str, run: Path) -> None:
+def test_wrong_arguments_are_one_line(arguments: dict[str, object], message: str, run: Path) -> None:  # noqa: F811
     with pytest.raises(UserError, match=message) as error:
         Translator.load(run, **arguments)  # type: ignore[arg-type]
     assert "\n" not in str(error.value)
@@ -267,9 +229,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         Translator.load(tmp_path)
 
 
-def test_a_run_moves_with_its_directory(run: Path, tmp_path: Path, train_config: Callable[..., TrainConfig]) -> None:
-    import shutil
-
+def test_a_run_moves_with_its_directory(run: Path, tmp_path: Path) -> None:  # noqa: F811
     shutil.copytree(run, tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "checkpoints" / "last.pt").unlink()
     moved = Translator.load(tmp_path / "elsewhere")
@@ -278,7 +238,7 @@ def test_a_run_moves_with_its_directory(run: Path, tmp_path: Path, train_config:
     ]
 
 
-def test_a_model_in_training_is_prepared_for_search_again(run: Path) -> None:
+def test_a_model_in_training_is_prepared_for_search_again(run: Path) -> None:  # noqa: F811
     """Fused optimizers change weights without counting a version."""
     translator = Translator.load(run)
     before = translator.translate(LINES)
@@ -294,3 +254,14 @@ def test_a_model_in_training_is_prepared_for_search_again(run: Path) -> None:
     again = translator.translate(LINES)
     assert [each.log_prob for each in changed] == [each.log_prob for each in again]
     assert changed[0].log_prob != before[0].log_prob
+
+
+def test_searches_with_other_settings_share_the_prepared_model(translator: Translator) -> None:
+    other = translator.with_search(translator.search.model_copy(update={"max_length": 3}))
+    lengths = [len(each.translate(LINES[:1])[0].tokens) for each in (other, translator, other)]
+    assert lengths[0] == lengths[2] <= 3 < lengths[1]
+    before = translator.searcher._prepared.get(translator.searcher.beam_size)
+    assert other.searcher._prepared.get(translator.searcher.beam_size) is before
+    with torch.no_grad():
+        next(translator.model.parameters()).add_(0.0)
+    assert other.searcher._prepared.get(translator.searcher.beam_size) is not before

@@ -1,4 +1,5 @@
-"""Constraints, glossary, forbidden phrases and prefixes, as users ask for them: in Python and in files."""
+"""What users decide in translations: constraints, glossary, forbidden phrases, prefixes and attention, in Python and in
+files."""
 
 import logging
 import random
@@ -7,15 +8,15 @@ from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
+import numpy as np
 import pytest
 from forks import call
-from test_translator import run  # noqa: F401
+from trained import LINES, run  # noqa: F401
 
 from nmt import Translator
 from nmt.config.errors import UserError
 from nmt.data.demo.corpus import generate
-from nmt.translate.guidance import Guidance
-from nmt.translate.terminology import _Glossary, warn_of_unmet
+from nmt.translate.guidance import Glossary, Guidance, warn_of_unmet
 
 KINDS: dict[str, dict[str, Any]] = {
     "beam": {"kind": "beam"},
@@ -114,12 +115,12 @@ def test_a_prefix_and_constraints_together(translator: Translator) -> None:
 
 def test_a_glossary_holds_for_whole_words_and_the_longest_phrase(translator: Translator) -> None:
     glossary = {"dog": "chien", "red dog": "maison rouge", "cat": "chat"}
-    targets = _Glossary(tuple(glossary.items()), lowercase=False).targets
+    targets = Glossary(tuple(glossary.items()), lowercase=False).targets
     assert list(targets("the dog, a red  dog and dogs; dog")) == ["chien", "maison rouge", "chien"]
     assert list(targets("a cat-dog is no Dog")) == []
-    assert list(_Glossary((("Dog", "chien"),), lowercase=True).targets("DOG")) == ["chien"]
-    assert list(_Glossary((("café", "X"),), lowercase=False).targets(normalize("NFD", "the café"))) == ["X"]
-    assert list(_Glossary((("हिन", "X"),), lowercase=False).targets("हिन्दी")) == []  # a mark does not end a word
+    assert list(Glossary((("Dog", "chien"),), lowercase=True).targets("DOG")) == ["chien"]
+    assert list(Glossary((("café", "X"),), lowercase=False).targets(normalize("NFD", "the café"))) == ["X"]
+    assert list(Glossary((("हिन", "X"),), lowercase=False).targets("हिन्दी")) == []  # a mark does not end a word
     found = translator.translate(["the red dog sleeps .", "the cats sleep ."], glossary=glossary)
     assert holds(found[0].text, "maison rouge")
     (both,) = translator.translate(["the dog sleeps ."], constraints=[["chien"]])
@@ -266,3 +267,73 @@ def test_what_makes_no_sense_together_is_refused(run: Path, tmp_path: Path) -> N
         assert done.returncode == 2
         assert message in done.stderr.decode()
         assert len(done.stderr.decode().splitlines()) == 1
+
+
+@pytest.fixture(scope="module", params=["beam", "greedy"])
+def steered(run: Path, request: pytest.FixtureRequest) -> Translator:  # noqa: F811
+    return Translator.load(run, search={"kind": request.param})
+
+
+def test_a_steered_step_attends_there_and_the_steps_before_stay(steered: Translator) -> None:
+    (free,) = steered.translate([LINES[2]])
+    step = len(free.tokens) // 2
+    for position in range(len(free.source_tokens)):
+        (again,) = steered.translate([LINES[2]], attend={step: position}, prefix=free.tokens[:step])
+        assert again.tokens[:step] == free.tokens[:step]
+        assert again.alignment is not None
+        assert free.alignment is not None
+        assert again.alignment[step].tolist() == np.eye(len(free.source_tokens))[position].tolist()
+        np.testing.assert_allclose(again.alignment[:step], free.alignment[:step], atol=1e-6)
+
+
+def test_its_own_weights_given_back_change_nothing(steered: Translator) -> None:
+    (free,) = steered.translate([LINES[2]])
+    assert free.alignment is not None
+    attend = {step: row.tolist() for step, row in enumerate(free.alignment)}
+    (again,) = steered.translate([LINES[2]], attend=attend, prefix=free.tokens[:-1])
+    assert again.tokens == free.tokens
+    assert again.log_prob == pytest.approx(free.log_prob, abs=1e-5)
+    np.testing.assert_allclose(again.alignment, free.alignment, atol=1e-6)
+
+
+def test_somewhere_else_the_probabilities_change(steered: Translator) -> None:
+    (free,) = steered.translate([LINES[2]])
+    (scored,) = steered.score([LINES[2]], [free.text])
+    (again,) = steered.score([LINES[2]], [free.text], attend={1: 0})
+    assert again.alignment is not None
+    assert again.alignment[1].tolist() == np.eye(len(free.source_tokens))[0].tolist()
+    assert again.token_log_probs[0] == pytest.approx(scored.token_log_probs[0], abs=1e-6)
+    assert again.token_log_probs[1] != pytest.approx(scored.token_log_probs[1], abs=1e-6)
+
+
+def test_a_text_is_continued(steered: Translator) -> None:
+    (continued,) = steered.translate([LINES[2]], prefix="le chien")
+    assert continued.text.startswith("le chien")
+    assert sum(continued.token_log_probs) == pytest.approx(continued.log_prob, abs=1e-4)
+    (scored,) = steered.score([LINES[2]], [continued.text])
+    if scored.tokens == continued.tokens:  # not where the search spelled the text in another way
+        assert scored.token_log_probs == pytest.approx(continued.token_log_probs, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("guidance", "message"),
+    [
+        ({"attend": {0: 99}}, "step 0 attends to position 99, but the source has positions 0 to"),
+        ({"attend": {0: -1}}, "step 0 attends to position -1"),
+        ({"attend": {-1: 0}}, "step -1 does not exist"),
+        ({"attend": {2: [0.5]}}, "step 2 has 1 weights for"),
+        ({"attend": {2: [2.0] + [0.0] * 50}}, "step 2 has 51 weights for"),
+        ({"prefix": ["not a piece"]}, "'not a piece' is no piece"),
+        ({"prefix": ["</s>"]}, "'</s>' is no piece"),
+    ],
+)
+def test_what_is_impossible_is_refused(steered: Translator, guidance: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        steered.translate([LINES[2]], **guidance)  # type: ignore[arg-type]
+
+
+def test_weights_must_be_a_distribution_or_less(steered: Translator) -> None:
+    length = len(steered.translate([LINES[2]])[0].source_tokens)
+    for weights in ([1.0] * length, [-0.1, 1.1, *[0.0] * (length - 2)], [float("nan")] * length):
+        with pytest.raises(UserError, match="must not be negative, nor sum to more than 1"):
+            steered.translate([LINES[2]], attend={1: weights})

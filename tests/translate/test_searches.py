@@ -5,43 +5,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TINY, values_of
+from conftest import values_of
 from forks import call
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
-from test_translator import CORPUS, LINES, run  # noqa: F401
+from trained import LINES, TEXT, blind, run  # noqa: F401
 
 from nmt import Translator
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.explain.explanation import beam_tree
-from nmt.training.job import train
-from nmt.translate.search.choice import width
-from nmt.translate.translation import Translation
+from nmt.translate.translator import Translation
 
-TEXT = "".join(f"{line}\n" for line in LINES).encode()
 SAMPLING: dict[str, Any] = {"kind": "sampling", "temperature": 0.7, "top_k": 0, "top_p": 0.95}
 MBR = {**SAMPLING, "kind": "mbr", "candidates": "sampling", "n_candidates": 6, "utility": "chrf"}
 METRICS = {"chrf": CHRF(), "bleu": BLEU(effective_order=True)}
-Bits = list[list[tuple[str, float, float]]]
-
-
-@pytest.fixture(scope="module")
-def blind(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run without attention, and with the tokenizer of the other one."""
-    directory = tmp_path_factory.mktemp("blind") / "run"
-    values = values_of("train", [*TINY, *CORPUS, "attention=none", "training.max_steps=2"])
-    assert train(validated(TrainConfig, values), directory, []) == 0
-    return directory
 
 
 def nbest(run: Any, n: int, **search: Any) -> list[list[Translation]]:  # noqa: ANN401, F811
     return Translator.load(run, search=search).translate_nbest(LINES, n)
-
-
-def bits(found: list[list[Translation]]) -> Bits:
-    return [[(each.text, each.score, each.log_prob) for each in translations] for translations in found]
 
 
 @pytest.mark.parametrize("limits", [{}, {"length_penalty": "none", "coverage_floor": 0.4, "coverage_cap": 1000}])
@@ -58,23 +41,6 @@ def test_coverage_ranks_by_what_forced_decoding_scores(run: Path, blind: Path, l
                     assert forced.score == pytest.approx(each.score, abs=1e-3)
                     lowered += forced.score < plain.score([line], [each.text])[0].score - 0.01
     assert compared > lowered > 5
-
-
-def test_what_is_off_changes_no_bit(run: Path) -> None:  # noqa: F811
-    plain = bits(nbest(run, 4, beam_size=4, max_length=5))
-    off = {"coverage_penalty": 0.0, "coverage_floor": 0.4, "coverage_cap": 1000.0, "groups": 1, "diversity": 9.0}
-    assert bits(nbest(run, 4, beam_size=4, max_length=5, **off)) == plain
-    assert bits(nbest(run, 4, beam_size=4, max_length=5, coverage_penalty=0.5)) != plain
-
-
-def test_groups_without_diversity_are_smaller_beams(run: Path) -> None:  # noqa: F811
-    small = nbest(run, 2, beam_size=2)
-    found = nbest(run, 6, beam_size=6, groups=3, diversity=0.0)
-    for expected, same in zip(small, found, strict=True):
-        assert [each.text for each in same] == [each.text for each in expected]
-        assert [each.score for each in same] == pytest.approx([each.score for each in expected], abs=1e-4)
-    diverse = nbest(run, 6, beam_size=6, groups=3, diversity=2.0)
-    assert sum(map(len, diverse)) > sum(map(len, small)) + 3
 
 
 @pytest.mark.parametrize("utility", ["chrf", "bleu"])
@@ -103,10 +69,12 @@ def test_the_choice_is_the_candidate_most_similar_to_the_others(
     assert changed
 
 
-def test_one_candidate_is_that_candidate(run: Path) -> None:  # noqa: F811
-    one = nbest(run, 1, **SAMPLING)
-    found = nbest(run, 1, **(MBR | {"n_candidates": 1}))
-    assert [(each.text, each.log_prob) for (each,) in found] == [(each.text, each.log_prob) for (each,) in one]
+def test_candidates_of_equal_text_count_once(run: Path) -> None:  # noqa: F811
+    for several, same in zip(nbest(run, 6, **MBR), nbest(run, 5, **(MBR | {"top_k": 1})), strict=True):
+        assert len(several) == len({each.text for each in several})
+        assert len(same) == 1  # of greedy search's
+    one, drawn = nbest(run, 1, **(MBR | {"n_candidates": 1})), nbest(run, 1, **SAMPLING)
+    assert [(each.text, each.log_prob) for (each,) in one] == [(each.text, each.log_prob) for (each,) in drawn]
 
 
 def test_candidates_depend_on_the_seed_alone(run: Path) -> None:  # noqa: F811
@@ -115,12 +83,6 @@ def test_candidates_depend_on_the_seed_alone(run: Path) -> None:  # noqa: F811
 
     assert found(3, LINES) == found(3, LINES) != found(4, LINES)
     assert found(3, LINES[:1]) == found(3, LINES)[:1]  # whatever is translated with it
-
-
-def test_all_candidates_count_in_a_batch(run: Path) -> None:  # noqa: F811
-    translator = Translator.load(run, search=MBR | {"batch_tokens": 60})
-    assert width(translator.search) == 6
-    assert list(translator.searcher.batches([[5] * 10, [5] * 5, [5] * 5])) == [[0], [1, 2]]
 
 
 def command(name: str, *words: str, stdin: bytes = TEXT) -> tuple[int, str, str]:

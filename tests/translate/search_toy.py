@@ -1,25 +1,41 @@
 """A model small enough to enumerate, whose output depends on the sentence and on the whole prefix."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from nmt.config import schema
 from nmt.model.state import StepOutput
-from nmt.translate.search.hypothesis import LengthPenalty, Limits, Symbols
+from nmt.ops.sentence_draws import sentence_keys
+from nmt.translate.beam import Scorer
+from nmt.translate.phrases import Forbidden, Watch
+from nmt.translate.search import Hypothesis, Limits, SearchBatch, Symbols
+from nmt.translate.searcher import make_search
 
 PAD, BOS, EOS = 0, 1, 2
 SYMBOLS = Symbols(BOS, EOS, (PAD, BOS))
 CPU = torch.device("cpu")
-NO_PENALTY = LengthPenalty("none", 0.0)
+NO_PENALTY = Scorer("none", 0.0)
 PENALTIES = [
     NO_PENALTY,
-    LengthPenalty("average", 1.0),
-    LengthPenalty("average", 0.6),
-    LengthPenalty("gnmt", 0.9),
+    Scorer("average", 1.0),
+    Scorer("average", 0.6),
+    Scorer("gnmt", 0.9),
 ]
+COMMON: dict[str, Any] = {"min_length": 1, "max_length": 9, "max_ratio": 2, "max_source_length": 9}
+COMMON |= {"batch_tokens": 9, "replace_unknown": False}
+SECTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "beam": {"beam_size": 3, "length_penalty": "none", "alpha": 0.0, "stop": "beam", "groups": 1, "diversity": 0.5}
+    | {"coverage_penalty": 0.0, "coverage_floor": 1e-6, "coverage_cap": 1.0},
+    "sampling": {"temperature": 1.0, "top_k": 0, "top_p": 1.0},
+}
 
 
 @dataclass
@@ -111,3 +127,34 @@ def enumerate_all(toy: Toy, limits: Limits, sentence: int) -> Iterator[tuple[lis
                     yield extended
                 else:
                     stack.append(extended)
+
+
+def batch_of(
+    model: Any,  # noqa: ANN401
+    limits: Limits,
+    sentences: Sequence[int] | None = None,
+    *,
+    forbidden: Forbidden | None = None,
+    seed: int = 0,
+    **fields: Any,  # noqa: ANN401
+) -> SearchBatch[Prefixes]:
+    """A batch of sentences for a model with `step` and `start`; by default one sentence for each limit."""
+    sentences = list(range(len(limits.max_lengths))) if sentences is None else sentences
+    symbols, rules = SYMBOLS, []
+    if forbidden is not None:
+        symbols = SYMBOLS._replace(banned=(PAD, BOS, *forbidden.always))
+        rules = [partial(Watch, forbidden)]
+    keys = sentence_keys([seed], np.array(sentences))
+    return SearchBatch(model.step, model.start(sentences), symbols, limits, CPU, keys=keys, rules=rules, **fields)
+
+
+def search(kind: str, batch: SearchBatch[Prefixes], n: int = 1, **changes: Any) -> list[list[Hypothesis]]:  # noqa: ANN401
+    """The n best hypotheses by the search of this section of the configuration."""
+    values: dict[str, Any] = {"kind": kind} | COMMON | SECTIONS[kind] | changes
+    section: schema.Search = {"greedy": schema.Greedy, "beam": schema.Beam, "sampling": schema.Sampling}[kind](**values)
+    return make_search(section)(batch, n)
+
+
+def bits(nbests: list[list[Hypothesis]]) -> list[list[tuple[list[int], float, float, list[float]]]]:
+    """All that a search returns but the attention."""
+    return [[(h.tokens, h.score, h.log_prob, h.token_log_probs) for h in nbest] for nbest in nbests]

@@ -1,1 +1,0 @@
-"""Greedy and beam search, sampling, minimum Bayes risk, and what constrains them."""

@@ -1,0 +1,244 @@
+"""Beam search against all hypotheses of a small model and plain lists; its top-k; length penalties."""
+
+import itertools
+import math
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from search_toy import (
+    BOS,
+    EOS,
+    NO_PENALTY,
+    PAD,
+    PENALTIES,
+    Prefixes,
+    Toy,
+    allowed,
+    batch_of,
+    bits,
+    enumerate_all,
+)
+from search_toy import search as configured
+from torch import Tensor
+
+from nmt.model.state import StepOutput
+from nmt.translate.beam import CACHED_NUMBERS, Scorer, Selection, beam_search
+from nmt.translate.search import BLOCK, Hypothesis, Limits, pack_top, unpack
+
+AVERAGE = Scorer("average", 1.0)
+Stop = Literal["beam", "exact"]
+STOPS: tuple[Stop, ...] = ("beam", "exact")
+
+
+def search(
+    toy: Toy,
+    limits: Limits,
+    beam_size: int,
+    n_best: int = 1,
+    penalty: Scorer = AVERAGE,
+    sentences: list[int] | None = None,
+    stop: Stop = "beam",
+    cached: int = CACHED_NUMBERS,
+) -> list[list[Hypothesis]]:
+    batch, selection = batch_of(toy, limits, sentences), Selection(beam_size, EOS)
+    return beam_search(batch, selection, n_best, scorer=penalty, stop=stop, cached_numbers=cached)
+
+
+def reference_beam(
+    toy: Toy, limits: Limits, sentence: int, beam_size: int, n_best: int, penalty: Scorer, stop: Stop = "beam"
+) -> list[tuple[list[int], float]]:
+    """Plain lists, one sentence, all candidates sorted, and no early stop but at K finished hypotheses with "beam"."""
+    live: list[tuple[list[int], float]] = [([], 0.0)]
+    finished: list[tuple[list[int], float]] = []
+    while live and (stop == "exact" or len(finished) < beam_size):
+        candidates = []
+        for prefix, log_prob in live:
+            following = toy.next_log_probs(sentence, prefix)
+            for token in allowed(len(prefix) + 1, limits, sentence, toy.vocabulary):
+                candidates.append(([*prefix, token], log_prob + following[token]))
+        candidates.sort(key=lambda candidate: -candidate[1])
+        ended = [c for c in candidates[:beam_size] if c[0][-1] == EOS]
+        finished += [(tokens, log_prob / penalty.penalty(len(tokens))) for tokens, log_prob in ended]
+        live = [c for c in candidates if c[0][-1] != EOS][:beam_size]
+    return sorted(finished, key=lambda hypothesis: -hypothesis[1])[:n_best]
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+def test_a_beam_of_one_is_greedy_search(coarse: bool) -> None:
+    for seed in range(10):
+        limits, toy = Limits(seed % 3, [8, 1, 5, 8]), Toy(seed, vocabulary=7, coarse=coarse)
+        greedy = configured("greedy", batch_of(toy, limits))
+        assert bits(search(toy, limits, 1, penalty=NO_PENALTY)) == bits(greedy)
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_large_beam_is_exhaustive_search(penalty: Scorer, stop: Stop) -> None:
+    for min_length, n_best, prefix in itertools.product([0, 2], [1, 4, 60], [[], [4, 3]]):
+        limits, toy = Limits(min_length, [4, 4 - bool(prefix), 3], [prefix, [], prefix]), Toy(min_length)
+        results = search(toy, limits, 100, n_best, penalty, stop=stop)
+        for sentence, (hypotheses, start) in enumerate(zip(results, limits.prefixes, strict=True)):
+            pairs = enumerate_all(toy, Limits(0 if start else min_length, limits.max_lengths), sentence)
+            fitting = [(p / penalty.penalty(len(t)), t) for t, p in pairs if t[: len(start)] == start]
+            fitting = [pair for pair in fitting if len(pair[1]) > min(min_length, limits.max_lengths[sentence] - 1)]
+            expected = sorted(fitting, reverse=True)[:n_best]
+            assert [h.tokens for h in hypotheses] == [tokens for _, tokens in expected]
+            assert [h.score for h in hypotheses] == pytest.approx([score for score, _ in expected], abs=1e-5)
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize(("beam_size", "n_best"), [(1, 1), (2, 1), (3, 2), (5, 5)])
+@pytest.mark.parametrize("stop", STOPS)
+def test_neither_batching_nor_early_stopping_changes_the_result(
+    penalty: Scorer, beam_size: int, n_best: int, stop: Stop
+) -> None:
+    limits = Limits(1, [9, 5, 12])
+    for seed in range(3):
+        toy = Toy(seed, vocabulary=9, bias={EOS: 1.0})
+        for sentence, hypotheses in enumerate(search(toy, limits, beam_size, n_best, penalty, stop=stop)):
+            expected = reference_beam(toy, limits, sentence, beam_size, n_best, penalty, stop)
+            assert [h.tokens for h in hypotheses] == [tokens for tokens, _ in expected]
+            assert [h.score for h in hypotheses] == pytest.approx([score for _, score in expected], abs=1e-5)
+
+
+@pytest.mark.parametrize("vocabulary", [63, 64, 65, 200])
+def test_any_vocabulary_size(vocabulary: int) -> None:
+    limits, toy = Limits(0, [6]), Toy(0, vocabulary, bias={vocabulary - 1: 2.0})
+    expected = reference_beam(toy, limits, 0, 4, 4, AVERAGE)
+    assert [h.tokens for h in search(toy, limits, 4, 4)[0]] == [tokens for tokens, _ in expected]
+
+
+class Fixed(Toy):
+    """A toy whose logits depend on the last token alone: a row of `following` for each."""
+
+    following: Tensor
+
+    def step(self, tokens: Tensor, state: Prefixes) -> StepOutput[Prefixes]:
+        return super().step(tokens, state)._replace(logits=self.following[tokens])
+
+
+@pytest.mark.parametrize(("stop", "best"), [("beam", [EOS]), ("exact", [3, 4, EOS])])
+def test_only_the_exact_rule_finds_what_ends_after_k_others(stop: Stop, best: list[int]) -> None:
+    """Two improbable hypotheses end before the probable one: 0.1, 0.9 * 0.1, and 0.9 * 0.9 * 1."""
+    toy = Fixed(0, vocabulary=5)
+    toy.following = torch.full((5, 5), -math.inf)
+    toy.following[BOS, 3] = toy.following[3, 4] = math.log(0.9)
+    toy.following[BOS, EOS] = toy.following[3, EOS] = math.log(0.1)
+    toy.following[4, EOS] = 0.0
+    ((hypothesis,),) = search(toy, Limits(0, [9]), 2, penalty=NO_PENALTY, stop=stop)
+    assert hypothesis.tokens == best
+
+
+def test_the_logits_of_the_model_are_left_alone() -> None:
+    toy = Fixed(0, vocabulary=8)
+    toy.following = torch.randn(8, 8)
+    before = toy.following.clone()
+    search(toy, Limits(1, [4] * 3), 4)
+    assert torch.equal(toy.following, before)
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_stops_as_soon_as_it_may(stop: Stop) -> None:
+    # With a single word, a hypothesis finishes at each step: five of them would take five steps.
+    toy = Toy(0, vocabulary=4, bias={EOS: 9.0})
+    search(toy, Limits(0, [12]), 5, penalty=NO_PENALTY, stop=stop)
+    assert len(toy.rows) <= 2
+    # The average over a long hypothesis could always win: only the number of finished ones stops the search.
+    toy = Toy(0, bias={EOS: 3.0})
+    search(toy, Limits(0, [15]), 3, penalty=Scorer("average", 3.0), stop=stop)
+    assert (len(toy.rows) < 15) == (stop == "beam")
+
+
+def test_finished_sentences_leave_the_batch() -> None:
+    toy = Toy(1, vocabulary=30, bias={EOS: -9.0})
+    search(toy, Limits(0, [2, 5, 1, 4]), 3, 3)
+    assert toy.rows == [4, 9, 6, 6, 3]
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+def test_batch_mates_their_order_and_chunks_change_nothing(coarse: bool) -> None:
+    maxima = [7, 3, 10, 1, 6]
+    toy = Toy(3, vocabulary=70, bias={EOS: 2.0}, coarse=coarse)
+    together = search(toy, Limits(1, maxima), 4, 3)
+    for order in itertools.islice(itertools.permutations(range(5)), 0, None, 17):
+        limits = Limits(1, [maxima[s] for s in order])
+        for cached in (1, 200, CACHED_NUMBERS):
+            shuffled = search(toy, limits, 4, 3, sentences=list(order), cached=cached)
+            assert bits(shuffled) == bits([together[s] for s in order])
+    for s, maximum in enumerate(maxima):
+        assert bits(search(toy, Limits(1, [maximum]), 4, 3, sentences=[s])) == bits([together[s]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_hypotheses_are_distinct_sorted_and_have_the_scores_of_their_tokens(dtype: torch.dtype) -> None:
+    toy = Toy(4, vocabulary=12, dtype=dtype, bias={PAD: 9.0, BOS: 9.0})
+    for penalty in PENALTIES:
+        for sentence, hypotheses in enumerate(search(toy, Limits(0, [8, 5, 8]), 4, 4, penalty)):
+            scores = [h.score for h in hypotheses]
+            assert scores == sorted(scores, reverse=True)
+            assert len({tuple(h.tokens) for h in hypotheses}) == 4
+            for h in hypotheses:
+                assert not {PAD, BOS} & set(h.tokens)  # which are never generated
+                assert h.log_prob == pytest.approx(toy.log_prob(sentence, h.tokens), abs=1e-5)
+                assert h.score == h.log_prob / penalty.penalty(len(h.tokens))
+
+
+def test_attention_rows_belong_to_their_tokens() -> None:
+    toy = Toy(5, vocabulary=12)
+    for sentence, hypotheses in enumerate(search(toy, Limits(0, [9, 2, 7, 9]), 5, 5)):
+        for h in hypotheses:
+            assert h.attention is not None
+            assert torch.equal(h.attention, toy.attention(sentence, h.tokens))
+    assert search(Toy(0, attends=False), Limits(0, [5]), 2)[0][0].attention is None
+
+
+@pytest.mark.parametrize("min_length", [0, 3, 20])
+@pytest.mark.parametrize("bias", [-20.0, 20.0])
+def test_lengths_keep_their_limits_and_every_hypothesis_ends(min_length: int, bias: float) -> None:
+    maxima = [6, 1, 4, 9]
+    results = search(Toy(6, bias={EOS: bias}), Limits(min_length, maxima), 4, 4)
+    for maximum, hypotheses in zip(maxima, results, strict=True):
+        assert hypotheses
+        for h in hypotheses:
+            assert min(min_length + 1, maximum) <= len(h.tokens) <= maximum
+            assert h.tokens.index(EOS) == len(h.tokens) - 1
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_impossible_hypotheses_are_not_returned(groups: int) -> None:
+    def found(toy: Toy, maxima: list[int]) -> list[list[list[int]]]:
+        nbests = configured("beam", batch_of(toy, Limits(1, maxima)), 8, beam_size=8, groups=groups)
+        return [[h.tokens for h in nbest] for nbest in nbests]
+
+    # Only words 3 and eos have any probability: one hypothesis for every length.
+    (hypotheses,) = found(Toy(9, bias={4: -math.inf, 5: -math.inf}), [4])
+    assert sorted(hypotheses) == [[3, EOS], [3, 3, EOS], [3, 3, 3, EOS]]
+    assert found(Toy(0, bias={token: math.nan for token in range(6)}), [4, 4]) == [[], []]
+    assert found(Toy(0, bias={EOS: -math.inf}), [4, 4]) == [[], []]
+    assert found(Toy(0), []) == []
+
+
+@pytest.mark.parametrize("granularity", [0.0, 0.5, 3.0])  # the coarser, the more values are equal
+@given(in_blocks=st.booleans(), blocks=st.integers(1, 20), k=st.integers(1, BLOCK), seed=st.integers(0, 10**6))
+def test_top_k_is_a_stable_sort_cut_off(granularity: float, in_blocks: bool, blocks: int, k: int, seed: int) -> None:
+    values = -4 * torch.rand(3, blocks * BLOCK, generator=torch.Generator().manual_seed(seed))
+    if granularity:
+        values = (values / granularity).round() * granularity  # holds 0 and -0 too
+    values[:, seed % 7 :: 5] = -math.inf
+    expected = values.sort(dim=1, descending=True, stable=True)
+    top, positions = unpack(pack_top(values, k, few=0 if in_blocks else len(values.flatten())).numpy())
+    assert (top == expected.values[:, :k].numpy()).all()
+    assert (positions == expected.indices[:, :k].numpy()).all()
+
+
+@given(st.floats(0, 3), st.integers(1, 300))
+def test_length_penalties_are_those_of_their_definitions_and_never_fall(alpha: float, length: int) -> None:
+    assert Scorer("none", alpha).penalty(length) == 1
+    average, gnmt = Scorer("average", alpha), Scorer("gnmt", alpha)
+    assert math.log(average.penalty(length)) == pytest.approx(alpha * math.log(length))
+    assert math.log(gnmt.penalty(length)) == pytest.approx(alpha * (math.log(5 + length) - math.log(6)))
+    for penalty in (average, gnmt):
+        assert 1 <= penalty.penalty(length) <= penalty.penalty(length + 1)

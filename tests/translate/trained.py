@@ -1,0 +1,34 @@
+"""Small trained runs that the tests of this folder share: each is trained once in a worker."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+from conftest import TINY, values_of
+
+from nmt.config.compose import validated
+from nmt.config.schema import TrainConfig
+from nmt.training.job import train
+
+LINES = ["the cat sleeps .", "", "a small dog sees the red house .", "x", "the"]
+TEXT = "".join(f"{line}\n" for line in LINES).encode()
+CORPUS = ["data.train_size=400", "data.max_length=200", "data.seed=1"]
+
+
+@cache
+def trained(base: Path, name: str, *overrides: str) -> Path:
+    config = validated(TrainConfig, values_of("train", [*TINY, *CORPUS, *overrides]))
+    assert train(config, base / name, []) == 0
+    return base / name
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has learnt a little."""
+    return trained(tmp_path_factory.getbasetemp(), "run")
+
+
+@pytest.fixture(scope="session")
+def blind(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without attention, and with the tokenizer of the other one."""
+    return trained(tmp_path_factory.getbasetemp(), "blind", "attention=none", "training.max_steps=2")
