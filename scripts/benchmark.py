@@ -47,8 +47,7 @@ from nmt.system.contention import fair_waiting
 from nmt.system.machine import DTYPES, Machine, tune_memory
 from nmt.system.text_table import Column, decimals, markdown
 from nmt.training.losses.objective import Objective
-from nmt.training.optimizer import make_optimizer
-from nmt.training.step import Updater
+from nmt.training.trainer import Trainer
 from nmt.translate.translator import Translator
 
 SIDE = 2048  # of the square matrices in the product that is the reference for speed
@@ -71,11 +70,7 @@ class Bench:
             self.model = build_model(config, vocabulary, vocabulary, (0, 0))
         self.model.to(self.machine.device).train()
         self.objective = Objective(self.model, config, prepared.tokenizers.target)
-        optimizer = make_optimizer(config.optimizer, self.model)
-        training = config.training
-        self.updater = Updater(
-            self.model, self.objective, optimizer, training.max_grad_norm, self.machine, training.cuda_graphs
-        )
+        self.trainer = Trainer(config, self.model, self.objective, self.plan()[0], self.machine)
 
     def clock(self) -> float:
         """Seconds, after the device has finished its work."""
@@ -92,7 +87,7 @@ class Bench:
             matmul(matrix, matrix)
         return 2 * SIDE**3 * repeats / (self.clock() - began)
 
-    def plan(self) -> tuple[Batches, list[Any]]:
+    def plan(self) -> tuple[Batches, Any]:
         """The batches of an epoch, as in training."""
         batches = Batches(
             self.prepared.splits["train"],
@@ -108,7 +103,7 @@ class Bench:
         """Time whole updates: target tokens per second, fraction of the product's rate, padding, memory."""
         batches, plan = self.plan()
         plan, warm_up = plan[:updates], max(WARM_UP, updates // 3)
-        if self.updater.graphed is not None:
+        if self.trainer.graphed is not None:
             warm_up = 2 * updates  # graphs are recorded when a shape occurs for the second time
         seconds, tokens, padded, rates = 0.0, 0, 0, []
         for step in range(warm_up + updates):
@@ -116,7 +111,7 @@ class Bench:
                 rates.append(self.product_rate())
             began = self.clock()
             (batch,) = batches.load(plan[step % len(plan)], 0)
-            self.updater([batch], self.config.optimizer.lr, step + 1)
+            self.trainer.update([batch])
             if step >= warm_up:
                 seconds += self.clock() - began
                 tokens += batch.target_tokens
@@ -140,7 +135,7 @@ class Bench:
 
         def update(step: int) -> None:
             (batch,) = batches.load(plan[step % len(plan)], 0)
-            self.updater([batch], self.config.optimizer.lr, step + 1)
+            self.trainer.update([batch])
 
         for step in range(WARM_UP):
             update(step)
@@ -181,9 +176,9 @@ class Bench:
             end("output layer and loss, both ways")
             readouts.backward(cut.grad)
             end("backward")
-            torch.nn.utils.clip_grad_norm_(parameters, self.updater.max_grad_norm)
-            self.updater.optimizer.step()
-            self.updater.optimizer.zero_grad(set_to_none=True)
+            torch.nn.utils.clip_grad_norm_(parameters, self.trainer.max_grad_norm)
+            self.trainer.optimizer.step()
+            self.trainer.optimizer.zero_grad(set_to_none=True)
             end("optimizer")
         return dict(milliseconds)
 
@@ -272,7 +267,7 @@ def growth(config: TrainConfig, prepared: Prepared, updates: int) -> list[dict[s
         for step in range(WARM_UP + updates):
             if step == WARM_UP:
                 began = bench.clock()
-            bench.updater([batch], config.optimizer.lr, step + 1)
+            bench.trainer.update([batch])
         speed = batch.target_tokens * updates / (bench.clock() - began)
         rows.append({"length": length, "vocabulary": vocabulary, "tokens_per_second": speed})
     return rows

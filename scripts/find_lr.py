@@ -13,7 +13,6 @@ import logging
 import math
 import sys
 import tempfile
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,8 +27,8 @@ from nmt.config.schema import TrainConfig
 from nmt.explain.heatmap import save
 from nmt.system.distributed import Interrupted
 from nmt.system.files import to_json, write_atomically
-from nmt.training.job import TrainingSetup, train
-from nmt.training.step import LogWindow
+from nmt.training.job import Job, build, prepare
+from nmt.training.trainer import Trainer
 
 RANGE = 1_000.0  # the test covers optimizer.lr divided by and multiplied by this, unless told otherwise
 SMOOTHING = 0.9  # weight of the past in the smoothed loss
@@ -51,30 +50,25 @@ class Ramp(NamedTuple):
     lr: float  # optimizer.lr, which `factor` multiplies
 
     def factor(self, step: int) -> float:
-        """See nmt.training.optimizer.Schedule."""
+        """Return the factor of the learning rate in an update, like nmt.training.trainer.Schedule."""
         return float(self.start * (self.end / self.start) ** ((step - 1) / (self.updates - 1)) / self.lr)
 
 
-def range_test(setup: TrainingSetup, ramp: Ramp, rates: list[float], losses: list[float]) -> int:
-    """Add the rate and the loss of each update, in nats per target token, to the lists. Returns the exit status."""
-    trainer = setup.trainer
+def range_test(trainer: Trainer, ramp: Ramp, rates: list[float], losses: list[float]) -> None:
+    """Add the rate and the loss of each update, in nats per target token, to the lists. Raises Interrupted at a
+    signal."""
     trainer.schedule = ramp  # type: ignore[assignment]
-    try:
-        with trainer.signals, tqdm(total=ramp.updates, unit=" updates", disable=None) as bar:
-            while len(losses) < ramp.updates and not diverged(losses):
-                trainer.window = LogWindow()
-                if trainer.update():
-                    trainer.stop_if_signalled()
-                scaler = trainer.updater.scaler
-                if not trainer.window.updates and scaler.is_enabled() and scaler.get_scale() > 1:
-                    continue  # fp16 still looks for the scale of its gradients
-                rates.append(trainer.optimizer.param_groups[0]["lr"])
-                # An update that is not finite has no terms: the end of the test.
-                losses.append(trainer.window.means()["loss"] if trainer.window.updates else math.inf)
-                bar.update()
-    except Interrupted as stop:
-        return 128 + stop.signum
-    return 0
+    with trainer.signals, tqdm(total=ramp.updates, unit=" updates", disable=None) as bar:
+        while len(losses) < ramp.updates and not diverged(losses):
+            update = trainer.next_update()
+            if update.stop:
+                trainer.stop_if_signalled()
+            if not update.applied and trainer.scaler.is_enabled() and trainer.scaler.get_scale() > 1:
+                continue  # fp16 still looks for the scale of its gradients
+            rates.append(trainer.optimizer.param_groups[0]["lr"])
+            # An update that was skipped ends the test.
+            losses.append(float(update.terms["loss"]) / update.tokens if update.applied else math.inf)
+            bar.update()
 
 
 def diverged(losses: list[float]) -> bool:
@@ -129,10 +123,12 @@ def find(config: TrainConfig, overrides: list[str], options: argparse.Namespace,
     rates: list[float] = []
     losses: list[float] = []
     config = config.with_absolute_paths()
-    with tempfile.TemporaryDirectory(prefix="nmt-find-lr-") as run:
-        work = partial(range_test, ramp=ramp, rates=rates, losses=losses)
-        if status := train(config, Path(run), overrides, choices(), work=work):
-            return status
+    try:
+        with tempfile.TemporaryDirectory(prefix="nmt-find-lr-") as run, Job.join(config, Path(run)) as job:
+            setup = build(job, prepare(job, overrides, choices()))
+            range_test(setup.trainer, ramp, rates, losses)
+    except Interrupted as stop:
+        return 128 + stop.signum
     found = landmarks(rates, losses)
     fastest, lowest = found or (None, None)
     suggestion = None if lowest is None else SAFE * lowest

@@ -37,8 +37,7 @@ from nmt.system.machine import Machine, tune_memory
 from nmt.system.processes import cores
 from nmt.system.text_table import Column, decimals, markdown
 from nmt.training.losses.objective import Objective
-from nmt.training.optimizer import make_optimizer
-from nmt.training.step import GlobalBatch, Updater
+from nmt.training.trainer import Trainer
 
 UPDATES, WARM_UP = 6, 2  # in a round
 SIZES = (2**16, 2**20, 2**23, 2**25)  # numbers in a reduction
@@ -102,20 +101,19 @@ def measure(rank: int, size: int, port: int, config: TrainConfig, options: argpa
         torch.manual_seed(1)
         model = new_model(config, prepared.tokenizers).to(machine.device).train()
         objective = Objective(model, config, prepared.tokenizers.target)
-        optimizer = make_optimizer(config.optimizer, model)
-        updater = Updater(model, objective, optimizer, 1.0, machine, config.training.cuda_graphs)
+        trainer = Trainer(config, model, objective, make_batches(prepared, "train", config), machine)
         reduction = GradientSum([*model.parameters()], torch.float32)
         largest = options.tokens[-1]
         batches = {tokens: batches_of(config, tokens) for tokens in options.tokens}
         target_tokens = {tokens: float(np.mean([b.target_tokens for b in batches[tokens]])) for tokens in batches}
 
         def updates(tokens: int, together: bool) -> float:
-            updater.gradient_sum = reduction if together else None
+            trainer.gradient_sum = reduction if together else None
             for step in range(WARM_UP + UPDATES):
                 if step == WARM_UP:
                     began = time.perf_counter()
                 batch = batches[tokens][step % UPDATES]
-                updater([batch], 1e-4, 1, GlobalBatch(batch.target_tokens * size))
+                trainer.update([batch], batch.target_tokens * size)
             return (time.perf_counter() - began) / UPDATES
 
         alone: dict[int, list[float]] = {tokens: [] for tokens in options.tokens}

@@ -30,7 +30,7 @@ from nmt.data.reading.language_tags import Tags
 from nmt.data.reading.sources import Pair, count_pairs, locate
 from nmt.evaluate.evaluation import score_settings
 from nmt.training.job import train
-from nmt.training.validation import Scoring, Validator
+from nmt.training.validation import Validator
 from nmt.translate.search import Hypothesis
 
 NOUNS = [("dog", "Hund", "chien"), ("cat", "Katze", "chat"), ("horse", "Pferd", "cheval"), ("bird", "Vogel", "oiseau")]
@@ -403,12 +403,12 @@ def test_comet_and_samples_have_sources_without_tags(run: Path, corpus: Path) ->
         seen.extend(sources)
         return [1.0] * len(first) + [0.0]
 
-    scoring = Scoring(score_settings(values.evaluation, values.data.target_lang), comet)  # type: ignore[arg-type]
+    settings = score_settings(values.evaluation, values.data.target_lang)
     validation = values.validation.model_copy(update={"monitor": "comet", "samples": 3})
     batches = make_batches(made, "validation", values)
-    validator = Validator(split, batches, translator, scoring, validation, lambda _: None).only(chosen)
-    found = validator()
-    assert seen == [translator.tokenizers.source.tags.without(line) for line in validator.sources]
+    validator = Validator(batches, translator, settings, comet, validation, lambda _: None)  # type: ignore[arg-type]
+    found = validator(chosen)
+    assert seen == [translator.tokenizers.source.tags.without(validator.sources[i]) for i in chosen]
     assert not [line for line in seen if "<2" in line]
     assert found.scores["comet"] == 0.5
     assert {sample.source for sample in found.samples} <= set(seen)

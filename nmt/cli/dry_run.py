@@ -27,7 +27,7 @@ def main() -> None:
     sweep.NameJobs.refusal = SWEEP
     with exit_at_ctrl_c("train"):
         import nmt.cli.launch  # an interrupted import ends the process, without removing anything
-        import nmt.training.dry_run  # noqa: F401
+        import nmt.training.job  # noqa: F401
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _exit)
@@ -45,7 +45,7 @@ def _exit(number: int, _: object) -> NoReturn:
 def _dry_run(config: TrainConfig, overrides: list[str], named: str | None) -> int:
     """named: the run's directory; Hydra's is the temporary one."""
     from nmt.cli.launch import train_in_processes
-    from nmt.training.dry_run import dry_run
+    from nmt.training.job import dry_run
 
     if config.run is not None:
         raise UserError(f"--dry-run: tries a new run, but run={config.run} resumes one; leave one of them out")

@@ -28,7 +28,7 @@ from nmt.system.distributed import OtherProcessFailed
 from nmt.system.files import write_atomically
 from nmt.system.processes import cores, rank
 from nmt.training.job import train
-from nmt.training.trainer import Observer
+from nmt.training.loop import Observer
 
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 WORK, MESSAGE = "work.pickle", "message"  # files of a launch: what to run, and why rank 0 failed

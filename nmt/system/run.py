@@ -128,8 +128,10 @@ class RunDirectory:
         while time.monotonic() < deadline and files.is_locked(self.path / LOCK):
             time.sleep(0.1)
 
-    def begin(self, values: Mapping[str, Any], prepared: "Prepared", start: Mapping[str, Any]) -> None:
-        """Write configuration, tokenizers, held-out text, and an entry in the manifest's "starts".
+    def begin(
+        self, values: Mapping[str, Any], prepared: "Prepared", report: Mapping[str, Any], start: Mapping[str, Any]
+    ) -> None:
+        """Write configuration, tokenizers, held-out text, the corpus report, and an entry in the manifest's "starts".
 
         Raises UserError if the corpus or a tokenizer has changed since the first start.
         """
@@ -139,7 +141,7 @@ class RunDirectory:
             if self.config.exists() and not _differences(load_values(self.config), values, CHANGEABLE):
                 start = {**start, **{key: first[key] for key in ("overrides", "choices") if key in first}}
             self.manifest.unlink(missing_ok=True)
-        if manifest.get("data", prepared.report).get("content") != prepared.report["content"]:
+        if manifest.get("data", report).get("content") != report["content"]:
             raise UserError(
                 f"{self.path}: the corpus or its tokenizer has changed since this run began; start a new run"
             )
@@ -151,7 +153,7 @@ class RunDirectory:
             if split.name != "train":
                 self.write_held_out(split.name, prepared.sources(split), split.target.lines(), split.alignments)
         starts = [*manifest.get("starts", []), {**environment(), **start}]
-        record = {"seed": values["seed"], "config": _fixed(values), "data": prepared.report, "starts": starts}
+        record = {"seed": values["seed"], "config": _fixed(values), "data": report, "starts": starts}
         self.update_json(self.manifest, record)
 
     def first_start(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The training loop.
+"""Training a run.
 
-Begin with `job.py` (prepare, build, train, evaluate), then `trainer.py` and `step.py`. `losses/` is what is
-minimised, `logs/` where numbers and pictures go, `best.py` which weights a run keeps, `graphs.py` records CUDA
-graphs.
+Begin with `job.py` (prepare, build, fit, evaluate), then `trainer.py` (an update) and `loop.py` (what happens between
+updates). `losses/` is what is minimised, `start.py` where the initial weights come from, `checkpoint.py` which weights
+a run keeps, `journal.py` where numbers and pictures go, `graphs.py` records CUDA graphs.
 """

@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ value; adds to the parameters' gradients."""
 
 
 def padded_shape(batch: Batch) -> Shape:
-    """The smallest shape for the batch in which lengths are multiples of 8, and B is 2^n or 3 * 2^n."""
+    """Return the smallest shape for a batch in which lengths are multiples of 8, and B is 2^n or 3 * 2^n."""
     (B, S), T = batch.source.shape, batch.target_in.shape[1]
     power = 1 << (B - 1).bit_length()
     rows = power // 4 * 3 if 0 < B <= power // 4 * 3 else power
@@ -40,40 +40,23 @@ def padded_shape(batch: Batch) -> Shape:
 
 
 def pad_to(batch: Batch, shape: Shape, source_pad: int, target_pad: int) -> Batch:
-    """The batch with padding up to this shape. An added sentence has one source position and no target token."""
+    """Pad a batch to this shape. An added sentence has one source position and no target token."""
     B, S, T = shape
 
     def padded(tensor: Tensor, length: int, value: int) -> Tensor:
         return F.pad(tensor, (0, length - tensor.shape[1], 0, B - tensor.shape[0]), value=value)
 
+    alignment = batch.alignment
+    if alignment is not None:
+        old_B, old_T, old_S = alignment.shape
+        alignment = F.pad(alignment, (0, S - old_S, 0, T - old_T, 0, B - old_B))
     return batch._replace(
         source=padded(batch.source, S, source_pad),
         lengths=F.pad(batch.lengths, (0, B - len(batch.lengths)), value=1),
         target_in=padded(batch.target_in, T, target_pad),
         target_out=padded(batch.target_out, T, target_pad),
-        alignment=None if batch.alignment is None else _padded_alignment(batch.alignment, shape),
+        alignment=alignment,
     )
-
-
-def _padded_alignment(alignment: Tensor, shape: Shape) -> Tensor:
-    B, S, T = shape
-    before = alignment.shape
-    return F.pad(alignment, (0, S - before[2], 0, T - before[1], 0, B - before[0]))
-
-
-class Recorder(Protocol):
-    """Computes passes, and records them to compute them again."""
-
-    def compute(self, passes: Callable[[], Value]) -> Value:
-        """The value of passes that will be recorded."""
-        ...
-
-    def record(self, passes: Callable[[], Value]) -> tuple[Value, Callable[[], None]]:
-        """The tensors that the passes write, and a function that runs the passes. Recording runs no kernel.
-
-        Raises RuntimeError if the passes cannot be recorded.
-        """
-        ...
 
 
 class CUDARecorder:
@@ -84,7 +67,8 @@ class CUDARecorder:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def compute(self, passes: Callable[[], Value]) -> Value:
-        """Runs the passes on the recording stream, so that autograd's nodes that add to gradients belong to it."""
+        """Run passes that will be recorded next, on the recording stream: autograd's nodes that add to gradients shall
+        belong to it."""
         gc.collect()  # cycles left by earlier passes would keep such nodes alive on the other stream
         release_memory()  # what torch keeps for passes on the other stream cannot serve this one
         others = torch.cuda.current_stream(self.device)
@@ -96,7 +80,10 @@ class CUDARecorder:
             others.wait_stream(self.stream)
 
     def record(self, passes: Callable[[], Value]) -> tuple[Value, Callable[[], None]]:
-        """A CUDA graph."""
+        """Record passes without running a kernel. Returns the tensors that they write, and a function that runs them.
+
+        Raises RuntimeError if the passes cannot be recorded.
+        """
         graph, others = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
         try:
             value = self._record(graph, passes, self.pool)
@@ -124,16 +111,16 @@ class Recording(NamedTuple):
     launch: Callable[[], None]
 
     @classmethod
-    def make(cls, passes: Passes, batch: Batch, step: int, recorder: Recorder) -> Self:
+    def make(cls, passes: Passes, batch: Batch, step: int, recorder: CUDARecorder) -> Self:
         """Record the passes for batches of this one's shape, in this update and later ones."""
         tokens = torch.ones((), device=batch.source.device)
         value, launch = recorder.record(lambda: passes(batch, tokens, step))
         return cls(batch, tokens, value, launch)
 
     def __call__(self, batch: Batch, tokens: int) -> Value:
-        """The value of another batch of this shape, on the device."""
-        for own, new in zip(_tensors(self.batch), _tensors(batch), strict=True):
-            own.copy_(new, non_blocking=True)
+        """Compute the value of another batch of this shape, on the device."""
+        for recorded, new in zip(_tensors(self.batch), _tensors(batch), strict=True):
+            recorded.copy_(new, non_blocking=True)
         self.tokens.fill_(tokens)
         self.launch()
         return Value(self.value.total.clone(), {name: term.clone() for name, term in self.value.terms.items()})
@@ -149,10 +136,9 @@ class GraphedPasses:
         pads: tuple[int, int],
         device: torch.device,
         limit: int,
-        recorder: Recorder | None = None,
+        recorder: CUDARecorder | None = None,
     ) -> None:
-        """parameters: all of the model; pads: ids of source and target padding; limit: the most recordings; recorder:
-        None: of CUDA graphs."""
+        """parameters: all of the model; pads: ids of source and target padding; limit: the most recordings."""
         self.passes, self.parameters, self.pads = passes, parameters, pads
         self.device, self.limit = device, limit
         self.recorder = CUDARecorder(device) if recorder is None else recorder
@@ -163,7 +149,7 @@ class GraphedPasses:
         self.can_record = False
 
     def clear_gradients(self) -> None:
-        """In place of `zero_grad`, before each update: zeros the tensors that the recordings add to."""
+        """Take the place of `zero_grad` before each update: zero the tensors that the recordings add to."""
         self.can_record = len(self.gradients) > 0
         if self.can_record:
             torch._foreach_zero_(list(self.gradients.values()))
@@ -171,7 +157,7 @@ class GraphedPasses:
             parameter.grad = self.gradients.get(parameter)
 
     def __call__(self, batch: Batch, tokens: int, step: int) -> Value:
-        """The value of a batch on the CPU. Adds its gradient, divided by `tokens`, to that of the parameters.
+        """Compute the value of a batch that is on the CPU. Adds its gradient, divided by `tokens`, to the parameters'.
 
         Where a recording may come later, the batch is padded and the lengths are on the device even without one, so
         that dropout draws the same masks.
@@ -196,7 +182,7 @@ class GraphedPasses:
         return value
 
     def _record(self, shape: Shape, batch: Batch, tokens: int, step: int) -> Value:
-        """The value of a batch, whose passes are recorded for the next ones of its shape."""
+        """Compute the value of a batch, and record the passes for the next ones of its shape."""
         value = self.recorder.compute(lambda: self.passes(batch, tokens, step))
         try:
             self.recordings[shape] = Recording.make(self.passes, batch, step, self.recorder)

@@ -1,12 +1,21 @@
-"""One training job: prepare, train, evaluate, record."""
+"""One training job: prepare, build, fit, evaluate.
+
+All processes of a group run the same job. What only one of them may do, or what may fail on one of them, goes through
+`group.on_main`, `group.main_first` or `group.everywhere`, which raise an error of one process on all.
+"""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
@@ -14,120 +23,216 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell
-from nmt.config.schema.training import Validation
-from nmt.data.prepare.prepare import prepare
-from nmt.data.prepared import Prepared
+from nmt.data.batching import Indices, make_batches
+from nmt.data.prepare.prepare import fingerprint_of, is_prepared
+from nmt.data.prepare.prepare import prepare as prepare_corpus
+from nmt.data.prepared import Prepared, Split
 from nmt.evaluate.bleu import ScoreSettings
-from nmt.evaluate.evaluation import evaluate_run
+from nmt.evaluate.comet import Comet
+from nmt.evaluate.evaluation import evaluate_run, score_settings
 from nmt.model.checkpoints import BEST, LAST, load_weights, new_model
 from nmt.system.contention import fair_waiting
 from nmt.system.distributed import Interrupted, ProcessGroup
 from nmt.system.machine import Machine, tune_memory
 from nmt.system.run import FINISHED, PRUNED, RunDirectory, read_json
-from nmt.training.journal import Journal, SilentJournal, record_outcome, save_figures
-from nmt.training.logs.corpus_report import log_corpus_report, report_round_trips
-from nmt.training.logs.run_log import log_of_others, log_to_file
-from nmt.training.logs.trackers import Tracker, check_packages, close_trackers, open_trackers, writes_tensorboard
+from nmt.system.text_table import human_duration
+from nmt.training.journal import (
+    Journal,
+    NullJournal,
+    check_packages,
+    log_of_others,
+    log_to_file,
+    sample_figures,
+    save_figures,
+)
+from nmt.training.loop import Observer, Pruned, TrainingLoop
 from nmt.training.losses.auxiliary import CoverageLoss
 from nmt.training.losses.objective import Objective
-from nmt.training.start import Start, load_start, load_teachers
-from nmt.training.trainer import Observer, Pruned, Trainer
-from nmt.training.validation import Scoring, pick_samples
+from nmt.training.start import Start, Teachers, corpus_report, load_start, load_teachers, log_corpus_report
+from nmt.training.trainer import Trainer
+from nmt.training.validation import Validator, monitored_comet, pick_samples
 from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
 MIN_SHARE = 512  # tokens of a batch that are worth a process
 
+# Of a dry run.
+TIMED_SECONDS = 5.0  # of updates whose time is taken
+MOST_UPDATES = 500
+CANDIDATES = 1_000  # batches, in the random order of the epoch, among which the largest is looked for
+MINUTE = 60  # seconds
+PAIRS = 32  # that are validated
+GIB = 2**30
 
-class TrainingSetup(NamedTuple):
-    """All that a run needs before its first update."""
 
-    config: schema.TrainConfig
-    run: RunDirectory
-    prepared: Prepared
-    scoring: Scoring
+def train(
+    config: schema.TrainConfig,
+    directory: Path,
+    overrides: Sequence[str] = (),
+    choices: Mapping[str, str] | None = None,
+    observer: Observer | None = None,
+) -> int:
+    """Call `train_run`. Returns the exit status of a command: 0, or 128 + the signal that stopped the run."""
+    try:
+        train_run(config, directory, overrides, choices, observer)
+    except Interrupted as stop:
+        return 128 + stop.signum
+    return 0
+
+
+def train_run(
+    config: schema.TrainConfig,
+    directory: Path,
+    overrides: Sequence[str] = (),
+    choices: Mapping[str, str] | None = None,
+    observer: Observer | None = None,
+) -> RunDirectory:
+    """Train and evaluate a run in `directory`, or resume the one there.
+
+    The manifest records `overrides` and `choices` (of each group), which led to the configuration. A run that the
+    `observer` prunes is not evaluated. Raises Interrupted at a signal, once a checkpoint is saved.
+    """
+    with Job.join(config, directory) as job:
+        inputs = prepare(job, overrides, choices or {})
+        setup = build(job, inputs)
+        with Journal(job.run, config) if job.group.is_main else NullJournal() as journal:
+            if fit(setup, journal, observer):
+                evaluate(setup, journal)
+    return job.run
+
+
+class Job:
+    """A configuration, the run directory, and the machine and the processes that train there."""
+
+    def __init__(
+        self,
+        config: schema.TrainConfig,
+        run: RunDirectory,
+        machine: Machine,
+        group: ProcessGroup,
+        closing: ExitStack,
+    ) -> None:
+        """closing: what is undone when the job ends."""
+        self.config, self.run, self.machine, self.group, self.closing = config, run, machine, group, closing
+
+    @classmethod
+    @contextmanager
+    def join(cls, config: schema.TrainConfig, directory: Path) -> Iterator[Self]:
+        """Join the processes that this one was started with; at the end of the context, release the run directory."""
+        tune_memory()
+        machine = Machine.choose(config.device, config.precision, config.threads)
+        run = RunDirectory(directory)
+        with fair_waiting(), ProcessGroup.join() as group, log_of_others(group, run.log), ExitStack() as closing:
+            group.refuse_differences(
+                str(run.path.absolute()), "hydra.run.dir: differs from that of the main process; name one"
+            )
+            closing.callback(run.release)
+            yield cls(config, run, machine, group, closing)
+
+
+class Inputs(NamedTuple):
+    """What a run reads before its model is built."""
+
+    corpus: Prepared
+    settings: ScoreSettings
+    comet: Comet | None  # on rank 0, if COMET is monitored
+    start: Start | None  # None: random initial weights, or those of the last checkpoint
+    teachers: Teachers
+
+
+def prepare(job: Job, overrides: Sequence[str], choices: Mapping[str, str]) -> Inputs:
+    """Claim the run directory, read all that the run needs, and record how it starts. From then on, log to the run."""
+    config, run, group = job.config, job.run, job.group
+    values = config.model_dump(mode="json")
+    settings, comet = group.everywhere(lambda: _load_scoring(job))
+    group.on_main(lambda: run.claim(values))
+    corpus = group.main_first(lambda: prepare_corpus(config.data, config.tokenizer))
+    group.refuse_differences(
+        corpus.report["content"], "data: another corpus than that of the main process; give all machines the same"
+    )
+    report = group.on_main(lambda: corpus_report(corpus, config, settings))
+    resumed = group.on_main((run.checkpoints / LAST).exists)
+    start = None if resumed else group.everywhere(lambda: load_start(config, corpus))
+    recorded = run.first_start().get("teachers", []) if resumed else []
+    teachers = group.everywhere(lambda: load_teachers(config, corpus, job.machine, recorded))
+
+    record: dict[str, Any] = {"overrides": [*overrides], "choices": choices}
+    record["machine"] = {**job.machine.describe(), "processes": group.size}
+    if start is not None:
+        record |= start.record
+    if teachers.records:
+        record["teachers"] = teachers.records
+    group.on_main(lambda: run.begin(values, corpus, report, record))
+    group.everywhere(lambda: _refuse_unshared(run))
+    if group.is_main:
+        job.closing.enter_context(log_to_file(run.log))
+    log_corpus_report(report)
+    return Inputs(corpus, settings, comet, start, teachers)
+
+
+def _load_scoring(job: Job) -> tuple[ScoreSettings, Comet | None]:
+    """Load what may be missing on a machine, before anything is written: packages, a tokenizer, COMET's model."""
+    config = job.config
+    check_packages(config.logger)
+    settings = score_settings(config.evaluation, config.data.target_lang)
+    return settings, monitored_comet(config, job.machine.device) if job.group.is_main else None
+
+
+def _refuse_unshared(run: RunDirectory) -> None:
+    if not run.config.is_file():
+        raise UserError(f"{run.path}: not on this machine; put the run on a file system that all machines share")
+
+
+class Setup(NamedTuple):
+    """The objects of a run before its first update."""
+
+    job: Job
+    corpus: Prepared
+    settings: ScoreSettings
+    translator: Translator
     trainer: Trainer
+    validator: Validator
 
     @property
     def parameters(self) -> int:
         """The number of the model's parameters."""
         return sum(parameter.numel() for parameter in self.trainer.model.parameters())
 
-
-Work = Callable[[TrainingSetup], int]
-"""Called with the setup of a run; returns the exit status."""
-
-
-def train(
-    config: schema.TrainConfig,
-    directory: Path,
-    overrides: list[str],
-    choices: Mapping[str, str] | None = None,
-    observer: Observer | None = None,
-    work: Work | None = None,
-) -> int:
-    """Train in `directory`, or resume the run there. Returns the exit status: 0, or 128 + the signal that stopped it.
-
-    The manifest records `overrides` and `choices` (of each group), which led to the configuration. A run that the
-    `observer` prunes is not evaluated. `work`: done in place of training and evaluation.
-    """
-    tune_memory()
-    machine = Machine.choose(config.device, config.precision, config.threads)
-    run = RunDirectory(directory)
-    with fair_waiting(), ProcessGroup.join() as group, log_of_others(group, run.log):
-        return _train_in_group(config, run, machine, group, overrides, choices or {}, observer, work or _train)
+    @property
+    def held_out(self) -> list[Split]:
+        """The splits that the run is evaluated on."""
+        return [split for split in self.corpus if split.name != "train"]
 
 
-def _train_in_group(
-    config: schema.TrainConfig,
-    run: RunDirectory,
-    machine: Machine,
-    group: ProcessGroup,
-    overrides: list[str],
-    choices: Mapping[str, str],
-    observer: Observer | None,
-    work: Work,
-) -> int:
-    group.refuse_differences(str(run.path.absolute()), "hydra.run.dir: differs from that of the main process; name one")
-    group.everywhere(lambda: check_packages(config.logger))
-    scoring = group.everywhere(partial(Scoring.choose, config, machine.device, group.is_main))
-    values = config.model_dump(mode="json")
-    group.on_main(lambda: run.claim(values))
-    try:
-        prepared = group.main_first(lambda: prepare(config.data, config.tokenizer))
-        group.refuse_differences(
-            prepared.report["content"], "data: another corpus than that of the main process; give all machines the same"
-        )
-        group.on_main(lambda: report_round_trips(prepared, config, scoring.settings))
-        resumed = group.on_main((run.checkpoints / LAST).exists)
-        start = None if resumed else group.everywhere(lambda: load_start(config, prepared))
-        recorded = run.first_start().get("teachers", []) if resumed else []
-        teachers = group.everywhere(lambda: load_teachers(config, prepared, machine, recorded))
-        record: dict[str, Any] = {"overrides": overrides, "choices": choices, "machine": machine.describe()}
-        record["machine"]["processes"] = group.size
-        if start is not None:
-            record |= start.record
-        if teachers.records:
-            record["teachers"] = teachers.records
-        group.on_main(lambda: run.begin(values, prepared, record))
-        group.everywhere(lambda: _refuse_unshared(run))
-        with log_to_file(run.log) if group.is_main else nullcontext():
-            log_corpus_report(prepared)
-            _warn_of_small_shares(config, group)
-            translator = _new_translator(config, prepared, machine, start, group)
-            objective = Objective(translator.single, config, prepared.tokenizers.target, teachers.models)
-            trainer = Trainer(config, prepared, translator, scoring, run, objective, observer)
-            setup = TrainingSetup(config, run, prepared, scoring, trainer)
-            _log_model(setup)
-            _warn_of_no_effect(config, objective, trainer.total_steps)
-            return work(setup)
-    finally:
-        run.release()
-
-
-def _refuse_unshared(run: RunDirectory) -> None:
-    if not run.config.is_file():
-        raise UserError(f"{run.path}: not on this machine; put the run on a file system that all machines share")
+def build(job: Job, inputs: Inputs) -> Setup:
+    """Build the model and all that trains and validates it. Warn of values that have no effect."""
+    config, machine, group = job.config, job.machine, job.group
+    corpus, settings, comet, start, teachers = inputs
+    _warn_of_small_shares(config, group)
+    torch.manual_seed(config.seed)
+    model = new_model(config, corpus.tokenizers)
+    if start is not None:
+        model.load_state_dict(start.weights)
+        for line in start.description:
+            log.info("%s", line)
+    model = model.to(machine.device)
+    translator = Translator(model, corpus.tokenizers, config.search, machine, config.seed, group)
+    objective = Objective(model, config, corpus.tokenizers.target, teachers.models)
+    batches = make_batches(corpus, "train", config, config.tokenizer.sampling_by_side)
+    trainer = Trainer(config, model, objective, batches, machine, group)
+    held_out, progress = make_batches(corpus, "validation", config), trainer.signals.check
+    validator = Validator(held_out, translator, settings, comet, config.validation, progress)
+    setup = Setup(job, corpus, settings, translator, trainer, validator)
+    log.info(
+        "model: %s parameters; %s in %s, threads: %d%s",
+        f"{setup.parameters:,}",
+        machine.device,
+        machine.precision,
+        machine.describe()["threads"],
+        f", processes: {group.size}" if group.size > 1 else "",
+    )
+    warn_of_no_effect(config, objective, trainer.total_steps)
+    return setup
 
 
 def _warn_of_small_shares(config: schema.TrainConfig, group: ProcessGroup) -> None:
@@ -143,86 +248,7 @@ def _warn_of_small_shares(config: schema.TrainConfig, group: ProcessGroup) -> No
         )
 
 
-def _new_translator(
-    config: schema.TrainConfig, prepared: Prepared, machine: Machine, start: Start | None, group: ProcessGroup
-) -> Translator:
-    """A translator with a new model, with random weights or those of `start`."""
-    torch.manual_seed(config.seed)
-    model = new_model(config, prepared.tokenizers)
-    if start is not None:
-        model.load_state_dict(start.weights)
-        for line in start.description:
-            log.info("%s", line)
-    model = model.to(machine.device)
-    return Translator(model, prepared.tokenizers, config.search, machine, config.seed, group)
-
-
-def _log_model(setup: TrainingSetup) -> None:
-    group, machine = setup.trainer.group, setup.trainer.translator.machine
-    log.info(
-        "model: %s parameters; %s in %s, threads: %d%s",
-        f"{setup.parameters:,}",
-        machine.device,
-        machine.precision,
-        machine.describe()["threads"],
-        f", processes: {group.size}" if group.size > 1 else "",
-    )
-
-
-def _train(setup: TrainingSetup) -> int:
-    config, run, _, _, trainer = setup
-    trackers: list[Tracker] = []
-    trainer.group.on_main(lambda: trackers.extend(open_trackers(config, run)))
-    status = 1
-    try:
-        status = _train_and_evaluate(setup, trackers)
-    finally:
-        close_trackers(trackers, finished=status == 0)
-    return status
-
-
-def _train_and_evaluate(setup: TrainingSetup, trackers: Sequence[Tracker]) -> int:
-    config, run, prepared, scoring, trainer = setup
-    group = trainer.group
-    if group.everywhere(trainer.resume):
-        log.info("resumed at step %d of %d", trainer.step, trainer.total_steps)
-        if trainer.schedule_has_moved and config.schedule.kind == "cosine" and trainer.step < trainer.total_steps:
-            log.warning("the number of updates has changed, and the cosine schedule with it: the learning rate jumps")
-    status: dict[str, str] = {}
-    tensorboard = writes_tensorboard(config.logger)
-    journal = partial(Journal, run, tensorboard, trackers) if group.is_main else SilentJournal
-    try:
-        with logging_redirect_tqdm([logging.getLogger("nmt")]):
-            trainer.fit(journal)
-    except Interrupted as stop:
-        log.info("stopped by %s at step %d; resume with: nmt-train %s", stop, trainer.step, for_shell("run", run.path))
-        return 128 + stop.signum
-    except Pruned:
-        log.info("pruned at step %d: other runs of the sweep are more promising", trainer.step)
-        status = {"status": PRUNED}
-        return 0
-    finally:
-        if group.is_main and run.manifest.exists():
-            run.update_json(run.manifest, {"parameters": setup.parameters, "training": _summary(trainer), **status})
-    if trainer.stopping.best is None and trainer.stopping.waited:
-        raise UserError(
-            f"validation.monitor={config.validation.monitor}: no validation had a finite score, so there is no best "
-            "checkpoint; a smaller optimizer.lr may help"
-        )
-    _evaluate(run, trainer.translator, prepared, scoring.settings, config.validation)
-    splits = prepared.splits.keys() - {"train"}
-    group.on_main(lambda: _finish(run, trainer.step, splits, tensorboard, trackers))
-    return 0
-
-
-def _finish(
-    run: RunDirectory, step: int, splits: Iterable[str], tensorboard: bool, trackers: Sequence[Tracker]
-) -> None:
-    record_outcome(run, tensorboard, trackers, step, _results(run, splits))
-    run.update_json(run.manifest, {"status": FINISHED})
-
-
-def _warn_of_no_effect(config: schema.TrainConfig, objective: Objective, total_steps: int) -> None:
+def warn_of_no_effect(config: schema.TrainConfig, objective: Objective, total_steps: int) -> None:
     """Warn of values that take effect only after the end of the run, or not at all."""
     for loss in objective.auxiliary:
         if isinstance(loss, CoverageLoss) and loss.start >= total_steps:
@@ -238,61 +264,216 @@ def _warn_of_no_effect(config: schema.TrainConfig, objective: Objective, total_s
         log.warning("training.scheduled_sampling_steps=%d: the run ends before, at step %d", steps, total_steps)
 
 
-def _results(run: RunDirectory, splits: Iterable[str]) -> dict[str, float]:
-    """The scores of each split with the best checkpoint, under names such as "best/test_bleu"."""
-    results = read_json(run.results)
-    return {
-        f"best/{split}_{key}": results[split][key]
-        for split in splits
-        for key in ("bleu", "chrf", "ter", "aer")
-        if results.get(split, {}).get(key) is not None
-    }
+def fit(setup: Setup, journal: Journal, observer: Observer | None = None) -> bool:
+    """Train from the last checkpoint, if there is one, to the end. Returns False if the observer pruned the run.
+
+    Raises Interrupted at a signal, once a checkpoint is saved.
+    """
+    config, run, group, trainer = setup.job.config, setup.job.run, setup.job.group, setup.trainer
+    loop = TrainingLoop(config, trainer, setup.validator, run, journal, observer)
+    group.everywhere(loop.resume)
+    status: dict[str, str] = {}
+    try:
+        with logging_redirect_tqdm([logging.getLogger("nmt")]):
+            loop.fit()
+    except Interrupted as stop:
+        log.info("stopped by %s at step %d; resume with: nmt-train %s", stop, trainer.step, for_shell("run", run.path))
+        raise
+    except Pruned:
+        log.info("pruned at step %d: other runs of the sweep are more promising", trainer.step)
+        status = {"status": PRUNED}
+        return False
+    finally:
+        if group.is_main and run.manifest.exists():
+            values = {"parameters": setup.parameters, "training": loop.summary(), **status}
+            run.update_json(run.manifest, values)
+    if loop.stopping.best is None and loop.stopping.waited:
+        raise UserError(
+            f"validation.monitor={config.validation.monitor}: no validation had a finite score, so there is no best "
+            "checkpoint; a smaller optimizer.lr may help"
+        )
+    return True
 
 
-def _summary(trainer: Trainer) -> dict[str, Any]:
-    average = trainer.best.average
-    return {
-        "steps": trainer.step,
-        "epochs": round(trainer.epoch + trainer.position / len(trainer.plan), 3),
-        "seconds": round(trainer.seconds, 1),
-        "target_tokens": trainer.tokens,
-        "target_tokens_per_second": round(trainer.tokens / max(trainer.seconds, 1e-9), 1),
-        "bad_steps": trainer.bad.count,
-        "best_step": trainer.stopping.best_step,
-        f"best_{trainer.stopping.monitor}": average.score if average and average.taken else trainer.stopping.best,
-        **({"average": average._asdict()} if average else {}),
-    }
-
-
-def _evaluate(
-    run: RunDirectory, translator: Translator, prepared: Prepared, scoring: ScoreSettings, config: Validation
-) -> None:
-    """Evaluate the best checkpoint on every held-out split: scores, translations, heatmaps."""
-    group = translator.group
+def evaluate(setup: Setup, journal: Journal) -> None:
+    """Evaluate the best checkpoint on every held-out split, with heatmaps, and record that the run has finished."""
+    run, group = setup.job.run, setup.job.group
     group.wait()  # until the checkpoint is written
     group.on_main(run.check_present)
-    load_weights(translator.single, run.checkpoints / BEST)
-    for split in prepared:
-        if split.name == "train":
-            continue
-        with tqdm(
-            total=len(split),
-            desc=f"translate {split.name}",
-            unit=" sent",
-            disable=group.hides_progress,
-            leave=False,
-        ) as bar:
-            result, evaluation = evaluate_run(run, translator, split.name, scoring, "best", bar.update)
-        aer = f"  AER {100 * result['aer']:.1f} %" if "aer" in result else ""
-        log.info(
-            "%s: BLEU %.2f  chrF %.2f  TER %.2f%s  (%s)",
-            split.name,
-            result["bleu"],
-            result["chrf"],
-            result["ter"],
-            aer,
-            result["signature"],
-        )
-        texts = split.source.lines(), split.target.lines()
-        if group.is_main:
-            save_figures(run.alignments / split.name, pick_samples(translator, *texts, evaluation.translations, config))
+    load_weights(setup.trainer.model, run.checkpoints / BEST)
+    for split in setup.held_out:
+        _evaluate_split(setup, split)
+    group.on_main(lambda: _finish(setup, journal))
+
+
+def _evaluate_split(setup: Setup, split: Split) -> None:
+    run, translator, group = setup.job.run, setup.translator, setup.job.group
+    hidden = group.hides_progress
+    with tqdm(total=len(split), desc=f"translate {split.name}", unit=" sent", disable=hidden, leave=False) as bar:
+        result, evaluation = evaluate_run(run, translator, split.name, setup.settings, "best", bar.update)
+    log.info(
+        "%s: BLEU %.2f  chrF %.2f  TER %.2f%s  (%s)",
+        split.name,
+        result["bleu"],
+        result["chrf"],
+        result["ter"],
+        f"  AER {100 * result['aer']:.1f} %" if "aer" in result else "",
+        result["signature"],
+    )
+    texts = split.source.lines(), split.target.lines()
+    if group.is_main:
+        samples = pick_samples(translator, *texts, evaluation.translations, setup.job.config.validation)
+        save_figures(run.alignments / split.name, samples)
+
+
+def _finish(setup: Setup, journal: Journal) -> None:
+    """Record the scores under names such as "best/test_bleu", and that the run has finished."""
+    run = setup.job.run
+    results = read_json(run.results)
+    scores = {
+        f"best/{split.name}_{key}": results[split.name][key]
+        for split in setup.held_out
+        for key in ("bleu", "chrf", "ter", "aer")
+        if results.get(split.name, {}).get(key) is not None
+    }
+    journal.outcome(setup.trainer.step, scores)
+    run.update_json(run.manifest, {"status": FINISHED})
+
+
+class Costs(NamedTuple):
+    """What was measured, in seconds."""
+
+    preparation: float
+    update: float
+    tokens: float  # target tokens of an update
+    validation: float  # whatever the number of pairs
+    pair: float  # each pair of a validation
+
+
+def dry_run(
+    config: schema.TrainConfig,
+    directory: Path,
+    overrides: Sequence[str] = (),
+    choices: Mapping[str, str] | None = None,
+    observer: Observer | None = None,
+) -> int:
+    """Prepare and build a run, time a few updates and the validation of a few pairs, and print what the run would take.
+
+    Writes nothing outside of the folder in which `directory` lies. A corpus that is not in the cache is prepared there.
+    Returns the exit status: 0, or 128 + the signal that stopped it.
+    """
+    began, cache = time.perf_counter(), directory.parent / "cache"
+    cache.mkdir(exist_ok=True)
+    elsewhere = config.data.model_copy(update={"cache_dir": str(cache)})
+    if not is_prepared(config.data, fingerprint_of(elsewhere, config.tokenizer)):
+        config = config.model_copy(update={"data": elsewhere})
+    with Job.join(config, directory) as job:
+        setup = build(job, prepare(job, overrides, choices or {}))
+        trainer, preparation = setup.trainer, time.perf_counter() - began
+        try:
+            with trainer.signals:
+                costs = Costs(preparation, *_time_updates(trainer, TIMED_SECONDS), *_time_validation(setup))
+        except Interrupted as stop:
+            return 128 + stop.signum
+        peak = job.group.largest(peak_memory(job.machine.device))
+        if job.group.is_main:
+            print("\n".join(cost_report(setup, costs, peak)))
+    return 0
+
+
+def _time_updates(trainer: Trainer, seconds: float) -> tuple[float, float]:
+    """Seconds and target tokens of an update, the mean of as many as take about `seconds`."""
+    candidates = [*trainer.plan[:CANDIDATES]]
+    largest = max(candidates, key=partial(_attention_size, trainer))
+    trainer.plan = [largest, largest, *candidates]
+    _updates(trainer, 1)  # allocates the optimizer's state
+    one, _ = _updates(trainer, 1)
+    count = trainer.group.largest(min(math.ceil(seconds / one), MOST_UPDATES))
+    if trainer.graphed is not None:  # CUDA graphs are recorded when a shape occurs for the second time
+        count = min(count, len(candidates))
+        trainer.plan, trainer.batch_index = candidates[:count] * 3, 0
+        _updates(trainer, 2 * count)
+    spent, tokens = _updates(trainer, count)
+    return spent / count, tokens / count
+
+
+def _attention_size(trainer: Trainer, indices: Indices) -> int:
+    """B x T x S of a batch: of those with equally many tokens, that with the longest sentences takes most memory."""
+    split = trainer.batches.split
+    return len(indices) * int(split.source.lengths_of(indices).max()) * int(split.target.lengths_of(indices).max())
+
+
+def _updates(trainer: Trainer, count: int) -> tuple[float, int]:
+    """Seconds and target tokens of the next `count` updates. Raises Interrupted at a signal."""
+    seconds, tokens = trainer.seconds, trainer.tokens
+    for _ in range(count):
+        if trainer.next_update().stop:
+            trainer.stop_if_signalled()
+    return trainer.seconds - seconds, trainer.tokens - tokens
+
+
+def _time_validation(setup: Setup) -> tuple[float, float]:
+    """Seconds that a validation takes whatever its size, and for each pair. Raises Interrupted at a signal.
+
+    All translations are as long as the longest reference: a batch takes as long as its longest translation, and the
+    length of those of an untrained model means nothing.
+    """
+    split, searcher = setup.corpus.splits["validation"], setup.translator.searcher
+    start = max(0, len(split) - PAIRS) // 2
+    pairs = np.argsort(split.source.lengths, kind="stable")[start : start + PAIRS]  # of usual length
+    length = int(split.target.lengths_of(pairs).max())
+    lengths = {"min_length": length, "max_length": length}
+    setup.translator.searcher = searcher.with_settings(searcher.settings.model_copy(update=lengths))
+    validate = partial(setup.validator, pairs)
+    first = _seconds(lambda: [sample_figures(sample) for sample in validate().samples])
+    second = _seconds(validate)  # the model is prepared for search already
+    return max(0.0, first - second), second / len(pairs)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: of a CUDA GPU what torch has reserved, else of this process, each at most so far."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def cost_report(setup: Setup, costs: Costs, peak: int) -> list[str]:
+    """Lines for the user: what the run would take."""
+    trainer, splits, config = setup.trainer, setup.corpus.splits, setup.job.config
+    epoch, total = len(trainer.batches.epoch(0)), trainer.total_steps
+    validations = validations_of(config, epoch, total)
+    seconds = costs.preparation + total * costs.update
+    seconds += validations * (costs.validation + len(splits["validation"]) * costs.pair)
+    seconds += sum(costs.validation + len(split) * costs.pair for split in setup.held_out)
+    group, device = setup.job.group, setup.job.machine.device
+    kind = "GPU memory" if device.type == "cuda" else "memory"
+    return [
+        f"model: {setup.parameters:,} parameters",
+        f"{kind}: {peak / GIB:.2f} GiB at peak{f', in each of {group.size} processes' if group.size > 1 else ''}",
+        f"update: {duration(costs.update)}, {costs.tokens / costs.update:,.0f} target tokens per second",
+        f"epoch: {duration(epoch * costs.update)} (updates: {epoch:,})",
+        f"validation: {duration(costs.validation + len(splits['validation']) * costs.pair)}",
+        f"run: {'at most ' if config.validation.patience else ''}{duration(seconds)} (updates: {total:,}, "
+        f"epochs: {total / epoch:.3g}, validations: {validations}, and the final evaluation)",
+        "dry run: found no errors, and leaves nothing behind",
+    ]
+
+
+def validations_of(config: schema.TrainConfig, epoch: int, total: int) -> int:
+    """Validations of a run of `total` updates, `epoch` of them in an epoch, if patience does not end it."""
+    training, validation = config.training, config.validation
+    interval = validation.every * (1 if validation.unit == "steps" else epoch)
+    others = (training.start_from is not None) + (training.average_best > 1)
+    return math.ceil(total / interval) + others
+
+
+def duration(seconds: float) -> str:
+    """Like human_duration, but below a minute with three digits."""
+    return f"{seconds:.3g} s" if seconds < MINUTE else human_duration(seconds)

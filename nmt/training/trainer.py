@@ -1,301 +1,454 @@
-"""The training loop."""
+"""Updates of a model's parameters, batch after batch, from the first one or from a checkpoint."""
 
 import logging
+import math
 import time
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
 
 from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.data.batching import make_batches
-from nmt.data.prepared import Prepared
-from nmt.evaluate.bleu import perplexity
-from nmt.model.checkpoints import LAST
-from nmt.system.distributed import GradientSum, Interrupted, seed_draws
-from nmt.system.machine import DTYPES
-from nmt.system.run import RunDirectory
-from nmt.training import checkpoint
-from nmt.training.best import BestCheckpoints, EarlyStopping, MovingAverage
-from nmt.training.journal import Journal
-from nmt.training.losses.objective import Objective
-from nmt.training.optimizer import Schedule, make_optimizer
-from nmt.training.signals import StopSignals
-from nmt.training.step import BadUpdates, GlobalBatch, LogWindow, MicroBatcher, Update, Updater
-from nmt.training.validation import Scoring, Validator
-from nmt.translate.translator import Translator
+from nmt.config.schema import training
+from nmt.data.batching import Batch, Batches, Indices
+from nmt.model.seq2seq import Seq2Seq
+from nmt.system.distributed import GradientSum, Interrupted, ProcessGroup, seed_draws
+from nmt.system.machine import DTYPES, Machine, is_out_of_memory, release_memory
+from nmt.training.checkpoint import StopSignals, swapped_weights
+from nmt.training.graphs import GraphedPasses
+from nmt.training.losses.objective import Objective, Value
 
 log = logging.getLogger(__name__)
 
 
-class Pruned(Exception):  # noqa: N818
-    """A sweep's search ended this run early; the last checkpoint has everything."""
+class Update(NamedTuple):
+    """The outcome of an update."""
 
-
-Observer = Callable[[float, float], bool]
-"""Called after each validation with the epochs done and the monitored score; True prunes the run."""
+    terms: dict[str, Tensor]  # () each, of the objective: sums over target tokens, in nats
+    tokens: int  # target tokens
+    gradient_norm: Tensor  # () before clipping
+    applied: bool  # False: the loss or the gradient was not finite, and the parameters stay as they were
+    stop: bool = False  # was any process signalled to stop?
+    seconds: float = 0.0
 
 
 class Trainer:
-    """Updates, validations and checkpoints, from the first step or from a checkpoint."""
+    """A model with all that updates it: batches, objective, optimizer, schedule, moving average."""
 
     def __init__(
         self,
         config: schema.TrainConfig,
-        prepared: Prepared,
-        translator: Translator,
-        scoring: Scoring,
-        run: RunDirectory,
+        model: Seq2Seq,
         objective: Objective,
-        observer: Observer | None = None,
+        batches: Batches,
+        machine: Machine,
+        group: ProcessGroup | None = None,
     ) -> None:
-        """The translator's group of processes trains together."""
-        self.group = translator.group
-        self.objective, self.observer = objective, observer or (lambda *_: False)
-        self.config, self.prepared, self.translator, self.run = config, prepared, translator, run
-        self.model = translator.single
-        training, validation = config.training, config.validation
-        self.train_batches = make_batches(prepared, "train", config, config.tokenizer.sampling_by_side)
-        split, batches = prepared.splits["validation"], make_batches(prepared, "validation", config)
-        self.signals = StopSignals()
-        self.validator = Validator(split, batches, translator, scoring, validation, self.signals.check)
-        self.optimizer = make_optimizer(config.optimizer, self.model)
-        self.updater = Updater(
-            self.model, objective, self.optimizer, training.max_grad_norm, translator.machine, training.cuda_graphs
-        )
-        if self.group.size > 1:
-            self.updater.gradient_sum = GradientSum([*self.model.parameters()], DTYPES[training.reduce_dtype])
-        self.micro_batcher = MicroBatcher(training.accumulate, self.updater.release_graphs)
-        self.moving_average = MovingAverage(self.model, training.ema_decay)
-        self.plan = self.train_batches.epoch(0)
-        all_epochs = training.max_epochs * len(self.plan)
-        self.total_steps = min(training.max_steps or all_epochs, all_epochs)
-        self.schedule = Schedule(config.schedule, self.total_steps)
-        self.stopping = EarlyStopping(validation.monitor, validation.patience)
-        self.best = BestCheckpoints(run.checkpoints, validation.monitor, training.average_best, self.group)
-        self.step, self.epoch, self.position = 0, 0, 0  # position: batches of this epoch processed
-        self.bad = BadUpdates(training.max_bad_steps, self.updater.scaler)
-        self.validated = 0  # the step of the last validation
-        self.logged_step = -1  # the journal is complete up to this step; later lines of a killed run are removed
-        self.seconds, self.tokens = 0.0, 0  # of updates, over all starts of the run
-        self.window, self.saved_at = LogWindow(), time.monotonic()
-        self.schedule_has_moved = False  # resumed with another number of updates than before
+        """group: the processes that train together; default: this one alone.
 
-    def fit(self, open_journal: Callable[[int, int, int, int], Journal]) -> None:
-        """Train to the end. open_journal is called with the last four arguments of Journal.
-
-        Raises Interrupted at a signal, Pruned if the observer says so, UserError after too many bad gradients.
+        Raises UserError if the schedule does not fit the number of updates.
         """
-        self.journal = open_journal(self.logged_step, self.validated, self.step, self.total_steps)
-        if first := self.logged_step < 0:
-            self.journal.config(self.config.model_dump(mode="json"))
-        try:
-            with self.signals.saving(self._save):
-                if first and self.config.training.start_from is not None:
-                    self._validate()  # the start is the best checkpoint until a better one is found
-                    self.logged_step = 0
-                    self._save()
-                if self.validated < self.step or self._finished():  # stopped before a validation, or the end has moved
-                    self._after_update()
-                while not self._finished():
-                    stop = self.update()
-                    self.journal.advance()
-                    if stop:
-                        self.stop_if_signalled()
-                    self._after_update()
-                self.stop_if_signalled()
-            if self.stopping.exhausted:
-                waited = f"{self.stopping.monitor} has not improved in {self.stopping.waited} validations"
-                log.info("stopped early: %s (validation.patience); best at step %d", waited, self.stopping.best_step)
-        finally:
-            self.updater.release_graphs()
-            self.journal.close()
+        self.config, self.model, self.objective, self.batches = config, model, objective, batches
+        self.machine, self.group = machine, group or ProcessGroup()
+        self.signals = StopSignals()
 
-    def resume(self) -> bool:
-        """Continue from the last checkpoint, if there is one. Raises UserError if it does not fit the run."""
-        path = self.run.checkpoints / LAST
-        if not path.exists():
-            return False
-        state = checkpoint.load(path)
-        try:
-            self._load_state(state)
-        except Exception as error:  # a damaged file can raise nearly anything
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
-            raise UserError(f"{path}: does not fit this run ({reason})") from None
-        self.best.remove_superseded()  # the run may have been killed before it did
-        return True
+        self.plan = batches.epoch(0)
+        all_epochs = config.training.max_epochs * len(self.plan)
+        self.total_steps = min(config.training.max_steps or all_epochs, all_epochs)
+        self.step = 0  # updates made
+        self.epoch, self.batch_index = 0, 0  # the epoch in progress, and the batches of it that are done
+        self.seconds, self.tokens = 0.0, 0  # of all updates, over all starts of the run
 
-    def _finished(self) -> bool:
-        return self.step >= self.total_steps or self.stopping.exhausted
+        self.optimizer = make_optimizer(config.optimizer, model)
+        self.schedule = Schedule(config.schedule, self.total_steps)
+        self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
+        self.max_grad_norm = torch.inf if config.training.max_grad_norm is None else config.training.max_grad_norm
+        # A policy's baseline has a loss of its own: its gradient must not use up the limit of the others.
+        self.policy_parameters = [] if model.policy is None else list(model.policy.parameters())
+        policy = set(map(id, self.policy_parameters))
+        self.parameters = [parameter for parameter in model.parameters() if id(parameter) not in policy]
 
-    def update(self) -> bool:
-        """The next update. Returns whether any process was signalled to stop."""
+        self.gradient_sum: GradientSum | None = None
+        if self.group.size > 1:
+            self.gradient_sum = GradientSum([*model.parameters()], DTYPES[config.training.reduce_dtype])
+        self.graphed: GraphedPasses | None = None
+        if config.training.cuda_graphs and machine.device.type == "cuda":
+            pads = int(model.source_embedding.padding_idx or 0), objective.loss.pad
+            parameters = [*model.parameters()]
+            self.graphed = GraphedPasses(
+                self.forward_backward, parameters, pads, machine.device, config.training.cuda_graphs
+            )
+
+        self.moving_average = MovingAverage(model, config.training.ema_decay)
+        self.memory = MemoryLimit(config.training.accumulate, self.release_graphs)
+        self.bad = BadUpdates(config.training.max_bad_steps, self.scaler)
+
+    def next_update(self) -> Update:
+        """Update the model on the next batch, in as many parts as memory needs.
+
+        Raises UserError if a single sentence pair does not fit in memory, or if too many updates in a row were skipped.
+        """
         start = time.perf_counter()
-        if self.position == len(self.plan):
-            self.epoch, self.position = self.epoch + 1, 0
-            self.plan = self.train_batches.epoch(self.epoch)
-        indices = self.plan[self.position]
-        self.step += 1
-        self.position += 1
-
-        processes, own, global_batch = self.group.size, self.group.share(indices), None
-        if processes > 1:
-            tokens = self.train_batches.target_tokens(indices, self.epoch)
-            global_batch = GlobalBatch(tokens, counts=len(own) > 0)
-
-        def attempt(parts: int) -> Update:
-            seed_draws(self.config.seed, self.step, self.group.rank)
-            batches = self.train_batches.load(own if len(own) else indices[:1], self.epoch, parts)
-            return self.updater(batches, self._rate(self.step), self.step, global_batch, self.signals.is_set)
-
-        padded_size = self.train_batches.padded_size(indices) / processes
-        update = self.micro_batcher(attempt, -(-len(indices) // processes), padded_size, f"step {self.step}")
+        if self.batch_index == len(self.plan):
+            self.epoch, self.batch_index = self.epoch + 1, 0
+            self.plan = self.batches.epoch(self.epoch)
+        indices = self.plan[self.batch_index]
+        self.batch_index += 1
+        update = self._fitting_update(indices)
         if update.applied:
             self.bad.in_a_row = 0
-            self.moving_average.update(self.step)
-            self.window.add(update)
         else:
             self.bad.add(indices, self.step)
-        seconds = time.perf_counter() - start
-        self.window.seconds += seconds
-        self.seconds += seconds
+        update = update._replace(seconds=time.perf_counter() - start)
+        self.seconds += update.seconds
         self.tokens += update.tokens
-        return update.stop
+        return update
 
-    def _rate(self, step: int) -> float:
-        return self.config.optimizer.lr * self.schedule.factor(step)
+    def _fitting_update(self, indices: Indices) -> Update:
+        """Update on these training pairs, in more parts as long as a part does not fit in memory."""
+        processes, share = self.group.size, self.group.share(indices)
+        counts = len(share) > 0
+        tokens = self.batches.target_tokens(indices, self.epoch) if processes > 1 else None
+        size = self.batches.padded_size(indices) / processes
+        attempts = self.memory.attempts(-(-len(indices) // processes), size, f"step {self.step + 1}")
+        while True:
+            batches = self.batches.load(share if counts else indices[:1], self.epoch, next(attempts))
+            with suppress(OutOfMemory):
+                return self.update(batches, tokens, counts)
 
-    def _after_update(self) -> None:
-        """Log, validate and save after an update, as configured.
+    def update(self, batches: Sequence[Batch], tokens: int | None = None, counts: bool = True) -> Update:
+        """Update the parameters on one batch, given in parts: forward, loss, backward, clip, step.
 
-        The checkpoint comes last: a run that is killed before it repeats all of this.
+        tokens: target tokens of the batch on all processes, by which the gradients are divided; default: those of
+        `batches`. counts=False: no sentence is left for this process, and the one that it repeats does not count.
+        Raises OutOfMemory, on all processes, if a part does not fit on one of them. Then nothing has changed.
         """
-        self.run.check_present()
-        training = self.config.training
-        if self.step % training.log_every == 0 or self._finished():
-            self._log()
-        self.logged_step = self.step  # a signal during the validation saves a checkpoint
-        score = self._validate() if self._validation_due() else None
-        average = None
-        if self._finished():
-            self._log()  # the rest, if patience has just ended the run
-            if average := self.best.average_at(self.step, self.model, self.validator):
-                self.journal.average(self.step, self._progress(), *average)
-        pruned = score is not None and self.group.on_main(partial(self.observer, self._progress(), score))
-        if score is not None or average or self._checkpoint_due():
-            self._save()
-        if pruned and not self._finished():
-            raise Pruned
+        step = self.step + 1
+        tokens = sum(batch.target_tokens for batch in batches) if tokens is None else tokens
+        seed_draws(self.config.seed, step, self.group.rank)
+        self.set_rate(step)
+        self._clear_gradients()
 
-    def _checkpoint_due(self) -> bool:
-        """Is a checkpoint due by the updates, or by this process's clock?"""
-        training = self.config.training
-        if training.checkpoint_every is None:
-            return False
-        if training.checkpoint_unit == "minutes":
-            return time.monotonic() - self.saved_at >= 60 * training.checkpoint_every
-        return self.step % training.checkpoint_every == 0
+        graphed = self.graphed if self.objective.can_be_recorded(step) else None
+        total, terms, fits = torch.zeros((), device=self.machine.device), dict[str, Tensor](), True
+        try:
+            for batch in batches:  # forward, loss, backward
+                if graphed is None:
+                    value = self.forward_backward(batch.to(self.machine.device), tokens, step)
+                else:
+                    value = graphed(batch, tokens, step)
+                total += value.total
+                terms = {name: terms[name] + term if terms else term for name, term in value.terms.items()}
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            fits = False
+        stop = self.signals.received is not None
+        if self.gradient_sum is not None:
+            total, terms, fits, stop = self._sum_over_processes(total, terms, fits, stop, counts)
+        if not fits:
+            raise OutOfMemory
 
-    def _validation_due(self) -> bool:
-        validation = self.config.validation
-        if self.validated == self.step:
-            return False
-        if self._finished():
-            return True
-        if validation.unit == "steps":
-            return self.step % validation.every == 0
-        return self.position == len(self.plan) and (self.epoch + 1) % validation.every == 0
+        self.scaler.unscale_(self.optimizer)  # before clipping, so that the norm is that of the true gradient
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
+        policy_norm = nn.utils.clip_grad_norm_(self.policy_parameters, self.max_grad_norm)
+        finite = bool((norm + policy_norm + total).isfinite())  # here the update waits for the device
+        if finite:
+            self.scaler.step(self.optimizer)
+            self.objective.after_update(terms, tokens)
+            self.moving_average.update(step)
+        self.scaler.update()
+        self.step = step
+        return Update(terms, tokens, norm.detach(), finite, stop)
+
+    def forward_backward(self, batch: Batch, tokens: Tensor | int, step: int) -> Value:
+        """Compute the objective for a batch on the device; add its gradient, divided by `tokens`."""
+        with self.machine.autocast():
+            value = self.objective(batch, step)
+        torch.autograd.backward(self.scaler.scale(value.total / tokens))
+        return value._replace(total=value.total.detach())
+
+    def _clear_gradients(self) -> None:
+        if self.graphed is None:
+            self.optimizer.zero_grad(set_to_none=True)
+        else:
+            self.graphed.clear_gradients()
+
+    def _sum_over_processes(
+        self, total: Tensor, terms: dict[str, Tensor], fits: bool, stop: bool, counts: bool
+    ) -> tuple[Tensor, dict[str, Tensor], bool, bool]:
+        """Sum gradients, total and terms over all processes; do all fit, does any stop?
+
+        Gradients that are incomplete or do not count are left out.
+        """
+        assert self.gradient_sum is not None
+        flags = [float(not fits), float(stop)]
+        counted = [total, *terms.values()] if fits and counts else []
+        failed, stopped, total, *sums = self.gradient_sum([*flags, *counted], fits and counts).unbind()
+        any_failed, any_stopped = torch.stack([failed, stopped]).cpu().tolist()
+        return total, dict(zip(terms, sums, strict=False)), not any_failed, bool(any_stopped)
+
+    def set_rate(self, step: int) -> None:
+        """Set the learning rate of an update."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.optimizer.lr * self.schedule.factor(step)
+
+    def release_graphs(self) -> bool:
+        """Stop using CUDA graphs and free their memory. Returns whether they were in use."""
+        released, self.graphed = self.graphed is not None, None
+        return released
 
     def stop_if_signalled(self) -> None:
         """Raises Interrupted on all processes if any of them was signalled."""
         if signum := self.group.largest(self.signals.received or 0):
             raise Interrupted(signum)
 
-    def _log(self) -> None:
-        window, self.window = self.window, LogWindow()
-        if not window.updates:
-            return
-        means = window.means()
-        self.journal.training(
-            self.step,
-            self._progress(),
-            {
-                **means,
-                # The negative bound of variational attention is its expected loss and the divergence.
-                "perplexity": perplexity(means["loss"] + means.get("kl_loss", 0.0), 1),
-                "learning_rate": self.optimizer.param_groups[0]["lr"],
-                "tokens_per_second": window.tokens / max(window.seconds, 1e-9),
-                "bad_steps": self.bad.count,
-                "seconds_left": self.seconds / self.step * (self.total_steps - self.step),
-            },
-        )
-
-    def _progress(self) -> float:
+    @property
+    def epochs(self) -> float:
         """Epochs done."""
-        return self.epoch + self.position / len(self.plan)
+        return self.epoch + self.batch_index / len(self.plan)
 
-    def _validate(self) -> float:
-        """Validate, keep the checkpoint if it is among the best, and return the monitored score."""
-        with self.moving_average.in_model():
-            scores, samples, positions = self.validator()
-            self.run.check_present()
-            scores = self.group.on_main(lambda: scores)  # other processes may compute with other rounding
-            best = self.stopping.update(scores, self.step)
-            self.best.add({"model": self.model.state_dict(), "step": self.step, "scores": scores}, best)
-        self.schedule.observe(best)
-        self.validated = self.step
-        self.journal.validation(self.step, self._progress(), scores, best)
-        self.journal.samples(self.step, samples)
-        self.journal.positions(self.step, positions)
-        return scores[self.stopping.monitor]
+    @property
+    def at_end_of_epoch(self) -> bool:
+        """Are all batches of the epoch done?"""
+        return self.batch_index == len(self.plan)
 
-    def _save(self) -> None:
-        if not self.group.is_main:
-            return
-        self.run.check_present()
-        self.saved_at = time.monotonic()
-        self.journal.flush()  # lines up to logged_step must be on disk before the checkpoint that says so
-        checkpoint.save(self.run.checkpoints / LAST, self._state())
-        self.best.remove_superseded()
-
-    def _state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next updates depend on. Draws depend on seed, step and rank alone."""
         return {
             **self.moving_average.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "scaler": self.updater.scaler.state_dict(),
+            "scaler": self.scaler.state_dict(),
             "schedule": self.schedule.state_dict(),
-            "stopping": self.stopping.state_dict(),
-            "best": self.best.state_dict(),
             "step": self.step,
             "epoch": self.epoch,
-            "position": self.position,
-            "validated": self.validated,
-            "logged_step": self.logged_step,
-            "too_many": self.micro_batcher.too_many,
+            "position": self.batch_index,  # so named since the first version
+            "too_many": self.memory.too_many,
             "total_steps": self.total_steps,
             "bad": [self.bad.count, self.bad.in_a_row],
             "spent": [self.seconds, self.tokens],
-            "window": self.window.state(),
         }
 
-    def _load_state(self, state: dict[str, Any]) -> None:
-        checkpoint.check(state, self.model, self.optimizer)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of state_dict. Raises ValueError if this epoch has fewer batches."""
         self.moving_average.load_state_dict(state)
         options = self.optimizer.state_dict()["param_groups"]  # of the configuration, not of the file
         self.optimizer.load_state_dict({**state["optimizer"], "param_groups": options})
         if state["scaler"]:  # empty if the run had another precision so far
-            self.updater.scaler.load_state_dict(state["scaler"])
+            self.scaler.load_state_dict(state["scaler"])
         self.schedule.load_state_dict(state["schedule"])
-        self.updater.set_rate(self._rate(state["step"]))
-        self.stopping.load_state_dict(state["stopping"])
-        self.best.load_state_dict(state["best"])
-        self.step, self.epoch, self.position = state["step"], state["epoch"], state["position"]
-        self.validated, self.logged_step = state["validated"], state["logged_step"]
-        self.micro_batcher.too_many = float(state["too_many"])
-        self.schedule_has_moved = state["total_steps"] != self.total_steps
+        self.step, self.epoch, self.batch_index = state["step"], state["epoch"], state["position"]
+        self.set_rate(self.step)
+        self.memory.too_many = float(state["too_many"])
         self.bad.count, self.bad.in_a_row = state["bad"]
         self.seconds, self.tokens = state["spent"]
-        self.window = LogWindow.load(state["window"], self.translator.machine.device)
-        self.plan = self.train_batches.epoch(self.epoch)
-        if self.position > len(self.plan):
-            raise ValueError(f"batch {self.position} of {len(self.plan)}")
+        self.plan = self.batches.epoch(self.epoch)
+        if self.batch_index > len(self.plan):
+            raise ValueError(f"batch {self.batch_index} of {len(self.plan)}")
+
+
+class MovingAverage:
+    """a_t = d_t a_{t-1} + (1 - d_t) w_t, d_t = min(decay, (1 + t) / (10 + t)), t the number of the update
+    (Polyak and Juditsky 1992; exponential, as in Junczys-Dowmunt et al. 2018). The small d_t of the first updates
+    forget the random initial weights a_0.
+
+    Averages parameters; buffers are the model's. With a decay of 0, nothing is averaged.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model, self.decay = model, decay
+        # Each tied parameter once; in float32, whatever the precision of the matrix products.
+        self.parameters: list[Tensor] = list(model.parameters())
+        self.averages = [parameter.detach().clone() for parameter in self.parameters] if decay else []
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Include the weights after update number `step`, from 1."""
+        if self.decay:
+            torch._foreach_lerp_(self.averages, self.parameters, 1 - min(self.decay, (1 + step) / (10 + step)))
+
+    def in_model(self) -> AbstractContextManager[None]:
+        """Give the model the average weights within this context."""
+        return swapped_weights(self.model, self._weights()) if self.decay else nullcontext()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return entries of a checkpoint: "model" is what is validated, "updated" what further updates start from."""
+        weights = self.model.state_dict()
+        return {"model": self._weights(), "updated": weights} if self.decay else {"model": weights}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore model and average from a checkpoint with the entries of state_dict."""
+        self.model.load_state_dict(state["model"])
+        if self.decay:
+            torch._foreach_copy_(self.averages, self.parameters)
+            self.model.load_state_dict(state["updated"])
+
+    def _weights(self) -> dict[str, Tensor]:
+        """The model's state_dict with averaged parameters; tied names share a tensor, as in the model."""
+        averages: dict[Tensor, Tensor] = dict(zip(self.parameters, self.averages, strict=True))
+        return {name: averages.get(tensor, tensor) for name, tensor in self.model.state_dict(keep_vars=True).items()}
+
+
+class OutOfMemory(Exception):  # noqa: N818
+    """There is not enough memory for a part of a batch."""
+
+
+class MemoryLimit:
+    """Into how many parts a batch is split: more if it did not fit in memory, which is remembered for larger ones.
+
+    The gradients of the parts add up to that of the batch; only dropout draws other masks. With several processes, the
+    batch is a process's share, and all of them split alike.
+    """
+
+    def __init__(self, parts: int, release: Callable[[], bool] = lambda: False) -> None:
+        """parts: the fewest (training.accumulate); release: frees other memory, and says whether there was any."""
+        self.parts, self.release = parts, release
+        self.too_many = math.inf  # padded tokens of the smallest part that did not fit
+
+    def attempts(self, sentences: int, tokens: float, name: str) -> Iterator[int]:
+        """Yield the number of parts for a batch of this many sentences and padded tokens; after a failure, the next one
+        to try.
+
+        Raises UserError if a single sentence pair did not fit.
+        """
+        parts = self.parts
+        while tokens / parts >= self.too_many and parts < sentences:
+            parts *= 2
+        while True:
+            yield parts
+            released = self.release()
+            release_memory()
+            if released:
+                log.warning("%s: out of memory: from now on without CUDA graphs", name)
+                continue
+            self.too_many = min(self.too_many, tokens / parts)
+            if parts >= sentences:
+                raise UserError(
+                    f"{name}: out of memory even with one sentence pair per batch; start a new run with a smaller "
+                    "model, a smaller data.max_length or tokenizer.vocab_size, or with precision=bf16"
+                )
+            parts *= 2
+            log.warning(
+                "%s: out of memory with %d sentence pairs: from now on, batches of %d or more tokens are processed in "
+                "parts (as with training.accumulate)",
+                name,
+                -(-2 * sentences // parts),
+                round(tokens * 2 // parts),
+            )
+
+
+class BadUpdates:
+    """Counts updates that were skipped because of a non-finite loss or gradient."""
+
+    def __init__(self, most: int, scaler: torch.amp.GradScaler) -> None:
+        """most: in a row. With fp16, overflows do not count while the scaler looks for its scale."""
+        self.most, self.scaler = most, scaler
+        self.count, self.in_a_row = 0, 0
+
+    def add(self, indices: Indices, step: int) -> None:
+        """Count an update that was skipped, of these training pairs. Raises UserError if there are too many."""
+        if self.scaler.is_enabled() and self.scaler.get_scale() > 1:
+            return
+        self.count += 1
+        self.in_a_row += 1
+        pairs = ", ".join(map(str, sorted(indices.tolist())))
+        log.warning(
+            "step %d: non-finite loss or gradient, skipped (pairs %s of the prepared corpus, from 0)", step, pairs
+        )
+        if self.in_a_row >= self.most:
+            raise UserError(
+                f"{self.in_a_row} non-finite losses or gradients in a row (training.max_bad_steps): start a new run "
+                "with a smaller optimizer.lr or training.max_grad_norm, or with precision=fp32; "
+                "training.start_from=DIR takes over the weights of this run's best checkpoint"
+            )
+
+
+def make_optimizer(config: training.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+    """The configured optimizer over all parameters that are not frozen.
+
+    Only matrices are decayed: gains, biases and scalars set the size of something and are too few to overfit.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in trained if parameter.dim() > 1]
+    others = [parameter for parameter in trained if parameter.dim() <= 1]
+    parameters: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
+    options = config.model_dump(exclude={"kind"})
+    match config:
+        case training.Adam():
+            kind = torch.optim.AdamW if config.kind == "adamw" else torch.optim.Adam
+            return kind(parameters, **options, fused=True)
+        case training.SGD():
+            return torch.optim.SGD(parameters, **options)
+        case training.Adadelta():
+            return torch.optim.Adadelta(parameters, **options)
+
+
+class Schedule:
+    """factor(step) in [0, 1] of the learning rate: linear warm-up to 1, then as configured."""
+
+    def __init__(self, config: training.Schedule, total_steps: int) -> None:
+        """total_steps: the end of a cosine. Raises UserError if it has more cycles than updates."""
+        self.config = config
+        self.restarts = _restarts(config, total_steps) if isinstance(config, training.CosineSchedule) else []
+        self.reduction = 1.0  # of a plateau schedule so far
+        self.waited = 0  # validations without improvement since the last reduction
+
+    def factor(self, step: int) -> float:
+        """The factor of the learning rate in update number `step`, from 1; 0 before the first."""
+        config = self.config
+        warmup = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
+        since_warmup = max(0, step - config.warmup_steps)
+        match config:
+            case training.ConstantSchedule():
+                return warmup
+            case training.InverseSqrtSchedule():
+                return warmup * math.sqrt(config.warmup_steps / max(step, config.warmup_steps))
+            case training.CosineSchedule():
+                cycle = bisect_right(self.restarts, since_warmup, hi=config.cycles) - 1
+                start, end = self.restarts[cycle : cycle + 2]
+                progress = min(1.0, (since_warmup - start) / (end - start))
+                height = 0.5 * (1 + math.cos(math.pi * progress))
+                return warmup * (config.min_factor + (1 - config.min_factor) * height)
+            case training.StepSchedule():
+                drops = 0 if step <= config.start else 1 + (step - config.start - 1) // config.every
+                return float(warmup * config.factor**drops)
+            case training.PlateauSchedule():
+                return warmup * self.reduction
+
+    def observe(self, improved: bool) -> None:
+        """Reduce the factor of a plateau schedule if too many validations have not improved."""
+        if not isinstance(self.config, training.PlateauSchedule):
+            return
+        self.waited = 0 if improved else self.waited + 1
+        if self.waited > self.config.patience:
+            self.reduction = max(self.config.min_factor, self.reduction * self.config.factor)
+            self.waited = 0
+
+    def state_dict(self) -> dict[str, float | int]:
+        """The state that is not in the configuration."""
+        return {"reduction": self.reduction, "waited": self.waited}
+
+    def load_state_dict(self, state: dict[str, float | int]) -> None:
+        """Restore the result of state_dict."""
+        self.reduction, self.waited = float(state["reduction"]), int(state["waited"])
+
+
+def _restarts(config: training.CosineSchedule, total_steps: int) -> list[int]:
+    """The updates after the warm-up at which each cycle starts, and the end of the last (Loshchilov and Hutter 2017:
+    T_i = T_0 T_mult^i, here with the T_0 that ends the last cycle with the run)."""
+    cycles, updates = config.cycles, max(1, total_steps - config.warmup_steps)
+    if cycles <= updates:
+        lengths = [config.cycle_growth ** (cycle + 1 - cycles) for cycle in range(cycles)]  # relative to the last
+        ends = list(accumulate(lengths))
+        if updates * ends[0] / ends[-1] >= 1:
+            return [0, *(round(updates * end / ends[-1]) for end in ends)]
+    raise UserError(
+        f"schedule.cycles={cycles}: the first cycle would get less than one of the {updates} updates after the "
+        "warm-up; take fewer cycles or a smaller schedule.cycle_growth"
+    )

@@ -4,24 +4,22 @@ Shapes: as in nmt.model.seq2seq.
 """
 
 from collections.abc import Iterator, Sequence
-from copy import copy
-from functools import partial
 from itertools import chain
 from statistics import fmean
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.config.schema import TrainConfig
-from nmt.config.schema import training as schema
+from nmt.config.schema.training import Validation as ValidationConfig
 from nmt.data.batching import Batches, Indices
-from nmt.data.prepared import Direction, Split
+from nmt.data.prepared import Direction
 from nmt.evaluate.bleu import METRICS, ScoreSettings, perplexity
 from nmt.evaluate.comet import Comet
-from nmt.evaluate.evaluation import align, evaluate, load_comet, score_settings
+from nmt.evaluate.evaluation import align, evaluate, load_comet
 from nmt.explain.attention_statistics import Positions, attention_statistics, chosen_positions
 from nmt.explain.explanation import Saliency, saliency
 from nmt.model.seq2seq import evaluation_mode
@@ -29,19 +27,11 @@ from nmt.system.machine import retry_in_halves
 from nmt.translate.translator import Progress, Translation, Translator
 
 
-class Scoring(NamedTuple):
-    """What scores translations."""
-
-    settings: ScoreSettings
-    comet: Comet | None = None  # on the main process, if COMET is monitored
-
-    @classmethod
-    def choose(cls, config: TrainConfig, device: torch.device, is_main: bool) -> Self:
-        """Raises UserError if what the configuration asks for is not available."""
-        settings, validation = score_settings(config.evaluation, config.data.target_lang), config.validation
-        if validation.monitor != "comet" or not is_main:
-            return cls(settings)
-        return cls(settings, load_comet(validation.comet_model, "validation.comet_model", device))
+def monitored_comet(config: schema.TrainConfig, device: torch.device) -> Comet | None:
+    """Load the COMET model if a run monitors COMET. Raises UserError if it or its package is missing."""
+    if config.validation.monitor != "comet":
+        return None
+    return load_comet(config.validation.comet_model, "validation.comet_model", device)
 
 
 class Sample(NamedTuple):
@@ -54,95 +44,97 @@ class Sample(NamedTuple):
 
 
 class Validation(NamedTuple):
-    """Scores and samples."""
+    """The outcome of a validation."""
 
-    # loss in nats per token, perplexity, bleu, the monitored metric, with attention its entropy, the share of </s> and
-    # the AER; of several directions also each one's metrics, such as bleu_en-de
+    # Loss in nats per token, perplexity, BLEU and the monitored metric; with attention its entropy, the share of </s>
+    # and AER; with several translation directions also the metrics of each, such as bleu_en-de.
     scores: dict[str, float]
-    samples: list[Sample]
+    samples: list[Sample]  # on rank 0
     positions: Positions | None  # of a hard attention
 
 
 class Validator:
-    """Translates and scores the validation split."""
+    """Translates and scores the validation split, or some of its pairs."""
 
     def __init__(
         self,
-        split: Split,
         batches: Batches,
         translator: Translator,
-        scoring: Scoring,
-        config: schema.Validation,
+        settings: ScoreSettings,
+        comet: Comet | None,
+        config: ValidationConfig,
         progress: Progress,
     ) -> None:
-        """progress: called after each batch; its exceptions end the validation.
+        """batches: of the split; comet: on rank 0, if COMET is monitored; progress: called after each batch, and its
+        exceptions end the validation.
 
         Raises UserError if AER is monitored and the split has no gold alignments.
         """
-        if config.monitor == "aer" and split.alignments is None:
+        if config.monitor == "aer" and batches.split.alignments is None:
             raise UserError(
                 "validation.monitor=aer: the validation set has no gold word alignments; add its file of "
                 "data.alignments, or monitor bleu or loss"
             )
+        self.batches, self.plan, self.translator = batches, batches.epoch(0), translator
+        self.settings, self.comet, self.config, self.progress = settings, comet, config, progress
         self.metrics = {"bleu", config.monitor} & set(METRICS)
-        self.progress = progress
-        self.translator, self.scoring, self.config = translator, scoring, config
-        self.sources, self.references, self.gold = split.source.lines(), split.target.lines(), split.alignments
-        self.batches, self.plan, self.directions = batches, batches.epoch(0), split.directions
+        self.sources, self.references = batches.split.source.lines(), batches.split.target.lines()
 
-    def only(self, indices: Indices) -> Self:
-        """The validation of these pairs alone."""
-        other = copy(self)
-        other.plan = [indices]
-        other.sources, other.references = ([side[i] for i in indices] for side in (self.sources, self.references))
-        other.gold = None if self.gold is None else [self.gold[int(i)] for i in indices]
-        other.directions = [self.directions[i] for i in indices] if self.directions else []
-        return other
+    def __call__(self, pairs: Indices | None = None) -> Validation:
+        """Validate the model's current parameters on these pairs; default: on the whole split."""
+        split, plan = self.batches.split, self.plan if pairs is None else [pairs]
+        chosen = range(len(split)) if pairs is None else pairs.tolist()
+        sources, references = [self.sources[i] for i in chosen], [self.references[i] for i in chosen]
+        directions = split.directions
+        directions = [directions[i] for i in chosen] if directions else []
 
-    def __call__(self) -> Validation:
-        """Validate the model's current weights."""
-        nll, tokens = self._loss()
+        nll, tokens = self._loss(plan)
         evaluation = evaluate(
-            self.translator,
-            self.sources,
-            self.references,
-            self.scoring.settings,
-            self.metrics,
-            self.progress,
-            self.directions,
+            self.translator, sources, references, self.settings, self.metrics, self.progress, directions
         )
         scores = {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
-        scores |= {metric: getattr(evaluation.scores, metric) for metric in METRICS if metric in self.metrics}
-        for direction, found in evaluation.by_direction.items():
-            scores |= {f"{metric}_{direction}": getattr(found, metric) for metric in METRICS if metric in self.metrics}
+        metrics = [metric for metric in METRICS if metric in self.metrics]
+        scores |= {metric: getattr(evaluation.scores, metric) for metric in metrics}
+        for direction, of_direction in evaluation.by_direction.items():
+            scores |= {f"{metric}_{direction}": getattr(of_direction, metric) for metric in metrics}
         if self.config.monitor == "comet":
-            scores["comet"] = self.translator.group.on_main(partial(self._comet, evaluation.hypotheses))
+            scores["comet"] = self.translator.group.on_main(
+                lambda: self._comet(sources, evaluation.hypotheses, references, directions)
+            )
         alignments = [result.alignment for result in evaluation.translations if result.alignment is not None]
         if alignments:
             statistics = attention_statistics(alignments)
             scores |= {"attention_entropy": statistics.entropy, "attention_on_end": statistics.on_end}
-            if self.gold is not None:
-                aligned = align(self.translator, self.sources, self.references, self.gold, self.progress)
+            if split.alignments is not None:
+                gold = [split.alignments[i] for i in chosen]
+                aligned = align(self.translator, sources, references, gold, self.progress)
                 scores |= {} if aligned is None else {"aer": aligned.scores["aer"]}
         samples = []
         if self.translator.group.is_main:
-            samples = pick_samples(self.translator, self.sources, self.references, evaluation.translations, self.config)
+            samples = pick_samples(self.translator, sources, references, evaluation.translations, self.config)
         return Validation(scores, samples, chosen_positions(alignments) if alignments else None)
 
-    def _comet(self, hypotheses: Sequence[str]) -> float:
-        assert self.scoring.comet is not None
-        texts = [*map(self.translator.tokenizers.source.tags.without, self.sources)]
-        scores = self.scoring.comet(texts, hypotheses, self.references, self.progress)
-        if not self.directions:
+    def _comet(
+        self,
+        sources: Sequence[str],
+        hypotheses: Sequence[str],
+        references: Sequence[str],
+        directions: Sequence[Direction],
+    ) -> float:
+        """The mean over all sentences, or over the means of the translation directions."""
+        assert self.comet is not None
+        texts = [*map(self.translator.tokenizers.source.tags.without, sources)]
+        scores = self.comet(texts, hypotheses, references, self.progress)
+        if not directions:
             return fmean(scores)
         by_direction: dict[Direction, list[float]] = {}
-        for direction, score in zip(self.directions, scores, strict=True):
+        for direction, score in zip(directions, scores, strict=True):
             by_direction.setdefault(direction, []).append(score)
         return fmean(map(fmean, by_direction.values()))
 
     @torch.no_grad()
-    def _loss(self) -> tuple[float, int]:
-        """Negative log-likelihood of the references, in nats, and their tokens."""
+    def _loss(self, plan: Sequence[Indices]) -> tuple[float, int]:
+        """Negative log-likelihood of the references in these batches, in nats, and their tokens."""
         model, machine, pad = self.translator.single, self.translator.machine, self.translator.tokenizers.target.pad
 
         def measure(indices: Indices) -> tuple[Tensor, int]:
@@ -153,14 +145,14 @@ class Validator:
                 log_probs = model.log_probs(decoded.prediction, batch.target_out, pad)
                 return -log_probs.sum().cpu(), batch.target_tokens
 
-        def measured(plan: Sequence[Indices]) -> Iterator[list[tuple[Tensor, int]]]:
-            for indices in plan:
+        def measured(share: Sequence[Indices]) -> Iterator[list[tuple[Tensor, int]]]:
+            for indices in share:
                 yield retry_in_halves(measure, indices)
                 self.progress(len(indices))
 
         group = self.translator.group
         with evaluation_mode(model):
-            parts = list(chain.from_iterable(group.merge(measured(group.share(self.plan)))))
+            parts = list(chain.from_iterable(group.merge(measured(group.share(plan)))))
         nll = torch.stack([part_nll.double() for part_nll, _ in parts]).sum()
         return float(nll), sum(part_tokens for _, part_tokens in parts)
 
@@ -170,9 +162,9 @@ def pick_samples(
     sources: Sequence[str],
     references: Sequence[str],
     translations: Sequence[Translation],
-    config: schema.Validation,
+    config: ValidationConfig,
 ) -> list[Sample]:
-    """`config.samples` sentences, spread evenly over all."""
+    """Pick `config.samples` sentences, spread evenly over all."""
     indices = sorted({int(i) for i in np.linspace(0, len(sources) - 1, min(config.samples, len(sources)))})
     saliencies: list[Saliency | None] = [None] * len(indices)
     if config.saliency:

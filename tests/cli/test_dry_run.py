@@ -8,16 +8,17 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import TINY
 from forks import call_text, ended, forked
 
 from nmt.config.schema import TrainConfig
-from nmt.data.batching import Indices
+from nmt.data.batching import Batch
 from nmt.data.prepare.prepare import prepare
-from nmt.training import dry_run as module
-from nmt.training.trainer import Trainer
+from nmt.training import job as module
+from nmt.training.trainer import Trainer, Update
 
 Config = Callable[..., TrainConfig]
 PRINTED = ["model", "memory", "update", "epoch", "validation", "run", "dry run"]
@@ -31,7 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     monkeypatch.setenv("NMT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(module, "SECONDS", 0.1)
+    monkeypatch.setattr(module, "TIMED_SECONDS", 0.1)
     return tmp_path / "home"
 
 
@@ -131,7 +132,7 @@ def test_a_signal_leaves_nothing_either(number: int, during: str, home: Path) ->
     def work() -> int:
         os.chdir(home)
         job = importlib.import_module("nmt.training.job")
-        real_prepare, real_update = job.prepare, Trainer.update
+        real_prepare, real_update = job.prepare_corpus, Trainer.update
 
         def signalled(real: Callable[..., object]) -> Callable[..., object]:
             def then(*arguments: object) -> object:
@@ -142,7 +143,7 @@ def test_a_signal_leaves_nothing_either(number: int, during: str, home: Path) ->
             return then
 
         if during == "prepare":
-            job.prepare = signalled(real_prepare)
+            job.prepare_corpus = signalled(real_prepare)
         else:
             Trainer.update = signalled(real_update)  # type: ignore[method-assign, assignment]
         sys.argv = ["nmt-train", "--dry-run", *TINY]
@@ -157,21 +158,13 @@ def test_a_signal_leaves_nothing_either(number: int, during: str, home: Path) ->
 def test_a_corpus_in_the_cache_is_used_and_not_touched(
     train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(module, "SECONDS", 0.01)
     config = train_config(f"data.cache_dir={tmp_path / 'cache'}")
-    directory = prepare(config.data, config.tokenizer).directory
+    prepare(config.data, config.tokenizer)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")}
-    opened: list[Path] = []
-    real = Trainer.update
-
-    def update(self: Trainer) -> bool:
-        opened.append(self.prepared.directory)
-        return real(self)
-
-    monkeypatch.setattr(Trainer, "update", update)
+    monkeypatch.setattr(module, "TIMED_SECONDS", 0.01)
     (tmp_path / "dry").mkdir()
     assert module.dry_run(config, tmp_path / "dry" / "run", []) == 0
-    assert set(opened) == {directory}
+    assert not list((tmp_path / "dry" / "cache").iterdir())
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")} == before
     assert len(capsys.readouterr().out.splitlines()) == len(PRINTED)
 
@@ -180,23 +173,20 @@ def test_the_first_two_updates_are_of_the_longest_sentences(
     train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second one shows how much memory the run needs: the first has no state of the optimizer yet."""
-    monkeypatch.setattr(module, "SECONDS", 0.01)
     sizes: list[tuple[int, int]] = []
     real = Trainer.update
 
-    def update(self: Trainer) -> bool:
-        split = self.train_batches.split
+    def size(batch: Batch) -> int:
+        return batch.source.numel() * batch.target_out.shape[1]
 
-        def size(indices: Indices) -> int:
-            sides = ([len(side.ids(int(i))) for i in indices] for side in (split.source, split.target))
-            longest = [max(lengths) for lengths in sides]
-            return len(indices) * longest[0] * longest[1]
-
-        sizes.append((size(self.plan[self.position]), max(map(size, self.train_batches.epoch(0)))))
-        return real(self)
+    def update(self: Trainer, batches: list[Batch], *others: Any) -> Update:  # noqa: ANN401
+        largest = max(size(self.batches.load(indices, 0)[0]) for indices in self.batches.epoch(0))
+        sizes.append((size(batches[0]), largest))
+        return real(self, batches, *others)
 
     monkeypatch.setattr(Trainer, "update", update)
-    module.dry_run(train_config(), tmp_path / "run", [])
+    monkeypatch.setattr(module, "TIMED_SECONDS", 0.01)
+    module.dry_run(train_config(), tmp_path / "run")
     assert len(sizes) >= 3
     assert [own == largest for own, largest in sizes[:2]] == [True, True]
 

@@ -19,8 +19,8 @@ from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.system.distributed import Interrupted
 from nmt.system.processes import rank
-from nmt.training import signals as signals_module
-from nmt.training.signals import StopSignals
+from nmt.training import checkpoint as checkpoint_module
+from nmt.training.checkpoint import StopSignals
 
 TWO = ["processes=2"]
 
@@ -53,7 +53,7 @@ def fail_on_the_second(*_: object) -> int:
 
 def save_slowly(_: object, directory: Path, *__: object) -> int:
     """Works until a signal comes, and saves within two seconds."""
-    signals_module.SAME_CTRL_C = 60  # a busy machine may be late to pass it on
+    checkpoint_module.SAME_CTRL_C = 60  # a busy machine may be late to pass it on
     signals = StopSignals()
     try:
         with signals.saving(lambda: time.sleep(2)):

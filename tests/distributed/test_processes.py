@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import TINY, values_of
+from fitting import before_update
 from forks import ended, forked_group
 
 from nmt.cli.outcome import attempt, log_to_stream, report
@@ -149,21 +150,17 @@ def test_another_number_of_processes_goes_on(tmp_path: Path) -> None:
     def stop_after(step: int) -> Prepare:
         def prepare(rank: int) -> None:
             from nmt.data.batching import Batches
-            from nmt.training.step import Updater
 
-            load, update = Batches.load, Updater.__call__
+            load = Batches.load
 
             def noted(self: Batches, indices: Any, epoch: int, parts: int = 1) -> Any:  # noqa: ANN401
                 with seen.open("a") as file:
                     file.writelines(f"{self.split.name} {epoch} {index}\n" for index in indices)
                 return load(self, indices, epoch, parts)
 
-            def signalled(self: Updater, batches: Any, rate: float, number: int, *rest: Any) -> Any:  # noqa: ANN401
-                if number == step and rank == 0:
-                    os.kill(os.getpid(), signal.SIGTERM)
-                return update(self, batches, rate, number, *rest)
-
-            Batches.load, Updater.__call__ = noted, signalled  # type: ignore[method-assign]
+            Batches.load = noted  # type: ignore[method-assign]
+            if rank == 0:
+                before_update(pytest.MonkeyPatch(), step, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
         return prepare
 
@@ -238,10 +235,8 @@ def test_an_error_on_one_ends_all_in_one_line(tmp_path: Path) -> None:
 
 def test_a_lost_process_ends_the_others(tmp_path: Path) -> None:
     def prepare(rank: int) -> None:
-        from nmt.training.step import Updater
-
         if rank == 1:
-            Updater.__call__ = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,assignment]
+            before_update(pytest.MonkeyPatch(), 1, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
     group = Group(tmp_path / "run", 2, prepare=prepare)
     assert group.wait() == [2, -signal.SIGKILL]
@@ -252,21 +247,22 @@ def test_a_lost_process_ends_the_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize("where", ["update", "validation"])
 def test_a_signal_to_one_stops_all_with_a_checkpoint(where: str, alone: Path, tmp_path: Path) -> None:
     def prepare(rank: int) -> None:
-        from nmt.training.step import Updater
         from nmt.training.validation import Validator
 
-        def signalled(real: Callable[..., Any]) -> Callable[..., Any]:
-            def called(self: Any, *values: Any) -> Any:  # noqa: ANN401
-                if rank == 1 and (where == "validation" or values[2] == 3):
-                    os.kill(os.getpid(), signal.SIGTERM)
-                return real(self, *values)
+        def stop() -> None:
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
 
-            return called
+        real = Validator.__call__
+
+        def validate(self: Validator) -> Any:  # noqa: ANN401
+            stop()
+            return real(self)
 
         if where == "update":
-            Updater.__call__ = signalled(Updater.__call__)  # type: ignore[method-assign]
+            before_update(pytest.MonkeyPatch(), 3, stop)
         else:
-            Validator.__call__ = signalled(Validator.__call__)  # type: ignore[method-assign]
+            Validator.__call__ = validate  # type: ignore[method-assign, assignment]
 
     group = Group(tmp_path / "run", 2, prepare=prepare)
     assert group.wait() == [128 + signal.SIGTERM] * 2
@@ -304,15 +300,15 @@ def test_a_validation_may_take_longer_than_torch_would_wait(tmp_path: Path) -> N
             time.sleep(1.5 * (rank == 0))
             return real(self)
 
-        Validator.__call__ = slow  # type: ignore[method-assign]
+        Validator.__call__ = slow  # type: ignore[method-assign, assignment]
 
     assert Group(tmp_path / "run", 2, prepare=prepare).wait() == [0, 0]
 
 
 def test_another_corpus_is_refused(tmp_path: Path) -> None:
     def prepare(rank: int) -> None:
-        real = job.prepare
-        job.prepare = lambda data, tokenizer: real(data.model_copy(update={"seed": 7 + rank}), tokenizer)  # type: ignore[attr-defined]
+        real = job.prepare_corpus
+        job.prepare_corpus = lambda data, tokenizer: real(data.model_copy(update={"seed": 7 + rank}), tokenizer)  # type: ignore[attr-defined]
 
     group = Group(tmp_path / "run", 2, prepare=prepare)
     assert group.wait() == [2, 2]

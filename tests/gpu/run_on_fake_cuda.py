@@ -31,8 +31,7 @@ from nmt.model.seq2seq import Seq2Seq
 from nmt.system.machine import Machine
 from nmt.training.graphs import pad_to, padded_shape
 from nmt.training.losses.objective import Objective
-from nmt.training.optimizer import make_optimizer
-from nmt.training.step import Updater
+from nmt.training.trainer import Trainer
 from nmt.translate.beam import Scorer, Selection, beam_search
 from nmt.translate.sampling import rollout
 from nmt.translate.search import Limits, SearchBatch, Symbols
@@ -61,32 +60,34 @@ def counted(mode: FakeCUDA, work: Any) -> Counts:  # noqa: ANN401
     return sum(mode.kernels.values()), dict(mode.waits)
 
 
-def updater_of(mode: FakeCUDA, config: schema.TrainConfig, machine: Machine) -> Updater:
+def trainer_of(mode: FakeCUDA, config: schema.TrainConfig, machine: Machine) -> Trainer:
     model = cast(Seq2Seq, on_cuda(build_model(config, V, V, (PAD, PAD)), mode)).train()
     teachers = [model] if config.objective.kind == "distillation" else []
     with mode:
         objective = Objective(model, config, TARGET, teachers)
     # Not capturable or fused: torch checks these against a real device.
     values = SGD.model_validate({"kind": "sgd", "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0})
-    return Updater(model, objective, make_optimizer(values, model), 1.0, machine)
+    training = config.training.model_copy(update={"max_grad_norm": 1.0, "cuda_graphs": 0})
+    config = config.model_copy(update={"optimizer": values, "training": training})
+    return Trainer(config, model, objective, cast(Any, SimpleNamespace(epoch=lambda _: [0])), machine)
 
 
 def update_counts(mode: FakeCUDA, config: schema.TrainConfig, machine: Machine, steps: int) -> tuple[int, Counts]:
     """Kernels of the forward pass alone, and counts of a whole update."""
-    updater = updater_of(mode, config, machine)
+    trainer = trainer_of(mode, config, machine)
     batch = batch_of(steps, config.training.guided_alignment > 0)
 
     def forward() -> None:
         with machine.autocast():
-            updater.objective(batch.to(CUDA), 1)
+            trainer.objective(batch.to(CUDA), 1)
 
-    return counted(mode, forward)[0], counted(mode, lambda: updater([batch], 0.1, 1))
+    return counted(mode, forward)[0], counted(mode, lambda: trainer.update([batch]))
 
 
 def recorded_transfers(mode: FakeCUDA, config: schema.TrainConfig, machine: Machine) -> list[str] | None:
     """Places that wait or copy within the passes of a late update that a graph would record; None: it would not."""
-    updater = updater_of(mode, config, machine)
-    if not updater.objective.can_be_recorded(LATE):
+    trainer = trainer_of(mode, config, machine)
+    if not trainer.objective.can_be_recorded(LATE):
         return None
     batch = batch_of(4, config.training.guided_alignment > 0)
     padded = pad_to(batch, padded_shape(batch), PAD, PAD)
@@ -96,7 +97,7 @@ def recorded_transfers(mode: FakeCUDA, config: schema.TrainConfig, machine: Mach
         tokens = torch.ones((), device=CUDA)
         mode.transfers.clear()
         mode.waits.clear()
-        updater._passes(on_device, tokens, LATE)
+        trainer.forward_backward(on_device, tokens, LATE)
     return [*mode.transfers, *mode.waits]
 
 

@@ -26,13 +26,11 @@ from nmt.model.checkpoints import new_model
 from nmt.model.readout import Readout
 from nmt.ops.additive import additive_energies
 from nmt.ops.gates import gru_gates, lstm_gates
-from nmt.system.distributed import seed_draws
 from nmt.system.machine import Machine
 from nmt.system.run import RunDirectory
 from nmt.training.graphs import GraphedPasses
 from nmt.training.losses.objective import Objective
-from nmt.training.optimizer import make_optimizer
-from nmt.training.step import Updater
+from nmt.training.trainer import Trainer
 
 DEVICE = "cuda"
 UPDATES, INTERRUPTED_AT = 50, 20
@@ -118,22 +116,22 @@ def test_a_preset_s_gradient_is_that_of_the_cpu(name: str) -> None:
 def updated(name: str, graphs: int, *more: str) -> tuple[list[Tensor], GraphedPasses]:
     """The losses and gradient norms of 20 updates, with or without graphs, and what records them."""
     overrides = [word for word in TINY if not word.startswith("device=")]
-    config = validated(TrainConfig, values_of("train", [*overrides, f"device={DEVICE}", f"attention={name}", *more]))
+    given = [f"device={DEVICE}", f"attention={name}", "optimizer.lr=0.002", "schedule=constant", *more]
+    config = validated(TrainConfig, values_of("train", [*overrides, "training.cuda_graphs=40", *given]))
     prepared = prepare(config.data, config.tokenizer)
     machine = Machine.choose(config.device, config.precision, None)
     torch.manual_seed(config.seed)
     model = new_model(config, prepared.tokenizers).to(machine.device).train()
     objective = Objective(model, config, prepared.tokenizers.target)
-    updater = Updater(model, objective, make_optimizer(config.optimizer, model), 1.0, machine, 40)
-    graphed = updater.graphed
+    batches = make_batches(prepared, "train", config)
+    trainer = Trainer(config, model, objective, batches, machine)
+    graphed = trainer.graphed
     assert graphed is not None
     if not graphs:
-        updater.graphed = None
-    batches = make_batches(prepared, "train", config)
+        trainer.graphed = None
     plan, found = batches.epoch(0), []
     for step in range(1, 21):
-        seed_draws(config.seed, step, 0)
-        update = updater(batches.load(plan[step % len(plan)], 0), 0.002, step)
+        update = trainer.update(batches.load(plan[step % len(plan)], 0))
         found.append(torch.stack([*update.terms.values(), update.gradient_norm]).cpu())
     return found, graphed
 

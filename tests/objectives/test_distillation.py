@@ -6,11 +6,12 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
 from conftest import TINY, values_of
+from fitting import before_update
 from torch.nn import functional as F
 
 from nmt.config.compose import validated
@@ -24,7 +25,6 @@ from nmt.training.job import train
 from nmt.training.losses.objective import Objective
 from nmt.training.losses.token_losses import Distillation
 from nmt.training.start import load_teachers
-from nmt.training.step import Update, Updater
 
 Config = Callable[..., TrainConfig]
 SHORT = ["training.max_steps=3", "validation.unit=steps", "validation.every=3"]
@@ -126,15 +126,8 @@ def test_a_run_goes_on_in_the_same_bits_where_its_teachers_have_moved(
 ) -> None:
     config = train_config(*SHORT, *from_(teachers))
     assert train(config, tmp_path / "whole", []) == 0
-    real = Updater.__call__
-
-    def interrupted(self: Updater, batches: Any, rate: float, step: int, *rest: Any) -> Update:  # noqa: ANN401
-        if step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real(self, batches, rate, step, *rest)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Updater, "__call__", interrupted)
+        before_update(patch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
         assert train(config, tmp_path / "stopped", []) == 128 + signal.SIGTERM
     stopped = torch.load(tmp_path / "stopped" / "checkpoints" / "last.pt", weights_only=True)
     assert stopped["step"] == 2

@@ -18,8 +18,7 @@ from kills import curves, differing, killed_at, outcome
 from test_kills import RECIPE
 
 from nmt.system.files import write_atomically
-from nmt.training.logs.run_log import log_to_file
-from nmt.training.logs.tensorboard import TensorBoard
+from nmt.training.journal import TensorBoard, log_to_file
 
 
 def command(folder: Path, *overrides: str, before: Callable[[], object] = lambda: None) -> Work:

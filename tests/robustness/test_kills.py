@@ -5,11 +5,12 @@ import random
 import signal
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
 from conftest import TINY, values_of
+from fitting import before_update
 from forks import Work, ended, forked, killed_after
 from kills import counting, curves, differing, killed_at, outcome
 
@@ -125,16 +126,7 @@ def signalled_in(work: Work, step: int) -> Work:
     """`work`, asked to stop while it makes an update."""
 
     def asked() -> int:
-        from nmt.training.step import Updater
-
-        update = Updater.__call__
-
-        def interrupted(self: Updater, batches: Any, rate: float, number: int, *rest: Any) -> Any:  # noqa: ANN401
-            if number == step:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return update(self, batches, rate, number, *rest)
-
-        Updater.__call__ = interrupted  # type: ignore[method-assign]
+        before_update(pytest.MonkeyPatch(), step, lambda: os.kill(os.getpid(), signal.SIGTERM))
         return work()
 
     return asked

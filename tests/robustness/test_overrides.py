@@ -22,7 +22,7 @@ from nmt.config.compose import merge_search, validated
 from nmt.model.build import build_model
 from nmt.system.run import RunDirectory
 from nmt.system.saved_config import load_config, save_values
-from nmt.training.optimizer import Schedule
+from nmt.training.trainer import Schedule
 from nmt.translate.translator import Translator
 
 MAINS = {"train": train, "evaluate": evaluate, "translate": translate, "compare": compare, "export": export}

@@ -23,7 +23,7 @@ from nmt.data.prepare.prepare import prepare
 from nmt.data.prepare.usable_pairs import RawChunk
 from nmt.data.prepared import Prepared
 from nmt.data.reading import sources
-from nmt.training.logs.corpus_report import log_corpus_report
+from nmt.training.start import log_corpus_report
 
 pytestmark = pytest.mark.no_cover  # hundreds of corpora through the same lines, which tests of data cover
 PAIRS = [(f"the number {n} and word{n % 7} here", f"le nombre {n} et mot{n % 7} ici") for n in range(60)]
@@ -418,7 +418,7 @@ def test_long_lines_are_encoded_a_few_at_a_time(home: Path, monkeypatch: pytest.
 def test_doubts_are_told_each_time(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):  # the second time the corpus is prepared already
         caplog.clear()
-        log_corpus_report(doubtful(home, PAIRS, [(t, s) for s, t in NEW]))
+        log_corpus_report(doubtful(home, PAIRS, [(t, s) for s, t in NEW]).report)
         (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
         assert warning.startswith("corpus: validation: its sides look swapped")
         assert warning.endswith(f"({home}/valid.en, line 1 and following)")

@@ -9,11 +9,14 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from conftest import TINY, script
+from fitting import fitted, metrics
 from forks import call_text
 
 from nmt.config.schema import TrainConfig
-from nmt.training.job import train
+from nmt.training.job import Job, build, prepare
+from nmt.training.trainer import Update
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "find_lr.py"
 Config = Callable[..., TrainConfig]
@@ -51,18 +54,12 @@ def test_overflows_do_not_count_while_fp16_looks_for_its_scale(find_lr: ModuleTy
     """The first two updates overflow, then the scale is found, and a later overflow ends the test."""
     finite, scales = iter([False, False, True, True, False]), iter([2.0**16, 2.0**15, 1.0])
     trainer = SimpleNamespace(signals=nullcontext(), optimizer=SimpleNamespace(param_groups=[{"lr": 0.1}]))
-    trainer.updater = SimpleNamespace(scaler=SimpleNamespace(is_enabled=lambda: True, get_scale=lambda: next(scales)))
-
-    def update() -> bool:
-        if next(finite):
-            trainer.window = SimpleNamespace(updates=1, means=lambda: {"loss": 5.0})
-        return False
-
-    trainer.update = update
+    trainer.scaler = SimpleNamespace(is_enabled=lambda: True, get_scale=lambda: next(scales))
+    trainer.next_update = lambda: Update({"loss": torch.tensor(10.0)}, 2, torch.ones(()), next(finite))
     rates: list[float] = []
     losses: list[float] = []
     ramp = find_lr.Ramp(0.001, 1.0, 10, 0.1)
-    assert find_lr.range_test(SimpleNamespace(trainer=trainer), ramp, rates, losses) == 0
+    find_lr.range_test(trainer, ramp, rates, losses)
     assert losses == [5.0, 5.0, math.inf]
     assert len(rates) == 3
 
@@ -89,12 +86,12 @@ def test_its_updates_are_those_of_training(find_lr: ModuleType, train_config: Co
     """At a rate that stays the same, the losses are those in a run's metrics.jsonl."""
     config = train_config("training.max_steps=8", "training.log_every=1", "schedule=constant", "optimizer.lr=0.004")
     config = config.model_copy(update={"schedule": config.schedule.model_copy(update={"warmup_steps": 0})})
-    assert train(config, tmp_path / "run", []) == 0
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics(fitted(config, tmp_path / "run"))
     rates: list[float] = []
     losses: list[float] = []
     ramp = find_lr.Ramp(0.004, 0.004, 8, 0.004)
-    assert train(config, tmp_path / "test", [], work=lambda ready: find_lr.range_test(ready, ramp, rates, losses)) == 0
+    with Job.join(config, tmp_path / "test") as job:
+        find_lr.range_test(build(job, prepare(job, [], {})).trainer, ramp, rates, losses)
     assert losses == [line["train/loss"] for line in lines if "train/loss" in line]
 
 

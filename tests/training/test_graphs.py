@@ -4,7 +4,7 @@ import gc
 import logging
 import math
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +17,12 @@ from nmt.model.checkpoints import new_model
 from nmt.system.machine import Machine
 from nmt.training.graphs import GraphedPasses, pad_to, padded_shape
 from nmt.training.losses.objective import Objective, Value
-from nmt.training.optimizer import make_optimizer
-from nmt.training.step import MicroBatcher, OutOfMemory, Update, Updater
+from nmt.training.trainer import OutOfMemory, Trainer, Update
 
 Config = Callable[..., TrainConfig]
 CPU = torch.device("cpu")
-STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0", "optimizer=sgd"]
+STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0", "training.max_grad_norm=null"]
+STILL += ["optimizer=sgd", "optimizer.lr=0.05", "schedule=constant", "schedule.warmup_steps=0"]
 PAD = 0
 
 
@@ -66,22 +66,21 @@ class Training:
         torch.manual_seed(3)
         self.model = new_model(config, prepared.tokenizers).train()
         objective = Objective(self.model, config, prepared.tokenizers.target)
-        optimizer = make_optimizer(config.optimizer, self.model)
-        self.updater = Updater(self.model, objective, optimizer, None, Machine(CPU, "fp32"), 40)
-        assert self.updater.graphed is None  # on a CPU
+        self.batches = make_batches(prepared, "train", config)
+        self.trainer = Trainer(config, self.model, objective, self.batches, Machine(CPU, "fp32"))
+        assert self.trainer.graphed is None  # on a CPU
         self.recorder = Recomputing(list(self.model.parameters()), fails_after)
         if limit is not None:
             pads = prepared.tokenizers.source.pad, prepared.tokenizers.target.pad
-            self.updater.graphed = GraphedPasses(
-                self.updater._passes, [*self.model.parameters()], pads, CPU, limit, self.recorder
+            self.trainer.graphed = GraphedPasses(
+                self.trainer.forward_backward, [*self.model.parameters()], pads, CPU, limit, self.recorder
             )
-        self.batches = make_batches(prepared, "train", config)
         self.plan = list(self.batches.epoch(0))[:3]
 
     def update(self, step: int, parts: int = 1) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """The terms and the gradient norm of an update."""
         batches = self.batches.load(self.plan[step % len(self.plan)], 0, parts)
-        done = self.updater(batches, 0.05, step)
+        done = self.trainer.update(batches)
         assert done.applied
         return done.terms, done.gradient_norm
 
@@ -190,7 +189,7 @@ def test_an_update_that_is_skipped_leaves_no_gradient(train_config: Config) -> N
                 with torch.no_grad():
                     training.model.output.bias[5] = torch.inf
                 batches = training.batches.load(training.plan[0], 0)
-                assert not training.updater(batches, 0.05, step).applied
+                assert not training.trainer.update(batches).applied
                 with torch.no_grad():
                     training.model.output.bias[5] = 0.0
             else:
@@ -199,23 +198,25 @@ def test_an_update_that_is_skipped_leaves_no_gradient(train_config: Config) -> N
 
 
 def test_without_memory_for_recordings_updates_go_on_without_them(
-    train_config: Config, caplog: pytest.LogCaptureFixture
+    train_config: Config, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = train_config(*STILL)
     plain, recorded = Training(config), Training(config, limit=40)
-    batcher = MicroBatcher(1, recorded.updater.release_graphs)
 
-    def update(step: int, parts: int) -> Update:
-        if step == 8 and recorded.updater.graphed is not None:
+    def update(batches: list[Batch], *others: Any) -> Update:  # noqa: ANN401
+        if recorded.trainer.step == 7 and recorded.trainer.graphed is not None:
             raise OutOfMemory
-        return recorded.updater(recorded.batches.load(recorded.plan[step % 3], 0, parts), 0.05, step)
+        return Trainer.update(recorded.trainer, batches, *others)
 
-    for step in range(1, 11):
-        batcher(partial(update, step), 100, 1000, f"step {step}")
-        plain.update(step)
+    monkeypatch.setattr(recorded.trainer, "update", update)
+    for training in (plain, recorded):
+        training.trainer.plan = training.plan * 4
+    for _ in range(10):
+        recorded.trainer.next_update()
+        plain.trainer.next_update()
     assert recorded.recorder.launched > 0
-    assert recorded.updater.graphed is None
-    assert batcher.too_many == math.inf  # no batch was split
+    assert recorded.trainer.graphed is None
+    assert recorded.trainer.memory.too_many == math.inf  # no batch was split
     assert [each.message for each in caplog.records if each.levelno == logging.WARNING] == [
         "step 8: out of memory: from now on without CUDA graphs"
     ]
@@ -247,7 +248,7 @@ def test_draws_of_sentences_and_other_passes_are_not_recorded(
 ) -> None:
     config = train_config(*STILL, *overrides.split())
     plain, training = Training(config), Training(config, limit=40)
-    assert training.updater.objective.can_be_recorded(1) == repeats
+    assert training.trainer.objective.can_be_recorded(1) == repeats
     for step in range(1, 8):
         training.update(step)
         plain.update(step)

@@ -16,6 +16,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from conftest import TINY, values_of
+from fitting import before_update, fitted, metrics, same, state, weights
 from forks import ended, forked
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -23,37 +24,39 @@ from nmt.cli.train import main
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.model.checkpoints import FILES, read_checkpoint
 from nmt.system.run import RunDirectory
-from nmt.training import trainer as trainer_module
-from nmt.training.job import _warn_of_no_effect, train
-from nmt.training.journal import _truncate_after
-from nmt.training.step import Update, Updater
+from nmt.training import checkpoint, loop
+from nmt.training.job import train, train_run, warn_of_no_effect
+from nmt.training.trainer import Trainer, Update
 
 Config = Callable[..., TrainConfig]
 LARGE = "training.batch_tokens=3200"  # two updates an epoch
 THREE = ["training.max_steps=9", "validation.unit=steps", "validation.every=3"]
 STEPS = ["training.max_epochs=2", "training.log_every=3", "validation.unit=steps", "validation.every=8"]
-
-
-def state(run: Path, name: str = "last") -> dict[str, Any]:
-    loaded: dict[str, Any] = read_checkpoint(run / "checkpoints" / FILES[name])
-    return loaded
-
-
-def metrics(run: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without what measures time."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in {"time", "train/tokens_per_second"}} for line in lines]
-
-
-def same_weights(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"] | other["model"])
+EVERYTHING = [  # that regularises
+    "attention=nematus",
+    "decoder=lstm",
+    "decoder.input_feeding=true",
+    "variational_dropout=true",
+    "embedding.word_dropout=0.1",
+    *(
+        f"{side}.{option}"
+        for side in ("encoder", "decoder")
+        for option in (
+            "layers=2",
+            "residual=true",
+            "layer_norm=true",
+            "zoneout=0.1",
+            "recurrent_dropout=0.1",
+            "weight_drop=0.1",
+            "transition_depth=1",
+        )
+    ),
+]
 
 
 def finished(run: Path, *overrides: str) -> Path:
-    assert train(validated(TrainConfig, values_of("train", [*TINY, *STEPS, *overrides])), run, []) == 0
-    return run
+    return train_run(validated(TrainConfig, values_of("train", [*TINY, *STEPS, *overrides])), run).path
 
 
 @pytest.fixture(scope="module")
@@ -91,15 +94,15 @@ def test_killed_in_mid_epoch_and_resumed_it_ends_in_the_same_bits(
     for wait_for in (9, 18):  # a step between two checkpoints, in the first epoch and in the second
         process = forked(work, tmp_path / "output")
         while os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            if (run / "metrics.jsonl").exists() and any(line["step"] >= wait_for for line in metrics_so_far(run)):
+            if (run / "metrics.jsonl").exists() and any(line["step"] >= wait_for for line in metrics(run)):
                 os.kill(process, signal.SIGKILL)
                 break
             time.sleep(0.01)
         kills += ended(process) == -signal.SIGKILL
     assert kills == 2
     assert train(train_config(*STEPS), run, []) == 0
-    assert same_weights(state(run), state(whole))
-    assert same_weights(state(run, "best"), state(whole, "best"))
+    assert same(weights(run), weights(whole))
+    assert same(weights(run, "best"), weights(whole, "best"))
     for name in ("step", "epoch", "position", "stopping", "schedule", "bad"):
         assert state(run)[name] == state(whole)[name]
     assert metrics(run) == metrics(whole)
@@ -108,16 +111,11 @@ def test_killed_in_mid_epoch_and_resumed_it_ends_in_the_same_bits(
     assert len(json.loads((run / "manifest.json").read_text())["starts"]) == 3
 
 
-def metrics_so_far(run: Path) -> list[dict[str, Any]]:
-    complete = (run / "metrics.jsonl").read_text().split("\n")[:-1]
-    return [json.loads(line) for line in complete]
-
-
 def test_equal_seeds_give_equal_runs_and_others_do_not(train_config: Config, tmp_path: Path) -> None:
     for name, seed in (("one", 1), ("again", 1), ("other", 2)):
-        train(train_config("training.max_steps=3", f"seed={seed}"), tmp_path / name, [])
-    assert same_weights(state(tmp_path / "again"), state(tmp_path / "one"))
-    assert not same_weights(state(tmp_path / "other"), state(tmp_path / "one"))
+        fitted(train_config("training.max_steps=3", f"seed={seed}"), tmp_path / name)
+    assert same(weights(tmp_path / "again"), weights(tmp_path / "one"))
+    assert not same(weights(tmp_path / "other"), weights(tmp_path / "one"))
 
 
 @pytest.mark.usefixtures("signals_of_a_terminal")
@@ -131,23 +129,14 @@ def test_equal_seeds_give_equal_runs_and_others_do_not(train_config: Config, tmp
 def test_a_signal_saves_and_the_run_goes_on_as_if_nothing_had_been(
     number: signal.Signals, at: int, whole: Path, train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Updater.__call__
-    calls = []
-
-    def interrupted(self: Updater, *args: Any) -> Update:  # noqa: ANN401
-        calls.append(1)
-        if len(calls) == at:
-            os.kill(os.getpid(), number)
-        return real(self, *args)
-
-    monkeypatch.setattr(Updater, "__call__", interrupted)
+    before_update(monkeypatch, at, lambda: os.kill(os.getpid(), number))
     run, handler = tmp_path / "stopped", signal.getsignal(number)
     assert train(train_config(*STEPS), run, []) == 128 + number
     assert state(run)["step"] == at
     assert not (run / "results.json").exists()
     assert signal.getsignal(number) == handler
     assert train(train_config(*STEPS), run, []) == 0
-    assert same_weights(state(run), state(whole))
+    assert same(weights(run), weights(whole))
     assert metrics(run) == metrics(whole)
 
 
@@ -156,6 +145,7 @@ def test_a_signal_saves_and_the_run_goes_on_as_if_nothing_had_been(
     [
         ["attention=hard", "training.batch_sentences=8"],
         ["training.r_drop=5", "training.scheduled_sampling=0.5", "training.scheduled_sampling_steps=4"],
+        pytest.param(EVERYTHING, marks=pytest.mark.slow),
     ],
 )
 def test_every_objective_goes_on_in_the_same_bits(
@@ -163,18 +153,11 @@ def test_every_objective_goes_on_in_the_same_bits(
 ) -> None:
     config = train_config(*objective, "training.max_steps=5", "training.log_every=1")
     assert train(config, tmp_path / "whole", []) == 0
-    real = Updater.__call__
-
-    def interrupted(self: Updater, batches: Any, rate: float, step: int, *rest: Any) -> Update:  # noqa: ANN401
-        if step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real(self, batches, rate, step, *rest)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Updater, "__call__", interrupted)
+        before_update(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
         assert train(config, tmp_path / "stopped", []) == 128 + signal.SIGTERM
     assert train(config, tmp_path / "stopped", []) == 0
-    assert same_weights(state(tmp_path / "stopped"), state(tmp_path / "whole"))
+    assert same(weights(tmp_path / "stopped"), weights(tmp_path / "whole"))
     assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
     (logged, *_) = [line for line in metrics(tmp_path / "whole") if "train/loss" in line]
     assert ("train/r_drop_loss" in logged) == (config.training.r_drop > 0)
@@ -255,8 +238,8 @@ def test_what_failed_before_its_first_checkpoint_is_not_in_the_way(train_config:
     (start,) = json.loads((run / "manifest.json").read_text())["starts"]
     assert start["overrides"] == ["right"]
     (run / "results.json").unlink()
-    for checkpoint in (run / "checkpoints").iterdir():
-        checkpoint.unlink()
+    for path in (run / "checkpoints").iterdir():
+        path.unlink()
     (run / "results.json").write_text("{}")  # of a run whose weights somebody deleted
     with pytest.raises(UserError, match="holds a run of another configuration"):
         train(train_config(*STEPS, "seed=9"), run, [])
@@ -296,7 +279,7 @@ def test_a_run_can_go_on_where_gradients_are_scaled(
     real = torch.amp.GradScaler
     assert state(whole)["scaler"] == {}
     monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled: real(device, init_scale=8.0, enabled=True))
-    assert train(train_config(*STEPS, "training.max_epochs=3"), whole, []) == 0
+    fitted(train_config(*STEPS, "training.max_epochs=3"), whole)
     assert state(whole)["scaler"]["scale"] == 8
     assert state(whole)["bad"] == [0, 0]
 
@@ -310,31 +293,19 @@ def test_a_corrupt_checkpoint_is_refused_and_kept(whole: Path, train_config: Con
 
 
 def test_patience_ends_a_run_early(train_config: Config, tmp_path: Path) -> None:
-    config = train_config(
-        "training.max_epochs=50", "validation.patience=2", "optimizer.lr=1e-9", "schedule=constant", LARGE
-    )
-    assert train(config, tmp_path / "run", []) == 0
+    still = ["optimizer.lr=1e-9", "schedule=constant", "training.log_every=1000"]
+    config = train_config("training.max_epochs=50", "validation.patience=2", LARGE, *still)
+    fitted(config, tmp_path / "run")
     assert state(tmp_path / "run")["epoch"] == 2
-    assert "stopped early: bleu has not improved in 2 validations" in (tmp_path / "run" / "train.log").read_text()
-
-
-def test_the_last_updates_are_told_where_patience_ends_a_run(train_config: Config, tmp_path: Path) -> None:
-    given = ["training.max_epochs=50", "validation.patience=1", "optimizer.lr=1e-9", "schedule=constant", LARGE]
-    assert train(train_config(*given, "training.log_every=1000"), tmp_path / "run", []) == 0
     lines = metrics(tmp_path / "run")
-    (told,) = [line for line in lines if "train/loss" in line]
-    assert told["step"] == lines[-1]["step"] == state(tmp_path / "run")["step"]
-
-
-def test_monitoring_the_loss_keeps_the_checkpoint_of_the_lowest(train_config: Config, tmp_path: Path) -> None:
-    assert train(train_config(*THREE, "validation.monitor=loss"), tmp_path / "run", []) == 0
-    losses = {line["step"]: line["validation/loss"] for line in metrics(tmp_path / "run") if "validation/loss" in line}
-    assert state(tmp_path / "run", "best")["step"] == min(losses, key=lambda step: losses[step])
+    (logged,) = [line for line in lines if "train/loss" in line]  # the last updates, too
+    assert logged["step"] == lines[-1]["step"] == state(tmp_path / "run")["step"]
+    assert "stopped early: bleu has not improved in 2 validations" in (tmp_path / "run" / "train.log").read_text()
 
 
 def test_a_limit_of_steps_ends_a_run_and_its_cosine(train_config: Config, tmp_path: Path) -> None:
     config = train_config("training.max_steps=7", "training.max_epochs=9", "schedule.warmup_steps=2")
-    assert train(config, tmp_path / "run", []) == 0
+    fitted(config, tmp_path / "run")
     assert state(tmp_path / "run")["step"] == 7
     rate = metrics(tmp_path / "run")[-2]["train/learning_rate"]
     assert rate == pytest.approx(config.optimizer.lr * 0.02)
@@ -342,32 +313,32 @@ def test_a_limit_of_steps_ends_a_run_and_its_cosine(train_config: Config, tmp_pa
 
 def test_checkpoints_between_validations(train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = []
-    real = trainer_module.checkpoint.save
+    real = checkpoint.save
 
     def save(path: Path, values: dict[str, Any]) -> None:
         saved.append((path.name, values["step"]))
         real(path, values)
 
-    monkeypatch.setattr(trainer_module.checkpoint, "save", save)
-    train(train_config("training.max_steps=9", "training.checkpoint_every=4"), tmp_path / "run", [])
+    monkeypatch.setattr(checkpoint, "save", save)
+    fitted(train_config("training.max_steps=9", "training.checkpoint_every=4"), tmp_path / "run")
     assert [step for name, step in saved if name == "last.pt"] == [4, 8, 9]
 
 
 def test_non_finite_gradients_are_skipped_counted_and_in_the_end_fatal(
     train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    real = Updater.__call__
+    real = Trainer.update
     calls: list[int] = []
 
-    def broken(self: Updater, *args: Any) -> Update:  # noqa: ANN401
+    def broken(self: Trainer, *given: Any) -> Update:  # noqa: ANN401
         calls.append(1)
-        update = real(self, *args)
+        update = real(self, *given)
         return update._replace(applied=len(calls) < 4 or len(calls) == 5)
 
-    monkeypatch.setattr(Updater, "__call__", broken)
+    monkeypatch.setattr(Trainer, "update", broken)
     config = train_config("training.max_bad_steps=3", "training.checkpoint_every=1", "training.log_every=1")
     with pytest.raises(UserError, match=r"3 non-finite losses or gradients in a row \(training\.max_bad_steps\)"):
-        train(config, tmp_path / "run", [])
+        fitted(config, tmp_path / "run")
     assert len(calls) == 8
     told = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
     assert len(told) == 4
@@ -379,20 +350,9 @@ def test_non_finite_gradients_are_skipped_counted_and_in_the_end_fatal(
     assert state(tmp_path / "run")["step"] == 7
 
 
-def test_accumulation_and_sampling_run(train_config: Config, tmp_path: Path) -> None:
-    config = train_config("training.accumulate=3", "tokenizer.sampling=0.1", "training.max_steps=4")
-    assert train(config, tmp_path / "run", []) == 0
-
-
 def test_more_parts_than_sentences_do_no_harm(train_config: Config, tmp_path: Path) -> None:
     config = train_config("training.accumulate=50", "training.batch_sentences=3", "training.max_steps=2")
-    assert train(config, tmp_path / "run", []) == 0
-
-
-def test_a_plateau_schedule_hears_of_validations(train_config: Config, tmp_path: Path) -> None:
-    slow = ["schedule=plateau", "schedule.patience=0", "optimizer.lr=1e-9", "validation.patience=null"]
-    assert train(train_config(*THREE, *slow), tmp_path / "run", []) == 0
-    assert state(tmp_path / "run")["schedule"]["reduction"] < 1
+    fitted(config, tmp_path / "run")
 
 
 def test_another_corpus_under_the_same_settings_is_refused(whole: Path, train_config: Config) -> None:
@@ -493,7 +453,7 @@ def test_what_a_run_does_not_reach_is_told(
     override: str, message: str, train_config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = train_config("training.max_steps=2", "schedule.warmup_steps=0", override)
-    assert train(config, tmp_path / "run", []) == 0
+    fitted(config, tmp_path / "run")
     assert message in caplog.text
     assert caplog.text.count("the run ends before") == 1
 
@@ -515,7 +475,7 @@ def test_two_equal_passes_of_r_drop_are_told(
     random: list[str], warned: bool, train_config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = train_config("training.r_drop=5", "encoder.dropout=0", "decoder.dropout=0", "embedding.dropout=0", *random)
-    _warn_of_no_effect(config, Mock(auxiliary=[]), 10**6)
+    warn_of_no_effect(config, Mock(auxiliary=[]), 10**6)
     assert ("training.r_drop=5: two equal passes" in caplog.text) == warned
 
 
@@ -523,49 +483,23 @@ def test_a_run_without_a_finite_validation_says_so(train_config: Config, tmp_pat
     diverging = ["optimizer=sgd", "optimizer.lr=1000000", "training.max_grad_norm=null", "schedule=constant"]
     diverging += ["validation.monitor=loss", "training.max_bad_steps=1000"]
     with pytest.raises(UserError, match=r"validation\.monitor=loss: no validation had a finite score"):
-        train(train_config(*THREE, *diverging), tmp_path / "run", [])
+        fitted(train_config(*THREE, *diverging), tmp_path / "run")
 
 
 def test_checkpoints_by_the_clock(train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A minute passes with every update; a validation saves too, and starts the clock again."""
     saved: list[int] = []
-    real = trainer_module.Trainer._save
+    real = checkpoint.save
 
-    def noted(self: trainer_module.Trainer) -> None:
-        saved.append(self.step)
-        real(self)
+    def save(path: Path, values: dict[str, Any]) -> None:
+        saved.extend([values["step"]] * (path.name == "last.pt"))
+        real(path, values)
 
-    monkeypatch.setattr(trainer_module.Trainer, "_save", noted)
-    monkeypatch.setattr(trainer_module.time, "monotonic", iter(range(0, 60 * 10**4, 60)).__next__)
+    monkeypatch.setattr(checkpoint, "save", save)
+    monkeypatch.setattr(loop.time, "monotonic", iter(range(0, 60 * 10**4, 60)).__next__)
     every = ["training.checkpoint_every=4", "training.checkpoint_unit=minutes", "training.max_steps=9"]
-    train(train_config(*every, "validation.unit=steps", "validation.every=5"), tmp_path / "run", [])
+    fitted(train_config(*every, "validation.unit=steps", "validation.every=5"), tmp_path / "run")
     assert saved[-1] == 9
     assert 5 in saved
     assert [step for step in saved if step not in {5, 9}]
     assert saved != list(range(1, 10))
-
-
-def test_lines_that_will_be_written_again_are_removed(tmp_path: Path) -> None:
-    """A run stopped during the validation of step 8 has logged that step, but not validated it."""
-    lines = [{"step": 4, "train/loss": 1}, {"step": 4, "validation/loss": 1}, {"step": 8, "train/loss": 1}]
-    again = [{"step": 8, "validation/loss": 1}, {"step": 9, "train/loss": 1}, {"step": 12, "validation/loss": 1}]
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines + again) + '{"step": 8, "tr')
-    _truncate_after(path, step=8, validated=4)
-    assert [json.loads(line) for line in path.read_text().splitlines()] == lines
-    _truncate_after(path, step=4, validated=8)
-    assert [json.loads(line) for line in path.read_text().splitlines()] == lines[:2]
-
-
-def test_damaged_lines_of_the_metrics_are_named_when_a_run_resumes(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "metrics.jsonl"
-    good = '{"step": 1, "train/loss": 2.0}\n'
-    path.write_bytes(good.encode() + b"\x00\xff\x07\n{\n" + good.encode() + b'{"step": 2, "tr')
-    _truncate_after(path, 5, 5)
-    assert path.read_text() == 2 * good
-    assert "metrics.jsonl: damaged; 2 lines" in caplog.text
-    caplog.clear()
-    _truncate_after(path, 5, 5)
-    assert caplog.text == ""

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import pytest
 from conftest import values_of
+from fitting import fitted
 from forks import call
 
 from nmt.config.compose import validated
@@ -14,7 +15,7 @@ from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.config.schema.training import Monitor
 from nmt.training import checkpoint
-from nmt.training.best import EarlyStopping
+from nmt.training.checkpoint import EarlyStopping
 from nmt.training.job import train
 from nmt.training.validation import Validation
 
@@ -50,9 +51,8 @@ def test_best_checkpoint_patience_and_plateau_follow_the_monitored_score(
         return Validation({"loss": 1.0, "perplexity": 1.0, "bleu": -score, monitor: sign * score}, [], None)
 
     monkeypatch.setattr("nmt.training.validation.Validator.__call__", validation)
-    monkeypatch.setattr("nmt.training.job._evaluate", lambda *_: None)
     config = train_config(*RUN, f"validation.monitor={monitor}", "validation.patience=2", "training.max_steps=9")
-    assert train(config, tmp_path / "run", []) == 0
+    fitted(config, tmp_path / "run")
     last = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")
     assert (last["step"], last["stopping"]["best_step"]) == (4, 2)
     assert checkpoint.load(tmp_path / "run" / "checkpoints" / "best.safetensors")["step"] == 2
@@ -68,7 +68,7 @@ def test_monitored_scores_are_those_of_the_final_evaluation(
 ) -> None:
     """And what is monitored changes nothing else."""
     runs = {}
-    for monitor in ("bleu", "chrf", "ter", "comet"):
+    for monitor in ("bleu", "ter", "comet"):
         # One step, so that the last validation is of the best checkpoint.
         config = train_config("training.max_steps=1", f"validation.monitor={monitor}")
         assert train(config, tmp_path / monitor, []) == 0

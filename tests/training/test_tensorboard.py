@@ -17,7 +17,7 @@ from tensorboard.plugin_util import markdown_to_safe_html
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_ndarray
 
-from nmt.training.logs.tensorboard import TensorBoard, literal
+from nmt.training.journal import TensorBoard, literal
 
 
 def read(directory: Path, tag: str) -> list[tuple[int, np.ndarray]]:

@@ -9,8 +9,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from conftest import TINY, values_of
+from fitting import fitted, weights
 from forks import call
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
@@ -20,11 +20,10 @@ from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.system.run import SWEEP, RunDirectory, read_json
-from nmt.training import checkpoint
-from nmt.training.job import train
-from nmt.training.logs import trackers
+from nmt.training import journal
+from nmt.training.job import Job, build, fit, prepare
 
-pytestmark = [pytest.mark.system, pytest.mark.usefixtures("_unevaluated")]
+pytestmark = pytest.mark.system
 QUICK = ["training.max_steps=2", "validation.unit=steps", "validation.every=1", "training.log_every=1"]
 SAMPLES = "validation.samples=1"
 BOTH = "logger=[wandb,mlflow]"
@@ -68,23 +67,18 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     made = {name: Package(name) for name in ("wandb", "mlflow")}
     for name, package in made.items():
         monkeypatch.setitem(sys.modules, name, package)
-    monkeypatch.setattr(trackers, "find_spec", lambda _: True)
+    monkeypatch.setattr(journal, "find_spec", lambda _: True)
     return SimpleNamespace(**made)
 
 
-@pytest.fixture
-def _unevaluated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces the final evaluation, which takes most of the time of a short run, by a fixed result."""
-
-    def told(run: RunDirectory, *_: object) -> None:
-        run.update_json(run.results, {"test": {"bleu": 1.5}})
-
-    monkeypatch.setattr("nmt.training.job._evaluate", told)
-
-
 def run_in(folder: Path, *overrides: str, given: list[str] | None = None) -> Path:
-    values = values_of("train", [*TINY, *QUICK, *overrides])
-    assert train(validated(TrainConfig, values), folder, given or []) == 0
+    """Train and record an outcome, without the evaluation, which would take most of the time."""
+    config = validated(TrainConfig, values_of("train", [*TINY, *QUICK, *overrides]))
+    with Job.join(config, folder) as job:
+        setup = build(job, prepare(job, given or [], {}))
+        with journal.Journal(job.run, config) as opened:
+            fit(setup, opened)
+            opened.outcome(setup.trainer.step, {"best/test_bleu": 1.5})
     return folder
 
 
@@ -93,11 +87,6 @@ def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
     tags = [tag for tag in events.Tags()["tensors"] if events.SummaryMetadata(tag).plugin_data.plugin_name == "scalars"]
     return {tag: [(e.step, float(make_ndarray(e.tensor_proto))) for e in events.Tensors(tag)] for tag in tags}
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    model: dict[str, torch.Tensor] = checkpoint.load(folder / "checkpoints" / "last.pt")["model"]
-    return model
 
 
 def test_mlflow_gets_what_tensorboard_gets(tmp_path: Path, packages: SimpleNamespace) -> None:
@@ -122,13 +111,13 @@ def test_mlflow_gets_what_tensorboard_gets(tmp_path: Path, packages: SimpleNames
     names = [name for name, _, _ in mlflow.calls]
     assert names[-3:] == ["log_metrics", "wait", "end_run"]  # there is a folder of heatmaps after an evaluation only
     assert mlflow.of("end_run") == [(("FINISHED",), {})]
-    assert read_json(run / trackers.IDS) == {"mlflow": "of-mlflow"}
+    assert read_json(run / journal.IDS) == {"mlflow": "of-mlflow"}
     # Nothing else differs, with or without.
     assert {tag: [step for step, _ in points] for tag, points in curves(plain).items()} == {
         tag: [step for step, _ in points] for tag, points in sent.items()
     }
     assert all(tensor.equal(weights(plain)[name]) for name, tensor in weights(run).items())
-    assert not (plain / trackers.IDS).exists()
+    assert not (plain / journal.IDS).exists()
 
 
 def test_wandb_begins_before_the_files_that_it_reads(
@@ -148,7 +137,7 @@ def test_wandb_begins_before_the_files_that_it_reads(
     assert (options["project"], options["entity"], options["name"]) == ("nmt", "me", f"{tmp_path.name}/run")
     assert options["tags"] == ["optimizer.lr=0.1"]
     assert options["config"]["encoder"]["hidden"] == 16
-    assert opened == [1, 1]  # the curves; the final scores
+    assert opened == [1]
     assert "best/test_bleu" in curves(run)
     assert packages.wandb.of("finish") == [((0,), {})]
 
@@ -158,7 +147,9 @@ def test_a_finished_run_leaves_its_heatmaps_in_mlflow(tmp_path: Path, packages: 
     run = RunDirectory(tmp_path / "run")
     config = validated(TrainConfig, values_of("train", [*TINY, "logger=mlflow"]))
     for finished in (False, True):
-        trackers.close_trackers(trackers.open_trackers(config, run), finished)
+        trackers = journal.Trackers(run, config)
+        trackers.open()
+        trackers.close(finished)
         sent = packages.mlflow.of("log_artifacts")
         assert sent == ([((str(run.alignments), "alignments"), {})] if finished else [])
 
@@ -178,8 +169,7 @@ def test_a_tracker_that_fails_at_the_end_is_a_warning(
     name: str, method: str, tmp_path: Path, packages: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
     getattr(packages, name).fails_at = method
-    run = run_in(tmp_path / "run", BOTH)
-    assert json.loads((run / "manifest.json").read_text())["status"] == "finished"
+    run_in(tmp_path / "run", BOTH)
     warnings = [record.getMessage() for record in caplog.records if "logger=" in record.getMessage()]
     assert warnings == [f"logger={name}: does not have the whole run (no route to host)"]
     assert packages.wandb.of("finish")
@@ -207,7 +197,7 @@ def test_a_run_that_was_stopped_is_not_finished(tmp_path: Path, packages: Simple
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(validated(TrainConfig, values_of("train", [*TINY, *QUICK, BOTH])), tmp_path / "run", [], None, killed)
+        fitted(validated(TrainConfig, values_of("train", [*TINY, *QUICK, BOTH])), tmp_path / "run", killed)
     assert packages.wandb.of("finish") == [((1,), {})]
     assert packages.mlflow.of("end_run") == [(("KILLED",), {})]
 
@@ -230,7 +220,7 @@ def test_without_tensorboard_it_writes_nothing(tmp_path: Path) -> None:
 def test_what_is_not_there_is_refused_before_anything_is_written(
     word: str, message: str, tmp_path: Path, tiny_overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trackers, "find_spec", lambda name: None if name == "mlflow" else True)  # the command is a fork
+    monkeypatch.setattr(journal, "find_spec", lambda name: None if name == "mlflow" else True)  # the command is a fork
     done = call("nmt-train", *tiny_overrides, word, f"hydra.run.dir={tmp_path / 'run'}", cwd=tmp_path)
     assert (done.returncode, done.stderr.decode().splitlines()[-1]) == (2, f"nmt-train: error: {message}")
     assert not (tmp_path / "run").exists()
@@ -243,9 +233,9 @@ def twice(folder: Path, *overrides: str) -> tuple[Path, str]:
     """A run that was resumed, and its identifier."""
     name = overrides[0].partition(",")[2].rstrip("]")
     run = run_in(folder, SAMPLES, *overrides, given=["optimizer.lr=0.1"])
-    before = read_json(run / trackers.IDS)[name]
+    before = read_json(run / journal.IDS)[name]
     run_in(folder, SAMPLES, *overrides, "training.max_steps=3")
-    assert read_json(run / trackers.IDS) == {name: before}
+    assert read_json(run / journal.IDS) == {name: before}
     assert "logger=" not in (run / "train.log").read_text()
     return run, before
 
@@ -313,3 +303,29 @@ def test_wandb_keeps_it_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert {tag: [value for _, value in found[tag]] for tag in expected} == {
         tag: [value for _, value in points] for tag, points in expected.items()
     }
+
+
+def test_lines_that_will_be_written_again_are_removed(tmp_path: Path) -> None:
+    """A run stopped during the validation of step 8 has logged that step, but not validated it."""
+    lines = [{"step": 4, "train/loss": 1}, {"step": 4, "validation/loss": 1}, {"step": 8, "train/loss": 1}]
+    again = [{"step": 8, "validation/loss": 1}, {"step": 9, "train/loss": 1}, {"step": 12, "validation/loss": 1}]
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines + again) + '{"step": 8, "tr')
+    journal.truncate_after(path, step=8, validated=4)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == lines
+    journal.truncate_after(path, step=4, validated=8)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == lines[:2]
+
+
+def test_damaged_lines_of_the_metrics_are_named_when_a_run_resumes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    good = '{"step": 1, "train/loss": 2.0}\n'
+    path.write_bytes(good.encode() + b"\x00\xff\x07\n{\n" + good.encode() + b'{"step": 2, "tr')
+    journal.truncate_after(path, 5, 5)
+    assert path.read_text() == 2 * good
+    assert "metrics.jsonl: damaged; 2 lines" in caplog.text
+    caplog.clear()
+    journal.truncate_after(path, 5, 5)
+    assert caplog.text == ""

@@ -1,1 +1,0 @@
-"""Where the numbers and pictures of training go."""

@@ -1,0 +1,263 @@
+"""What a run does between its updates: log, validate, save, and end early."""
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from nmt.config import schema
+from nmt.config.errors import UserError
+from nmt.evaluate.bleu import perplexity
+from nmt.model.checkpoints import LAST
+from nmt.system.run import RunDirectory
+from nmt.training import checkpoint
+from nmt.training.checkpoint import BestCheckpoints, EarlyStopping
+from nmt.training.journal import Journal
+from nmt.training.trainer import Trainer, Update
+from nmt.training.validation import Validator
+
+log = logging.getLogger(__name__)
+
+
+class Pruned(Exception):  # noqa: N818
+    """A sweep's search ended this run early; the last checkpoint has everything."""
+
+
+Observer = Callable[[float, float], bool]
+"""Called after each validation with the epochs done and the monitored score; True prunes the run."""
+
+
+class TrainingLoop:
+    """Updates, validations and checkpoints, from the first step or from a checkpoint to the end of a run."""
+
+    def __init__(
+        self,
+        config: schema.TrainConfig,
+        trainer: Trainer,
+        validator: Validator,
+        run: RunDirectory,
+        journal: Journal,
+        observer: Observer | None = None,
+    ) -> None:
+        self.config, self.trainer, self.validator, self.run, self.journal = config, trainer, validator, run, journal
+        self.observer = observer or (lambda *_: False)
+        self.stopping = EarlyStopping(config.validation.monitor, config.validation.patience)
+        self.best = BestCheckpoints(
+            run.checkpoints, config.validation.monitor, config.training.average_best, trainer.group
+        )
+        self.validated = 0  # the step of the last validation
+        self.logged_step = -1  # the journal is complete up to this step; later lines of a killed run are removed
+        self.window, self.saved_at = LogWindow(), time.monotonic()
+
+    def resume(self) -> bool:
+        """Continue from the last checkpoint, if there is one. Raises UserError if it does not fit the run."""
+        path = self.run.checkpoints / LAST
+        if not path.exists():
+            return False
+        state = checkpoint.load(path)
+        try:
+            self._load_state(state)
+        except Exception as error:  # a damaged file can raise nearly anything
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise UserError(f"{path}: does not fit this run ({reason})") from None
+        self.best.remove_superseded()  # the run may have been killed before it did
+        trainer = self.trainer
+        log.info("resumed at step %d of %d", trainer.step, trainer.total_steps)
+        moved = state["total_steps"] != trainer.total_steps
+        if moved and self.config.schedule.kind == "cosine" and trainer.step < trainer.total_steps:
+            log.warning("the number of updates has changed, and the cosine schedule with it: the learning rate jumps")
+        return True
+
+    def fit(self) -> None:
+        """Train to the end.
+
+        Raises Interrupted at a signal, Pruned if the observer says so, UserError after too many skipped updates.
+        """
+        trainer = self.trainer
+        begin = partial(self.journal.begin, self.logged_step, self.validated, trainer.step, trainer.total_steps)
+        trainer.group.on_main(begin)
+        if first := self.logged_step < 0:
+            self.journal.config(self.config.model_dump(mode="json"))
+        try:
+            with trainer.signals.saving(self._save):
+                if first and self.config.training.start_from is not None:
+                    self._validate()  # the initial weights are the best checkpoint until better ones are found
+                    self.logged_step = 0
+                    self._save()
+                if self.validated < trainer.step or self._finished():
+                    self._after_update()  # interrupted between update and validation, or max_steps was changed
+                while not self._finished():
+                    update = trainer.next_update()
+                    self.window.add(update)
+                    self.journal.advance()
+                    if update.stop:
+                        trainer.stop_if_signalled()
+                    self._after_update()
+                trainer.stop_if_signalled()
+            if self.stopping.exhausted:
+                waited = f"{self.stopping.monitor} has not improved in {self.stopping.waited} validations"
+                log.info("stopped early: %s (validation.patience); best at step %d", waited, self.stopping.best_step)
+        finally:
+            trainer.release_graphs()
+            self.journal.end_of_updates()
+
+    def summary(self) -> dict[str, Any]:
+        """What the manifest records of the training so far."""
+        trainer, average = self.trainer, self.best.average
+        return {
+            "steps": trainer.step,
+            "epochs": round(trainer.epochs, 3),
+            "seconds": round(trainer.seconds, 1),
+            "target_tokens": trainer.tokens,
+            "target_tokens_per_second": round(trainer.tokens / max(trainer.seconds, 1e-9), 1),
+            "bad_steps": trainer.bad.count,
+            "best_step": self.stopping.best_step,
+            f"best_{self.stopping.monitor}": average.score if average and average.taken else self.stopping.best,
+            **({"average": average._asdict()} if average else {}),
+        }
+
+    def _finished(self) -> bool:
+        return self.trainer.step >= self.trainer.total_steps or self.stopping.exhausted
+
+    def _after_update(self) -> None:
+        """Log, validate and save after an update, as configured.
+
+        The checkpoint comes last: a run that is killed before it repeats all of this.
+        """
+        self.run.check_present()
+        step, epochs = self.trainer.step, self.trainer.epochs
+        if step % self.config.training.log_every == 0 or self._finished():
+            self._log()
+        self.logged_step = step  # a signal during the validation saves a checkpoint
+        score = self._validate() if self._validation_due() else None
+        average = None
+        if self._finished():
+            self._log()  # the rest, if patience has just ended the run
+            if average := self.best.average_at(step, self.trainer.model, self.validator):
+                self.journal.average(step, epochs, *average)
+        pruned = score is not None and self.trainer.group.on_main(partial(self.observer, epochs, score))
+        if score is not None or average or self._checkpoint_due():
+            self._save()
+        if pruned and not self._finished():
+            raise Pruned
+
+    def _checkpoint_due(self) -> bool:
+        """Is a checkpoint due by the updates, or by this process's clock?"""
+        training = self.config.training
+        if training.checkpoint_every is None:
+            return False
+        if training.checkpoint_unit == "minutes":
+            return time.monotonic() - self.saved_at >= 60 * training.checkpoint_every
+        return self.trainer.step % training.checkpoint_every == 0
+
+    def _validation_due(self) -> bool:
+        validation, trainer = self.config.validation, self.trainer
+        if self.validated == trainer.step:
+            return False
+        if self._finished():
+            return True
+        if validation.unit == "steps":
+            return trainer.step % validation.every == 0
+        return trainer.at_end_of_epoch and (trainer.epoch + 1) % validation.every == 0
+
+    def _log(self) -> None:
+        window, self.window = self.window, LogWindow()
+        if not window.updates:
+            return
+        trainer, means = self.trainer, window.means()
+        self.journal.training(
+            trainer.step,
+            trainer.epochs,
+            {
+                **means,
+                # The negative bound of variational attention is its expected loss and the divergence.
+                "perplexity": perplexity(means["loss"] + means.get("kl_loss", 0.0), 1),
+                "learning_rate": trainer.optimizer.param_groups[0]["lr"],
+                "tokens_per_second": window.tokens / max(window.seconds, 1e-9),
+                "bad_steps": trainer.bad.count,
+                "seconds_left": trainer.seconds / trainer.step * (trainer.total_steps - trainer.step),
+            },
+        )
+
+    def _validate(self) -> float:
+        """Validate, keep the checkpoint if it is among the best, and return the monitored score."""
+        trainer = self.trainer
+        with trainer.moving_average.in_model():
+            scores, samples, positions = self.validator()
+            self.run.check_present()
+            scores = trainer.group.on_main(lambda: scores)  # other processes may compute with other rounding
+            best = self.stopping.update(scores, trainer.step)
+            self.best.add({"model": trainer.model.state_dict(), "step": trainer.step, "scores": scores}, best)
+        trainer.schedule.observe(best)
+        self.validated = trainer.step
+        self.journal.validation(trainer.step, trainer.epochs, scores, best)
+        self.journal.samples(trainer.step, samples)
+        self.journal.positions(trainer.step, positions)
+        return scores[self.stopping.monitor]
+
+    def _save(self) -> None:
+        if not self.trainer.group.is_main:
+            return
+        self.run.check_present()
+        self.saved_at = time.monotonic()
+        self.journal.flush()  # lines up to logged_step must be on disk before the checkpoint that says so
+        checkpoint.save(self.run.checkpoints / LAST, self._state())
+        self.best.remove_superseded()
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            **self.trainer.state_dict(),
+            "stopping": self.stopping.state_dict(),
+            "best": self.best.state_dict(),
+            "validated": self.validated,
+            "logged_step": self.logged_step,
+            "window": self.window.state(),
+        }
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        checkpoint.check(state, self.trainer.model, self.trainer.optimizer)
+        self.trainer.load_state_dict(state)
+        self.stopping.load_state_dict(state["stopping"])
+        self.best.load_state_dict(state["best"])
+        self.validated, self.logged_step = state["validated"], state["logged_step"]
+        self.window = LogWindow.load(state["window"], self.trainer.machine.device)
+
+
+class LogWindow:
+    """Sums since the last line of the log, kept on the device until they are read."""
+
+    def __init__(self) -> None:
+        self.updates: list[dict[str, Tensor]] = []  # of each: the objective's terms and the gradient norm
+        self.tokens = 0
+        self.seconds = 0.0
+
+    def add(self, update: Update) -> None:
+        """Add an update; of one that was skipped, only the time."""
+        self.seconds += update.seconds
+        if update.applied:
+            self.updates.append({**update.terms, "gradient_norm": update.gradient_norm})
+            self.tokens += update.tokens
+
+    def state(self) -> list[Any]:
+        """The sums as a checkpoint stores them."""
+        return [self.updates, self.tokens, self.seconds]
+
+    @classmethod
+    def load(cls, state: list[Any], device: torch.device) -> Self:
+        """The sums with this state."""
+        window = cls()
+        updates, window.tokens, window.seconds = state
+        window.updates = [{name: term.to(device) for name, term in update.items()} for update in updates]
+        return window
+
+    def means(self) -> dict[str, float]:
+        """Means over at least one update: terms per target token, the gradient norm per update."""
+        names = list(self.updates[0])
+        columns = [torch.stack([update[name].float() for update in self.updates]) for name in names]
+        totals = torch.stack(columns).cpu().double().sum(1).tolist()
+        counts = [len(self.updates) if name == "gradient_norm" else self.tokens for name in names]
+        return {name: total / count for name, total, count in zip(names, totals, counts, strict=True)}

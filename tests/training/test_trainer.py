@@ -1,0 +1,363 @@
+"""Updates: accumulation, clipping, non-finite gradients, batches too large for memory, optimizers, schedules."""
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fitting import fitted
+from fitting import weights as weights_of
+from pydantic import TypeAdapter
+
+from nmt.config.errors import UserError
+from nmt.config.schema import TrainConfig
+from nmt.config.schema import training as schema
+from nmt.data.batching import Batch, make_batches
+from nmt.data.prepare.prepare import prepare
+from nmt.model.checkpoints import new_model
+from nmt.model.seq2seq import Seq2Seq
+from nmt.system.machine import Machine
+from nmt.training.losses.objective import Objective, Value
+from nmt.training.trainer import MemoryLimit, Schedule, Trainer, make_optimizer
+
+Config = Callable[..., TrainConfig]
+STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0"]
+AT_RATE = ["schedule=constant", "schedule.warmup_steps=0"]
+SGD = [*STILL, *AT_RATE, "optimizer=sgd", "optimizer.lr=0.5"]
+
+
+def trainer_of(config: TrainConfig, precision: str = "fp32") -> Trainer:
+    corpus = prepare(config.data, config.tokenizer)
+    torch.manual_seed(3)
+    model = new_model(config, corpus.tokenizers)
+    objective, batches = Objective(model, config, corpus.tokenizers.target), make_batches(corpus, "train", config)
+    return Trainer(config, model, objective, batches, Machine(torch.device("cpu"), precision))
+
+
+def weights(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+
+
+def parts(trainer: Trainer, count: int = 1) -> list[Batch]:
+    return trainer.batches.load(trainer.plan[0], 0, count)
+
+
+@pytest.mark.parametrize("overrides", [[], ["training.r_drop=5"]])
+def test_a_split_batch_gives_the_same_update(overrides: list[str], train_config: Config) -> None:
+    results = []
+    for count in (1, 3):
+        trainer = trainer_of(train_config(*SGD, "training.max_grad_norm=null", *overrides))
+        before = weights(trainer)
+        update = trainer.update(parts(trainer, count))
+        results.append((weights(trainer) - before, update))
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-4, atol=1e-6)
+    assert results[0][1].tokens == results[1][1].tokens
+    torch.testing.assert_close(results[0][1].terms, results[1][1].terms, rtol=1e-4, atol=1e-4)
+    assert results[0][0].abs().max() > 1e-3
+
+
+def test_scaled_gradients_are_clipped_by_their_true_norm(train_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a scaler that is active on a CPU, too."""
+    real = torch.amp.GradScaler
+    results = []
+    for scale in (1.0, 64.0):
+        active = partial(real, init_scale=scale)
+        monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled, active=active: active(device))
+        trainer = trainer_of(train_config(*SGD, "training.max_grad_norm=0.1"))
+        before = weights(trainer)
+        update = trainer.update(parts(trainer))
+        assert update.applied
+        results.append((weights(trainer) - before, update.gradient_norm))
+    torch.testing.assert_close(results[1], results[0])
+    assert results[0][1] > 0.1  # there is something to clip
+
+
+def test_clipping_bounds_the_step_and_reports_the_norm_before(train_config: Config) -> None:
+    trainer = trainer_of(train_config(*SGD, "optimizer.lr=1", "training.max_grad_norm=0.01"))
+    before = weights(trainer)
+    update = trainer.update(parts(trainer))
+    assert float((weights(trainer) - before).norm()) == pytest.approx(0.01, rel=1e-3)
+    assert update.gradient_norm > 0.1
+
+
+@pytest.mark.parametrize("broken", ["gradient", "loss", "gradient of the baseline"])
+def test_what_is_not_finite_changes_nothing(broken: str, train_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    hard = ["attention=hard", "attention.alignment.baseline=learned"] if "baseline" in broken else []
+    trainer = trainer_of(train_config(*STILL, *AT_RATE, *hard))
+    real = Objective.__call__
+
+    def endless(self: Objective, *given: Any) -> Value:  # noqa: ANN401
+        value = real(self, *given)
+        return value._replace(total=value.total + torch.inf)
+
+    if broken == "gradient":
+        with torch.no_grad():
+            trainer.model.output.bias[5] = torch.inf
+    elif broken == "loss":
+        monkeypatch.setattr(Objective, "__call__", endless)
+    else:
+        trainer.policy_parameters[0].register_hook(lambda gradient: gradient * torch.inf)
+    before = weights(trainer)
+    update = trainer.update(parts(trainer, 2))
+    assert update.gradient_norm.isfinite() == (broken != "gradient")
+    assert not update.applied
+    assert torch.equal(weights(trainer), before)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "adadelta"])
+def test_every_optimizer_learns_and_takes_the_schedules_rate(optimizer: str, train_config: Config) -> None:
+    rate = {"sgd": 1.0, "adadelta": 1.0}.get(optimizer, 0.01)
+    trainer = trainer_of(train_config(*STILL, *AT_RATE, f"optimizer={optimizer}", f"optimizer.lr={rate}"))
+    batch = parts(trainer)
+    losses = [float(trainer.update(batch).terms["smoothed_loss"]) for _ in range(15)]
+    assert losses[-1] < 0.98 * losses[0]
+    groups = trainer.optimizer.param_groups
+    assert [group["lr"] for group in groups] == [rate, rate]
+    assert sorted(id(p) for group in groups for p in group["params"]) == sorted(map(id, trainer.model.parameters()))
+    trainer.schedule.factor = lambda step: 0.0  # type: ignore[method-assign]
+    before = weights(trainer)
+    trainer.update(batch)
+    assert torch.equal(weights(trainer), before)
+
+
+def test_momentum_acts(train_config: Config) -> None:
+    moved = []
+    for extra in ([], ["optimizer.momentum=0.9"]):
+        trainer = trainer_of(train_config(*SGD, *extra))
+        for _ in range(2):
+            trainer.update(parts(trainer))
+        moved.append(weights(trainer))
+    assert not torch.equal(*moved)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "adadelta"])
+def test_weight_decay_is_that_of_the_papers_and_of_matrices_alone(optimizer: str, train_config: Config) -> None:
+    """Of a gradient of zero nothing but the decay is left: decoupled in AdamW, else a gradient of decay * weights."""
+    decay, rate, eps = 0.3, 0.1, 1e-6
+    parts = ["attention/score=normed_additive", "encoder/self_attention=attention"]  # a single number, a norm's gain
+    more = [] if optimizer == "sgd" else [f"optimizer.eps={eps}"]
+    config = train_config(f"optimizer={optimizer}", f"optimizer.weight_decay={decay}", *parts, *more)
+    model = new_model(config, prepare(config.data, config.tokenizer).tokenizers)
+    chosen = make_optimizer(config.optimizer, model)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for group in chosen.param_groups:
+        group["lr"] = rate
+    chosen.step()
+    for name, parameter in model.named_parameters():
+        old = before[name]
+        gradient = decay * old
+        expected = {
+            "adam": old - rate * gradient / (gradient.abs() + eps),  # whose first step is the gradient's sign
+            "adamw": old - rate * decay * old,
+            "sgd": old - rate * gradient,
+            "adadelta": old - rate * gradient * (eps / (0.05 * gradient.square() + eps)).sqrt(),
+        }[optimizer]
+        decayed = parameter.dim() > 1
+        torch.testing.assert_close(parameter.detach(), expected if decayed else old)
+        assert decayed == (not any(part in name for part in ("bias", "gain", "norm.weight")))
+
+
+def test_label_smoothing_changes_the_loss_but_not_the_likelihood(train_config: Config) -> None:
+    seen = []
+    for smoothing in (0.0, 0.3):
+        trainer = trainer_of(train_config(*STILL, f"training.label_smoothing={smoothing}"))
+        seen.append(trainer.update(parts(trainer)).terms)
+    torch.testing.assert_close(seen[0]["loss"], seen[1]["loss"])
+    torch.testing.assert_close(seen[0]["loss"], seen[0]["smoothed_loss"])
+    assert seen[1]["loss"] != seen[1]["smoothed_loss"]
+
+
+def test_bf16_stays_near_fp32(train_config: Config) -> None:
+    exact, rough = (trainer_of(train_config(*STILL), precision) for precision in ("fp32", "bf16"))
+    updates = [trainer.update(parts(trainer)) for trainer in (rough, exact)]
+    torch.testing.assert_close(updates[0].terms["loss"], updates[1].terms["loss"], rtol=0.01, atol=0)
+    torch.testing.assert_close(updates[0].gradient_norm, updates[1].gradient_norm, rtol=0.05, atol=0)
+    assert all(parameter.dtype == torch.float32 for parameter in rough.model.parameters())
+
+
+# Batches that memory does not suffice for.
+
+CUDA = torch.OutOfMemoryError("CUDA out of memory")
+CPU = RuntimeError("[enforce fail] can't allocate memory: 99")
+
+
+class Refusing(torch.autograd.Function):
+    """Identity, whose gradient finds no memory."""
+
+    @staticmethod
+    def forward(ctx: Any, total: torch.Tensor, error: RuntimeError) -> torch.Tensor:  # noqa: ANN401
+        ctx.error = error
+        return total.clone()
+
+    @staticmethod
+    def backward(ctx: Any, _: torch.Tensor) -> None:  # noqa: ANN401
+        raise ctx.error
+
+
+@pytest.mark.parametrize(("during", "error"), [("forward", CUDA), ("backward", CPU)])
+def test_a_batch_that_does_not_fit_gives_the_updates_of_its_parts(
+    during: str,
+    error: RuntimeError,
+    train_config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As with training.accumulate."""
+    accumulated = trainer_of(train_config(*STILL, "training.accumulate=2"))
+    for _ in range(6):
+        accumulated.next_update()
+    trainer, real = trainer_of(train_config(*STILL)), Objective.__call__
+    limit = max(trainer.batches.padded_size(indices) for indices in trainer.plan) / 2
+
+    def with_little_memory(self: Objective, batch: Batch, *others: Any) -> Value:  # noqa: ANN401
+        value = real(self, batch, *others)
+        if trainer.batches.padded_size(batch.indices) <= limit:
+            return value
+        if during == "forward":
+            raise error
+        return value._replace(total=Refusing.apply(value.total, error))  # type: ignore[no-untyped-call]
+
+    monkeypatch.setattr(Objective, "__call__", with_little_memory)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(6):
+            trainer.next_update()
+    assert any("out of memory with" in record.getMessage() for record in caplog.records)
+    assert trainer.step == 6
+    torch.testing.assert_close(weights(trainer), weights(accumulated), rtol=1e-4, atol=1e-6)
+
+
+def test_parts_double_until_they_fit_and_large_batches_begin_there() -> None:
+    memory = MemoryLimit(1)
+
+    def tried(tokens: float, failures: int) -> list[int]:
+        return list(islice(memory.attempts(8, tokens, "step 1"), failures + 1))
+
+    assert tried(64, failures=2) == [1, 2, 4]
+    assert tried(64, failures=0) == [4]
+    assert tried(31, failures=0) == [1]
+    assert tried(32, failures=0) == [2]
+
+
+def test_a_pair_that_does_not_fit_alone_ends_the_run_in_words() -> None:
+    with pytest.raises(UserError, match="step 7: out of memory even with one sentence pair"):
+        list(MemoryLimit(1).attempts(5, 50, "step 7"))
+
+
+def test_other_errors_are_not_taken_for_it(train_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> Iterator[None]:
+        raise RuntimeError("shapes cannot be multiplied")
+
+    monkeypatch.setattr(Objective, "__call__", broken)
+    with pytest.raises(RuntimeError, match="shapes"):
+        trainer_of(train_config()).next_update()
+
+
+def test_validation_translates_and_measures_by_halves(
+    train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = train_config("training.max_steps=3", "validation.unit=steps", "validation.every=3", "training.log_every=9")
+    fitted(config, tmp_path / "whole")
+    for name in ("encode", "force", "forward"):
+        real = getattr(Seq2Seq, name)
+
+        def limited(self: Seq2Seq, *given: Any, _real: Any = real, **more: Any) -> Any:  # noqa: ANN401
+            if not self.training and len(given[0]) > 3:
+                raise torch.OutOfMemoryError("out of memory")
+            return _real(self, *given, **more)
+
+        monkeypatch.setattr(Seq2Seq, name, limited)
+    fitted(config, tmp_path / "halved")
+    for name, value in weights_of(tmp_path / "whole", "best").items():
+        torch.testing.assert_close(weights_of(tmp_path / "halved", "best")[name], value)
+
+
+# Learning rate schedules as functions of the step.
+
+
+def schedule(total: int = 100, **values: Any) -> Schedule:  # noqa: ANN401
+    if values["kind"] == "cosine":
+        values = {"cycles": 1, "cycle_growth": 1.0, **values}
+    return Schedule(TypeAdapter(schema.Schedule).validate_python(values), total)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"kind": "constant", "warmup_steps": 4}, {0: 0, 1: 0.25, 2: 0.5, 4: 1, 5: 1, 99: 1}),
+        ({"kind": "inverse_sqrt", "warmup_steps": 10}, {0: 0, 5: 0.5, 10: 1, 40: 0.5}),
+        (
+            {"kind": "cosine", "warmup_steps": 20, "min_factor": 0.1},
+            {0: 0, 10: 0.5, 20: 1, 60: 0.55, 100: 0.1, 500: 0.1},
+        ),
+        (
+            {"kind": "step", "warmup_steps": 0, "start": 10, "every": 5, "factor": 0.5},
+            {1: 1, 10: 1, 11: 0.5, 15: 0.5, 16: 0.25, 21: 0.125},
+        ),
+        ({"kind": "plateau", "warmup_steps": 4, "factor": 0.5, "patience": 0, "min_factor": 0.0}, {0: 0, 2: 0.5, 9: 1}),
+    ],
+)
+def test_factors_by_hand(values: dict[str, Any], expected: dict[int, float]) -> None:
+    made = schedule(**values)
+    assert {step: made.factor(step) for step in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("growth", [1.0, 2.0])
+@pytest.mark.parametrize("warmup", [0, 30])
+def test_warm_restarts_go_back_to_the_peak_and_cycles_grow(growth: float, warmup: int) -> None:
+    total = warmup + 210
+    cosine = schedule(total, kind="cosine", warmup_steps=warmup, min_factor=0.1, cycles=3, cycle_growth=growth)
+    rises = [step for step in range(warmup + 2, total + 1) if cosine.factor(step) > cosine.factor(step - 1)]
+    assert [cosine.factor(step) for step in rises] == [1, 1]  # the peak itself, and no second warm-up
+    assert all(cosine.factor(step - 1) < 0.11 for step in rises)
+    ends = [warmup, *rises, total]
+    lengths = [end - start for start, end in pairwise(ends)]
+    assert lengths == ([70, 70, 70] if growth == 1 else [30, 60, 120])
+    for start, length in zip(ends, lengths, strict=False):
+        assert cosine.factor(start + length // 2) == pytest.approx(0.55)
+    assert cosine.factor(total) == cosine.factor(total + 50) == pytest.approx(0.1)
+
+
+def test_cycles_grow_as_near_as_whole_updates_can() -> None:
+    cosine = schedule(1000, kind="cosine", warmup_steps=100, min_factor=0.0, cycles=5, cycle_growth=1.5)
+    starts = [step for step in range(100, 1001) if cosine.factor(step) == 1]
+    lengths = [end - start for start, end in zip(starts, [*starts[1:], 1000], strict=True)]
+    first = 900 / sum(1.5**n for n in range(5))
+    assert lengths == [pytest.approx(first * 1.5**n, abs=1) for n in range(5)]
+
+
+def test_one_cycle_is_half_a_cosine_to_the_bit() -> None:
+    """cycle_growth has nothing to make longer."""
+    for growth in (1.0, 3.0):
+        cosine = schedule(97, kind="cosine", warmup_steps=7, min_factor=0.02, cycle_growth=growth)
+        for step in range(1, 120):
+            progress = min(1.0, max(0, step - 7) / 90)
+            share = 0.5 * (1 + math.cos(math.pi * progress))
+            assert cosine.factor(step) == min(1.0, step / 7) * (0.02 + (1 - 0.02) * share)
+
+
+@pytest.mark.parametrize(("cycles", "growth"), [(11, 1.0), (3, 3.0), (2, 100.0), (10_000, 1.0)])
+def test_more_cycles_than_updates_are_refused(cycles: int, growth: float) -> None:
+    message = rf"^schedule\.cycles={cycles}: .* one of the 10 updates .*schedule\.cycle_growth$"
+    with pytest.raises(UserError, match=message):
+        schedule(15, kind="cosine", warmup_steps=5, min_factor=0.0, cycles=cycles, cycle_growth=growth)
+    short = schedule(5, kind="cosine", warmup_steps=5, min_factor=0.0)  # one cycle of a run that ends with its warm-up
+    assert short.factor(5) == 1
+
+
+def test_plateau_reduces_when_patience_is_over_and_an_improvement_resets_it() -> None:
+    plateau = schedule(kind="plateau", warmup_steps=0, factor=0.5, patience=1, min_factor=0.2)
+    seen = []
+    for improved in (True, False, True, False, False, False, False, False, False):
+        plateau.observe(improved)
+        seen.append(plateau.factor(9))
+    assert seen == [1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.2]
+    resumed = schedule(kind="plateau", warmup_steps=0, factor=0.5, patience=1, min_factor=0.2)
+    resumed.load_state_dict(plateau.state_dict())
+    assert resumed.factor(9) == 0.2
