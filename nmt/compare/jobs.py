@@ -31,7 +31,7 @@ def mark_sweep(directory: Path, jobs: int) -> None:
 
 
 def planned_jobs(directory: Path) -> int:
-    """The number of jobs of the sweep in the directory; 0 if it is not known, or if there is no sweep."""
+    """Read the number of jobs of the sweep in the directory; 0 if it is not known, or if there is no sweep."""
     try:
         return int(read_bytes(directory / SWEEP))
     except (OSError, ValueError):
@@ -71,7 +71,7 @@ def report_jobs(sweep: Path, searched: bool) -> int:
         failed = row["status"] == "failed"
         details = f" ({row['directory']}/{ERROR})" if failed else ""
         print(printable(f"nmt-train: error: {row['job']}: {row['error']}{details}"), file=sys.stderr)
-        if not failed:  # the error is of this start, the run had finished before
+        if not failed:  # the run finished in an earlier start; drop the error of this repeated one
             (sweep / row["job"] / ERROR).unlink(missing_ok=True)
     write_atomically(sweep / "jobs.json", to_json({"jobs": rows}, indent=2).encode())
     write_atomically(sweep / "jobs.md", f"{table.markdown(rows, columns)}\n".encode())
@@ -93,7 +93,7 @@ def report_jobs(sweep: Path, searched: bool) -> int:
 
 
 def _jobs(sweep: Path) -> list[dict[str, Any]]:
-    """A row per job: status, scores, seconds of training, directory, error, and the values that differ between jobs."""
+    """List the jobs: status, scores, seconds of training, directory, error, and the values that differ between jobs."""
     started = {path.parent for name in (ERROR, LOCK) for path in sweep.rglob(name)}
     paths = sorted({*runs_below(sweep), *started}, key=_natural)
     overrides = [RunDirectory(path).overrides() for path in paths]
@@ -129,5 +129,5 @@ def _job(sweep: Path, path: Path) -> dict[str, Any]:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """A sort key that puts 2 before 10."""
+    """Sort 2 before 10."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", str(path))]

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import torch
 
-CHECKPOINT = ".ckpt"  # how the path of a model ends
+CHECKPOINT = ".ckpt"  # ending of a model's path
 BATCH = 16  # sentences
 
 
@@ -46,12 +46,12 @@ class Comet:
         references: Sequence[str],
         progress: Callable[[int], object] | None = None,
     ) -> list[float]:
-        """The score of each sentence; their mean is that of the corpus. Higher is better, about 1 the best."""
+        """Score each sentence; their mean is the score of the corpus. Higher is better, about 1 the best."""
         triples = zip(sources, hypotheses, references, strict=True)
         samples = [dict(zip(("src", "mt", "ref"), triple, strict=True)) for triple in triples]
         order = sorted(range(len(samples)), key=lambda i: len(sources[i]))  # little padding
         scores = [0.0] * len(samples)
-        # Not the model's own `predict`: its trainer would join the processes of torchrun and Slurm.
+        # model.predict() starts a Lightning Trainer, which would join the process group of torchrun or Slurm.
         for start in range(0, len(order), BATCH):
             indices = order[start : start + BATCH]
             batch = self.model.prepare_for_inference([samples[i] for i in indices])

@@ -56,7 +56,7 @@ class Evaluation(NamedTuple):
 
     @property
     def hypotheses(self) -> list[str]:
-        """The translations' text."""
+        """Return the text of the translations."""
         return [translation.text for translation in self.translations]
 
 
@@ -77,7 +77,7 @@ def score_settings(config: schema.Evaluation, target_lang: str) -> ScoreSettings
 
 
 def load_comet(model: str, key: str, device: torch.device) -> Comet:
-    """The COMET model. Raises UserError that names the configuration's `key` if it or its package is missing."""
+    """Load a COMET model. Raises UserError that names the configuration's `key` if it or its package is missing."""
     try:
         return Comet.load(model, device)
     except ValueError as error:
@@ -93,7 +93,10 @@ def evaluate(
     progress: Progress | None = None,
     directions: Sequence[Direction] = (),
 ) -> Evaluation:
-    """Translate and score. directions: of each sentence, for a model of several; its sources are tagged."""
+    """Translate and score.
+
+    directions: languages of each sentence, for a model of several directions, whose sources carry tags.
+    """
     translator.reseed()
     start = time.perf_counter()
     translations = [nbest[0] for nbest in translator.translate_nbest(sources, 1, progress)]
@@ -120,8 +123,10 @@ def align(
     gold: Sequence[str] | None,
     progress: Progress | None = None,
 ) -> ReferenceAlignment | None:
-    """Word alignments that the attention gives to the references, with AER, precision and recall (Och and Ney 2003)
-    against gold alignments. None for a model without attention."""
+    """Align the references by the attention of forced decoding; None for a model without attention.
+
+    Computes AER, precision and recall (Och and Ney 2003) if there are gold alignments.
+    """
     if not translator.model.attends:
         return None
     pharaoh = [translation.word_alignment() for translation in translator.score(sources, references, progress=progress)]
@@ -148,7 +153,10 @@ class EvaluationFolder:
         settings: ScoreSettings,
         checkpoint: str,
     ) -> Self:
-        """Writes nothing yet. Raises UserError if the folder holds an evaluation of other runs or settings."""
+        """Describe the evaluation, and write nothing yet.
+
+        Raises UserError if the folder holds an evaluation of other runs or settings.
+        """
         shortlist = translator.searcher.shortlist
         description = {
             "members": [str(run.source.resolve()) for run in runs],
@@ -175,7 +183,7 @@ class EvaluationFolder:
 
 
 def _choices(runs: Sequence[RunDirectory], translator: Translator) -> dict[str, Any]:
-    """The runs' recorded choices, joined by "+" where they differ, with what this evaluation changes."""
+    """Join the runs' recorded choices, by "+" where they differ, and add what this evaluation changes."""
     recorded = [run.recorded_choices() for run in runs]
     joined: dict[str, Any] = {"ensemble": len(runs)} if len(runs) > 1 else {}
     for key in dict.fromkeys(key for choices in recorded for key in choices):
@@ -184,9 +192,9 @@ def _choices(runs: Sequence[RunDirectory], translator: Translator) -> dict[str, 
             joined[key] = values[0] if len(values) == 1 else "+".join(map(str, values))
         elif key in recorded[0]:
             joined[key] = recorded[0][key]
-    own = load_values(runs[0].config)["search"]
+    trained = load_values(runs[0].config)["search"]
     search = translator.search.model_dump()
-    changed = {f"search.{key}": value for key, value in search.items() if own.get(key) != value}
+    changed = {f"search.{key}": value for key, value in search.items() if trained.get(key) != value}
     machine, precision = runs[0].last_machine(), translator.machine.precision_of_search
     if precision != machine.get("precision", precision):
         changed["precision"] = precision
@@ -221,9 +229,9 @@ def evaluate_run(
     """Evaluate a split of a run's corpus. Returns the entry of results.json and the translations.
 
     Writes hypotheses/<split>.txt, word alignments of translations and references to alignments/, and the entry, to the
-    folder `output`, or to the run. Then `output` names the settings that differ from the run's own. It is appended to
-    <split>, so that results with the run's own settings stay. `faithfulness_sentences` sentences are measured by
-    nmt.explain.faithfulness; 0: none. `on_result` receives the entry before the files are written.
+    folder `output`, or to the run. In a run, the string `output` names the settings that differ from the run's own and
+    is appended to <split>, so that results with the run's own settings stay. `faithfulness_sentences` sentences are
+    measured by nmt.explain.faithfulness. `on_result` receives the entry before the files are written.
     """
     plain, references, gold = run.held_out(split)
     directions = directions_of(run, split, len(plain))

@@ -1,5 +1,5 @@
-"""What of a run goes into an archive: nothing that is of use to this machine alone, and no text of the corpus unless
-asked for."""
+"""Choose what of a run goes into an archive: nothing that is of use to this machine alone, and no text of the corpus
+unless asked for."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ def contents(
     sentences: Sequence[str] = (),
     held_out: bool = False,
 ) -> dict[str, bytes]:
-    """The files of an archive called `file_name`, by name. The model is loaded, which checks that it is whole.
+    """Collect the files of an archive called `file_name`, by name. Loads the model, which checks that it is whole.
 
     sentences: drawn as heatmaps; without any, one of the validation set, whose tokens are hidden behind numbers unless
     the corpus is the built-in one or `held_out` packs its text anyway. Raises UserError.
@@ -93,12 +93,16 @@ def contents(
 
 
 def shared_config(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's configuration, of whose paths only the last part is left, and without the servers that tracked it:
-    loading the model needs none of them."""
+    """Copy a run's configuration with only the last part of its paths, and without the servers that tracked it.
+
+    Loading the model needs none of them.
+    """
     shared = dict(values)
     for section in ("data", "tokenizer", "objective", "training", "embedding"):
-        own = dict(shared.get(section, {}))
-        shared[section] = {key: _last_part(value) if key in PATH_FIELDS else value for key, value in own.items()}
+        section_values = dict(shared.get(section, {}))
+        shared[section] = {
+            key: _last_part(value) if key in PATH_FIELDS else value for key, value in section_values.items()
+        }
     shared["data"]["cache_dir"] = CACHE
     if str(shared.get("validation", {}).get("comet_model", "")).endswith(CHECKPOINT):
         shared["validation"] = {**shared["validation"], "comet_model": Path(shared["validation"]["comet_model"]).name}
@@ -112,15 +116,17 @@ def shared_config(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _last_part(path: Any) -> Any:  # noqa: ANN401
-    """The last part of a path, or of each path of a list; None stays."""
+    """Return the last part of a path, or of each path of a list; None stays None."""
     if isinstance(path, list):
-        return [_last_part(each) for each in path]
+        return [_last_part(part) for part in path]
     return None if path is None else Path(str(path)).name or "."
 
 
 def shared_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a manifest says how the model came about: without paths, names of machines and warnings, and with one
-    start, which has the machine of the last one."""
+    """Copy what a manifest says of how the model was trained, with one start, which has the machine of the last one.
+
+    Paths, names of hosts and warnings are left out.
+    """
     starts = manifest.get("starts") or [{}]
     start = deepcopy({**starts[0], "machine": starts[-1].get("machine", {})})
     start = {key: start[key] for key in OF_START if start.get(key) is not None}
@@ -141,7 +147,7 @@ def _names_a_place(override: str) -> bool:
 
 
 def _weights(run: RunDirectory, checkpoint: str) -> tuple[bytes, int]:
-    """Weights as safetensors, and the number of updates that made them."""
+    """Read the weights as safetensors, and the number of updates that made them."""
     if checkpoint == "best":
         path = run.path / WEIGHTS
         return read_bytes(path, MAX_WEIGHTS), int(read_checkpoint(path)["step"])
@@ -169,7 +175,7 @@ def _pictures(
 
 
 def _typical(run: RunDirectory, translator: Translator) -> list[str]:
-    """The validation sentence of median length among those that have words; none if the run has no such text."""
+    """Choose the validation sentence of median length among those with words; none if the run has no such text."""
     try:
         plain, _, _ = run.held_out("validation")
         sources = tagged(plain, directions_of(run, "validation", len(plain)), translator.tokenizers.source.tags)
@@ -191,8 +197,8 @@ def _png(translation: Translation, sentence: str, labelled: bool) -> bytes:
 
 
 def _held_out(run: RunDirectory, suffix: str) -> dict[str, bytes]:
-    """The text of the held-out splits, with the run's translations and their alignments."""
-    places = {
+    """Read the text of the held-out splits, with the run's translations and their alignments."""
+    paths = {
         f"{folder}/{split}{ending}": run.path / folder / f"{split}{'' if folder == 'data' else suffix}{ending}"
         for split in SPLITS
         for folder, endings in {
@@ -202,10 +208,10 @@ def _held_out(run: RunDirectory, suffix: str) -> dict[str, bytes]:
         }.items()
         for ending in endings
     }
-    found = {name: read_bytes(path, MAX_TEXT) for name, path in places.items() if path.is_file()}
-    if not found:
+    files = {name: read_bytes(path, MAX_TEXT) for name, path in paths.items() if path.is_file()}
+    if not files:
         raise UserError(f"held_out=true: {run.source} has no held-out text")
-    return found
+    return files
 
 
 def _json(values: Mapping[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""Evidence of finished runs: packed without text, and checked against the scores that the runs recorded."""
+"""Evidence of finished runs: packed without text, checked against what the runs recorded, and compared."""
 
 import json
 import sys
@@ -13,27 +13,44 @@ from nmt.config.schema import TrainConfig
 from nmt.training.job import train
 
 
-def test_what_is_packed_gives_the_recorded_scores_and_holds_no_text(
+def test_what_is_packed_gives_the_recorded_figures_and_holds_no_text(
     train_config: Callable[..., TrainConfig],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    evidence, run = script("evidence"), tmp_path / "sweep" / "a"
+    evidence, run, kept = script("evidence"), tmp_path / "sweep" / "a", tmp_path / "kept"
+
+    def call(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["evidence", *words, str(kept)])
+        return evidence.main(), capsys.readouterr().out
+
     assert train(train_config("training.max_steps=3"), run, []) == 0
-    monkeypatch.setattr(sys, "argv", ["evidence", "pack", str(run.parent), str(tmp_path / "kept")])
-    assert evidence.main() == 0
-    assert "1 runs checked, 0 scores differ" in capsys.readouterr().out
-    (file,) = (tmp_path / "kept").glob("*.npz")
+    status, printed = call("pack", str(run.parent))
+    assert status == 0
+    assert "1 runs checked, 0 scores differ" in printed
+    (file,) = kept.glob("*.npz")
     with np.load(file, allow_pickle=False) as arrays:
         values = dict(arrays)
     record = json.loads(values["record"].tobytes())
-    assert record["results"]["test"]["bleu"] == json.loads((run / "results.json").read_text())["test"]["bleu"]
+    recorded = json.loads((run / "results.json").read_text())["test"]
+    assert record["results"]["test"]["bleu"] == recorded["bleu"]
     targets = (run / "data" / "test.target").read_text().splitlines()
     assert values["test/bleu"].shape == (10, len(targets))
     assert not any(line in json.dumps(record, ensure_ascii=False) for line in targets)
+
+    assert call("table")[0] == 0
+    comparison = kept / "comparison" / "comparison.json"
+    (system,) = json.loads(comparison.read_text())["comparisons"][0]["systems"]
+    assert system["chrf"] == pytest.approx(recorded["chrf"], abs=1e-4)
+    assert system["aer"] == pytest.approx(100 * recorded["aer"])
+    assert system["update_milliseconds"] > 0
+    assert call("check") == (0, f"1 runs checked, 0 scores differ\n{comparison}: 0 figures differ\n")
+
+    comparison.write_text(comparison.read_text().replace(f'"chrf": {system["chrf"]}', '"chrf": 99.0', 1))
+    status, printed = call("check")
+    assert status == 1
+    assert f"systems[0].chrf is 99.0, the runs give {system['chrf']}" in printed
     values["test/chrf"][2] += 1  # matches
     np.savez(file, **values)
-    monkeypatch.setattr(sys, "argv", ["evidence", "check", str(tmp_path / "kept")])
-    assert evidence.main() == 1
-    assert "test chrf is" in capsys.readouterr().out
+    assert "test chrf is" in call("check")[1]

@@ -1,0 +1,111 @@
+"""Pictures of a comparison: what is drawn where, and that nothing overlaps."""
+
+from itertools import combinations
+from xml.etree.ElementTree import fromstring
+
+import matplotlib
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.text import Text
+from test_page import comparison, system
+
+from nmt.compare.pictures import GLYPHS, THEME, Picture, draw, key, pareto_front, short_names, spread
+
+
+def many(count: int) -> dict[str, Picture]:
+    rng = np.random.default_rng(0)
+    systems = [
+        system(
+            rank,
+            f"attention_{rank}",
+            bleu=36 - rank * 0.1,
+            difference=-rank * 0.1,
+            cost_seconds=300 * rng.uniform(1, 2),
+        )
+        for rank in range(1, count)
+    ]
+    systems.append(system(count, "none", bleu=14.0, difference=-22.0, cost_seconds=290.0))
+    return draw(comparison(systems=systems, baseline="another"))
+
+
+def test_each_subject_has_a_picture_if_its_values_are_known() -> None:
+    assert many(3).keys() == {"differences", "cost", "curves", "length"}
+    bare = [{**row, "curve": [], "bleu_by_length": [], "cost_seconds": None} for row in comparison()["systems"]]
+    assert draw(comparison(systems=bare)).keys() == {"differences"}
+    assert {picture.name for picture in draw(comparison(), 2).values()} >= {"differences-2", "curves-2"}
+
+
+def test_names_do_not_overlap() -> None:
+    with matplotlib.rc_context({"font.family": "DejaVu Sans"}):
+        for subject, picture in many(28).items():
+            picture.figure.draw_without_rendering()
+            names = [
+                text for text in picture.figure.findobj(Text) if text.get_text().startswith(("attention_", "none"))
+            ]
+            assert len(names) == 28, subject
+            boxes = [Text.get_window_extent(name).padded(-1) for name in names]  # without the leaders
+            assert not [pair for pair in combinations(boxes, 2) if pair[0].overlaps(pair[1])], subject
+            width, height = picture.figure.bbox.size
+            assert all(box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height for box in boxes), subject
+
+
+def test_a_system_far_from_all_others_stands_at_the_edge_with_its_value() -> None:
+    pictures = many(28)
+    low, high = pictures["differences"].figure.axes[0].get_xlim()
+    assert -5 < low < -2.8
+    assert high < 2
+    texts = [text.get_text() for text in pictures["differences"].figure.findobj(Text)]
+    assert "-22.00 ± 0.75 *" in texts
+    assert "none (14.0 ↓)" in [text.get_text() for text in pictures["cost"].figure.findobj(Text)]
+
+
+def test_lines_go_through_the_validations_in_minutes() -> None:
+    (line,) = [line for line in draw(comparison())["curves"].figure.axes[0].lines if line.get_gid() == "system-0-line"]
+    assert line.get_xdata() == pytest.approx([91 / 60, 181 / 60])
+    assert line.get_ydata() == pytest.approx([9.0, 19.0])
+
+
+def test_the_page_has_them_in_its_colours_with_hints_by_system() -> None:
+    root = fromstring(str(many(8)["curves"].inline()))
+    text = str(many(8)["curves"].inline())
+    assert not [colour for colour in THEME.values() if colour in text]
+    assert all(f"var(--{name})" in text for name in ("muted", "colour-0", "colour-5"))
+    assert {part.get("data-system") for part in root.iter() if part.get("data-system")} == set("01234567")
+    hints = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert "attention_1\ntraining time, minutes: 1.517\nvalidation BLEU: 9" in hints
+    assert len(hints) == 16
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.floats(0.001, 0.05))
+def test_places_keep_their_order_and_distance_and_move_no_more_than_needed(values: list[float], gap: float) -> None:
+    places = spread(values, gap)
+    order = np.argsort(values, kind="stable")
+    assert (np.diff(np.array(places)[order]) >= gap - 1e-9).all()
+    assert min(places) >= -1e-9
+    assert max(places) <= 1 + 1e-9
+    if len(values) > 1 and np.diff(np.sort(values)).min() >= gap:
+        assert places == pytest.approx(values)
+
+
+def test_the_front_is_what_nothing_cheaper_beats() -> None:
+    points = [(1.0, 5.0), (2.0, 4.0), (2.0, 6.0), (3.0, 6.0), (4.0, 9.0), (1.0, 5.0)]
+    assert pareto_front(points) == {0, 2, 4}
+
+
+def test_keys_of_the_first_systems_differ_and_the_rest_are_grey() -> None:
+    keys = [key(number) for number in range(9)]
+    assert len(set(keys)) == len(GLYPHS) + 1
+    assert "colour" not in keys[-1]
+
+
+def test_a_long_name_loses_its_sections_first() -> None:
+    names = ["attention/alignment=posterior_of_all", "luong_dot", "x encoder.recurrent_dropout=0.1234"]
+    names.append("x decoder.recurrent_dropout=0.1234")
+    assert short_names(names) == [
+        "alignment=posterior_of_all",
+        "luong_dot",
+        "x encoder.recurrent_dropout=0…",
+        "x decoder.recurrent_dropout=0…",
+    ]
