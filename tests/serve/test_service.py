@@ -128,6 +128,21 @@ def test_scores_of_other_settings_share_no_batch(run: Path, translator: Translat
     assert [answer.translations[0][0].score for answer in answers] == pytest.approx(expected, abs=1e-3)
 
 
+def test_searches_of_other_settings_share_no_batch(run: Path, translator: Translator) -> None:
+    models = load_models([str(run)], {"device": "cpu", "precision": "fp32", "threads": 1}, 8)
+    service = Service(models, QueueSettings(workers=1, threads=1, sentences=50, wait=0.3), 20)
+    penalties = [{"length_penalty": "none"}, {"length_penalty": "average", "alpha": 1.0}]
+
+    async def ask() -> list[TranslateAnswer]:
+        return await asyncio.gather(*(service.translate(TranslateRequest(text=LINE, **each)) for each in penalties))
+
+    answers = asyncio.run(ask())
+    service.batcher.close()
+    for answer, divided in zip(answers, (False, True), strict=True):
+        (((best,),)) = answer.translations
+        assert best.score == pytest.approx(best.log_prob / (len(best.tokens) if divided else 1), abs=1e-3)
+
+
 def test_steering_changes_what_follows(client: TestClient) -> None:
     free = post(client, text=LINE, alignment=True)["translations"][0][0]
     step = len(free["tokens"]) // 2
@@ -321,6 +336,9 @@ def test_what_is_too_large_is_refused(client: TestClient) -> None:
     assert refused(client, 413, text="word " * 800).startswith("text 1: has ")
     assert refused(client, 413, text=["a"] * 21).startswith("text: has 21 texts, but at most 20")
     assert refused(client, 413, text="a" * 200_000).startswith("the body has more than 100000")
+    headers = {"content-type": "application/json"}
+    parts = (b" " * 60_000 for _ in range(2))
+    assert client.post("/v1/translate", content=parts, headers=headers).status_code == 413
 
 
 def test_a_full_queue_says_when_to_come_back(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
