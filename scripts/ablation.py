@@ -15,7 +15,7 @@ from pathlib import Path
 import runs
 from tqdm import tqdm
 
-from nmt.cli.compose import preview
+from nmt.cli.compose import compose
 from nmt.config.schema import TrainConfig
 
 RECIPE = "recipe"
@@ -77,9 +77,12 @@ def main() -> int:
 
 def effective(changes: dict[str, str], overrides: list[str]) -> dict[str, str]:
     """The changes that have an effect. Raises UserError for the first that nmt-train would refuse."""
-    recipe, result = preview("train", TrainConfig, overrides), {}
+    recipe, result = compose("train", TrainConfig, overrides, auto_size="small")[0], {}
     for name, change in changes.items():
-        if preview("train", TrainConfig, [*overrides, *runs.split_overrides(name, change)]) == recipe:
+        if (
+            compose("train", TrainConfig, [*overrides, *runs.split_overrides(name, change)], auto_size="small")[0]
+            == recipe
+        ):
             print(f"{name}: changes nothing in this recipe, left out", file=sys.stderr)
         else:
             result[name] = change

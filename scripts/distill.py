@@ -18,7 +18,7 @@ from typing import Any
 from runs import compare, finish, reporting_failure, run_parser, run_script, split_overrides
 from tqdm import tqdm
 
-from nmt.cli.compose import preview
+from nmt.cli.compose import compose
 from nmt.config.errors import UserError
 from nmt.config.overrides import quoted
 from nmt.config.schema import TrainConfig
@@ -48,7 +48,9 @@ def distill(options: argparse.Namespace) -> int:
         for run, teacher, seed in zip(students, teachers, seeds, strict=True)
     }
     # Check the students' configuration now, not after the teachers' hours of training.
-    check_students(*(preview("train", TrainConfig, overrides[runs[0]]) for runs in (teachers, students)))
+    check_students(
+        *(compose("train", TrainConfig, overrides[runs[0]], auto_size="small")[0] for runs in (teachers, students))
+    )
     begin(folder, {"overrides": options.overrides, "models": options.models, "student": own})
     with ThreadPoolExecutor(options.jobs) as pool, tqdm(total=len(overrides), unit=" runs") as bar:
         failures: list[UserError] = []

@@ -21,7 +21,7 @@ from typing import Any
 from runs import command, compare, finish, reporting_failure, run_parser, run_script, split_overrides
 from tqdm import tqdm
 
-from nmt.cli.compose import preview, without_size
+from nmt.cli.compose import compose, without_size
 from nmt.config import schema
 from nmt.config.compose import merge_search
 from nmt.config.errors import UserError
@@ -44,14 +44,16 @@ def main() -> int:
 
 def diversify(options: argparse.Namespace) -> int:
     """Train the models, translate, train the students, compare. Returns the exit status."""
-    folder, config = options.directory, preview("train", schema.TrainConfig, options.overrides)
+    folder, config = options.directory, compose("train", schema.TrainConfig, options.overrides, auto_size="small")[0]
     default = "search.beam_size=5" if config.search.kind == "beam" else ""
     search = split_overrides("--search", default if options.search is None else options.search)
     reverse = [*options.overrides, *backwards(config)]
     # Check the students and the search now, not after hours of training.
     students = [split_overrides("--student", text) for text in options.student or [""]]
-    extras = [preview("train", schema.TrainConfig, [*reverse, *own]).data.extra for own in students]
-    merge_search(config.search, preview("translate", schema.TranslateConfig, ["run=DIR", *search]).search)
+    extras = [
+        compose("train", schema.TrainConfig, [*reverse, *own], auto_size="small")[0].data.extra for own in students
+    ]
+    merge_search(config.search, compose("translate", schema.TranslateConfig, ["run=DIR", *search])[0].search)
     pairs = [(source, target) for source, target, _ in splits(config.data)["train"] if source and target]
     begin(folder, {"overrides": options.overrides, "models": options.models, "search": search}, students)
     overrides = {

@@ -25,10 +25,11 @@ from nmt.compare.report import tables, write_files
 from nmt.config.compose import flatten
 from nmt.config.errors import UserError
 from nmt.config.overrides import override_values
+from nmt.config.schema import NO_EFFECT_KEYS
 from nmt.evaluate.bleu import FORMULAS, METRICS, Counted, count, signatures
 from nmt.export.contents import shared_config, shared_manifest
 from nmt.system.files import to_json, write_atomically
-from nmt.system.run import FINISHED, NO_EFFECT, RunDirectory, digest, read_json, runs_below
+from nmt.system.run import FINISHED, RunDirectory, digest, read_json, runs_below
 from nmt.system.saved_config import load_values
 from nmt.system.text_table import markdown
 
@@ -93,8 +94,8 @@ def unpack(file: Path, split: str) -> tuple[Entry, HeldOut]:
         name=file.stem,
         hypotheses=[file.stem],  # tells runs apart
         seed=config["seed"],
-        config=digest({key: value for key, value in flatten(config) if key not in {"seed", *NO_EFFECT}}),
-        choices={key: choice for key, choice in chosen.items() if key not in {"seed", *NO_EFFECT}},
+        config=digest({key: value for key, value in flatten(config) if key not in {"seed", *NO_EFFECT_KEYS}}),
+        choices={key: choice for key, choice in chosen.items() if key not in {"seed", *NO_EFFECT_KEYS}},
         aer=100 * result["aer"] if "aer" in result else None,
         parameters=manifest["parameters"],
         training=Training.read(manifest, record["metrics"]),

@@ -19,6 +19,7 @@ from typing import IO
 from conftest import values_of
 from quick_hydra import compose_once
 
+from nmt.cli import entry
 from nmt.cli.help import known_keys
 
 Work = Callable[[], int]
@@ -106,7 +107,7 @@ def _run(name: str, *words: str, cwd: Path | None, env: dict[str, str]) -> int:
         sys.path.insert(0, str(Path(name).parent))
         runpy.run_path(name, run_name="__main__")
     else:
-        importlib.import_module(f"nmt.cli.{name.removeprefix('nmt-')}").main()
+        getattr(entry, name.removeprefix("nmt-"))()
     return 0
 
 
@@ -153,10 +154,8 @@ def _ended_within(child: int, seconds: float) -> int:
 def _prepare() -> None:
     for name in (
         "cli.train",
-        "cli.evaluate",
         "cli.translate",
-        "cli.compare",
-        "cli.export",
+        "cli.commands",
         "training.job",
         "compare.compare",
     ):

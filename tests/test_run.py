@@ -13,7 +13,7 @@ import pytest
 
 from nmt.config.errors import UserError
 from nmt.system.files import read_lines, write_lines
-from nmt.system.run import CHANGEABLE, RunDirectory, _fixed, read_json
+from nmt.system.run import RunDirectory, _fixed, read_json
 from nmt.system.saved_config import save_values
 
 SECTIONS: dict[str, object] = {name: {} for name in ("attention", "decoder", "encoder", "tokenizer")}
@@ -128,19 +128,6 @@ def test_a_deleted_directory_is_not_made_again(tmp_path: Path) -> None:
         run.check_present()
     run.release()
     assert not run.path.exists()
-
-
-def test_free_keys_exist(train_config: object) -> None:
-    from conftest import values_of
-
-    from nmt.config.compose import flatten
-
-    known = {key for key, _ in flatten(values_of("train", []))}
-    files = ["data=files", "data.train=a", "data.validation=b"]
-    taught = ["objective=distillation", "objective.teachers=a"]
-    for chosen in (files, ["data=multi30k"], ["tokenizer=file", "tokenizer.source_model=a"], taught):
-        known |= {key for key, _ in flatten(values_of("train", chosen))}
-    assert known >= CHANGEABLE
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:

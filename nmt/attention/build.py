@@ -44,9 +44,7 @@ from nmt.attention.scores import (
     ScaledDotScore,
     Score,
 )
-from nmt.config.schema import alignment as alignments
-from nmt.config.schema import attention as schema
-from nmt.config.schema import normalizers
+from nmt.config.schema import model as schema
 
 
 def build_attention(
@@ -64,7 +62,7 @@ def build_attention(
 
 def build_policy(config: schema.Attention, query_dim: int) -> Policy | None:
     """Build the policy that trains sampled positions; None for any other alignment."""
-    if not isinstance(config, schema.ScoredAttention) or not isinstance(config.alignment, alignments.Sampled):
+    if not isinstance(config, schema.ScoredAttention) or not isinstance(config.alignment, schema.Sampled):
         return None
     sampled = config.alignment
     return Policy(query_dim, sampled.baseline, discount=sampled.discount, entropy_weight=sampled.entropy_weight)
@@ -122,31 +120,31 @@ def _window(config: schema.Window, query_dim: int) -> Window:
             return LocalPredictiveWindow(config.reach, query_dim, config.dim)
 
 
-def _normalizer(config: normalizers.Normalizer) -> Normalizer:  # noqa: PLR0911
+def _normalizer(config: schema.Normalizer) -> Normalizer:  # noqa: PLR0911
     match config:
-        case normalizers.Softmax():
+        case schema.Softmax():
             return SoftmaxNormalizer(config.temperature)
-        case normalizers.Sparsemax():
+        case schema.Sparsemax():
             return SparsemaxNormalizer()
-        case normalizers.Entmax15():
+        case schema.Entmax15():
             return EntmaxNormalizer()
-        case normalizers.FirstOrder():
+        case schema.FirstOrder():
             return FirstOrderNormalizer(config.reach, config.monotonic)
-        case normalizers.Monotonic() | normalizers.Mocha():
+        case schema.Monotonic() | schema.Mocha():
             return MonotonicNormalizer(config.noise, config.initial_offset)
-        case normalizers.LinearChain():
+        case schema.LinearChain():
             return LinearChainNormalizer()
-        case normalizers.Fertility():
+        case schema.Fertility():
             return FertilityNormalizer(config.fertility)
 
 
-def _alignment(config: alignments.Alignment) -> Alignment:
+def _alignment(config: schema.Alignment) -> Alignment:
     match config:
-        case alignments.Expected():
+        case schema.Expected():
             return ExpectedAlignment()
-        case alignments.Sampled():
+        case schema.Sampled():
             return SampledAlignment(config.soft_share)
-        case alignments.StraightThrough():
+        case schema.StraightThrough():
             return StraightThroughAlignment(config.temperature)
-        case alignments.Marginal() | alignments.Variational() | alignments.Posterior():
+        case schema.Marginal() | schema.Variational() | schema.Posterior():
             return LatentAlignment()

@@ -1,33 +1,43 @@
-"""What the commands share: they start Hydra, and report a user's mistake as one line with exit status 2."""
+"""What the commands share: they start Hydra, report a user's mistake in one line, and end with an exit status."""
 
 import contextlib
+import errno
 import io
+import logging
 import os
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import IO, Any, AnyStr, NoReturn, TypeVar
 
-import hydra
+from hydra import version
+from hydra._internal.utils import _run_hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
-from nmt.cli import arguments
-from nmt.cli.compose import job_config
-from nmt.cli.outcome import STOPPED, attempt, joined, log_to_stream, report, write
+from nmt.cli.compose import argument_parser, job_config, job_overrides, parse_arguments
+from nmt.cli.compose import choices as choices_of
+from nmt.cli.help import explain
 from nmt.config.compose import config_dir
-from nmt.config.errors import UserError
-from nmt.config.overrides import user_path
-from nmt.config.schema import SavedRunCommand
-from nmt.system.processes import started_in_group
+from nmt.config.errors import UserError, format_value, printable
+from nmt.config.overrides import quoted, user_path
+from nmt.system.processes import local_rank, rank
 
+MAX_MESSAGE = 500  # characters
+STOPPED = 128  # the exit status of a command that signal N stopped is STOPPED + N
+# System errors that a user can cause: closed pipes and streams, full disks, missing permissions, unsuitable paths.
+USER_ERRNOS = {
+    *(errno.EPIPE, errno.EBADF),
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO),
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),
+}
 T = TypeVar("T", bound=BaseModel)
-S = TypeVar("S", bound=SavedRunCommand)
 
 
 def run_command(
@@ -36,43 +46,31 @@ def run_command(
     task: Callable[[T, list[str]], int | None],
     sweep: ModuleType | None = None,
     run_dir: Path | None = None,
-) -> None:
-    """Compose configs/<command>.yaml with the command line's overrides, check it, call `task`, exit.
+    arguments: list[str] | None = None,
+) -> NoReturn:
+    """Compose configs/<command>.yaml with the arguments of the command line, check it, call `task`, exit.
 
     `task` takes the typed config and the list of overrides, and returns the exit status (None: 0). `sweep` is the
     module nmt.cli.sweep if the command can run several jobs. `run_dir` takes the place of hydra.run.dir, so that Hydra
     creates no other directory.
     """
-    _check_streams(command)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # characters that its encoding lacks
     debug = bool(os.environ.get("HYDRA_FULL_ERROR"))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints exceptions itself
     log_to_stream(sys.stderr)
-    created: list[Path] = []
     warnings.filterwarnings("error", category=UserWarning, module=r"hydra\.")  # such as a missing search path
-    outcomes: list[int | Exception | None] = []  # one per job; None while it runs
-
-    @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=command)
-    def main(config: DictConfig) -> Any:  # noqa: ANN401
-        work = partial(_call, schema, task, config, command)
-        if sweep is not None and sweep.sweeping():
-            return sweep.run_job(work, command)
-        outcomes.append(None)
-        outcomes[-1] = status = attempt(work, debug, partial(_remove_empty_directories, created))
-        if isinstance(status, int) and status >= STOPPED:
-            sys.exit(status)
-        return None
-
+    outcomes: list[int | Exception | None] = []  # of the job, of what failed around it, of the sweep
+    job = _job(command, schema, task, sweep, debug, outcomes)
     try:
         try:
-            sys.argv[1:] = arguments.prepared(sys.argv[1:], schema)
-            created.extend(arguments.new_folders(sys.argv[1:]))
-            arguments.check(sys.argv[1:], command)
-            sys.argv[1:] = arguments.with_run_dir(sys.argv[1:], run_dir)
-            main()
+            _start_hydra(command, schema, job, run_dir, sys.argv[1:] if arguments is None else arguments)
         except Exception as error:
             if debug or outcomes:  # a bug
                 raise
-            outcomes.append(_named(error))  # from the command line or a launcher: jobs report their own errors
+            if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+                error.filename = "standard output"  # to which Hydra prints --help and the like
+            outcomes.append(error)  # of the command line or a launcher: jobs report their own errors
         if sweep is not None:
             outcomes.append(attempt(sweep.finish, debug))
     except KeyboardInterrupt:
@@ -85,54 +83,77 @@ def run_command(
     _exit(outcomes, command)
 
 
-def _check_streams(command: str) -> None:
-    """Refuse a closed standard stream: the next opened file would get its descriptor, and the stream's output.
+def _job(
+    command: str,
+    schema: type[T],
+    task: Callable[[T, list[str]], int | None],
+    sweep: ModuleType | None,
+    debug: bool,
+    outcomes: list[int | Exception | None],
+) -> Callable[[DictConfig], Any]:
+    """Return the function that Hydra calls for each job. A single job appends its outcome, None while it runs."""
 
-    Make standard output escape the characters that its encoding lacks.
-    """
-    streams = {
-        "standard input": (sys.stdin, "< /dev/null"),
-        "standard output": (sys.stdout, "> /dev/null"),
-        "standard error": (sys.stderr, "2> /dev/null"),
-    }
-    for name, (stream, redirection) in streams.items():
-        if stream is None:
-            message = f"nmt-{command}: error: {name} is closed; redirect it instead, for example {redirection}"
-            print(message, file=sys.stderr or sys.stdout)
-            sys.exit(2)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    def job(config: DictConfig) -> Any:  # noqa: ANN401
+        def work() -> int:
+            return task(job_config(schema, config, command), job_overrides(HydraConfig.get())) or 0
 
+        if sweep is not None and sweep.sweeping():
+            return sweep.run_job(work, command)
+        outcomes.append(None)
+        outcomes[-1] = outcome = attempt(work, debug)
+        if isinstance(outcome, Exception) and rank() == 0:
+            _remove_empty_directory()
+        elif isinstance(outcome, int) and outcome >= STOPPED:
+            sys.exit(outcome)
+        return None
 
-def _call(schema: type[T], task: Callable[[T, list[str]], int | None], config: DictConfig, command: str) -> int:
-    """Run one job. Returns its exit status."""
-    return task(job_config(schema, config, command), arguments.job_overrides(HydraConfig.get())) or 0
-
-
-def shared_by_processes(command: str, task: Callable[[S, list[str]], None]) -> Callable[[S, list[str]], int]:
-    """The task of a command that starts itself again in config.processes processes, which share its work."""
-
-    def run(config: S, overrides: list[str]) -> int:
-        if config.processes > 1 and started_in_group():
-            raise UserError("processes=: several processes were started already; leave it out")
-        if config.processes > 1:
-            from nmt.cli.launch import repeat_in_processes
-
-            return repeat_in_processes(command, config.processes)
-        task(config, overrides)
-        return 0
-
-    return run
+    return job
 
 
-def _named(error: Exception) -> Exception:
-    """Name standard output in a system error without a file name: Hydra prints --help and the like there."""
-    if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-        error.filename = "standard output"
-    return error
+def _start_hydra(
+    command: str,
+    schema: type[BaseModel],
+    job: Callable[[DictConfig], Any],
+    run_dir: Path | None,
+    arguments: list[str],
+) -> None:
+    """Do what hydra.main does, with these arguments in place of sys.argv."""
+    parser = argument_parser(command)
+    options = parse_arguments(parser, arguments, schema, command)
+    if run_dir is not None:
+        others = [word for word in options.overrides if not word.startswith("hydra.run.dir=")]
+        options.overrides = [*others, f"hydra.run.dir={quoted(str(run_dir))}"]
+    version.setbase("1.3")
+    _run_hydra(options, parser, job, str(config_dir()), command)
 
 
-def _exit(outcomes: list[int | Exception | None], command: str) -> None:
+def attempt(work: Callable[[], int], debug: bool) -> int | Exception:
+    """Return the exit status of a job, or the user's error: Hydra would print its own message."""
+    try:
+        return work()
+    except (UserError, OmegaConfBaseException, OSError) as error:
+        if debug or (isinstance(error, OSError) and error.errno not in USER_ERRNOS):
+            raise
+        return error
+    except (RuntimeError, MemoryError) as error:
+        from nmt.system.machine import is_out_of_memory
+
+        if debug or not is_out_of_memory(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        return UserError(f"out of memory ({reason})" if reason else "out of memory")
+
+
+def report(error: Exception, command: str) -> None:
+    """Print an error in one line. Rank 0 prints what all processes of a group meet."""
+    name = f"nmt-{command}" if rank() == 0 else f"nmt-{command}, process {rank()}"
+    if rank() and ((local_rank() and not joined()) or type(error).__name__ == "OtherProcessFailed"):
+        return
+    for line in explain(error, command).split("\n"):
+        print(f"{name}: error: {format_value(line, MAX_MESSAGE)}", file=sys.stderr)
+
+
+def _exit(outcomes: list[int | Exception | None], command: str) -> NoReturn:
     """Print each error in one line and exit: with 2 after an error, else with the highest status."""
     errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
     status = 2 if errors else max((outcome for outcome in outcomes if isinstance(outcome, int)), default=0)
@@ -149,33 +170,70 @@ def _exit(outcomes: list[int | Exception | None], command: str) -> None:
     sys.exit(status)
 
 
-def _remove_empty_directories(created: list[Path]) -> None:
-    """Remove the run directory that Hydra creates before the job starts, unless it existed before or holds files."""
+def joined() -> bool:
+    """Has this process joined a group, within which errors are exchanged?"""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and bool(distributed.is_initialized())
+
+
+def _remove_empty_directory() -> None:
+    """Remove the directory that Hydra has created for a new run, and the folders of its date, if they are empty."""
     config = HydraConfig.get()
-    if config.run.dir == "." or any(word.startswith("run=") for word in arguments.job_overrides(config)):
-        return
-    named = any(word.startswith("hydra.run.dir=") for word in arguments.job_overrides(config, "hydra"))
-    with contextlib.suppress(OSError):
-        if not named:
-            os.removedirs(config.run.dir)  # with the folders of its date
-        for path in created:
-            path.rmdir()
+    words = [*job_overrides(config), *job_overrides(config, "hydra")]
+    if not any(word.startswith(("run=", "hydra.run.dir=")) for word in words):
+        with contextlib.suppress(OSError):
+            os.removedirs(config.run.dir)
+
+
+def write(stream: IO[AnyStr], content: AnyStr, name: str) -> OSError | None:
+    """Write to a stream and flush it. Returns the error, if any, with the stream's name.
+
+    After an error, redirects the stream to /dev/null: otherwise the interpreter would flush it at exit and fail again.
+    """
+    try:
+        stream.write(content)
+        stream.flush()
+    except OSError as error:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+        error.filename = name
+        return error
+    return None
+
+
+class _Printable(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        """Escape control characters: names and errors in a message may come from untrusted files."""
+        return "\n".join(map(printable, super().format(record).split("\n")))
+
+
+def log_to_stream(stream: Any) -> None:  # noqa: ANN401
+    """Send the package's log messages to this stream only."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_Printable("%(message)s"))
+    # A filter, because tqdm's handler copies filters but no level.
+    level = logging.INFO if rank() == 0 else logging.CRITICAL  # only rank 0 logs
+    handler.addFilter(lambda record: record.levelno >= level)
+    logger = logging.getLogger("nmt")
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
 
 
 def output_dir() -> Path:
-    """Hydra's directory for this job."""
+    """Return Hydra's directory for this job."""
     return Path(HydraConfig.get().runtime.output_dir)
 
 
 def choices() -> dict[str, str]:
-    """The selected choice of each group in this job."""
-    selected = HydraConfig.get().runtime.choices
-    return {str(group): str(choice) for group, choice in selected.items() if not str(group).startswith("hydra/")}
+    """Return the selected choice of each group in this job."""
+    return choices_of(HydraConfig.get())
 
 
 @contextlib.contextmanager
 def output_folder(output: str, marker: str, content: str, option: str = "output=") -> Iterator[Path]:
-    """The folder `output`, created if missing. If the body raises, new folders that are empty are removed again.
+    """Create the folder `output` if it is missing. If the body raises, remove new folders that are empty.
 
     Raises UserError if the folder cannot be created or written, or if it holds files but not `marker`, by which an
     earlier result is recognised. In messages, `option` names the argument and `content` the kind of result.

@@ -1,55 +1,93 @@
-"""Compose a command's configuration from YAML files and overrides, with the model size that suits the corpus."""
+"""From a command line to a typed configuration: Hydra composes the YAML files, the schema checks the values."""
 
 import logging
-from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+import re
+from argparse import ArgumentParser, Namespace
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from typing import Any, NoReturn, TypeVar, cast
 
 import hydra
 from hydra import initialize_config_dir
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
-from nmt.cli import arguments, help
+from nmt.cli import help
 from nmt.config.compose import config_dir, drop_unused_values, validated, validated_union
-from nmt.config.errors import UserError, format_value
-from nmt.config.overrides import user_path
+from nmt.config.errors import UserError, format_value, nearest
+from nmt.config.overrides import quoted, user_path
+from nmt.config.schema.base import text_keys
 from nmt.config.schema.data import Data
 from nmt.config.schema.model import SizeThresholds
 from nmt.system.processes import agreed
 
+DRY_RUN = "--dry-run"  # of nmt-train; Hydra does not see it
+SWEEP_KEYS = ("hydra.sweep.", "hydra.launcher", "hydra.sweeper", "hydra/launcher", "hydra/sweeper")
+TEXT_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.job.name")
+PARTS = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[\[\],]|[^'"\[\],]+""")  # quoted, or not
 T = TypeVar("T", bound=BaseModel)
 log = logging.getLogger(__name__)
 
 
-def job_config(schema: type[T], config: DictConfig, command: str) -> T:
-    """The typed configuration of the job that Hydra composed. Raises UserError, or OmegaConfBaseException."""
-    return _typed(schema, _with_size(config, command), arguments.job_overrides(HydraConfig.get()))
+def compose(
+    command: str, schema: type[T], overrides: Sequence[str], auto_size: str | None = None
+) -> tuple[T, dict[str, str]]:
+    """Compose and check the configuration of a command, without a command line; Hydra keeps no state of it.
 
-
-def preview(command: str, schema: type[T], overrides: Sequence[str]) -> T:
-    """The configuration of a command that a script will start. It has size=small in place of size=auto.
-
-    Raises UserError with the command's own message, so that a script can report all mistakes before its first run.
+    size=auto becomes `auto_size`, by default the size for the corpus. Returns the configuration and the choice of each
+    group. Raises UserError with the command's own message.
     """
-    overrides = arguments.prepared(overrides, schema)
-    for override in arguments.check(overrides, command):
+    overrides = with_texts_quoted(overrides, schema)
+    for override in check(overrides, command):
         if override.is_sweep_override():
             raise UserError(f"{override.input_line}: several values need a sweep, which this is not")
     try:
         with initialize_config_dir(str(config_dir()), version_base="1.3"):
-            config = hydra.compose(command, list(overrides))
+            config = hydra.compose(command, list(overrides), return_hydra_config=True)
             if _has_automatic_size(config):
-                config = hydra.compose(command, [*without_size(overrides), "size=small"])
-        return _typed(schema, config, overrides)
+                others = without_size(overrides)
+                size = auto_size or _size_for_corpus(config)
+                config = hydra.compose(command, [*others, f"size={size}"], return_hydra_config=True)
+        values = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+        return _typed(schema, values, overrides), choices(config.hydra)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(help.explain(error, command)) from None
 
 
+def job_config(schema: type[T], config: DictConfig, command: str) -> T:
+    """Check the configuration of the job that Hydra composed. Raises UserError, or OmegaConfBaseException."""
+    job = cast(DictConfig, HydraConfig.get())
+    overrides = job_overrides(job)
+    if _has_automatic_size(config):
+        size = _size_for_corpus(config)
+        with read_write(job):
+            job.runtime.choices["size"] = size  # which the run records
+        searched = [word for word in job_overrides(job, "hydra") if word.startswith("hydra.searchpath=")]
+        config = hydra.compose(command, [*searched, *without_size(overrides), f"size={size}"])
+    return _typed(schema, config, overrides)
+
+
+def choices(hydra_config: Any) -> dict[str, str]:  # noqa: ANN401
+    """Return the selected choice of each group."""
+    selected = hydra_config.runtime.choices
+    return {str(group): str(choice) for group, choice in selected.items() if not str(group).startswith("hydra/")}
+
+
+def job_overrides(hydra_config: Any, node: str = "task") -> list[str]:  # noqa: ANN401
+    """Return a job's overrides, or Hydra's own with node="hydra", without resolving interpolations in them."""
+    overrides: list[str] = OmegaConf.to_container(hydra_config.overrides[node], resolve=False)  # type: ignore[assignment]
+    return overrides
+
+
 def without_size(overrides: Sequence[str]) -> list[str]:
-    """The overrides without those of size=auto."""
+    """Return the overrides without those of size=auto."""
     return [override for override in overrides if not override.lstrip("+~").startswith(("size=", "size.thresholds"))]
 
 
@@ -62,13 +100,11 @@ def _has_automatic_size(config: DictConfig) -> bool:
     return "thresholds" in config.get("size", {})
 
 
-def _with_size(config: DictConfig, command: str) -> DictConfig:
-    """Resolve size=auto: compose again with the size for the number of training pairs (configs/size/auto.yaml).
+def _size_for_corpus(config: DictConfig) -> str:
+    """Return the size for the number of training pairs (configs/size/auto.yaml).
 
     Raises UserError if the corpus cannot be read or no size fits it.
     """
-    if not _has_automatic_size(config):
-        return config
     from nmt.data.reading.corpus import splits
     from nmt.data.reading.sources import count_pairs
 
@@ -80,18 +116,139 @@ def _with_size(config: DictConfig, command: str) -> DictConfig:
     reached = {least: size for size, least in thresholds if pairs >= least}
     if not reached:
         raise UserError(f"size.thresholds: no size begins at or below {pairs:,} training pairs; set one to 0")
-    size = reached[max(reached)]
+    size = str(reached[max(reached)])
     log.info("size: %s, for %s training pairs", size, f"{pairs:,}")
-    job = cast(DictConfig, HydraConfig.get())
-    with read_write(job):
-        job.runtime.choices["size"] = size  # which the run records
-    overrides = without_size(arguments.job_overrides(job))
-    searched = [each for each in arguments.job_overrides(job, "hydra") if each.startswith("hydra.searchpath=")]
-    return hydra.compose(command, [*searched, *overrides, f"size={size}"])
+    return size
+
+
+def argument_parser(command: str) -> ArgumentParser:
+    """Return Hydra's parser of options, which raises UserError instead of printing its usage, with our version."""
+    parser: ArgumentParser = get_args_parser()
+    options = [option for action in parser._actions for option in action.option_strings]
+
+    def error(message: str) -> NoReturn:
+        known = [*options, DRY_RUN] if command == "train" else options
+        raise UserError(f"{format_value(message, 200)}{nearest(message.rpartition(' ')[2], known)}")
+
+    parser.error = error  # type: ignore[method-assign]
+    for action in parser._actions:
+        if "--version" in action.option_strings:
+            action.version = f"nmt {version('nmt')} (Hydra {version('hydra-core')})"  # type: ignore[attr-defined]
+    return parser
+
+
+def parse_arguments(
+    parser: ArgumentParser, arguments: Sequence[str], schema: type[BaseModel], command: str
+) -> Namespace:
+    """Parse a command line into Hydra's options, with `overrides` as Hydra has to read them.
+
+    Raises UserError for arguments that cannot work or would have no effect.
+    """
+    parsed = parser.parse_intermixed_args(list(arguments))
+    if parsed.multirun and command != "train":
+        instead = "; one comparison takes all runs, as in runs=[A,B]" if command == "compare" else ""
+        raise UserError(f"-m: is for nmt-train only{instead}")
+    if parsed.experimental_rerun:
+        raise UserError("--experimental-rerun: would execute code from a file; resume a run with run=DIR")
+    parsed.overrides = with_texts_quoted(parsed.overrides, schema)
+    check(parsed.overrides, command)
+    return parsed
+
+
+def check(overrides: Sequence[str], command: str) -> list[Override]:
+    """Parse overrides. Raises UserError for those that cannot be parsed or would have no effect."""
+    parsed = [_parsed(override) for override in overrides]
+    keys = {str(override.key_or_group) for override in parsed}
+    for override in parsed:
+        key, line = str(override.key_or_group), format_value(override.input_line)
+        if command != "train" and key.startswith(("hydra.run.", *SWEEP_KEYS)):
+            raise UserError(f"{line}: is for nmt-train only")
+        if key == "hydra.run.dir" and "run" in keys:
+            raise UserError(f"{line}: run= resumes in the run's own directory; leave it out")
+        if command == "train":
+            _refuse_choice_as_value(override)
+    _warn_of_repeated(parsed)
+    return parsed
+
+
+def _parsed(override: str) -> Override:
+    if "=" not in override and not override.startswith("~"):
+        raise UserError(f"{format_value(override)}: expected KEY=VALUE or GROUP=CHOICE")
+    try:
+        return OverridesParser.create().parse_override(override)
+    except (HydraException, ValueError, RecursionError) as error:
+        reason = format_value(str(error).partition("\n")[0])
+        raise UserError(
+            f"{format_value(override)}: cannot be parsed ({reason}); write no spaces around =, and quote values with "
+            "characters other than ASCII letters, digits and . / - _ +, as in \"key='a=b'\""
+        ) from None
+
+
+def _refuse_choice_as_value(override: Override) -> None:
+    """Refuse a choice written with a dot (attention.score=dot) or by its kind (optimizer.kind=sgd)."""
+    key, _, value = str(override.input_line).lstrip("+").partition("=")
+    group = key.removesuffix(".kind").replace(".", "/")
+    is_group = "." in key and (config_dir() / group).is_dir()
+    if is_group and not override.is_delete() and not isinstance(override.value(), dict):
+        line = format_value(override.input_line)
+        raise UserError(f"{line}: a choice sets several values; write {group}={format_value(value)}")
+
+
+def _warn_of_repeated(overrides: Sequence[Override]) -> None:
+    """Warn where two arguments set one key: the last one wins."""
+    last: dict[str, Override] = {}
+    for override in overrides:
+        key = override.get_key_element().lstrip("+")
+        before = last.get(key)
+        if before is not None and before.value() != override.value() and not before.is_delete():
+            lines = format_value(before.input_line), format_value(override.input_line)
+            log.warning("%s: overridden by the later %s", *lines)
+        last[key] = override
+
+
+def with_texts_quoted(overrides: Sequence[str], schema: type[BaseModel]) -> list[str]:
+    """Return the overrides with the home directory in place of ~, and with paths and names quoted where Hydra would
+    read something else than was typed."""
+    keys = {*text_keys(schema), *TEXT_KEYS}
+    return [quote_texts(_with_home(override), keys) for override in overrides]
+
+
+def quote_texts(override: str, keys: Collection[str]) -> str:
+    """Quote text that Hydra would read as a number or as true or false, such as 2024_01 (202401) or nan, if the key is
+    one of the `keys`, whose values are text. Elements of lists and sweeps are quoted one by one."""
+    key, _, text = override.partition("=")
+    parts = PARTS.findall(text)
+    if key.lstrip("+") not in keys or "".join(parts) != text or set(text) & set("{}()$"):
+        return override
+    return f"{key}={''.join(quoted(part.strip()) if _is_no_text(part) else part for part in parts)}"
+
+
+def _is_no_text(value: str) -> bool:
+    with suppress(HydraException, ValueError):
+        return isinstance(OverridesParser.create().parse_override(f"key={value}").value(), bool | int | float)
+    return False
+
+
+def _with_home(override: str) -> str:
+    """Replace ~ in KEY=~/PATH by the home directory: a shell expands it only at the start of a word."""
+    key, _, value = override.partition("=")
+    if not value.startswith("~/"):
+        return override
+    path = str(user_path(value))
+    return f"{key}={quoted(path) if re.fullmatch(r'[a-zA-Z0-9_./-]*', value[1:]) else path}"
+
+
+def value_of(override: str) -> str:
+    """Return the text after the =, unquoted as Hydra does."""
+    text = override.partition("=")[2]
+    with suppress(HydraException, ValueError):
+        value = OverridesParser.create().parse_override(override).value()
+        return value if isinstance(value, str) else text
+    return text
 
 
 def _run_dir(run: str | None, new: str) -> str:
-    """The directory of the run to resume, else `new`. Raises UserError before Hydra creates anything."""
+    """Return the directory of the run to resume, else `new`. Raises UserError before Hydra creates anything."""
     if run is None:
         return agreed("run directory", new)
     path = user_path(run)
@@ -108,7 +265,7 @@ def _run_dir(run: str | None, new: str) -> str:
 
 
 def _for_several(run: str | list[str] | None, folder: str) -> str | None:
-    """A folder for the results of several runs together, or of an archive; None for one run."""
+    """Return `folder` for the results of several runs together or of an archive, None for those of one run."""
     runs = [run] if run is None or isinstance(run, str) else run
     return folder if len(runs) > 1 or any(user_path(str(name)).is_file() for name in runs) else None
 

@@ -1,21 +1,52 @@
 """Entry points of the commands. They import nothing large until Ctrl-C is handled."""
 
-import importlib
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import NoReturn
 
 
-def _run(command: str) -> None:
-    with exit_at_ctrl_c(command):
-        module = importlib.import_module(f"nmt.cli.{command}")
-    try:
-        module.main()
-    except KeyboardInterrupt:  # outside the part of main that handles it
-        _exit(command)
+def train() -> None:
+    """nmt-train: train, evaluate, draw alignments."""
+    with exit_at_ctrl_c("train"):
+        from nmt.cli.train import main
+    main()
+
+
+def translate() -> None:
+    """nmt-translate: a filter from standard input to standard output."""
+    with exit_at_ctrl_c("translate"):
+        from nmt.cli.translate import main
+    main()
+
+
+def evaluate() -> None:
+    """nmt-evaluate: score a trained run, or an ensemble, on a split of its corpus."""
+    with exit_at_ctrl_c("evaluate"):
+        from nmt.cli.commands import evaluate
+    evaluate()
+
+
+def compare() -> None:
+    """nmt-compare: rank systems, test their differences for significance, show where they differ."""
+    with exit_at_ctrl_c("compare"):
+        from nmt.cli.commands import compare
+    compare()
+
+
+def serve() -> None:
+    """nmt-serve: a page and a service for trained models."""
+    with exit_at_ctrl_c("serve"):
+        from nmt.cli.commands import serve
+    serve()
+
+
+def export() -> None:
+    """nmt-export: pack a trained model into one file."""
+    with exit_at_ctrl_c("export"):
+        from nmt.cli.commands import export
+    export()
 
 
 @contextmanager
@@ -34,8 +65,3 @@ def _exit(command: str) -> NoReturn:
     with suppress(OSError):  # the terminal may be closed
         os.write(2, f"nmt-{command}: interrupted\n".encode())
     os._exit(128 + signal.SIGINT)
-
-
-train, evaluate, translate, compare, serve, export = (
-    partial(_run, name) for name in ("train", "evaluate", "translate", "compare", "serve", "export")
-)

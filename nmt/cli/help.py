@@ -22,7 +22,7 @@ SET_BY_SIZE = {"size.lr": "optimizer.lr", "size.vocab_size": "tokenizer.vocab_si
 
 
 def config_files(command: str) -> list[tuple[Path, str]]:
-    """All YAML files of a command, including choices that are not selected, each with the prefix of its keys."""
+    """List all YAML files of a command, also of choices that are not selected, each with the prefix of its keys."""
     roots = [config_dir() / command, *(sorted(config_dir().iterdir()) if command == "train" else [])]
     roots += [config_dir() / "search"] if command in {"evaluate", "translate", "serve"} else []
     files = [(config_dir() / f"{command}.yaml", "")]
@@ -32,13 +32,13 @@ def config_files(command: str) -> list[tuple[Path, str]]:
 
 
 def key_prefix(path: Path) -> str:
-    """The prefix of the keys in a group's file, such as "attention.score."."""
+    """Return the prefix of the keys in a group's file, such as "attention.score."."""
     is_global = "@package _global_" in path.read_text(encoding="utf-8")
     return "" if is_global else ".".join([*path.parent.relative_to(config_dir()).parts, ""])
 
 
 def choices_of(group: str, command: str) -> list[str]:
-    """The choices of a group. Those of `experiment` may lie in folders, such as papers/luong_2015_table_4."""
+    """List the choices of a group. Those of `experiment` may lie in folders, such as papers/luong_2015_table_4."""
     folder = config_dir() / group
     paths = folder.rglob("[!_]*.yaml") if group == RECIPES else folder.glob("[!_]*.yaml")
     names = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in paths)
@@ -46,39 +46,35 @@ def choices_of(group: str, command: str) -> list[str]:
 
 
 def known_keys(command: str) -> list[str]:
-    """All keys, sections and groups of a command, including those of choices that are not selected."""
+    """List all keys, sections and groups of a command, also those of choices that are not selected."""
     files = config_files(command)
     keys = [key for path, prefix in files for key in _keys_of(path, prefix)]
     sections = {key.rpartition(".")[0] for key in keys}
-    groups = {_group(path) for path, _ in files}
+    groups = {_group(path.parent) for path, _ in files}
     return sorted({*keys, *sections, *groups} - {"", "."})
 
 
-def _group(path: Path) -> str:
-    return _group_of_folder(path.parent)
-
-
-def _group_of_folder(folder: Path) -> str:
+def _group(folder: Path) -> str:
     group = folder.relative_to(config_dir()).as_posix()
     return RECIPES if group.startswith(f"{RECIPES}/") else group
 
 
 def _keys_of(path: Path, prefix: str) -> list[str]:
     values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    own = {str(key): value for key, value in values.items() if key not in {"defaults", "hydra"}}
-    return [key for key, _ in flatten(own, prefix)]
+    job = {str(key): value for key, value in values.items() if key not in {"defaults", "hydra"}}
+    return [key for key, _ in flatten(job, prefix)]
 
 
 def all_choices() -> str:
-    """One line per group of nmt-train, for --help."""
+    """Write one line per group of nmt-train, for --help."""
     folders = sorted(path for path in config_dir().rglob("*") if path.is_dir())
-    groups = [_group_of_folder(folder) for folder in folders]
+    groups = [_group(folder) for folder in folders]
     choices = {group: choices_of(group, "train") for group in groups if group.partition("/")[0] != "hydra"}
     return "\n".join(f"{group}: {', '.join(names)}" for group, names in choices.items() if names)
 
 
 def values(*, _root_: DictConfig) -> str:
-    """The composed values as YAML with comments, for --help; an OmegaConf resolver.
+    """Write the composed values as YAML with comments, for --help; an OmegaConf resolver.
 
     `$` is doubled because Hydra substitutes in the result. OmegaConf passes the whole configuration as `_root_`.
     """
@@ -97,7 +93,7 @@ def values(*, _root_: DictConfig) -> str:
 
 
 def _comments(command: str, choices: dict[str, str]) -> dict[str, str]:
-    """The comment of each key; the file of the selected choice takes precedence."""
+    """Collect the comment of each key; the file of the selected choice takes precedence."""
     comments: dict[str, str] = {}
     for path, prefix in config_files(command):
         comments |= _comments_in(path, prefix, above=False)  # a comment above a key may describe another choice
@@ -110,7 +106,7 @@ def _comments(command: str, choices: dict[str, str]) -> dict[str, str]:
 
 
 def _comments_in(path: Path, prefix: str, above: bool) -> dict[str, str]:
-    """The comments in one file: those beside values and, if `above`, those above keys."""
+    """Collect the comments in one file: those beside values and, if `above`, those above keys."""
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
     comments = {}
@@ -129,12 +125,12 @@ def _comments_in(path: Path, prefix: str, above: bool) -> dict[str, str]:
 
 
 def _comment_lines(lines: list[str], column: int) -> list[str]:
-    """The leading lines that hold only a comment starting in this column."""
+    """Return the leading lines that hold only a comment starting in this column."""
     return [*takewhile(lambda line: line.startswith(f"{'':{column}}#"), lines)]
 
 
 def _nodes(text: str) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
-    """Full key, key node and value node of each key in YAML text."""
+    """Yield the full key, key node and value node of each key in YAML text."""
 
     def walk(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
         for key, value in node.value if isinstance(node, yaml.MappingNode) else []:
@@ -145,7 +141,7 @@ def _nodes(text: str) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
 
 
 def explain(error: Exception, command: str) -> str:
-    """The message of an error: one line per problem, with the key and the nearest valid name."""
+    """Word an error: one line per problem, with the key and the nearest valid name."""
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
@@ -194,11 +190,11 @@ def _unknown_key(match: re.Match[str], command: str) -> str:
 
 
 def _choices_with(key: str, command: str) -> list[str]:
-    """The choices, as GROUP=CHOICE, whose files define the key or section."""
+    """Return the choices, as GROUP=CHOICE, whose files define the key or section."""
     return [
-        f"{_group(path)}={path.stem}"
+        f"{_group(path.parent)}={path.stem}"
         for path, prefix in config_files(command)
-        if prefix and path.stem in choices_of(_group(path), "train")
+        if prefix and path.stem in choices_of(_group(path.parent), "train")
         if any(f"{name}.".startswith(f"{key}.") for name in _keys_of(path, prefix))
     ]
 

@@ -14,27 +14,26 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
+from nmt.cli.app import STOPPED, attempt, log_to_stream, report
 from nmt.cli.help import explain
-from nmt.cli.outcome import STOPPED, attempt, log_to_stream, report
 from nmt.config.errors import UserError
-from nmt.config.schema import TrainConfig
-from nmt.system.distributed import OtherProcessFailed
+from nmt.config.schema import SavedRunCommand, TrainConfig
 from nmt.system.files import write_atomically
-from nmt.system.processes import cores, rank
-from nmt.training.job import train
-from nmt.training.loop import Observer
+from nmt.system.processes import cores, rank, started_in_group
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+    from nmt.training.loop import Observer
 
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 WORK, MESSAGE = "work.pickle", "message"  # files of a launch: what to run, and why rank 0 failed
 CRASHED, REPORTED = 1, 2  # exit status after a traceback, and after an error in one line
 SECONDS_TO_EXPLAIN = 10.0  # for rank 0, after the error of another process
 SECONDS_TO_SAVE = 600  # after a signal, for the update or validation in progress and the checkpoint
+S = TypeVar("S", bound=SavedRunCommand)
 
 
 def train_in_processes(
@@ -42,10 +41,11 @@ def train_in_processes(
     directory: Path,
     overrides: list[str],
     choices: Mapping[str, str] | None = None,
-    observer: Observer | None = None,
-    job: Callable[..., int] = train,
+    observer: "Observer | None" = None,
+    *,
+    job: Callable[..., int],
 ) -> int:
-    """`job`, which takes the other arguments, in config.processes processes. Returns the exit status.
+    """Run `job`, which takes the other arguments, in config.processes processes. Returns the exit status.
 
     The processes are programs of their own: one that fails ends, which closes its connections and so ends the others.
     Raises UserError with the message of rank 0, or if a process was lost.
@@ -54,25 +54,23 @@ def train_in_processes(
         work, message = Path(folder, WORK), Path(folder, MESSAGE)
         arguments = (config, directory, overrides, choices, observer)
         work.write_bytes(pickle.dumps(sys.path) + pickle.dumps((job, arguments)))
-        try:
-            _launch(config.processes, folder, "from nmt.cli.launch import run; run()", folder)
-        except SignalException as stop:
-            return STOPPED + int(stop.sigval)
-        except ChildFailedError as error:
-            _, failure = error.get_first_failure()
-            if message.exists():
-                raise UserError(message.read_text(encoding="utf-8")) from None
-            if failure.exitcode > STOPPED:  # a signal to this process alone stopped the group
-                return int(failure.exitcode)
-            if failure.exitcode == REPORTED:
-                raise UserError("a process failed, as printed above") from None
-            reason = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"status {failure.exitcode}"
-            raise UserError(f"process {failure.local_rank} ended with {reason}; the checkpoints are intact") from None
-    return 0
+        outcome = _launch(config.processes, folder, "from nmt.cli.launch import run; run()", folder)
+        if isinstance(outcome, int):
+            return outcome
+        if message.exists():
+            raise UserError(message.read_text(encoding="utf-8"))
+        if outcome.exitcode > STOPPED:  # a signal to this process alone stopped the group
+            return int(outcome.exitcode)
+        if outcome.exitcode == REPORTED:
+            raise UserError("a process failed, as printed above")
+        reason = f"signal {-outcome.exitcode}" if outcome.exitcode < 0 else f"status {outcome.exitcode}"
+        raise UserError(f"process {outcome.local_rank} ended with {reason}; the checkpoints are intact")
 
 
 def run() -> NoReturn:
-    """One of the processes that `train_in_processes` starts."""
+    """Be one of the processes that `train_in_processes` starts."""
+    from nmt.system.distributed import OtherProcessFailed
+
     folder = Path(sys.argv[1])
     with (folder / WORK).open("rb") as file:
         sys.path[:] = pickle.load(file)
@@ -104,31 +102,40 @@ def run() -> NoReturn:
     os._exit(outcome)  # an orderly exit would wait for the connections to processes that have failed
 
 
-def repeat_in_processes(command: str, processes: int) -> int:
-    """This command line in several processes, which share the standard streams. Returns the exit status; errors were
-    printed."""
-    words = [word for word in sys.argv[1:] if not word.startswith("processes=")]
-    os.environ.pop("HYDRA_FULL_ERROR", None)  # set by this process; the others print errors in one line, too
-    start = f"from nmt.cli.entry import {command}; {command}()"
-    with tempfile.TemporaryDirectory(prefix="nmt-processes-") as folder:
-        try:
-            _launch(processes, folder, start, *words)
-        except SignalException as stop:
-            return STOPPED + int(stop.sigval)
-        except ChildFailedError as error:
-            _, failure = error.get_first_failure()
-            if failure.exitcode < 0:
-                raise UserError(f"process {failure.local_rank} ended with signal {-failure.exitcode}") from None
-            return int(failure.exitcode)
-    return 0
+def shared_by_processes(command: str, task: Callable[[S, list[str]], None]) -> Callable[[S, list[str]], int]:
+    """Return the task of a command that repeats its command line in config.processes processes, which share the work
+    and the standard streams."""
+
+    def run(config: S, overrides: list[str]) -> int:
+        if config.processes == 1:
+            task(config, overrides)
+            return 0
+        if started_in_group():
+            raise UserError("processes=: several processes were started already; leave it out")
+        words = [word for word in sys.argv[1:] if not word.startswith("processes=")]
+        os.environ.pop("HYDRA_FULL_ERROR", None)  # set by this process; the others print errors in one line, too
+        start = f"from nmt.cli.entry import {command}; {command}()"
+        with tempfile.TemporaryDirectory(prefix="nmt-processes-") as folder:
+            outcome = _launch(config.processes, folder, start, *words)
+        if isinstance(outcome, int):
+            return outcome
+        if outcome.exitcode < 0:
+            raise UserError(f"process {outcome.local_rank} ended with signal {-outcome.exitcode}")
+        return int(outcome.exitcode)  # the process has printed its error
+
+    return run
 
 
-def _launch(processes: int, folder: str, start: str, *words: str) -> None:
+def _launch(processes: int, folder: str, start: str, *words: str) -> "int | ProcessFailure":
     """Run the Python statements `start` with these arguments in several processes, whose logs and error files go to
-    `folder`. They end when this process is killed.
+    `folder`, until all have ended. They also end when this process is killed.
 
-    Raises ChildFailedError if a process fails, SignalException at a signal, once all processes have ended.
+    Returns the exit status, or the first failure of a process.
     """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
     known = {field.name for field in fields(LaunchConfig)}  # some options are newer than the oldest torch we support
     handled = [name for name in SIGNALS if signal.getsignal(getattr(signal, name)) != signal.SIG_IGN]  # under nohup
     newer = {"signals_to_handle": ",".join(handled), "shutdown_timeout": SECONDS_TO_SAVE}
@@ -146,14 +153,20 @@ def _launch(processes: int, folder: str, start: str, *words: str) -> None:
     for name in logging.root.manager.loggerDict:  # they would announce signals and failures themselves
         if name.startswith("torch.distributed"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
+    watch = f"from nmt.system.processes import end_with; end_with({os.getpid()})"
     with _threads_per_process(processes), _own_handlers():
-        watch = f"from nmt.system.processes import end_with; end_with({os.getpid()})"
-        elastic_launch(settings, sys.executable)("-c", f"{watch}; {start}", *words)
+        try:
+            elastic_launch(settings, sys.executable)("-c", f"{watch}; {start}", *words)
+        except SignalException as stop:
+            return STOPPED + int(stop.sigval)
+        except ChildFailedError as error:
+            return error.get_first_failure()[1]
+    return 0
 
 
 @contextmanager
 def _own_handlers() -> Iterator[None]:
-    """After this context, signals are handled as before it: torch leaves its own handlers behind."""
+    """Restore the handlers of signals after this context: torch leaves its own behind."""
     before = {number: signal.getsignal(number) for number in (getattr(signal, name) for name in SIGNALS)}
     try:
         yield
@@ -165,7 +178,7 @@ def _own_handlers() -> Iterator[None]:
 
 @contextmanager
 def _threads_per_process(processes: int) -> Iterator[None]:
-    """Within this context, new processes divide the cores among them, unless the user has set OMP_NUM_THREADS."""
+    """Let new processes divide the cores among them within this context, unless the user has set OMP_NUM_THREADS."""
     if "OMP_NUM_THREADS" in os.environ:
         yield
         return

@@ -47,9 +47,9 @@ class OptunaSweeper(Sweeper):
         startup_trials: int,
         params: Mapping[str, str] | None,
     ) -> None:
-        for key, name, known in (("sampler", sampler, SAMPLERS), ("pruner", pruner, PRUNERS)):
-            if name not in known:
-                raise UserError(f"hydra.sweeper.{key}={name}: not one of {', '.join(known)}{nearest(name, known)}")
+        for key, name, allowed in (("sampler", sampler, SAMPLERS), ("pruner", pruner, PRUNERS)):
+            if name not in allowed:
+                raise UserError(f"hydra.sweeper.{key}={name}: not one of {', '.join(allowed)}{nearest(name, allowed)}")
         counts = {
             "n_trials": (n_trials, 1),
             "n_jobs": (1 if n_jobs is None else n_jobs, 1),
@@ -158,7 +158,7 @@ class OptunaSweeper(Sweeper):
 
 
 def _consecutive(numbers: Iterable[int]) -> Iterator[list[int]]:
-    """Groups of consecutive numbers: a launcher numbers its jobs upwards from the first."""
+    """Group consecutive numbers: a launcher numbers its jobs upwards from the first."""
     for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
         yield [number for _, number in group]
 
@@ -181,7 +181,7 @@ _register()
 
 @dataclass
 class TrialObserver:
-    """Reports validations of a job to Optuna. Other processes can use it: it opens the study where it is called."""
+    """Reports validations of a job to Optuna. It opens the study where it is called, so that any process can use it."""
 
     directory: Path  # of the search
     job: int
@@ -206,7 +206,7 @@ class TrialObserver:
 
 
 def observer() -> TrialObserver | None:
-    """For a job of a search, what reports its validations to Optuna; else None."""
+    """Return what reports the validations of a search's job to Optuna, None for any other job."""
     hydra = HydraConfig.get()
     if not hydra.sweeper._target_.endswith(".OptunaSweeper"):
         return None
@@ -229,7 +229,7 @@ def _storage(directory: Path) -> Any:  # noqa: ANN401
 
 
 def _distribution(override: Override) -> Any:  # noqa: ANN401
-    """Optuna's distribution for interval(a,b), tag(log,interval(a,b)), range(a,b,step) or several values."""
+    """Return Optuna's distribution for interval(a,b), tag(log,interval(a,b)), range(a,b,step) or several values."""
     distributions, value = _optuna().distributions, override.value()
     tags = set(getattr(value, "tags", ()))
     if tags - ({"log"} if isinstance(value, IntervalSweep) else set()):

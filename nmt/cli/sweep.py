@@ -24,10 +24,10 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
-from nmt.cli import arguments, optuna_sweeper
-from nmt.cli.app import output_dir
+from nmt.cli import optuna_sweeper
+from nmt.cli.app import STOPPED, log_to_stream, output_dir
+from nmt.cli.compose import DRY_RUN, SWEEP_KEYS, job_overrides
 from nmt.cli.help import choices_of, explain
-from nmt.cli.outcome import STOPPED, log_to_stream
 from nmt.compare.jobs import mark_sweep, record_failure, report_jobs
 from nmt.config.compose import config_dir
 from nmt.config.errors import UserError
@@ -40,6 +40,7 @@ MAX_VALUE, MAX_NAME = 40, 200  # characters of a value and of all in a directory
 COUNT = "NMT_SWEEP_JOBS"  # the number of jobs: an environment variable, so that worker processes inherit it
 PARENT = os.getppid()  # in a worker, the process of the sweep
 BUSY = threading.Event()  # set while this process runs a job
+_started: list[tuple[Path, bool]] = []  # directory of the sweep in progress, and whether the sweep has created it
 log = logging.getLogger(__name__)
 observer = optuna_sweeper.observer
 
@@ -47,25 +48,21 @@ observer = optuna_sweeper.observer
 class NameJobs(Callback):
     """Prepares a sweep: Hydra calls this before the first job (configs/train.yaml, hydra.callbacks)."""
 
-    directory: Path | None = None  # of the sweep that has started
-    created: bool = False  # whether this sweep created the directory
-    refusal: str | None = None  # why this command starts no sweep at all
-
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:  # noqa: ANN401
         """Check and mark the sweep's directory, and name each job's by the values that the sweep varies."""
         directory = Path(config.hydra.sweep.dir)
         if config.hydra.launcher.get("n_jobs") and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
             signal.signal(signal.SIGINT, partial(_interrupt_after_saving, directory))
         varied, count = _varied(config)
-        if reason := NameJobs.refusal or _refusal(config, directory, varied, count):
+        if reason := _refusal(config, directory, varied, count):
             log.error("nmt-train: error: %s", reason)  # Hydra would turn an exception into a warning
             sys.exit(2)
-        NameJobs.directory, NameJobs.created = directory, not directory.exists()
+        _started[:] = [(directory, not directory.exists())]
         with suppress(OSError):  # Hydra creates the directory too, and reports an error
             directory.mkdir(parents=True, exist_ok=True)
             mark_sweep(directory, 0 if config.hydra.sweeper.get("n_trials") else count)
         os.environ[COUNT] = str(config.hydra.sweeper.get("n_trials") or count)
-        hydra_overrides = arguments.job_overrides(config.hydra, "hydra")
+        hydra_overrides = job_overrides(config.hydra, "hydra")
         named = any(override.lstrip("+").startswith("hydra.sweep.subdir=") for override in hydra_overrides)
         if varied and not named and config.hydra.sweeper._target_.endswith(".BasicSweeper"):
             name = f"${{job_name:${{hydra.overrides.task}},{','.join(varied)}}}"
@@ -83,15 +80,17 @@ def _interrupt_after_saving(sweep: Path, *_: object) -> None:
 
 
 def _refusal(config: DictConfig, directory: Path, varied: list[str], count: int) -> str | None:
-    """Why this sweep cannot run; None if it can."""
-    if _is_foreign(directory):
+    """Return why this sweep cannot run, None if it can."""
+    if DRY_RUN in sys.argv:
+        return f"{DRY_RUN}: tries a single run, but this is a sweep; give each key one value, without -m"
+    if directory.is_dir() and any(directory.iterdir()) and not (directory / SWEEP).is_file():
         return f"{directory}: is not empty and not a sweep; choose another hydra.sweep.dir"
     if not count:
         return f"{', '.join(varied)}: no values, so there is no job to run"
-    for override in arguments.job_overrides(config.hydra, "hydra"):
+    for override in job_overrides(config.hydra, "hydra"):
         if override.startswith("hydra.run.dir="):
             return f"{override}: sets the directory of a single run; that of a sweep is hydra.sweep.dir"
-    recipes = " ".join(word for word in arguments.job_overrides(config.hydra) if word.startswith("experiment="))
+    recipes = " ".join(word for word in job_overrides(config.hydra) if word.startswith("experiment="))
     files = {name: config_dir() / "experiment" / f"{name}.yaml" for name in choices_of("experiment", "train")}
     sweeps = [name for name, path in files.items() if "MULTIRUN" in path.read_text()]
     if "experiment" in varied and any(name in recipes for name in sweeps):
@@ -101,15 +100,10 @@ def _refusal(config: DictConfig, directory: Path, varied: list[str], count: int)
     return None
 
 
-def _is_foreign(directory: Path) -> bool:
-    """Whether the directory holds files but is not a sweep's."""
-    return directory.is_dir() and any(directory.iterdir()) and not (directory / SWEEP).is_file()
-
-
 def _varied(config: DictConfig) -> tuple[list[str], int]:
-    """The keys that take several values in this sweep, and the number of combinations."""
+    """Return the keys that take several values in this sweep, and the number of combinations."""
     overrides = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
-    overrides += arguments.job_overrides(config.hydra)
+    overrides += job_overrides(config.hydra)
     parser = OverridesParser.create(GlobalHydra.instance().config_loader())  # which knows the choices for glob(...)
     parsed = {override.get_key_element().lstrip("+"): override for override in parser.parse_overrides(overrides)}
     varied = {key: override for key, override in parsed.items() if override.is_sweep_override()}
@@ -119,7 +113,7 @@ def _varied(config: DictConfig) -> tuple[list[str], int]:
 
 
 def job_name(overrides: list[str] | ListConfig, *varied: str) -> str:
-    """A directory name such as attention-bahdanau_lr-0.003, without characters that need quoting.
+    """Return a directory name such as attention-bahdanau_lr-0.003, without characters that need quoting.
 
     If characters are omitted, a hash is appended, so that names stay distinct.
     """
@@ -149,20 +143,19 @@ OmegaConf.register_new_resolver("job_name", job_name, replace=True)
 
 
 def sweeping() -> bool:
-    """Whether this process runs jobs of a sweep."""
+    """Does this process run jobs of a sweep?"""
     return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
 
 
 def refuse_sweep_options() -> None:
     """Raises UserError for options that a single run would ignore."""
-    options = ("hydra/launcher=", "hydra/sweeper=", "hydra.launcher.", "hydra.sweeper.", "hydra.sweep.")
-    for override in arguments.job_overrides(HydraConfig.get(), "hydra"):
-        if override.startswith(options):
+    for override in job_overrides(HydraConfig.get(), "hydra"):
+        if override.startswith(SWEEP_KEYS):
             raise UserError(f"{override}: is for a sweep; add -m")
 
 
 def job_threads() -> int | None:
-    """CPU threads per job, so that parallel jobs share the cores; None: PyTorch's default."""
+    """Return CPU threads per job, so that parallel jobs share the cores, or None for PyTorch's default."""
     launcher = HydraConfig.get().launcher
     jobs: int | None = launcher.get("n_jobs")
     if jobs is not None:
@@ -178,7 +171,7 @@ def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
     """
     join_cluster()
     directory = output_dir()
-    in_worker = NameJobs.directory is None  # with n_jobs=1 the parallel launcher starts no worker
+    in_worker = not _started  # with n_jobs=1 the parallel launcher starts no worker
     if rank() == 0:
         (directory / ERROR).unlink(missing_ok=True)
     with _running(directory.name, in_worker):
@@ -189,7 +182,7 @@ def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
         except Exception as error:
             message = explain(error, command)
             if rank() == 0:
-                record_failure(directory, message, arguments.job_overrides(HydraConfig.get()))
+                record_failure(directory, message, job_overrides(HydraConfig.get()))
             log.error("%s: failed: %s", directory.name, message)
             return None
         if rank() == 0:
@@ -204,7 +197,7 @@ def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
 
 
 def best_score(run: RunDirectory) -> float | None:
-    """The best validation score of a finished run, by what it monitored (`validation.monitor`)."""
+    """Return the best validation score of a finished run, by what it monitored (`validation.monitor`)."""
     training: dict[str, Any] = read_json(run.manifest).get("training", {})
     return next((value for key, value in training.items() if key.startswith("best_") and key != "best_step"), None)
 
@@ -258,10 +251,12 @@ class _Prefixed(io.TextIOBase):
 
 def finish() -> int:
     """Report a sweep after its last job, or after its launcher failed. Returns the exit status."""
-    directory = NameJobs.directory
-    if directory is None or not directory.is_dir():
+    if not _started:
         return 0  # not a sweep
+    directory, created = _started.pop()
+    if not directory.is_dir():
+        return 0
     status = report_jobs(directory, (directory / optuna_sweeper.JOURNAL).exists())
-    if NameJobs.created and {path.name for path in directory.iterdir()} <= {SWEEP, "multirun.yaml"}:  # no job started
+    if created and {path.name for path in directory.iterdir()} <= {SWEEP, "multirun.yaml"}:  # no job started
         shutil.rmtree(directory)
     return status

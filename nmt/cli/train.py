@@ -1,41 +1,47 @@
-"""nmt-train: train, evaluate, draw alignments."""
+"""nmt-train: train, evaluate, draw alignments; with --dry-run, only find what would stop a run, and estimate it."""
 
+import errno
 import logging
 import os
 import shlex
 import shutil
+import signal
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
-from nmt.cli import arguments, dry_run, sweep
-from nmt.cli.app import choices, output_dir, run_command
+from nmt.cli import sweep
+from nmt.cli.app import STOPPED, choices, output_dir, run_command
+from nmt.cli.compose import DRY_RUN, check, value_of, with_texts_quoted
 from nmt.cli.entry import exit_at_ctrl_c
-from nmt.config.compose import PATH_KEYS, flatten, validated, with_values
+from nmt.config.compose import flatten, validated, with_values
 from nmt.config.errors import UserError
-from nmt.config.overrides import for_shell
-from nmt.config.schema import TrainConfig
+from nmt.config.overrides import for_shell, user_path
+from nmt.config.schema import CHANGEABLE_KEYS, PATH_KEYS, TrainConfig
 from nmt.system.processes import rank, started_in_group
 from nmt.system.saved_config import load_values
 
-log = logging.getLogger(__name__)
 PATH_GROUPS = {"data", "tokenizer", "objective", "experiment"}  # groups that determine which of PATH_KEYS exist
+log = logging.getLogger(__name__)
 
 
 def main() -> None:
     """Entry point."""
+    arguments = [argument for argument in sys.argv[1:] if argument != DRY_RUN]
+    keys = {argument.partition("=")[0]: argument for argument in arguments}
+    run = value_of(keys["run"]) if "run" in keys else None
     # Overrides of PATH_KEYS for a run to resume: its saved configuration has these keys, but Hydra's may lack them.
     paths = []
-    keys = {argument.partition("=")[0]: argument for argument in sys.argv[1:]}
-    run = arguments.value_of(keys["run"]) if "run" in keys else None
     if run is not None and os.path.isfile(os.path.expanduser(f"{run}/config.yaml")) and not keys.keys() & PATH_GROUPS:
-        paths = [argument for argument in sys.argv[1:] if argument.partition("=")[0] in PATH_KEYS]
-        sys.argv[1:] = [argument for argument in sys.argv[1:] if argument not in paths]
-    if arguments.DRY_RUN in sys.argv[1:]:
-        dry_run.main()
+        paths = [argument for argument in arguments if argument.partition("=")[0] in PATH_KEYS]
+        arguments = [argument for argument in arguments if argument not in paths]
+    if DRY_RUN in sys.argv[1:]:
+        _main_of_dry_run(arguments)
     else:
-        run_command("train", TrainConfig, partial(_train, paths=paths), sweep)
+        run_command("train", TrainConfig, partial(_train, paths=paths), sweep, arguments=arguments)
 
 
 def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:
@@ -53,7 +59,7 @@ def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:
     else:
         sweep.refuse_sweep_options()
     if config.run is not None:
-        paths = arguments.prepared(paths, TrainConfig)
+        paths = with_texts_quoted(paths, TrainConfig)
         directory, config = _resumed(config, overrides, paths)
     config = config.with_absolute_paths()
     run = RunDirectory(directory)
@@ -66,15 +72,22 @@ def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:
         status = 0
     else:
         with exit_at_ctrl_c("train"):
-            from nmt.cli.launch import train_in_processes
             from nmt.training.job import train
 
         observer = sweep.observer() if sweep.sweeping() else None
-        launch = train_in_processes if config.processes > 1 and not started_in_group() else train
-        status = launch(config, directory, [*overrides, *paths], chosen, observer)
+        status = _launcher(config, train)(config, directory, [*overrides, *paths], chosen, observer)
     if not sweep.sweeping() and rank() == 0:
         _print_next_steps(os.path.relpath(directory), config.data.direction_arguments)
     return status
+
+
+def _launcher(config: TrainConfig, job: Callable[..., int]) -> Callable[..., int]:
+    """Return the job, or what runs it in config.processes processes."""
+    if config.processes == 1 or started_in_group():
+        return job
+    from nmt.cli.launch import train_in_processes
+
+    return partial(train_in_processes, job=job)
 
 
 def _check_group(overrides: list[str]) -> None:
@@ -86,8 +99,8 @@ def _check_group(overrides: list[str]) -> None:
 
 
 def _print_next_steps(run: str, direction: Mapping[str, str]) -> None:
-    """Where the pictures are, how to look at the run and to translate with it in this direction, and last its
-    directory."""
+    """Print where the pictures are, the commands that look at the run and translate with it in this direction, and last
+    its directory."""
     commands = {
         name: name if shutil.which(name) else Path(sys.executable).with_name(name)
         for name in ("tensorboard", "nmt-translate")
@@ -102,8 +115,8 @@ def _print_next_steps(run: str, direction: Mapping[str, str]) -> None:
 
 
 def _resumed(config: TrainConfig, overrides: list[str], paths: list[str]) -> tuple[Path, TrainConfig]:
-    """The directory of the run to resume, and its saved configuration with the overrides that may change it."""
-    from nmt.system.run import CHANGEABLE, RunDirectory
+    """Return the directory of the run to resume, and its saved configuration with the overrides that may change it."""
+    from nmt.system.run import RunDirectory
 
     run = RunDirectory.existing(str(config.run))
     values = dict(flatten(config.model_dump(mode="json")))
@@ -112,16 +125,61 @@ def _resumed(config: TrainConfig, overrides: list[str], paths: list[str]) -> tup
         key = override.partition("=")[0]
         if key == "run":
             continue
-        if key not in CHANGEABLE:
+        if key not in CHANGEABLE_KEYS:
             raise UserError(
                 f"{override}: run={config.run} resumes with its saved configuration; only these keys may change: "
-                f"{', '.join(sorted(CHANGEABLE - {'run'}))}"
+                f"{', '.join(sorted(CHANGEABLE_KEYS - {'run'}))}"
             )
         changes[key] = values[key]
     if "NMT_CACHE" in os.environ and "data.cache_dir" not in run.overrides():
         changes["data.cache_dir"] = values["data.cache_dir"]
-    for path in arguments.check(paths, "train"):
+    for path in check(paths, "train"):
         if path.is_sweep_override():
             raise UserError(f"{path.input_line}: several values need a sweep; run= resumes a single run")
         changes[str(path.key_or_group)] = path.value()
     return run.path, validated(TrainConfig, with_values(load_values(run.config), changes))
+
+
+def _main_of_dry_run(arguments: list[str]) -> None:
+    """Work in a temporary directory, which only SIGKILL leaves behind."""
+    with exit_at_ctrl_c("train"):  # an interrupted import ends the process, without removing anything
+        import nmt.training.job  # noqa: F401
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _exit)
+    named = [value_of(argument) for argument in arguments if argument.startswith("hydra.run.dir=")]
+    with tempfile.TemporaryDirectory(prefix="nmt-dry-run-") as folder:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder  # for the files of torch and of child processes
+        task = partial(_dry_run, named=named[-1] if named else None)
+        run_command("train", TrainConfig, task, sweep, Path(folder, "run"), arguments)
+
+
+def _exit(number: int, _: object) -> NoReturn:
+    sys.exit(STOPPED + number)
+
+
+def _dry_run(config: TrainConfig, overrides: list[str], named: str | None) -> int:
+    """Try what a run in the directory `named` would do. Hydra's directory is the temporary one."""
+    from nmt.training.job import dry_run
+
+    if config.run is not None:
+        raise UserError(f"--dry-run: tries a new run, but run={config.run} resumes one; leave one of them out")
+    if started_in_group():
+        raise UserError("--dry-run: several processes were started already; start one, with processes=N")
+    config = config.with_absolute_paths()
+    _check_directory(config, None if named is None or "${" in named else user_path(named))
+    return _launcher(config, dry_run)(config, output_dir(), overrides, choices(), None)
+
+
+def _check_directory(config: TrainConfig, path: Path | None) -> None:
+    """Raises UserError or OSError if a run could not be written to `path`, by default where nmt-train puts runs."""
+    from nmt.system.run import RunDirectory
+
+    folder = (path or Path("outputs")).absolute()
+    existing = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    if not existing.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(existing))
+    if path is not None:
+        RunDirectory(path.absolute()).check(config.model_dump(mode="json"))

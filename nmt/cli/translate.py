@@ -13,14 +13,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar, cast
 
-from nmt.cli.app import run_command, shared_by_processes
-from nmt.cli.controls import controls_of, from_terminal, read_controls, with_controls
+from nmt.cli.app import run_command, write
 from nmt.cli.entry import exit_at_ctrl_c
-from nmt.cli.outcome import write
-from nmt.config.errors import UserError
+from nmt.cli.launch import shared_by_processes
+from nmt.config.errors import UserError, format_value
 from nmt.config.overrides import user_path
 from nmt.config.schema import TranslateConfig
-from nmt.data.reading.text import open_text, user_lines
+from nmt.data.reading.text import is_blank, open_text, user_lines
 
 if TYPE_CHECKING:
     from nmt.system.distributed import ProcessGroup
@@ -33,6 +32,8 @@ MAX_CHARACTERS = 10_000_000  # in a buffer, regardless of buffer_lines
 CHUNK = 65_536  # bytes per read: the capacity of a pipe
 PAUSE = 0.02  # seconds to wait for a further line before translating those that have arrived
 Text = TypeVar("Text", str, tuple[str, ...])
+Item = tuple[str, ...]  # a line of the input, its constraints, its prefix
+TAB = "\t"
 
 
 def main() -> None:
@@ -92,7 +93,7 @@ def _check_alignments(
 
 
 def _translate_shares(translator: "Translator", config: TranslateConfig, common: "Controls") -> None:
-    """What the other processes do: translate or score their share of what the main process reads."""
+    """Translate or score this process's share of what rank 0 reads."""
     done = 0
     nothing: Iterator[list[Any]] = iter(())
     for buffer in translator.group.from_main(nothing):
@@ -138,7 +139,7 @@ def _score(translator: "Translator", references: BinaryIO, buffer_lines: int, al
 
 
 def _pairs(sources: Iterator[str], references: BinaryIO) -> Iterator[tuple[str, str]]:
-    """Sources with their references. Raises UserError if one of the two files is shorter."""
+    """Pair sources with their references. Raises UserError if one of the two files is shorter."""
     pairs = zip_longest(sources, user_lines(f"references={references.name}", references, strict=False))
     for number, (source, target) in enumerate(pairs, 1):
         if source is None or target is None:
@@ -160,7 +161,10 @@ def _filter(
     given: Mapping[str, BinaryIO],
     common: "Controls",
 ) -> None:
-    """Read, translate and write, one buffer of lines at a time. given, common: see nmt.cli.controls."""
+    """Read, translate and write, one buffer of lines at a time.
+
+    given: the open files of constraints and prefixes. common: the controls of all lines.
+    """
     interactive = _is_interactive(config)
     reader = LineReader(sys.stdin.buffer)
     done = 0
@@ -198,7 +202,7 @@ class LineReader:
                 yield self._lines.popleft()
 
     def has_line(self) -> bool:
-        """Whether a line is available, now or within PAUSE: even a fast writer needs time to be scheduled."""
+        """Is a line available, now or within PAUSE? Even a fast writer needs time to be scheduled."""
         while not self._lines and not self._ended and select.select([self._stream], [], [], PAUSE)[0]:
             self._read()
         return bool(self._lines)
@@ -223,7 +227,7 @@ class LineReader:
 
 
 def _buffers(items: Iterable[Text], size: int, has_next: Callable[[], bool]) -> Iterator[list[Text]]:
-    """Groups of `size` lines or pairs; smaller ones if lines are very long or the next line has not arrived yet."""
+    """Group `size` lines or pairs, fewer if lines are very long or the next line has not arrived yet."""
     buffer: list[Text] = []
     characters = 0
     for item in items:
@@ -237,7 +241,7 @@ def _buffers(items: Iterable[Text], size: int, has_next: Callable[[], bool]) -> 
 
 
 def _lines(reader: LineReader, interactive: bool) -> Iterator[str]:
-    """The lines of the input, with a prompt on a terminal."""
+    """Yield the lines of the input, with a prompt on a terminal."""
     prompt = "> " if interactive else ""
     print(prompt, end="", file=sys.stderr, flush=True)
     for line in user_lines("input", reader, strict=False):
@@ -247,11 +251,99 @@ def _lines(reader: LineReader, interactive: bool) -> Iterator[str]:
 
 
 def _write(group: "ProcessGroup", lines: list[str], links: list[str], alignments: BinaryIO | None) -> None:
-    """Write alignments, then translations: a reader of a translation finds its alignment already written. The other
-    processes wait for the next lines, and hear of an error."""
+    """Write alignments, then translations: a reader of a translation finds its alignment already written.
+
+    The other processes wait for the next lines, and learn of an error.
+    """
     outputs: list[tuple[BinaryIO, str, list[str]]] = [(sys.stdout.buffer, "standard output", lines)]
     if alignments is not None:
         outputs.insert(0, (alignments, alignments.name, links))
     for stream, name, written in outputs:
         if error := write(stream, "".join(f"{line}\n" for line in written).encode(), name):
             group.fail(error)
+
+
+def read_controls(glossary: str | None, forbidden: str | None) -> "Controls":
+    """Read the controls of all lines. Raises UserError for files that cannot be read, or are not in their format."""
+    controls: Controls = {}
+    if glossary is not None:
+        controls["glossary"] = _glossary(f"glossary={glossary}", _lines_of_file("glossary", glossary))
+    if forbidden is not None:
+        phrases = _lines_of_file("forbidden", forbidden)
+        for number, phrase in enumerate(phrases, 1):
+            if is_blank(phrase) or TAB in phrase:
+                problem = "holds a tab" if TAB in phrase else "is empty"
+                raise UserError(f"forbidden={forbidden}: line {number} {problem}; give one phrase per line")
+        controls["forbidden"] = phrases
+    return controls
+
+
+def with_controls(sources: Iterable[str], files: Mapping[str, BinaryIO]) -> Iterator[Item]:
+    """Yield each line of the input with its constraints and its prefix, "" where there is no file.
+
+    files: the open files, by their keys. Raises UserError if a file has more or fewer lines than the input, or is not
+    in its format.
+    """
+    columns = [user_lines(f"{key}={file.name}", file) for key, file in files.items()]
+    for number, (source, *values) in enumerate(zip_longest(sources, *columns), 1):
+        for (key, file), value in zip(files.items(), values, strict=True):
+            name = f"{key}={file.name}"
+            if source is None or value is None:
+                missing = "the input" if source is None else "this file"
+                raise UserError(
+                    f"{name}: line {number} is missing in {missing}; line N of this file belongs to line N of the "
+                    "input, and may be empty"
+                )
+            if key == "prefix" and TAB in value:
+                raise UserError(f"{name}: line {number} holds a tab; give the start of translation {number} alone")
+            if key == "constraints" and value and any(map(is_blank, value.split(TAB))):
+                raise UserError(
+                    f"{name}: line {number} has an empty phrase; separate phrases by one tab, and leave the lines of "
+                    "translations without constraints empty"
+                )
+        if source is not None:
+            controls = dict(zip(files, values, strict=True))
+            yield source, controls.get("constraints", ""), controls.get("prefix", "")
+
+
+def from_terminal(lines: Iterable[str]) -> Iterator[Item]:
+    """Yield lines from a terminal: what follows a tab starts the translation."""
+    for line in lines:
+        source, _, prefix = line.partition(TAB)
+        yield source, "", prefix.replace(TAB, " ")
+
+
+def controls_of(items: Iterable[Item], common: "Controls") -> "Controls":
+    """Join the controls of some lines."""
+    constraints, prefixes = ([item[part] for item in items] for part in (1, 2))
+    controls: Controls = {**common}
+    if any(constraints):
+        controls["constraints"] = [line.split(TAB) if line else [] for line in constraints]
+    if any(prefixes):
+        controls["prefixes"] = prefixes
+    return controls
+
+
+def _glossary(name: str, lines: list[str]) -> dict[str, str]:
+    entries: dict[str, tuple[str, int]] = {}
+    for number, line in enumerate(lines, 1):
+        pair = [side.strip() for side in line.split(TAB)]
+        if len(pair) != 2 or any(map(is_blank, pair)):  # noqa: PLR2004
+            raise UserError(
+                f"{name}: line {number} is {format_value(line)!r}; write a source phrase, one tab and a target phrase"
+            )
+        source, target = pair
+        if entries.setdefault(source, (target, number))[0] != target:
+            raise UserError(
+                f"{name}: line {number} translates {format_value(source)!r} in another way than line "
+                f"{entries[source][1]}; keep one of them"
+            )
+    return {source: target for source, (target, _) in entries.items()}
+
+
+def _lines_of_file(key: str, path: str) -> list[str]:
+    try:
+        with open_text(user_path(path)) as file:
+            return list(user_lines(f"{key}={path}", file))
+    except OSError as error:
+        raise UserError(f"{key}={path}: cannot be read ({error.strerror})") from None

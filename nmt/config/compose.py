@@ -12,12 +12,11 @@ from pydantic_core import ErrorDetails
 
 from nmt.config import schema
 from nmt.config.errors import UserError, format_value, nearest, removed
-from nmt.config.keys import element, fields, members, path_keys
 from nmt.config.overrides import for_shell, override_values
+from nmt.config.schema.base import element, fields, members
 
 T = TypeVar("T", bound=BaseModel)
 log = logging.getLogger(__name__)
-PATH_KEYS = path_keys(schema.TrainConfig) - {"run"}  # which may change when a run is resumed: files move
 # Hints for values that belong to another key.
 HINTS = {"search.length_penalty": "; its exponent is search.alpha"}
 # For YAML values that only make sense with an attention: ${attends:${attention.kind}}.
@@ -25,7 +24,7 @@ OmegaConf.register_new_resolver("attends", lambda kind: kind != "none", replace=
 
 
 def config_dir() -> Path:
-    """The folder of the YAML files: inside the installed package, or beside it in a checkout."""
+    """Return the folder of the YAML files: inside the installed package, or beside it in a checkout."""
     package = Path(__file__).resolve().parent.parent
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"
@@ -45,7 +44,7 @@ def validated(schema: type[T], values: Mapping[str, Any], source: Path | None = 
 
 
 def drop_unused_values(schema: type[T], values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Values without those that YAML files set for a choice which the command line replaced, such as an experiment's
+    """Drop values that YAML files set for a choice which the command line replaced, such as an experiment's
     search.beam_size with search=greedy. Logs what is dropped."""
     chosen = override_values(overrides)
     result = dict(values)
@@ -55,9 +54,9 @@ def drop_unused_values(schema: type[T], values: Mapping[str, Any], overrides: Se
             continue
         if format_value(section.get("kind", "")) not in variants:
             continue
-        known = {key for member in variants.values() for key in member.model_fields}
+        keys = {key for member in variants.values() for key in member.model_fields}
         overridden = {key.split(".")[1] for key in chosen if key.startswith(f"{name}.")}
-        unused = known - fields(field, section).keys() - overridden
+        unused = keys - fields(field, section).keys() - overridden
         result[name] = {key: value for key, value in section.items() if key not in unused}
         for key in section.keys() - result[name].keys():
             log.info(
@@ -77,12 +76,12 @@ def validated_union(union: Any, values: Mapping[str, Any], section: str) -> Any:
 
 @cache
 def _validator(union: Any) -> TypeAdapter[Any]:  # noqa: ANN401
-    """Kept, because it takes a millisecond to make: the service needs one for each request."""
+    """Cache what takes a millisecond to make: the service needs one for each request."""
     return TypeAdapter(union)
 
 
 def with_values(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Saved values with changes by keys such as "training.max_steps". Nothing is checked."""
+    """Return saved values with changes by keys such as "training.max_steps". Nothing is checked."""
     changed = dict(values)
     for key, value in changes.items():
         name, _, rest = key.partition(".")
@@ -92,17 +91,17 @@ def with_values(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[s
 
 
 def merge_search(trained: schema.Search, changes: Mapping[str, Any]) -> schema.Search:
-    """A run's search settings with those changes that are not None. Raises UserError."""
+    """Return a run's search settings with those changes that are not None. Raises UserError."""
     changes = {key: value for key, value in changes.items() if value is not None}
-    own = trained.model_dump()
+    values = trained.model_dump()
     if changes.get("kind", trained.kind) != trained.kind:  # keep only the values that all kinds have
-        own = {key: value for key, value in own.items() if key in schema.SearchLimits.model_fields}
-    search: schema.Search = validated_union(schema.Search, {**own, **changes}, "search")
+        values = {key: value for key, value in values.items() if key in schema.SearchLimits.model_fields}
+    search: schema.Search = validated_union(schema.Search, {**values, **changes}, "search")
     return search
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """{"a": {"b": 1}} -> ("a.b", 1)."""
+    """Yield ("a.b", 1) for {"a": {"b": 1}}."""
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
@@ -112,7 +111,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _explain(schema: Any, values: Any, problem: ErrorDetails, section: str = "") -> str:  # noqa: ANN401
-    """One line for one problem: the key as the user writes it, its value, what is allowed."""
+    """Word one problem in one line: the key as the user writes it, its value, what is allowed."""
     path: list[str] = [section] if section else []
     value, field = values, None
     annotation, allowed = schema, fields(schema, values)
@@ -136,7 +135,7 @@ def _explain(schema: Any, values: Any, problem: ErrorDetails, section: str = "")
 
 
 def _message(key: str, value: Any, problem: ErrorDetails, annotation: Any, allowed: Mapping[str, Any]) -> str:  # noqa: ANN401
-    """What is wrong with the value of a key, and what would be right."""
+    """Say what is wrong with the value of a key, and what would be right."""
     if message := removed(key.partition("[")[0], value.get("kind") if isinstance(value, Mapping) else value):
         return message
     kind, context = problem["type"], problem.get("ctx", {})

@@ -6,34 +6,6 @@ from collections.abc import Iterable
 
 MAX_VALUE = 100  # characters of a value in a message
 MAX_SUGGESTIONS = 4
-# Names of keys in other toolkits, and abbreviations.
-OTHER_NAMES = {
-    "data.source_lang": "source src src_lang",
-    "data.target_lang": "target tgt tgt_lang",
-    "data.validation": "dev val valid",
-    "decoder.cell": "rnn_type",
-    "decoder.hidden": "hidden_dim hidden_size hidden_units rnn_size",
-    "decoder.layers": "n_layers num_layers",
-    "device": "cuda gpu gpus",
-    "embedding.dim": "emb_dim emb_size embedding_dim embedding_size word_vec_size",
-    "encoder.cell": "rnn_type",
-    "encoder.hidden": "hidden_dim hidden_size hidden_units rnn_size",
-    "encoder.layers": "n_layers num_layers",
-    "hydra.run.dir": "out_dir output_dir save_dir",
-    "optimizer": "optim",
-    "optimizer.lr": "learning_rate",
-    "output": "out_dir output_dir save_dir",
-    "precision": "amp bf16 fp16",
-    "schedule.warmup_steps": "warmup",
-    "search.alpha": "lenpen",
-    "search.beam_size": "beam beam_width",
-    "tokenizer.vocab_size": "vocab",
-    "training.batch_sentences": "batch_size batchsize",
-    "training.max_epochs": "epochs n_epochs num_epochs",
-    "training.max_grad_norm": "clip clip_norm grad_clip gradient_clip",
-    "training.max_steps": "num_steps steps train_steps",
-    "training.scheduled_sampling": "teacher_forcing",
-}
 # Keys and choices of earlier versions, and what to do without them.
 REMOVED = {
     "finding": "the verdicts on papers' findings were removed; leave it out, the comparison has scores and tests",
@@ -58,37 +30,28 @@ def removed(key: str, value: object = None) -> str | None:
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """`; did you mean 'x'?` with the allowed word that means the same or is closest, or an empty string."""
+    """Return `; did you mean 'x'?` with the allowed word that means the same or is closest, or an empty string."""
     candidates = [candidate for candidate in allowed if candidate != word]
-    synonyms = {OTHER_VALUES.get(word), *map(_last_part, _keys_named(word))}
-    same = [candidate for candidate in candidates if candidate in synonyms]
+    same = [candidate for candidate in candidates if candidate == OTHER_VALUES.get(word)]
     return _did_you_mean(same or difflib.get_close_matches(word[:MAX_VALUE], candidates, n=1, cutoff=0.6))
 
 
 def nearest_key(key: str, known: Iterable[str]) -> str:
-    """The same for a key: those with the same last part or meaning, in any section; else the closest key, else those
-    with the closest last part."""
+    """Return the same for a key: those with the same last part in any section, else the closest key, else those with
+    the closest last part."""
     candidates = [candidate for candidate in known if candidate != key]
     key = key[:MAX_VALUE].lower()
-    synonyms = _keys_named(_last_part(key))
-    same = [candidate for candidate in candidates if candidate in synonyms or _last_part(candidate) == _last_part(key)]
-    close = difflib.get_close_matches(key, same if same or synonyms else candidates, n=1, cutoff=0.6)
+    name = key.rpartition(".")[2]
+    last_parts = {candidate: candidate.rpartition(".")[2] for candidate in candidates}
+    same = [candidate for candidate in candidates if last_parts[candidate] == name]
+    close = difflib.get_close_matches(key, same or candidates, n=1, cutoff=0.6)
     if same and ("." not in key or not close):
         close = same
-    elif not close and not synonyms:
-        ends = difflib.get_close_matches(_last_part(key), {*map(_last_part, candidates)}, n=1, cutoff=0.7)
-        close = [candidate for candidate in candidates if _last_part(candidate) in ends]
+    elif not close:
+        ends = difflib.get_close_matches(name, {*last_parts.values()}, n=1, cutoff=0.8)
+        close = [candidate for candidate in candidates if last_parts[candidate] in ends]
     depth = min((candidate.count(".") for candidate in close), default=0)
     return _did_you_mean([candidate for candidate in close if candidate.count(".") == depth])
-
-
-def _keys_named(name: str) -> list[str]:
-    """The keys that other toolkits give this name."""
-    return [key for key, names in OTHER_NAMES.items() if name in names.split()]
-
-
-def _last_part(key: str) -> str:
-    return key.rpartition(".")[2]
 
 
 def _did_you_mean(words: list[str]) -> str:
@@ -97,13 +60,10 @@ def _did_you_mean(words: list[str]) -> str:
 
 
 def format_value(value: object, longest: int = MAX_VALUE) -> str:
-    """The value as a user would write it, in one printable line; a long one is cut in the middle."""
+    """Return the value as a user would write it, in one printable line; a long one is cut in the middle."""
     if value is None:
         return "null"
-    try:
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-    except ValueError:  # Python does not format integers of more than 4300 digits
-        return "an integer of thousands of digits"
+    text = str(value).lower() if isinstance(value, bool) else str(value)
     if len(text) > longest:
         half = longest // 2 - 2
         text = f"{text[:half]} ... {text[-half:]}"

@@ -13,7 +13,7 @@ _WORDS: dict[str, bool | None] = {"": None, "null": None, "true": True, "false":
 
 
 def override_values(overrides: Iterable[str]) -> dict[str, Any]:
-    """Overrides -> plain values by key; lists and dictionaries remain text."""
+    """Return the plain values of overrides by key; lists and dictionaries remain text."""
     values = {}
     for override in overrides:
         key, _, text = override.lstrip("+").partition("=")
@@ -22,7 +22,7 @@ def override_values(overrides: Iterable[str]) -> dict[str, Any]:
 
 
 def _plain(text: str) -> str | int | float | bool | None:
-    """The value as Hydra parses it, which differs from YAML 1.1 in `yes`, 0x10 and 1e-05."""
+    """Read a value as Hydra does, which differs from YAML 1.1 in `yes`, 0x10 and 1e-05."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
@@ -34,7 +34,7 @@ def _plain(text: str) -> str | int | float | bool | None:
 
 
 def quoted(value: object) -> str:
-    """A string, such as a path, quoted for Hydra's grammar if it needs quotes."""
+    """Quote a string, such as a path, for Hydra's grammar if it needs quotes."""
     text = str(value)
     if re.fullmatch(r"[a-zA-Z_/][\w./-]*", text, re.ASCII) and isinstance(_plain(text), str):
         return text
@@ -42,7 +42,7 @@ def quoted(value: object) -> str:
 
 
 def for_shell(key: str, value: object) -> str:
-    """KEY=VALUE for a string or a list of strings, quoted so that a user can paste it into a shell."""
+    """Write KEY=VALUE for a string or a list of strings, quoted so that a user can paste it into a shell."""
     text = f"[{','.join(map(quoted, value))}]" if isinstance(value, list) else quoted(value)
     word = f"{key}={text}"
     readable = "'" in word and not set(word) & set('"$`\\!')
@@ -50,7 +50,7 @@ def for_shell(key: str, value: object) -> str:
 
 
 def user_path(path: Path | str) -> Path:
-    """The path with a leading ~ or ~USER expanded. Raises UserError if there is no such home directory."""
+    """Expand a leading ~ or ~USER of a path. Raises UserError if there is no such home directory."""
     try:
         return Path(path).expanduser()
     except RuntimeError:

@@ -11,7 +11,7 @@ import yaml
 
 from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.config.schema import CHECKPOINT, PATH_FIELDS
+from nmt.config.schema.base import with_paths
 from nmt.data.tokenizer import TOKENIZER_FILES
 from nmt.evaluate.directions import directions_of, tagged
 from nmt.explain.heatmap import draw_alignment, save
@@ -97,29 +97,10 @@ def shared_config(values: Mapping[str, Any]) -> dict[str, Any]:
 
     Loading the model needs none of them.
     """
-    shared = dict(values)
-    for section in ("data", "tokenizer", "objective", "training", "embedding"):
-        section_values = dict(shared.get(section, {}))
-        shared[section] = {
-            key: _last_part(value) if key in PATH_FIELDS else value for key, value in section_values.items()
-        }
+    shared: dict[str, Any] = with_paths(schema.TrainConfig, values, lambda path: Path(path).name or ".")
     shared["data"]["cache_dir"] = CACHE
-    if str(shared.get("validation", {}).get("comet_model", "")).endswith(CHECKPOINT):
-        shared["validation"] = {**shared["validation"], "comet_model": Path(shared["validation"]["comet_model"]).name}
     shared["tracking"] = {**shared.get("tracking", {}), "wandb_entity": None, "mlflow_uri": None}
-    if "corpora" in shared["data"]:
-        shared["data"]["corpora"] = [
-            {key: _last_part(value) if key in PATH_FIELDS else value for key, value in corpus.items()}
-            for corpus in shared["data"]["corpora"]
-        ]
     return shared
-
-
-def _last_part(path: Any) -> Any:  # noqa: ANN401
-    """Return the last part of a path, or of each path of a list; None stays None."""
-    if isinstance(path, list):
-        return [_last_part(part) for part in path]
-    return None if path is None else Path(str(path)).name or "."
 
 
 def shared_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,7 +124,7 @@ def _names_a_place(override: str) -> bool:
     key, _, value = override.lstrip("+~").partition("=")
     if key.startswith(("hydra", "tracking")) or value.startswith("{"):  # a section may hold paths
         return True
-    return key.rpartition(".")[2] in PATH_FIELDS | {"run", "corpora", "comet_model"}
+    return key in schema.PATH_KEYS | {"run", "data.corpora", "validation.comet_model"}
 
 
 def _weights(run: RunDirectory, checkpoint: str) -> tuple[bytes, int]:

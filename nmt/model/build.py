@@ -9,9 +9,16 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from nmt.attention.build import build_attention, build_policy
-from nmt.config.schema.alignment import Marginal, Posterior, Variational
-from nmt.config.schema.attention import Attention, EncoderSelfAttention, ScoredAttention
-from nmt.config.schema.model import Model, Network
+from nmt.config.schema.model import (
+    Attention,
+    EncoderSelfAttention,
+    Marginal,
+    Model,
+    Network,
+    Posterior,
+    ScoredAttention,
+    Variational,
+)
 from nmt.model.decoder import Decoder
 from nmt.model.encoder import Encoder, SelfAttention
 from nmt.model.latent import InferenceNetwork, LatentDecoder, LatentPosition

@@ -11,8 +11,8 @@ from nmt.attention.attention import MultiHeadAttention
 from nmt.config.compose import merge_search
 from nmt.config.errors import UserError
 from nmt.config.overrides import user_path
-from nmt.config.schema.attention import ScoredAttention
 from nmt.config.schema.data import MultilingualData
+from nmt.config.schema.model import ScoredAttention
 from nmt.data.prepared import Direction
 from nmt.evaluate.directions import directions_of
 from nmt.model.ensemble import Ensemble

@@ -10,9 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nmt.config.compose import PATH_KEYS, flatten
+from nmt.config.compose import flatten
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell, override_values, user_path
+from nmt.config.schema import CHANGEABLE_KEYS, LENGTH_KEYS, NO_EFFECT_KEYS
 from nmt.config.schema.record import Manifest
 from nmt.system import files
 from nmt.system.archive import unpacked
@@ -22,13 +23,6 @@ from nmt.system.saved_config import load_values, save_values
 if TYPE_CHECKING:
     from nmt.data.prepared import Prepared
 
-# Keys that change nothing but rounding and the masks of dropout in a run's results.
-NO_EFFECT = {"run", "device", "threads", "processes", "data.cache_dir", "data.workers"}
-NO_EFFECT |= {"training.log_every", "training.checkpoint_every", "training.checkpoint_unit", "training.cuda_graphs"}
-NO_EFFECT |= {"logger", "tracking.project", "tracking.wandb_entity", "tracking.mlflow_uri"}
-STOPPING = {"training.max_epochs", "training.max_steps", "validation.patience"}  # they also stretch some schedules
-# Keys that may change when a run is resumed.
-CHANGEABLE = NO_EFFECT | PATH_KEYS | STOPPING | {"validation.samples", "validation.saliency"}
 RUN_SECTIONS = {"attention", "decoder", "encoder", "tokenizer", "training"}  # of every run's configuration
 LOCK, SWEEP = ".lock", ".nmt-sweep"  # files that mark a run in progress and the directory of a sweep
 ERROR = "error.txt"  # why a job of a sweep failed
@@ -138,7 +132,7 @@ class RunDirectory:
         manifest = self.read_manifest()
         if not self._has_results():  # of a start that failed, only the overrides and choices that name the run are kept
             first, manifest = self.first_start(), {}
-            if self.config.exists() and not _differences(load_values(self.config), values, CHANGEABLE):
+            if self.config.exists() and not _differences(load_values(self.config), values, CHANGEABLE_KEYS):
                 start = {**start, **{key: first[key] for key in ("overrides", "choices") if key in first}}
             self.manifest.unlink(missing_ok=True)
         if manifest.get("data", report).get("content") != report["content"]:
@@ -181,12 +175,12 @@ class RunDirectory:
         """
         groups = self.first_start().get("choices", {})
         choices = {group: choice for group, choice in groups.items() if "/" not in group} | self.overrides()
-        return {key: value for key, value in choices.items() if key not in NO_EFFECT and key != "seed"}
+        return {key: value for key, value in choices.items() if key not in NO_EFFECT_KEYS and key != "seed"}
 
     def system_digest(self) -> str:
         """A digest that is equal for runs that differ only in their seeds, or in the seeds of the runs they start or
         learn from."""
-        ignored = CHANGEABLE - STOPPING | {"seed"}
+        ignored = CHANGEABLE_KEYS - LENGTH_KEYS | {"seed"}
         saved = dict(flatten(load_values(self.config)))
         values = {key: value for key, value in saved.items() if key not in ignored}
         values["corpus"] = self.read_manifest().get("data", {}).get("content")
@@ -215,7 +209,7 @@ class RunDirectory:
         """Did a run with this configuration and corpus fingerprint end here, so that running it again is pointless?"""
         if not self.status() or self.read_manifest().get("data", {}).get("fingerprint") != fingerprint:
             return False
-        return not _differences(load_values(self.config), values, NO_EFFECT)
+        return not _differences(load_values(self.config), values, NO_EFFECT_KEYS)
 
     def held_out(self, split: str) -> tuple[list[str], list[str], list[str] | None]:
         """Sources, references and gold alignments (or None) of a split. Raises UserError if there are none."""
@@ -266,7 +260,7 @@ class RunDirectory:
         """Raises UserError if the directory holds results of another configuration."""
         if not (self.config.exists() and self._has_results()):
             return
-        if differences := _differences(load_values(self.config), values, CHANGEABLE):
+        if differences := _differences(load_values(self.config), values, CHANGEABLE_KEYS):
             key, (saved, new) = next(iter(differences.items()))
             more = f" and {len(differences) - 1} more differ" if len(differences) > 1 else ""
             raise UserError(
@@ -278,7 +272,8 @@ class RunDirectory:
             if now.get(key) != value:
                 raise UserError(
                     f"{self.config}: {key} was {value} when the run began, {now.get(key)} now; undo this edit, or "
-                    f"start a new run (only {', '.join(sorted(STOPPING))}, paths and what changes no result may differ)"
+                    f"start a new run (only {', '.join(sorted(LENGTH_KEYS))}, paths and what changes no result may "
+                    "differ)"
                 )
 
 
@@ -291,7 +286,7 @@ def _differences(saved: Mapping[str, Any], new: Mapping[str, Any], ignored: set[
 
 def _fixed(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values that must not change while a run is trained, by key."""
-    return {key: value for key, value in flatten(values) if key not in CHANGEABLE}
+    return {key: value for key, value in flatten(values) if key not in CHANGEABLE_KEYS}
 
 
 def runs_below(folder: Path) -> list[Path]:

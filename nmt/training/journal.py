@@ -27,7 +27,7 @@ from nmt.explain.attention_statistics import Positions
 from nmt.explain.heatmap import draw_alignment, save, to_array
 from nmt.system.distributed import OtherProcessFailed, ProcessGroup
 from nmt.system.files import named_errors, to_json, write_atomically
-from nmt.system.run import NO_EFFECT, SWEEP, RunDirectory, read_json
+from nmt.system.run import SWEEP, RunDirectory, read_json
 from nmt.training.checkpoint import Average
 from nmt.training.validation import Sample
 
@@ -447,7 +447,9 @@ class Trackers:
 
     def _tags(self) -> dict[str, str]:
         """The overrides of the command line that affect results."""
-        return {key: format_value(value) for key, value in self._run.overrides().items() if key not in NO_EFFECT}
+        return {
+            key: format_value(value) for key, value in self._run.overrides().items() if key not in schema.NO_EFFECT_KEYS
+        }
 
 
 def check_packages(loggers: Iterable[str]) -> None:

@@ -15,8 +15,7 @@ from torch import Tensor
 from nmt.attention.attention import Attention, MultiHeadAttention
 from nmt.attention.build import build_attention
 from nmt.attention.memory import Attended
-from nmt.config.schema import attention as schema
-from nmt.config.schema.attention import unequal_sizes
+from nmt.config.schema import model as schema
 
 AnyAttention = Attention | MultiHeadAttention
 Made = tuple[AnyAttention, Tensor, Tensor, Tensor]  # query (B, T, Q), states (B, S, M), valid (B, S)
@@ -156,8 +155,7 @@ class Case(NamedTuple):
     def make(self) -> Made:
         generator = torch.Generator().manual_seed(self.seed)
         B, S, M = len(self.lengths), max(self.lengths) + self.padding, self.memory_dim
-        unequal = unequal_sizes(self.config.score.kind, self.config.projection, self.query_dim, M)
-        Q = M if unequal else self.query_dim
+        Q = M if self.config.needs_equal_sizes else self.query_dim
         attention = made(self.config, Q, M, generator).train(self.training)
         query, states = (
             torch.randn(B, *sizes, generator=generator, dtype=torch.float64) for sizes in ((self.steps, Q), (S, M))

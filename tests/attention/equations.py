@@ -9,9 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nmt.config.schema import alignment as alignments
-from nmt.config.schema import attention as schema
-from nmt.config.schema import normalizers
+from nmt.config.schema import model as schema
 
 Array = NDArray[np.float64]
 Parameters = dict[str, Array]
@@ -53,13 +51,13 @@ def attend(config: schema.ScoredAttention, p: Parameters, query: Array, states: 
             energies = [mixture(p, q, means, s) for s in kept]
         else:
             energies = [energy(config.score, p, q, states[s], s, before, added(config, p, covered[s])) for s in kept]
-        if isinstance(config.normalizer, normalizers.Mocha):
+        if isinstance(config.normalizer, schema.Mocha):
             p_chunk = {name.removeprefix("chunk."): value for name, value in p.items() if name.startswith("chunk.")}
             within = [energy(config.score, p_chunk, q, states[s], s, before) for s in kept]
             stop = expected_stop if training else first_stop
             stops[t] = stop(np.array(energies) + p["normalizer.offset"], stops[t - 1], t)
             row = chunked(stops[t], np.array(within), config.normalizer.chunk)
-        elif isinstance(config.normalizer, normalizers.Fertility):
+        elif isinstance(config.normalizer, schema.Fertility):
             row = constrained(np.array(energies), np.maximum(config.normalizer.fertility - covered[kept], 0))
         else:
             row = normalized(config.normalizer, p, np.array(energies), before[:length], t, training)
@@ -144,23 +142,23 @@ def falloff(config: schema.Window, p: Parameters, q: Array, kept: list[int], len
 
 
 def normalized(
-    config: normalizers.Normalizer, p: Parameters, energies: Array, before: Array, t: int, training: bool
+    config: schema.Normalizer, p: Parameters, energies: Array, before: Array, t: int, training: bool
 ) -> Array:
     """(kept,) -> (kept,)."""
     match config:
-        case normalizers.Softmax():
+        case schema.Softmax():
             odds = np.exp((energies - energies.max()) / config.temperature)
             return odds / odds.sum()
-        case normalizers.Sparsemax():  # Martins and Astudillo 2016, proposition 1
+        case schema.Sparsemax():  # Martins and Astudillo 2016, proposition 1
             return thresholded(energies, 1)
-        case normalizers.Entmax15():  # Peters et al. 2019, 3, with alpha = 1.5
+        case schema.Entmax15():  # Peters et al. 2019, 3, with alpha = 1.5
             return thresholded(energies / 2, 2)
-        case normalizers.FirstOrder():  # Shankar and Sarawagi 2019, eq. 4 and 6
+        case schema.FirstOrder():  # Shankar and Sarawagi 2019, eq. 4 and 6
             return moved(config, p["normalizer.bias"], energies, before, t)
-        case normalizers.LinearChain():
+        case schema.LinearChain():
             marginals = chain(energies, p["normalizer.pairwise"].reshape(2, 2))
             return marginals / marginals.sum()
-        case normalizers.Monotonic():
+        case schema.Monotonic():
             energies = energies + p["normalizer.offset"]
             return expected_stop(energies, before, t) if training else first_stop(energies, before, t)
 
@@ -175,17 +173,17 @@ def thresholded(energies: Array, power: int) -> Array:
     return np.maximum(energies - low, 0) ** power
 
 
-def aligned(config: alignments.Alignment, row: Array) -> Array:
+def aligned(config: schema.Alignment, row: Array) -> Array:
     """What the context is the weighted sum of, outside training."""
-    if isinstance(config, alignments.Expected):
+    if isinstance(config, schema.Expected):
         return row
     row = row / row.sum()
-    if isinstance(config, alignments.Sampled | alignments.StraightThrough):  # at test the most probable position
+    if isinstance(config, schema.Sampled | schema.StraightThrough):  # at test the most probable position
         return np.eye(len(row))[np.argmax(row)]
     return row
 
 
-def moved(config: normalizers.FirstOrder, bias: Array, energies: Array, before: Array, t: int) -> Array:
+def moved(config: schema.FirstOrder, bias: Array, energies: Array, before: Array, t: int) -> Array:
     """The mean over the positions s' of the step before, each with its own distribution."""
     if t == 0:
         odds = np.exp(energies - energies.max())

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from combinations import ALIGNMENTS, CHOSEN, Case, attend, configuration
+from combinations import ALIGNMENTS, CHOSEN, COMBINATIONS, Case, attend, configuration
 from torch import Tensor
 
 from nmt.attention.attention import MultiHeadAttention
 from nmt.attention.build import build_attention, build_policy
 from nmt.attention.memory import Attended, Memory, Past
-from nmt.config.schema import attention as schema
+from nmt.config.schema import model as schema
 
 
 def test_the_past_adds_up_and_selects() -> None:
@@ -64,20 +64,10 @@ def test_coverage_can_turn_the_attention_away_from_where_it_was() -> None:
     assert weights.argmax(-1).tolist() == [0, 1, 2, 3]
 
 
-def test_only_what_reads_its_past_goes_step_by_step() -> None:
-    expected = {
-        "additive-global-softmax": False,
-        "additive-local_m-softmax-heads": False,
-        "location_aware-global-softmax": True,
-        "location_aware-global-softmax-heads": True,
-        "dot-global-monotonic": True,
-        "dot-global-mocha": True,
-        "dot-global-fertility": True,
-        "dot-global-linear_chain": False,
-        "gaussian_mixture-global-softmax": True,
-        "dot-global-softmax-coverage": True,
-    }
-    assert {name: Case(name).make()[0].reads_past for name in expected} == expected
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_schema_and_module_agree_on_what_reads_its_past(name: str) -> None:
+    case = Case(name)
+    assert case.make()[0].reads_past == case.config.reads_past
 
 
 def test_hard_attention_tells_its_choices_in_training_alone() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from nmt.attention.memory import Past
 from nmt.attention.normalizers import Chunk
 from nmt.attention.scores import DotScore
-from nmt.config.schema import attention as schema
+from nmt.config.schema import model as schema
 
 
 def chunked(stops: Tensor, energies: Tensor, size: int) -> Tensor:
@@ -49,7 +49,7 @@ def test_a_chunk_of_one_position_is_monotonic_attention() -> None:
         torch.testing.assert_close(attend(mocha.train(training), *inputs).weights, expected.weights)
     config = configuration("general-global-mocha").model_dump()
     config["normalizer"]["chunk"] = 1
-    with pytest.raises(ValueError, match="chunk=1 leaves the second score nothing to choose"):
+    with pytest.raises(ValueError, match="chunk=1 needs 2 positions or more"):
         schema.ScoredAttention.model_validate(config)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nmt.attention.memory import Past
 from nmt.attention.normalizers import Normalizer, SoftmaxNormalizer
-from nmt.config.schema import normalizers
+from nmt.config.schema import model as schema
 
 SOFT = ["softmax", "sparsemax", "entmax15"]
 
@@ -41,7 +41,7 @@ def test_equals_the_equation_over_what_is_kept(kind: str, energies: equations.Ar
     keep = np.array([s not in dropped for s in range(len(energies))])
     if not keep.any():
         return
-    config: normalizers.Normalizer = Case(f"dot-global-{kind}").config.normalizer
+    config: schema.Normalizer = Case(f"dot-global-{kind}").config.normalizer
     expected = np.zeros(len(energies))
     expected[keep] = equations.normalized(config, {}, energies[keep], np.zeros(0), 0, False)
     found = weights_of(normalizer_of(kind), torch.tensor(energies)[None], torch.tensor(keep)[None])

@@ -137,18 +137,6 @@ def test_a_run_named_by_a_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert seen == ["0"]
 
 
-@pytest.mark.parametrize("name", ["stdin", "stdout", "stderr"])
-@pytest.mark.parametrize("command", ["train", "evaluate"])
-def test_a_closed_standard_stream_is_refused(
-    command: str, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, name, None)
-    assert call(monkeypatch, lambda *_: pytest.fail("it runs"), "--help", command=command) == 2
-    (line,) = "".join(capsys.readouterr()).splitlines()
-    full = {"stdin": "input", "stdout": "output", "stderr": "error"}[name]
-    assert line.startswith(f"nmt-{command}: error: standard {full} is closed; redirect it instead, for example ")
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("given", [[], ["--help"]])
 def test_output_that_cannot_be_written_is_one_line(

@@ -1,4 +1,5 @@
-"""size=auto: the corpus chooses, the command line may choose otherwise, and values given win over any size."""
+"""size=auto: the corpus chooses, the command line may choose otherwise, and values given win over any size; so do
+configurations that are composed without a command line."""
 
 import itertools
 import os
@@ -9,7 +10,9 @@ import pytest
 import yaml
 
 from nmt.cli import app
+from nmt.cli.compose import compose
 from nmt.config.compose import config_dir
+from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 
 THRESHOLDS = yaml.safe_load((config_dir() / "size" / "auto.yaml").read_text(encoding="utf-8"))["thresholds"]
@@ -90,8 +93,35 @@ def test_wrong_beginnings_are_told(
 def test_recipes_of_ones_own_are_found_for_every_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "own" / "experiment").mkdir(parents=True)
     (tmp_path / "own" / "experiment" / "mine.yaml").write_text("# @package _global_\nseed: 77\n")
-    config, size = composed(monkeypatch, 3, f"hydra.searchpath=[{tmp_path}/own]", "experiment=mine")
+    given = [f"hydra.searchpath=[{tmp_path}/own]", "experiment=mine"]
+    config, size = composed(monkeypatch, 3, *given)
     assert (config.seed, size) == (77, min(THRESHOLDS, key=lambda name: THRESHOLDS[name]))
+    config, choices = compose(
+        "train", TrainConfig, [*given, "data=files", "data.train=corpus", "data.validation=corpus"]
+    )
+    assert (config.seed, choices["size"]) == (77, size)
+    with pytest.raises(UserError, match="experiment=mine: not one of attention_study"):
+        compose("train", TrainConfig, ["experiment=mine"])
+
+
+def test_a_script_may_choose_in_place_of_the_corpus() -> None:
+    files = ["data=files", "data.train=a", "data.validation=b"]
+    auto, _ = compose("train", TrainConfig, files, auto_size="small")
+    small, base = (compose("train", TrainConfig, [*files, f"size={size}"])[0] for size in ("small", "base"))
+    assert auto == small != base
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("seed=1,2", "seed=1,2: several values need a sweep, which this is not"),
+        ("sead=1", "sead: unknown key; did you mean 'seed'"),
+        ("data=files", "data.train: missing; give it as data.train=..."),
+    ],
+)
+def test_what_the_command_would_refuse_is_refused(override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        compose("train", TrainConfig, [override], auto_size="small")
 
 
 def test_sizes_differ_and_grow(monkeypatch: pytest.MonkeyPatch) -> None:

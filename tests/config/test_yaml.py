@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from nmt.config import schema
 from nmt.config.compose import config_dir, flatten, validated
-from nmt.config.keys import fields, members
+from nmt.config.schema.base import fields, members
 
 pytestmark = pytest.mark.no_cover  # hundreds of compositions, slowed twofold, cover nothing that no other test does
 

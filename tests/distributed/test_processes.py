@@ -15,7 +15,7 @@ from conftest import TINY, values_of
 from fitting import before_update
 from forks import ended, forked_group
 
-from nmt.cli.outcome import attempt, log_to_stream, report
+from nmt.cli.app import attempt, log_to_stream, report
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.model.checkpoints import read_checkpoint

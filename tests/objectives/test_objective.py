@@ -181,13 +181,13 @@ def test_the_policy_sees_the_likelihood_of_each_token_and_not_of_padding(
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["attention=none"], "guides an attention, but attention.kind=none"),
+        (["attention=none"], "needs an attention, but attention.kind=none"),
         (
             ["attention=hard", "attention/normalizer=sparsemax"],
-            "attention.normalizer.kind=sparsemax does not give; set it to 0",
+            "attention.normalizer.kind=sparsemax; set it to 0",
         ),
-        (["attention=entmax"], "attention.normalizer.kind=entmax15 does not give; set it to 0"),
-        (["attention=fertility"], "attention.normalizer.kind=fertility does not give; set it to 0"),
+        (["attention=entmax"], "attention.normalizer.kind=entmax15; set it to 0"),
+        (["attention=fertility"], "attention.normalizer.kind=fertility; set it to 0"),
     ],
 )
 def test_what_cannot_be_guided_is_refused(overrides: list[str], message: str, train_config: Config) -> None:

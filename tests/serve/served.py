@@ -1,6 +1,5 @@
 """Small trained runs, and a service for them, inside the test's process or in a fork of it."""
 
-import importlib
 import logging
 import os
 import signal
@@ -15,6 +14,7 @@ from fastapi.testclient import TestClient
 from forks import ended, forked
 from quick_hydra import compose_once
 
+from nmt.cli.commands import serve
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.serve.app import application
@@ -57,7 +57,7 @@ class Process:
             logging.getLogger().handlers.clear()  # pytest's, which keep warnings of libraries from standard error
             os.environ.update(environment)
             sys.argv = ["nmt-serve", "port=0", "device=cpu", "threads=1", *overrides]
-            importlib.import_module("nmt.cli.serve").main()
+            serve()
             return 0
 
         self.output, self._status = output, None

@@ -94,11 +94,14 @@ def test_monitored_scores_are_those_of_the_final_evaluation(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([AER, "attention=none"], "validation.monitor=aer scores an attention, but attention.kind=none"),
-        ([AER, "data=hub", "data.id=a/b"], "validation.monitor=aer needs gold word alignments of the validation set"),
+        ([AER, "attention=none"], "validation.monitor=aer needs an attention, but attention.kind=none"),
+        (
+            [AER, "data=hub", "data.id=a/b"],
+            "monitor=aer needs the corpus's word alignments, but data.kind=hub",
+        ),
         (
             [AER, "data=files", "data.train=a", "data.validation=b"],
-            "validation.monitor=aer needs gold word alignments of the validation set: data=files with data.alignments",
+            "needs the corpus's word alignments, but data.kind=files and data.alignments=null; give data=files with",
         ),
     ],
 )

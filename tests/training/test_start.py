@@ -405,13 +405,13 @@ def test_files_that_cannot_be_read(train_config: Config, tmp_path: Path) -> None
 
 
 def test_what_makes_no_sense_is_refused(train_config: Config) -> None:
-    with pytest.raises(UserError, match=r"embedding\.frozen=true would keep random embeddings"):
+    with pytest.raises(UserError, match=r"embedding\.frozen=true needs trained embeddings"):
         train_config("embedding.frozen=true")
     for given in (["[null,null]"], ["[a,null]", "embedding.tie_source_target=false"]):
-        with pytest.raises(UserError, match=r"embedding\.frozen=true would keep random embeddings"):
+        with pytest.raises(UserError, match=r"embedding\.frozen=true needs trained embeddings"):
             train_config("embedding.frozen=true", f"embedding.pretrained={given[0]}", *given[1:])
     train_config("embedding.frozen=true", "embedding.pretrained=[a,null]")  # both languages share the table
-    with pytest.raises(UserError, match="leave one out"):
+    with pytest.raises(UserError, match="leave one of the two out"):
         train_config("embedding.pretrained=a", "training.start_from=b")
     paths = train_config("embedding.pretrained=[a,null]").with_absolute_paths().embedding.pretrained
     assert paths == [str(Path.cwd() / "a"), None]

@@ -1,22 +1,34 @@
 """The configuration of nmt-train, and those of the other commands. The other modules here define their sections."""
 
 import os
-from collections.abc import Iterator
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from nmt.config.keys import path_keys
+from pydantic import BeforeValidator, Field
+
 from nmt.config.overrides import user_path
-from nmt.config.schema.attention import NORMALIZERS_WITH_LOG_WEIGHTS
-from nmt.config.schema.base import Device, Name, PathName, Processes, Section, Seed, Threads
-from nmt.config.schema.commands import CompareConfig as CompareConfig
-from nmt.config.schema.commands import EvaluateConfig as EvaluateConfig
-from nmt.config.schema.commands import ExportConfig as ExportConfig
-from nmt.config.schema.commands import Metric as Metric
-from nmt.config.schema.commands import SavedRunCommand as SavedRunCommand
-from nmt.config.schema.commands import ServeConfig as ServeConfig
-from nmt.config.schema.commands import TranslateConfig as TranslateConfig
-from nmt.config.schema.data import Data, MultilingualData, TokenizerConfig
+from nmt.config.schema.base import (
+    ANY,
+    GIVEN,
+    Conflict,
+    Count,
+    CountOrZero,
+    Device,
+    Meaning,
+    Models,
+    Name,
+    Names,
+    PathName,
+    Paths,
+    Processes,
+    Section,
+    Seed,
+    Threads,
+    keys_with,
+    with_paths,
+)
+from nmt.config.schema.data import Data, TokenizerConfig
 from nmt.config.schema.model import Model, Size
+from nmt.config.schema.search import MAX_HYPOTHESES, BeamSize
 from nmt.config.schema.search import Beam as Beam
 from nmt.config.schema.search import Greedy as Greedy
 from nmt.config.schema.search import MinimumBayesRisk as MinimumBayesRisk
@@ -29,9 +41,9 @@ Precision = Literal["auto", "fp32", "bf16", "fp16"]
 
 
 class Machine(Section):
-    device: Device
+    device: Annotated[Device, Meaning.NO_EFFECT]
     precision: Precision
-    threads: Threads | None
+    threads: Annotated[Threads | None, Meaning.NO_EFFECT]
 
 
 class Evaluation(Section):
@@ -40,22 +52,14 @@ class Evaluation(Section):
 
 
 DROPOUTS = ("dropout", "word_dropout", "recurrent_dropout", "zoneout", "weight_drop")  # keys of several sections
-CHECKPOINT = ".ckpt"  # ends the path of a COMET model, unlike the name of one
-
-
-def _absolute(path: Any) -> Any:  # noqa: ANN401
-    """The absolute form of a path, or of each path of a list; None stays."""
-    if isinstance(path, list):
-        return [_absolute(part) for part in path]
-    return path and os.path.abspath(user_path(path))
 
 
 class TrainConfig(Model, Machine):
     """nmt-train."""
 
-    run: PathName | None
+    run: Annotated[PathName | None, Meaning.NO_EFFECT]
     seed: Seed
-    processes: Processes
+    processes: Annotated[Processes, Meaning.NO_EFFECT]
     size: Size
     data: Data
     tokenizer: TokenizerConfig
@@ -64,117 +68,239 @@ class TrainConfig(Model, Machine):
     schedule: Schedule
     training: Training
     validation: Validation
-    logger: Loggers
+    logger: Annotated[Loggers, Meaning.NO_EFFECT]
     tracking: Tracking
     search: Search
     evaluation: Evaluation
 
     def with_absolute_paths(self) -> Self:
-        """The same with absolute paths, so that a run can be resumed from any directory."""
-        sections = {}
-        for name in ("data", "tokenizer", "objective", "training", "embedding"):
-            section = getattr(self, name)
-            paths = {key: _absolute(value) for key, value in section if key in PATH_FIELDS and value is not None}
-            sections[name] = section.model_copy(update=paths)
-        if isinstance(self.data, MultilingualData):
-            names = ("train", "validation", "test")
-            corpora = [
-                corpus.model_copy(update={name: _absolute(getattr(corpus, name)) for name in names})
-                for corpus in self.data.corpora
-            ]
-            sections["data"] = sections["data"].model_copy(update={"corpora": corpora})
-        if self.validation.comet_model.endswith(CHECKPOINT):
-            path = _absolute(self.validation.comet_model)
-            sections["validation"] = self.validation.model_copy(update={"comet_model": path})
-        return self.model_copy(update={**sections, "run": None})
+        """Return a copy with absolute paths, so that a run can be resumed from any directory."""
+        values = with_paths(type(self), self.model_dump(), lambda path: os.path.abspath(user_path(path)))
+        return self.model_validate({**values, "run": None})
 
-    def conflicts(self) -> Iterator[str]:
-        yield from super().conflicts()
-        tokenizer = self.tokenizer
-        shared = tokenizer.joint if tokenizer.kind != "file" else tokenizer.target_model is None
-        if self.embedding.tie_source_target and not shared:
-            yield (
-                "embedding.tie_source_target=true needs one vocabulary for both languages; "
-                "set tokenizer.joint=true (or one tokenizer model), or embedding.tie_source_target=false"
+    conflicts = (
+        *Model.conflicts,
+        *(
+            Conflict({key: True, **separate}, "one vocabulary for both languages", f"{remedy}, or {key}=false")
+            for key in ("embedding.tie_source_target", "decoder.copy")
+            for separate, remedy in (
+                ({"tokenizer.joint": False}, "set tokenizer.joint=true"),
+                ({"tokenizer.target_model": GIVEN}, "leave out tokenizer.target_model"),
             )
-        if self.embedding.pretrained is not None and self.training.start_from is not None:
-            yield ("embedding.pretrained and training.start_from both give initial embeddings; leave one out")
-        vectors = self.embedding.pretrained or [None, None]
-        missing = vectors.count(None) == len(vectors) if self.embedding.tie_source_target else None in vectors
-        if self.embedding.frozen and missing and self.training.start_from is None:
-            yield (
-                "embedding.frozen=true would keep random embeddings; give embedding.pretrained (for both languages, "
-                "unless they share one table) or training.start_from, or set it to false"
+        ),
+        Conflict(
+            {"embedding.pretrained": GIVEN, "training.start_from": GIVEN},
+            "new embeddings, which it fills",
+            "leave one of the two out",
+        ),
+        Conflict(
+            {"embedding.frozen": True, "embedding.pretrained": ANY, "training.start_from": None},
+            "trained embeddings to keep",
+            "give embedding.pretrained (for both languages unless they share a table) or training.start_from, or set "
+            "it to false",
+            lambda config: config.embedding.lacks_vectors,
+        ),
+        *(
+            Conflict({key: value, "attention.kind": "none"}, "an attention", remedy)
+            for key, value, remedy in (
+                ("training.guided_alignment", GIVEN, "set it to 0"),
+                ("validation.monitor", "aer", "monitor bleu or loss"),
+                ("search.coverage_penalty", GIVEN, "set it to 0"),
             )
-        if self.decoder.copy and not shared:
-            yield (
-                "decoder.copy=true needs one vocabulary for both languages, so that a source token is a target token; "
-                "set tokenizer.joint=true (or one tokenizer model), or decoder.copy=false"
+        ),
+        Conflict(
+            {"training.guided_alignment": GIVEN, "attention.normalizer.gives_log_weights": False},
+            "the logarithms of the weights",
+            "set it to 0, or use attention/normalizer=softmax",
+        ),
+        *(
+            Conflict(
+                {key: value, **data},
+                "the corpus's word alignments",
+                f"give data=files with data.alignments, or {remedy}",
             )
-        if self.training.guided_alignment:
-            yield from self._conflicts_of_guided_alignment()
-        if self.validation.monitor == "aer":
-            yield from self._conflicts_of_aer()
-        if self.attention.kind == "none" and (override := self.search.needing_attention()):
-            yield f"{override} needs an attention, but attention.kind=none; set it to 0"
-        yield from self._conflicts_of_objective()
+            for key, value, remedy in (
+                ("training.guided_alignment", GIVEN, "set it to 0"),
+                ("validation.monitor", "aer", "monitor bleu or loss"),
+            )
+            for data in ({"data.kind": {"hub", "multilingual"}}, {"data.kind": "files", "data.alignments": None})
+        ),
+        Conflict(
+            {"training.r_drop": GIVEN, "attention.alignment.kind": {"sampled", "variational"}},
+            "two passes that train on the same positions",
+            "set it to 0, or use attention/alignment=expected",
+        ),
+        Conflict(
+            {"objective.kind": "distillation", "attention.alignment.kind": "sampled"},
+            "positions that need no reward",
+            "use objective=likelihood, or attention/alignment=straight_through",
+        ),
+        Conflict({"training.r_drop": GIVEN, "objective.kind": "distillation"}, "objective=likelihood", "set it to 0"),
+    )
 
     @property
     def passes_differ(self) -> bool:
         """Do two passes over the same sentences differ in training?"""
         parts = self.embedding, self.encoder, self.encoder.self_attention, self.decoder, self.attention
-        dropped = any(getattr(part, name, 0) for part in parts for name in DROPOUTS)
-        if dropped or self.attention.kind == "none":
-            return dropped
-        drawn = {"sampled", "straight_through", "variational"}
-        return self.attention.normalizer.kind in {"monotonic", "mocha"} or self.attention.alignment.kind in drawn
-
-    def _lacks_alignments(self) -> bool:
-        return self.data.kind in {"hub", "multilingual"} or (self.data.kind == "files" and self.data.alignments is None)
-
-    def _conflicts_of_guided_alignment(self) -> Iterator[str]:
-        if self.attention.kind == "none":
-            yield "training.guided_alignment guides an attention, but attention.kind=none; set it to 0"
-        elif self.attention.normalizer.kind not in NORMALIZERS_WITH_LOG_WEIGHTS:
-            yield (
-                "training.guided_alignment needs the logarithms of the weights, which "
-                f"attention.normalizer.kind={self.attention.normalizer.kind} does not give; set it to 0, or use "
-                "attention/normalizer=softmax"
-            )
-        if self._lacks_alignments():
-            yield (
-                "training.guided_alignment needs the training corpus's word alignments: data=files with data.alignments"
-            )
-
-    def _conflicts_of_aer(self) -> Iterator[str]:
-        if self.attention.kind == "none":
-            yield "validation.monitor=aer scores an attention, but attention.kind=none; monitor bleu or loss"
-        if self._lacks_alignments():
-            yield (
-                "validation.monitor=aer needs gold word alignments of the validation set: data=files with "
-                "data.alignments, or monitor bleu or loss"
-            )
-
-    def _conflicts_of_objective(self) -> Iterator[str]:
-        alignment = self.attention.alignment.kind if self.attention.kind == "attention" else "none"
-        kind = self.objective.kind
-        if self.training.r_drop and alignment in {"sampled", "variational"}:
-            yield (
-                f"training.r_drop={self.training.r_drop} compares two passes, which "
-                f"attention.alignment.kind={alignment} trains on different positions; set it to 0, or use "
-                "attention/alignment=expected"
-            )
-        if kind == "distillation" and alignment == "sampled":
-            yield (
-                f"objective.kind={kind} gives no reward to the positions that attention.alignment.kind=sampled "
-                "samples; use objective=likelihood, or attention/alignment=straight_through"
-            )
-        if kind != "likelihood" and self.training.r_drop:
-            yield (
-                f"training.r_drop={self.training.r_drop} is for objective=likelihood; with objective.kind={kind} set "
-                "it to 0"
-            )
+        if any(getattr(part, name, 0) for part in parts for name in DROPOUTS):
+            return True
+        return self.attention.kind != "none" and (self.attention.normalizer.draws or self.attention.alignment.draws)
 
 
-# The last parts of the keys whose values are paths, in any section.
-PATH_FIELDS = {key.rpartition(".")[2] for key in path_keys(TrainConfig)} - {"run"}
+PATH_KEYS = keys_with(TrainConfig, Meaning.PATH) - {"run"}
+NO_EFFECT_KEYS = keys_with(TrainConfig, Meaning.NO_EFFECT)
+LENGTH_KEYS = keys_with(TrainConfig, Meaning.LENGTH)
+CHANGEABLE_KEYS = PATH_KEYS | NO_EFFECT_KEYS | LENGTH_KEYS | keys_with(TrainConfig, Meaning.DISPLAY)  # in a resumed run
+
+
+SearchPrecision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
+Values = dict[str, str | int | float | bool | None]
+
+
+class Loading(Section):
+    """How a run is loaded, or several as an ensemble. None: the (first) run's own value."""
+
+    checkpoint: Literal["best", "last"]
+    device: Device | None
+    precision: SearchPrecision | None
+    threads: Threads | None
+    seed: Seed | None
+    shortlist: PathName | None
+    search: Values
+
+    @property
+    def load_arguments(self) -> dict[str, Any]:
+        """The arguments of Translator.load besides the run."""
+        return {name: getattr(self, name) for name in Loading.model_fields}
+
+
+class SavedRunCommand(Loading):
+    """Common values of the commands that load a run, or several as an ensemble."""
+
+    run: Paths
+    processes: Processes
+
+
+class EvaluateConfig(SavedRunCommand):
+    """nmt-evaluate."""
+
+    split: Literal["validation", "test"]
+    tokenize: Name | None
+    lowercase: bool | None
+    faithfulness: bool
+    faithfulness_sentences: Count
+    output: PathName | None
+
+    conflicts = (
+        Conflict(
+            {"faithfulness": True, "run": ANY},
+            "one model, whose gradients it measures",
+            "name one run, not an ensemble",
+            lambda config: len(config.run) > 1,
+        ),
+        Conflict(
+            {"run": ANY, "output": None},
+            "a folder for the results of an ensemble, which belong to none of its runs",
+            "give output=FOLDER",
+            lambda config: len(config.run) > 1,
+        ),
+    )
+
+
+class TranslateConfig(SavedRunCommand):
+    """nmt-translate."""
+
+    alignments: PathName | None
+    references: PathName | None
+    constraints: PathName | None
+    glossary: PathName | None
+    forbidden: PathName | None
+    prefix: PathName | None
+    nbest: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
+    interactive: bool
+    buffer_lines: Count
+    target_lang: Name | None
+    source_lang: Name | None
+
+    conflicts = tuple(
+        Conflict(
+            {key: value, "references": GIVEN}, "a search, which scores of references do without", f"leave out {key}"
+        )
+        for key, value in [
+            ("nbest", {*range(2, MAX_HYPOTHESES + 1)}),
+            *((key, GIVEN) for key in ("constraints", "glossary", "forbidden", "prefix", "shortlist")),
+        ]
+    )
+
+
+Port = Annotated[int, Field(ge=0, le=65_535)]
+Seconds = Annotated[float, Field(gt=0.0, le=86_400.0)]
+
+
+class ServeLimits(Section):
+    """What clients may ask for."""
+
+    connections: Count
+    header_seconds: Seconds
+    body_bytes: Count
+    body_seconds: Seconds
+    request_seconds: Seconds
+    request_texts: Count
+    queued_sentences: Count
+    beam_size: BeamSize
+
+
+class ServeConfig(Loading):
+    """nmt-serve."""
+
+    run: Models
+    host: Name
+    port: Port
+    token: Name | None
+    hosts: Names
+    workers: Threads | None
+    batch_wait_seconds: Annotated[float, Field(ge=0.0, le=10.0)]
+    log_requests: bool
+    limits: ServeLimits
+
+
+class ExportConfig(Section):
+    """nmt-export."""
+
+    run: Paths
+    output: PathName
+    checkpoint: Literal["best", "last"]
+    license: Name | None
+    sentence: Names | None
+    held_out: bool
+    overwrite: bool
+
+    conflicts = (
+        Conflict(
+            {"run": ANY},
+            "to be one model, as an archive holds one",
+            "export each run, and translate with all archives: run=[A.nmt,B.nmt]",
+            lambda config: len(config.run) > 1,
+        ),
+    )
+
+
+Metric = Literal["bleu", "chrf", "ter", "comet"]
+
+
+class CompareConfig(Section):
+    """nmt-compare."""
+
+    runs: Paths
+    systems: Names
+    split: Literal["validation", "test"]
+    baseline: PathName | None
+    metric: Metric
+    comet_model: Name
+    separate_incomparable: bool
+    examples: CountOrZero
+    sentences: Annotated[list[Count], BeforeValidator(lambda value: [value] if isinstance(value, int) else value)]
+    bootstrap_samples: Annotated[int, Field(ge=100, le=1_000_000)]
+    randomisation_trials: Annotated[int, Field(ge=100, le=1_000_000)]
+    output: PathName
+    markdown: bool

@@ -1,17 +1,33 @@
-"""Types of values that several sections of the configuration use.
+"""What all sections of the configuration are made of: types of values, what a key means, and sections.
 
 Numbers have an upper limit far beyond any published system, so that a typing error is reported at once, before it
 exhausts the memory or overflows float32.
 """
 
-from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+import math
+import types
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from nmt.config.errors import CONTROL, format_value
-from nmt.config.keys import FilePath
+
+
+class Meaning(Enum):
+    """What a key means to a run that was started before, in the annotation of its field.
+
+    A key without a meaning must keep its value when a run is resumed.
+    """
+
+    PATH = "names a file or a folder, which may have been moved"
+    CHECKPOINT = "names a file if it ends in .ckpt, else a model of the Hugging Face hub"
+    NO_EFFECT = "changes nothing but rounding and the masks of dropout in a run's results"
+    LENGTH = "decides when training stops: may change, but belongs to a run's results (some schedules stretch)"
+    DISPLAY = "decides what a validation shows: may change, and tells no two systems apart"
+
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -43,7 +59,7 @@ def _refuse_control_characters(text: str) -> str:
 Name = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_refuse_control_characters)]
 one_as_list = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 Names = Annotated[list[Name], one_as_list]
-PathName = Annotated[Name, FilePath()]
+PathName = Annotated[Name, Meaning.PATH]
 Paths = Annotated[list[PathName], Field(min_length=1), one_as_list]
 # Files of pretrained vectors: for the source and the target; null: none.
 Vectors = Annotated[
@@ -74,17 +90,151 @@ FirstLayer = Annotated[bool | Annotated[int, Field(ge=2, le=100)], BeforeValidat
 Bidirectional = Annotated[bool | Literal["first"], BeforeValidator(_refuse_unless_directions)]
 
 
+GIVEN = object()  # in a Conflict: any value but null, false and 0
+ANY = object()  # in a Conflict: any value
+_MISSING = object()
+
+
+class Conflict(NamedTuple):
+    """A value that needs something which other values of the section rule out.
+
+    Reads "KEY=VALUE needs NEEDS, but KEY=VALUE and KEY=VALUE; REMEDY".
+    """
+
+    values: Mapping[str, object]
+    """Key -> its value in the conflict, a set of such values, GIVEN or ANY. The first key has the need. A key may end
+    in a class attribute of a section, such as "score.reads_keys", which the message shows as that section's kind."""
+    needs: str
+    remedy: str | Callable[[Any], str]
+    when: Callable[[Any], bool] = lambda section: True
+
+    def occurs_in(self, section: "Section") -> bool:
+        """Does the section have these values?"""
+        return all(_is(_value(section, key), value) for key, value in self.values.items()) and self.when(section)
+
+    def message(self, section: "Section") -> str:
+        """Name the keys, their values and the remedy in one line."""
+        subject, *others = (_shown(section, key) for key in self.values)
+        but = f", but {' and '.join(others)}" if others else ""
+        remedy = self.remedy if isinstance(self.remedy, str) else self.remedy(section)
+        return f"{subject} needs {self.needs}{but}; {remedy}"
+
+
+def _value(section: Any, key: str) -> object:  # noqa: ANN401
+    """Return the value of a key such as "attention.score.kind", _MISSING if a section on its way lacks it."""
+    for part in key.split("."):
+        section = getattr(section, part, _MISSING)
+    return section
+
+
+def _is(value: object, expected: object) -> bool:
+    if value is _MISSING:
+        return False
+    if isinstance(expected, set):
+        return value in expected
+    return expected is ANY or (bool(value) if expected is GIVEN else value == expected)
+
+
+def next_multiple(number: int, factor: int) -> int:
+    """Return the smallest multiple of `factor` that is not below the number."""
+    return factor * math.ceil(number / factor)
+
+
+def _shown(section: Any, key: str) -> str:  # noqa: ANN401
+    parent, _, name = key.rpartition(".")
+    owner: Any = _value(section, parent) if parent else section
+    if name not in owner.model_fields_set:
+        key = f"{parent}.kind"
+    return f"{key}={format_value(_value(section, key))}"
+
+
 class Section(BaseModel):
     """A group of values: immutable, without unknown keys or silent conversion between types."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    def conflicts(self) -> Iterator[str]:
-        """Yield a message for each invalid combination of values; the first one is reported."""
-        yield from ()
+    conflicts: ClassVar[tuple[Conflict, ...]] = ()  # the first one that occurs is reported
 
     @model_validator(mode="after")
     def _refuse_conflicts(self) -> Self:
-        for message in self.conflicts():
-            raise ValueError(message)
+        for conflict in self.conflicts:
+            if conflict.occurs_in(self):
+                raise ValueError(conflict.message(self))
         return self
+
+
+def members(annotation: Any) -> dict[str, type[BaseModel]]:  # noqa: ANN401
+    """Return the models of a union on `kind` by their kinds, or a single model by ""; {} for any other type."""
+    if get_origin(annotation) is Annotated:
+        return members(get_args(annotation)[0])
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        kind = annotation.model_fields.get("kind")
+        tags = get_args(kind.annotation) if kind else ("",)
+        return {str(tag): annotation for tag in tags}
+    models: dict[str, type[BaseModel]] = {}
+    for member in get_args(annotation) if get_origin(annotation) in {Union, types.UnionType} else ():
+        models |= members(member)
+    return models
+
+
+def element(annotation: Any) -> Any:  # noqa: ANN401
+    """Return the annotation of the elements of a list, None if the annotation contains no list."""
+    if get_origin(annotation) is list:
+        return get_args(annotation)[0]
+    return next((inner for part in get_args(annotation) if (inner := element(part)) is not None), None)
+
+
+def fields(annotation: Any, values: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return the annotation of each field of a section; `values` choose the member of a union by their kind."""
+    models = members(annotation)
+    kind = values.get("kind", "") if isinstance(values, Mapping) else ""
+    model = models.get(format_value(kind)) or next(iter(models.values()), None)
+    return {} if model is None else {name: field.rebuild_annotation() for name, field in model.model_fields.items()}
+
+
+def means(annotation: Any, *meanings: Meaning) -> bool:  # noqa: ANN401
+    """Does any part of the annotation have one of the meanings?"""
+    return any(part in meanings or means(part, *meanings) for part in get_args(annotation))
+
+
+def keys_with(schema: Any, *meanings: Meaning) -> set[str]:  # noqa: ANN401
+    """Return the keys, such as "data.train", whose fields have one of the meanings."""
+    return {key for key, annotation in _leaves(schema) if means(annotation, *meanings)}
+
+
+def with_paths(annotation: Any, value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401
+    """Return a copy of plain values of this type with `change` applied to every path in them."""
+    if isinstance(value, Mapping):
+        sections = fields(annotation, value)
+        return {key: with_paths(sections.get(key), part, change) for key, part in value.items()}
+    if isinstance(value, list):
+        return [with_paths(element(annotation), part, change) for part in value]
+    if not isinstance(value, str):
+        return value
+    is_file = means(annotation, Meaning.PATH) or (means(annotation, Meaning.CHECKPOINT) and value.endswith(".ckpt"))
+    return change(value) if is_file else value
+
+
+def text_keys(schema: Any) -> set[str]:  # noqa: ANN401
+    """Return the keys, such as "data.source_lang", whose values are text: names, paths and lists of them."""
+    return {key for key, annotation in _leaves(schema) if _plain_types(annotation) - {type(None)} == {str}}
+
+
+def _leaves(schema: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+    """Yield the keys of all members of a section, and of the sections within it, with their annotations."""
+    for model in members(schema).values():
+        for name, field in model.model_fields.items():
+            annotation = field.rebuild_annotation()
+            if members(annotation):
+                yield from _leaves(annotation, f"{prefix}{name}.")
+            else:
+                yield f"{prefix}{name}", annotation
+
+
+def _plain_types(annotation: Any) -> set[Any]:  # noqa: ANN401
+    """Return the types that values have once annotations, unions and lists are taken apart."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _plain_types(inner[0])
+    if origin in {Union, types.UnionType, list}:
+        return set().union(*map(_plain_types, inner))
+    return {annotation}

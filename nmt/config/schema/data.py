@@ -1,12 +1,25 @@
 """Corpus and tokenizer."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from nmt.config.schema.base import AtLeastOne, Count, Fraction, Name, PathName, Section, Seed, one_as_list
+from nmt.config.schema.base import (
+    ANY,
+    GIVEN,
+    AtLeastOne,
+    Conflict,
+    Count,
+    Fraction,
+    Meaning,
+    Name,
+    PathName,
+    Section,
+    Seed,
+    one_as_list,
+)
 
 DemoSize = Annotated[int, Field(gt=0, le=10_000_000)]  # sentences, generated in memory
 Parts = Annotated[list[PathName], Field(min_length=1), one_as_list]  # or patterns of paths
@@ -22,8 +35,8 @@ class Preparation(Section):
     max_length: Count
     max_ratio: AtLeastOne | None
     invalid_utf8: Literal["error", "drop"]
-    workers: Count | None
-    cache_dir: PathName
+    workers: Annotated[Count | None, Meaning.NO_EFFECT]
+    cache_dir: Annotated[PathName, Meaning.NO_EFFECT]
 
     @property
     def direction_arguments(self) -> dict[str, str]:
@@ -58,9 +71,14 @@ class FilesData(Corpus):
     target_column: Column | None
     alignments: Column | None
 
-    def conflicts(self) -> Iterator[str]:
-        if self.source_lang == self.target_lang and self.source_column == self.target_column:
-            yield f"source_lang and target_lang are both '{self.source_lang}': the same text on both sides"
+    conflicts = (
+        Conflict(
+            {"target_lang": ANY, "source_lang": ANY},
+            "another language or column: the same text is on both sides",
+            "set source_lang and target_lang, or source_column and target_column",
+            lambda data: (data.source_lang, data.source_column) == (data.target_lang, data.target_column),
+        ),
+    )
 
 
 class Splits(Section):
@@ -129,7 +147,13 @@ class MultilingualData(Preparation):
     tag: Literal["target", "source"] | None
     temperature: AtLeastOne
 
-    def conflicts(self) -> Iterator[str]:
+    @model_validator(mode="after")
+    def _refuse_unclear_corpora(self) -> Self:
+        for problem in self._problems():
+            raise ValueError(problem)
+        return self
+
+    def _problems(self) -> Iterator[str]:
         targets: dict[str, str] = {}
         for number, corpus in enumerate(self.corpora):
             key = f"corpora[{number}] ({corpus.direction})"
@@ -212,9 +236,9 @@ class TrainedTokenizer(SegmentationSampling):
     split_punctuation: bool
     lowercase: bool
 
-    def conflicts(self) -> Iterator[str]:
-        if self.sampling and self.kind in {"char", "word"}:
-            yield f"sampling={self.sampling} needs kind=bpe or unigram, not {self.kind}"
+    conflicts = (
+        Conflict({"sampling": GIVEN, "kind": {"char", "word"}}, "pieces that can be split", "use kind=bpe or unigram"),
+    )
 
 
 class FileTokenizer(SegmentationSampling):

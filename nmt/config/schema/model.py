@@ -1,25 +1,408 @@
-"""Embeddings, encoder, decoder, and their fit to the attention."""
+"""The network: attention and its parts, embeddings, encoder and decoder, and the combinations that make sense.
+
+Facts about a part that other parts, losses or the model depend on are class attributes of its section.
+"""
 
 import warnings
-from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
-from nmt.config.errors import format_value
-from nmt.config.schema.alignment import Latent
-from nmt.config.schema.attention import Attention, ScoredAttention, SelfAttention, unequal_sizes
+from pydantic import Field
+
 from nmt.config.schema.base import (
+    ANY,
+    GIVEN,
     Bidirectional,
+    Conflict,
     CountOrZero,
     FirstLayer,
+    Fraction,
     Layers,
     LayersOrZero,
+    NonNegative,
+    Positions,
     Positive,
     Probability,
     Section,
+    Temperature,
     Units,
     Vectors,
+    next_multiple,
 )
 from nmt.config.schema.data import VocabularySize
+
+
+class AnyScore(Section):
+    reads_past: ClassVar[bool] = False  # do the energies depend on earlier steps?
+    reads_keys: ClassVar[bool] = True
+    linear_in_keys: ClassVar[bool] = True  # so that coverage can be added to the keys
+    needs_equal_sizes: ClassVar[bool] = False  # of query and key
+
+
+class DotScore(AnyScore):
+    kind: Literal["dot"]
+    needs_equal_sizes = True
+
+
+class ScaledDotScore(AnyScore):
+    kind: Literal["scaled_dot"]
+    needs_equal_sizes = True
+
+
+class GeneralScore(AnyScore):
+    kind: Literal["general"]
+
+
+class AdditiveScore(AnyScore):
+    kind: Literal["additive"]
+    dim: Units
+
+
+class NormedAdditiveScore(AnyScore):
+    kind: Literal["normed_additive"]
+    dim: Units
+
+
+class ConcatScore(AnyScore):
+    kind: Literal["concat"]
+    dim: Units
+    layers: Layers
+
+
+class CosineScore(AnyScore):
+    kind: Literal["cosine"]
+    initial_strength: Positive
+    linear_in_keys = False
+
+
+class LocationScore(AnyScore):
+    kind: Literal["location"]
+    max_positions: Positions
+    reads_keys = linear_in_keys = False
+
+
+class LocationAwareScore(AnyScore):
+    kind: Literal["location_aware"]
+    dim: Units
+    filters: Units
+    width: Units
+    reads_past = True
+    conflicts = (
+        Conflict(
+            {"width": ANY},
+            "to be odd, to be centred on a position",
+            lambda score: f"try width={score.width + 1}",
+            lambda score: score.width % 2 == 0,
+        ),
+    )
+
+
+class GaussianMixtureScore(AnyScore):
+    kind: Literal["gaussian_mixture"]
+    components: Units
+    reads_past = True
+    reads_keys = linear_in_keys = False
+
+
+StatelessScore = (
+    DotScore
+    | ScaledDotScore
+    | GeneralScore
+    | AdditiveScore
+    | NormedAdditiveScore
+    | ConcatScore
+    | CosineScore
+    | LocationScore
+)
+Score = Annotated[StatelessScore | LocationAwareScore | GaussianMixtureScore, Field(discriminator="kind")]
+
+
+class GlobalWindow(Section):
+    kind: Literal["global"]
+
+
+class LocalMonotonicWindow(Section):
+    kind: Literal["local_m"]
+    reach: Positions
+
+
+class LocalPredictiveWindow(Section):
+    kind: Literal["local_p"]
+    reach: Positions
+    dim: Units
+
+
+Window = Annotated[GlobalWindow | LocalMonotonicWindow | LocalPredictiveWindow, Field(discriminator="kind")]
+
+
+class AnyNormalizer(Section):
+    """Energies to a distribution over source positions."""
+
+    reads_past: ClassVar[bool] = False  # do the weights depend on those of earlier steps?
+    takes_window: ClassVar[bool] = True  # can it do without the positions outside a window?
+    always_sums_to_one: ClassVar[bool] = True
+    gives_log_probs: ClassVar[bool] = False  # the logarithms of a distribution
+    gives_log_weights: ClassVar[bool] = False  # the logarithms of its weights, which may sum to less than 1
+    draws: ClassVar[bool] = False  # random numbers in training
+
+
+class Softmax(AnyNormalizer):
+    kind: Literal["softmax"]
+    temperature: Temperature
+    gives_log_probs = gives_log_weights = True
+
+
+class Sparsemax(AnyNormalizer):
+    kind: Literal["sparsemax"]
+
+
+class Entmax15(AnyNormalizer):
+    kind: Literal["entmax15"]
+
+
+class FirstOrder(AnyNormalizer):
+    kind: Literal["first_order"]
+    reach: Positions
+    monotonic: bool
+    reads_past = True
+    takes_window = False
+
+
+class HardMonotonic(AnyNormalizer):
+    """Common to the normalizers that read the source from left to right and may pass its end."""
+
+    noise: NonNegative
+    initial_offset: Annotated[float, Field(ge=-1e6, le=1e6)]
+    reads_past = gives_log_weights = draws = True
+    takes_window = always_sums_to_one = False
+
+
+class Monotonic(HardMonotonic):
+    kind: Literal["monotonic"]
+
+
+class Mocha(HardMonotonic):
+    kind: Literal["mocha"]
+    chunk: Positions
+    conflicts = (
+        Conflict(
+            {"chunk": 1},
+            "2 positions or more, or the second score has nothing to choose from and never learns",
+            "use attention/normalizer=monotonic",
+        ),
+    )
+
+
+class LinearChain(AnyNormalizer):
+    kind: Literal["linear_chain"]
+    gives_log_probs = gives_log_weights = True
+
+
+class Fertility(AnyNormalizer):
+    kind: Literal["fertility"]
+    fertility: Positive
+    reads_past = True
+    takes_window = False
+
+
+SoftNormalizer = Softmax | Sparsemax | Entmax15 | LinearChain
+Normalizer = Annotated[SoftNormalizer | FirstOrder | Fertility | Monotonic | Mocha, Field(discriminator="kind")]
+
+
+class AnyAlignment(Section):
+    """What an attention does with its distribution over source positions."""
+
+    selects_one: ClassVar[bool] = False  # is the context that of a single position?
+    differentiable: ClassVar[bool] = True
+    latent: ClassVar[bool] = False  # does it predict by a sum over positions?
+    draws: ClassVar[bool] = False  # random numbers in training
+
+
+class Expected(AnyAlignment):
+    kind: Literal["expected"]
+
+
+class Sampled(AnyAlignment):
+    kind: Literal["sampled"]
+    soft_share: Probability
+    baseline: Literal["moving", "learned"]
+    discount: Fraction
+    weight: Positive
+    entropy_weight: NonNegative
+    selects_one = draws = True
+    differentiable = False
+
+
+class StraightThrough(AnyAlignment):
+    kind: Literal["straight_through"]
+    temperature: Temperature
+    selects_one = draws = True
+
+
+class Latent(AnyAlignment):
+    """Common values of alignments that predict by a sum over positions."""
+
+    top_k: Positions | None
+    min_share: Annotated[float, Field(ge=0.0, lt=1.0)]
+    latent = True
+
+
+class Marginal(Latent):
+    kind: Literal["marginal"]
+
+
+class Variational(Latent):
+    kind: Literal["variational"]
+    estimator: Literal["enumerate", "sample"]
+    dim: Units
+    kl_weight: NonNegative
+    draws = True
+
+
+class Posterior(Latent):
+    kind: Literal["posterior"]
+    prior_share: Fraction
+
+
+Alignment = Annotated[
+    Expected | Sampled | StraightThrough | Marginal | Variational | Posterior, Field(discriminator="kind")
+]
+
+
+class NoCoverage(Section):
+    kind: Literal["none"]
+
+
+class LinearCoverage(Section):
+    kind: Literal["linear"]
+    loss_weight: NonNegative
+    loss_start: CountOrZero
+
+
+Coverage = Annotated[NoCoverage | LinearCoverage, Field(discriminator="kind")]
+
+
+class NoHeads(Section):
+    kind: Literal["none"]
+
+
+class Heads(Section):
+    kind: Literal["heads"]
+    heads: Units
+    dim: Units
+    conflicts = (
+        Conflict(
+            {"dim": ANY, "heads": ANY},
+            "to be divisible by the number of heads",
+            lambda projection: f"try dim={next_multiple(projection.dim, projection.heads)}",
+            lambda projection: projection.dim % projection.heads,
+        ),
+    )
+
+
+Projection = Annotated[NoHeads | Heads, Field(discriminator="kind")]
+UNUSED_PROJECTION = Conflict(
+    {"projection.kind": "heads", "score.reads_keys": False},
+    "a score that reads the keys",
+    "use projection=none, or another score such as scaled_dot",
+)
+
+
+class ScoredAttention(Section):
+    kind: Literal["attention"]
+    score: Score
+    window: Window
+    normalizer: Normalizer
+    alignment: Alignment
+    coverage: Coverage
+    projection: Projection
+    dropout: Probability
+    conflicts = (
+        Conflict(
+            {"normalizer.takes_window": False, "window.kind": {"local_m", "local_p"}},
+            "positions that a window may leave out",
+            "use attention/window=global, or attention/normalizer=softmax",
+        ),
+        Conflict(
+            {"score.kind": "gaussian_mixture", "normalizer.always_sums_to_one": False},
+            "a normalizer that leaves it to the score how far the attention moves on",
+            "use attention/normalizer=softmax, or attention/score=normed_additive",
+        ),
+        UNUSED_PROJECTION,
+        Conflict(
+            {"coverage.kind": "linear", "score.linear_in_keys": False},
+            "a score with a linear term in the keys, to which it adds",
+            "use attention/score=additive, or attention/coverage=none",
+        ),
+        Conflict(
+            {
+                "alignment.kind": {"sampled", "straight_through", "marginal", "variational", "posterior"},
+                "normalizer.always_sums_to_one": False,
+            },
+            "a distribution over positions",
+            "use attention/alignment=expected, or attention/normalizer=first_order_monotonic",
+        ),
+        Conflict(
+            {"dropout": GIVEN, "alignment.selects_one": True},
+            "several positions, of which it drops some",
+            "set attention.dropout=0, or use attention/alignment=expected",
+        ),
+        Conflict(
+            {"coverage.loss_weight": GIVEN, "alignment.differentiable": False},
+            "a gradient through the weights",
+            "set attention.coverage.loss_weight=0, or use attention/alignment=straight_through",
+        ),
+        Conflict(
+            {"alignment.latent": True, "projection.kind": "heads"},
+            "a single head, over whose positions it sums",
+            "use attention/projection=none, or attention/alignment=sampled",
+        ),
+        Conflict(
+            {"coverage.loss_weight": GIVEN, "alignment.kind": "posterior"},
+            "a coverage of distributions, not of posteriors",
+            "set attention.coverage.loss_weight=0, or use attention/alignment=marginal",
+        ),
+        Conflict(
+            {"alignment.kind": "variational", "normalizer.gives_log_probs": False},
+            "the logarithms of the distribution",
+            "use attention/normalizer=softmax or linear_chain, or attention/alignment=marginal",
+        ),
+    )
+
+    @property
+    def reads_past(self) -> bool:
+        """Does a step depend on what earlier steps attended to?"""
+        return self.score.reads_past or self.coverage.kind != "none" or self.normalizer.reads_past
+
+    @property
+    def needs_equal_sizes(self) -> bool:
+        """Must queries be as wide as the states they are compared with?"""
+        return self.score.needs_equal_sizes and self.projection.kind == "none"
+
+
+class NoAttention(Section):
+    kind: Literal["none"]
+    context: Literal["first_state", "every_step"]
+
+
+Attention = Annotated[ScoredAttention | NoAttention, Field(discriminator="kind")]
+
+
+class NoSelfAttention(Section):
+    kind: Literal["none"]
+
+
+class EncoderSelfAttention(Section):
+    kind: Literal["attention"]
+    layers: Layers
+    score: Annotated[StatelessScore, Field(discriminator="kind")]
+    window: Window
+    normalizer: Annotated[SoftNormalizer, Field(discriminator="kind")]
+    projection: Projection
+    dropout: Probability
+    conflicts = (UNUSED_PROJECTION,)
+
+
+SelfAttention = Annotated[NoSelfAttention | EncoderSelfAttention, Field(discriminator="kind")]
 
 Cell = Literal["rnn", "gru", "lstm"]
 # Of Decoder.copy, which hides pydantic's former name of `model_copy`.
@@ -50,6 +433,12 @@ class Embedding(Section):
     pretrained: Vectors | None
     frozen: bool
 
+    @property
+    def lacks_vectors(self) -> bool:
+        """Would a table start from random vectors?"""
+        vectors = self.pretrained or [None, None]
+        return vectors == [None, None] if self.tie_source_target else None in vectors
+
 
 class Network(Section):
     """Common values of the recurrent networks of encoder and decoder."""
@@ -64,24 +453,38 @@ class Network(Section):
     layer_norm: bool
     residual: FirstLayer
     transition_depth: LayersOrZero
+    conflicts: ClassVar[tuple[Conflict, ...]] = (
+        Conflict(
+            {"residual": ANY, "layers": ANY},
+            "a layer that adds its output to its input",
+            lambda network: f"set layers={network.first_residual} or more, or residual=false",
+            lambda network: network.first_residual > network.layers,
+        ),
+    )
 
     @property
     def first_residual(self) -> int:
         """The first layer, counted from 1, with a residual connection; 0: none."""
         return 2 * self.residual if isinstance(self.residual, bool) else self.residual
 
-    def conflicts(self) -> Iterator[str]:
-        if self.first_residual > self.layers:
-            yield (
-                f"residual={format_value(self.residual)} adds a layer's output to its input from layer "
-                f"{self.first_residual} on, but layers={self.layers}; set layers={self.first_residual} or more, or "
-                "residual=false"
-            )
-
 
 class Encoder(Network):
     bidirectional: Bidirectional
     self_attention: SelfAttention
+    conflicts = (
+        *Network.conflicts,
+        Conflict(
+            {"bidirectional": "first", "layers": 1},
+            "layers in one direction above the first",
+            "set layers=2 or more, or bidirectional=true",
+        ),
+        Conflict(
+            {"residual": ANY, "bidirectional": "first"},
+            "layers of equal width, but the second layer's input has twice the width",
+            "set residual=3 or more, or bidirectional=true",
+            lambda encoder: encoder.first_residual == 2,  # noqa: PLR2004
+        ),
+    )
 
     @property
     def directions(self) -> int:
@@ -93,19 +496,6 @@ class Encoder(Network):
         """M: the size of one encoder state, both directions together."""
         return self.hidden * self.directions
 
-    def conflicts(self) -> Iterator[str]:
-        yield from super().conflicts()
-        if self.bidirectional == "first" and self.layers == 1:
-            yield (
-                "bidirectional=first needs layers in one direction above the first, but layers=1; set layers=2 or "
-                "more, or bidirectional=true"
-            )
-        if self.bidirectional == "first" and self.first_residual == 2:  # noqa: PLR2004
-            yield (
-                f"residual={format_value(self.residual)} adds the output of the second layer to its input, which with "
-                "bidirectional=first is twice as wide; set residual=3 or more, or bidirectional=true"
-            )
-
 
 class Decoder(Network):
     attend: Literal["before", "between", "after", "first_layer"]
@@ -116,19 +506,19 @@ class Decoder(Network):
     copy: bool  # type: ignore[assignment]
     fixnorm: bool
     bridge: Literal["final", "mean"]
-
-    def conflicts(self) -> Iterator[str]:
-        yield from super().conflicts()
-        if self.attend == "first_layer" and self.layers == 1:
-            yield (
-                "attend=first_layer feeds the context into the layers above the first, but layers=1; set layers=2 or "
-                "more, or attend=after"
-            )
-        if self.attend == "first_layer" and self.input_feeding:
-            yield (
-                "input_feeding=true feeds the readout into the first layer, which with attend=first_layer reads the "
-                "previous word alone; set input_feeding=false, or attend=after"
-            )
+    conflicts = (
+        *Network.conflicts,
+        Conflict(
+            {"attend": "first_layer", "layers": 1},
+            "layers above the first to feed the context into",
+            "set layers=2 or more, or attend=after",
+        ),
+        Conflict(
+            {"input_feeding": True, "attend": "first_layer"},
+            "a first layer that reads more than the previous word",
+            "set input_feeding=false, or attend=after",
+        ),
+    )
 
 
 class Model(Section):
@@ -139,60 +529,63 @@ class Model(Section):
     encoder: Encoder
     decoder: Decoder
     attention: Attention
-
-    def conflicts(self) -> Iterator[str]:
-        attention, decoder = self.attention, self.decoder
-        memory, query = self.encoder.output_dim, decoder.hidden
-        if attention.kind == "none" and decoder.attend != "after":
-            yield f"decoder.attend={decoder.attend} needs an attention, but attention.kind=none; set it to after"
-        if attention.kind == "none" and self.encoder.self_attention.kind != "none" and decoder.bridge == "final":
-            yield (
-                "encoder.self_attention changes the encoder's states, but with attention.kind=none and "
-                "decoder.bridge=final nothing reads them; set decoder.bridge=mean"
+    conflicts = (
+        Conflict(
+            {"decoder.attend": {"before", "between", "first_layer"}, "attention.kind": "none"},
+            "an attention",
+            "set it to after",
+        ),
+        Conflict(
+            {"encoder.self_attention.kind": "attention", "attention.kind": "none", "decoder.bridge": "final"},
+            "a decoder that reads the encoder's states",
+            "set decoder.bridge=mean",
+        ),
+        Conflict(
+            {
+                "attention.score.kind": ANY,
+                "decoder.hidden": ANY,
+                "encoder.hidden": ANY,
+                "encoder.bidirectional": ANY,
+            },
+            "states of decoder and encoder of equal size",
+            lambda model: (
+                f"set decoder.hidden={model.encoder.output_dim}, or use attention/score=general or "
+                "attention/projection=heads"
+            ),
+            lambda model: model.attention.needs_equal_sizes and model.decoder.hidden != model.encoder.output_dim,
+        ),
+        *(
+            Conflict(
+                {key: True, "decoder.readout_dim": ANY, "embedding.dim": ANY},
+                "a readout of the embeddings' size",
+                f"set them equal, or {key}=false",
+                lambda model: model.decoder.readout_dim != model.embedding.dim,
             )
-        if attention.kind == "attention" and unequal_sizes(attention.score.kind, attention.projection, query, memory):
-            directions = self.encoder.directions
-            yield (
-                f"attention.score.kind={attention.score.kind} compares vectors of equal size, but "
-                f"decoder.hidden={query} and encoder.hidden={self.encoder.hidden} x {directions} directions "
-                f"= {memory}; set decoder.hidden={memory}, or use attention/score=general or attention/projection=heads"
-            )
-        if self.embedding.tie_output and decoder.readout_dim != self.embedding.dim:
-            yield (
-                f"embedding.tie_output=true needs decoder.readout_dim={decoder.readout_dim} to equal "
-                f"embedding.dim={self.embedding.dim}; set them equal, or embedding.tie_output=false"
-            )
-        if decoder.copy and attention.kind == "none":
-            yield (
-                "decoder.copy=true copies what the attention points at, but attention.kind=none; set it to false, or "
-                "choose an attention"
-            )
-        if decoder.lexical and self.attention.kind == "none":
-            yield "decoder.lexical=true needs an attention, but attention.kind=none; set it to false"
-        if decoder.lexical and decoder.readout_dim != self.embedding.dim:
-            yield (
-                f"decoder.lexical=true adds a vector of embedding.dim={self.embedding.dim} to a readout of "
-                f"decoder.readout_dim={decoder.readout_dim}; set them equal, or decoder.lexical=false"
-            )
-        if isinstance(attention, ScoredAttention) and isinstance(attention.alignment, Latent):
-            yield from self._conflicts_of_latent_alignment(attention)
-
-    def _conflicts_of_latent_alignment(self, attention: ScoredAttention) -> Iterator[str]:
-        kind, decoder = attention.alignment.kind, self.decoder
-        if kind == "posterior" and not decoder.input_feeding and not attention.reads_past:
-            yield (
-                "attention.alignment.kind=posterior changes what later steps read, but here they read nothing of it; "
-                "set decoder.input_feeding=true, or use attention/normalizer=first_order or "
-                "attention/alignment=marginal"
-            )
-        if attention.dropout and decoder.attend == "after" and not decoder.input_feeding:
-            yield (
-                f"attention.dropout={attention.dropout} drops weights of the mean context, but with "
-                f"attention.alignment.kind={kind}, decoder.attend=after and decoder.input_feeding=false nothing reads "
-                "it; set it to 0, or use decoder.dropout"
-            )
-        if decoder.copy:
-            yield (
-                f"decoder.copy=true mixes one prediction with copies, but attention.alignment.kind={kind} has a "
-                "prediction for each source position; set decoder.copy=false, or use attention/alignment=expected"
-            )
+            for key in ("embedding.tie_output", "decoder.lexical")
+        ),
+        *(
+            Conflict({key: True, "attention.kind": "none"}, "an attention", "set it to false, or choose an attention")
+            for key in ("decoder.copy", "decoder.lexical")
+        ),
+        Conflict(
+            {"attention.alignment.kind": "posterior", "decoder.input_feeding": False},
+            "later steps that read what it changes",
+            "set decoder.input_feeding=true, or use attention/normalizer=first_order or attention/alignment=marginal",
+            lambda model: not model.attention.reads_past,
+        ),
+        Conflict(
+            {
+                "attention.dropout": GIVEN,
+                "attention.alignment.latent": True,
+                "decoder.attend": "after",
+                "decoder.input_feeding": False,
+            },
+            "a decoder that reads the mean context",
+            "set it to 0, or use decoder.dropout",
+        ),
+        Conflict(
+            {"decoder.copy": True, "attention.alignment.latent": True},
+            "one prediction to mix with copies, not one for each source position",
+            "set decoder.copy=false, or use attention/alignment=expected",
+        ),
+    )

@@ -1,11 +1,10 @@
 """Search."""
 
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from nmt.config.schema.base import Count, CountOrZero, NonNegative, Positive, Section
+from nmt.config.schema.base import ANY, Conflict, Count, CountOrZero, NonNegative, Positive, Section, next_multiple
 
 MAX_HYPOTHESES = 10_000  # of a sentence at once; each has its own decoder state
 BeamSize = Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
@@ -24,7 +23,7 @@ class SearchLimits(Section):
     replace_unknown: bool
 
     def needing_attention(self) -> str | None:
-        """The override that has no meaning for a model without attention, if there is one."""
+        """Return the override that has no meaning for a model without attention, if there is one."""
         return None
 
 
@@ -44,18 +43,20 @@ class Beam(SearchLimits):
     groups: Count
     diversity: NonNegative
 
-    def conflicts(self) -> Iterator[str]:
-        if self.coverage_floor >= self.coverage_cap:
-            yield (
-                f"coverage_floor={self.coverage_floor} is not below coverage_cap={self.coverage_cap}; lower "
-                "search.coverage_floor, or raise search.coverage_cap"
-            )
-        if self.beam_size % self.groups:
-            larger = self.beam_size + self.groups - self.beam_size % self.groups
-            yield (
-                f"groups={self.groups} do not divide a beam of {self.beam_size}; set search.beam_size={larger}, or "
-                "search.groups=1"
-            )
+    conflicts = (
+        Conflict(
+            {"coverage_floor": ANY, "coverage_cap": ANY},
+            "to be below the cap",
+            "lower search.coverage_floor, or raise search.coverage_cap",
+            lambda search: search.coverage_floor >= search.coverage_cap,
+        ),
+        Conflict(
+            {"groups": ANY, "beam_size": ANY},
+            "a beam that it divides",
+            lambda search: f"set search.beam_size={next_multiple(search.beam_size, search.groups)}, or search.groups=1",
+            lambda search: search.beam_size % search.groups,
+        ),
+    )
 
     def needing_attention(self) -> str | None:
         return f"search.coverage_penalty={self.coverage_penalty}" if self.coverage_penalty else None

@@ -9,6 +9,7 @@ from nmt.config.schema.base import (
     CountOrZero,
     Epsilon,
     Fraction,
+    Meaning,
     Name,
     NonNegative,
     PathName,
@@ -104,8 +105,8 @@ LOWER_IS_BETTER = frozenset({"ter", "loss", "aer"})
 
 class Training(Section):
     start_from: PathName | None
-    max_epochs: Count
-    max_steps: Count | None
+    max_epochs: Annotated[Count, Meaning.LENGTH]
+    max_steps: Annotated[Count | None, Meaning.LENGTH]
     batch_tokens: Count
     batch_sentences: Count | None
     accumulate: Count
@@ -116,10 +117,11 @@ class Training(Section):
     guided_alignment: NonNegative
     max_grad_norm: Positive | None
     max_bad_steps: Count
-    log_every: Annotated[int, Field(gt=0, le=10_000)]  # checkpoints store the sums since the last log line
-    checkpoint_every: Count | None
-    checkpoint_unit: Literal["steps", "minutes"]
-    cuda_graphs: CountOrZero
+    # Checkpoints store the sums since the last log line.
+    log_every: Annotated[int, Field(gt=0, le=10_000), Meaning.NO_EFFECT]
+    checkpoint_every: Annotated[Count | None, Meaning.NO_EFFECT]
+    checkpoint_unit: Annotated[Literal["steps", "minutes"], Meaning.NO_EFFECT]
+    cuda_graphs: Annotated[CountOrZero, Meaning.NO_EFFECT]
     reduce_dtype: Literal["fp32", "bf16"]
     ema_decay: Probability
     average_best: Count
@@ -130,16 +132,16 @@ Loggers = Annotated[list[Logger], BeforeValidator(lambda value: [value] if isins
 
 
 class Tracking(Section):
-    project: Name
-    wandb_entity: Name | None
-    mlflow_uri: Name | None
+    project: Annotated[Name, Meaning.NO_EFFECT]
+    wandb_entity: Annotated[Name | None, Meaning.NO_EFFECT]
+    mlflow_uri: Annotated[Name | None, Meaning.NO_EFFECT]
 
 
 class Validation(Section):
     every: Count
     unit: Literal["epochs", "steps"]
     monitor: Monitor
-    comet_model: Name
-    patience: Count | None
-    samples: CountOrZero
-    saliency: bool
+    comet_model: Annotated[Name, Meaning.CHECKPOINT]
+    patience: Annotated[Count | None, Meaning.LENGTH]
+    samples: Annotated[CountOrZero, Meaning.DISPLAY]
+    saliency: Annotated[bool, Meaning.DISPLAY]

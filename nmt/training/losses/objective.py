@@ -12,8 +12,7 @@ from torch import Tensor
 
 from nmt.config.schema import TrainConfig
 from nmt.config.schema import training as schema
-from nmt.config.schema.alignment import Sampled, Variational
-from nmt.config.schema.attention import LinearCoverage, ScoredAttention
+from nmt.config.schema.model import LinearCoverage, Sampled, ScoredAttention, Variational
 from nmt.data.batching import Batch
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.prediction import Prediction

@@ -1,0 +1,285 @@
+"""nmt-evaluate, nmt-compare, nmt-serve and nmt-export: what each checks before the work, and what it prints."""
+
+import ipaddress
+import json
+import logging
+import os
+import re
+from contextlib import ExitStack
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from nmt.cli.app import output_folder, run_command
+from nmt.cli.entry import exit_at_ctrl_c
+from nmt.cli.launch import shared_by_processes
+from nmt.config import schema
+from nmt.config.errors import CONTROL, UserError
+from nmt.config.overrides import user_path
+
+if TYPE_CHECKING:
+    from nmt.evaluate.bleu import ScoreSettings
+    from nmt.evaluate.evaluation import EvaluationFolder
+    from nmt.system.run import RunDirectory
+    from nmt.translate.translator import Translator
+
+log = logging.getLogger(__name__)
+TOKEN = "NMT_SERVE_TOKEN"
+SERVE_PACKAGES = ("fastapi", "prometheus_client", "python_multipart", "uvicorn")
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+def evaluate() -> None:
+    """Entry point of nmt-evaluate."""
+    run_command("evaluate", schema.EvaluateConfig, shared_by_processes("evaluate", _evaluate))
+
+
+def compare() -> None:
+    """Entry point of nmt-compare."""
+    run_command("compare", schema.CompareConfig, _compare)
+
+
+def serve() -> None:
+    """Entry point of nmt-serve."""
+    run_command("serve", schema.ServeConfig, _serve)
+
+
+def export() -> None:
+    """Entry point of nmt-export."""
+    run_command("export", schema.ExportConfig, _export)
+
+
+def _evaluate(config: schema.EvaluateConfig, overrides: list[str]) -> None:
+    """Score a trained run, or an ensemble, on a split of its corpus."""
+    with exit_at_ctrl_c("evaluate"):
+        from tqdm import tqdm
+
+        from nmt.evaluate.evaluation import evaluate_run, warn_if_texts_differ
+        from nmt.system.contention import fair_waiting
+        from nmt.system.distributed import ProcessGroup
+        from nmt.system.machine import tune_memory
+        from nmt.system.run import RunDirectory
+        from nmt.system.saved_config import load_config
+        from nmt.translate.translator import Translator
+
+    tune_memory()
+    runs = [RunDirectory.existing(path) for path in config.run]
+    trained = load_config(runs[0].config)
+    settings = _score_settings(config, trained)
+    sentences = len(runs[0].held_out(config.split)[0])
+    if config.output is None:
+        _check_writable(runs[0], config.run[0])
+    precision = runs[0].last_machine().get("precision")
+    with ExitStack() as stack:
+        group = stack.enter_context(ProcessGroup.join())
+        translator = group.everywhere(partial(Translator.load, config.run, **config.load_arguments, group=group))
+        stack.enter_context(fair_waiting())
+        warn_if_texts_differ(runs, config.split)
+        output: EvaluationFolder | str = _changed_settings(config, trained, precision)
+        if config.output is not None:
+            output = _open_folder(config.output, stack, runs, translator, settings, config.checkpoint)
+        bar = stack.enter_context(
+            tqdm(total=sentences, desc=f"translate {config.split}", unit=" sent", disable=group.hides_progress)
+        )
+        result: dict[str, Any] = {}
+        try:
+            evaluate_run(
+                runs[0],
+                translator,
+                config.split,
+                settings,
+                config.checkpoint,
+                progress=bar.update,
+                output=output,
+                faithfulness_sentences=config.faithfulness_sentences if config.faithfulness else 0,
+                on_result=result.update,
+            )
+        except OSError as error:
+            if not result:
+                raise
+            raise UserError(
+                f"{error.filename}: cannot be written ({error.strerror}); the scores are printed, but not saved: give "
+                "output=FOLDER to save them elsewhere"
+            ) from None
+        finally:
+            if result and group.is_main:
+                bar.close()
+                _print_result(config, result, sentences)
+
+
+def _score_settings(config: schema.EvaluateConfig, trained: schema.TrainConfig) -> "ScoreSettings":
+    """Return the run's settings, with those that the command changes. Raises UserError."""
+    from nmt.evaluate.evaluation import score_settings
+
+    changes = {"tokenize": config.tokenize, "lowercase": config.lowercase}
+    evaluation = trained.evaluation.model_copy(update={k: v for k, v in changes.items() if v is not None})
+    try:
+        return score_settings(evaluation, trained.data.target_lang)
+    except UserError as error:
+        raise UserError(str(error).removeprefix("evaluation.")) from None
+
+
+def _check_writable(run: "RunDirectory", name: str) -> None:
+    """Raises UserError, before anything is translated, if the results could not be written."""
+    if run.is_archive:
+        raise UserError(f"run={name}: is an archive, which does not change; give output=FOLDER")
+    for folder in (run.path, run.hypotheses, run.alignments):
+        if folder.exists() and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+            raise UserError(f"{folder}: cannot be written; give output=FOLDER to save the results elsewhere")
+
+
+def _changed_settings(config: schema.EvaluateConfig, trained: schema.TrainConfig, precision: str | None) -> str:
+    """Return the settings that differ from those of training, for the names of files and results. The run was trained
+    in `precision`."""
+    before = {"checkpoint": "best", "seed": trained.seed, "precision": precision, "shortlist": None}
+    before |= {**trained.evaluation.model_dump(), **trained.search.model_dump()}
+    names = ("checkpoint", "seed", "precision", "shortlist", "tokenize", "lowercase")
+    settings = {**{name: getattr(config, name) for name in names}, **config.search}
+    changed = {k: v for k, v in settings.items() if v is not None and before.get(k) != v}
+    return re.sub(r"[^\w.-]", "-", "_".join(f"{key}-{value}" for key, value in changed.items()))
+
+
+def _open_folder(
+    path: str,
+    stack: ExitStack,
+    runs: list["RunDirectory"],
+    translator: "Translator",
+    settings: "ScoreSettings",
+    checkpoint: str,
+) -> "EvaluationFolder":
+    """Open the folder for the results of an ensemble or an archive; rank 0 creates it."""
+    from nmt.evaluate.evaluation import EvaluationFolder
+    from nmt.system.run import EVALUATION
+
+    folder = output_folder(path, EVALUATION, "an evaluation")
+    created = translator.group.on_main(lambda: stack.enter_context(folder))
+    return EvaluationFolder.at(created, runs, translator, settings, checkpoint)
+
+
+def _print_result(config: schema.EvaluateConfig, result: dict[str, Any], sentences: int) -> None:
+    if config.faithfulness:
+        from nmt.explain.faithfulness import summary
+
+        print(summary(result["faithfulness"], sentences))
+    run = config.run[0] if len(config.run) == 1 else config.run
+    output = {} if config.output is None else {"output": config.output}
+    print(json.dumps({"run": run, "split": config.split, **output, **result}))
+
+
+def _compare(config: schema.CompareConfig, overrides: list[str]) -> None:
+    """Rank systems, test their differences for significance, show where they differ."""
+    with exit_at_ctrl_c("compare"):
+        from nmt.compare.compare import Ranking
+        from nmt.compare.report import write_comparison
+
+    settings = config.model_dump(exclude={"output", "metric", "comet_model"})
+    settings["ranking"] = Ranking.by(config.metric, config.comet_model)
+    with output_folder(config.output, "comparison.json", "a comparison") as output:
+        print(write_comparison(output=output, **settings))
+    print(f"page: {os.path.relpath(output / 'index.html')}")
+
+
+def _serve(config: schema.ServeConfig, overrides: list[str]) -> None:
+    """Serve a page and a service for trained models."""
+    if missing := [name for name in SERVE_PACKAGES if find_spec(name) is None]:
+        raise UserError(f"the package {missing[0]} is missing: pip install 'nmt[serve]'")
+    token = _token(config)
+    with exit_at_ctrl_c("serve"):
+        import torch
+
+        from nmt.serve.app import application
+        from nmt.serve.batcher import QueueSettings
+        from nmt.serve.connections import Connections
+        from nmt.serve.guard import Rules
+        from nmt.serve.models import load_models
+        from nmt.serve.server import address, listen, run
+        from nmt.serve.service import Service
+        from nmt.system.contention import fair_waiting
+        from nmt.system.machine import tune_memory
+
+    tune_memory()
+    listening = listen(config.host, config.port)  # before models are loaded, which takes longer
+    limits = config.limits
+    with listening, fair_waiting():
+        models = load_models(config.run, config.load_arguments, limits.beam_size)
+        threads = torch.get_num_threads()
+        on_cpu = next(iter(models.values())).translator.machine.device.type == "cpu"
+        workers = config.workers or (threads if on_cpu else 1)
+        queue = QueueSettings(workers, max(1, threads // workers), limits.queued_sentences, config.batch_wait_seconds)
+        service = Service(models, queue, limits.request_texts)
+        own_names = {name.lower() for name in (config.host, *config.hosts)}
+        hosts = None if not _is_loopback(config.host) and not config.hosts else LOOPBACK | own_names
+        rules = Rules(hosts, token, limits.body_bytes, limits.body_seconds, limits.request_seconds)
+        names = f"{len(models)} models ({', '.join(models)})" if len(models) > 1 else next(iter(models))
+        url = address(listening) + (f"#token={quote(token, safe='')}" if token and config.token else "")
+        log.info("serving %s at %s; Ctrl-C stops", names, url)
+        connections = Connections(limits.connections, limits.header_seconds, config.log_requests)
+        try:
+            run(application(service, rules, config.log_requests), listening, connections, limits.request_seconds)
+        finally:
+            service.batcher.close()
+
+
+def _token(config: schema.ServeConfig) -> str | None:
+    """Return the token without white space around it, which HTTP drops.
+
+    Raises UserError if no client could send it, or if other machines could use a service without one.
+    """
+    given = config.token or os.environ.get(TOKEN)
+    if given:
+        token = given.strip()
+        if not token or CONTROL.search(token):
+            name = "token" if config.token else TOKEN
+            raise UserError(f"{name}: is blank or holds control characters, which no client can send")
+        return token
+    if not _is_loopback(config.host):
+        raise UserError(
+            f"host={config.host}: other machines could use this service; give token=... or the environment variable "
+            f"{TOKEN}, which clients then have to send"
+        )
+    return None
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _export(config: schema.ExportConfig, overrides: list[str]) -> None:
+    """Pack a trained model into one file."""
+    with exit_at_ctrl_c("export"):
+        from nmt.export.contents import contents
+        from nmt.system.archive import write_archive
+        from nmt.system.run import RunDirectory
+
+    run = RunDirectory.existing(config.run[0])
+    file = user_path(config.output)
+    _check_file(config, file)
+    packed = contents(
+        run,
+        file.name,
+        checkpoint=config.checkpoint,
+        license=config.license,
+        sentences=config.sentence or [],
+        held_out=config.held_out,
+    )
+    _check_file(config, file)  # the model may have taken a while to load
+    write_archive(file, packed)
+    print(f"archive: {os.path.relpath(file)} ({file.stat().st_size / 1e6:,.1f} MB)")
+
+
+def _check_file(config: schema.ExportConfig, file: Path) -> None:
+    """Raises UserError, before the model is loaded, if the file could not be written."""
+    if file.is_dir():
+        raise UserError(f"output={config.output}: is a folder; name a file, such as model.nmt")
+    if os.path.lexists(file) and not config.overwrite:
+        raise UserError(f"output={config.output}: exists; name another file, or set overwrite=true")
+    folder = next(folder for folder in file.absolute().parents if os.path.lexists(folder))
+    if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        raise UserError(f"output={config.output}: cannot be written; {folder} is no folder that may be written to")

@@ -1,0 +1,123 @@
+"""Values that do not go together: each conflict of the schema is one line with both keys and a remedy."""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+from conftest import values_of
+
+from nmt.config import schema
+from nmt.config.compose import validated
+from nmt.config.errors import UserError
+from nmt.config.schema.base import Conflict, Section
+
+SCHEMAS = {
+    "train": schema.TrainConfig,
+    "evaluate": schema.EvaluateConfig,
+    "translate": schema.TranslateConfig,
+    "export": schema.ExportConfig,
+}
+SIZES = ["embedding.dim=16", "encoder.hidden=16", "decoder.hidden=32"]
+FILES = "data=files data.train=a data.validation=b"
+HUB = "data=hub data.id=a/b"
+UNSHARED = "tokenizer.joint=false"
+TWO_MODELS = "tokenizer=file tokenizer.source_model=a tokenizer.target_model=b"
+TAUGHT = "objective=distillation objective.teachers=a"
+# Overrides of nmt-train, and what the message has to say.
+TRAIN = {
+    "attention=monotonic attention/window=local_m": "attention: normalizer.kind=monotonic needs positions .*local_m",
+    "attention=fertility attention/window=local_p": "normalizer.kind=fertility needs .* window.kind=local_p; use",
+    "attention=gaussian_mixture attention/normalizer=mocha": "score.kind=gaussian_mixture needs .*kind=mocha; use",
+    "attention=gaussian_mixture attention/coverage=linear": "coverage.kind=linear needs .*score.kind=gaussian_mixture;",
+    "attention=ntm_cosine attention/coverage=linear": "coverage.kind=linear needs .* score.kind=cosine; use",
+    "attention=luong_location attention/projection=heads": "projection.kind=heads needs .* score.kind=location; use",
+    "attention=monotonic attention/alignment=sampled": "alignment.kind=sampled needs .*normalizer.kind=monotonic; use",
+    "attention=hard attention.dropout=0.1": "dropout=0.1 needs .* alignment.kind=sampled; set attention.dropout=0",
+    "attention=hard attention/coverage=linear": "loss_weight=1.0 needs a gradient .*; set attention.coverage.loss_w",
+    "attention=marginal attention/projection=heads": "alignment.kind=marginal needs .* projection.kind=heads; use",
+    "attention=posterior attention/coverage=linear": "loss_weight=1.0 needs .* alignment.kind=posterior; set",
+    "attention=variational attention/normalizer=sparsemax": "kind=variational needs .* normalizer.kind=sparsemax; use",
+    "attention=chorowski attention.score.width=4": "attention.score: width=4 needs to be odd, .*; try width=5$",
+    "attention=mocha attention.normalizer.chunk=1": "chunk=1 needs .*; use attention/normalizer=monotonic$",
+    "attention=multihead attention.projection.heads=3": "dim=[0-9]+ needs .* heads=3; try dim=[0-9]+$",
+    "encoder.residual=true": "encoder: residual=true needs .* layers=1; set layers=2 or more, or residual=false$",
+    "decoder.layers=2 decoder.residual=3": "decoder: residual=3 needs .* layers=2; set layers=3 or more",
+    "encoder.bidirectional=first": "bidirectional=first needs .*layers=1; set layers=2 or more, or bidirectional=true",
+    "encoder.bidirectional=first encoder.layers=3 encoder.residual=true": "residual=true needs .*=first; set residu",
+    "decoder.attend=first_layer": "decoder: attend=first_layer needs .*layers=1; set layers=2 or more, or attend=after",
+    "attention=gnmt decoder.input_feeding=true": "input_feeding=true needs .*attend=first_layer; set input_feeding=",
+    "attention=none decoder.attend=between": "^decoder.attend=between needs an attention, but attention.kind=none; set",
+    "attention=none encoder/self_attention=attention": "self_attention.kind=attention needs .*set decoder.bridge=mean",
+    "attention=luong_dot decoder.hidden=100": "score.kind=dot needs .*hidden=100 and encoder.hidden=16.*decoder.hid",
+    "attention=luong_dot encoder.bidirectional=first encoder.layers=2": "bidirectional=first; set decoder.hidden=16",
+    "decoder.readout_dim=20": "tie_output=true needs .*readout_dim=20 and embedding.dim=16; set them equal, or embe",
+    "decoder.lexical=true decoder.readout_dim=20 embedding.tie_output=false": "lexical=true needs .*readout_dim=20",
+    "decoder.lexical=true attention=none": "decoder.lexical=true needs an attention, .*=none; set it to false",
+    "decoder.copy=true attention=none": "decoder.copy=true needs an attention, .*attention.kind=none; set it to false",
+    "decoder.copy=true attention=marginal": "copy=true needs one prediction.*kind=marginal; set decoder.copy=false",
+    "attention=posterior decoder.input_feeding=false": "kind=posterior needs .*; set decoder.input_feeding=true",
+    "attention=marginal attention.dropout=0.1 decoder.attend=after decoder.input_feeding=false": "dropout=0.1 needs",
+    UNSHARED: "embedding.tie_source_target=true needs one vocabulary .*tokenizer.joint=false; set tokenizer.joint=t",
+    TWO_MODELS: "tie_source_target=true needs .*target_model=b; leave out tokenizer.target_model, or",
+    f"{UNSHARED} embedding.tie_source_target=false decoder.copy=true": "decoder.copy=true needs one voc.*or decoder",
+    f"{TWO_MODELS} embedding.tie_source_target=false decoder.copy=true": "decoder.copy=true needs .*target_model=b;",
+    "embedding.pretrained=a training.start_from=b": "pretrained=.* needs .* training.start_from=b; leave one of the",
+    "embedding.frozen=true": "embedding.frozen=true needs .*pretrained=null and training.start_from=null; give",
+    "attention=none training.guided_alignment=1": "guided_alignment=1.0 needs an attention, .*; set it to 0",
+    "attention=none validation.monitor=aer": "validation.monitor=aer needs an attention, .*; monitor bleu or loss",
+    "attention=none search.coverage_penalty=0.2": "search.coverage_penalty=0.2 needs an attention, .*; set it to 0",
+    "attention=sparsemax training.guided_alignment=1": "guided_alignment=1.0 needs .* attention.normalizer.kind=spa",
+    f"{HUB} training.guided_alignment=1": "guided_alignment=1.0 needs .*data.kind=hub; give data=files with data.align",
+    f"{FILES} training.guided_alignment=1": "guided_alignment=1.0 needs .*data.kind=files and data.alignments=null;",
+    f"{HUB} validation.monitor=aer": "validation.monitor=aer needs .*data.kind=hub; .* or monitor bleu or loss",
+    f"{FILES} validation.monitor=aer": "monitor=aer needs .*data.alignments=null; .* or monitor bleu or loss",
+    "attention=hard training.r_drop=5": "training.r_drop=5.0 needs .*kind=sampled; set it to 0, or use attention/al",
+    f"attention=hard {TAUGHT}": "objective.kind=distillation needs .*kind=sampled; use objective=likelihood, or",
+    f"{TAUGHT} training.r_drop=5": "training.r_drop=5.0 needs objective=likelihood, .*kind=distillation; set it to 0",
+    "search.coverage_floor=2 search.coverage_cap=1": "coverage_floor=2.0 needs .*coverage_cap=1.0; lower search.cov",
+    "search.beam_size=5 search.groups=2": "groups=2 needs .*beam_size=5; set search.beam_size=6, or search.groups=1",
+    f"{FILES} data.target_lang=en": "data: target_lang=en needs .*source_lang=en; set source_lang and target_lang, or",
+    "tokenizer=char tokenizer.sampling=0.1": "tokenizer: sampling=0.1 needs .*kind=char; use kind=bpe or unigram",
+}
+OTHERS = {
+    "evaluate run=[a,b] faithfulness=true": "faithfulness=true needs one model, .*; name one run",
+    "evaluate run=[a,b] output=null": "run=.* needs a folder .*output=null; give output=FOLDER",
+    "export run=[a,b] output=c": "run=.* needs to be one model, .*; export each run, and translate with all archives",
+    "translate run=a references=b nbest=2": "nbest=2 needs a search, .*references=b; leave out nbest",
+    **{
+        f"translate run=a references=b {key}=c": f"{key}=c needs a search, .*references=b; leave out {key}"
+        for key in ("constraints", "glossary", "forbidden", "prefix", "shortlist")
+    },
+}
+CASES = {f"train {overrides}": message for overrides, message in TRAIN.items()} | OTHERS
+
+
+@cache
+def refusal(case: str) -> str:
+    command, *overrides = case.split()
+    values = values_of(command, [*(SIZES if command == "train" else []), *overrides])
+    with pytest.raises(UserError) as caught:
+        validated(SCHEMAS[command], values)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_conflict_names_both_keys_and_the_remedy(case: str) -> None:
+    message = refusal(case)
+    assert "\n" not in message
+    assert re.search(CASES[case], message), message
+
+
+def conflicts(section: type[Section] = Section) -> Iterator[Conflict]:
+    for subclass in section.__subclasses__():
+        yield from subclass.conflicts
+        yield from conflicts(subclass)
+
+
+def test_every_conflict_has_a_case() -> None:
+    messages = [refusal(case) for case in CASES]
+    for conflict in conflicts():
+        subject = next(iter(conflict.values)).removesuffix("reads_keys").removesuffix("takes_window")
+        subject = subject.removesuffix("latent")
+        assert any(subject in message and f" needs {conflict.needs}" in message for message in messages), conflict
