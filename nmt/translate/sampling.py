@@ -180,8 +180,8 @@ def inverse_cdf(log_probs: Tensor, temperature: float, uniform: Tensor) -> Tenso
 
 
 def mean_utilities(texts: Sequence[str], utility: Utility) -> list[float]:
-    """The mean similarity of each text, as a hypothesis, to every other one as a reference, from 0 to 100. A text that
-    is alone has 100."""
+    """Compute the mean similarity of each text, as a hypothesis, to every other one as a reference, from 0 to 100. A
+    text that is alone has 100."""
     if len(texts) <= 1:
         return [100.0] * len(texts)
     texts = [normalize("NFC", text) for text in texts]
@@ -195,7 +195,7 @@ def mean_utilities(texts: Sequence[str], utility: Utility) -> list[float]:
 
 
 def pairwise_similarities(texts: Sequence[str], utility: Utility) -> Matrix:
-    """(N, N), from 0 to 100: sacreBLEU's sentence score of each text (row) with each (column) as its reference.
+    """Compute sacreBLEU's sentence score of each text (row) with each (column) as its reference: (N, N), 0 to 100.
 
     chrf: character 6-grams without spaces (Popović 2015). bleu: tokenizer 13a, exponential smoothing, effective order.
     """
@@ -238,11 +238,11 @@ def _bleu(texts: Sequence[Sequence[str]]) -> Matrix:
 
 
 def _matches(texts: Sequence[Sequence[Hashable]], order: int) -> tuple[Matrix, NDArray[np.int64]]:
-    """The n-grams that each text shares with each other one, (N, N), and those that it has, (N,)."""
-    grams = [Counter(zip(*(text[start:] for start in range(order)), strict=False)) for text in texts]
-    columns = {gram: column for column, gram in enumerate(dict.fromkeys(gram for each in grams for gram in each))}
+    """Count the n-grams that each text shares with each other one, (N, N), and those that it has, (N,)."""
+    counters = [Counter(zip(*(text[start:] for start in range(order)), strict=False)) for text in texts]
+    columns = {gram: i for i, gram in enumerate(dict.fromkeys(gram for counter in counters for gram in counter))}
     counts = np.zeros((len(texts), len(columns)), np.int32)
-    for row, each in zip(counts, grams, strict=True):
-        row[[columns[gram] for gram in each]] = list(each.values())
+    for row, counter in zip(counts, counters, strict=True):
+        row[[columns[gram] for gram in counter]] = list(counter.values())
     matches = np.array([np.minimum(counts, row).sum(1) for row in counts], np.float64)
     return matches, counts.sum(1, dtype=np.int64)

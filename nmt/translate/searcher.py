@@ -109,8 +109,8 @@ class Searcher:
         constraints: Sequence[Sequence[Sequence[int]]] = (),
         n: int = 1,
     ) -> Iterator[list[int]]:
-        """Batches of indices, longest first for little padding; `workers` batches share search.batch_tokens, in a
-        search for the n best translations.
+        """Divide sentences into batches of indices, longest first for little padding; `workers` batches share
+        search.batch_tokens, in a search for the n best translations.
 
         Sentences without tokens are left out unless `with_empty`. Those with constraints have batches of their own.
         """
@@ -128,7 +128,7 @@ class Searcher:
     def search(
         self, batches: Sequence[list[int]], sources: Sequence[list[int]], first: int, n: int, guidance: Guidance
     ) -> Iterator[list[list[Hypothesis]]]:
-        """Search each batch of indices: the hypotheses of its sentences, as `Search.__call__` returns them.
+        """Search each batch of indices, for the hypotheses of its sentences as `Search.__call__` returns them.
 
         first: the number of sentence 0, on which samples depend.
         """
@@ -163,8 +163,8 @@ class Searcher:
         return max(1, min(most, longest * self.method.width(n) // MIN_THREAD_TOKENS))
 
     def tree(self, source: list[int], n: int, guidance: Guidance) -> tuple[list[Hypothesis], list[list[Node]]]:
-        """The n best hypotheses of one sentence, and the steps of their beam search. Raises UserError for another kind
-        of search."""
+        """Return the n best hypotheses of one sentence and the steps of their beam search. Raises UserError if the search
+        has no beam."""
         with self._batch([0], [source], 0, guidance) as batch:
             (nbest,), steps = self.method.tree(batch, n)
         return nbest, steps

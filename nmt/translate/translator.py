@@ -82,12 +82,11 @@ class Translator:
         group: ProcessGroup | None = None,
         shortlist: "Shortlist | None" = None,
     ) -> None:
-        """group: processes that all translate the same lines and share the work; None: this process alone."""
+        """group: the processes that translate the same lines and share the work, by default this process alone."""
         self.group = group or ProcessGroup()
         self.model, self.tokenizers = model, tokenizers
         self.machine = machine
-        # Tags in front of each line, see nmt.data.reading.language_tags. "": lines have their own.
-        self.mark = ""
+        self.mark = ""  # tags put in front of each line, see nmt.data.reading.language_tags; empty if lines have theirs
         self.searcher = Searcher(model, tokenizers, search, machine, seed, shortlist)
         self.reseed()
 
@@ -108,8 +107,8 @@ class Translator:
         """Load a run's model, or the ensemble of several runs. None stands for the (first) run's own setting.
 
         `search` holds values that replace the run's own, such as {"beam_size": 10} or {"kind": "greedy"}. shortlist:
-        "auto" or a file, see nmt.translate.shortlist; None: searches use the whole vocabulary. Raises UserError if a
-        run cannot be loaded or if the runs do not share their tokenizers.
+        "auto" or a file, see nmt.translate.shortlist; by default searches use the whole vocabulary. Raises UserError
+        if a run cannot be loaded or if the runs do not share their tokenizers.
         """
         directories = [RunDirectory.existing(path) for path in ([run] if isinstance(run, str | Path) else run)]
         if not directories:
@@ -148,13 +147,14 @@ class Translator:
         return self.model
 
     def with_search(self, settings: schema.Search) -> Self:
-        """A translator with other search settings, which shares the model."""
+        """Return a translator with other search settings, which shares the model."""
         other = copy(self)
         other.searcher = self.searcher.with_settings(settings)
         return other
 
     def towards(self, target_lang: str | None, source_lang: str | None = None) -> Self:
-        """A translator of a multilingual model into a language; source_lang: for data.tag=source. Raises UserError."""
+        """Return a translator of a multilingual model into a language; source_lang: for data.tag=source. Raises
+        UserError for a language that the model does not know."""
         other = copy(self)
         other.mark = self.tokenizers.source.tags.mark(source_lang, target_lang)
         return other
@@ -164,7 +164,7 @@ class Translator:
         self._translated = 0
 
     def translate(self, lines: Sequence[str], **controls: Unpack[Controls]) -> list[Translation]:
-        """The best translation of each line; controls: see `translate_nbest`."""
+        """Return the best translation of each line; controls: see `translate_nbest`."""
         return [nbest[0] for nbest in self.translate_nbest(lines, 1, **controls)]
 
     def translate_nbest(
@@ -175,7 +175,7 @@ class Translator:
         first_line: int = 1,
         **controls: Unpack[Controls],
     ) -> list[list[Translation]]:
-        """The n best translations of each line, best first. Warnings number the lines from `first_line`.
+        """Return the n best translations of each line, best first. Warnings number the lines from `first_line`.
 
         controls: `attend`, `prefix`, `prefixes`, `constraints`, `glossary`, `forbidden`, see
         nmt.translate.guidance.Controls. The translation is empty for an empty line, or if no hypothesis has a
@@ -190,8 +190,8 @@ class Translator:
         batches = list(searcher.batches(sources, workers=searcher.workers(), constraints=guidance.constraints, n=n))
 
         def search(batches: Sequence[list[int]]) -> Iterator[list[list[Translation]]]:
-            found = searcher.search(batches, sources, self._translated, n, guidance)
-            for batch, nbests in zip(batches, found, strict=True):
+            hypotheses = searcher.search(batches, sources, self._translated, n, guidance)
+            for batch, nbests in zip(batches, hypotheses, strict=True):
                 yield [
                     searcher.method.best([self.translation(pieces[i], hypothesis) for hypothesis in nbest], n)
                     for i, nbest in zip(batch, nbests, strict=True)
@@ -213,7 +213,7 @@ class Translator:
         *,
         attend: Attend | None = None,
     ) -> list[Translation]:
-        """Forced decoding: log-probability and attention of existing translations.
+        """Score existing translations by forced decoding: their log-probability and attention.
 
         Both sides are truncated to search.max_source_length. `first_line` is the first line's number in warnings;
         attend: see nmt.translate.guidance.Controls.
@@ -283,14 +283,15 @@ class Translator:
         self.searcher.method.check_nbest(n)
 
     def encode(self, lines: Sequence[str], first_line: int = 1) -> tuple[list[list[int]], list[list[str]]]:
-        """Source lines -> token ids and pieces, truncated to search.max_source_length. Raises UserError without tag."""
+        """Encode source lines: token ids and pieces, truncated to search.max_source_length. Raises UserError for a line
+        that lacks its tag."""
         if isinstance(lines, str):
             raise TypeError("a list of lines is expected, not one string")
         lines = self.tokenizers.source.tags.of_lines(lines, self.mark, first_line)
         return encode_lines(self.tokenizers.source, lines, self.search.max_source_length, "line", first_line)
 
     def translation(self, source_pieces: list[str], hypothesis: Hypothesis) -> Translation:
-        """A hypothesis for the source with these pieces."""
+        """Make the translation of a source, given as pieces, from a hypothesis."""
         target, tokens = self.tokenizers.target, hypothesis.tokens
         pieces, text, alignment = target.pieces(tokens), target.decode(tokens), None
         tags = self.tokenizers.source.tags.count(source_pieces)
@@ -303,7 +304,7 @@ class Translator:
 
 
 def _counted(batches: Iterable[list[T]], progress: Progress | None, processes: int) -> Iterator[list[T]]:
-    """Report each batch; the other processes are about as far."""
+    """Report the progress of all processes, of which the others are about as far as this one."""
     for batch in batches:
         yield batch
         if progress is not None:

@@ -1,7 +1,7 @@
 """A model small enough to enumerate, whose output depends on the sentence and on the whole prefix."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -158,3 +158,35 @@ def search(kind: str, batch: SearchBatch[Prefixes], n: int = 1, **changes: Any) 
 def bits(nbests: list[list[Hypothesis]]) -> list[list[tuple[list[int], float, float, list[float]]]]:
     """All that a search returns but the attention."""
     return [[(h.tokens, h.score, h.log_prob, h.token_log_probs) for h in nbest] for nbest in nbests]
+
+
+def plain_beam(
+    toy: Toy,
+    limits: Limits,
+    sentence: int,
+    beam_size: int,
+    score: Callable[[int, list[int], float], float],
+    stop: str = "beam",
+) -> list[tuple[list[int], float]]:
+    """Beam search with plain lists: all candidates sorted, and no early stop but at K finished ones with "beam".
+
+    score: of a sentence's finished hypothesis, from its tokens and its log-probability. Returns all, best first.
+    """
+    live: list[tuple[list[int], float]] = [([], 0.0)]
+    finished: list[tuple[list[int], float]] = []
+    while live and (stop == "exact" or len(finished) < beam_size):
+        candidates = []
+        for prefix, log_prob in live:
+            following = toy.next_log_probs(sentence, prefix)
+            for token in allowed(len(prefix) + 1, limits, sentence, toy.vocabulary):
+                candidates.append(([*prefix, token], log_prob + following[token]))
+        candidates.sort(key=lambda candidate: -candidate[1])
+        ended = [c for c in candidates[:beam_size] if c[0][-1] == EOS]
+        finished += [(tokens, score(sentence, tokens, log_prob)) for tokens, log_prob in ended]
+        live = [c for c in candidates if c[0][-1] != EOS][:beam_size]
+    return sorted(finished, key=lambda hypothesis: -hypothesis[1])
+
+
+def over(scorer: Scorer) -> Callable[[int, list[int], float], float]:
+    """The score of `plain_beam` with a length penalty alone."""
+    return lambda _, tokens, log_prob: log_prob / scorer.penalty(len(tokens))

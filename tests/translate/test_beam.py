@@ -16,10 +16,11 @@ from search_toy import (
     PENALTIES,
     Prefixes,
     Toy,
-    allowed,
     batch_of,
     bits,
     enumerate_all,
+    over,
+    plain_beam,
 )
 from search_toy import search as configured
 from torch import Tensor
@@ -45,25 +46,6 @@ def search(
 ) -> list[list[Hypothesis]]:
     batch, selection = batch_of(toy, limits, sentences), Selection(beam_size, EOS)
     return beam_search(batch, selection, n_best, scorer=penalty, stop=stop, cached_numbers=cached)
-
-
-def reference_beam(
-    toy: Toy, limits: Limits, sentence: int, beam_size: int, n_best: int, penalty: Scorer, stop: Stop = "beam"
-) -> list[tuple[list[int], float]]:
-    """Plain lists, one sentence, all candidates sorted, and no early stop but at K finished hypotheses with "beam"."""
-    live: list[tuple[list[int], float]] = [([], 0.0)]
-    finished: list[tuple[list[int], float]] = []
-    while live and (stop == "exact" or len(finished) < beam_size):
-        candidates = []
-        for prefix, log_prob in live:
-            following = toy.next_log_probs(sentence, prefix)
-            for token in allowed(len(prefix) + 1, limits, sentence, toy.vocabulary):
-                candidates.append(([*prefix, token], log_prob + following[token]))
-        candidates.sort(key=lambda candidate: -candidate[1])
-        ended = [c for c in candidates[:beam_size] if c[0][-1] == EOS]
-        finished += [(tokens, log_prob / penalty.penalty(len(tokens))) for tokens, log_prob in ended]
-        live = [c for c in candidates if c[0][-1] != EOS][:beam_size]
-    return sorted(finished, key=lambda hypothesis: -hypothesis[1])[:n_best]
 
 
 @pytest.mark.parametrize("coarse", [False, True])
@@ -99,7 +81,7 @@ def test_neither_batching_nor_early_stopping_changes_the_result(
     for seed in range(3):
         toy = Toy(seed, vocabulary=9, bias={EOS: 1.0})
         for sentence, hypotheses in enumerate(search(toy, limits, beam_size, n_best, penalty, stop=stop)):
-            expected = reference_beam(toy, limits, sentence, beam_size, n_best, penalty, stop)
+            expected = plain_beam(toy, limits, sentence, beam_size, over(penalty), stop)[:n_best]
             assert [h.tokens for h in hypotheses] == [tokens for tokens, _ in expected]
             assert [h.score for h in hypotheses] == pytest.approx([score for _, score in expected], abs=1e-5)
 
@@ -107,7 +89,7 @@ def test_neither_batching_nor_early_stopping_changes_the_result(
 @pytest.mark.parametrize("vocabulary", [63, 64, 65, 200])
 def test_any_vocabulary_size(vocabulary: int) -> None:
     limits, toy = Limits(0, [6]), Toy(0, vocabulary, bias={vocabulary - 1: 2.0})
-    expected = reference_beam(toy, limits, 0, 4, 4, AVERAGE)
+    expected = plain_beam(toy, limits, 0, 4, over(AVERAGE))[:4]
     assert [h.tokens for h in search(toy, limits, 4, 4)[0]] == [tokens for tokens, _ in expected]
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from search_toy import BOS, EOS, PENALTIES, Prefixes, Toy, allowed, batch_of, bits, enumerate_all
+from search_toy import BOS, EOS, PENALTIES, Prefixes, Toy, allowed, batch_of, bits, enumerate_all, plain_beam
 from search_toy import search as configured
 from torch import Tensor
 
@@ -110,32 +110,15 @@ def test_a_large_beam_finds_the_best_scores_of_all_hypotheses(
     assert changed > 1
 
 
-def plain_beam(
-    model: Attending, limits: Limits, sentence: int, beam_size: int, penalty: Scorer, score: CoverageScore
-) -> list[int]:
-    """Plain lists without early stopping: the best of all hypotheses that end while they are among the K best."""
-    live: Scored = [([], 0.0)]
-    finished: list[tuple[float, list[int]]] = []
-    while live:
-        candidates = []
-        for prefix, log_prob in live:
-            following = model.toy.next_log_probs(sentence, prefix)
-            for token in allowed(len(prefix) + 1, limits, sentence, model.toy.vocabulary):
-                candidates.append(([*prefix, token], log_prob + following[token]))
-        candidates.sort(key=lambda candidate: -candidate[1])
-        for tokens, log_prob in candidates[:beam_size]:
-            if tokens[-1] == EOS:
-                covered = model.covered(sentence, tokens, score)
-                finished.append((log_prob / penalty.penalty(len(tokens)) + covered, tokens))
-        live = [candidate for candidate in candidates if candidate[0][-1] != EOS][:beam_size]
-    return max(finished)[1]
-
-
 @pytest.mark.parametrize(("penalty", "score"), [(AVERAGE, CoverageScore(0.2)), (NO_LENGTH, LENGTH_SCORE)])
 def test_the_search_goes_on_while_a_live_hypothesis_may_cover_more(penalty: Scorer, score: CoverageScore) -> None:
     model, limits = Attending(Toy(5, vocabulary=9), [4] * 12), Limits(0, [7] * 12)
     results = search(model, limits, 1, score, penalty, stop="exact")
-    expected = [plain_beam(model, limits, sentence, 3, penalty, score) for sentence in range(12)]
+
+    def covered(sentence: int, tokens: list[int], log_prob: float) -> float:
+        return log_prob / penalty.penalty(len(tokens)) + model.covered(sentence, tokens, score)
+
+    expected = [plain_beam(model.toy, limits, sentence, 3, covered, "exact")[0][0] for sentence in range(12)]
     assert [h.tokens for (h,) in results] == expected
 
 

@@ -101,21 +101,16 @@ def test_random_bytes_give_a_line_for_each_line(run: Path, translate: Translate,
     assert translate(data, *options) == found
 
 
-def test_random_bytes_give_numbered_blocks(translate: Translate, tmp_path: Path) -> None:
+@pytest.mark.parametrize("search", ["search.beam_size=2", "search=sampling"])
+def test_random_bytes_give_numbered_blocks(translate: Translate, tmp_path: Path, search: str) -> None:
     data, links = random_lines(3, 60, 200), tmp_path / "links"
-    found = translate(data, "nbest=2", f"alignments={links}", "buffer_lines=7")
+    options = [search, "search.max_length=20", "nbest=2", f"alignments={links}"]
+    found = translate(data, *options, "buffer_lines=7")
     numbers = [int(line.split(b" ||| ")[0]) for line in found]
     assert numbers == sorted(numbers)
     assert set(numbers) == set(range(lines_in(data)))
     assert all(float(line.rsplit(b" ||| ", 1)[1]) <= 0 for line in found)
     assert [int(line.split(b" ||| ")[0]) for line in links.read_bytes().split(b"\n")[:-1]] == numbers
-
-
-def test_what_is_sampled_is_lines_too(translate: Translate) -> None:
-    data = random_lines(4, 100, 200)
-    options = ["search=sampling", "search.max_length=20"]
-    found = translate(data, *options)
-    assert len(found) == lines_in(data)
     assert translate(data, *options) == found
 
 
@@ -142,10 +137,6 @@ def test_a_lone_surrogate_of_python_is_a_broken_character(run: Path) -> None:
     assert "\r" not in translator.translate(["a\rb\nc"])[0].text
 
 
-def million(text: str) -> bytes:
-    return endless(text, 1_000_000)
-
-
 def endless(text: str, size: int) -> bytes:
     return (text * size).encode()[:size]
 
@@ -168,17 +159,7 @@ def test_endless_lines_are_cut(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 103))
-def test_megabytes_of_random_bytes(run: Path, seed: int, tmp_path: Path) -> None:
-    data = random_lines(seed, 1000, 1000) + random.Random(seed).randbytes(100_000)
-    options = [f"alignments={tmp_path}/links", ("search=greedy", "search=sampling", "search.beam_size=2")[seed % 3]]
-    found = command(run, data, *options)
-    assert len(found) == lines_in(data) == (tmp_path / "links").read_bytes().count(b"\n")
-    assert command(run, data, *options) == found
-
-
-@pytest.mark.slow
 def test_a_file_of_nothing_but_endless_lines(run: Path) -> None:
     """Forty million characters, read ahead ten million at a time, within less than 2 GiB."""
-    assert len(command(run, b"\n".join([million("ab ")] * 40), "search=greedy")) == 40
+    assert len(command(run, b"\n".join([endless("ab ", 1_000_000)] * 40), "search=greedy")) == 40
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 2 * 2**20
