@@ -163,8 +163,8 @@ class Searcher:
         return max(1, min(most, longest * self.method.width(n) // MIN_THREAD_TOKENS))
 
     def tree(self, source: list[int], n: int, guidance: Guidance) -> tuple[list[Hypothesis], list[list[Node]]]:
-        """Return the n best hypotheses of one sentence and the steps of their beam search. Raises UserError for a search
-        without a beam."""
+        """Return the n best hypotheses of one sentence and the steps of their beam search. Raises UserError if there is
+        no beam."""
         with self._batch([0], [source], 0, guidance) as batch:
             (nbest,), steps = self.method.tree(batch, n)
         return nbest, steps
