@@ -8,6 +8,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fitting import fitted
@@ -59,6 +60,23 @@ def test_a_split_batch_gives_the_same_update(overrides: list[str], train_config:
     assert results[0][1].tokens == results[1][1].tokens
     torch.testing.assert_close(results[0][1].terms, results[1][1].terms, rtol=1e-4, atol=1e-4)
     assert results[0][0].abs().max() > 1e-3
+
+
+def test_gradients_are_those_of_a_target_token(train_config: Config) -> None:
+    """A batch that holds every pair twice gives the same update."""
+    changes = []
+    for copies in (1, 2):
+        trainer = trainer_of(train_config(*SGD, "training.max_grad_norm=null"))
+        before = weights(trainer)
+        trainer.update(trainer.batches.load(np.tile(trainer.plan[0], copies), 0))
+        changes.append(weights(trainer) - before)
+    torch.testing.assert_close(changes[0], changes[1], rtol=1e-4, atol=1e-6)
+
+
+def test_every_update_draws_its_own_dropout_masks(train_config: Config) -> None:
+    trainer = trainer_of(train_config(*AT_RATE, "optimizer=sgd", "optimizer.lr=1e-12", "encoder.dropout=0.5"))
+    losses = [float(trainer.update(parts(trainer)).terms["loss"]) for _ in range(2)]
+    assert losses[0] != pytest.approx(losses[1], rel=1e-5)
 
 
 def test_scaled_gradients_are_clipped_by_their_true_norm(train_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
