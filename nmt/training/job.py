@@ -121,13 +121,18 @@ class Job:
         """Join the processes that this one was started with; at the end of the context, release the run directory."""
         tune_memory()
         machine = Machine.choose(config.device, config.precision, config.threads)
-        run = RunDirectory(directory)
+        run, stop = RunDirectory(directory), None
         with fair_waiting(), ProcessGroup.join() as group, log_of_others(group, run.log), ExitStack() as closing:
             group.refuse_differences(
                 str(run.path.absolute()), "hydra.run.dir: differs from that of the main process; name one"
             )
             closing.callback(run.release)
-            yield cls(config, run, machine, group, closing)
+            try:
+                yield cls(config, run, machine, group, closing)
+            except Interrupted as interrupted:
+                stop = interrupted  # raised below: all processes stop alike, and leave the group in order
+        if stop is not None:
+            raise stop
 
 
 class Inputs(NamedTuple):

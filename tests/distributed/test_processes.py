@@ -267,6 +267,7 @@ def test_a_signal_to_one_stops_all_with_a_checkpoint(where: str, alone: Path, tm
     group = Group(tmp_path / "run", 2, prepare=prepare)
     assert group.wait() == [128 + signal.SIGTERM] * 2
     assert "SIGTERM: saving a checkpoint" in group.printed()
+    assert "ERROR" not in (tmp_path / "run" / "train.log").read_text()
     saved = read_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")
     assert saved["step"] == (3 if where == "update" else 6)
     assert saved["validated"] == 0
