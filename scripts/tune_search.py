@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from nmt.evaluate.directions import directions_of, tagged
 from tqdm import tqdm
 
 from nmt.cli.app import output_folder
@@ -23,7 +24,6 @@ from nmt.config import schema
 from nmt.config.compose import merge_search
 from nmt.config.errors import UserError
 from nmt.evaluate.bleu import bleu_metric
-from nmt.evaluate.directions import directions_of, tagged
 from nmt.evaluate.evaluation import evaluate, score_settings
 from nmt.system.files import to_json, write_atomically
 from nmt.system.machine import tune_memory

@@ -18,8 +18,8 @@ ROOMS: dict[str, str] = {  # in the order in which a user meets them -> the room
     "evaluate": "config system data translate explain",
     "explain": "config system data attention model translate",
     "compare": "config system data evaluate explain",
-    "serve": "config system data attention model translate evaluate explain",
-    "export": "config system data model translate evaluate explain",
+    "serve": "config system attention model translate explain",
+    "export": "config system data model translate explain",
 }
 MAX_FLOORS = 11
 PACKAGE = Path(nmt.__file__).parent

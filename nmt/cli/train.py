@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -77,7 +77,7 @@ def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:
         observer = sweep.observer() if sweep.sweeping() else None
         status = _launcher(config, train)(config, directory, [*overrides, *paths], chosen, observer)
     if not sweep.sweeping() and rank() == 0:
-        _print_next_steps(os.path.relpath(directory), config.data.direction_arguments)
+        _print_next_steps(os.path.relpath(directory))
     return status
 
 
@@ -98,9 +98,8 @@ def _check_group(overrides: list[str]) -> None:
         raise UserError("a sweep cannot run under torchrun; give its jobs several processes with processes=N")
 
 
-def _print_next_steps(run: str, direction: Mapping[str, str]) -> None:
-    """Print where the pictures are, the commands that look at the run and translate with it in this direction, and last
-    its directory."""
+def _print_next_steps(run: str) -> None:
+    """Print where the pictures are, the commands that look at the run and translate with it, and last its directory."""
     commands = {
         name: name if shutil.which(name) else Path(sys.executable).with_name(name)
         for name in ("tensorboard", "nmt-translate")
@@ -109,8 +108,7 @@ def _print_next_steps(run: str, direction: Mapping[str, str]) -> None:
         print(f"alignments: {os.path.join(run, 'alignments')}")
     if os.path.isdir(os.path.join(run, "tensorboard")):
         print(f"tensorboard: {commands['tensorboard']} --logdir {shlex.quote(run)} --host localhost")
-    words = [for_shell(key, value) for key, value in [("run", run), *direction.items()]]
-    print(f"translate: {commands['nmt-translate']} {' '.join(words)}")
+    print(f"translate: {commands['nmt-translate']} {for_shell('run', run)}")
     print(f"run: {run}")
 
 

@@ -55,8 +55,6 @@ def _translate(config: TranslateConfig, overrides: list[str]) -> None:
     with ExitStack() as files:
         group = files.enter_context(ProcessGroup.join())
         translator = group.everywhere(partial(Translator.load, config.run, **config.load_arguments, group=group))
-        if config.target_lang is not None or config.source_lang is not None:
-            translator = translator.towards(config.target_lang, config.source_lang)
         files.enter_context(fair_waiting())
         common = group.everywhere(partial(read_controls, config.glossary, config.forbidden))
         if not group.is_main:

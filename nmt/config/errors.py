@@ -13,6 +13,10 @@ REMOVED = {
     "objective=minimum_risk": "minimum risk training was removed; use likelihood, or objective=distillation",
     "logger=aim": "Aim was removed; use tensorboard, wandb or mlflow",
     "tracking.aim_repo": "Aim was removed; leave it out",
+    "data.tag": "other tags than the target language's were removed; leave it out, source lines start with <2de>",
+    "data.temperature": "was removed: an epoch has every pair once; repeat a small corpus in its train",
+    "target_lang": "was removed; type the tag <2de> before each line (nmt-train has data.target_lang)",
+    "source_lang": "was removed; type the tag <2de> before each line (nmt-train has data.source_lang)",
 }
 # Names of values in other toolkits.
 OTHER_VALUES = {"gpu": "cuda", "float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}

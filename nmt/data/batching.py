@@ -14,8 +14,7 @@ from torch import Tensor
 
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.data.mixture import Mixture
-from nmt.data.planning import Blocks, plan
+from nmt.data.planning import Blocks
 from nmt.data.planning import Indices as Indices  # noqa: PLC0414
 from nmt.data.prepared import Prepared, Side, Split
 from nmt.data.tokenizer import Tokenizer, Tokenizers
@@ -144,36 +143,18 @@ class Batches:
         seed: int,
         sampling: tuple[float, float] = (0.0, 0.0),
         guided: bool = False,
-        mixture: Mixture | None = None,
     ) -> None:
         """sampling: alpha of BPE-dropout or subword regularisation (Kudo 2018), of source and target; guided: batches
-        contain the gold attention; mixture: the pairs of an epoch, None: each pair once."""
+        contain the gold attention."""
         self.split, self.tokenizers = split, tokenizers
-        self.batch_tokens, self.batch_sentences = batch_tokens, batch_sentences
-        self.seed, self.sampling, self.guided = seed, sampling, guided
-        self.mixture = mixture
+        self.sampling, self.guided = sampling, guided
         self._blocks = Blocks(split.source, split.target, batch_tokens, batch_sentences, seed)
         self._source = _Side(split.source, tokenizers.source, sampling[0], (seed, 0))
         self._target = _Side(split.target, tokenizers.target, sampling[1], (seed, 1))
 
     def epoch(self, epoch: int) -> Sequence[Indices]:
         """The batches of an epoch as indices, the same for the same seed and epoch."""
-        if self.mixture is not None:
-            return self._mixed(self.mixture, epoch)
         return self._blocks.epoch(epoch, partial(self._sampled_lengths, epoch) if any(self.sampling) else None)
-
-    def _mixed(self, mixture: Mixture, epoch: int) -> list[Indices]:
-        """Batches of the first epoch's sizes, so that all epochs have as many."""
-        first, members = mixture.epoch(0), mixture.epoch(epoch)
-        batches = plan(
-            self.split.source.lengths_of(first),
-            self.split.target.lengths_of(first),
-            batch_tokens=self.batch_tokens,
-            batch_sentences=self.batch_sentences,
-            rng=np.random.default_rng([self.seed, epoch]),
-            sampled_lengths=self._sampled_lengths(epoch, members),
-        )
-        return [members[batch] for batch in batches]
 
     def _sampled_lengths(self, epoch: int, indices: Indices) -> tuple[Indices, Indices]:
         return self._source.sampled_lengths(indices, epoch), self._target.sampled_lengths(indices, epoch)
@@ -228,5 +209,4 @@ def make_batches(
         seed=config.seed,
         sampling=sampling,
         guided=guided,
-        mixture=Mixture.of(config.data, prepared.splits[split].corpora, config.seed) if split == "train" else None,
     )

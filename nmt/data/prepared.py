@@ -25,13 +25,6 @@ CHUNK = 2**22  # numbers checked at a time
 THREADS = 4  # that compute checksums
 
 Array = NDArray[Any]
-Direction = tuple[str, str]  # source and target language
-
-
-def directions_of_pairs(directions: Sequence[Direction], corpora: Sequence[int]) -> list[Direction]:
-    """The direction of each corpus, and its pairs -> the direction of each pair."""
-    pairs = zip(directions, corpora, strict=True)
-    return [(source, target) for (source, target), size in pairs for _ in range(size)]
 
 
 class Prepared:
@@ -53,10 +46,7 @@ class Prepared:
             raise UserError(f"{directory}: is not a prepared corpus ({error})") from None
         self.fingerprint: str = self.report["fingerprint"]
         self.tokenizers = Tokenizers.load(directory, self.report["lowercase"])
-        self.splits = {
-            name: Split(directory, name, split.get("corpora", ()), self.report.get("directions", ()))
-            for name, split in self.report["splits"].items()
-        }
+        self.splits = {name: Split(directory, name) for name in self.report["splits"]}
         self._check_content()
 
     def _check_content(self) -> None:
@@ -74,34 +64,19 @@ class Prepared:
     def __iter__(self) -> Iterator["Split"]:
         return iter(self.splits.values())
 
-    def sources(self, split: "Split") -> list[str]:
-        """The raw text of a split's sources, without tags of languages."""
-        return [self.tokenizers.source.tags.without(line) for line in split.source.lines()]
-
 
 class Split:
     """Both sides of a split and its gold word alignments, if any."""
 
-    def __init__(
-        self, directory: Path, name: str, corpora: Sequence[int] = (), directions: Sequence[Direction] = ()
-    ) -> None:
-        """corpora: the pairs of each of several, whose directions are given, in their order."""
-        self.name, self.corpora = name, corpora
-        self._directions = directions
+    def __init__(self, directory: Path, name: str) -> None:
+        self.name = name
         self.source, self.target = Side(directory, f"{name}.source"), Side(directory, f"{name}.target")
         self._alignments = directory / f"{name}.alignments"
         if len(self.source) != len(self.target):
             raise _damaged(directory, f"{name} has sides of different length")
-        if len(corpora) != len(directions) or (corpora and sum(corpora) != len(self)):
-            raise _damaged(directory, f"{name} does not match its corpora")
 
     def __len__(self) -> int:
         return len(self.source)
-
-    @property
-    def directions(self) -> list[Direction]:
-        """The direction of each pair; none for a corpus of one direction."""
-        return directions_of_pairs(self._directions, self.corpora)
 
     @cached_property
     def alignments(self) -> Sequence[str] | None:

@@ -16,9 +16,8 @@ import sentencepiece
 from numpy.typing import NDArray
 
 from nmt.config.errors import UserError
-from nmt.data.reading.language_tags import TAG, Tags
 from nmt.data.reading.text import is_blank
-from nmt.data.subword_sampling import USER_DEFINED, Sampler, make_sampler, read_model
+from nmt.data.subword_sampling import Sampler, make_sampler
 from nmt.data.word_alignment import END, UNKNOWN, WORD_START
 from nmt.system.files import read_bytes, write_atomically
 
@@ -90,24 +89,9 @@ class Tokenizer:
     def _sampler(self) -> Sampler | None:
         return make_sampler(self.model)
 
-    @cached_property
-    def tags(self) -> Tags:
-        """The tags of languages, see nmt.data.reading.language_tags."""
-        return Tags(self.pieces([i])[0].removeprefix(WORD_START) for i in self.tag_ids)
-
-    @cached_property
-    def tag_ids(self) -> list[int]:
-        """The ids of the tags, which no translation holds."""
-        if f"{WORD_START}<".encode() not in self.model:  # parsing a model takes some milliseconds
-            return []
-        pieces = enumerate(read_model(self.model).pieces)
-        return [
-            i for i, (text, _, kind) in pieces if kind == USER_DEFINED and re.fullmatch(WORD_START + TAG.pattern, text)
-        ]
-
     def decode(self, ids: Sequence[int]) -> str:
         """Ids -> one line of text without special symbols."""
-        text: str = self._processor.decode([i for i in ids if i not in {self.pad, self.bos, self.eos, *self.tag_ids}])
+        text: str = self._processor.decode([i for i in ids if i not in {self.pad, self.bos, self.eos}])
         return _with_spaces(text.removeprefix(WORD_START))  # byte pieces can spell line ends and "▁"
 
     def pieces(self, ids: Iterable[int]) -> list[str]:

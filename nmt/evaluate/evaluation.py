@@ -12,7 +12,6 @@ import torch
 from nmt.config import schema
 from nmt.config.compose import flatten
 from nmt.config.errors import UserError
-from nmt.data.prepared import Direction
 from nmt.data.word_alignment import alignment_error_rate, parse_pharaoh
 from nmt.evaluate.bleu import (
     METRICS,
@@ -28,14 +27,7 @@ from nmt.evaluate.bleu import (
     write_counts,
 )
 from nmt.evaluate.comet import Comet
-from nmt.evaluate.directions import (
-    direction_rows,
-    direction_table,
-    directions_of,
-    mean_scores,
-    score_directions,
-    tagged,
-)
+from nmt.evaluate.languages import count_by_language, language_rows, language_table
 from nmt.explain.faithfulness import faithfulness
 from nmt.system.files import locked, to_json, write_lines
 from nmt.system.run import EVALUATION, RunDirectory, digest, read_json
@@ -49,10 +41,10 @@ class Evaluation(NamedTuple):
     """Translations of a test set and their scores."""
 
     translations: list[Translation]
-    scores: Scores  # of several directions their mean
+    scores: Scores
     sentences_per_second: float  # translation only
-    counted: Counted  # by sentence, all directions together
-    by_direction: Mapping[str, Scores] = {}
+    counted: Counted  # by sentence
+    by_language: Mapping[str, Counted]  # of each target language, if the sources start with tags of several
 
     @property
     def hypotheses(self) -> list[str]:
@@ -91,22 +83,16 @@ def evaluate(
     settings: ScoreSettings,
     metrics: Collection[str] = METRICS,
     progress: Progress | None = None,
-    directions: Sequence[Direction] = (),
 ) -> Evaluation:
-    """Translate and score.
-
-    directions: languages of each sentence, for a model of several directions, whose sources carry tags.
-    """
+    """Translate and score."""
     translator.reseed()
     start = time.perf_counter()
     translations = [nbest[0] for nbest in translator.translate_nbest(sources, 1, progress)]
     seconds = time.perf_counter() - start
     hypotheses, speed = [translation.text for translation in translations], len(sources) / seconds
     counted = count(hypotheses, references, settings, metrics)
-    if not directions:
-        return Evaluation(translations, counted.scores(), speed, counted)
-    scores = score_directions(hypotheses, references, directions, settings, metrics)
-    return Evaluation(translations, mean_scores(scores.values()), speed, counted, scores)
+    by_language = count_by_language(sources, hypotheses, references, settings, metrics)
+    return Evaluation(translations, counted.scores(), speed, counted, by_language)
 
 
 class ReferenceAlignment(NamedTuple):
@@ -233,20 +219,18 @@ def evaluate_run(
     is appended to <split>, so that results with the run's own settings stay. `faithfulness_sentences` sentences are
     measured by nmt.explain.faithfulness. `on_result` receives the entry before the files are written.
     """
-    plain, references, gold = run.held_out(split)
-    directions = directions_of(run, split, len(plain))
-    sources = tagged(plain, directions, translator.tokenizers.source.tags)
-    evaluation = evaluate(translator, sources, references, settings, progress=progress, directions=directions)
+    sources, references, gold = run.held_out(split)
+    evaluation = evaluate(translator, sources, references, settings, progress=progress)
     result: dict[str, Any] = {
         **evaluation.scores.as_dict(),
-        "bleu_by_length": score_by_length(evaluation.counted.counts["bleu"], plain),
+        "bleu_by_length": score_by_length(evaluation.counted.counts["bleu"], sources),
         "sentences": len(sources),
         "sentences_per_second": round(evaluation.sentences_per_second, 2),
         "checkpoint": checkpoint,
         "search": translator.search.model_dump(),
     }
-    if directions:
-        result["directions"] = direction_rows(directions, evaluation.by_direction)
+    if evaluation.by_language:
+        result["languages"] = language_rows(evaluation.by_language)
     aligned = align(translator, sources, references, gold)
     if aligned is not None:
         result |= {key: round(value, 4) for key, value in aligned.scores.items()}
@@ -288,9 +272,9 @@ def _write(
         write_lines(run.alignments / f"{name}.references.pharaoh", aligned.pharaoh)
     write_lines(run.hypotheses / f"{name}.txt", evaluation.hypotheses)
     write_counts(run.hypotheses / f"{name}{SUFFIX}", evaluation.counted, evaluation.hypotheses, references)
-    if "directions" in result:
-        scores = direction_table(result)
-        write_lines(run.path / f"directions.{name}.md", scores.splitlines())
-        log.info("%s by direction:\n%s", name, scores)
+    if "languages" in result:
+        scores = language_table(result)
+        write_lines(run.path / f"languages.{name}.md", scores.splitlines())
+        log.info("%s by target language:\n%s", name, scores)
     with locked(run.path):
         run.update_json(run.results, {name: result})

@@ -180,14 +180,11 @@ def _attention(model: Card) -> str:
 
 
 def _usage(model: Card) -> str:
-    run, given = for_shell("run", model.file_name), model.config.data.direction_arguments
-    towards = "".join(f" {key}={value}" for key, value in given.items())
-    named = ", ".join(f'{key}="{value}"' for key, value in given.items())
-    direction = f".towards({named})" if given else ""
+    run = for_shell("run", model.file_name)
     evaluate = f"nmt-evaluate {run} output=scores\n" if "data/test.source" in model.names else ""
     return (
-        f"```bash\nnmt-translate {run}{towards} < input > output\n{evaluate}```\n\n"
-        f'```python\nfrom nmt import Translator\n\ntranslator = Translator.load("{model.file_name}"){direction}\n'
+        f"```bash\nnmt-translate {run} < input > output\n{evaluate}```\n\n"
+        f'```python\nfrom nmt import Translator\n\ntranslator = Translator.load("{model.file_name}")\n'
         'print(translator.translate(["..."])[0].text)\n```\n\n'
         "`training.start_from` and `objective.teachers` of `nmt-train` take the archive, too."
     )

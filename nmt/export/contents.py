@@ -13,7 +13,6 @@ from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.config.schema.base import with_paths
 from nmt.data.tokenizer import TOKENIZER_FILES
-from nmt.evaluate.directions import directions_of, tagged
 from nmt.explain.heatmap import draw_alignment, save
 from nmt.export.card import Card, card
 from nmt.model.checkpoints import LAST, MAX_WEIGHTS, read_checkpoint, to_safetensors
@@ -25,7 +24,7 @@ from nmt.translate.shortlist import MAX_BYTES, SHORTLIST
 from nmt.translate.translator import Translation, Translator
 
 SPLITS = ("validation", "test")
-OF_DATA = ("content", "fingerprint", "languages", "lowercase", "vocabulary", "splits", "directions")  # in the manifest
+OF_DATA = ("content", "fingerprint", "languages", "lowercase", "vocabulary", "splits")  # in the manifest
 OF_START = ("overrides", "choices", "versions", "git", "machine", "start_from", "teachers")
 CACHE = "~/.cache/nmt"  # data.cache_dir of an archive
 
@@ -150,16 +149,15 @@ def _pictures(
     if len(sentences) > MAX_PICTURES:
         raise UserError(f"sentence: {len(sentences)} sentences; an archive has at most {MAX_PICTURES} pictures")
     labelled = bool(sentences) or held_out or config.data.kind == "demo"
-    shown = sentences or _typical(run, translator)
+    shown = sentences or _typical(run)
     drawn = zip(shown, translator.translate(shown), strict=True)
     return [Picture(_png(translation, sentence, labelled), labelled) for sentence, translation in drawn]
 
 
-def _typical(run: RunDirectory, translator: Translator) -> list[str]:
+def _typical(run: RunDirectory) -> list[str]:
     """Choose the validation sentence of median length among those with words; none if the run has no such text."""
     try:
-        plain, _, _ = run.held_out("validation")
-        sources = tagged(plain, directions_of(run, "validation", len(plain)), translator.tokenizers.source.tags)
+        sources, _, _ = run.held_out("validation")
     except UserError:
         return []
     ordered = sorted((source for source in sources if source.strip()), key=lambda source: len(source.split()))

@@ -11,10 +11,7 @@ from nmt.attention.attention import MultiHeadAttention
 from nmt.config.compose import merge_search
 from nmt.config.errors import UserError
 from nmt.config.overrides import user_path
-from nmt.config.schema.data import MultilingualData
 from nmt.config.schema.model import ScoredAttention
-from nmt.data.prepared import Direction
-from nmt.evaluate.directions import directions_of
 from nmt.model.ensemble import Ensemble
 from nmt.serve.messages import ModelInfo
 from nmt.system.run import RunDirectory, read_json, runs_below
@@ -64,7 +61,7 @@ class ServedModel:
     def check_length(self, text: str, name: str) -> int:
         """The number of the text's tokens, </s> among them. Raises TextTooLongError if the model would cut it."""
         source, limit = self.translator.tokenizers.source, self.info.max_tokens
-        tokens = len(source.encode(source.tags.of_lines([text], self.translator.mark))[0])
+        tokens = len(source.encode([text])[0])
         if tokens > limit:
             raise TextTooLongError(f"{name}: has {tokens} tokens, but this service takes at most {limit}")
         return tokens
@@ -100,23 +97,9 @@ def load_models(runs: Runs, loading: Mapping[str, Any], max_beam_size: int) -> d
     models: dict[str, ServedModel] = {}
     for name, group in zip(_names(members), members, strict=True):
         translator = Translator.load(group, **loading)
-        tags = translator.tokenizers.source.tags
-        for direction in _directions(group):
-            own, full_name = translator, name
-            if direction is not None:
-                full_name = f"{name}:{'-'.join(direction)}"
-                own = translator.towards(direction[1], direction[0] if tags.sources else None) if tags else translator
-            limit = max(max_beam_size, own.searcher.beam_size)  # the model's own beam is the host's choice
-            models[full_name] = ServedModel(_info(full_name, group, own, limit, direction), own, limit)
+        limit = max(max_beam_size, translator.searcher.beam_size)  # never below the beam that the operator chose
+        models[name] = ServedModel(_info(name, group, translator, limit), translator, limit)
     return models
-
-
-def _directions(group: Sequence[str]) -> list[Direction | None]:
-    """The directions of a multilingual model, which is served as one model per direction; [None] for other models."""
-    data = load_config(RunDirectory.existing(group[0]).config).data
-    if not isinstance(data, MultilingualData):
-        return [None]
-    return [*dict.fromkeys((corpus.source_lang, corpus.target_lang) for corpus in data.corpora)]
 
 
 def _groups(run: str | Sequence[str]) -> list[list[str]]:
@@ -153,9 +136,7 @@ def _with_attention(parts: Sequence[str], depth: int) -> str:
     return name if attention is None else f"{attention} {name}"
 
 
-def _info(
-    name: str, runs: Sequence[str], translator: Translator, max_beam_size: int, direction: Direction | None
-) -> ModelInfo:
+def _info(name: str, runs: Sequence[str], translator: Translator, max_beam_size: int) -> ModelInfo:
     directory = RunDirectory.existing(runs[0])
     config, model, search = load_config(directory.config), translator.model, translator.search
     alone = len(runs) == 1
@@ -171,8 +152,8 @@ def _info(
     single = scored if alone and not heads else None
     return ModelInfo(
         name=name,
-        source=config.data.source_lang if direction is None else direction[0],
-        target=config.data.target_lang if direction is None else direction[1],
+        source=config.data.source_lang,
+        target=config.data.target_lang,
         attention=attention,
         members=len(runs),
         latent=not isinstance(model, Ensemble) and model.decoder.sums_over_positions,
@@ -180,37 +161,31 @@ def _info(
         window=single.window.kind if single is not None and single.window.kind != "global" else None,
         monotonic=single is not None and single.normalizer.kind in {"monotonic", "mocha"},
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        bleu=_bleu(directory, direction) if alone else None,
+        bleu=_bleu(directory) if alone else None,
         beam_size=translator.searcher.beam_size,
         length_penalty=getattr(search, "length_penalty", None),
         alpha=getattr(search, "alpha", None),
         max_beam_size=max_beam_size,
         max_tokens=search.max_source_length,
-        examples=_examples(directory, direction),
+        examples=_examples(directory),
     )
 
 
-def _bleu(directory: RunDirectory, direction: Direction | None) -> float | None:
+def _bleu(directory: RunDirectory) -> float | None:
     """BLEU on the test set, or if there is none on the validation set, as the run recorded it."""
     results = read_json(directory.results)
     for split in ("test", "validation"):
         scores = results.get(split)
-        if direction is not None and isinstance(scores, dict):
-            found = scores.get("directions")
-            scores = found.get("-".join(direction)) if isinstance(found, dict) else None
         if isinstance(scores, dict) and isinstance(scores.get("bleu"), int | float):
             return float(scores["bleu"])
     return None
 
 
-def _examples(directory: RunDirectory, direction: Direction | None) -> list[str]:
+def _examples(directory: RunDirectory) -> list[str]:
     """Short sentences of the validation set, spread over it."""
     try:
         sources, _, _ = directory.held_out("validation")
     except UserError:  # an archive need not hold its corpus
         return []
-    if direction is not None:
-        pairs = zip(sources, directions_of(directory, "validation", len(sources)), strict=True)
-        sources = [source for source, own in pairs if own == direction]
     short = list(dict.fromkeys(line for line in sources if 0 < len(line) <= MAX_EXAMPLE))
     return short[:: max(1, len(short) // EXAMPLES)][:EXAMPLES]

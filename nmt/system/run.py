@@ -145,7 +145,7 @@ class RunDirectory:
         prepared.tokenizers.save(self.path)
         for split in prepared:
             if split.name != "train":
-                self.write_held_out(split.name, prepared.sources(split), split.target.lines(), split.alignments)
+                self.write_held_out(split.name, split.source.lines(), split.target.lines(), split.alignments)
         starts = [*manifest.get("starts", []), {**environment(), **start}]
         record = {"seed": values["seed"], "config": _fixed(values), "data": report, "starts": starts}
         self.update_json(self.manifest, record)

@@ -16,7 +16,6 @@ from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.config.schema.training import Validation as ValidationConfig
 from nmt.data.batching import Batches, Indices
-from nmt.data.prepared import Direction
 from nmt.evaluate.bleu import METRICS, ScoreSettings, perplexity
 from nmt.evaluate.comet import Comet
 from nmt.evaluate.evaluation import align, evaluate, load_comet
@@ -47,7 +46,7 @@ class Validation(NamedTuple):
     """The outcome of a validation."""
 
     # Loss in nats per token, perplexity, BLEU and the monitored metric; with attention its entropy, the share of </s>
-    # and AER; with several translation directions also the metrics of each, such as bleu_en-de.
+    # and AER; with several target languages also the metrics of each, such as bleu_de.
     scores: dict[str, float]
     samples: list[Sample]  # on rank 0
     positions: Positions | None  # of a hard attention
@@ -85,21 +84,18 @@ class Validator:
         split, plan = self.batches.split, self.plan if pairs is None else [pairs]
         chosen = range(len(split)) if pairs is None else pairs.tolist()
         sources, references = [self.sources[i] for i in chosen], [self.references[i] for i in chosen]
-        directions = split.directions
-        directions = [directions[i] for i in chosen] if directions else []
 
         nll, tokens = self._loss(plan)
-        evaluation = evaluate(
-            self.translator, sources, references, self.settings, self.metrics, self.progress, directions
-        )
+        evaluation = evaluate(self.translator, sources, references, self.settings, self.metrics, self.progress)
         scores = {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
         metrics = [metric for metric in METRICS if metric in self.metrics]
         scores |= {metric: getattr(evaluation.scores, metric) for metric in metrics}
-        for direction, of_direction in evaluation.by_direction.items():
-            scores |= {f"{metric}_{direction}": getattr(of_direction, metric) for metric in metrics}
+        for language, counted in evaluation.by_language.items():
+            of_language = counted.scores()
+            scores |= {f"{metric}_{language}": getattr(of_language, metric) for metric in metrics}
         if self.config.monitor == "comet":
             scores["comet"] = self.translator.group.on_main(
-                lambda: self._comet(sources, evaluation.hypotheses, references, directions)
+                lambda: self._comet(sources, evaluation.hypotheses, references)
             )
         alignments = [result.alignment for result in evaluation.translations if result.alignment is not None]
         if alignments:
@@ -114,23 +110,9 @@ class Validator:
             samples = pick_samples(self.translator, sources, references, evaluation.translations, self.config)
         return Validation(scores, samples, chosen_positions(alignments) if alignments else None)
 
-    def _comet(
-        self,
-        sources: Sequence[str],
-        hypotheses: Sequence[str],
-        references: Sequence[str],
-        directions: Sequence[Direction],
-    ) -> float:
-        """The mean over all sentences, or over the means of the translation directions."""
+    def _comet(self, sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]) -> float:
         assert self.comet is not None
-        texts = [*map(self.translator.tokenizers.source.tags.without, sources)]
-        scores = self.comet(texts, hypotheses, references, self.progress)
-        if not directions:
-            return fmean(scores)
-        by_direction: dict[Direction, list[float]] = {}
-        for direction, score in zip(directions, scores, strict=True):
-            by_direction.setdefault(direction, []).append(score)
-        return fmean(map(fmean, by_direction.values()))
+        return fmean(self.comet(sources, hypotheses, references, self.progress))
 
     @torch.no_grad()
     def _loss(self, plan: Sequence[Indices]) -> tuple[float, int]:
@@ -169,6 +151,6 @@ def pick_samples(
     saliencies: list[Saliency | None] = [None] * len(indices)
     if config.saliency:
         saliencies = [*saliency(translator, [sources[i] for i in indices], [translations[i].text for i in indices])]
-    texts = [translator.tokenizers.source.tags.without(sources[i]) for i in indices]
-    shown = zip(indices, texts, saliencies, strict=True)
-    return [Sample(text, references[i], translations[i], each) for i, text, each in shown]
+    return [
+        Sample(sources[i], references[i], translations[i], shown) for i, shown in zip(indices, saliencies, strict=True)
+    ]

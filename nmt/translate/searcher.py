@@ -186,7 +186,7 @@ class Searcher:
         boundary = self.boundary if any(guidance.constraints) else None
         if self.shortlist is not None:
             shortlist = self.shortlist.vocabulary(sources, guidance.tokens())
-        symbols = Symbols(target.bos, target.eos, (target.pad, target.bos, *target.tag_ids))
+        symbols = Symbols(target.bos, target.eos, (target.pad, target.bos))
         if shortlist is not None:
             guidance, symbols = guidance.within(shortlist), _within(symbols, shortlist)
             boundary = None if boundary is None else boundary[shortlist]
@@ -221,6 +221,6 @@ class Searcher:
 
 
 def _within(symbols: Symbols, shortlist: Ids) -> Symbols:
-    """The positions of special tokens in a shortlist, which need not hold languages' tags."""
+    """The positions of special tokens in a shortlist."""
     bos, eos = np.searchsorted(shortlist, (symbols.bos, symbols.eos)).tolist()
     return Symbols(bos, eos, tuple(np.flatnonzero(np.isin(shortlist, symbols.banned)).tolist()))

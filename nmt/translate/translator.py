@@ -50,14 +50,12 @@ class Translation:
     tokens: list[str]  # pieces, </s> last
     alignment: NDArray[np.float32] | None  # (T, S) attention, a row for each of `tokens`; None without attention
     token_log_probs: list[float]  # of each of `tokens`, which sum to log_prob
-    tags: int = 0  # source tokens in front that are tags of languages
 
     def word_alignment(self) -> str:
         """Pharaoh links between words, separated by spaces: each target word to the source word it attends to most."""
         if self.alignment is None:
             return ""
-        weights, source = self.alignment[:, self.tags :], self.source_tokens[self.tags :]
-        return format_pharaoh(attention_to_links(weights, self.tokens, source))
+        return format_pharaoh(attention_to_links(self.alignment, self.tokens, self.source_tokens))
 
     def word_weights(self) -> dict[str, Any] | None:
         """Source words, target words ("</s>" last) and the attention between them in whole percent, a row for each
@@ -86,7 +84,6 @@ class Translator:
         self.group = group or ProcessGroup()
         self.model, self.tokenizers = model, tokenizers
         self.machine = machine
-        self.mark = ""  # tags put in front of each line, see nmt.data.reading.language_tags; empty if lines have theirs
         self.searcher = Searcher(model, tokenizers, search, machine, seed, shortlist)
         self.reseed()
 
@@ -150,13 +147,6 @@ class Translator:
         """Return a translator with other search settings, which shares the model."""
         other = copy(self)
         other.searcher = self.searcher.with_settings(settings)
-        return other
-
-    def towards(self, target_lang: str | None, source_lang: str | None = None) -> Self:
-        """Return a translator of a multilingual model into a language; source_lang: for data.tag=source. Raises
-        UserError for a language that the model does not know."""
-        other = copy(self)
-        other.mark = self.tokenizers.source.tags.mark(source_lang, target_lang)
         return other
 
     def reseed(self) -> None:
@@ -283,24 +273,21 @@ class Translator:
         self.searcher.method.check_nbest(n)
 
     def encode(self, lines: Sequence[str], first_line: int = 1) -> tuple[list[list[int]], list[list[str]]]:
-        """Encode source lines: token ids and pieces, truncated to search.max_source_length. Raises UserError for a line
-        that lacks its tag."""
+        """Encode source lines into token ids and pieces, truncated to search.max_source_length."""
         if isinstance(lines, str):
             raise TypeError("a list of lines is expected, not one string")
-        lines = self.tokenizers.source.tags.of_lines(lines, self.mark, first_line)
         return encode_lines(self.tokenizers.source, lines, self.search.max_source_length, "line", first_line)
 
     def translation(self, source_pieces: list[str], hypothesis: Hypothesis) -> Translation:
         """Make the translation of a source, given as pieces, from a hypothesis."""
         target, tokens = self.tokenizers.target, hypothesis.tokens
         pieces, text, alignment = target.pieces(tokens), target.decode(tokens), None
-        tags = self.tokenizers.source.tags.count(source_pieces)
         if hypothesis.attention is not None:
             alignment = hypothesis.attention[:, : len(source_pieces)].numpy()
             if self.search.replace_unknown and target.unk in tokens:
-                text = copy_unknown(pieces, alignment[:, tags:], source_pieces[tags:])
+                text = copy_unknown(pieces, alignment, source_pieces)
         scores = hypothesis.score, hypothesis.log_prob
-        return Translation(text, *scores, source_pieces, pieces, alignment, hypothesis.token_log_probs, tags)
+        return Translation(text, *scores, source_pieces, pieces, alignment, hypothesis.token_log_probs)
 
 
 def _counted(batches: Iterable[list[T]], progress: Progress | None, processes: int) -> Iterator[list[T]]:

@@ -77,7 +77,7 @@ def test_the_value_of_a_word(word: str, value: str) -> None:
         ("train", "data.train", ["size=small", "data=files", "data.validation=b"]),
         ("train", "training.start_from", ["size=small"]),
         ("evaluate", "output", ["run=a"]),
-        ("translate", "target_lang", ["run=a"]),
+        ("translate", "references", ["run=a"]),
         ("compare", "baseline", ["runs=a"]),
     ],
 )

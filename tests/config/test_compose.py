@@ -218,10 +218,10 @@ def test_without_a_home_directory_a_path_in_it_is_refused(monkeypatch: pytest.Mo
     [
         ("[{source_lang: en}]", r"^data\.corpora\[0\]\.target_lang: missing; it needs a value$"),
         (
-            "[{source_lang: en, target_lang: de, wieght: 2}]",
-            r"corpora\[0\]\.wieght: unknown key.*did you mean 'weight'",
+            "[{source_lang: en, target_lang: de, trian: a}]",
+            r"corpora\[0\]\.trian: unknown key.*did you mean 'train'",
         ),
-        ("[{source_lang: en, target_lang: de, weight: a}]", r"^data\.corpora\[0\]\.weight=a: "),
+        ("[{source_lang: en, target_lang: 2}]", r"^data\.corpora\[0\]\.target_lang=2: "),
     ],
 )
 def test_the_key_within_an_element_of_a_list_is_named(corpora: str, message: str) -> None:

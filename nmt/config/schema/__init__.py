@@ -219,8 +219,6 @@ class TranslateConfig(SavedRunCommand):
     nbest: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
     interactive: bool
     buffer_lines: Count
-    target_lang: Name | None
-    source_lang: Name | None
 
     conflicts = tuple(
         Conflict(

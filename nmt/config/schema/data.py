@@ -39,9 +39,9 @@ class Preparation(Section):
     cache_dir: Annotated[PathName, Meaning.NO_EFFECT]
 
     @property
-    def direction_arguments(self) -> dict[str, str]:
-        """What nmt-translate must be told to translate in the first direction; nothing with one direction."""
-        return {}
+    def tags(self) -> list[str]:
+        """The tags that source lines start with, in ascending order; none for a corpus of one direction."""
+        return []
 
 
 class Corpus(Preparation):
@@ -100,23 +100,21 @@ class HubData(Corpus):
 
 
 Code = Annotated[str, Field(pattern=r"^[A-Za-z][\w.-]*$", max_length=100)]  # of a language, part of a tag
-Weight = Annotated[float, Field(ge=1e-6, le=1e6)]
 
 
 class DirectedCorpus(Section):
-    """One of several corpora. None: the section's own value."""
+    """The corpus of one of several directions. A split that is None is read from the files of the section."""
 
     source_lang: Code
     target_lang: Code
     train: Parts | None = None
     validation: Parts | None = None
     test: Parts | None = None
-    weight: Weight = 1.0
 
     @property
-    def direction(self) -> str:
-        """Its name, such as "en-de"."""
-        return f"{self.source_lang}-{self.target_lang}"
+    def tag(self) -> str:
+        """What stands before each source line: "<2de>" for the target language "de" (Johnson et al. 2017)."""
+        return f"<2{self.target_lang.lower()}>"
 
 
 def _section(value: object) -> object:
@@ -144,8 +142,6 @@ class MultilingualData(Preparation):
     train: Parts | None
     validation: Parts | None
     test: Parts | None
-    tag: Literal["target", "source"] | None
-    temperature: AtLeastOne
 
     @model_validator(mode="after")
     def _refuse_unclear_corpora(self) -> Self:
@@ -154,42 +150,33 @@ class MultilingualData(Preparation):
         return self
 
     def _problems(self) -> Iterator[str]:
-        targets: dict[str, str] = {}
         for number, corpus in enumerate(self.corpora):
-            key = f"corpora[{number}] ({corpus.direction})"
+            key = f"corpora[{number}] ({corpus.source_lang}-{corpus.target_lang})"
             if corpus.source_lang == corpus.target_lang:
                 yield f"{key}: the same language on both sides"
             for split in ("train", "validation"):
                 if not (getattr(corpus, split) or getattr(self, split)):
                     yield f"{key}: has no {split}; give it {split}: PREFIX, or all corpora data.{split}=PREFIX"
-            known = targets.setdefault(corpus.source_lang, corpus.target_lang)
-            if self.tag is None and known != corpus.target_lang:
-                yield (
-                    f"tag=null: '{corpus.source_lang}' is translated into '{known}' and '{corpus.target_lang}', and "
-                    "nothing tells the model which; set data.tag=target"
-                )
         if self.extra:
             yield f"extra={self.extra[0]}: has no direction; add it to the train of one of the corpora"
 
     @property
-    def direction_arguments(self) -> dict[str, str]:
-        """See Preparation."""
-        first = self.corpora[0]
-        target, source = {"target_lang": first.target_lang}, {"source_lang": first.source_lang}
-        return {None: {}, "target": target, "source": target | source}[self.tag]
+    def tags(self) -> list[str]:
+        """The tags that source lines start with, in ascending order."""
+        return sorted({corpus.tag for corpus in self.corpora})
 
     @property
     def source_lang(self) -> str:
-        """All source languages."""
+        """All source languages, separated by commas."""
         return ",".join(dict.fromkeys(corpus.source_lang for corpus in self.corpora))
 
     @property
     def target_lang(self) -> str:
-        """All target languages."""
+        """All target languages, separated by commas."""
         return ",".join(dict.fromkeys(corpus.target_lang for corpus in self.corpora))
 
     def files(self) -> list[FilesData]:
-        """Each corpus for itself."""
+        """Return each direction's corpus as one of plain files."""
         common = {key: getattr(self, key) for key in Preparation.model_fields}
         return [
             FilesData(

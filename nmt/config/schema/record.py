@@ -44,7 +44,6 @@ class SplitReport(Record):
     longest: Pair
     unknown_rate: Annotated[list[NonNegativeFloat], Field(min_length=2, max_length=2)]
     sources_in_train: NonNegativeInt = 0
-    corpora: list[NonNegativeInt] = []
 
 
 class Report(Record):
@@ -55,5 +54,4 @@ class Report(Record):
     languages: Annotated[list[str], Field(min_length=2, max_length=2)]
     lowercase: bool
     vocabulary: Pair
-    directions: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = []
     splits: dict[Literal["train", "validation", "test"], SplitReport]

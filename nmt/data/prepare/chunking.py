@@ -1,33 +1,10 @@
 """The pairs of a source in chunks, which worker processes read."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
-from nmt.data.reading.language_tags import Tags
-from nmt.data.reading.sources import CHARACTERS, CHUNK, Concatenation, Directed, Pair, TextChunk, TextFiles
+from nmt.data.reading.sources import CHARACTERS, CHUNK, Concatenation, Pair, TextChunk, TextFiles
 
-
-@dataclass(frozen=True)
-class DirectedChunk:
-    """A chunk of one of several corpora, its sources still without tags."""
-
-    pairs: "TextChunk | list[Pair]"
-    corpus: int  # its number, from 0
-    tags: Tags
-    mark: str
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def __iter__(self) -> Iterator[Pair]:
-        return iter(self.pairs)
-
-    def tagged(self, source: str, target: str) -> tuple[str, str]:
-        """A pair with its tags."""
-        return self.tags.add(self.mark, source), self.tags.protect(target)
-
-
-Chunk = TextChunk | list[Pair] | DirectedChunk
+Chunk = TextChunk | list[Pair]
 
 
 def chunks(pairs: Iterable[Pair]) -> Iterator[Chunk]:
@@ -37,10 +14,6 @@ def chunks(pairs: Iterable[Pair]) -> Iterator[Chunk]:
     elif isinstance(pairs, Concatenation):
         for part in pairs.parts:
             yield from chunks(part)
-    elif isinstance(pairs, Directed):
-        for inner in chunks(pairs.pairs):
-            assert not isinstance(inner, DirectedChunk)
-            yield DirectedChunk(inner, pairs.corpus, pairs.tags, pairs.mark)
     else:
         chunk: list[Pair] = []
         size = 0

@@ -165,13 +165,6 @@ class EncodedSplit:
             "unknown_rate": [count / max(1, size) for count, size in zip(unknown, tokens, strict=True)],
         }
 
-    def kept_by_corpus(self, usable: UsablePairs, corpora: int) -> list[int]:
-        """The number of kept pairs of each corpus. The pairs of one corpus are contiguous."""
-        kept = [0] * corpora
-        for chunk, entry in zip(usable.chunks, self.entries, strict=True):
-            kept[chunk.corpus] += entry["kept"]
-        return kept
-
     def finish(self) -> None:
         """Turn lengths into offsets, and delete what `Prepared` does not read."""
         for side in SIDES:

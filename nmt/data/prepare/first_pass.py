@@ -12,7 +12,7 @@ from nmt.data.prepare.tokenizer_training import make_tokenizers
 from nmt.data.prepare.usable_pairs import UsablePairs, read_usable
 from nmt.data.prepare.warnings import PairStatistics, corpus_warnings
 from nmt.data.prepare.workers import Workers
-from nmt.data.reading.corpus import Splits, tags_of
+from nmt.data.reading.corpus import Splits
 from nmt.system.files import read_bytes, write_atomically
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def read_corpus(
     }
     log.info("tokenizer: %s", tokenizer.kind)
     source, target = (partial(sample.lines, side) if sample else lambda: iter(()) for side in (0, 1))
-    make_tokenizers(tokenizer, source, target, tags_of(data)).save(working)
+    make_tokenizers(tokenizer, source, target, data.tags).save(working)
     if sample:
         sample.delete()
     matches = {name: statistics.of(name) for name in splits}

@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 
 THREADS = 4  # that hash files
 _NOT_IN_FINGERPRINT: Any = {  # paths, and what does not change the prepared corpus
-    **dict.fromkeys(("cache_dir", "workers", "train", "validation", "test", "path", "extra", "temperature"), True),
-    "corpora": {"__all__": {"train", "validation", "test", "weight"}},
+    **dict.fromkeys(("cache_dir", "workers", "train", "validation", "test", "path", "extra"), True),
+    "corpora": {"__all__": {"train", "validation", "test"}},
 }
 Report = dict[str, Any]
 
@@ -155,9 +155,6 @@ def _prepare(data: schema.Data, tokenizer: schema.TokenizerConfig, fingerprint: 
                     index, tokens = chunk.too_long
                     raise _too_long(splits[name], sum(entry["kept"] for entry in split.entries) + index, tokens)
     reports = {name: split.report(first.usable[name].counts) | first.matches[name] for name, split in encoded.items()}
-    if isinstance(data, schema.MultilingualData):
-        for name, split in encoded.items():
-            reports[name]["corpora"] = split.kept_by_corpus(first.usable[name], len(data.corpora))
     train = reports["train"]
     if not train["kept"]:
         raise UserError(
@@ -181,8 +178,6 @@ def _prepare(data: schema.Data, tokenizer: schema.TokenizerConfig, fingerprint: 
             sorted([*working.glob("*.model"), *working.glob("*.ids"), *working.glob("train.alignments")])
         ),
     }
-    if isinstance(data, schema.MultilingualData):
-        report["directions"] = [[corpus.source_lang, corpus.target_lang] for corpus in data.corpora]
     write_atomically(working / "report.json", json.dumps(report, indent=2).encode())
     write_checksums(working)
 

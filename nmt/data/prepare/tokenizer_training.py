@@ -8,7 +8,7 @@ import io
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import permutations
@@ -20,7 +20,6 @@ import sentencepiece
 from nmt.config.errors import UserError
 from nmt.config.overrides import user_path
 from nmt.config.schema import data as schema
-from nmt.data.reading.language_tags import Tags
 from nmt.data.tokenizer import Tokenizer, Tokenizers, clean
 from nmt.data.word_alignment import WORD_START
 
@@ -30,12 +29,13 @@ NO_RULE_FILE = b"\x1a\x02\x32\x00"  # appended to a model, it clears normalizer_
 CHARACTERS = [chr(code) for code in range(0x30000)]  # later ones have no canonical decomposition
 BYTE_ORDER_MARK = "\ufeff"
 
-NONE = Tags()
 Lines = Callable[[], Iterator[str]]
 
 
-def make_tokenizers(config: schema.TokenizerConfig, source: Lines, target: Lines, tags: Tags = NONE) -> Tokenizers:
-    """Train on these lines, or load existing models. Sources start with `tags`, which are pieces of their own.
+def make_tokenizers(
+    config: schema.TokenizerConfig, source: Lines, target: Lines, tags: Sequence[str] = ()
+) -> Tokenizers:
+    """Train on these lines, or load existing models. `tags` before source lines are symbols that are never split.
 
     Raises UserError, for example for an impossible vocab_size.
     """
@@ -44,22 +44,11 @@ def make_tokenizers(config: schema.TokenizerConfig, source: Lines, target: Lines
         models = [Tokenizer.load(user_path(name), config.lowercase) for name in names]
         tokenizers = Tokenizers(models[0], models[-1])
         check_sampling(config, tokenizers)
-        _check_tags(config, tokenizers.source, tags)
         return tokenizers
     if config.joint:
         joint = _train(config, lambda: (line for side in (source, target) for line in side()), tags)
         return Tokenizers(joint, joint)
-    return Tokenizers(_train(config, source, tags), _train(config, target, NONE))
-
-
-def _check_tags(config: schema.FileTokenizer, tokenizer: Tokenizer, tags: Tags) -> None:
-    """Raises UserError if the model of the sources would split a tag."""
-    missing = [f"{WORD_START}{tag}" for tag in tags.symbols if tag not in tokenizer.tags.symbols]
-    if missing:
-        raise UserError(
-            f"data.tag: {config.source_model} lacks the symbol {missing[0]}; train it with "
-            f"--user_defined_symbols={','.join(missing)}, or use tokenizer=bpe"
-        )
+    return Tokenizers(_train(config, source, tags), _train(config, target, ()))
 
 
 def check_sampling(config: schema.FileTokenizer, tokenizers: Tokenizers) -> None:
@@ -71,9 +60,9 @@ def check_sampling(config: schema.FileTokenizer, tokenizers: Tokenizers) -> None
             raise UserError(f"tokenizer.sampling={alpha}: {name} {reason}; set it to 0")
 
 
-def _train(config: schema.TrainedTokenizer, lines: Lines, tags: Tags) -> Tokenizer:
+def _train(config: schema.TrainedTokenizer, lines: Lines, tags: Sequence[str]) -> Tokenizer:
     model = io.BytesIO()
-    symbols: dict[str, Any] = {"user_defined_symbols": [f"{WORD_START}{tag}" for tag in tags.symbols]} if tags else {}
+    symbols: dict[str, Any] = {"user_defined_symbols": [f"{WORD_START}{tag}" for tag in tags]} if tags else {}
     try:
         with _normalization_options(config.normalization) as normalization:
             sentencepiece.SentencePieceTrainer.train(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from nmt.config.errors import UserError
-from nmt.data.prepare.chunking import Chunk, DirectedChunk, chunks
+from nmt.data.prepare.chunking import Chunk, chunks
 from nmt.data.prepare.tokenizer_sample import Candidates, Thresholds, TokenizerSample
 from nmt.data.prepare.warnings import MAX_SAMPLE, PairFacts, PairStatistics, Sample
 from nmt.data.prepare.workers import Workers
@@ -32,7 +32,6 @@ class RawChunk(NamedTuple):
     size: int
     pairs: int
     crc: int  # of the bytes
-    corpus: int = 0  # its number, if there are several
 
     def rows(self, path: Path) -> list[Row]:
         """Raises UserError if the file has changed."""
@@ -84,7 +83,6 @@ class _Result(NamedTuple):
     raw: bytes
     pairs: int
     crc: int
-    corpus: int
     counts: "Counter[str]"
     facts: PairFacts
     candidates: tuple[Candidates, Candidates] | None
@@ -106,7 +104,7 @@ def read_usable(
     bar = tqdm(desc=f"read {name}", unit=" pairs", disable=None, leave=False)
     with path.open("wb") as file, bar:
         for part in workers.map(partial(_read, train=name == "train"), _tasks(pairs, sample), IN_MAIN):
-            result.chunks.append(RawChunk(file.tell(), len(part.raw), part.pairs, part.crc, part.corpus))
+            result.chunks.append(RawChunk(file.tell(), len(part.raw), part.pairs, part.crc))
             file.write(part.raw)
             result.counts += part.counts
             statistics.add(name, part.facts)
@@ -132,7 +130,7 @@ def _tasks(pairs: Iterable[Pair], sample: TokenizerSample | None) -> Iterator[_T
 
 def _read(task: _Task, train: bool) -> _Result:
     """Drop invalid pairs, and training pairs with an empty side; held-out pairs are all translated and scored."""
-    pairs, directed = list(task.chunk), task.chunk if isinstance(task.chunk, DirectedChunk) else None
+    pairs = list(task.chunk)
     counts = Counter(read=len(pairs))
     sources, targets, raw = list[str](), list[str](), list[str]()
     for source, target, alignment in pairs:
@@ -141,15 +139,12 @@ def _read(task: _Task, train: bool) -> _Result:
         elif train and (is_blank(source) or is_blank(target)):
             counts["empty"] += 1
         else:
-            if directed is not None:
-                source, target = directed.tagged(source, target)  # noqa: PLW2901
             sources.append(source)
             targets.append(target)
             raw.append(f"{source}\n{target}\n{alignment}\n")
     content = "".join(raw).encode()
     facts = PairFacts.of(pairs, task.first)
-    corpus = 0 if directed is None else directed.corpus
-    return _Result(content, len(raw), zlib.crc32(content), corpus, counts, facts, _candidates(task, (sources, targets)))
+    return _Result(content, len(raw), zlib.crc32(content), counts, facts, _candidates(task, (sources, targets)))
 
 
 def _candidates(task: _Task, sides: Sequence[Sequence[str]]) -> tuple[Candidates, Candidates] | None:

@@ -1,1 +1,1 @@
-"""The user's text: files, tables, the hub, languages' tags."""
+"""The user's text: files, tables, the hub."""

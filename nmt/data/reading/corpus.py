@@ -10,11 +10,10 @@ from nmt.config.overrides import user_path
 from nmt.config.schema import data as schema
 from nmt.data.demo import corpus as demo
 from nmt.data.reading import text as reading
-from nmt.data.reading.language_tags import Tags, source_tag, target_tag
-from nmt.data.reading.sources import Concatenation, Directed, HubSplit, Pair, Table, TextFiles
+from nmt.data.reading.sources import Concatenation, HubSplit, Pair, Table, TextFiles
 
 Splits = dict[str, Iterable[Pair]]  # train, validation and possibly test
-FileCounts = int | list["FileCounts"]
+FileCounts = int | str | list["FileCounts"]
 
 
 def splits(config: schema.Data) -> Splits:
@@ -32,10 +31,9 @@ def _splits(config: schema.Data) -> Splits:
         triples = demo.generate(config.train_size, config.validation_size, config.test_size, config.seed)
         return {name: [Pair(*triple) for triple in split] for name, split in triples._asdict().items()}
     if isinstance(config, schema.MultilingualData):
-        return _directed(config)
+        return _tagged(config)
     if isinstance(config, schema.FilesData):
-        names = {"train": config.train, "validation": config.validation, "test": config.test}
-        parts = {split: _parts(paths, config, f"data.{split}") for split, paths in names.items() if paths}
+        parts = _parts_by_split(config)
         if config.alignments is not None and not any(part.has_alignments for split in parts.values() for part in split):
             raise UserError(
                 f"data.alignments={config.alignments}: no split has such a file; expected a name like "
@@ -64,29 +62,22 @@ def _check_alignments(suffix: str | None, split: str, parts: Sequence[TextFiles 
         )
 
 
-def _directed(config: schema.MultilingualData) -> Splits:
-    """The splits of all corpora, one after the other."""
-    tags, result = tags_of(config), dict[str, list[Directed]]()
-    for number, (corpus, files) in enumerate(zip(config.corpora, config.files(), strict=True)):
-        languages = corpus.source_lang if config.tag == "source" else None, corpus.target_lang
-        mark = tags.mark(*languages) if tags else ""
-        for split, pairs in _splits(files).items():
-            result.setdefault(split, []).append(Directed(pairs, number, tags, mark))
-    return {split: Concatenation(parts) for split, parts in result.items()}
+def _tagged(config: schema.MultilingualData) -> Splits:
+    """Concatenate the corpora of all directions, with their tags before the sources."""
+    parts: dict[str, list[TextFiles | Table]] = {}
+    for corpus, files in zip(config.corpora, config.files(), strict=True):
+        for split, those in _parts_by_split(files, corpus.tag).items():
+            parts.setdefault(split, []).extend(those)
+    return {split: Concatenation(some) for split, some in parts.items()}
 
 
-def tags_of(config: schema.Data) -> Tags:
-    """The tags that the sources of a corpus start with."""
-    if not isinstance(config, schema.MultilingualData) or config.tag is None:
-        return Tags()
-    symbols = {target_tag(corpus.target_lang) for corpus in config.corpora}
-    if config.tag == "source":
-        symbols |= {source_tag(corpus.source_lang) for corpus in config.corpora}
-    return Tags(symbols)
+def _parts_by_split(config: schema.FilesData, tag: str = "") -> dict[str, list[TextFiles | Table]]:
+    names = {"train": config.train, "validation": config.validation, "test": config.test}
+    return {split: _parts(paths, config, f"data.{split}", tag) for split, paths in names.items() if paths}
 
 
-def _parts(names: list[str], config: schema.Corpus, key: str) -> list[TextFiles | Table]:
-    return [_part(path, config, key) for name in names for path in _matches(name, config, key)]
+def _parts(names: list[str], config: schema.Corpus, key: str, tag: str = "") -> list[TextFiles | Table]:
+    return [_part(path, config, key, tag) for name in names for path in _matches(name, config, key)]
 
 
 def _matches(name: str, config: schema.Corpus, key: str) -> list[str]:
@@ -106,7 +97,7 @@ def _matches(name: str, config: schema.Corpus, key: str) -> list[str]:
     return sorted(result)
 
 
-def _part(name: str, config: schema.Corpus, key: str) -> TextFiles | Table:
+def _part(name: str, config: schema.Corpus, key: str, tag: str) -> TextFiles | Table:
     path = user_path(name)
     if path.is_dir() and not any((path / marker).is_file() for marker in ("state.json", "dataset_dict.json")):
         text = min(path.glob(f"*.{config.source_lang}"), default=path / f"PREFIX.{config.source_lang}")
@@ -120,7 +111,7 @@ def _part(name: str, config: schema.Corpus, key: str) -> TextFiles | Table:
         names = (config.source_lang, config.target_lang) if config.header else ("1", "2")
         columns = [config.source_column or names[0], config.target_column or names[1]]
         alignments = [config.alignments] if config.alignments and key != "data.extra" else []
-        return Table(path, (*columns, *alignments), config.header)
+        return Table(path, (*columns, *alignments), config.header, tag)
     text_files = [Path(f"{path}.{config.source_lang}{end}") for end in ("", ".gz")]
     if reading.table_format(path) and not path.is_file() and not any(file.exists() for file in text_files):
         raise UserError(f"{key}={name}: no such table")
@@ -133,7 +124,7 @@ def _part(name: str, config: schema.Corpus, key: str) -> TextFiles | Table:
             f"{key}={name}: neither a table (.tsv .csv .jsonl .parquet) nor a prefix; for plain text give the path "
             f"without the language: {example}"
         )
-    return TextFiles(path, config)
+    return TextFiles(path, config, tag)
 
 
 def files(config: schema.Data) -> list[Path]:
@@ -149,25 +140,23 @@ def files_by_part(config: schema.Data) -> list[list[Path]]:
 
 
 def file_counts(config: schema.Data) -> dict[str, FileCounts]:
-    """The number of files of each split, nested as the split is put together from several; with the number of each of
-    several corpora."""
+    """The number of files of each split, nested as the split is put together from several, with the tags of several
+    directions."""
     read = splits(config) if config.kind != "demo" or config.extra else {}
     return {name: _structure(pairs) for name, pairs in sorted(read.items())}
 
 
 def _structure(pairs: Iterable[Pair]) -> FileCounts:
-    if isinstance(pairs, Directed):
-        return [pairs.corpus, _structure(pairs.pairs)]
     if isinstance(pairs, Concatenation):
         return [_structure(part) for part in pairs.parts]
-    return len(pairs.paths) if isinstance(pairs, TextFiles | Table) else 0
+    if not isinstance(pairs, TextFiles | Table):
+        return 0
+    return [pairs.tag, len(pairs.paths)] if pairs.tag else len(pairs.paths)
 
 
 def _sources(pairs: Iterable[Pair]) -> Iterator[Iterable[Pair]]:
     """What a split is put together from."""
-    if isinstance(pairs, Directed):
-        yield from _sources(pairs.pairs)
-    elif isinstance(pairs, Concatenation):
+    if isinstance(pairs, Concatenation):
         for part in pairs.parts:
             yield from _sources(part)
     else:

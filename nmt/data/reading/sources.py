@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from nmt.config.errors import UserError, format_value
 from nmt.config.schema import data as schema
 from nmt.data.reading import text as reading
-from nmt.data.reading.language_tags import Tags
 from nmt.data.tokenizer import LONE_SURROGATES
 from nmt.data.word_alignment import parse_pharaoh, words_of_line
 
@@ -33,7 +32,8 @@ class TextFiles:
 
     unit = "line"
 
-    def __init__(self, prefix: Path, config: schema.Corpus) -> None:
+    def __init__(self, prefix: Path, config: schema.Corpus, tag: str = "") -> None:
+        """tag: stands before each source that is not blank, followed by a space."""
         for key in ("source_lang", "target_lang", "alignments"):
             suffix = getattr(config, key, None)
             if suffix and "/" in suffix:
@@ -43,7 +43,7 @@ class TextFiles:
                 )
         self.paths = [_text_file(prefix, lang) for lang in (config.source_lang, config.target_lang)]
         self.name = str(self.paths[0])
-        self.drop_invalid = config.invalid_utf8 == "drop"
+        self.tag, self.drop_invalid = tag, config.invalid_utf8 == "drop"
         self.alignments = None
         if isinstance(config, schema.FilesData) and config.alignments is not None:
             with contextlib.suppress(UserError):
@@ -74,7 +74,7 @@ class TextFiles:
 
     def _chunk(self, first: int, rows: list[tuple[bytes, ...]]) -> "TextChunk":
         content = tuple(b"".join(lines) for lines in zip(*rows, strict=True))
-        return TextChunk(tuple(self.paths), first, len(rows), content, self.drop_invalid)
+        return TextChunk(tuple(self.paths), first, len(rows), content, self.drop_invalid, self.tag)
 
     def _unequal(self, lines: list[int]) -> UserError:
         if lines[0] != lines[1]:
@@ -101,6 +101,7 @@ class TextChunk:
     count: int
     content: tuple[bytes, ...]  # the lines of each file, with their ends
     drop_invalid: bool
+    tag: str  # before each source
 
     def __len__(self) -> int:
         return self.count
@@ -111,6 +112,8 @@ class TextChunk:
             reading.decode_corpus_lines(path, self.first, content, self.drop_invalid, reading.CONVERT_OR_DROP)
             for path, content in zip(self.paths[:2], self.content, strict=False)
         )
+        if self.tag:
+            source = [_tagged(self.tag, line) for line in source]
         if len(self.paths) == 2:  # noqa: PLR2004
             return itertools.starmap(Pair, zip(source, target, strict=True))
         return self._with_alignments(source, target)
@@ -129,8 +132,6 @@ def count_pairs(pairs: Iterable[Pair]) -> int:
         return len(pairs)
     if isinstance(pairs, Concatenation):
         return sum(map(count_pairs, pairs.parts))
-    if isinstance(pairs, Directed):
-        return count_pairs(pairs.pairs)
     return sum(1 for _ in pairs)
 
 
@@ -138,8 +139,6 @@ def locate(pairs: Iterable[Pair], numbers: Sequence[int]) -> str:
     """The location of pairs of a split, numbered from 1: "corpus/train.en, lines 3, 17"."""
     if isinstance(pairs, Concatenation):
         return "; ".join(locate(part, inner) for part, inner in pairs.find(numbers))
-    if isinstance(pairs, Directed):
-        return locate(pairs.pairs, numbers)
     name, unit = (pairs.name, pairs.unit) if isinstance(pairs, TextFiles | Table | HubSplit) else ("demo", "pair")
     return f"{name}, {unit}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
@@ -159,14 +158,16 @@ class Table:
 
     unit = "row"  # without the header
 
-    def __init__(self, path: Path, columns: tuple[str, ...], header: bool = True) -> None:
-        """columns: of sources, targets and possibly word alignments. header: see reading.read_table."""
-        self.path, self.name, self.columns, self.header = path, str(path), columns, header
+    def __init__(self, path: Path, columns: tuple[str, ...], header: bool = True, tag: str = "") -> None:
+        """columns: of sources, targets and possibly word alignments. header: see reading.read_table. tag: see
+        TextFiles."""
+        self.path, self.name, self.columns, self.header, self.tag = path, str(path), columns, header, tag
         self.has_alignments = len(columns) > 2  # noqa: PLR2004
         self.paths = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
 
     def __iter__(self) -> Iterator[Pair]:
-        return _pairs(reading.read_table(self.path, self.header), self.columns)
+        pairs = _pairs(reading.read_table(self.path, self.header), self.columns)
+        return (pair._replace(source=_tagged(self.tag, pair.source)) for pair in pairs) if self.tag else pairs
 
 
 class HubSplit:
@@ -215,17 +216,9 @@ class Concatenation:
             start += count
 
 
-@dataclass(frozen=True)
-class Directed:
-    """One of several corpora, whose sources are to be tagged."""
-
-    pairs: Iterable[Pair]
-    corpus: int  # its number, from 0
-    tags: Tags
-    mark: str  # in front of each source, see nmt.data.reading.language_tags
-
-    def __iter__(self) -> Iterator[Pair]:
-        return iter(self.pairs)
+def _tagged(tag: str, source: str | None) -> str | None:
+    """Put the tag before a source, unless that is blank or invalid."""
+    return source if source is None or reading.is_blank(source) else f"{tag} {source}"
 
 
 def _pairs(rows: Iterable[reading.Row], columns: tuple[str, ...]) -> Iterator[Pair]:

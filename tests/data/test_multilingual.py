@@ -1,0 +1,153 @@
+"""Several directions in one model: their corpora are concatenated, with a tag such as <2de> before each source line."""
+
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+from conftest import TINY, values_of
+from forks import call
+from sacrebleu.metrics.bleu import BLEU
+
+from nmt.config.compose import validated
+from nmt.config.errors import UserError
+from nmt.config.schema import TrainConfig
+from nmt.data.prepare.prepare import fingerprint_of, prepare
+from nmt.data.prepared import Prepared
+from nmt.data.reading.corpus import splits
+from nmt.data.reading.sources import Pair, count_pairs, locate
+from nmt.evaluate.bleu import METRICS, SettingsByLanguage
+from nmt.evaluate.languages import count_by_language
+
+NOUNS = [("dog", "Hund", "chien"), ("cat", "Katze", "chat"), ("horse", "Pferd", "cheval"), ("bird", "Vogel", "oiseau")]
+VERBS = [("sees", "sieht", "voit"), ("hears", "hört", "entend"), ("finds", "findet", "trouve")]
+LANGUAGES = ("en", "de", "fr")
+SMALL = [value for value in TINY if not value.startswith(("data.", "tokenizer.vocab_size"))]
+SMALL += ["data=multilingual", "tokenizer.vocab_size=70", "training.batch_tokens=200", "schedule=constant", "size=base"]
+SMALL += ["training.max_epochs=2", "training.max_steps=20"]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """train, valid and test in three languages."""
+    folder = tmp_path_factory.mktemp("multilingual")
+    triples = [
+        tuple(f"{a[side]} {v[side]} {b[side]} ." for side in range(3)) for a, v, b in product(NOUNS, VERBS, NOUNS)
+    ]
+    for split, some in (("train", triples), ("valid", triples[::6]), ("test", triples[1::9])):
+        for side, language in enumerate(LANGUAGES):
+            (folder / f"{split}.{language}").write_text("".join(f"{line[side]}\n" for line in some))
+    return folder
+
+
+def overrides(corpus: Path, *more: str) -> list[str]:
+    paths = [f"data.{key}={corpus / name}" for key, name in (("train", "train"), ("validation", "valid"))]
+    return [*SMALL, "data.corpora=[en-de,de-en,en-fr]", *paths, f"data.test={corpus / 'test'}", *more]
+
+
+def config(corpus: Path, *more: str) -> TrainConfig:
+    return validated(TrainConfig, values_of("train", overrides(corpus, *more)))
+
+
+def prepared(corpus: Path, *more: str) -> Prepared:
+    values = config(corpus, *more)
+    return prepare(values.data, values.tokenizer)
+
+
+def test_corpora_follow_one_another_and_pairs_keep_their_files_and_lines(corpus: Path) -> None:
+    more = f"{{source_lang: de, target_lang: fr, train: {corpus / 'valid'}, validation: {corpus / 'test'}}}"
+    train = splits(config(corpus, f"data.corpora=[en-de,{more}]").data)["train"]
+    size = len((corpus / "train.en").read_text().splitlines())
+    pairs = list(train)
+    assert [pairs[0], pairs[size]] == [
+        Pair("<2de> dog sees dog .", "Hund sieht Hund ."),
+        Pair("<2fr> Hund sieht Hund .", "chien voit chien ."),
+    ]
+    assert count_pairs(train) == len(pairs) == size + len((corpus / "valid.en").read_text().splitlines())
+    assert locate(train, [1, size + 2]) == f"{corpus / 'train.en'}, line 1; {corpus / 'valid.de'}, line 2"
+
+
+def test_blank_sources_have_no_tag_in_text_and_tables(tmp_path: Path) -> None:
+    (tmp_path / "text.en").write_text("a\n \n")
+    (tmp_path / "text.pt-BR").write_text("b\nc\n")
+    (tmp_path / "table.tsv").write_text("en\tpt-BR\na\tb\n \tc\n")
+    paths = [f"data.{split}=[{tmp_path}/text,{tmp_path}/table.tsv]" for split in ("train", "validation")]
+    corpora = "data.corpora=[{source_lang: en, target_lang: pt-BR}]"
+    data = validated(TrainConfig, values_of("train", [*SMALL, corpora, *paths])).data
+    assert [*splits(data)["train"]] == 2 * [Pair("<2pt-br> a", "b"), Pair(" ", "c")]
+
+
+@pytest.mark.parametrize("tokenizer", ["bpe", "bpe tokenizer.joint=false", "unigram", "word", "char"])
+def test_the_tokenizer_never_splits_a_tag(corpus: Path, tokenizer: str) -> None:
+    untied = ["embedding.tie_source_target=false", "embedding.tie_output=false", "tokenizer.vocab_size=42"]
+    made = prepared(corpus, *f"tokenizer={tokenizer}".split(), *untied)
+    source = made.tokenizers.source
+    for split in made:
+        tags = [source.pieces(split.source.ids(i)[:1])[0] for i in range(len(split))]
+        assert tags == [f"▁{tag}" for tag in ("<2de>", "<2en>", "<2fr>") for _ in range(len(split) // 3)]
+    if source.can_sample():
+        for ids in source.sample(["<2de> dog sees cat ."] * 20, 0.5, range(20)):
+            assert source.pieces(ids[:1]) == ["▁<2de>"]
+
+
+def test_a_test_set_of_another_direction_makes_another_corpus(tmp_path: Path) -> None:
+    for name in ("train", "valid", "test"):
+        (tmp_path / f"{name}.tsv").write_text("en\tde\na\tb\n")
+    files = f"train: {tmp_path}/train.tsv, validation: {tmp_path}/valid.tsv"
+    test = f", test: {tmp_path}/test.tsv"
+    directions = "source_lang: en, target_lang: de", "source_lang: de, target_lang: en"
+    fingerprints = set()
+    for tested in range(2):
+        corpora = (f"{{{each}, {files}{test if number == tested else ''}}}" for number, each in enumerate(directions))
+        settings = validated(TrainConfig, values_of("train", [*SMALL, f"data.corpora=[{','.join(corpora)}]"]))
+        fingerprints.add(fingerprint_of(settings.data, settings.tokenizer))
+    assert len(fingerprints) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("data.corpora=[en-en]", r"corpora\[0\] \(en-en\): the same language on both sides"),
+        ("data.train=null", r"corpora\[0\] \(en-de\): has no train; give it train: PREFIX, or all corpora data.train"),
+        ("data.corpora=[english]", r"data.corpora\[0\]=english: input should be a direction such as en-de"),
+        ("data.corpora=[]", "data.corpora"),
+        ("data.extra=[x]", "extra=x: has no direction; add it to the train of one of the corpora"),
+        ("data.corpora=[{source_lang: 2n, target_lang: de}]", r"data.corpora\[0\].source_lang=2n"),
+        ("data.corpora=[{source_lang: en, target_lang: de, weight: 2}]", r"weight: unknown key"),
+        ("training.guided_alignment=0.1", "word alignments"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(corpus: Path, change: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        config(corpus, change)
+    assert "\n" not in str(error.value)
+
+
+def test_each_language_is_scored_with_its_own_tokenizer() -> None:
+    sources = ["<2de> a", "", "<2zh> b c", "<2de> d e"]
+    texts = [["der Hund", "x", "狗 在 跑", "die Katze!"], ["der Hund", "y", "狗在跑", "die Katze ."]]
+    scores = count_by_language(sources, *texts, SettingsByLanguage("13a", False), METRICS)
+    for language, tokenizer, rows in (("de", "13a", (0, 3)), ("zh", "zh", (2,))):
+        expected = BLEU(tokenize=tokenizer).corpus_score([texts[0][i] for i in rows], [[texts[1][i] for i in rows]])
+        assert scores[language].scores().bleu == pytest.approx(expected.score)
+    assert count_by_language(["<2de> a", "b"], ["x", "y"], ["x", "y"], SettingsByLanguage("13a", False), METRICS) == {}
+
+
+def test_a_run_has_scores_of_each_language_and_translates_tagged_lines(corpus: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = call("nmt-train", *overrides(corpus, f"hydra.run.dir={run}"))
+    assert done.returncode == 0, done.stderr.decode()
+    assert (run / "data/test.source").read_text().startswith("<2de> ")
+    scores = json.loads((run / "results.json").read_text())["test"]
+    assert {name: score["sentences"] for name, score in scores["languages"].items()} == dict.fromkeys(
+        ("de", "en", "fr"), 6
+    )
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert {f"validation/bleu_{language}" for language in LANGUAGES} <= {key for line in lines for key in line}
+    done = call("nmt-evaluate", f"run={run}", "threads=1", f"output={tmp_path / 'scores'}")
+    assert done.returncode == 0, done.stderr.decode()
+    assert json.loads(done.stdout.decode().splitlines()[-1])["languages"] == scores["languages"]
+    assert (tmp_path / "scores/languages.test.md").read_bytes() == (run / "languages.test.md").read_bytes()
+    source = (run / "data/test.source").read_bytes()
+    done = call("nmt-translate", f"run={run}", "threads=1", stdin=source)
+    assert done.stdout == (run / "hypotheses/test.txt").read_bytes()
