@@ -36,15 +36,14 @@ from nmt.config.compose import config_dir, validated
 from nmt.config.errors import UserError
 from nmt.config.schema import Beam, Greedy, SearchLimits, TrainConfig
 from nmt.data.batching import Batch, Batches, collate
-from nmt.data.prepare.prepare import prepare
+from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.model.build import build_model
 from nmt.model.checkpoints import new_model
 from nmt.model.decoder import Decoded
 from nmt.model.prediction import Readouts
 from nmt.ops.matmul import matmul
-from nmt.system.contention import fair_waiting
-from nmt.system.machine import DTYPES, Machine, tune_memory
+from nmt.system.machine import DTYPES, Machine, fair_waiting, tune_memory
 from nmt.system.text_table import Column, decimals, markdown
 from nmt.training.losses.objective import Objective
 from nmt.training.trainer import Trainer

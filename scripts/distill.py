@@ -22,7 +22,7 @@ from nmt.cli.compose import compose
 from nmt.config.errors import UserError
 from nmt.config.overrides import quoted
 from nmt.config.schema import TrainConfig
-from nmt.data.prepare.prepare import fingerprint_of, prepare
+from nmt.data.prepare import fingerprint_of, prepare
 from nmt.model.checkpoints import new_model
 from nmt.system.files import to_json, write_atomically
 from nmt.system.run import read_json

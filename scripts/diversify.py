@@ -26,7 +26,7 @@ from nmt.config import schema
 from nmt.config.compose import merge_search
 from nmt.config.errors import UserError
 from nmt.config.overrides import quoted
-from nmt.data.reading.corpus import splits
+from nmt.data.corpus import splits
 from nmt.system.files import decode_lines, to_json, write_atomically
 from nmt.system.run import RunDirectory, read_json
 

@@ -29,8 +29,7 @@ from nmt.config.schema import NO_EFFECT_KEYS
 from nmt.evaluate.bleu import FORMULAS, METRICS, Counted, count, signatures
 from nmt.export.contents import shared_config, shared_manifest
 from nmt.system.files import to_json, write_atomically
-from nmt.system.run import FINISHED, RunDirectory, digest, read_json, runs_below
-from nmt.system.saved_config import load_values
+from nmt.system.run import FINISHED, RunDirectory, digest, load_values, read_json, runs_below
 from nmt.system.text_table import markdown
 
 SPLITS = ("validation", "test")

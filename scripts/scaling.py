@@ -30,7 +30,7 @@ from torch import multiprocessing
 from nmt.cli.app import output_dir, run_command
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, make_batches
-from nmt.data.prepare.prepare import prepare
+from nmt.data.prepare import prepare
 from nmt.model.checkpoints import new_model
 from nmt.system.distributed import GradientSum, ProcessGroup
 from nmt.system.machine import Machine, tune_memory

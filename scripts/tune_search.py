@@ -16,7 +16,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from nmt.evaluate.directions import directions_of, tagged
 from tqdm import tqdm
 
 from nmt.cli.app import output_folder
@@ -27,8 +26,7 @@ from nmt.evaluate.bleu import bleu_metric
 from nmt.evaluate.evaluation import evaluate, score_settings
 from nmt.system.files import to_json, write_atomically
 from nmt.system.machine import tune_memory
-from nmt.system.run import RunDirectory
-from nmt.system.saved_config import load_config
+from nmt.system.run import RunDirectory, load_config
 from nmt.system.text_table import Column, decimals, markdown, short
 from nmt.translate.translator import Translator
 
@@ -92,11 +90,9 @@ class Tuning:
         run = RunDirectory.existing(options.runs[0])
         self.config = load_config(run.config)
         self.scoring = score_settings(self.config.evaluation, self.config.data.target_lang)
-        sources, self.references, _ = run.held_out("validation")
+        self.sources, self.references, _ = run.held_out("validation")
         machine = {name: getattr(options, name) for name in ("device", "precision", "threads")}
         self.translator = Translator.load(options.runs, checkpoint=options.checkpoint, **machine)
-        self.directions = directions_of(run, "validation", len(sources))
-        self.sources = [*tagged(sources, self.directions, self.translator.tokenizers.source.tags)]
         self.rows: list[dict[str, Any]] = []
         self.signature = ""
 
@@ -110,7 +106,7 @@ class Tuning:
         bar.set_description(" ".join(str(value) for value in setting.values() if value is not None))
         translator = self.translator.with_search(self.search(setting))
         texts = self.sources, self.references
-        result = evaluate(translator, *texts, self.scoring, ("bleu", "chrf"), bar.update, self.directions)
+        result = evaluate(translator, *texts, self.scoring, ("bleu", "chrf"), bar.update)
         ratio = bleu_metric(self.scoring).corpus_score(result.hypotheses, [self.references]).ratio
         self.signature = result.scores.signature
         self.rows.append(

@@ -92,7 +92,7 @@ def test_only_preparation_imports_datasets() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Import) and any(alias.name == "datasets" for alias in node.names)
     }
-    assert users == {"data/reading/text.py"}
+    assert users == {"data/text.py"}
 
 
 def test_files_stay_readable() -> None:

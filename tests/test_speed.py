@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmt.config.schema import TrainConfig
-from nmt.data.planning import plan
+from nmt.data.batching import plan
 from nmt.model.build import build_model
 from nmt.ops import mixture, shared
 from nmt.ops import output_loss as chunked

@@ -57,11 +57,9 @@ def _evaluate(config: schema.EvaluateConfig, overrides: list[str]) -> None:
         from tqdm import tqdm
 
         from nmt.evaluate.evaluation import evaluate_run, warn_if_texts_differ
-        from nmt.system.contention import fair_waiting
         from nmt.system.distributed import ProcessGroup
-        from nmt.system.machine import tune_memory
-        from nmt.system.run import RunDirectory
-        from nmt.system.saved_config import load_config
+        from nmt.system.machine import fair_waiting, tune_memory
+        from nmt.system.run import RunDirectory, load_config
         from nmt.translate.translator import Translator
 
     tune_memory()
@@ -196,8 +194,7 @@ def _serve(config: schema.ServeConfig, overrides: list[str]) -> None:
         from nmt.serve.models import load_models
         from nmt.serve.server import address, listen, run
         from nmt.serve.service import Service
-        from nmt.system.contention import fair_waiting
-        from nmt.system.machine import tune_memory
+        from nmt.system.machine import fair_waiting, tune_memory
 
     tune_memory()
     listening = listen(config.host, config.port)  # before models are loaded, which takes longer

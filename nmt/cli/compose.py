@@ -105,8 +105,7 @@ def _size_for_corpus(config: DictConfig) -> str:
 
     Raises UserError if the corpus cannot be read or no size fits it.
     """
-    from nmt.data.reading.corpus import splits
-    from nmt.data.reading.sources import count_pairs
+    from nmt.data.corpus import count_pairs, splits
 
     values = OmegaConf.to_container(config.data, resolve=True, throw_on_missing=True)
     data = validated_union(Data, cast(dict[str, Any], values), "data")

@@ -22,7 +22,7 @@ from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell, user_path
 from nmt.config.schema import CHANGEABLE_KEYS, PATH_KEYS, TrainConfig
 from nmt.system.processes import rank, started_in_group
-from nmt.system.saved_config import load_values
+from nmt.system.run import load_values
 
 PATH_GROUPS = {"data", "tokenizer", "objective", "experiment"}  # groups that determine which of PATH_KEYS exist
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:
-    from nmt.data.prepare.prepare import fingerprint_of
+    from nmt.data.prepare import fingerprint_of
     from nmt.system.run import FINISHED, PRUNED, RunDirectory
 
     directory, chosen = output_dir(), {} if config.run else choices()  # those of a resumed run are its first start's

@@ -19,7 +19,7 @@ from nmt.cli.launch import shared_by_processes
 from nmt.config.errors import UserError, format_value
 from nmt.config.overrides import user_path
 from nmt.config.schema import TranslateConfig
-from nmt.data.reading.text import is_blank, open_text, user_lines
+from nmt.data.text import is_blank, open_text, user_lines
 
 if TYPE_CHECKING:
     from nmt.system.distributed import ProcessGroup
@@ -43,9 +43,8 @@ def main() -> None:
 
 def _translate(config: TranslateConfig, overrides: list[str]) -> None:
     with exit_at_ctrl_c("translate"):
-        from nmt.system.contention import fair_waiting
         from nmt.system.distributed import ProcessGroup
-        from nmt.system.machine import tune_memory
+        from nmt.system.machine import fair_waiting, tune_memory
         from nmt.translate.translator import Translator
 
     for key in ("constraints", "prefix"):

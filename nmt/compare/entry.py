@@ -16,15 +16,14 @@ from nmt.config import schema
 from nmt.config.compose import validated
 from nmt.config.errors import UserError, printable
 from nmt.config.overrides import for_shell, user_path
-from nmt.data.reading.text import open_text, user_lines
+from nmt.data.text import open_text, user_lines
 from nmt.data.word_alignment import alignment_error_rate, parse_pharaoh
 from nmt.evaluate.bleu import SUFFIX, Counted, ScoreSettings, count, stored_counts
 from nmt.evaluate.evaluation import score_settings
 from nmt.explain.faithfulness import read_figures
 from nmt.system.archive import is_archive
 from nmt.system.files import read_bytes
-from nmt.system.run import ERROR, EVALUATION, RunDirectory, digest, read_json, runs_below, text_lines
-from nmt.system.saved_config import load_values
+from nmt.system.run import ERROR, EVALUATION, RunDirectory, digest, load_values, read_json, runs_below, text_lines
 
 log = logging.getLogger(__name__)
 MIN_MEASURE, MAX_MEASURE = 1e-9, 1e15  # limits of a measure other than 0: ratios and sums of such numbers are finite

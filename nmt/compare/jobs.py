@@ -15,8 +15,7 @@ from nmt.config.compose import config_dir
 from nmt.config.errors import UserError, printable
 from nmt.system import text_table as table
 from nmt.system.files import read_bytes, to_json, write_atomically
-from nmt.system.run import ERROR, FINISHED, LOCK, SWEEP, RunDirectory, read_json, runs_below
-from nmt.system.saved_config import load_values
+from nmt.system.run import ERROR, FINISHED, LOCK, SWEEP, RunDirectory, load_values, read_json, runs_below
 from nmt.system.text_table import Column, decimals
 
 log = logging.getLogger(__name__)

@@ -1,11 +1,15 @@
-"""Batches of padded sentence pairs.
+"""Batches of padded sentence pairs, in an order that depends only on seed and epoch.
+
+Pairs of similar length share a batch. A large corpus is divided into blocks, which are planned one at a time: that
+takes about 50 bytes for each pair of a block.
 
 Shapes: B batch, S source positions, T target positions, N sentence pairs.
 """
 
-from collections.abc import Sequence
+from bisect import bisect
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, overload
 
 import numpy as np
 import torch
@@ -14,12 +18,15 @@ from torch import Tensor
 
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.data.planning import Blocks
-from nmt.data.planning import Indices as Indices  # noqa: PLC0414
 from nmt.data.prepared import Prepared, Side, Split
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.data.word_alignment import parse_pharaoh, words_of_pieces
 
+BLOCK = 2**22  # pairs planned at a time
+RUN = 2**10  # consecutive pairs of the corpus that belong to the same block
+
+Indices = NDArray[Any]  # int64
+SampledLengths = Callable[[Indices], tuple[Indices, Indices]]
 Ids = Sequence[int] | NDArray[Any]  # token ids of a sentence, </s> last
 
 
@@ -35,7 +42,7 @@ class Batch(NamedTuple):
     alignment: Tensor | None = None  # float32 (B, T, S), gold attention for guided training
 
     def to(self, device: torch.device) -> Self:
-        """The batch on a device. Lengths stay on the CPU, where packing needs them; for CUDA in pinned memory."""
+        """Move the batch to a device. Lengths stay on the CPU, where packing needs them; for CUDA in pinned memory."""
         if device.type == "cpu":
             return self
         pins = device.type == "cuda"
@@ -53,7 +60,7 @@ class Batch(NamedTuple):
 
 
 def padded(sentences: Sequence[Ids], pad: int) -> NDArray[Any]:
-    """Sentences -> int64 (N, longest), filled with `pad`."""
+    """Pad sentences to the longest with `pad` -> int64 (N, longest)."""
     lengths = np.fromiter(map(len, sentences), dtype=np.int64, count=len(sentences))
     filled = np.full((len(sentences), int(lengths.max(initial=0))), pad, dtype=np.int64)
     filled[np.arange(filled.shape[1]) < lengths[:, None]] = np.concatenate(sentences) if lengths.sum() else []
@@ -61,7 +68,7 @@ def padded(sentences: Sequence[Ids], pad: int) -> NDArray[Any]:
 
 
 def collate(source: Sequence[Ids], target: Sequence[Ids], tokenizers: Tokenizers, indices: Indices) -> Batch:
-    """Token ids of sentence pairs -> Batch."""
+    """Pad the token ids of sentence pairs and shift the targets for teacher forcing."""
     target_out = torch.from_numpy(padded(target, tokenizers.target.pad))
     first = torch.full((len(target), 1), tokenizers.target.bos)
     return Batch(
@@ -77,7 +84,7 @@ def collate(source: Sequence[Ids], target: Sequence[Ids], tokenizers: Tokenizers
 def gold_attention(
     alignments: Sequence[str], source: Sequence[Sequence[str]], target: Sequence[Sequence[str]]
 ) -> Tensor:
-    """Gold attention weights: Pharaoh lines and pieces with </s> last -> float32 (B, T, S).
+    """Convert Pharaoh lines, with pieces whose last is </s>, to gold attention weights float32 (B, T, S).
 
     The weights of a target piece are uniform over the pieces of all source words that its word is linked to (sure or
     possible), and zero if the word has no link. </s> is linked to </s>.
@@ -96,6 +103,143 @@ def gold_attention(
     return torch.from_numpy(weights / np.maximum(weights.sum(-1, keepdims=True), 1.0))
 
 
+def plan(
+    source_lengths: Indices,
+    target_lengths: Indices,
+    *,
+    batch_tokens: int,
+    batch_sentences: int | None,
+    rng: np.random.Generator,
+    sampled_lengths: tuple[Indices, Indices] | None = None,
+) -> list[Indices]:
+    """Group pairs of these lengths (N,) into batches of indices that cover every pair once.
+
+    A batch holds as many pairs as fit, at least one: pairs x longest side <= batch_tokens. `rng` shuffles pairs of
+    equal length and the order of batches. `sampled_lengths`, those of sampled segmentations, replace the lengths for
+    grouping, but the batch sizes stay, so that the number of batches does not change.
+    """
+    shuffled = rng.permutation(len(source_lengths))
+    order = _by_length(shuffled, source_lengths, target_lengths)
+    longest = np.maximum(source_lengths, target_lengths)[order]
+    ends = _batch_ends(longest, batch_tokens, batch_sentences)
+    if sampled_lengths is not None:
+        order = _by_length(shuffled, *sampled_lengths)
+    starts = [0, *ends]
+    return [order[starts[i] : ends[i]] for i in rng.permutation(len(ends))]
+
+
+def _batch_ends(longest: Indices, batch_tokens: int, batch_sentences: int | None) -> list[int]:
+    """Return where each batch ends, for pairs with these longest sides (N,) in their order."""
+    max_pairs = min(batch_tokens, batch_sentences or batch_tokens)
+    ends = []
+    start = 0
+    while start < len(longest):
+        window = longest[start : start + max_pairs]
+        padded_size = np.maximum.accumulate(window) * np.arange(1, len(window) + 1)
+        start += max(1, int(np.searchsorted(padded_size, batch_tokens, side="right")))
+        ends.append(min(start, len(longest)))
+    return ends
+
+
+def _by_length(indices: Indices, source_lengths: Indices, target_lengths: Indices) -> Indices:
+    """Sort indices by target length, then source length."""
+    return indices[np.lexsort((source_lengths[indices], target_lengths[indices]))]
+
+
+class Blocks:
+    """Divides a split into blocks of about equal size, each of random runs of the corpus, and plans their batches.
+
+    The blocks of a seed are the same in every epoch, and so is the number of batches.
+    """
+
+    def __init__(self, source: Side, target: Side, batch_tokens: int, batch_sentences: int | None, seed: int) -> None:
+        self._source, self._target = source, target
+        self._batch_tokens, self._batch_sentences, self._seed = batch_tokens, batch_sentences, seed
+        self._count = -(-len(source) // BLOCK)
+        self._sizes: list[int] = []  # batches of each block
+
+    def epoch(self, epoch: int, sampled_lengths: SampledLengths | None) -> Sequence[Indices]:
+        """Plan the batches of an epoch. sampled_lengths gives both lengths of pairs if segmentations are sampled."""
+        if self._count == 1:
+            return self._plan(0, np.random.default_rng([self._seed, epoch]), sampled_lengths)[1]
+        if not self._sizes:
+            self._sizes = [self._size(block) for block in range(self._count)]
+        order = np.random.default_rng([self._seed, epoch]).permutation(self._count).tolist()
+
+        def plan_block(position: int) -> tuple[Indices, list[Indices]]:
+            rng = np.random.default_rng([self._seed, epoch, order[position]])
+            return self._plan(order[position], rng, sampled_lengths)
+
+        return Plan([self._sizes[block] for block in order], plan_block)
+
+    def _runs(self, block: int) -> list[tuple[int, int]]:
+        """Return the ranges of pairs that belong to a block, in ascending order."""
+        N = len(self._source)
+        if self._count == 1:
+            return [(0, N)]
+        shuffled = np.random.default_rng(self._seed).permutation(-(-N // RUN))
+        runs = np.sort(np.array_split(shuffled, self._count)[block]).tolist()
+        return [(run * RUN, min((run + 1) * RUN, N)) for run in runs]
+
+    def _size(self, block: int) -> int:
+        """Count the batches of a block."""
+        runs = self._runs(block)
+        source, target = self._source.lengths_in(runs), self._target.lengths_in(runs)
+        base = int(source.max()) + 1
+        ordered = np.sort(target.astype(np.int64) * base + source)
+        longest = np.maximum(ordered // base, ordered % base)
+        return len(_batch_ends(longest, self._batch_tokens, self._batch_sentences))
+
+    def _plan(
+        self, block: int, rng: np.random.Generator, sampled_lengths: SampledLengths | None
+    ) -> tuple[Indices, list[Indices]]:
+        """Return the pairs of a block, and its batches as indices of these."""
+        runs = self._runs(block)
+        members = np.concatenate([np.arange(start, end) for start, end in runs])
+        batches = plan(
+            self._source.lengths_in(runs),
+            self._target.lengths_in(runs),
+            batch_tokens=self._batch_tokens,
+            batch_sentences=self._batch_sentences,
+            rng=rng,
+            sampled_lengths=sampled_lengths and sampled_lengths(members),
+        )
+        return members, batches
+
+
+class Plan(Sequence[Indices]):
+    """The batches of an epoch, block by block. A block is planned when one of its batches is read."""
+
+    def __init__(self, sizes: Sequence[int], plan_block: Callable[[int], tuple[Indices, list[Indices]]]) -> None:
+        """sizes: batches of each block."""
+        self._starts = [0, *np.cumsum(sizes).tolist()]
+        self._plan_block = plan_block
+        self._planned: tuple[int, Indices, list[Indices]] | None = None
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @overload
+    def __getitem__(self, position: int) -> Indices: ...
+
+    @overload
+    def __getitem__(self, position: slice) -> list[Indices]: ...
+
+    def __getitem__(self, position: int | slice) -> Indices | list[Indices]:
+        if isinstance(position, slice):
+            return [self[i] for i in range(*position.indices(len(self)))]
+        if not -len(self) <= position < len(self):
+            raise IndexError(position)
+        position %= len(self)
+        block = bisect(self._starts, position) - 1
+        if self._planned is None or self._planned[0] != block:
+            self._planned = None  # frees its memory first
+            self._planned = block, *self._plan_block(block)
+        _, members, batches = self._planned
+        indices: Indices = members[batches[position - self._starts[block]]]
+        return indices
+
+
 class _Side(NamedTuple):
     """One side of a split. With alpha > 0 its segmentations are sampled anew in every epoch."""
 
@@ -112,15 +256,15 @@ class _Side(NamedTuple):
         return [np.asarray(ids) for ids in self.tokenizer.sample(self._text(indices), self.alpha, seeds)]
 
     def pieces(self, indices: Indices, ids: Sequence[Ids]) -> list[list[str]]:
-        """Pieces of sentences with these ids; unknown words as in the text."""
+        """Return the pieces of sentences with these ids; unknown words as in the text."""
         lines = self._text(indices)
         if not self.alpha:
             return self.tokenizer.surfaces(lines)
-        return [self.tokenizer.surfaces_of(line, each) for line, each in zip(lines, ids, strict=True)]
+        return [self.tokenizer.surfaces_of(line, sentence) for line, sentence in zip(lines, ids, strict=True)]
 
     def sampled_lengths(self, indices: Indices, epoch: int) -> Indices:
-        """Lengths in tokens (N,). Sampled segmentations are not kept, since those of an epoch would take as much memory
-        as the text; `ids` samples the same ones again, from the same seeds."""
+        """Return lengths in tokens (N,). Sampled segmentations are not stored, since those of an epoch would take as
+        much memory as the text; `ids` samples the same ones again, from the same seeds."""
         if not self.alpha:
             return self.lines.lengths_of(indices)
         parts = np.array_split(indices, -(-len(indices) // 10_000))
@@ -153,14 +297,14 @@ class Batches:
         self._target = _Side(split.target, tokenizers.target, sampling[1], (seed, 1))
 
     def epoch(self, epoch: int) -> Sequence[Indices]:
-        """The batches of an epoch as indices, the same for the same seed and epoch."""
+        """Plan the batches of an epoch as indices, the same for the same seed and epoch."""
         return self._blocks.epoch(epoch, partial(self._sampled_lengths, epoch) if any(self.sampling) else None)
 
     def _sampled_lengths(self, epoch: int, indices: Indices) -> tuple[Indices, Indices]:
         return self._source.sampled_lengths(indices, epoch), self._target.sampled_lengths(indices, epoch)
 
     def load(self, indices: Indices, epoch: int, parts: int = 1) -> list[Batch]:
-        """The pairs `indices` as one batch, or split into up to `parts` smaller ones."""
+        """Load the pairs `indices` as one batch, or split into up to `parts` smaller ones."""
         source, target = self._source.ids(indices, epoch), self._target.ids(indices, epoch)
         return [
             self._batch([source[i] for i in part], [target[i] for i in part], indices[part])
@@ -169,13 +313,13 @@ class Batches:
         ]
 
     def target_tokens(self, indices: Indices, epoch: int) -> int:
-        """Target tokens of the pairs `indices` in an epoch."""
+        """Count the target tokens of the pairs `indices` in an epoch."""
         if self.sampling[1]:
             return sum(map(len, self._target.ids(indices, epoch)))
         return int(self.split.target.lengths_of(indices).sum())
 
     def padded_size(self, indices: Indices) -> int:
-        """Pairs x tokens of the longest side, without sampling."""
+        """Return pairs x tokens of the longest side, without sampling."""
         return len(indices) * max(
             int(side.lengths_of(indices).max()) for side in (self.split.source, self.split.target)
         )
@@ -196,8 +340,8 @@ def make_batches(
     config: TrainConfig,
     sampling: tuple[float, float] = (0.0, 0.0),
 ) -> Batches:
-    """The batches of a split as the configuration of training sizes them; with guided alignment, those of "train"
-    contain the gold attention. Raises UserError if there is none."""
+    """Batch a split as the configuration of training says; with guided alignment, the batches of "train" contain the
+    gold attention. Raises UserError if the corpus has none."""
     guided = split == "train" and config.training.guided_alignment > 0
     if guided and prepared.splits[split].alignments is None:
         raise UserError("training.guided_alignment: the training corpus has no word alignments (data.alignments)")

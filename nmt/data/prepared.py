@@ -1,8 +1,12 @@
 """The files of a prepared corpus: written part by part, read as memory-mapped arrays."""
 
 import json
+import os
+import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
@@ -13,7 +17,6 @@ from pydantic import ValidationError
 
 from nmt.config.errors import UserError
 from nmt.config.schema.record import Report
-from nmt.data.prepare.file_states import recall, remember, state_of
 from nmt.data.tokenizer import Tokenizers
 from nmt.data.word_alignment import parse_pharaoh
 from nmt.system.files import check_contained, checksum, raise_system_error, read_bytes, write_atomically
@@ -24,6 +27,12 @@ CHECKSUMS = "checksums.json"
 CHUNK = 2**22  # numbers checked at a time
 THREADS = 4  # that compute checksums
 
+LARGE = 2**28  # bytes; what can be read in a moment is not remembered
+RECENT = 0.1  # seconds after a change in which the clock of some file systems does not show another change
+MAX_ENTRIES = 1000
+
+State = list[list[Any]]
+_lock = threading.Lock()
 Array = NDArray[Any]
 
 
@@ -50,7 +59,7 @@ class Prepared:
         self._check_content()
 
     def _check_content(self) -> None:
-        """Raises UserError for damaged files. Large ones are read only once, until they change."""
+        """Raise UserError for damaged files. Large files are read only once, until they change."""
         folder, key = self.directory.resolve().parent, f"checked {self.directory.resolve()}"
         state = state_of(self.directory.iterdir())
         if recall(folder, key, state) is not None:
@@ -80,7 +89,7 @@ class Split:
 
     @cached_property
     def alignments(self) -> Sequence[str] | None:
-        """Gold alignments, a Pharaoh line for each pair, or None."""
+        """Return the gold alignments, a Pharaoh line for each pair, or None."""
         if not self._alignments.exists():
             return None
         alignments = Alignments(self._alignments)
@@ -108,7 +117,7 @@ class Side:
             raise _damaged(directory, f"{name} does not match its offsets")
 
     def check(self, vocabulary: int) -> None:
-        """Raises UserError if the offsets decrease or a token id is not in the vocabulary."""
+        """Raise UserError if the offsets decrease or a token id is not in the vocabulary."""
         if not (_are_apart(self.offsets, 1) and _are_apart(self.line_ends, 0)):
             raise _damaged(self._name, "does not match its offsets")
         chunks = (self.tokens[start : start + CHUNK] for start in range(0, len(self.tokens), CHUNK))
@@ -119,17 +128,17 @@ class Side:
         return len(self.offsets) - 1
 
     def lengths_of(self, indices: Array) -> Array:
-        """int64 (B,), tokens of these sentences, with </s>."""
+        """Count the tokens of these sentences, with </s> -> int64 (B,)."""
         lengths: Array = self.offsets[indices + 1] - self.offsets[indices]
         return lengths
 
     @property
     def lengths(self) -> Array:
-        """int32 (N,), tokens of each sentence, with </s>."""
+        """Count the tokens of each sentence, with </s> -> int32 (N,)."""
         return self.lengths_in([(0, len(self))])
 
     def lengths_in(self, ranges: Sequence[tuple[int, int]]) -> Array:
-        """int32 (N,), tokens of the sentences in these ranges, with </s>."""
+        """Count the tokens of the sentences in these ranges, with </s> -> int32 (N,)."""
         lengths = np.empty(sum(end - start for start, end in ranges), np.int32)
         done = 0
         for first, last in ranges:
@@ -140,11 +149,11 @@ class Side:
         return lengths
 
     def ids(self, index: int) -> Array:
-        """Token ids of a sentence, </s> last."""
+        """Return the token ids of a sentence, </s> last."""
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
     def line(self, index: int) -> str:
-        """The raw text of a sentence."""
+        """Return the raw text of a sentence."""
         raw = bytes(self._text[self.line_ends[index] : self.line_ends[index + 1]])
         try:
             (line,) = raw.decode("utf-8").split("\n")
@@ -153,7 +162,7 @@ class Side:
         return line
 
     def lines(self) -> list[str]:
-        """The raw text of all sentences."""
+        """Return the raw text of all sentences."""
         return [self.line(index) for index in range(len(self))]
 
 
@@ -197,7 +206,7 @@ def write_checksums(directory: Path) -> None:
 
 
 def _check_sums(directory: Path) -> None:
-    """Raises UserError for a file that has changed since it was written."""
+    """Raise UserError for a file that has changed since it was written."""
     try:
         sums = json.loads(read_bytes(directory / CHECKSUMS))
         values = _checksums([directory / name for name in sums])
@@ -238,3 +247,57 @@ def _mapped(path: Path, dtype: "np.dtype[Any]") -> Array:
     if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.zeros(0, dtype)
     return np.memmap(path, dtype, mode="r")
+
+
+# Results of reading large files, remembered as long as the files do not change
+
+
+def state_of(paths: Iterable[Path]) -> State | None:
+    """Return what changes whenever one of these files does; None if they are small or were changed a moment ago.
+
+    It includes the time of the last change of the inode, which only the system sets.
+    """
+    statuses = [(str(path), path.stat()) for path in sorted(paths)]
+    if sum(status.st_size for _, status in statuses) < LARGE:
+        return None
+    if max(status.st_ctime for _, status in statuses) > time.time() - RECENT:
+        return None
+    return [
+        [name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev]
+        for name, status in statuses
+    ]
+
+
+def recall(folder: Path, key: str, state: State | None) -> str | None:
+    """Return the value that this user remembered in the folder for files in this state; None if there is none."""
+    if state is None:
+        return None
+    entry = _read(folder).get(key)
+    return str(entry["value"]) if isinstance(entry, dict) and entry.get("state") == state else None
+
+
+def remember(folder: Path, key: str, state: State | None, value: str) -> None:
+    """Remember a value that was computed while the files were in this state, unless the folder cannot be written."""
+    if state is None:
+        return
+    with _lock, suppress(OSError):
+        entries = _read(folder)
+        entries.pop(key, None)
+        entries[key] = {"state": state, "value": value}
+        latest = dict(list(entries.items())[-MAX_ENTRIES:])
+        write_atomically(_path(folder), json.dumps(latest).encode())
+
+
+def _path(folder: Path) -> Path:
+    return folder / f".states.{os.getuid()}.json"
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    path = _path(folder)
+    try:
+        if path.lstat().st_uid != os.getuid():
+            return {}
+        entries = json.loads(read_bytes(path))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return entries if isinstance(entries, dict) else {}

@@ -1,29 +1,46 @@
-"""SentencePiece tokenizers: text to token ids and back.
+"""SentencePiece tokenizers: text to token ids and back, and their training.
+
+Training has Unicode NFC as a normalisation rule. SentencePiece's own rules fold compatibility characters (NFKC):
+full-width punctuation becomes half-width, and a zero-width non-joiner becomes a space. Translations should keep these.
 
 Shapes: S source positions, T target positions.
 """
 
+import io
 import logging
 import re
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, cached_property
+from itertools import permutations
 from pathlib import Path
-from typing import NamedTuple
-from unicodedata import category
+from typing import Any, NamedTuple
+from unicodedata import category, normalize
 
 import numpy as np
 import sentencepiece
 from numpy.typing import NDArray
 
 from nmt.config.errors import UserError
-from nmt.data.reading.text import is_blank
+from nmt.config.overrides import user_path
+from nmt.config.schema import data as schema
 from nmt.data.subword_sampling import Sampler, make_sampler
+from nmt.data.text import is_blank
 from nmt.data.word_alignment import END, UNKNOWN, WORD_START
 from nmt.system.files import read_bytes, write_atomically
 
 log = logging.getLogger(__name__)
 CONTINUATION = re.compile("[^\\W_]|[-\u2010\u2011]|<0x[0-9A-F]{2}>$")  # letter, digit, hyphen, byte of byte_fallback
 TOKENIZER_FILES = ("tokenizer.model", "source.model", "target.model")  # in a run: the first, or the other two
+LONGEST_LINE = 2**16  # bytes; longer lines are left out
+PAD, UNK, BOS, EOS = 0, 1, 2, 3  # in models trained here
+NO_RULE_FILE = b"\x1a\x02\x32\x00"  # appended to a model, it clears normalizer_spec.normalization_rule_tsv
+CHARACTERS = [chr(code) for code in range(0x30000)]  # later ones have no canonical decomposition
+BYTE_ORDER_MARK = "\ufeff"
+
+Lines = Callable[[], Iterator[str]]
 LONE_SURROGATES = re.compile("[\ud800-\udfff]")  # possible in Python strings, but not in UTF-8
 
 
@@ -52,7 +69,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path, lowercase: bool = False) -> "Tokenizer":
-        """Raises UserError if the file cannot be read or is not a SentencePiece model."""
+        """Read a SentencePiece model. Raises UserError if the file cannot be read or is none."""
         try:
             return cls(read_bytes(path), lowercase, str(path))
         except OSError as error:
@@ -66,7 +83,7 @@ class Tokenizer:
         return Tokenizer, (self.model, self.lowercase)
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Lines -> ids, each ending in </s>."""
+        """Segment lines -> token ids, each sentence ending in </s>."""
         encoded: list[list[int]] = self._processor.encode(self._clean(lines), add_eos=True)
         return encoded
 
@@ -82,7 +99,7 @@ class Tokenizer:
         ]
 
     def can_sample(self) -> bool:
-        """True for unigram models, and for BPE models without unused pieces."""
+        """Can `sample` be called? Yes for unigram models, and for BPE models without unused pieces."""
         return self._sampler is not None
 
     @cached_property
@@ -90,28 +107,28 @@ class Tokenizer:
         return make_sampler(self.model)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids -> one line of text without special symbols."""
+        """Convert token ids to one line of text without special symbols."""
         text: str = self._processor.decode([i for i in ids if i not in {self.pad, self.bos, self.eos}])
         return _with_spaces(text.removeprefix(WORD_START))  # byte pieces can spell line ends and "▁"
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Ids -> pieces, with "▁" at the start of a word; </s> is included."""
+        """Convert token ids to pieces, with "▁" at the start of a word; </s> is included."""
         return ["<pad>" if i == self.pad else self._processor.id_to_piece(int(i)) for i in ids]
 
     def id_of(self, piece: str) -> int | None:
-        """The id of a piece as in `pieces`; None for anything else, and for symbols that no translation holds."""
+        """Look up the id of a piece as in `pieces`; None for other text and for symbols that no translation holds."""
         token: int = self._processor.piece_to_id(piece)
         known = self._processor.id_to_piece(token) == piece
         return token if known and token not in {self.pad, self.bos, self.eos} else None
 
     def boundary(self) -> NDArray[np.bool_]:
-        """(V,): true for tokens that do not continue the word before them: they start with a space or with punctuation
+        """Mark the tokens (V,) that do not continue the word before them: they start with a space or with punctuation
         other than a hyphen, or are </s>."""
         pieces = self.pieces(range(self.vocab_size))
         return np.array([not (CONTINUATION.match(piece) or category(piece[0])[0] == "M") for piece in pieces])
 
     def surfaces(self, lines: Sequence[str]) -> list[list[str]]:
-        """Lines -> the pieces of `encode`, unknown ones as in the text instead of <unk>; </s> last.
+        """Segment lines into the pieces of `encode`, unknown ones as in the text instead of <unk>; </s> last.
 
         "▁" stands only for spaces of the line: see `restore_spaces`.
         """
@@ -119,7 +136,7 @@ class Tokenizer:
         return [self.restore_spaces(line, pieces) for line, pieces in zip(lines, segmented, strict=True)]
 
     def surfaces_of(self, line: str, ids: Iterable[int]) -> list[str]:
-        """A line and the tokens of one of its segmentations -> their pieces, as `surfaces` gives them."""
+        """Return the pieces of one of a line's segmentations, given by its token ids, as `surfaces` does."""
         pieces = self.pieces(ids)
         if UNKNOWN in pieces:
             text = self._processor.normalize(self._clean([line])[0])
@@ -132,7 +149,7 @@ class Tokenizer:
         return self.restore_spaces(line, pieces)
 
     def restore_spaces(self, line: str, pieces: list[str]) -> list[str]:
-        """A line's pieces, with "▁" only where the line has a space, so that words are separated by spaces only.
+        """Keep "▁" in a line's pieces only where the line has a space, so that words are separated by spaces only.
 
         Normalisation turns other white space, such as a no-break space, into a space; this puts it back.
         """
@@ -159,13 +176,13 @@ class Tokenizer:
 
 
 def clean(line: str, lowercase: bool) -> str:
-    """The line as SentencePiece reads it, in training and afterwards."""
+    """Prepare a line for SentencePiece, in training and afterwards."""
     line = _with_spaces(line.lower() if lowercase else line)
     return line if line.isascii() else LONE_SURROGATES.sub("\ufffd", line)
 
 
 def _with_spaces(text: str) -> str:
-    """The text with spaces in place of line ends and of "▁", which SentencePiece uses internally."""
+    """Put spaces in place of line ends and of "▁", which SentencePiece uses internally."""
     return text.replace(WORD_START, " ").replace("\n", " ").replace("\r", " ")
 
 
@@ -195,7 +212,7 @@ class Tokenizers(NamedTuple):
 
 
 def copy_unknown(pieces: Sequence[str], weights: NDArray[np.float32], source: Sequence[str]) -> str:
-    """Text in which each "<unk>" is replaced by the source piece it attends to most (Luong et al. 2015, 4).
+    """Join pieces to text, with the source piece it attends to most for each "<unk>" (Luong et al. 2015, 4).
 
     pieces (T,), weights (T, S), source (S,) from `Tokenizer.surfaces`. "</s>" is never copied; a piece that attends to
     nothing else stays "<unk>".
@@ -209,8 +226,8 @@ def copy_unknown(pieces: Sequence[str], weights: NDArray[np.float32], source: Se
 def encode_lines(
     tokenizer: Tokenizer, lines: Sequence[str], limit: int, name: str, first_line: int = 1
 ) -> tuple[list[list[int]], list[list[str]]]:
-    """Token ids and pieces of each line, truncated to `limit` tokens with a warning, such as "line 3 has 900 tokens". A
-    line that shows nothing has no token but </s>.
+    """Segment each line into token ids and pieces, truncated to `limit` tokens with a warning, such as "line 3 has 900
+    tokens". A line that shows nothing has no token but </s>.
 
     Encodes line by line, so that memory never holds all tokens of more than one overlong line.
     """
@@ -225,3 +242,139 @@ def encode_lines(
         encoded.append(ids)
         surfaces.append(pieces)
     return encoded, surfaces
+
+
+# Training, with Unicode NFC as a normalisation rule
+
+
+def make_tokenizers(
+    config: schema.TokenizerConfig, source: Lines, target: Lines, tags: Sequence[str] = ()
+) -> Tokenizers:
+    """Train on these lines, or load existing models. `tags` before source lines are symbols that are never split.
+
+    Raises UserError, for example for an impossible vocab_size.
+    """
+    if isinstance(config, schema.FileTokenizer):
+        names = [name for name in (config.source_model, config.target_model) if name is not None]
+        models = [Tokenizer.load(user_path(name), config.lowercase) for name in names]
+        tokenizers = Tokenizers(models[0], models[-1])
+        check_sampling(config, tokenizers)
+        return tokenizers
+    if config.joint:
+        joint = _train(config, lambda: (line for side in (source, target) for line in side()), tags)
+        return Tokenizers(joint, joint)
+    return Tokenizers(_train(config, source, tags), _train(config, target, ()))
+
+
+def check_sampling(config: schema.FileTokenizer, tokenizers: Tokenizers) -> None:
+    """Raise UserError if segmentations are to be sampled with a model that does not support it."""
+    names = config.source_model, config.target_model or config.source_model
+    for alpha, name, tokenizer in zip(config.sampling_by_side, names, tokenizers, strict=True):
+        if alpha and not tokenizer.can_sample():
+            reason = "is not a bpe or unigram model, or it is a bpe model with unused pieces"
+            raise UserError(f"tokenizer.sampling={alpha}: {name} {reason}; set it to 0")
+
+
+def _train(config: schema.TrainedTokenizer, lines: Lines, tags: Sequence[str]) -> Tokenizer:
+    model = io.BytesIO()
+    symbols: dict[str, Any] = {"user_defined_symbols": [f"{WORD_START}{tag}" for tag in tags]} if tags else {}
+    try:
+        with _normalization_options(config.normalization) as normalization:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=(clean(line, config.lowercase) for line in lines()),
+                model_writer=model,
+                model_type=config.kind,
+                vocab_size=config.vocab_size,
+                hard_vocab_limit=config.kind in {"bpe", "unigram"},
+                byte_fallback=config.byte_fallback,
+                character_coverage=config.character_coverage,
+                split_by_unicode_script=config.split_punctuation,
+                pad_id=PAD,
+                unk_id=UNK,
+                bos_id=BOS,
+                eos_id=EOS,
+                max_sentence_length=LONGEST_LINE,
+                minloglevel=2,
+                **normalization,
+                **symbols,
+            )
+    except RuntimeError as error:
+        raise UserError(_explanation(str(error), config)) from None
+    trained = model.getvalue()
+    if config.normalization == "nfc":  # the name of a temporary file would make equal models differ
+        trained = sentencepiece.SentencePieceProcessor(model_proto=trained + NO_RULE_FILE).serialized_model_proto()
+    return Tokenizer(trained, config.lowercase)
+
+
+def _explanation(message: str, config: schema.TrainedTokenizer) -> str:
+    """Turn SentencePiece's error message into advice to the user."""
+    setting = f"tokenizer.vocab_size={config.vocab_size}"
+    if limit := re.search(r"value <= (\d+)", message):
+        return f"{setting}: the training corpus allows at most {limit[1]}; set tokenizer.vocab_size={limit[1]} or less"
+    if limit := re.search(r"required_chars\. \d+ vs (\d+)", message):
+        return (
+            f"{setting}: the training corpus has more characters; set tokenizer.vocab_size={int(limit[1]) + 1} or "
+            "more, or tokenizer.character_coverage below 1.0"
+        )
+    if "(vocab_size) >= (0)" in message:
+        return f"{setting}: tokenizer.byte_fallback takes 256 pieces; set tokenizer.vocab_size={256 + EOS + 2} or more"
+    if "(all_chars_count) > (0)" in message:
+        return f"tokenizer.normalization={config.normalization}: leaves nothing of the training text"
+    if "!sentences_.empty()" in message:
+        return f"data.train: every line has more than {LONGEST_LINE:,} bytes; write one sentence per line"
+    return f"tokenizer: SentencePiece could not be trained ({message.strip().splitlines()[-1]})"
+
+
+@contextmanager
+def _normalization_options(name: str) -> Iterator[dict[str, Any]]:
+    """Give the training options for a rule that SentencePiece has built in, or for "nfc", in a temporary file."""
+    if name != "nfc":
+        yield {"normalization_rule_name": name}
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".tsv", encoding="ascii") as file:
+        file.write(nfc_rule())
+        file.flush()
+        yield {"normalization_rule_tsv": file.name}
+
+
+@cache
+def nfc_rule() -> str:
+    """Write Unicode NFC as SentencePiece's rule table: text, tab, replacement, as hexadecimal code points.
+
+    Every canonically equivalent spelling of a composed character becomes its NFC form, white space becomes a space, and
+    control characters and byte order marks are removed.
+    """
+    replacements: dict[str, str] = {}
+    for decomposed, characters in _composed().items():
+        spellings = [*_spellings(decomposed), *characters]
+        replacements |= dict.fromkeys(spellings, normalize("NFC", decomposed))
+    for char in CHARACTERS[1:]:  # a rule cannot replace NUL
+        if char.isspace():
+            replacements[char] = " "
+        elif category(char) == "Cc" or char == BYTE_ORDER_MARK:
+            replacements[char] = ""
+    return "".join(f"{_hexadecimal(text)}\t{_hexadecimal(by)}\n" for text, by in replacements.items() if text != by)
+
+
+@cache
+def _composed() -> dict[str, list[str]]:
+    """Map each canonical decomposition to the characters that decompose to it."""
+    composed = defaultdict(list)
+    for char in CHARACTERS:
+        if (decomposed := normalize("NFD", char)) != char:
+            composed[decomposed].append(char)
+    return dict(composed)
+
+
+def _spellings(decomposed: str) -> Iterator[str]:
+    """Yield canonically equivalent spellings: all orders of the marks, with and without composing the first ones."""
+    for order in map("".join, permutations(decomposed)):
+        if normalize("NFD", order) == decomposed:
+            for end in range(1, len(order) + 1):
+                head, tail = order[:end], order[end:]
+                for composed in [head, *_composed().get(normalize("NFD", head), [])]:
+                    yield composed + tail
+
+
+def _hexadecimal(text: str) -> str:
+    return " ".join(f"{ord(char):X}" for char in text)

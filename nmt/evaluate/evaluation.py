@@ -30,8 +30,7 @@ from nmt.evaluate.comet import Comet
 from nmt.evaluate.languages import count_by_language, language_rows, language_table
 from nmt.explain.faithfulness import faithfulness
 from nmt.system.files import locked, to_json, write_lines
-from nmt.system.run import EVALUATION, RunDirectory, digest, read_json
-from nmt.system.saved_config import load_values
+from nmt.system.run import EVALUATION, RunDirectory, digest, load_values, read_json
 from nmt.translate.translator import Progress, Translation, Translator
 
 log = logging.getLogger(__name__)

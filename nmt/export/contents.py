@@ -18,8 +18,7 @@ from nmt.export.card import Card, card
 from nmt.model.checkpoints import LAST, MAX_WEIGHTS, read_checkpoint, to_safetensors
 from nmt.system.archive import CARD, CONFIG, MAX_PICTURES, WEIGHTS
 from nmt.system.files import MAX_TEXT, read_bytes, to_json
-from nmt.system.run import RunDirectory, read_json
-from nmt.system.saved_config import load_config, load_values
+from nmt.system.run import RunDirectory, load_config, load_values, read_json
 from nmt.translate.shortlist import MAX_BYTES, SHORTLIST
 from nmt.translate.translator import Translation, Translator
 

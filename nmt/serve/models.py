@@ -14,8 +14,7 @@ from nmt.config.overrides import user_path
 from nmt.config.schema.model import ScoredAttention
 from nmt.model.ensemble import Ensemble
 from nmt.serve.messages import ModelInfo
-from nmt.system.run import RunDirectory, read_json, runs_below
-from nmt.system.saved_config import load_config
+from nmt.system.run import RunDirectory, load_config, read_json, runs_below
 from nmt.translate.guidance import Attend, prefix_tokens
 from nmt.translate.translator import Translator
 

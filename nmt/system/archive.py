@@ -1,7 +1,8 @@
 """Archives of models: one zip file with a run's weights, configuration, tokenizers and records, to hand on.
 
-An archive may come from anyone. Only known names are unpacked, each with a limit of its size, into a folder of the
-cache that is named after the SHA-256 of the archive's bytes.
+An archive may come from anyone. Only files of known names are unpacked, into a folder of the cache that is named after
+the SHA-256 of the archive's bytes, and only as many bytes as are in proportion to the archive's size. `zipfile` checks
+the rest: sizes, checksums and methods of packing. It never makes links.
 """
 
 import errno
@@ -13,31 +14,28 @@ import stat
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from nmt.config.errors import UserError, format_value
 from nmt.config.overrides import user_path
-from nmt.system.files import CHUNK, MAX_RECORD, MAX_TEXT, locked, named_errors, raise_system_error, write_atomically
+from nmt.system.files import locked, named_errors, raise_system_error, write_atomically
 
 CARD, CONFIG, WEIGHTS = "README.md", "config.yaml", "checkpoints/best.safetensors"
-SPLITS = "(validation|test)"
-LIMITS = {  # the names in an archive, and the bytes that each may have
-    rf"{re.escape(CARD)}|{re.escape(CONFIG)}|(manifest|results)\.json|(tokenizer|source|target)\.model": MAX_RECORD,
-    r"attention-[1-9]\d?\.png": MAX_RECORD,
-    re.escape(WEIGHTS): 2**36,
-    r"shortlist\.safetensors": 2**30,
-    rf"data/{SPLITS}\.(source|target|alignments)|hypotheses/{SPLITS}\.txt": MAX_TEXT,
-    rf"alignments/{SPLITS}\.((references|translations)\.pharaoh|words\.jsonl)": MAX_TEXT,
-}
+NAMES = re.compile(  # of the files in an archive
+    rf"{re.escape(CARD)}|{re.escape(CONFIG)}|{re.escape(WEIGHTS)}|shortlist\.safetensors|attention-[1-9]\d?\.png"
+    r"|(manifest|results)\.json|(tokenizer|source|target)\.model"
+    r"|(data/S\.(source|target|alignments)|hypotheses/S\.txt"
+    r"|alignments/S\.((references|translations)\.pharaoh|words\.jsonl))".replace("S", "(validation|test)")
+)
 MAX_PICTURES = 99
 # Entries that zip programs add when somebody packs an archive again.
 FOLDERS = {"checkpoints/", "data/", "hypotheses/", "alignments/"}
 MAX_RATIO, ALLOWANCE = 10, 2**20  # unpacked bytes: at most so many for each byte of the archive, and some more
 PACKED = (".safetensors", ".png")  # do not become smaller
-ENCRYPTED = 1  # a flag of an entry
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the time of all entries, so that equal content gives equal bytes
 KEPT = 24 * 3600  # seconds that a half-unpacked folder is left alone: another machine may be writing it
 _private: dict[str, tempfile.TemporaryDirectory[str]] = {}  # by digest; removed when the process ends
@@ -49,7 +47,7 @@ class _RefusedError(ValueError):
 
 def write_archive(path: Path, contents: Mapping[str, bytes]) -> None:
     """Write files by name, atomically. Equal contents give equal bytes. Raises OSError."""
-    assert all(_limit(name) >= len(content) for name, content in contents.items())
+    assert all(map(NAMES.fullmatch, contents))
     incompressible = sum(len(content) for name, content in contents.items() if name.endswith(PACKED))
     total = sum(map(len, contents.values()))
 
@@ -58,7 +56,7 @@ def write_archive(path: Path, contents: Mapping[str, bytes]) -> None:
             for name, content in contents.items():
                 entry = zipfile.ZipInfo(name, EPOCH)
                 entry.external_attr = (stat.S_IFREG | 0o644) << 16
-                # Text may become so small that the archive would look like one that unpacks into far too much.
+                # Text that packs too well is stored, or `unpacked` would refuse the archive.
                 packed = name.endswith(PACKED) or total > MAX_RATIO * incompressible + ALLOWANCE
                 entry.compress_type = zipfile.ZIP_STORED if packed else zipfile.ZIP_DEFLATED
                 archive.writestr(entry, content)
@@ -67,7 +65,7 @@ def write_archive(path: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def unpacked(path: Path, name: str) -> Path:
-    """The folder that holds an archive's content, unpacked at the first call.
+    """Unpack an archive at the first call, and return the folder that holds its content.
 
     It lies in NMT_CACHE, or else in the user's cache; if that cannot be written, in a private folder that is deleted
     when the process ends. Raises UserError, which calls the file `name`, if it is damaged or not an archive.
@@ -105,7 +103,7 @@ def is_archive(path: Path) -> bool:
 
 
 def _cache() -> Path | None:
-    """The folder of all unpacked archives; None without a home directory."""
+    """Return the folder of all unpacked archives; None without a home directory."""
     with suppress(UserError):
         if folder := os.environ.get("NMT_CACHE"):
             return user_path(folder) / "archives"
@@ -115,7 +113,7 @@ def _cache() -> Path | None:
 
 
 def _in_cache(file: BinaryIO, root: Path, digest: str) -> Path:
-    """The archive's folder in the cache. Raises OSError if the cache cannot be used."""
+    """Unpack an archive into its folder in the cache. Raises OSError if the cache cannot be used."""
     folder = root / digest
     if _is_own(folder):
         return folder
@@ -146,7 +144,7 @@ def _is_own(folder: Path) -> bool:
 
 
 def _remove_leftovers(root: Path) -> None:
-    """Delete what killed processes left."""
+    """Delete half-unpacked folders of killed processes."""
     for leftover in root.glob(".*.part"):
         with suppress(OSError):
             if time.time() - leftover.stat().st_mtime > KEPT:
@@ -166,58 +164,30 @@ def _unpack(file: BinaryIO, folder: Path) -> None:
     for entry in entries:
         path = folder / entry.filename
         path.parent.mkdir(exist_ok=True)
-        with path.open("wb") as output, named_errors(path):
-            for chunk in _chunks(archive, entry):
-                output.write(chunk)
-            output.flush()
-            os.fsync(output.fileno())
+        try:
+            with archive.open(entry) as content, path.open("wb") as output, named_errors(path):
+                shutil.copyfileobj(content, output)
+                output.flush()
+                os.fsync(output.fileno())
+        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # RuntimeError: it is encrypted
+            raise _RefusedError(f"{entry.filename}: {_reason(error)}") from None
 
 
 def _entries(archive: zipfile.ZipFile, size: int) -> list[zipfile.ZipInfo]:
-    """The files to unpack from an archive of `size` bytes. Raises _RefusedError."""
+    """Check and list the files to unpack from an archive of `size` bytes. Raises _RefusedError."""
     entries = [entry for entry in archive.infolist() if entry.filename not in FOLDERS]
-    names = [entry.filename for entry in entries]
+    names = {entry.filename for entry in entries}
     for entry in entries:
-        kind = stat.S_IFMT(entry.external_attr >> 16)
-        shown = format_value(entry.filename)
-        if (limit := _limit(entry.filename)) < 0:
-            raise _RefusedError(f"it holds {shown}, which no archive has")
-        if kind not in {0, stat.S_IFREG}:
-            raise _RefusedError(f"{shown} is not a file")
-        if entry.file_size > limit:
-            raise _RefusedError(f"{shown} has {entry.file_size:,} bytes, more than the limit of {limit:,}")
-        if entry.flag_bits & ENCRYPTED or entry.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-            raise _RefusedError(f"{shown} is encrypted, or packed in a way that is not supported")
-    if len(set(names)) < len(names):
-        raise _RefusedError("it holds a file twice")
-    if missing := {CONFIG, WEIGHTS} - set(names):
+        if not NAMES.fullmatch(entry.filename):
+            raise _RefusedError(f"it holds {format_value(entry.filename)}, which no archive has")
+        if entry.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+            raise _RefusedError(f"{entry.filename} is packed in a way that is not supported")
+    if missing := {CONFIG, WEIGHTS} - names:
         raise _RefusedError(f"it has no {min(missing)}")
     total = sum(entry.file_size for entry in entries)
     if total > MAX_RATIO * size + ALLOWANCE:
         raise _RefusedError(f"its {size:,} bytes would become {total:,}")
     return entries
-
-
-def _limit(name: str) -> int:
-    """Bytes that a file of an archive may have, -1 if no archive has such a file."""
-    return next((limit for pattern, limit in LIMITS.items() if re.fullmatch(pattern, name)), -1)
-
-
-def _chunks(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Iterator[bytes]:
-    """A file's content: never more bytes than the entry claims. Raises _RefusedError for others than packed."""
-    left = entry.file_size
-    try:
-        with archive.open(entry) as content:
-            while chunk := content.read(CHUNK):  # checks the sum at the end
-                left -= len(chunk)
-                yield chunk
-    except GeneratorExit:
-        raise
-    except Exception as error:
-        raise_system_error(error)
-        raise _RefusedError(f"{entry.filename}: {_reason(error)}") from None
-    if left:
-        raise _RefusedError(f"{entry.filename} is cut short")
 
 
 def _reason(error: Exception) -> str:

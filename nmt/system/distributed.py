@@ -42,18 +42,18 @@ class Interrupted(Exception):  # noqa: N818
 
 
 class OtherProcessFailed(UserError):  # noqa: N818
-    """The first process of the group reports why; this one only ends."""
+    """Rank 0 reports why; this process only ends."""
 
 
 class _Failure(NamedTuple):
-    """What ended the work of one process: an error that all can raise, or a traceback."""
+    """What ended the work of one process: an error that all processes can raise, or a traceback."""
 
     error: Exception | None
     text: str
 
 
 class ProcessGroup:
-    """`size` processes with ranks from 0. The first one, the main process, writes all files."""
+    """`size` processes with ranks from 0. Rank 0, the main process, writes all files."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank, self.size = rank, size
@@ -61,7 +61,7 @@ class ProcessGroup:
     @classmethod
     @contextmanager
     def join(cls) -> Iterator[Self]:
-        """Join the group that this process was started in; without one, it is alone.
+        """Join the group that this process was started in; without one, the group has size 1.
 
         GPUs communicate by NCCL, everything else by gloo.
         """
@@ -72,7 +72,7 @@ class ProcessGroup:
         store, number, size = (_fresh_store(), rank(), int(os.environ["WORLD_SIZE"])) if has_agent() else (None, -1, -1)
         dist.init_process_group(backend, timeout=MAX_WAIT, store=store, rank=number, world_size=size)
         yield cls(dist.get_rank(), dist.get_world_size())
-        dist.destroy_process_group()  # not after an error: others may still wait, and see that this process ends
+        dist.destroy_process_group()  # after an error, other processes may still wait: they see that this one ends
 
     @property
     def is_main(self) -> bool:
@@ -85,11 +85,11 @@ class ProcessGroup:
         return None if self.is_main else True
 
     def share(self, items: S) -> S:
-        """This process's items: every `size`-th one, so that neighbours of similar length go to different processes."""
+        """Return every `size`-th item, so that neighbours of similar length go to different processes."""
         return items[self.rank :: self.size]
 
     def merge(self, results: Iterable[T]) -> list[T]:
-        """Results for each process's share -> results for all items, in their order.
+        """Gather the results for each process's share -> results for all items, in their order.
 
         Raises the error that a process meets while it computes its results, on all of them.
         """
@@ -99,7 +99,7 @@ class ProcessGroup:
         return [shares[i % self.size][i // self.size] for i in range(sum(map(len, shares)))]
 
     def everywhere(self, work: Callable[[], T]) -> T:
-        """The result of `work` on this process; its error on any process is raised on all."""
+        """Run `work` on every process and return its result there; its error on any process is raised on all."""
         if self.size == 1:
             return work()
         results: list[T] = []
@@ -107,22 +107,22 @@ class ProcessGroup:
         return results[0]
 
     def main_first(self, work: Callable[[], T]) -> T:
-        """Like `everywhere`, but the other processes begin when the main process has finished."""
+        """Like `everywhere`, but the other processes begin when rank 0 has finished."""
         result = self.everywhere(work if self.is_main else lambda: None)
         others = self.everywhere((lambda: None) if self.is_main else work)
         return result if self.is_main else others  # type: ignore[return-value]
 
     def on_main(self, work: Callable[[], T]) -> T:
-        """The result of `work`, which runs on the main process only; its error is raised on all."""
+        """Run `work` on rank 0 alone and return its result on all processes; its error is raised on all."""
         return self._exchange(work if self.is_main else lambda: None)[0] if self.size > 1 else work()  # type: ignore[return-value]
 
     def from_main(self, items: Iterator[T]) -> Iterator[T]:
-        """The main process's items, on all processes."""
+        """Yield the items of rank 0 on all processes."""
         while (item := self.on_main(lambda: next(items, None))) is not None:
             yield item
 
     def fail(self, error: Exception) -> NoReturn:
-        """Raise an error of the main process on all: the others wait in `from_main` or `on_main`."""
+        """Raise an error of rank 0 on all processes: the others wait in `from_main` or `on_main`."""
 
         def work() -> NoReturn:
             raise error
@@ -135,39 +135,39 @@ class ProcessGroup:
         self.everywhere(lambda: None)
 
     def largest(self, number: int) -> int:
-        """The largest of all processes' numbers."""
+        """Return the largest of all processes' numbers."""
         return number if self.size == 1 else max(self._exchange(lambda: number))
 
     def refuse_differences(self, value: str, message: str) -> None:
-        """Raises UserError with this message, about the first process whose value is not the main process's."""
+        """Raise UserError with this message, about the lowest rank whose value differs from that of rank 0."""
         values = self._exchange(lambda: value) if self.size > 1 else [value]
         if different := [rank for rank, other in enumerate(values) if other != values[0]]:
             self._raise(different[0], UserError(message))
 
     def _exchange(self, work: Callable[[], T]) -> list[T]:
-        """Each process's result. Raises Interrupted or the error of the first process that has one."""
+        """Gather each process's result. Raises Interrupted, or the error of the lowest rank that has one."""
         outcome: T | _Failure
-        own: Exception | None = None
+        raised: Exception | None = None
         try:
             outcome = work()
         except Exception as error:
-            own = error
-            known = isinstance(error, UserError | Interrupted | OSError)
-            outcome = _Failure(error if known else None, "" if known else traceback.format_exc())
+            raised = error
+            can_be_sent = isinstance(error, UserError | Interrupted | OSError)
+            outcome = _Failure(error if can_be_sent else None, "" if can_be_sent else traceback.format_exc())
         outcomes: list[Any] = [None] * self.size
         with _connected():
             dist.all_gather_object(outcomes, outcome)
-        failures = {rank: each for rank, each in enumerate(outcomes) if isinstance(each, _Failure)}
+        failures = {rank: outcome for rank, outcome in enumerate(outcomes) if isinstance(outcome, _Failure)}
         if not failures:
             return outcomes
         rank, failure = min(failures.items())
-        if own is not None and rank == self.rank and (self.is_main or not isinstance(own, UserError)):
-            raise own
+        if raised is not None and rank == self.rank and (self.is_main or not isinstance(raised, UserError)):
+            raise raised
         self._raise(rank, failure.error or RuntimeError(f"process {rank}:\n{failure.text}"))
         return []
 
     def _raise(self, rank: int, error: Exception) -> None:
-        """Raise another process's error: in full on the main process, which prints it."""
+        """Raise another process's error: in full on rank 0, which prints it."""
         if isinstance(error, Interrupted):
             raise error
         if not self.is_main:
@@ -219,8 +219,8 @@ class GradientSum:
 
 
 def _fresh_store() -> Store:
-    """A store for the processes to find each other. That of torchrun still has the addresses of processes before a
-    restart, so the main process starts another one."""
+    """Open a store for the processes to find each other. That of torchrun still has the addresses of processes before a
+    restart, so rank 0 starts another one."""
     host = os.environ["MASTER_ADDR"]
     agent = agent_store()
     if rank() == 0:
@@ -242,7 +242,7 @@ def seed_draws(seed: int, step: int, rank: int) -> None:
 
 @contextmanager
 def _connected() -> Iterator[None]:
-    """Raises UserError if a process of the group has ended; its own message says why."""
+    """Raise UserError if a process of the group has ended; its own message says why."""
     try:
         yield
     except RuntimeError as error:  # of gloo or NCCL

@@ -23,14 +23,14 @@ log = logging.getLogger(__name__)
 
 
 def raise_system_error(error: Exception) -> None:
-    """Raises the error if it is one of the system or of permissions, rather than of the file's content."""
+    """Raise the error if it is one of the system or of permissions, rather than of the file's content."""
     if isinstance(error, OSError) and error.errno in SYSTEM_ERRORS:
         raise error
 
 
 def read_bytes(path: Path, limit: int = MAX_RECORD) -> bytes:
-    """A whole file. Raises OSError, before it allocates memory, if the file has more than `limit` bytes or is not a
-    regular file: reading a pipe might block forever."""
+    """Read a whole file. Raises OSError, before it allocates memory, if the file has more than `limit` bytes or is not
+    a regular file: reading a pipe might block forever."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -41,18 +41,18 @@ def read_bytes(path: Path, limit: int = MAX_RECORD) -> bytes:
 
 
 def decode_lines(content: bytes) -> list[str]:
-    """UTF-8 text -> lines, split at newlines only."""
+    """Split UTF-8 text into lines, at newlines only."""
     text = content.decode("utf-8")
     return text.removesuffix("\n").split("\n") if text else []
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 file, split at newlines only."""
+    """Read the lines of a UTF-8 file, split at newlines only."""
     return decode_lines(read_bytes(path, MAX_TEXT))
 
 
 def checksum(path: Path) -> int:
-    """CRC-32 of a file, to detect flipped bits; about a second per gigabyte."""
+    """Compute the CRC-32 of a file, to detect flipped bits; about a second per gigabyte."""
     crc = 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
@@ -72,7 +72,7 @@ def named_errors(path: Path) -> Iterator[None]:
 
 
 def check_contained(folder: Path) -> None:
-    """Raises OSError if a link in the folder leads outside it, or if the folder holds a pipe or a device."""
+    """Raise OSError if a link in the folder leads outside it, or if the folder holds a pipe or a device."""
     root = os.path.realpath(folder)
     for parent, folders, files in os.walk(folder):
         for path in (Path(parent, name) for name in sorted((*folders, *files))):
@@ -119,7 +119,7 @@ def write_atomically(path: Path, content: Callable[[BinaryIO], object] | bytes) 
 
 
 def _system_error(error: BaseException | None) -> OSError | None:
-    """The first OSError in a chain of exceptions."""
+    """Find the first OSError in a chain of exceptions."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error
@@ -182,7 +182,7 @@ def is_locked(path: Path) -> bool:
 
 
 def to_json(values: Mapping[str, Any], indent: int | None = None) -> str:
-    """JSON text; infinite numbers and NaN, which JSON does not have, become null."""
+    """Convert values to JSON; infinite numbers and NaN, which JSON does not have, become null."""
     return json.dumps(_finite(values), indent=indent, ensure_ascii=False, allow_nan=False)
 
 

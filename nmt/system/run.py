@@ -1,24 +1,31 @@
-"""The run directory: its paths, its lock, and the record of how the run was started."""
+"""The run directory: its paths, its lock, its saved configuration, and the record of how the run was started.
+
+A saved configuration is read as data, without importing or calling anything that it names.
+"""
 
 import hashlib
+import importlib.metadata
 import json
 import os
+import platform
 import shlex
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nmt.config.compose import flatten
-from nmt.config.errors import UserError
+import yaml
+
+from nmt.config import schema
+from nmt.config.compose import flatten, validated
+from nmt.config.errors import REMOVED, UserError, format_value
 from nmt.config.overrides import for_shell, override_values, user_path
 from nmt.config.schema import CHANGEABLE_KEYS, LENGTH_KEYS, NO_EFFECT_KEYS
 from nmt.config.schema.record import Manifest
 from nmt.system import files
 from nmt.system.archive import unpacked
-from nmt.system.environment import environment
-from nmt.system.saved_config import load_values, save_values
 
 if TYPE_CHECKING:
     from nmt.data.prepared import Prepared
@@ -28,6 +35,9 @@ LOCK, SWEEP = ".lock", ".nmt-sweep"  # files that mark a run in progress and the
 ERROR = "error.txt"  # why a job of a sweep failed
 EVALUATION = "evaluation.json"  # describes an evaluation in a folder that is not a run
 FINISHED, PRUNED = "finished", "pruned"  # "status" in the manifest; absent until the run ends
+MAX_BYTES = 1_000_000  # of a saved configuration, which has a few thousand
+MAX_DEPTH = 50  # of nested sections; a saved configuration has four
+PACKAGES = ("nmt", "torch", "numpy", "sentencepiece", "sacrebleu", "datasets", "hydra-core")
 
 
 class RunDirectory:
@@ -62,7 +72,7 @@ class RunDirectory:
         return run
 
     def check_contained(self) -> None:
-        """Raises UserError if a link leads out of the directory, or if it holds a pipe or a device."""
+        """Raise UserError if a link leads out of the directory, or if it holds a pipe or a device."""
         try:
             files.check_contained(self.path)
         except OSError as error:
@@ -96,7 +106,7 @@ class RunDirectory:
         files.remove_leftovers(self.path)
 
     def check(self, values: Mapping[str, Any]) -> None:
-        """Raises UserError if `claim` would find another run or other files there. Changes nothing."""
+        """Raise UserError if `claim` would find another run or other files there. Changes nothing."""
         self._check_only_run_files()
         self.check_contained()
         self._check_same_config(values)
@@ -111,7 +121,7 @@ class RunDirectory:
         self._lock = None
 
     def check_present(self) -> None:
-        """Raises UserError if the claimed directory has been deleted, so that no half of it is written again."""
+        """Raise UserError if the claimed directory has been deleted, so that no half of it is written again."""
         if self._lock is not None and not os.fstat(self._lock).st_nlink:
             raise UserError(f"{self.path}: was deleted while the run trained there; the run ends")
 
@@ -151,7 +161,7 @@ class RunDirectory:
         self.update_json(self.manifest, record)
 
     def first_start(self) -> dict[str, Any]:
-        """How the run was first started: command-line overrides, group choices, environment; {} if unknown."""
+        """Return how the run was first started: command-line overrides, group choices, environment; {} if unknown."""
         starts = self.read_manifest().get("starts")
         if starts:
             return dict(starts[0])
@@ -160,16 +170,16 @@ class RunDirectory:
         return {}
 
     def last_machine(self) -> dict[str, Any]:
-        """The machine of the last start, as the manifest records it; {} if unknown."""
+        """Return the machine of the last start, as the manifest records it; {} if unknown."""
         machine: dict[str, Any] = (self.read_manifest().get("starts") or [{}])[-1].get("machine", {})
         return machine
 
     def overrides(self) -> dict[str, Any]:
-        """The command-line overrides of the first start, by key."""
+        """Return the command-line overrides of the first start, by key."""
         return override_values(self.first_start().get("overrides", []))
 
     def recorded_choices(self) -> dict[str, Any]:
-        """Group choices and overrides of the first start that affect results, without the seed, by key.
+        """Return group choices and overrides of the first start that affect results, without the seed, by key.
 
         Choices that another choice implies, such as attention/score by attention=bahdanau, are left out.
         """
@@ -178,8 +188,8 @@ class RunDirectory:
         return {key: value for key, value in choices.items() if key not in NO_EFFECT_KEYS and key != "seed"}
 
     def system_digest(self) -> str:
-        """A digest that is equal for runs that differ only in their seeds, or in the seeds of the runs they start or
-        learn from."""
+        """Compute a digest that is equal for runs that differ only in their seeds, or in the seeds of the runs from
+        which they start or learn."""
         ignored = CHANGEABLE_KEYS - LENGTH_KEYS | {"seed"}
         saved = dict(flatten(load_values(self.config)))
         values = {key: value for key, value in saved.items() if key not in ignored}
@@ -193,7 +203,7 @@ class RunDirectory:
         return digest(values)
 
     def read_manifest(self) -> dict[str, Any]:
-        """The manifest, {} for a new run. Raises UserError if the file is damaged."""
+        """Read the manifest; {} for a new run. Raises UserError if the file is damaged."""
         manifest = read_json(self.manifest)
         try:
             Manifest.model_validate(manifest)
@@ -202,7 +212,7 @@ class RunDirectory:
         return manifest
 
     def status(self) -> str | None:
-        """FINISHED, PRUNED, or None for a run that has not ended. Raises UserError if the manifest is damaged."""
+        """Return FINISHED, PRUNED, or None for a run that has not ended. Raises UserError for a damaged manifest."""
         return self.read_manifest().get("status") if self.config.exists() else None
 
     def has_finished(self, values: Mapping[str, Any], fingerprint: str) -> bool:
@@ -212,13 +222,13 @@ class RunDirectory:
         return not _differences(load_values(self.config), values, NO_EFFECT_KEYS)
 
     def held_out(self, split: str) -> tuple[list[str], list[str], list[str] | None]:
-        """Sources, references and gold alignments (or None) of a split. Raises UserError if there are none."""
+        """Read sources, references and gold alignments (or None) of a split. Raises UserError if there are none."""
         source, target, gold = (self.data / f"{split}.{name}" for name in ("source", "target", "alignments"))
         if not (source.is_file() and target.is_file()):
             if self.is_archive:
                 raise UserError(f"split={split}: {self.source} has no such text; export the run with held_out=true")
-            known = sorted({path.stem for path in self.data.glob("*.target")})
-            raise UserError(f"split={split}: the run's corpus has none (there is: {', '.join(known) or 'nothing'})")
+            splits = sorted({path.stem for path in self.data.glob("*.target")})
+            raise UserError(f"split={split}: the run's corpus has none (there is: {', '.join(splits) or 'nothing'})")
         texts = {path: text_lines(path) for path in (source, target, gold) if path is not gold or gold.is_file()}
         for path, lines in texts.items():
             if len(lines) != len(texts[source]):
@@ -241,7 +251,7 @@ class RunDirectory:
         return self.results.exists() or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
 
     def _check_only_run_files(self) -> None:
-        """Raises UserError if the directory holds the files of something other than a run."""
+        """Raise UserError if the directory holds the files of something other than a run."""
         if not self.path.is_dir():
             return
         if self.config.exists():
@@ -257,7 +267,7 @@ class RunDirectory:
             )
 
     def _check_same_config(self, values: Mapping[str, Any]) -> None:
-        """Raises UserError if the directory holds results of another configuration."""
+        """Raise UserError if the directory holds results of another configuration."""
         if not (self.config.exists() and self._has_results()):
             return
         if differences := _differences(load_values(self.config), values, CHANGEABLE_KEYS):
@@ -278,24 +288,24 @@ class RunDirectory:
 
 
 def _differences(saved: Mapping[str, Any], new: Mapping[str, Any], ignored: set[str]) -> dict[str, tuple[Any, Any]]:
-    """Saved and new value of each key whose values differ."""
+    """Return the saved and the new value of each key whose values differ."""
     before, after = dict(flatten(saved)), dict(flatten(new))
     values = {key: (before.get(key), after.get(key)) for key in sorted({*before, *after} - ignored)}
     return {key: (old, new) for key, (old, new) in values.items() if old != new}
 
 
 def _fixed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that must not change while a run is trained, by key."""
+    """Select the values that must not change while a run is trained, by key."""
     return {key: value for key, value in flatten(values) if key not in CHANGEABLE_KEYS}
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """The run directories in a folder such as a sweep's, sorted by name."""
+    """Find the run directories in a folder such as a sweep's, sorted by name."""
     return sorted(path.parent for path in folder.rglob("config.yaml"))
 
 
 def text_lines(path: Path) -> list[str]:
-    """The lines of a file of a run. Raises UserError if it is not valid UTF-8."""
+    """Read the lines of a file of a run. Raises UserError if it is not valid UTF-8."""
     try:
         return files.read_lines(path)
     except UnicodeDecodeError as error:
@@ -303,7 +313,7 @@ def text_lines(path: Path) -> list[str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, {} if there is no such file. Raises UserError if it cannot be read."""
+    """Read a JSON object; {} if there is no such file. Raises UserError if it cannot be read."""
     try:
         values = json.loads(files.read_bytes(path))
         json.dumps(values, ensure_ascii=False).encode()  # an escaped lone surrogate could not be written again
@@ -317,5 +327,104 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def digest(values: Mapping[str, Any]) -> str:
-    """SHA-256 of values, independent of the order of keys."""
+    """Compute the SHA-256 of values, independent of the order of keys."""
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+
+
+# Saved configurations
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without aliases, which can expand a few lines to gigabytes, and without repeated keys, of which PyYAML
+    silently drops the first."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem="aliases are not supported", problem_mark=mark)
+        if self.depth > MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem="too many nested sections")
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = set()
+        for key, _ in node.value:
+            if (key.tag, str(key.value)) in keys:
+                raise yaml.MarkedYAMLError(
+                    problem=f"{format_value(key.value)} is repeated", problem_mark=key.start_mark
+                )
+            keys.add((key.tag, str(key.value)))
+        return super().construct_mapping(node, deep)
+
+
+def load_values(path: Path) -> dict[str, Any]:
+    """Read a saved configuration without importing or calling anything that it names. Raises UserError."""
+    line = ""
+    try:
+        values = yaml.load(files.read_bytes(path, MAX_BYTES).decode("utf-8"), _Loader)
+    except Exception as error:  # PyYAML raises anything, for example KeyError for !!bool x
+        if isinstance(error, OSError):
+            reason = error.strerror
+        elif isinstance(error, yaml.MarkedYAMLError):
+            reason = error.problem
+            line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        else:
+            reason = format_value(str(error).partition("\n")[0]) or type(error).__name__
+        raise UserError(f"{path}{line}: cannot be read as a configuration ({reason})") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: is not a configuration (expected keys with values)")
+    return _without_unused(values)
+
+
+def _without_unused(values: Mapping[Any, Any], prefix: str = "") -> dict[Any, Any]:
+    """Drop removed keys that had no value: the run did not use them."""
+    return {
+        key: _without_unused(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
+        for key, value in values.items()
+        if value is not None or f"{prefix}{key}" not in REMOVED
+    }
+
+
+def load_config(path: Path) -> schema.TrainConfig:
+    """Read and check a run's saved configuration. Raises UserError."""
+    return validated(schema.TrainConfig, load_values(path), path)
+
+
+def save_values(path: Path, values: Mapping[str, Any]) -> None:
+    """Write values as YAML, keeping their order."""
+    files.write_atomically(path, yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True).encode("utf-8"))
+
+
+# What a run records of where it was started
+
+
+def environment() -> dict[str, Any]:
+    """Record time, Python, platform, package versions and the code's commit, for the manifest."""
+    versions: dict[str, str | None] = dict.fromkeys(PACKAGES)
+    for package in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": versions,
+        "git": _git_commit(),
+    }
+
+
+def _git_commit() -> str | None:
+    """Return the commit of the code's checkout, with "+" if it has changes; None for an installed package."""
+    checkout = Path(__file__).resolve().parents[2]
+    if not (checkout / ".git").exists():
+        return None
+    try:
+        command = ["git", "-C", str(checkout), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

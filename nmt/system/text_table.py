@@ -21,12 +21,12 @@ class Column:
 
 
 def markdown(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]) -> str:
-    """A Markdown table: numbers aligned right, None as "-", special characters escaped."""
+    """Render a Markdown table: numbers aligned right, None as "-", special characters escaped."""
     return _render(rows, columns, "pipe", lambda cell: cell.replace("\\", "\\\\").replace("|", "\\|"))
 
 
 def terminal(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]) -> str:
-    """The same table in plain text."""
+    """Render the table in plain text."""
     return _render(rows, columns, "simple", str)
 
 
@@ -51,19 +51,19 @@ def _is_numeric(rows: Sequence[Mapping[str, object]], column: Column) -> bool:
 
 
 def decimals(count: int) -> Callable[[float], str]:
-    """A formatter of numbers with this many decimals."""
+    """Make a formatter of numbers with this many decimals."""
     return f"{{:.{count}f}}".format
 
 
 def short(value: object) -> str:
-    """A configuration value as a user types it; a float has 4 significant digits."""
+    """Format a configuration value as a user types it; a float has 4 significant digits."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def human_count(count: int) -> str:
-    """950, 12.3 k, 12.3 M, 1.2 B."""
+    """Format a count as 950, 12.3 k, 12.3 M or 1.2 B."""
     for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
         # Switch to the next unit where rounding to one decimal would give 1000.0.
         if count >= unit * (1 - 0.5e-4):
@@ -72,7 +72,7 @@ def human_count(count: int) -> str:
 
 
 def human_duration(seconds: float) -> str:
-    """42 s, 4 min 12 s, 1 h 03 min: rounded to the smallest unit shown."""
+    """Format seconds as 42 s, 4 min 12 s or 1 h 03 min, rounded to the smallest unit shown."""
     minutes, rest = divmod(round(seconds), 60)
     if minutes < MINUTES_OF_HOUR:
         return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

@@ -24,16 +24,15 @@ from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell
 from nmt.data.batching import Indices, make_batches
-from nmt.data.prepare.prepare import fingerprint_of, is_prepared
-from nmt.data.prepare.prepare import prepare as prepare_corpus
+from nmt.data.prepare import fingerprint_of, is_prepared
+from nmt.data.prepare import prepare as prepare_corpus
 from nmt.data.prepared import Prepared, Split
 from nmt.evaluate.bleu import ScoreSettings
 from nmt.evaluate.comet import Comet
 from nmt.evaluate.evaluation import evaluate_run, score_settings
 from nmt.model.checkpoints import BEST, LAST, load_weights, new_model
-from nmt.system.contention import fair_waiting
 from nmt.system.distributed import Interrupted, ProcessGroup
-from nmt.system.machine import Machine, tune_memory
+from nmt.system.machine import Machine, fair_waiting, tune_memory
 from nmt.system.run import FINISHED, PRUNED, RunDirectory, read_json
 from nmt.system.text_table import human_duration
 from nmt.training.journal import (

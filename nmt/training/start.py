@@ -33,8 +33,7 @@ from nmt.model.checkpoints import BEST, load_model, new_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.system.files import read_bytes
 from nmt.system.machine import Machine
-from nmt.system.run import RunDirectory
-from nmt.system.saved_config import load_config
+from nmt.system.run import RunDirectory, load_config
 
 ROUND_TRIPS = 2_000  # sentences of a split, evenly spread, that are scored: takes a fifth of a second
 MIN_BLEU = 99.0  # the corpus report warns below it

@@ -151,6 +151,5 @@ def pick_samples(
     saliencies: list[Saliency | None] = [None] * len(indices)
     if config.saliency:
         saliencies = [*saliency(translator, [sources[i] for i in indices], [translations[i].text for i in indices])]
-    return [
-        Sample(sources[i], references[i], translations[i], shown) for i, shown in zip(indices, saliencies, strict=True)
-    ]
+    shown = zip(indices, saliencies, strict=True)
+    return [Sample(sources[i], references[i], translations[i], gradients) for i, gradients in shown]

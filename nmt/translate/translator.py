@@ -25,8 +25,7 @@ from nmt.model.ensemble import Ensemble
 from nmt.model.seq2seq import Seq2Seq, evaluation_mode
 from nmt.system.distributed import ProcessGroup
 from nmt.system.machine import Machine, retry_in_halves
-from nmt.system.run import RunDirectory
-from nmt.system.saved_config import load_config
+from nmt.system.run import RunDirectory, load_config
 from nmt.translate.guidance import Attend, Controls, Guidance, make_guidance, steer, warn_of_unmet
 from nmt.translate.search import Hypothesis
 from nmt.translate.searcher import Searcher

@@ -13,7 +13,7 @@ import pytest
 from conftest import TINY
 from forks import call, ended, started
 
-from nmt.data.demo import corpus as demo
+from nmt.data import demo
 
 pytestmark = pytest.mark.system
 

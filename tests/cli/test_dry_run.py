@@ -16,7 +16,7 @@ from forks import call_text, ended, forked
 
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch
-from nmt.data.prepare.prepare import prepare
+from nmt.data.prepare import prepare
 from nmt.training import job as module
 from nmt.training.trainer import Trainer, Update
 

@@ -14,8 +14,7 @@ from nmt.config.errors import UserError
 from nmt.export import contents as module
 from nmt.export.contents import contents, shared_config, shared_manifest
 from nmt.system.archive import write_archive
-from nmt.system.run import RunDirectory
-from nmt.system.saved_config import load_config, load_values
+from nmt.system.run import RunDirectory, load_config, load_values
 
 pytestmark = pytest.mark.system
 SECRETS = ["zebra", "quagga", "okapi"]  # words of the private corpus

@@ -8,8 +8,7 @@ from typing import Any
 
 from conftest import values_of
 
-from nmt.system.run import RunDirectory
-from nmt.system.saved_config import save_values
+from nmt.system.run import RunDirectory, save_values
 
 REFERENCES = [
     "der kleine hund schläft im garten .",

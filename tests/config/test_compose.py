@@ -12,7 +12,7 @@ from nmt.config import schema
 from nmt.config.compose import config_dir, validated, validated_union, with_values
 from nmt.config.errors import REMOVED, UserError, format_value, nearest, nearest_key
 from nmt.config.overrides import override_values, user_path
-from nmt.system.saved_config import load_config, load_values, save_values
+from nmt.system.run import load_config, load_values, save_values
 
 
 @pytest.fixture

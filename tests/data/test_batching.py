@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
-from nmt.data import planning
-from nmt.data.batching import Batches
-from nmt.data.planning import plan
-from nmt.data.prepare.prepare import prepare
+from nmt.data import batching as planning
+from nmt.data.batching import Batches, plan
+from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.data.tokenizer import Tokenizer
 

@@ -14,9 +14,8 @@ from pydantic import TypeAdapter
 
 from nmt.config.errors import UserError
 from nmt.config.schema import data as schema
-from nmt.data.reading import text as reading
-from nmt.data.reading.corpus import files, splits
-from nmt.data.reading.sources import Pair, count_pairs, locate
+from nmt.data import text as reading
+from nmt.data.corpus import Pair, count_pairs, files, locate, splits
 
 PAIRS = [
     ("a cat", "une chatte"),

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from nmt.data.demo import lexicon
-from nmt.data.demo.corpus import MAX_WORDS, MIN_WORDS, DemoSplits, Grammar, generate
-from nmt.data.demo.phrases import Phrase
+from nmt.data import demo_words as lexicon
+from nmt.data.demo import MAX_WORDS, MIN_WORDS, DemoSplits, Grammar, generate
+from nmt.data.demo_words import Phrase
 
 Sentence = tuple[list[str], list[str], list[tuple[int, int]]]  # English words, French words, links
 
@@ -47,7 +47,7 @@ def test_a_seed_decides_the_corpus() -> None:
 
 
 def test_global_randomness_and_hash_seed_do_not_matter() -> None:
-    code = "from nmt.data.demo.corpus import generate; print(generate(50, 5, 5, 3))"
+    code = "from nmt.data.demo import generate; print(generate(50, 5, 5, 3))"
     outputs = []
     for hash_seed in "12":
         environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from nmt.data.demo import lexicon
-from nmt.data.demo.corpus import generate
-from nmt.data.demo.phrases import Noun
+from nmt.data import demo_words as lexicon
+from nmt.data.demo import generate
+from nmt.data.demo_words import Noun
 
 NOUNS = [noun for nouns in lexicon.NOUNS.values() for noun in nouns]
 FRENCH_NOUNS = {form: noun for noun in NOUNS for form in noun.french}

@@ -17,14 +17,14 @@ from forks import forked
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
+from nmt.data import corpus as corpus_module
+from nmt.data import encoding, first_pass
+from nmt.data import prepare as module
 from nmt.data import prepared as prepared_module
-from nmt.data.prepare import cache, encoding, file_states, usable_pairs
-from nmt.data.prepare import prepare as module
-from nmt.data.prepare.encoding import JOURNAL, EncodedSplit, read_journal
-from nmt.data.prepare.first_pass import FIRST_PASS
-from nmt.data.prepare.prepare import fingerprint_of, prepare
+from nmt.data.encoding import JOURNAL, EncodedSplit, read_journal
+from nmt.data.first_pass import FIRST_PASS
+from nmt.data.prepare import fingerprint_of, prepare
 from nmt.data.prepared import Prepared
-from nmt.data.reading import sources
 from nmt.system.files import is_locked
 
 PAIRS = 400
@@ -33,8 +33,8 @@ PAIRS = 400
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Text in eight chunks, with pairs to drop in each; workers start with the third one."""
-    monkeypatch.setattr(sources, "CHUNK", 50)
-    monkeypatch.setattr(usable_pairs, "IN_MAIN", 2)
+    monkeypatch.setattr(corpus_module, "CHUNK", 50)
+    monkeypatch.setattr(first_pass, "IN_MAIN", 2)
     monkeypatch.setattr(encoding, "IN_MAIN", 2)
     rng = random.Random(1)
     words = ["".join(rng.choices("abcdefghij", k=rng.randint(1, 6))) for _ in range(300)]
@@ -61,6 +61,10 @@ def make(corpus: Path, *overrides: str) -> Prepared:
     return prepare(settings.data, settings.tokenizer)
 
 
+def working_directory(directory: Path) -> Path:
+    return directory.with_name(f".{directory.name}.part")
+
+
 def content(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
@@ -82,7 +86,7 @@ def test_chunks_change_nothing(corpus: Path, monkeypatch: pytest.MonkeyPatch) ->
     directory = make(corpus).directory
     before = content(directory)
     shutil.rmtree(directory)
-    monkeypatch.setattr(sources, "CHUNK", 10_000)
+    monkeypatch.setattr(corpus_module, "CHUNK", 10_000)
     assert content(make(corpus).directory) == before
 
 
@@ -138,7 +142,7 @@ def test_a_killed_preparation_is_continued(
     whole = content(directory)
     shutil.rmtree(directory)
     killed_after(chunks, corpus, monkeypatch, sign)
-    working = cache.working_directory(directory)
+    working = working_directory(directory)
     assert len(read_journal(working)["train"]) == chunks
     for path in working.glob("train.source.*"):  # written, but not in the journal
         with path.open("ab") as file:
@@ -161,7 +165,7 @@ def test_damaged_parts_are_encoded_again(corpus: Path, monkeypatch: pytest.Monke
     whole = content(directory)
     shutil.rmtree(directory)
     killed_after(5, corpus, monkeypatch, signal.SIGKILL)
-    path = cache.working_directory(directory) / "train.target.ids"
+    path = working_directory(directory) / "train.target.ids"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
@@ -171,7 +175,7 @@ def test_damaged_parts_are_encoded_again(corpus: Path, monkeypatch: pytest.Monke
 def test_a_killed_reading_starts_again(corpus: Path) -> None:
     settings = config(corpus)
     directory = corpus / "cache" / fingerprint_of(settings.data, settings.tokenizer)[:24]
-    working = cache.working_directory(directory)
+    working = working_directory(directory)
     working.mkdir(parents=True)
     (working / "train.raw").write_text("half a ")
     (working / "sample.source").write_text("old\n")
@@ -211,16 +215,16 @@ def test_a_leftover_is_removed_under_its_lock_unless_it_is_gone(corpus: Path, mo
     def remove(path: Path, **_: object) -> None:
         removed.append((path.name, is_locked(path.with_name(".old.lock"))))
 
-    monkeypatch.setattr(cache.shutil, "rmtree", remove)
-    with cache.lock_file(folder / ".busy.lock"):
-        cache.remove_stale_preparations(folder / "own")
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    with module._locked(folder / ".busy.lock"):
+        module._remove_stale_preparations(folder / "own")
     assert removed == [(".old.part", True)]
     assert not list(folder.glob("*.lock"))
 
 
 @pytest.fixture
 def everything_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_states, "LARGE", 0)
+    monkeypatch.setattr(prepared_module, "LARGE", 0)
 
 
 @pytest.mark.usefixtures("everything_large")
@@ -229,7 +233,7 @@ def test_a_large_corpus_is_checked_once_per_state_of_its_files(corpus: Path, mon
     real = prepared_module._check_sums
     monkeypatch.setattr(prepared_module, "_check_sums", lambda path: checked.append(path) or real(path))
     directory = make(corpus).directory
-    time.sleep(2 * file_states.RECENT)
+    time.sleep(2 * prepared_module.RECENT)
     Prepared(directory)
     before = len(checked)
     Prepared(directory)
@@ -240,7 +244,7 @@ def test_a_large_corpus_is_checked_once_per_state_of_its_files(corpus: Path, mon
     data[0:4] = (10**6).to_bytes(4, "little")
     path.write_bytes(data)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # as if nothing had happened
-    time.sleep(2 * file_states.RECENT)
+    time.sleep(2 * prepared_module.RECENT)
     with pytest.raises(UserError, match="has token ids that are not in the tokenizer's vocabulary"):
         Prepared(directory)
     elsewhere = corpus / "elsewhere"
@@ -252,7 +256,7 @@ def test_a_large_corpus_is_checked_once_per_state_of_its_files(corpus: Path, mon
 @pytest.mark.usefixtures("everything_large")
 def test_digests_are_remembered_until_a_file_changes(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = config(corpus)
-    time.sleep(2 * file_states.RECENT)
+    time.sleep(2 * prepared_module.RECENT)
     first = fingerprint_of(settings.data, settings.tokenizer)
     with monkeypatch.context() as patch:
         patch.setattr("hashlib.file_digest", lambda *_: pytest.fail("read again"))

@@ -12,10 +12,9 @@ from sacrebleu.metrics.bleu import BLEU
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.data.prepare.prepare import fingerprint_of, prepare
+from nmt.data.corpus import Pair, count_pairs, locate, splits
+from nmt.data.prepare import fingerprint_of, prepare
 from nmt.data.prepared import Prepared
-from nmt.data.reading.corpus import splits
-from nmt.data.reading.sources import Pair, count_pairs, locate
 from nmt.evaluate.bleu import METRICS, SettingsByLanguage
 from nmt.evaluate.languages import count_by_language
 

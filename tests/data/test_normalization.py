@@ -8,7 +8,7 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.data.prepare.tokenizer_training import CHARACTERS, nfc_rule
+from nmt.data.tokenizer import CHARACTERS, nfc_rule
 
 MARKS = st.sampled_from("aeouAIO\u0131\u01b0\u03b1\u0915\u1100\u1161\u11a8" + "".join(map(chr, range(0x300, 0x330))))
 

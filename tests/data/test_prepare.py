@@ -21,9 +21,9 @@ from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.config.schema.data import FileTokenizer
+from nmt.data import prepare as module
 from nmt.data.batching import padded
-from nmt.data.prepare import prepare as module
-from nmt.data.prepare.prepare import prepare
+from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 
 PAIRS = [(f"the number {n} and word{n % 7} here", f"le nombre {n} et mot{n % 7} ici") for n in range(60)]

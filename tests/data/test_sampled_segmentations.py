@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
 from nmt.config.schema.data import TrainedTokenizer
-from nmt.data import subword_sampling
-from nmt.data.demo import corpus as demo
-from nmt.data.prepare.tokenizer_sample import Candidates, TokenizerSample
+from nmt.data import demo, subword_sampling
+from nmt.data.first_pass import Candidates, TokenizerSample
 from nmt.data.tokenizer import Tokenizer
 
 ENGLISH, FRENCH, _ = (list(side) for side in zip(*demo.generate(300, 1, 1, 1).train, strict=True))
@@ -173,7 +172,7 @@ def test_a_draw_depends_on_its_seed_alone(kind: str) -> None:
 IN_A_PROCESS = """
 import hashlib, sys, tempfile
 from pathlib import Path
-from nmt.data.prepare.tokenizer_sample import Candidates, TokenizerSample
+from nmt.data.first_pass import Candidates, TokenizerSample
 sys.path.insert(0, sys.argv[1])
 from nmt.data.prepare import tokenizer_training as tokenizer
 import test_sampled_segmentations as tests

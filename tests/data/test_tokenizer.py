@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 from nmt.config.errors import UserError
 from nmt.config.schema import data as schema
-from nmt.data.demo import corpus as demo
-from nmt.data.prepare.tokenizer_training import BOS, EOS, PAD, UNK, make_tokenizers
-from nmt.data.reading.text import is_blank
-from nmt.data.tokenizer import Tokenizer, Tokenizers
+from nmt.data import demo
+from nmt.data.text import is_blank
+from nmt.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers, make_tokenizers
 from nmt.data.word_alignment import words_of_pieces
 
 ENGLISH, FRENCH, _ = (list(side) for side in zip(*demo.generate(300, 1, 1, 1).train, strict=True))

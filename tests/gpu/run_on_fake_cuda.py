@@ -39,7 +39,7 @@ from nmt.translate.search import Limits, SearchBatch, Symbols
 PAD, BOS, EOS, V = 0, 2, 3, 50
 LATE = 10_000  # the number of an update after the start of every loss
 PENALTY = Scorer("average", 1.0)
-TARGET = cast(Any, SimpleNamespace(pad=PAD, bos=BOS, eos=EOS, tag_ids=()))
+TARGET = cast(Any, SimpleNamespace(pad=PAD, bos=BOS, eos=EOS))
 TOKENIZERS = cast(Any, SimpleNamespace(source=TARGET, target=TARGET))
 Counts = tuple[int, dict[str, int]]  # kernels, waits
 

@@ -20,7 +20,7 @@ from nmt import Translator
 from nmt.config.compose import config_dir, validated
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import make_batches
-from nmt.data.prepare.prepare import prepare
+from nmt.data.prepare import prepare
 from nmt.model.build import build_model
 from nmt.model.checkpoints import new_model
 from nmt.model.readout import Readout

@@ -18,7 +18,7 @@ from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, Batches
-from nmt.data.prepare.prepare import prepare
+from nmt.data.prepare import prepare
 from nmt.model.checkpoints import new_model, read_checkpoint
 from nmt.system.machine import Machine
 from nmt.training.job import train

@@ -11,7 +11,7 @@ from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, Batches, make_batches
-from nmt.data.prepare.prepare import prepare
+from nmt.data.prepare import prepare
 from nmt.model.checkpoints import new_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.system.machine import Machine

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, Batches
-from nmt.data.prepare.prepare import prepare
+from nmt.data.prepare import prepare
 from nmt.model.checkpoints import new_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.training.losses.objective import Objective, ScheduledSampling

@@ -12,7 +12,7 @@ from torch.nn import functional
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, Batches
-from nmt.data.prepare.prepare import prepare
+from nmt.data.prepare import prepare
 from nmt.model.checkpoints import new_model
 from nmt.model.latent import inference
 from nmt.model.seq2seq import Seq2Seq

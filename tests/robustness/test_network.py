@@ -37,7 +37,7 @@ from nmt import Translator
 from nmt.compare.report import write_comparison
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
-from nmt.data.prepare.prepare import prepare
+from nmt.data.prepare import prepare
 from nmt.evaluate.evaluation import evaluate_run, score_settings
 from nmt.system.run import RunDirectory
 from nmt.training.job import train

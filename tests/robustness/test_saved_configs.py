@@ -12,7 +12,7 @@ from conftest import values_of
 from nmt.config import schema
 from nmt.config.compose import flatten, validated, with_values
 from nmt.config.errors import UserError
-from nmt.system.saved_config import MAX_BYTES, load_config, load_values
+from nmt.system.run import MAX_BYTES, load_config, load_values
 
 WRONG: list[Any] = [
     *(None, True, False, 0, -1, 1, 1.0, 0.5, float("nan"), float("inf"), 1e308, 5e-324, 2**31, 2**63, 2**70, 10**400),

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
-import pandas
 import pytest
 from conftest import values_of
 from forks import call
@@ -17,12 +16,11 @@ from forks import call
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.data.prepare import encoding
-from nmt.data.prepare.encoding import Encoder
-from nmt.data.prepare.prepare import prepare
-from nmt.data.prepare.usable_pairs import RawChunk
+from nmt.data import corpus, encoding
+from nmt.data.encoding import Encoder
+from nmt.data.first_pass import RawChunk
+from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
-from nmt.data.reading import sources
 from nmt.training.start import log_corpus_report
 
 pytestmark = pytest.mark.no_cover  # hundreds of corpora through the same lines, which tests of data cover
@@ -312,29 +310,6 @@ def test_duplicates_and_copies_are_told_and_kept(home: Path) -> None:
     ]
 
 
-def test_text_quoted_as_in_csv_is_told_and_read_as_it_stands(home: Path) -> None:
-    quoted = [('"say ""hi"" here"', "dis salut"), ("more", '"encore """""')]
-    plain = [('"a whole sentence"', '"phrase"'), ('"" two', "x"), ('"one "two" three"', "y"), ('"', '""')]
-    prepared = doubtful(home, [*PAIRS, *quoted, *plain], NEW)
-    assert prepared.report["splits"]["train"]["quoted"] == 2
-    assert prepared.splits["train"].source.line(60) == quoted[0][0]
-    (warning,) = prepared.report["warnings"]
-    assert warning.startswith("train: 2 of 66 pairs have text quoted as in CSV")
-    assert warning.endswith(f"such as {home}/train.en, lines 61, 62")
-
-
-def test_a_table_that_pandas_wrote_is_told(home: Path) -> None:
-    table = home / "t.tsv"
-    lines = [(f'{source} said "yes"', target) for source, target in PAIRS]
-    pandas.DataFrame(lines, columns=["en", "fr"]).to_csv(table, sep="\t", index=False)
-    (warning,) = made(home, f"data.train={table}", "tokenizer=char").report["warnings"]
-    assert warning.startswith("train: 60 of 60 pairs have text quoted as in CSV")
-    pandas.DataFrame(lines, columns=["en", "fr"]).to_csv(home / "t.csv", index=False)
-    prepared = made(home, f"data.train={home}/t.csv", "tokenizer=char")
-    assert prepared.report["warnings"] == []
-    assert prepared.splits["train"].source.lines() == [source for source, _ in lines]
-
-
 def test_a_held_out_set_without_references_is_refused(home: Path) -> None:
     with pytest.raises(UserError, match=r"^data\.validation: none of its 20 pairs has a reference text"):
         doubtful(home, PAIRS, [(source, "\u200b") for source, _ in NEW])
@@ -360,32 +335,6 @@ def test_held_out_text_in_train_is_told(home: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("held_out", "message"),
-    [
-        ([(t, s) for s, t in NEW], "validation: its sides look swapped"),
-        ([(t, t) for _, t in NEW], "validation: most of its sources read like train's targets"),
-        ([(s, s) for s, _ in NEW], "validation: most of its targets read like train's sources"),
-        ([(t, s) for s, t in NEW[:9]], None),  # too few to say
-        ([*((t, s) for s, t in NEW[:9]), *NEW[:11]], None),
-        ([("\u4ed6\u6628\u5929", "\u5317\u4eac")] * 20, None),  # of no side
-    ],
-)
-def test_swapped_sides_are_told(held_out: list[tuple[str, str]], message: str | None, home: Path) -> None:
-    warnings = doubtful(home, PAIRS, held_out).report["warnings"]
-    found = [warning for warning in warnings if "read like" in warning]
-    assert len(found) == (message is not None)
-    assert message is None or found[0].startswith(message)
-
-
-def test_sides_that_are_alike_are_never_swapped(home: Path) -> None:
-    draw = random.Random(1)
-    words = [[f"w{draw.randrange(50)}" for _ in range(6)] for _ in range(200)]
-    pairs = [(" ".join(line), " ".join(reversed(line))) for line in words]
-    prepared = doubtful(home, pairs[:150], [(t, s) for s, t in pairs[150:]], "tokenizer.kind=char")
-    assert not [warning for warning in prepared.report["warnings"] if "read like" in warning]
-
-
 @pytest.mark.parametrize("options", [(), ("data.invalid_utf8=drop",)])
 def test_an_endless_held_out_sentence_is_refused(options: tuple[str, ...], home: Path) -> None:
     broken = b"\xff\n" if options else b""
@@ -407,7 +356,7 @@ def test_long_lines_are_encoded_a_few_at_a_time(home: Path, monkeypatch: pytest.
         sizes.append(len(chunk.rows(self.path)))
         return real(self, chunk)
 
-    monkeypatch.setattr(sources, "CHARACTERS", 100)
+    monkeypatch.setattr(corpus, "CHARACTERS", 100)
     monkeypatch.setattr(encoding, "IN_MAIN", 1000)
     monkeypatch.setattr(Encoder, "__call__", watched)
     few = doubtful(home, PAIRS, NEW)
@@ -418,7 +367,6 @@ def test_long_lines_are_encoded_a_few_at_a_time(home: Path, monkeypatch: pytest.
 def test_doubts_are_told_each_time(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):  # the second time the corpus is prepared already
         caplog.clear()
-        log_corpus_report(doubtful(home, PAIRS, [(t, s) for s, t in NEW]).report)
+        log_corpus_report(doubtful(home, PAIRS, [*NEW, PAIRS[7]]).report)
         (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-        assert warning.startswith("corpus: validation: its sides look swapped")
-        assert warning.endswith(f"({home}/valid.en, line 1 and following)")
+        assert warning.startswith("corpus: validation: 1 of 21 pairs are also in train")

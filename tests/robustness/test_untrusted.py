@@ -21,7 +21,7 @@ from nmt.config import schema
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.model.checkpoints import read_checkpoint
-from nmt.system.saved_config import load_config, load_values
+from nmt.system.run import load_config, load_values
 from nmt.training.job import train
 
 HERE = Path(__file__).parent

@@ -12,7 +12,7 @@ import pytest
 from nmt.config import schema
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
-from nmt.data.prepare.prepare import fingerprint_of, prepare
+from nmt.data.prepare import fingerprint_of, prepare
 from nmt.data.prepared import Prepared, write_checksums
 
 

@@ -15,9 +15,9 @@ from nmt.compare.report import write_comparison
 from nmt.config import schema
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
-from nmt.data.prepare.prepare import prepare
+from nmt.data.prepare import prepare
 from nmt.data.tokenizer import Tokenizer
-from nmt.system.saved_config import load_config
+from nmt.system.run import load_config
 from nmt.training.job import train
 
 BIN = Path(sys.executable).parent

@@ -20,7 +20,7 @@ from forks import call_text
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.data.demo import corpus as demo
+from nmt.data import demo
 
 SCRIPTS = Path(script("runs").__file__).parent
 FILES = ["data=files", "data.train=a", "data.validation=b"]

@@ -12,7 +12,7 @@ import torch
 
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, make_batches
-from nmt.data.prepare.prepare import prepare
+from nmt.data.prepare import prepare
 from nmt.model.checkpoints import new_model
 from nmt.system.machine import Machine
 from nmt.training.graphs import GraphedPasses, pad_to, padded_shape

@@ -17,7 +17,7 @@ from fitting import before_update, fitted, metrics, state, weights
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.data.prepare.prepare import prepare
+from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.evaluate.bleu import ScoreSettings

@@ -19,7 +19,7 @@ from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.config.schema import training as schema
 from nmt.data.batching import Batch, make_batches
-from nmt.data.prepare.prepare import prepare
+from nmt.data.prepare import prepare
 from nmt.model.checkpoints import new_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.system.machine import Machine

@@ -15,7 +15,7 @@ from trained import LINES, run  # noqa: F401
 
 from nmt import Translator
 from nmt.config.errors import UserError
-from nmt.data.demo.corpus import generate
+from nmt.data.demo import generate
 from nmt.translate.guidance import Glossary, Guidance, warn_of_unmet
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -12,8 +12,7 @@ from trained import run as trained_run  # noqa: F401
 
 from nmt import Translator
 from nmt.config.errors import UserError
-from nmt.system.run import RunDirectory
-from nmt.system.saved_config import load_config
+from nmt.system.run import RunDirectory, load_config
 from nmt.translate.search import BLOCK
 from nmt.translate.shortlist import Shortlist, load_shortlist, translation_counts
 

@@ -9,6 +9,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import lru_cache
 from itertools import chain, compress
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,12 +20,12 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from nmt.config.schema import data as schema
-from nmt.data.prepare.usable_pairs import RawChunk, UsablePairs
-from nmt.data.prepare.workers import Workers
+from nmt.data.first_pass import RawChunk, UsablePairs
 from nmt.data.prepared import IDS
-from nmt.data.reading.text import is_blank
+from nmt.data.text import is_blank
 from nmt.data.tokenizer import Tokenizers
 from nmt.system.files import write_lines
+from nmt.system.processes import Workers
 
 IN_MAIN = 4  # chunks that the main process encodes before it starts workers
 JOURNAL = "journal.jsonl"
@@ -46,18 +47,18 @@ class EncodedChunk(NamedTuple):
 
 
 class Encoder:
-    """Encodes chunks of the usable pairs of a split."""
+    """Encodes chunks of the usable pairs of a split. Each process loads the tokenizers when it needs them first."""
 
-    def __init__(self, name: str, path: Path, tokenizers: Tokenizers, data: schema.Data) -> None:
-        """name: of the split; path: of its usable pairs."""
-        self.name, self.path, self.tokenizers = name, path, tokenizers
+    def __init__(self, name: str, path: Path, lowercase: bool, data: schema.Data) -> None:
+        """name: of the split; path: of its usable pairs, beside the tokenizers."""
+        self.name, self.path, self.lowercase = name, path, lowercase
         self.max_length, self.max_ratio = data.max_length, data.max_ratio
 
     def __call__(self, chunk: RawChunk) -> EncodedChunk:
-        rows = chunk.rows(self.path)
+        rows, tokenizers = chunk.rows(self.path), _tokenizers(self.path.parent, self.lowercase)
         sides = [[row[side] for row in rows] for side in (0, 1)]
         shown = [["" if is_blank(line) else line for line in lines] for lines in sides]
-        ids = [tokenizer.encode(lines) for tokenizer, lines in zip(self.tokenizers, shown, strict=True)]
+        ids = [tokenizer.encode(lines) for tokenizer, lines in zip(tokenizers, shown, strict=True)]
         lengths = np.array([[len(sentence) for sentence in side] for side in ids], LENGTHS)
         kept, dropped = np.ones(len(rows), bool), dict[str, int]()
         longest, too_long = lengths.max(axis=0, initial=0), None
@@ -67,7 +68,7 @@ class Encoder:
             index = int(np.argmax(longest > MAX_HELD_OUT))
             too_long = index, int(longest[index])
         contents, unknown = {}, []
-        for name, tokenizer, lines, sentences, sizes in zip(SIDES, self.tokenizers, sides, ids, lengths, strict=True):
+        for name, tokenizer, lines, sentences, sizes in zip(SIDES, tokenizers, sides, ids, lengths, strict=True):
             tokens = np.fromiter(chain.from_iterable(compress(sentences, kept)), IDS)
             texts = [line.encode() for line in compress(lines, kept)]
             contents[f"{name}.ids"] = tokens.tobytes()
@@ -90,7 +91,7 @@ class Encoder:
         return EncodedChunk(contents, too_long, entry)
 
     def _filter(self, lengths: Array) -> tuple[Array, dict[str, int]]:
-        """Which training pairs to keep, and how many are dropped by reason. Lengths (2, N) include </s>."""
+        """Choose the training pairs to keep, and count the others by reason. Lengths (2, N) include </s>."""
         shortest, longest = lengths.min(axis=0), lengths.max(axis=0)
         reasons = {
             "empty": shortest == 1,  # nothing that the tokenizer can see, such as a zero-width space
@@ -106,11 +107,16 @@ class Encoder:
         return kept, dropped
 
 
+@lru_cache(1)
+def _tokenizers(directory: Path, lowercase: bool) -> Tokenizers:
+    return Tokenizers.load(directory, lowercase)
+
+
 class EncodedSplit:
-    """The files of a split, as far as they are written."""
+    """The files of a split, which grow chunk by chunk."""
 
     def __init__(self, directory: Path, name: str, entries: Iterable[dict[str, Any]] = ()) -> None:
-        """entries: of a journal that was left behind; those that the files contain are used."""
+        """entries: of the journal of a killed preparation; those that the files contain are used."""
         self._directory, self.name = directory, name
         self.entries = self._verified(entries)
 
@@ -118,7 +124,7 @@ class EncodedSplit:
         return self._directory / f"{self.name}.{suffix}"
 
     def _verified(self, entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The entries for which the files are undamaged; what the files contain beyond these is cut off."""
+        """Return the entries whose bytes the files hold undamaged, and cut the files off after these."""
         sizes, verified = Counter[str](), []
         for entry in entries:
             if not all(_holds(self._path(name), sizes[name], *expected) for name, expected in entry["files"].items()):
@@ -132,7 +138,7 @@ class EncodedSplit:
         return verified
 
     def encode(self, usable: UsablePairs, encoder: Encoder, workers: Workers) -> Iterator[EncodedChunk]:
-        """Write the chunks that are not yet written, and yield each before it is."""
+        """Encode and write the chunks that are not yet written. Yields each chunk before it is written."""
         done = len(self.entries)
         bar = tqdm(desc=f"encode {self.name}", total=len(usable), unit=" pairs", disable=None, leave=False)
         bar.update(sum(chunk.pairs for chunk in usable.chunks[:done]))
@@ -149,7 +155,7 @@ class EncodedSplit:
                 bar.update(raw.pairs)
 
     def report(self, counts: "Counter[str]") -> Report:
-        """The split's part of the corpus report. counts: of the first pass."""
+        """Make the split's part of the corpus report. counts: of the first pass."""
         dropped = Counter({reason: count for reason, count in counts.items() if reason != "read"})
         for entry in self.entries:
             dropped.update(entry["dropped"])
@@ -178,7 +184,7 @@ class EncodedSplit:
 
 
 def read_journal(directory: Path) -> dict[str, list[dict[str, Any]]]:
-    """The entries of each split, without a last one that a kill has cut short."""
+    """Read the entries of each split, without a last one that a kill has cut short."""
     entries = defaultdict(list)
     path = directory / JOURNAL
     with suppress(ValueError):
@@ -189,13 +195,13 @@ def read_journal(directory: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def write_journal(directory: Path, splits: Iterable[EncodedSplit]) -> None:
-    """Write the journal anew."""
+    """Write the journal of all splits anew."""
     entries = [entry for split in splits for entry in split.entries]
     write_lines(directory / JOURNAL, map(json.dumps, entries))
 
 
 def _holds(path: Path, start: int, size: int, crc: int) -> bool:
-    """Does the file contain these bytes there?"""
+    """Does the file contain bytes with this checksum there?"""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -205,7 +211,7 @@ def _holds(path: Path, start: int, size: int, crc: int) -> bool:
 
 
 def _write_offsets(lengths: Path, offsets: Path) -> None:
-    """Lengths (N,) -> offsets (N + 1,) of the beginnings and of the end."""
+    """Convert a file of lengths (N,) to offsets (N + 1,) of the beginnings and of the end."""
     count, end = lengths.stat().st_size // LENGTHS.itemsize, 0
     with lengths.open("rb") as source, offsets.open("wb") as file:
         # Not `file` itself: NumPy would write with C functions, whose errors do not mention a full disk.

@@ -1,9 +1,11 @@
-"""Sources of sentence pairs: text files, tables, datasets of the hub.
+"""The user's parallel corpus: the demo, plain text, tables, datasets of the hub. Only preparation needs this.
 
-Each is read pair by pair, or in chunks that worker processes decode.
+`splits` gives the sources of pairs that a configuration names. Each is read pair by pair, or in chunks that worker
+processes decode.
 """
 
 import contextlib
+import glob
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,8 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nmt.config.errors import UserError, format_value
+from nmt.config.overrides import user_path
 from nmt.config.schema import data as schema
-from nmt.data.reading import text as reading
+from nmt.data import demo
+from nmt.data import text as reading
 from nmt.data.tokenizer import LONE_SURROGATES
 from nmt.data.word_alignment import parse_pharaoh, words_of_line
 
@@ -55,7 +59,7 @@ class TextFiles:
         return itertools.chain.from_iterable(self.chunks())
 
     def chunks(self) -> Iterator["TextChunk"]:
-        """The lines of all files, CHUNK or fewer at a time. Raises UserError if their numbers differ."""
+        """Yield the lines of all files, CHUNK or fewer at a time. Raises UserError if their numbers differ."""
         files = [reading.raw_lines(path) for path in self.paths]
         first, rows, size = 1, list[tuple[bytes, ...]](), 0
         for row in itertools.zip_longest(*files):
@@ -88,7 +92,7 @@ class TextFiles:
         )
 
     def __len__(self) -> int:
-        """The number of source lines, counted without decoding them."""
+        """Count the source lines without decoding them."""
         return reading.count_lines(self.paths[0])
 
 
@@ -107,7 +111,7 @@ class TextChunk:
         return self.count
 
     def __iter__(self) -> Iterator[Pair]:
-        """Raises UserError that names file and line."""
+        """Decode the pairs. Raises UserError that names file and line."""
         source, target = (
             reading.decode_corpus_lines(path, self.first, content, self.drop_invalid, reading.CONVERT_OR_DROP)
             for path, content in zip(self.paths[:2], self.content, strict=False)
@@ -127,7 +131,7 @@ class TextChunk:
 
 
 def count_pairs(pairs: Iterable[Pair]) -> int:
-    """The number of pairs of a source. Text is not decoded, so that its errors are not yet reported."""
+    """Count the pairs of a source. Text is not decoded, so that its errors are not yet reported."""
     if isinstance(pairs, TextFiles | list):
         return len(pairs)
     if isinstance(pairs, Concatenation):
@@ -136,7 +140,7 @@ def count_pairs(pairs: Iterable[Pair]) -> int:
 
 
 def locate(pairs: Iterable[Pair], numbers: Sequence[int]) -> str:
-    """The location of pairs of a split, numbered from 1: "corpus/train.en, lines 3, 17"."""
+    """Say where pairs of a split, numbered from 1, are in the user's files: "corpus/train.en, lines 3, 17"."""
     if isinstance(pairs, Concatenation):
         return "; ".join(locate(part, inner) for part, inner in pairs.find(numbers))
     name, unit = (pairs.name, pairs.unit) if isinstance(pairs, TextFiles | Table | HubSplit) else ("demo", "pair")
@@ -207,7 +211,7 @@ class Concatenation:
         return itertools.chain.from_iterable(self.parts)
 
     def find(self, numbers: Sequence[int]) -> Iterator[tuple[Iterable[Pair], list[int]]]:
-        """Numbers of pairs, from 1 -> the parts that contain them, each with the numbers within the part."""
+        """Find the parts that contain the pairs of these numbers, from 1, each with the numbers within the part."""
         start = 0
         for part in self.parts:
             count = count_pairs(part)
@@ -222,7 +226,7 @@ def _tagged(tag: str, source: str | None) -> str | None:
 
 
 def _pairs(rows: Iterable[reading.Row], columns: tuple[str, ...]) -> Iterator[Pair]:
-    """Table rows -> pairs."""
+    """Take pairs from table rows."""
     for location, row in rows:
         source, target, *links = (_cell(row, column, location) for column in columns)
         pair = Pair(source, target)
@@ -230,7 +234,7 @@ def _pairs(rows: Iterable[reading.Row], columns: tuple[str, ...]) -> Iterator[Pa
 
 
 def _cell(row: dict[str, Any], column: str, location: str) -> str:
-    """The text of a column; a dot in its name separates the names of nested columns."""
+    """Return the text of a column; a dot in its name separates the names of nested columns."""
     value: Any = row
     for part in [column] if column in row else column.split("."):
         if not isinstance(value, dict) or part not in value:
@@ -246,7 +250,7 @@ def _cell(row: dict[str, Any], column: str, location: str) -> str:
 
 
 def _hint(row: dict[str, Any], column: str, location: str) -> str:
-    """Which columns there are, and how to name one."""
+    """Say which columns there are, and how to name one."""
     names = [f"{name}.{column}" for name, value in row.items() if isinstance(value, dict) and column in value]
     names += [name for name in map(str, row) if name.endswith(f".{column}")]
     there = f"(there are: {format_value(', '.join(map(str, row)))}); "
@@ -260,7 +264,7 @@ def _hint(row: dict[str, Any], column: str, location: str) -> str:
 
 
 def _with_alignment(pair: Pair, links: str, location: str) -> Pair:
-    """The pair with its word alignment. Raises UserError if it is malformed or links words that do not exist."""
+    """Add a word alignment to a pair. Raises UserError if it is malformed or links words that do not exist."""
     try:
         _, possible = parse_pharaoh(links)
     except ValueError as error:
@@ -274,3 +278,157 @@ def _with_alignment(pair: Pair, links: str, location: str) -> Pair:
                     f"target {lengths[1]} (separated by spaces, numbered from 0)"
                 )
     return pair._replace(alignment=links)
+
+
+# The splits of a configured corpus
+
+
+Splits = dict[str, Iterable[Pair]]  # train, validation and possibly test
+FileCounts = int | str | list["FileCounts"]
+
+
+def splits(config: schema.Data) -> Splits:
+    """Return the splits of a corpus, which are read at each iteration. Raises UserError that names file and line."""
+    result = _splits(config)
+    if config.extra and not isinstance(config, schema.MultilingualData):
+        train = result["train"]
+        parts = train.parts if isinstance(train, Concatenation) else [train]
+        result["train"] = Concatenation([*parts, *_parts(config.extra, config, "data.extra")])
+    return result
+
+
+def _splits(config: schema.Data) -> Splits:
+    if isinstance(config, schema.DemoData):
+        triples = demo.generate(config.train_size, config.validation_size, config.test_size, config.seed)
+        return {name: [Pair(*triple) for triple in split] for name, split in triples._asdict().items()}
+    if isinstance(config, schema.MultilingualData):
+        return _tagged_splits(config)
+    if isinstance(config, schema.FilesData):
+        parts = _parts_by_split(config)
+        if config.alignments is not None and not any(part.has_alignments for split in parts.values() for part in split):
+            raise UserError(
+                f"data.alignments={config.alignments}: no split has such a file; expected a name like "
+                f"{config.train[0]}.{config.alignments}"
+            )
+        for split in ("validation", "test"):
+            _check_alignments(config.alignments, split, parts.get(split, []))
+        return {split: some[0] if len(some) == 1 else Concatenation(some) for split, some in parts.items()}
+    assert isinstance(config, schema.HubData)
+    if config.path is None:
+        return {split: HubSplit(config, name) for split, name in config.splits if name}
+    folder = user_path(config.path)
+    if not folder.is_dir():
+        raise UserError(f"data.path={config.path}: no such folder")
+    return {split: TextFiles(folder / name, config) for split, name in config.path_splits if name}
+
+
+def _check_alignments(suffix: str | None, split: str, parts: Sequence[TextFiles | Table]) -> None:
+    """Raises UserError if some files of a held-out split have word alignments and others do not: AER would count the
+    links of the others as wrong."""
+    without = [part for part in parts if not part.has_alignments]
+    if suffix is not None and without and len(without) < len(parts):
+        raise UserError(
+            f"data.alignments={suffix}: {without[0].name} of data.{split} has no such file, but others of the split "
+            "have; add it, or leave out data.alignments"
+        )
+
+
+def _tagged_splits(config: schema.MultilingualData) -> Splits:
+    """Concatenate the corpora of all directions, with their tags before the sources."""
+    parts: dict[str, list[TextFiles | Table]] = {}
+    for corpus, files in zip(config.corpora, config.files(), strict=True):
+        for split, those in _parts_by_split(files, corpus.tag).items():
+            parts.setdefault(split, []).extend(those)
+    return {split: Concatenation(some) for split, some in parts.items()}
+
+
+def _parts_by_split(config: schema.FilesData, tag: str = "") -> dict[str, list[TextFiles | Table]]:
+    names = {"train": config.train, "validation": config.validation, "test": config.test}
+    return {split: _parts(paths, config, f"data.{split}", tag) for split, paths in names.items() if paths}
+
+
+def _parts(names: list[str], config: schema.Corpus, key: str, tag: str = "") -> list[TextFiles | Table]:
+    return [_part(path, config, key, tag) for name in names for path in _matches(name, config, key)]
+
+
+def _matches(name: str, config: schema.Corpus, key: str) -> list[str]:
+    """Return the tables and prefixes of plain text that match a pattern, sorted; another name stands for itself."""
+    path = str(user_path(name))
+    suffixes = [f".{config.source_lang}", f".{config.source_lang}.gz"]
+    if not glob.has_magic(path) or any(Path(f"{path}{suffix}").exists() for suffix in ("", *suffixes)):
+        return [name]
+    result = {match for match in glob.glob(path) if Path(match).is_dir() or reading.table_format(Path(match))}
+    for suffix in suffixes:
+        result |= {match.removesuffix(suffix) for match in glob.glob(f"{path}{suffix}")}
+    if not result:
+        raise UserError(
+            f"{key}={name}: matches neither a table (.tsv .csv .jsonl .parquet) nor, as a prefix of plain text, a file "
+            f"{Path(name).name}{suffixes[0]}"
+        )
+    return sorted(result)
+
+
+def _part(name: str, config: schema.Corpus, key: str, tag: str) -> TextFiles | Table:
+    path = user_path(name)
+    if path.is_dir() and not any((path / marker).is_file() for marker in ("state.json", "dataset_dict.json")):
+        text = min(path.glob(f"*.{config.source_lang}"), default=path / f"PREFIX.{config.source_lang}")
+        raise UserError(
+            f"{key}={name}: is a folder, but not a saved dataset; for plain text give the prefix of its files, such as "
+            f"{key}={text.with_suffix('')}"
+        )
+    if path.is_dir() or (path.is_file() and reading.table_format(path)):
+        if not isinstance(config, schema.FilesData):
+            return Table(path, (config.source_lang, config.target_lang))
+        names = (config.source_lang, config.target_lang) if config.header else ("1", "2")
+        columns = [config.source_column or names[0], config.target_column or names[1]]
+        alignments = [config.alignments] if config.alignments and key != "data.extra" else []
+        return Table(path, (*columns, *alignments), config.header, tag)
+    text_files = [Path(f"{path}.{config.source_lang}{end}") for end in ("", ".gz")]
+    if reading.table_format(path) and not path.is_file() and not any(file.exists() for file in text_files):
+        raise UserError(f"{key}={name}: no such table")
+    if path.is_file():
+        prefix = plain = name.removesuffix(".gz")
+        for language in (config.source_lang, config.target_lang):
+            prefix = prefix.removesuffix(f".{language}")
+        example = f"{key}={prefix}" if prefix != plain else f"PREFIX, so that PREFIX.{config.source_lang} is the source"
+        raise UserError(
+            f"{key}={name}: neither a table (.tsv .csv .jsonl .parquet) nor a prefix; for plain text give the path "
+            f"without the language: {example}"
+        )
+    return TextFiles(path, config, tag)
+
+
+def files(config: schema.Data) -> list[Path]:
+    """List the corpus files, for the fingerprint; none for the demo and the hub. Raises UserError."""
+    return [path for part in files_by_part(config) for path in part]
+
+
+def files_by_part(config: schema.Data) -> list[list[Path]]:
+    """List the files of each table and of each prefix of plain text."""
+    read = splits(config).values() if config.kind != "demo" or config.extra else []
+    parts = itertools.chain.from_iterable(map(_sources, read))
+    return [part.paths for part in parts if isinstance(part, TextFiles | Table)]
+
+
+def file_counts(config: schema.Data) -> dict[str, FileCounts]:
+    """Count the files of each split, nested as the split is put together from several, with the tags of several
+    directions."""
+    read = splits(config) if config.kind != "demo" or config.extra else {}
+    return {name: _structure(pairs) for name, pairs in sorted(read.items())}
+
+
+def _structure(pairs: Iterable[Pair]) -> FileCounts:
+    if isinstance(pairs, Concatenation):
+        return [_structure(part) for part in pairs.parts]
+    if not isinstance(pairs, TextFiles | Table):
+        return 0
+    return [pairs.tag, len(pairs.paths)] if pairs.tag else len(pairs.paths)
+
+
+def _sources(pairs: Iterable[Pair]) -> Iterator[Iterable[Pair]]:
+    """Yield the sources that a split concatenates."""
+    if isinstance(pairs, Concatenation):
+        for part in pairs.parts:
+            yield from _sources(part)
+    else:
+        yield pairs

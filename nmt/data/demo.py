@@ -13,8 +13,8 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-from nmt.data.demo import lexicon
-from nmt.data.demo.phrases import Adjective, Determiner, Phrase, Verb, VerbGroup, inflect, join, phrase, spell
+from nmt.data import demo_words as lexicon
+from nmt.data.demo_words import Adjective, Determiner, Phrase, Verb, VerbGroup, inflect, join, phrase, spell
 
 VERSION = 1  # part of the cache fingerprint: increase it when the text generated for a seed changes
 MIN_WORDS, MAX_WORDS = 4, 45  # of an English sentence, with the full stop

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nmt.system import contention
-from nmt.system.contention import Usage, is_contended
+from nmt.system import machine as contention
+from nmt.system.machine import Usage, is_contended
 
 pytestmark = pytest.mark.skipif(not Path("/proc/stat").exists(), reason="of Linux alone")
 
@@ -49,7 +49,7 @@ def test_idle_threads_come_and_go() -> None:
     """For two threads on four CPUs: three Python threads, each with one more of OpenMP, are seven managed threads."""
     code = """
 import os, time, torch
-from nmt.system.contention import IdleThreads
+from nmt.system.machine import IdleThreads
 torch.set_num_threads(2)
 torch.ones(2**20).add_(1.0)
 count = lambda: len(os.listdir("/proc/self/task"))
@@ -68,7 +68,7 @@ print(count() - before)
 def test_a_watch_ends_with_its_context_and_one_thread_and_users_own_settings_need_none() -> None:
     code = """
 import os, threading, torch
-from nmt.system.contention import fair_waiting
+from nmt.system.machine import fair_waiting
 for threads, setting in ((2, {}), (1, {}), (2, {"GOMP_SPINCOUNT": "1000"}), (2, {"OMP_WAIT_POLICY": "active"})):
     torch.set_num_threads(threads)
     os.environ.update(setting)
@@ -115,7 +115,7 @@ def test_beside_busy_processes_a_fair_share_remains() -> None:
     """Small products by all CPUs beside one other process, with long waits and with short ones."""
     code = """
 import os, subprocess, sys, time, torch
-from nmt.system.contention import IdleThreads
+from nmt.system.machine import IdleThreads
 cpus = os.cpu_count()
 torch.set_num_threads(cpus)
 inputs, weight = torch.ones(64, 512), torch.ones(1536, 512)

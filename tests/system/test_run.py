@@ -13,8 +13,7 @@ import pytest
 
 from nmt.config.errors import UserError
 from nmt.system.files import read_lines, write_lines
-from nmt.system.run import RunDirectory, _fixed, read_json
-from nmt.system.saved_config import save_values
+from nmt.system.run import RunDirectory, _fixed, read_json, save_values
 
 SECTIONS: dict[str, object] = {name: {} for name in ("attention", "decoder", "encoder", "tokenizer")}
 VALUES = {**SECTIONS, "seed": 1, "optimizer": {"lr": 4}, "training": {"max_steps": 3}}

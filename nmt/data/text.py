@@ -42,7 +42,7 @@ csv.field_size_limit(sys.maxsize)  # sentences may be long
 
 
 def read_corpus_lines(path: Path) -> Iterator[str]:
-    """Lines of a text file, plain or .gz, without line ends. Raises UserError for invalid UTF-8."""
+    """Read the lines of a text file, plain or .gz, without line ends. Raises UserError for invalid UTF-8."""
     lines, first = raw_lines(path), 1
     while block := list(islice(lines, LINES)):
         yield from cast(list[str], decode_corpus_lines(path, first, b"".join(block), False, CONVERT))
@@ -50,7 +50,8 @@ def read_corpus_lines(path: Path) -> Iterator[str]:
 
 
 def raw_lines(path: Path) -> Iterator[bytes]:
-    """Lines of a text file, plain or .gz, with their ends ("\n" only). Raises UserError, also for an empty file."""
+    """Read the lines of a text file, plain or .gz, with their ends ("\n" only). Raises UserError, also for an empty
+    file."""
     number = 0
     try:
         with open_text(path) as file:
@@ -64,7 +65,7 @@ def raw_lines(path: Path) -> Iterator[bytes]:
 
 
 def count_lines(path: Path) -> int:
-    """The number of lines of a text file, plain or .gz. Raises UserError."""
+    """Count the lines of a text file, plain or .gz. Raises UserError."""
     count, end = 0, b"\n"
     try:
         with open_text(path) as file:
@@ -82,8 +83,8 @@ def open_text(path: Path) -> BinaryIO:
 
 
 def user_lines(name: str, lines: Iterable[bytes], strict: bool = True) -> Iterator[str]:
-    """Lines of a file that the user names, without line ends and byte order mark. Not strict: bytes that are not UTF-8
-    become U+FFFD, with a warning.
+    """Decode the lines of a file that the user names, without line ends and byte order mark. With strict=False, bytes
+    that are not UTF-8 become U+FFFD, with a warning.
 
     Raises UserError that starts with `name` for another format than text, and for invalid UTF-8 if strict.
     """
@@ -144,7 +145,7 @@ def decode_corpus_lines(path: Path, first: int, content: bytes, drop_invalid: bo
 
 
 def _check_is_text(path: Path | str, line: bytes) -> None:
-    """Raises UserError if the first line looks like another format than UTF-8 text."""
+    """Raise UserError if the first line looks like another format than UTF-8 text."""
     name = next((name for magic, name in OTHER_FORMATS.items() if line.startswith(magic)), None)
     # UTF-16 without a byte order mark: "a" is 61 00 or 00 61. A line of NUL alone is blank text.
     if name is None and 3 * line.count(0) > len(line) > line.count(0):
@@ -155,19 +156,19 @@ def _check_is_text(path: Path | str, line: bytes) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an exception's message, or its type."""
+    """Return the first line of an exception's message, or its type."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def table_format(path: Path) -> str | None:
-    """The value in TABLES for a file's name, with or without .gz."""
+    """Look up a file's name, with or without .gz, in TABLES."""
     suffixes = path.suffixes[:-1] if path.suffix == ".gz" else path.suffixes
     return TABLES.get(suffixes[-1]) if suffixes else None
 
 
 def read_table(path: Path, header: bool = True) -> Iterator[Row]:
-    """Rows of a table, or of a dataset saved to a folder. header: the first row of a .tsv or .csv names the columns;
-    otherwise their names are "1", "2", ... Raises UserError that names the broken line."""
+    """Read the rows of a table, or of a dataset saved to a folder. With `header`, the first row of a .tsv or .csv names
+    the columns; otherwise their names are "1", "2", ... Raises UserError that names the broken line."""
     kind = "folder" if path.is_dir() else table_format(path)
     if not header and kind not in {"tsv", "csv"}:
         raise UserError(f"data.header=false: {path} names its columns itself; the option is for .tsv and .csv")
@@ -185,7 +186,7 @@ def read_table(path: Path, header: bool = True) -> Iterator[Row]:
 
 
 def _named(path: Path, rows: Iterator[tuple[int, list[str]]], has_header: bool) -> Iterator[Row]:
-    """Rows with the names of their columns."""
+    """Give each row the names of its columns."""
     first = next(rows, (0, list[str]()))
     header = first[1] if has_header else [str(number) for number in range(1, 1 + len(first[1]))]
     if len(first[1]) == 1:
@@ -227,7 +228,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _json_rows(path: Path) -> Iterator[Row]:
-    """Rows of JSON lines, or of one JSON array of objects."""
+    """Read the rows of JSON lines, or of one JSON array of objects."""
     for number, line in enumerate(read_corpus_lines(path), 1):
         location = f"{path}, line {number}"
         if number == 1 and line.lstrip().startswith("["):

@@ -1,1 +1,0 @@
-"""The user's text: files, tables, the hub."""

@@ -1,0 +1,105 @@
+"""Worker processes: equal results for any number of them, errors as in one process, and no process is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nmt.config.errors import UserError
+from nmt.system.processes import Workers
+
+KEY = "data.workers"
+
+
+def work(number: int) -> int:
+    time.sleep(0.01 * (number % 3))  # so that results come out of order
+    if number == 7:
+        raise UserError("line 7: broken")
+    if number == 77:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number * number
+
+
+def sleep(seconds: int) -> int:
+    time.sleep(seconds)
+    return os.getpid()
+
+
+def test_results_come_in_order_from_as_many_processes_as_are_needed() -> None:
+    with Workers(2, KEY) as workers:
+        assert set(workers.map(sleep, [0] * 5, 5)) == {os.getpid()}
+        pids = list(workers.map(sleep, [0] * 20, 5))
+        assert list(workers.map(work, range(10, 40), 2)) == [number**2 for number in range(10, 40)]
+        assert list(workers.map(work, [], 0)) == []
+    assert set(pids[:5]) == {os.getpid()}
+    assert len(set(pids[5:]) - {os.getpid()}) in {1, 2}
+    with Workers(1, KEY) as workers:
+        assert set(workers.map(sleep, [0] * 9, 5)) == {os.getpid()}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_error_comes_after_the_results_before_it(count: int) -> None:
+    def numbers() -> Iterator[int]:
+        yield from range(3)
+        raise UserError("line 3: broken")
+
+    results: list[int] = []
+    with Workers(count, KEY) as workers:
+        with pytest.raises(UserError, match=r"^line 3: broken$"):
+            results.extend(workers.map(work, numbers(), 2))
+        assert results == [0, 1, 4]
+        with pytest.raises(UserError, match=r"^line 7: broken$"):
+            results.extend(workers.map(work, range(3, 40), 2))
+    assert results == [number * number for number in range(7)]
+
+
+def test_a_killed_worker_is_one_clear_line() -> None:
+    message = r"^data\.workers=2: a worker process was killed; if memory ran out, set a lower data\.workers$"
+    with Workers(2, KEY) as workers, pytest.raises(UserError, match=message):
+        list(workers.map(work, range(70, 100), 2))
+
+
+def ends(pid: int) -> bool:
+    for _ in range(200):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+SLEEPERS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from test_workers import Workers, sleep
+if __name__ == "__main__":
+    with Workers(2, "data.workers") as workers:
+        for pid in workers.map(sleep, [0, 1, 1, 1, 1], 0):
+            print(pid, flush=True)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are read from /proc")
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_the_workers_end_with_the_main_process(end: signal.Signals) -> None:
+    command = [sys.executable, "-c", SLEEPERS, str(Path(__file__).parent)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as main:
+        assert main.stdout is not None
+        pid = int(main.stdout.readline())
+        if end == signal.SIGINT:
+            os.killpg(main.pid, end)  # as Ctrl-C in a terminal
+        else:
+            main.send_signal(end)
+        _, errors = main.communicate(timeout=30)
+    assert ends(pid)
+    assert errors.count("Traceback") == (end == signal.SIGINT)  # of the main process alone
