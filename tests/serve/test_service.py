@@ -23,6 +23,7 @@ from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import ServeConfig
 from nmt.serve.batcher import Batcher, QueueFullError, QueueSettings
+from nmt.serve.guard import Guard
 from nmt.serve.libretranslate import Query, _query
 from nmt.serve.messages import TranslateAnswer, TranslateRequest
 from nmt.serve.metrics import Metrics, MetricsMiddleware
@@ -336,9 +337,24 @@ def test_what_is_too_large_is_refused(client: TestClient) -> None:
     assert refused(client, 413, text="word " * 800).startswith("text 1: has ")
     assert refused(client, 413, text=["a"] * 21).startswith("text: has 21 texts, but at most 20")
     assert refused(client, 413, text="a" * 200_000).startswith("the body has more than 100000")
-    headers = {"content-type": "application/json"}
-    parts = (b" " * 60_000 for _ in range(2))
-    assert client.post("/v1/translate", content=parts, headers=headers).status_code == 413
+
+
+def test_a_body_in_parts_has_the_limit_of_a_whole_one() -> None:
+    parts = iter([True, True, False])
+    answers: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b" " * 40_000, "more_body": next(parts)}
+
+    async def send(message: Message) -> None:
+        answers.append(message)
+
+    async def application(*_: object) -> None:
+        pytest.fail("the body is handed on")
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/translate", "headers": []}
+    asyncio.run(Guard(application, RULES)(scope, receive, send))
+    assert answers[0]["status"] == 413
 
 
 def test_a_full_queue_says_when_to_come_back(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import re
 import shutil
 import threading
@@ -34,6 +35,16 @@ def test_claiming_changes_nothing(tmp_path: Path) -> None:
     assert [path.name for path in run.path.iterdir()] == [".lock"]
     run.release()
     assert not list(run.path.iterdir())
+
+
+def test_a_second_process_is_refused_while_the_first_trains(tmp_path: Path) -> None:
+    first, second = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "run")
+    first.claim(VALUES)
+    with pytest.raises(UserError, match=rf"process {os.getpid()} is training there; wait for it or stop it"):
+        second.claim(VALUES)
+    first.release()
+    second.claim(VALUES)
+    second.release()
 
 
 def test_nothing_of_a_foreign_directory_is_touched(tmp_path: Path) -> None:
