@@ -108,12 +108,18 @@ def test_the_commands_take_them(run: Path, tmp_path: Path) -> None:  # noqa: F81
 
 
 MISTAKES = [
-    (["search.beam_size=4", "search.groups=3"], "groups=3 do not divide a beam of 4; set search.beam_size=6, or"),
+    (
+        ["search.beam_size=4", "search.groups=3"],
+        "groups=3 needs a beam that it divides, but beam_size=4; set search.beam_size=6, or",
+    ),
     (["search.groups=0"], "search.groups=0: input should be greater than 0"),
     (["search.diversity=-1"], "search.diversity=-1: input should be greater than or equal to 0"),
     (["search.coverage_penalty=-1"], "search.coverage_penalty=-1: input should be greater than or equal to 0"),
     (["search.coverage_floor=0"], "search.coverage_floor=0: input should be greater than or equal to 0.000001"),
-    (["search.coverage_floor=1"], "coverage_floor=1.0 is not below coverage_cap=1.0; lower search.coverage_floor, or"),
+    (
+        ["search.coverage_floor=1"],
+        "coverage_floor=1.0 needs to be below the cap, but coverage_cap=1.0; lower search.coverage_",
+    ),
     (["search=greedy", "search.coverage_penalty=1"], "search.coverage_penalty: not a key of the chosen search"),
     (["search=mbr", "search.utility=comet"], "search.utility=comet: not one of chrf, bleu"),
     (["search=mbr", "search.n_candidates=4", "nbest=5"], "nbest=5: more than the 4 candidates; set"),
