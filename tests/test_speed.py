@@ -16,7 +16,7 @@ from nmt.data.batching import plan
 from nmt.model.build import build_model
 from nmt.ops import mixture, shared
 from nmt.ops import output_loss as chunked
-from nmt.ops.matmul import matmul
+from nmt.ops.linear import matmul
 from nmt.ops.mixture import mixture_loss, of_mixture
 from nmt.ops.output_loss import ChunkSizes, output_loss
 from nmt.training.losses.token_losses import likelihood

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nmt.attention.memory import Choice
 from nmt.attention.normalizers import Normalized
-from nmt.ops.sentence_draws import draw
+from nmt.ops.draws import draw
 
 MOMENTUM = 0.9  # of the mean reward (Xu et al. 2015, 4.1)
 

@@ -15,7 +15,7 @@ from nmt.attention.memory import Attended, Choice, Memory, Past, join_steps
 from nmt.attention.normalizers import Chunk, Normalized, Normalizer
 from nmt.attention.scores import Coverage, KeyUpdate, Score
 from nmt.attention.steering import Detail
-from nmt.ops.dropout import dropout
+from nmt.ops.draws import dropout
 from nmt.ops.linear import Linear, product
 from nmt.ops.precision import in_autocast_dtype, wide
 from nmt.ops.rows import rows

@@ -12,9 +12,7 @@ from torch.nn import functional as F
 
 from nmt.attention.memory import Past
 from nmt.attention.scores import Score
-from nmt.ops.constrained_sparsemax import constrained_sparsemax
-from nmt.ops.linear_chain import linear_chain_log_odds
-from nmt.ops.monotonic import chunk_log_weights, monotonic_log_weights
+from nmt.ops.distributions import chunk_log_weights, constrained_sparsemax, linear_chain_log_odds, monotonic_log_weights
 from nmt.ops.precision import wide, wide_dtype
 
 

@@ -188,12 +188,10 @@ def _serve(config: schema.ServeConfig, overrides: list[str]) -> None:
         import torch
 
         from nmt.serve.app import application
-        from nmt.serve.batcher import QueueSettings
-        from nmt.serve.connections import Connections
         from nmt.serve.guard import Rules
         from nmt.serve.models import load_models
-        from nmt.serve.server import address, listen, run
-        from nmt.serve.service import Service
+        from nmt.serve.server import Connections, address, listen, run
+        from nmt.serve.service import QueueSettings, Service
         from nmt.system.machine import fair_waiting, tune_memory
 
     tune_memory()

@@ -26,7 +26,7 @@ from nmt.model.prediction import CopyGate
 from nmt.model.readout import LexicalModel, Output, Readout
 from nmt.model.recurrent import Recurrent, RecurrentOptions, UpperLayers
 from nmt.model.seq2seq import Bridge, EmbeddingDropout, Seq2Seq
-from nmt.ops.dropout import Dropout
+from nmt.ops.draws import Dropout
 
 CELLS: dict[str, type[Recurrent]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 

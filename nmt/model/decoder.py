@@ -31,7 +31,7 @@ from nmt.model.recurrent import (
     zone_out,
 )
 from nmt.model.state import BatchProducts, DecoderState, HypothesisState, Products, SourceState
-from nmt.ops.dropout import Dropout, masked
+from nmt.ops.draws import Dropout, masked
 from nmt.ops.shared import loop
 
 

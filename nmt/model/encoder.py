@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nmt.attention.attention import Attention, MultiHeadAttention
 from nmt.model.recurrent import PLAIN, LayerWeights, Recurrent, RecurrentOptions, Regularisation, UpperLayers, run_rnn
-from nmt.ops.dropout import Dropout
+from nmt.ops.draws import Dropout
 
 
 class SelfAttention(nn.Module):

@@ -20,10 +20,9 @@ from nmt.model.prediction import Mixture, Prediction
 from nmt.model.readout import Output, OutputLayer, of_positions
 from nmt.model.recurrent import Recurrent, run_rnn
 from nmt.model.state import DecoderState, Pending, Products
-from nmt.ops.dropout import Dropout
+from nmt.ops.draws import Dropout, draw
 from nmt.ops.linear import product
 from nmt.ops.precision import wide
-from nmt.ops.sentence_draws import draw
 from nmt.ops.shared import loop
 
 

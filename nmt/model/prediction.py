@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from nmt.model.readout import OutputLayer
 from nmt.ops import output_loss as ops
-from nmt.ops.linear import Linear
-from nmt.ops.matmul import matmul
+from nmt.ops.linear import Linear, matmul
 from nmt.ops.mixture import (
     copied_log_probs,
     mean_over_mixture,

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from nmt.ops.dropout import dropout, mask, masked, zoneout
-from nmt.ops.gates import gru_gates, lstm_gates
-from nmt.ops.linear import linear
+from nmt.ops.draws import dropout, mask, masked, zoneout
+from nmt.ops.linear import gru_gates, linear, lstm_gates
 from nmt.ops.packed import Weight
 from nmt.ops.precision import in_autocast_dtype
 from nmt.ops.rows import swap_rows

@@ -22,7 +22,7 @@ from nmt.model.prediction import Prediction, copyable
 from nmt.model.readout import Output
 from nmt.model.recurrent import LayerWeights, RecurrentState
 from nmt.model.state import DecoderState, Products, StepOutput
-from nmt.ops.dropout import Dropout, dropout, masked
+from nmt.ops.draws import Dropout, dropout, masked
 from nmt.ops.linear import Linear
 from nmt.ops.output_loss import Criterion, OutputLoss, cross_entropy
 

@@ -25,8 +25,8 @@ def additive_energies(
     features: Tensor | None = None,
     projection: Tensor | None = None,
 ) -> Tensor:
-    """e_ts = v . tanh(q_t + k_s + P f_s): (B, T, A), (B, S, A), v (1, A), f (B, S, F), P (A, F) -> (B, T, S), float32
-    or wider.
+    """Compute e_ts = v . tanh(q_t + k_s + P f_s): (B, T, A), (B, S, A), v (1, A), f (B, S, F), P (A, F) -> (B, T, S),
+    float32 or wider.
 
     The hidden units (B, T, S, A) are not stored: the backward pass recomputes them from the features and the keys, of
     which a loop stores one copy. On a CPU they are computed as tanh(x) = 2 sigmoid(2 x) - 1, which is several times
@@ -45,7 +45,7 @@ def additive_energies(
 
 
 def prefers_sigmoid(keys: Tensor) -> bool:
-    """Are the hidden units computed from the logistic function? On a GPU that would only add kernels."""
+    """Check if the hidden units are computed from the logistic function. On a GPU that would only add kernels."""
     return keys.device.type == "cpu"
 
 
@@ -61,7 +61,7 @@ class _Values(NamedTuple):
 
 
 def _plain(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
-    """Prepares the values for tanh."""
+    """Prepare the values for tanh."""
     keys = wide(keys)
     weight = weight[0].to(keys.dtype)
     projection = keys.new_empty(keys.shape[-1], 0) if projection is None else projection
@@ -69,7 +69,7 @@ def _plain(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
 
 
 def _doubled(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
-    """Prepares the values for the logistic function."""
+    """Prepare the values for the logistic function."""
     plain = _plain(keys, weight, projection)
     return plain._replace(
         keys=2 * plain.keys, weight=2 * plain.weight, slope=4 * plain.weight, total=plain.weight.sum()
@@ -77,13 +77,13 @@ def _doubled(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values
 
 
 def _exponentials(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
-    """Prepares the values for the logistic function without features."""
+    """Prepare the values for the logistic function without features."""
     doubled = _doubled(keys, weight, projection)
     return doubled._replace(keys=doubled.keys.clamp_(-MAX_EXPONENT, MAX_EXPONENT).neg_().exp_())
 
 
 def _energies(query: Tensor, features: Tensor | None, values: _Values) -> Tensor:
-    """Queries (B, T, A), features (B, S, F) or None, keys (B, S, A) in `values` -> (B, T, S)."""
+    """Compute energies block by block: queries (B, T, A), features (B, S, F) or None -> (B, T, S)."""
     query = query.to(values.keys.dtype)
     features = None if features is None else features.to(values.keys.dtype)
     with torch.autocast(query.device.type, enabled=False):  # energies stay in float32
@@ -99,7 +99,7 @@ def _energies(query: Tensor, features: Tensor | None, values: _Values) -> Tensor
 
 
 def _blocks(query: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Sentences and steps whose hidden units are computed together."""
+    """Yield the sentences and steps whose hidden units are computed together."""
     (B, T, _), (_, S, A) = query.shape, keys.shape
     most = CACHED_NUMBERS if keys.device.type == "cpu" else MAX_NUMBERS
     steps = min(T, max(1, most // (S * A)))
@@ -119,12 +119,12 @@ class _Energies(torch.autograd.Function):
         pending: list[Any],
         *values: Tensor,
     ) -> Tensor:
-        given = _Values(*values)
+        read = _Values(*values)
         ctx.pending, ctx.dtypes = pending, (query.dtype, None if features is None else features.dtype)
-        query = query.to(given.keys.dtype)
-        features = None if features is None else features.to(given.keys.dtype)
+        query = query.to(read.keys.dtype)
+        features = None if features is None else features.to(read.keys.dtype)
         ctx.save_for_backward(query, features, *values)
-        return _energies(query, features, given)
+        return _energies(query, features, read)
 
     @staticmethod
     @once_differentiable
@@ -165,7 +165,7 @@ class _Sums:
         self.grads = values.keys.new_zeros(values.keys.shape[:2])
 
     def add_weight(self, grads: Tensor, hidden: Tensor) -> None:
-        """(B, S), (B, S, A)."""
+        """Add a query's share of the gradient of v: gradients (B, S), hidden units (B, S, A)."""
         self.weight.addmm_(grads.reshape(1, -1), hidden.flatten(0, 1))
         if self.logistic:
             self.grads += grads
@@ -178,15 +178,15 @@ def _gradients(pending: list[_Sums]) -> tuple[Tensor, ...]:
 
 
 def _slope(hidden: Tensor, values: _Values) -> Tensor:
-    """The derivative of tanh, or of the logistic function, from its value, which is overwritten."""
+    """Compute the derivative of tanh, or of the logistic function, from its value, which may be overwritten."""
     if values.total is None:
         return torch.addcmul(values.one, hidden, hidden, value=-1)
     return hidden.addcmul_(hidden, hidden, value=-1)
 
 
 def _hidden_units(features: Tensor | None, values: _Values) -> Callable[[Tensor, slice, slice], Tensor]:
-    """(B, S, F) -> the function q (B, T, A) -> tanh(q + k + P f), or sigmoid of twice that, (b, t, S, A) for some
-    sentences and steps."""
+    """Make the function that computes the hidden units of some sentences and steps: tanh(q + k + P f), or sigmoid of
+    twice that, (b, t, S, A) from all queries (B, T, A) and two slices."""
     keys = values.keys
     if values.total is not None and features is None:
 

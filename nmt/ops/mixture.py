@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nmt.ops.linear import linear
-from nmt.ops.matmul import input_gradient, matmul, weight_gradient
+from nmt.ops.linear import input_gradient, linear, matmul, weight_gradient
 from nmt.ops.output_loss import SIZES, ChunkSizes, Criterion, OutputLoss, chunked_loss, slices
 from nmt.ops.packed import Weight
 from nmt.ops.precision import finite_log, in_autocast_dtype, wide, wide_dtype

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nmt.ops.matmul import input_gradient, matmul, weight_gradient
+from nmt.ops.linear import input_gradient, matmul, weight_gradient
 from nmt.ops.precision import in_autocast_dtype, wide_dtype
 
 Criterion = Callable[..., tuple[Tensor, dict[str, Tensor]]]

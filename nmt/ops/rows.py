@@ -42,7 +42,7 @@ def _map_parts(function: Callable[[Any], Any], tree: Tree) -> Tree:
 
 
 def rows(tensor: Tensor, index: Tensor) -> Tensor:
-    """(B, S, D), int64 (N,) into the B * S rows -> (N, D).
+    """Gather rows: (B, S, D), int64 (N,) into the B S rows -> (N, D).
 
     Within a loop, all calls add their gradients to one buffer.
     """
@@ -78,8 +78,7 @@ class _Rows(torch.autograd.Function):
 
 
 def swap_rows(tensor: Tensor, index: Tensor) -> Tensor:
-    """(N, D), int64 (N,) -> (N, D), the rows in another order. index[index[n]] = n, so the same index reorders the
-    gradient."""
+    """Reorder all rows: (N, D), int64 (N,) -> (N, D). index[index[n]] = n, so the same index reorders the gradient."""
     swapped: Tensor = _Swap.apply(tensor, index)  # type: ignore[no-untyped-call]
     return swapped
 

@@ -35,21 +35,22 @@ _loop: ContextVar[dict[Any, tuple[list[Any], Shared]] | None] = ContextVar("loop
 
 @contextmanager
 def loop() -> Iterator[None]:
-    """Within this context, `defer_gradient` recognises a tensor it has seen. Nested loops belong to the outer one."""
+    """Enter a context in which `defer_gradient` recognises a tensor it has seen. A nested loop belongs to the outer
+    one."""
     if _loop.get() is not None:
         yield
         return
-    known: dict[Any, tuple[list[Any], Shared]] = {}
-    reset = _loop.set(known)
+    shared: dict[Any, tuple[list[Any], Shared]] = {}
+    reset = _loop.set(shared)
     try:
         yield
     finally:
         _loop.reset(reset)
-        known.clear()  # the callbacks of its references refer to it: a cycle would keep tensors alive
+        shared.clear()  # the callbacks of its references refer to it: a cycle would keep tensors alive
 
 
 def in_loop() -> bool:
-    """Is a gradient to be deferred?"""
+    """Check if gradients are deferred."""
     return torch.is_grad_enabled() and _loop.get() is not None
 
 
@@ -62,24 +63,24 @@ def defer_gradient(
     combine: CombineGradients,
     convert: Callable[..., tuple[Tensor | None, ...]] = _in_autocast_dtypes,
 ) -> Shared:
-    """The Shared of these tensors: within a loop always the same one for the same tensors and `combine`.
+    """Share tensors among their uses: within a loop, the same tensors and `combine` always give the same Shared.
 
-    `convert` computes the values that the uses read from the tensors, once.
+    convert: computes once, from the tensors, the values that the uses read.
     """
-    known = _loop.get()
-    if known is None:
+    shared = _loop.get()
+    if shared is None:
         return _share(tensors, combine, convert)
     key = (*map(id, tensors), combine)
-    if key not in known:
+    if key not in shared:
 
         def remove(_: Any) -> None:  # noqa: ANN401
-            known.pop(key, None)  # a new tensor may get the id of a deleted one
+            shared.pop(key, None)  # a new tensor may get the id of a deleted one
 
-        known[key] = (
-            [weakref.ref(each, remove) for each in tensors if each is not None],
+        shared[key] = (
+            [weakref.ref(tensor, remove) for tensor in tensors if tensor is not None],
             _share(tensors, combine, convert),
         )
-    return known[key][1]
+    return shared[key][1]
 
 
 def _share(

@@ -14,7 +14,7 @@ Weight = Annotated[float, Field(ge=0.0, le=1.001)]
 
 
 def _number(key: object) -> object:
-    """JSON has no keys but strings."""
+    """Convert a key to a number: JSON has string keys alone."""
     return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10 else key  # noqa: PLR2004
 
 
@@ -29,24 +29,24 @@ class Message(BaseModel):
 
 
 class SearchSettings(Message):
-    """Values of the search; null: as the model was trained with."""
+    """Values of the search; those of the run by default."""
 
     beam_size: BeamSize | None = None
     length_penalty: LengthPenalty | None = None
     alpha: LengthExponent | None = None
 
     def values(self) -> dict[str, Any]:
-        """Those that are given, as keys of the configuration's section `search`."""
-        given = {name: getattr(self, name) for name in SearchSettings.model_fields}
-        return {name: value for name, value in given.items() if value is not None}
+        """Collect the given values, by their keys in the section `search` of a configuration."""
+        values = {name: getattr(self, name) for name in SearchSettings.model_fields}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 class TranslateRequest(SearchSettings):
     """Texts to translate, or to score with their translations."""
 
-    text: Text | list[Text] = Field(description="a line or several; each is translated for itself")
+    text: Text | list[Text] = Field(description="a line or several; each is translated by itself")
     model: str | None = Field(None, description="a name of /v1/models; null: the default")
-    nbest: int = Field(1, gt=0, le=1000, description="translations of each text, best first")
+    nbest: BeamSize = Field(1, description="translations of each text, best first")
     alignment: bool = Field(False, description="return the attention")
     target: Text | list[Text] | None = Field(None, description="translations to score instead of searching")
     prefix: Text | list[Piece] | None = Field(
@@ -157,6 +157,24 @@ class ModelsAnswer(Message):
     default: str
 
 
+class LibreTranslateRequest(BaseModel):
+    """The fields that count here. Clients send others too, such as alternatives."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    q: Text | list[Text] = Field(description="a text or several; each line is translated for itself")
+    source: str = Field("auto", description="a code of /languages; auto: that of the first model with this target")
+    target: str = Field(description="a code of /languages")
+    format: Literal["text"] = "text"  # tags of HTML would be translated as words
+    api_key: str | None = Field(None, description="the service's token, unless the header authorization holds it")
+
+
+class LibreTranslateAnswer(BaseModel):
+    """The translation of `q`: a text, or a list if `q` is one."""
+
+    translatedText: str | list[str]  # noqa: N815
+
+
 class Problem(Message):
     """Why a request was refused."""
 
@@ -164,7 +182,7 @@ class Problem(Message):
 
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Problem, "description": "The request is wrong, in a way that the message tells"},
+    400: {"model": Problem, "description": "The request is wrong; the message says how"},
     401: {"model": Problem, "description": "The token is missing or wrong"},
     403: {"model": Problem, "description": "A page of another site calls, or api_key is missing or wrong"},
     408: {"model": Problem, "description": "The headers or the body arrived too slowly"},
@@ -176,7 +194,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 def explain_invalid(errors: Any) -> str:  # noqa: ANN401
-    """The first of pydantic's errors as "key: reason"."""
+    """Describe the first of pydantic's errors as "key: reason"."""
     problem = errors[0]
     branches = ("list[", "dict[", "constrained-", "[key]")  # which of a union's types is meant
     places = problem["loc"][1:] if problem["loc"][:1] == ("body",) else problem["loc"]

@@ -1,16 +1,20 @@
-"""What the service does for a request, apart from HTTP: checks, the queue, answers."""
+"""What the service does for a request, apart from HTTP: checks, and answers from a queue that all requests share."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from nmt.config.errors import UserError
 from nmt.explain.explanation import Explanation, beam_tree, explain
-from nmt.serve.batcher import Batcher, QueueSettings
-from nmt.serve.guard import RefusedError
+from nmt.serve.guard import Metrics, RefusedError
 from nmt.serve.messages import (
     ExplainAnswer,
     ExplainRequest,
@@ -22,29 +26,165 @@ from nmt.serve.messages import (
     TreeNode,
     Window,
 )
-from nmt.serve.metrics import Metrics
 from nmt.serve.models import ServedModel
 from nmt.translate.beam_variants import Node
 from nmt.translate.translator import Translation, Translator
 
-IMPOSSIBLE = -1e9  # the log-probability 0 as a number that JSON has
+PATIENCE = 10  # times `wait`: the longest time for which a free thread waits while further sentences arrive
+IMPOSSIBLE = -1e9  # in place of -infinity, which JSON lacks
+
+Work = Callable[[Sequence[Any]], Sequence[Any]]
+"""Items of a batch -> their results, in order."""
+
+
+class QueueFullError(Exception):
+    """No further sentence can wait. `retry_after`: seconds until the queue is likely to be shorter."""
+
+    def __init__(self, retry_after: float) -> None:
+        super().__init__(f"too many sentences are waiting; try again in {retry_after:.0f} s")
+        self.retry_after = retry_after
+
+
+@dataclass
+class _Job:
+    work: Work
+    key: Hashable  # jobs with equal keys may share a batch; a job with None has its own
+    item: Any
+    tokens: int
+    most_tokens: int  # of a batch, with padding
+    arrived: float = field(default_factory=time.monotonic)
+    future: "Future[Any]" = field(default_factory=Future)
+
+    def finish(self, outcome: object) -> None:
+        """Give the client its result or error."""
+        if isinstance(outcome, Exception):
+            self.future.set_exception(outcome)
+        else:
+            self.future.set_result(outcome)
+
+
+@dataclass(frozen=True)
+class QueueSettings:
+    """How a batcher works."""
+
+    workers: int  # threads that each work on a batch of their own
+    threads: int  # torch's threads in each worker
+    sentences: int  # the longest queue
+    wait: float  # seconds that a sentence waits for others to share its batch
+
+
+class Batcher:
+    """A queue of jobs and the threads that work on it.
+
+    A free thread takes the job that has waited longest, so that none starves, and with it those jobs of equal key whose
+    lengths are nearest to its own. Free threads share what waits. A cancelled job leaves the queue.
+    """
+
+    def __init__(self, settings: QueueSettings, observe: Callable[[int, float], object] = lambda *_: None) -> None:
+        """observe: called with the number of jobs and the seconds of each batch."""
+        self.settings, self._observe = settings, observe
+        self._jobs: list[_Job] = []
+        self._changed = threading.Condition()
+        self._open = True
+        self._running = 0  # jobs in batches
+        self._rate = 0.0  # jobs per second, a moving mean
+        names = (f"nmt-serve-{number}" for number in range(settings.workers))
+        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
+        for thread in self._threads:
+            thread.start()
+
+    def __len__(self) -> int:
+        """The number of waiting jobs."""
+        return len(self._jobs)
+
+    def submit(
+        self, work: Work, items: Sequence[Any], tokens: Sequence[int], key: Hashable, most_tokens: int
+    ) -> "list[Future[Any]]":
+        """Queue items and return the futures of their results.
+
+        tokens: of each item. most_tokens: of a batch, with padding. Raises QueueFullError, and queues none, if not all
+        may wait.
+        """
+        with self._changed:
+            if len(self._jobs) + len(items) > self.settings.sentences or not self._open:
+                raise QueueFullError(max(1.0, len(self._jobs) / self._rate if self._rate else 1.0))
+            jobs = [_Job(work, key, item, length, most_tokens) for item, length in zip(items, tokens, strict=True)]
+            self._jobs += jobs
+            self._changed.notify()
+        for job in jobs:
+            job.future.add_done_callback(self._forget_cancelled)
+        return [job.future for job in jobs]
+
+    def close(self) -> None:
+        """Refuse further jobs, finish the waiting ones, and end the threads."""
+        with self._changed:
+            self._open = False
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _forget_cancelled(self, future: "Future[Any]") -> None:
+        if future.cancelled():
+            with self._changed:
+                self._jobs = [job for job in self._jobs if job.future is not future]
+
+    def _run(self) -> None:
+        torch.set_num_threads(self.settings.threads)
+        while batch := self._next_batch():
+            started = time.monotonic()
+            running = [job for job in batch if job.future.set_running_or_notify_cancel()]
+            outcomes = _outcomes(running) if running else []
+            seconds = time.monotonic() - started
+            with self._changed:
+                self._running -= len(batch)
+            rate = len(batch) / max(seconds, 1e-6) * self.settings.workers
+            self._rate = 0.8 * self._rate + 0.2 * rate if self._rate else rate
+            self._observe(len(batch), seconds)  # before a client has its answer and may ask for the figures
+            for job, outcome in zip(running, outcomes, strict=True):
+                job.finish(outcome)
+
+    def _next_batch(self) -> list[_Job]:
+        """Wait for a batch; [] once the queue is closed and empty."""
+        entered = time.monotonic()
+        with self._changed:
+            while True:
+                while not self._jobs:
+                    if not self._open:
+                        return []
+                    self._changed.wait()
+                # Clients that this thread has just answered may soon send more.
+                since = max(entered, self._jobs[0].arrived)
+                until = min(
+                    max(entered, self._jobs[-1].arrived) + self.settings.wait, since + PATIENCE * self.settings.wait
+                )
+                remaining = until - time.monotonic()
+                if remaining <= 0 or not self._open:
+                    break
+                self._changed.wait(remaining)
+            chosen = _similar(self._jobs, -(-(len(self._jobs) + self._running) // self.settings.workers))
+            self._running += len(chosen)
+            taken = {id(job) for job in chosen}
+            self._jobs = [job for job in self._jobs if id(job) not in taken]
+            if self._jobs:
+                self._changed.notify()
+        return chosen
 
 
 class Service:
-    """Models, their queue and the figures about them."""
+    """The models, their queue and figures about them."""
 
     def __init__(self, models: Mapping[str, ServedModel], queue: QueueSettings, max_texts: int) -> None:
-        """max_texts: the limit of one request."""
+        """max_texts: the largest number of texts in one request."""
         self.models, self.max_texts = models, max_texts
         self.metrics = Metrics(lambda: len(self.batcher))
         self.batcher = Batcher(queue, self.metrics.observe_batch)
 
     def describe(self) -> ModelsAnswer:
-        """All models."""
+        """Describe all models."""
         return ModelsAnswer(models=[model.info for model in self.models.values()], default=next(iter(self.models)))
 
     def model(self, name: str | None) -> ServedModel:
-        """A model by name. Raises UserError if there is none."""
+        """Find a model by name, by default the first. Raises UserError if there is none."""
         if name is None:
             return next(iter(self.models.values()))
         if name not in self.models:
@@ -52,7 +192,7 @@ class Service:
         return self.models[name]
 
     async def translate(self, request: TranslateRequest) -> TranslateAnswer:
-        """Raises UserError or QueueFullError."""
+        """Translate or score texts. Raises UserError, RefusedError or QueueFullError."""
         model = self.model(request.model)
         translator = model.with_search(request.values(), 1 if request.target is not None else request.nbest)
         texts = [request.text] if isinstance(request.text, str) else request.text
@@ -63,15 +203,15 @@ class Service:
         if request.attend or request.prefix or request.tree:
             return answer(**await self._guided(model, translator, request, texts))
         if request.target is None:
-            found = await self.search(model, translator, texts, request.nbest)
+            lists = await self.search(model, translator, texts, request.nbest)
         else:
-            found = await self._score(model, translator, texts, request.target)
-        return answer(translations=[[scored_text(one, request.alignment) for one in nbest] for nbest in found])
+            lists = await self._score(model, translator, texts, request.target)
+        return answer(translations=[_scored_texts(nbest, request.alignment) for nbest in lists])
 
     async def search(
         self, model: ServedModel, translator: Translator, texts: Sequence[str], nbest: int
     ) -> list[list[Translation]]:
-        """The n best translations of each text, in batches shared with other requests."""
+        """Find the n best translations of each text, in batches shared with other requests."""
         tokens = [model.check_length(text, f"text {number}") for number, text in enumerate(texts, 1)]
         work = partial(translator.translate_nbest, n=nbest)
         key = "search", model.name, translator.search.model_dump_json(), nbest
@@ -84,13 +224,13 @@ class Service:
         if len(targets) != len(texts):
             raise UserError(f"target: {len(targets)} translations of {len(texts)} texts")
         tokens = [
-            max(model.check_target(given, f"target {number}"), model.check_length(text, f"text {number}"))
-            for number, (text, given) in enumerate(zip(texts, targets, strict=True), 1)
+            max(model.check_target(line, f"target {number}"), model.check_length(text, f"text {number}"))
+            for number, (text, line) in enumerate(zip(texts, targets, strict=True), 1)
         ]
 
         def work(pairs: Sequence[tuple[str, str]]) -> list[list[Translation]]:
-            sources, given = ([pair[side] for pair in pairs] for side in (0, 1))
-            return [[scored] for scored in translator.score(sources, given)]
+            sources, translations = zip(*pairs, strict=True)
+            return [[scored] for scored in translator.score(sources, translations)]
 
         pairs = list(zip(texts, targets, strict=True))
         key = "score", model.name, translator.search.model_dump_json()  # scores depend on the length penalty
@@ -99,7 +239,7 @@ class Service:
     async def _guided(
         self, model: ServedModel, translator: Translator, request: TranslateRequest, texts: Sequence[str]
     ) -> dict[str, Any]:
-        """A request about one text that shares no batch."""
+        """Answer a request about one text, which shares no batch."""
         if not isinstance(request.text, str) or (request.target is not None and not isinstance(request.target, str)):
             raise UserError("attend, prefix, tree: are for one text, not for a list")
         tokens = model.check_length(request.text, "text")
@@ -115,16 +255,16 @@ class Service:
                 return [(translator.score([text], [request.target], **steered), None)]
             if not request.tree:
                 return [(translator.translate_nbest([text], request.nbest, **started)[0], None)]
-            found, steps = beam_tree(translator, text, request.nbest, **started)
-            return [(found, _tree(translator, steps))]
+            nbest, steps = beam_tree(translator, text, request.nbest, **started)
+            return [(nbest, _tree(translator, steps))]
 
         if request.target is not None and (request.prefix or request.tree):
             raise UserError("target: is scored without a search; leave out prefix and tree")
-        ((found, tree),) = await self._queued(model, work, texts, [tokens], None, translator)
-        return {"translations": [[scored_text(one, request.alignment) for one in found]], "tree": tree}
+        ((nbest, tree),) = await self._queued(model, work, texts, [tokens], None, translator)
+        return {"translations": [_scored_texts(nbest, request.alignment)], "tree": tree}
 
     async def explain(self, request: ExplainRequest) -> ExplainAnswer:
-        """Raises UserError or QueueFullError."""
+        """Explain a translation. Raises UserError or QueueFullError."""
         model = self.model(request.model)
         tokens = model.check_length(request.text, "text")
         model.check_guidance(request.attend)
@@ -133,33 +273,33 @@ class Service:
             options = {"attend": request.attend, "saliency": request.saliency}
             return [explain(model.translator, text, request.target, **options) for text in items]  # type: ignore[arg-type]
 
-        (found,) = await self._queued(model, work, [request.text], [tokens], None, model.translator)
+        (explanation,) = await self._queued(model, work, [request.text], [tokens], None, model.translator)
         window = None
-        if found.centres is not None and found.reach is not None:
-            window = Window(centres=_rounded(found.centres), reach=found.reach)
+        if explanation.centres is not None and explanation.reach is not None:
+            window = Window(centres=_rounded(explanation.centres), reach=explanation.reach)
         return ExplainAnswer(
             model=model.name,
-            source_tokens=found.source_tokens,
-            tokens=found.tokens,
-            token_log_probs=_rounded(found.token_log_probs),
-            log_prob=max(found.log_prob, IMPOSSIBLE),
-            alignment=_rounded(found.alignment),
-            heads=_rounded(found.heads),
+            source_tokens=explanation.source_tokens,
+            tokens=explanation.tokens,
+            token_log_probs=_rounded(explanation.token_log_probs),
+            log_prob=max(explanation.log_prob, IMPOSSIBLE),
+            alignment=_rounded(explanation.alignment),
+            heads=_rounded(explanation.heads),
             window=window,
-            stops=found.stops,
-            saliency=_rounded(found.saliency),
+            stops=explanation.stops,
+            saliency=_rounded(explanation.saliency),
         )
 
     async def _queued(
         self,
         model: ServedModel,
-        work: Any,  # noqa: ANN401
+        work: Work,
         items: Sequence[Any],
         tokens: Sequence[int],
-        key: Any,  # noqa: ANN401
+        key: Hashable,
         translator: Translator,
     ) -> list[Any]:
-        """The results of the items, whose places in the queue are given up if the request is cancelled."""
+        """Wait for the results of items, which leave the queue if the request is cancelled."""
         most = translator.search.batch_tokens // translator.searcher.beam_size // self.batcher.settings.workers
         futures = self.batcher.submit(work, items, tokens, key, most)
         try:
@@ -180,29 +320,59 @@ class Service:
             raise RefusedError(413, f"{field}: has {len(texts)} texts, but at most {most} are taken")
 
 
-def scored_text(found: Translation, with_alignment: bool) -> ScoredText:
-    """A translation in the form of the answer."""
-    return ScoredText(
-        text=found.text,
-        score=max(found.score, IMPOSSIBLE),
-        log_prob=max(found.log_prob, IMPOSSIBLE),
-        source_tokens=found.source_tokens,
-        tokens=found.tokens,
-        token_log_probs=_rounded(found.token_log_probs),
-        alignment=_rounded(found.alignment) if with_alignment else None,
-    )
+def _outcomes(jobs: list[_Job]) -> list[Any]:
+    """Run jobs; the outcome of each is its result or error."""
+    try:
+        return list(jobs[0].work([job.item for job in jobs]))
+    except Exception as error:
+        if len(jobs) == 1 or not isinstance(error, UserError | MemoryError | RuntimeError):
+            return [error for _ in jobs]
+        return [outcome for job in jobs for outcome in _outcomes([job])]  # one of them alone may be at fault
+
+
+def _similar(jobs: Sequence[_Job], most: int) -> list[_Job]:
+    """Choose the first job, and with it those of its key that are nearest in length and fit into its batch; `most` jobs
+    at most."""
+    first = jobs[0]
+    if first.key is None:
+        return [first]
+    others = [job for job in jobs[1:] if job.key == first.key]
+    others.sort(key=lambda job: abs(job.tokens - first.tokens))  # of equal distance, the one that has waited longer
+    chosen, longest = [first], first.tokens
+    for job in others:
+        longest = max(longest, job.tokens)
+        if len(chosen) == most or longest * (len(chosen) + 1) > first.most_tokens:
+            break
+        chosen.append(job)
+    return chosen
+
+
+def _scored_texts(nbest: Sequence[Translation], with_alignment: bool) -> list[ScoredText]:
+    """Convert an n-best list to the form of the answer."""
+    return [
+        ScoredText(
+            text=translation.text,
+            score=max(translation.score, IMPOSSIBLE),
+            log_prob=max(translation.log_prob, IMPOSSIBLE),
+            source_tokens=translation.source_tokens,
+            tokens=translation.tokens,
+            token_log_probs=_rounded(translation.token_log_probs),
+            alignment=_rounded(translation.alignment) if with_alignment else None,
+        )
+        for translation in nbest
+    ]
 
 
 def _tree(translator: Translator, steps: Sequence[Sequence[Node]]) -> Tree:
     pieces = translator.tokenizers.target.pieces
 
-    def answered(nodes: Sequence[Node]) -> list[TreeNode]:
+    def described(nodes: Sequence[Node]) -> list[TreeNode]:
         tokens = pieces([node.token for node in nodes])
         return [TreeNode(**{**node._asdict(), "token": token}) for node, token in zip(nodes, tokens, strict=True)]
 
-    return Tree(steps=[answered(nodes) for nodes in steps])
+    return Tree(steps=[described(nodes) for nodes in steps])
 
 
 def _rounded(values: Any) -> Any:  # noqa: ANN401
-    """Numbers of any depth with five decimals: an answer is mostly numbers."""
+    """Round nested numbers to five decimals: they are most of an answer."""
     return None if values is None else np.maximum(np.asarray(values, dtype=np.float64).round(5), IMPOSSIBLE).tolist()

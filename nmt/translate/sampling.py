@@ -18,7 +18,7 @@ from torch import Tensor
 from nmt.config.errors import UserError
 from nmt.config.schema import search as schema
 from nmt.model.state import StateT
-from nmt.ops.sentence_draws import sampling_draws
+from nmt.ops.draws import sampling_draws
 from nmt.translate.beam import Scorer, Selection, beam_search
 from nmt.translate.search import Ending, History, Hypothesis, LogProbs, Mask, Search, SearchBatch
 

@@ -20,7 +20,7 @@ from nmt.data.batching import padded
 from nmt.data.tokenizer import Tokenizers
 from nmt.model.ensemble import Ensemble
 from nmt.model.seq2seq import Seq2Seq
-from nmt.ops.sentence_draws import sentence_keys
+from nmt.ops.draws import sentence_keys
 from nmt.ops.shared import loop
 from nmt.system.machine import Machine, retry_in_halves
 from nmt.translate.beam_variants import BeamSearch, Node

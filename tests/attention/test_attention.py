@@ -1,4 +1,4 @@
-"""What an attention returns and remembers, beside the laws in test_combinations."""
+"""What an attention returns and how it is built, beyond the laws of test_combinations; heads side by side."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -9,59 +9,10 @@ import torch
 from combinations import ALIGNMENTS, CHOSEN, COMBINATIONS, Case, attend, configuration
 from torch import Tensor
 
-from nmt.attention.attention import MultiHeadAttention
+from nmt.attention.attention import Attention, MultiHeadAttention
 from nmt.attention.build import build_attention, build_policy
-from nmt.attention.memory import Attended, Memory, Past
+from nmt.attention.memory import Attended
 from nmt.config.schema import model as schema
-
-
-def test_the_past_adds_up_and_selects() -> None:
-    valid = torch.ones(4, 6, dtype=torch.bool)
-    past = Past.start(valid)
-    first, second = torch.rand(4, 1, 6), torch.rand(4, 1, 6)
-    past = past.after(first, None).after(second, second.log())
-    assert past.step == 2
-    assert torch.equal(past.weights, second[:, 0])
-    assert torch.equal(past.log_stops, second[:, 0].log())
-    torch.testing.assert_close(past.total, first[:, 0] + second[:, 0])
-    chosen = past.select(torch.tensor([3, 3]))
-    assert torch.equal(chosen.weights, past.weights[[3, 3]])
-    assert torch.equal(chosen.log_stops, past.log_stops[[3, 3]])
-    assert torch.equal(chosen.total, past.total[[3, 3]])
-    assert chosen.step == 2
-
-
-def test_memory_selects_every_part() -> None:
-    memory = Memory(torch.rand(3, 2, 4), torch.rand(3, 2, 5), torch.rand(3, 2) > 0.5)
-    chosen = memory.select(torch.tensor([2, 0]))
-    for part, whole in zip(chosen[:3], memory[:3], strict=True):
-        assert torch.equal(part, whole[[2, 0]])
-
-
-@pytest.mark.parametrize("name", ["additive-global-softmax", "general-local_m-softmax", "dot-global-softmax-sampled"])
-def test_context_is_the_weighted_sum_of_the_states(name: str) -> None:
-    attention, query, states, valid = Case(name).make()
-    context, weights, *_ = attend(attention, query, states, valid)
-    torch.testing.assert_close(context, torch.einsum("bts,bsm->btm", weights, states))
-
-
-@pytest.mark.parametrize("name", ["additive-global-softmax-coverage", "dot-local_m-sparsemax-coverage"])
-def test_coverage_is_the_sum_of_the_weights_so_far(name: str) -> None:
-    attention, query, states, valid = Case(name).make()
-    attended = attend(attention, query, states, valid)
-    torch.testing.assert_close(attended.past.total, attended.weights.sum(1))
-    torch.testing.assert_close(attended.past.weights, attended.weights[:, -1])
-
-
-def test_coverage_can_turn_the_attention_away_from_where_it_was() -> None:
-    """The same query at every step, and a large negative weight of coverage in the energies."""
-    attention, query, states, valid = Case("dot-global-softmax-coverage", lengths=(4,), steps=4, memory_dim=2).make()
-    states[0] = torch.tensor([[1.3, 0.0], [1.2, 0.0], [1.1, 0.0], [1.0, 0.0]])
-    query[:] = torch.tensor([200.0, 0.0])
-    with torch.no_grad():
-        attention.coverage.weight.copy_(torch.tensor([[-10.0], [0.0]]))
-    weights = attend(attention, query, states, valid).weights[0]
-    assert weights.argmax(-1).tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("name", COMBINATIONS)
@@ -235,3 +186,59 @@ def test_attention_that_reads_its_past_keeps_little_more_memory_than_additive_at
         sizes.append(kept_bytes(run, attention.parameters()))
     scores = 2 if "mocha" in name else 1
     assert sizes[0] < 1.5 * scores * sizes[1]
+
+
+HEADS = 2
+NAMES = [
+    "additive-global-softmax",
+    "dot-local_p-entmax15",
+    "location_aware-global-sparsemax",
+    "general-global-monotonic",
+    "general-global-mocha",
+    "additive-global-fertility",
+    "general-local_m-linear_chain",
+]
+
+
+def heads_alone(attention: MultiHeadAttention, query: Tensor, states: Tensor, valid: Tensor) -> list[Attended]:
+    """Each head's own attention, with its rows of the projections."""
+    found = []
+    for head in range(HEADS):
+        size = attention.query_proj.out_features // HEADS
+        rows = slice(head * size, (head + 1) * size)
+        q, k, v = (
+            part @ projection.weight[rows].T
+            for part, projection in (
+                (query, attention.query_proj),
+                (states, attention.key_proj),
+                (states, attention.value_proj),
+            )
+        )
+        inner = attention.inner
+        assert isinstance(inner, Attention)
+        found.append(inner.sequence(q, inner.remember(k, valid, v), inner.start(valid)))
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_heads_are_attentions_side_by_side_and_their_weights_the_mean(name: str) -> None:
+    attention, query, states, valid = Case(f"{name}-heads", lengths=(9, 3)).make()
+    assert isinstance(attention, MultiHeadAttention)
+    together, alone = attend(attention, query, states, valid), heads_alone(attention, query, states, valid)
+    context = attention.output_proj(torch.cat([head.context for head in alone], dim=-1))
+    torch.testing.assert_close(together.context, context)
+    torch.testing.assert_close(together.weights, torch.stack([head.weights for head in alone]).mean(0))
+    assert not torch.allclose(alone[0].weights, alone[1].weights)
+
+
+def test_the_choice_of_all_heads_is_their_joint_choice() -> None:
+    """Independent draws: log probabilities and entropies add up. With energies that are all equal both are known."""
+    attention, query, states, valid = Case("dot-global-softmax-sampled-heads", training=True).make()
+    assert isinstance(attention, MultiHeadAttention)
+    with torch.no_grad():
+        attention.query_proj.weight.zero_()
+    choice = attend(attention, query, states, valid).choice
+    assert choice is not None
+    nats = HEADS * valid.sum(1, keepdim=True).double().log().expand(-1, query.shape[1])
+    torch.testing.assert_close(choice.log_prob, -nats)
+    torch.testing.assert_close(choice.entropy, nats)

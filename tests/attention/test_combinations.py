@@ -27,7 +27,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def equals_the_papers(case: Case, made: Made) -> None:
-    """Sentence by sentence; what is drawn in training is tested in test_drawing."""
+    """Sentence by sentence; what is drawn in training is tested in test_alignment."""
     if case.draws:
         return
     attention, query, states, valid = made

@@ -1,13 +1,16 @@
-"""Where windows lie, and what of them is read."""
+"""Where windows lie; a window read alone equals a window under a mask, in values and gradients."""
 
 import pytest
 import torch
+from combinations import CHOSEN, LOCAL, AnyAttention, Case, choices
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pairwise import slow_but_pairwise
+from torch import Tensor
 
-from nmt.attention.attention import Attention, LocalMonotonicWindow, LocalPredictiveWindow
+from nmt.attention.attention import Attention, GlobalWindow, LocalMonotonicWindow, LocalPredictiveWindow, Window
 from nmt.attention.normalizers import SoftmaxNormalizer
-from nmt.attention.scores import DotScore
+from nmt.attention.scores import DotScore, LocationScore
 
 VALID = torch.tensor([[True] * 9, [True] * 4 + [False] * 5])
 
@@ -15,11 +18,6 @@ VALID = torch.tensor([[True] * 9, [True] * 4 + [False] * 5])
 def uniform(reach: int) -> Attention:
     """Equal energies: the weights show the window."""
     return Attention(DotScore(), LocalMonotonicWindow(reach), SoftmaxNormalizer())
-
-
-def test_local_m_is_centred_on_the_step_and_stays_at_the_last_word() -> None:
-    centre = LocalMonotonicWindow(2).centres(torch.zeros(2, 4, 1), VALID, range(2, 6))
-    assert centre.tolist() == [[2, 3, 4, 5], [2, 3, 3, 3]]
 
 
 @pytest.mark.parametrize("reach", [1, 3])  # gathered, masked
@@ -42,26 +40,6 @@ def test_local_p_predicts_a_share_of_the_sentence() -> None:
         window.position.weight.zero_()
     centre = window.centres(torch.randn(2, 3, 3), VALID, range(3))
     assert centre.tolist() == [[4.5] * 3, [2.0] * 3]
-
-
-def test_local_p_stays_within_the_sentence_for_any_query() -> None:
-    window = LocalPredictiveWindow(2, 3, 4)
-    with torch.no_grad():
-        window.position.weight.mul_(1000)
-    centre = window.centres(torch.randn(2, 50, 3) * 100, VALID, range(50))
-    assert (centre >= 0).all()
-    assert (centre <= torch.tensor([[9.0], [4.0]])).all()
-
-
-@pytest.mark.parametrize("reach", [1, 2, 5])
-def test_the_gaussian_is_one_at_the_centre_and_has_half_the_reach_as_deviation(reach: int) -> None:
-    offsets = torch.tensor([[[0.0, reach / 2, -reach / 2, reach, -reach]]]).double()
-    expected = torch.tensor([[[0.0, -0.5, -0.5, -2.0, -2.0]]]).double().exp()
-    torch.testing.assert_close(LocalPredictiveWindow(reach, 2, 2).falloff(offsets), expected)
-
-
-def test_local_m_has_no_falloff() -> None:
-    assert LocalMonotonicWindow(2).falloff(torch.zeros(1, 1, 3)) is None
 
 
 @pytest.mark.parametrize("reach", [1, 3])  # gathered, masked
@@ -99,3 +77,65 @@ def test_what_is_read_is_in_the_sentence_and_has_all_within_reach(centre: float,
     assert positions[0] >= 0
     assert positions[-1] < length
     assert {s for s in range(length) if abs(s - float(where)) <= reach} <= set(positions)
+
+
+CASES = [Case(name, lengths=(3, 11, 6), steps=12, reach=2, padding=1) for name in LOCAL] + [
+    Case(name, lengths=(4, 1, 3), steps=5)
+    for name in LOCAL
+    if name in CHOSEN  # as long as the window is wide
+]
+
+
+def everything(attention: AnyAttention, query: Tensor, states: Tensor, valid: Tensor) -> list[Tensor]:
+    """Context, weights, and the gradients of numbers that depend on all of both; parts that have none are zero."""
+    query, states = (part.clone().requires_grad_() for part in (query, states))
+    attended = attention.sequence(query, attention.remember(states, valid), attention.start(valid))
+    inputs = [query, states, *attention.parameters()]
+    loss = (attended.context.sin().mean(-1) * attended.weights.cos().sum(-1)).mean()
+    gradients = torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
+    return [attended.context.detach(), attended.weights.detach(), *gradients]
+
+
+@pytest.mark.parametrize(
+    "case",
+    slow_but_pairwise(CASES, lambda case: [*choices(case.name), case.lengths]),
+    ids=lambda case: f"{case.name}-{max(case.lengths)}",
+)
+def test_reading_windows_equals_masking(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = case.make()
+    found = []
+    for gathers in (True, False):
+        monkeypatch.setattr(Window, "narrows", lambda self, length, gathers=gathers: gathers)
+        found.append(everything(*made))
+    for gathered, masked in zip(*found, strict=True):
+        torch.testing.assert_close(gathered, masked, rtol=0, atol=1e-10)
+
+
+def test_gradients_go_through_selected_rows() -> None:
+    attention, query, states, valid = Case("general-local_p-softmax", lengths=(12, 9, 3)).make()
+    rows, states = torch.tensor([2, 2, 0]), states.requires_grad_()
+    memory, past = attention.remember(states, valid), attention.start(valid)
+    selected = attention.sequence(query[rows], memory.select(rows), past.select(rows)).context
+    straight = attention.sequence(query[rows], attention.remember(states[rows], valid[rows]), past.select(rows)).context
+    (found,), (expected,) = (torch.autograd.grad(context.square().sum(), [states]) for context in (selected, straight))
+    torch.testing.assert_close(found, expected)
+
+
+def test_positions_beyond_256_are_read_as_they_are_in_reduced_precision() -> None:
+    """bfloat16 has no odd numbers there."""
+    attention = Attention(LocationScore(4, 400), LocalMonotonicWindow(2), SoftmaxNormalizer())
+    states, valid = torch.randn(1, 300, 4), torch.ones(1, 300, dtype=torch.bool)
+    query = torch.randn(1, 300, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        memory = attention.remember(states, valid)
+        weights = attention.sequence(query, memory, attention.start(valid)).weights
+        energies = attention.score(query, memory.keys)
+    for t in (256, 257, 259):
+        window = slice(t - 2, t + 3)
+        torch.testing.assert_close(weights[0, t, window], energies[0, t, window].float().softmax(-1))
+
+
+def test_only_windows_much_narrower_than_the_sentence_are_read_alone() -> None:
+    assert LocalMonotonicWindow(1).narrows(8)
+    assert not LocalMonotonicWindow(1).narrows(7)
+    assert not GlobalWindow().narrows(100)

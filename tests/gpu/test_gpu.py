@@ -25,7 +25,7 @@ from nmt.model.build import build_model
 from nmt.model.checkpoints import new_model
 from nmt.model.readout import Readout
 from nmt.ops.additive import additive_energies
-from nmt.ops.gates import gru_gates, lstm_gates
+from nmt.ops.linear import gru_gates, lstm_gates
 from nmt.system.machine import Machine
 from nmt.system.run import RunDirectory
 from nmt.training.graphs import GraphedPasses

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nmt.model.ensemble import Ensemble, log_mean
 from nmt.model.seq2seq import Seq2Seq
-from nmt.ops.sentence_draws import sentence_keys
+from nmt.ops.draws import sentence_keys
 from nmt.translate.beam import Scorer, Selection, beam_search
 from nmt.translate.sampling import inverse_cdf, rollout, sample
 from nmt.translate.search import Hypothesis, Limits, SearchBatch, Symbols

@@ -16,7 +16,7 @@ from nmt.data.prepare import prepare
 from nmt.model.checkpoints import new_model
 from nmt.model.latent import inference
 from nmt.model.seq2seq import Seq2Seq
-from nmt.ops.sentence_draws import sentence_draws
+from nmt.ops.draws import sentence_draws
 from nmt.training.losses.objective import Objective
 
 Config = Callable[..., TrainConfig]

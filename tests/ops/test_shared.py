@@ -1,14 +1,18 @@
-"""What a loop remembers, and what it forgets."""
+"""What a loop remembers and forgets; rows gathered again and again; rows swapped."""
 
+import gc
+import weakref
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
-from nmt.ops.shared import _loop, defer_gradient, loop
+from nmt.ops.rows import rows, swap_rows
+from nmt.ops.shared import defer_gradient, loop
 
 
-def nothing(gathered: list[Any]) -> tuple[Tensor | None, ...]:
+def nothing(pending: list[Any]) -> tuple[Tensor | None, ...]:
     return (None, None)
 
 
@@ -22,13 +26,64 @@ def test_a_loop_knows_the_same_tensors_again() -> None:
     assert defer_gradient((one, other), nothing) is not first
 
 
-def test_what_is_gone_is_forgotten() -> None:
-    """Its id may be another's, and what was made of it takes room."""
+def test_a_loop_forgets_a_deleted_tensor() -> None:
+    """Another tensor may get its id, and what was computed from it takes memory."""
     with loop():
         tensor = torch.zeros(2)
-        defer_gradient((tensor,), nothing)
-        known = _loop.get()
-        assert known is not None
-        assert len(known) == 1
+        anchor = weakref.ref(defer_gradient((tensor,), nothing).anchor)
+        assert anchor() is not None
         del tensor
-        assert not known
+        gc.collect()
+        assert anchor() is None
+
+
+def read_twice(tensor: Tensor, shared: bool) -> list[Tensor]:
+    indices = [torch.tensor([0, 5, 5, 2]), torch.tensor([5, 1])]
+    if not shared:
+        return [tensor.flatten(0, 1)[index] for index in indices]
+    with loop():
+        return [rows(tensor, index) for index in indices]
+
+
+@pytest.mark.parametrize("used", [[0, 1], [0], [1]])
+def test_reading_is_indexing(used: list[int]) -> None:
+    """Whatever of what was read is used, and when the backward pass is run again."""
+    tensor = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    gradients = []
+    for shared in (True, False):
+        reads = read_twice(tensor * 2, shared)
+        loss = sum((reads[i].square().sum() for i in used), start=torch.zeros(()).double())
+        for again in (True, False):
+            gradients.append(torch.autograd.grad(loss, [tensor], retain_graph=again)[0])
+    for gradient in gradients[1:]:
+        torch.testing.assert_close(gradient, gradients[0], rtol=0, atol=1e-12)
+    for found, expected in zip(read_twice(tensor, True), read_twice(tensor, False), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_parts_of_a_loss_can_be_differentiated_one_after_the_other() -> None:
+    tensor = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    gradients = []
+    for shared in (True, False):
+        for read in read_twice(tensor, shared):
+            read.square().sum().backward()
+        gradients.append(tensor.grad)
+        tensor.grad = None
+    torch.testing.assert_close(*gradients)
+
+
+def test_gradients_of_reduced_precision_are_summed_in_float32() -> None:
+    """In bfloat16 the sum of ones stays at 256."""
+    tensor = torch.zeros(1, 2, 1, dtype=torch.bfloat16, requires_grad=True)
+    with loop():
+        reads = [rows(tensor, torch.tensor([1])) for _ in range(300)]
+    (gradient,) = torch.autograd.grad(sum(reads, start=torch.zeros(1, 1)).sum(), [tensor])
+    assert gradient.dtype == torch.bfloat16
+    assert gradient.flatten().tolist() == [0, 300]
+
+
+def test_swapped_rows_take_their_gradients_back() -> None:
+    index = torch.tensor([2, 1, 0, 3])
+    tensor = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.equal(swap_rows(tensor, index), tensor[index])
+    assert torch.autograd.gradcheck(swap_rows, (tensor, index))

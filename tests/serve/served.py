@@ -18,10 +18,9 @@ from nmt.cli.commands import serve
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.serve.app import application
-from nmt.serve.batcher import QueueSettings
 from nmt.serve.guard import Rules
 from nmt.serve.models import Runs, load_models
-from nmt.serve.service import Service
+from nmt.serve.service import QueueSettings, Service
 from nmt.training.job import train
 
 RULES = Rules(hosts=None, token=None, body=100_000, body_seconds=5, seconds=60)

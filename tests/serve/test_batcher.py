@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from nmt.config.errors import UserError
-from nmt.serve.batcher import Batcher, QueueFullError, QueueSettings
+from nmt.serve.service import Batcher, QueueFullError, QueueSettings
 
 ONE = QueueSettings(workers=1, threads=1, sentences=100, wait=0.0)
 

@@ -139,7 +139,7 @@ def test_the_rest_of_a_refused_body_has_a_time_limit(run: Path) -> None:
 
 
 def test_clients_that_do_not_read_are_closed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmt.serve.connections.UNREAD", 0.5)
+    monkeypatch.setattr("nmt.serve.server.UNREAD", 0.5)
     pages = b"GET /static/app.js HTTP/1.1\r\nhost: localhost\r\n\r\n" * 2000
     with process(run.parent, f"run={run}", "limits.connections=1") as started, opened(started.address) as client:
         client.settimeout(1)
@@ -159,7 +159,7 @@ def _is_free(address: str) -> bool:
 
 
 def test_clients_that_read_slowly_get_the_whole_answer(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmt.serve.connections.UNREAD", 0.5)
+    monkeypatch.setattr("nmt.serve.server.UNREAD", 0.5)
     pages = 400
     with process(run.parent, f"run={run}") as started:
         with urllib.request.urlopen(f"{started.address}/static/app.js", timeout=20) as answer:

@@ -22,13 +22,11 @@ from nmt import Translation, Translator
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import ServeConfig
-from nmt.serve.batcher import Batcher, QueueFullError, QueueSettings
-from nmt.serve.guard import Guard
-from nmt.serve.libretranslate import Query, _query
-from nmt.serve.messages import TranslateAnswer, TranslateRequest
-from nmt.serve.metrics import Metrics, MetricsMiddleware
+from nmt.serve.app import _query
+from nmt.serve.guard import Guard, Metrics, MetricsMiddleware
+from nmt.serve.messages import LibreTranslateRequest, TranslateAnswer, TranslateRequest
 from nmt.serve.models import _names, load_models
-from nmt.serve.service import Service
+from nmt.serve.service import Batcher, QueueFullError, QueueSettings, Service
 from nmt.system.run import RunDirectory
 
 LINE = "a small dog sees the red house ."
@@ -438,7 +436,7 @@ def test_a_request_that_fails_gives_up_its_other_texts(run: Path, monkeypatch: p
         raise KeyError(lines[0])
 
     monkeypatch.setattr(Translator, "translate_nbest", fail)
-    monkeypatch.setattr("nmt.serve.batcher._similar", lambda jobs, threads: [jobs[0]])
+    monkeypatch.setattr("nmt.serve.service._similar", lambda jobs, threads: [jobs[0]])
     with pytest.raises(KeyError):
         asyncio.run(service.translate(TranslateRequest(text=list("abcdef"))))
     assert len(service.batcher) == 0
@@ -487,7 +485,7 @@ def test_the_openapi_document_describes_every_call(client: TestClient) -> None:
     assert set(call["requestBody"]["content"]) == kinds
     fields = call["requestBody"]["content"]["application/json"]["schema"]["properties"]
     assert set(fields) == {"q", "source", "target", "format", "api_key"}
-    assert call["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].endswith("/Translated")
+    assert call["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].endswith("/LibreTranslateAnswer")
 
 
 def test_figures_for_prometheus(client: TestClient) -> None:
@@ -554,7 +552,7 @@ def test_forms_of_libretranslate(body: str, fields: dict[str, Any]) -> None:
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body.encode()}
 
-    assert asyncio.run(_query(Request(scope, receive))) == Query(**fields)
+    assert asyncio.run(_query(Request(scope, receive))) == LibreTranslateRequest(**fields)
 
 
 def test_more_lines_than_may_wait_are_refused(run: Path) -> None:

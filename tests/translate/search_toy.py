@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nmt.config import schema
 from nmt.model.state import StepOutput
-from nmt.ops.sentence_draws import sentence_keys
+from nmt.ops.draws import sentence_keys
 from nmt.translate.beam import Scorer
 from nmt.translate.phrases import Forbidden, Watch
 from nmt.translate.search import Hypothesis, Limits, SearchBatch, Symbols

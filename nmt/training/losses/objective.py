@@ -17,7 +17,7 @@ from nmt.data.batching import Batch
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.prediction import Prediction
 from nmt.model.seq2seq import Seq2Seq
-from nmt.ops.sentence_draws import SentenceDraws, draw, sentence_draws, sentence_keys
+from nmt.ops.draws import SentenceDraws, draw, sentence_draws, sentence_keys
 from nmt.training.losses.auxiliary import (
     Auxiliary,
     CoverageLoss,

@@ -20,9 +20,9 @@ from nmt.data.batching import Batch
 from nmt.model.decoder import Decoded
 from nmt.model.prediction import Components
 from nmt.model.seq2seq import Seq2Seq
+from nmt.ops.draws import copied_draws
 from nmt.ops.output_loss import Criterion, cross_entropy
 from nmt.ops.precision import in_autocast_dtype
-from nmt.ops.sentence_draws import copied_draws
 
 Terms = dict[str, Tensor]
 
