@@ -19,6 +19,7 @@ from nmt.cli.app import attempt, log_to_stream, report
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.model.checkpoints import read_checkpoint
+from nmt.system.distributed import ProcessGroup
 from nmt.training import job
 
 STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0", "precision=fp32", "validation.every=100"]
@@ -94,6 +95,17 @@ def trained(run: Path, size: int, *overrides: str, prepare: Prepare = lambda _: 
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one process."""
     return trained(tmp_path_factory.mktemp("alone") / "run", 1)
+
+
+def test_results_of_all_processes_come_in_the_order_of_the_items(tmp_path: Path) -> None:
+    def work() -> int:
+        with ProcessGroup.join() as group:
+            items = list(range(7))
+            assert group.merge(number * number for number in group.share(items)) == [number**2 for number in items]
+        return 0
+
+    children = forked_group(work, 3, tmp_path / "output")
+    assert [ended(child) for child in children] == [0, 0, 0]
 
 
 def test_processes_make_the_updates_of_one(alone: Path, tmp_path: Path) -> None:
