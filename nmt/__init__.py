@@ -1,17 +1,18 @@
 """Recurrent encoder-decoder translation with selectable attention."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from nmt.cli.python import Comparison, Run, compare_runs, train
     from nmt.translate.translator import Translation, Translator
 
-__all__ = ["Translation", "Translator"]
+__all__ = ["Comparison", "Run", "Translation", "Translator", "compare_runs", "train"]
 
 
 def __getattr__(name: str) -> object:
     """`from nmt import Translator`, loaded when first used: a command's --help need not wait for torch."""
-    if name in __all__:
-        from nmt.translate import translator
-
-        return getattr(translator, name)
-    raise AttributeError(f"module 'nmt' has no attribute '{name}'")
+    if name not in __all__:
+        raise AttributeError(f"module 'nmt' has no attribute '{name}'")
+    home = "nmt.translate.translator" if name.startswith("Transl") else "nmt.cli.python"
+    return getattr(import_module(home), name)

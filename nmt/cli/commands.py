@@ -65,7 +65,7 @@ def _evaluate(config: schema.EvaluateConfig, overrides: list[str]) -> None:
     tune_memory()
     runs = [RunDirectory.existing(path) for path in config.run]
     trained = load_config(runs[0].config)
-    settings = _score_settings(config, trained)
+    settings = run_score_settings(config, trained)
     sentences = len(runs[0].held_out(config.split)[0])
     if config.output is None:
         _check_writable(runs[0], config.run[0])
@@ -75,7 +75,7 @@ def _evaluate(config: schema.EvaluateConfig, overrides: list[str]) -> None:
         translator = group.everywhere(partial(Translator.load, config.run, **config.load_arguments, group=group))
         stack.enter_context(fair_waiting())
         warn_if_texts_differ(runs, config.split)
-        output: EvaluationFolder | str = _changed_settings(config, trained, precision)
+        output: EvaluationFolder | str = changed_settings(config, trained, precision)
         if config.output is not None:
             output = _open_folder(config.output, stack, runs, translator, settings, config.checkpoint)
         bar = stack.enter_context(
@@ -107,7 +107,7 @@ def _evaluate(config: schema.EvaluateConfig, overrides: list[str]) -> None:
                 _print_result(config, result, sentences)
 
 
-def _score_settings(config: schema.EvaluateConfig, trained: schema.TrainConfig) -> "ScoreSettings":
+def run_score_settings(config: schema.EvaluateConfig, trained: schema.TrainConfig) -> "ScoreSettings":
     """Return the run's settings, with those that the command changes. Raises UserError."""
     from nmt.evaluate.evaluation import score_settings
 
@@ -128,7 +128,7 @@ def _check_writable(run: "RunDirectory", name: str) -> None:
             raise UserError(f"{folder}: cannot be written; give output=FOLDER to save the results elsewhere")
 
 
-def _changed_settings(config: schema.EvaluateConfig, trained: schema.TrainConfig, precision: str | None) -> str:
+def changed_settings(config: schema.EvaluateConfig, trained: schema.TrainConfig, precision: str | None) -> str:
     """Return the settings that differ from those of training, for the names of files and results. The run was trained
     in `precision`."""
     before = {"checkpoint": "best", "seed": trained.seed, "precision": precision, "shortlist": None}

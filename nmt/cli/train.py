@@ -60,7 +60,7 @@ def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:
         sweep.refuse_sweep_options()
     if config.run is not None:
         paths = with_texts_quoted(paths, TrainConfig)
-        directory, config = _resumed(config, overrides, paths)
+        directory, config = resumed(config, overrides, paths)
     config = config.with_absolute_paths()
     run = RunDirectory(directory)
     run.check_contained()
@@ -112,7 +112,7 @@ def _print_next_steps(run: str) -> None:
     print(f"run: {run}")
 
 
-def _resumed(config: TrainConfig, overrides: list[str], paths: list[str]) -> tuple[Path, TrainConfig]:
+def resumed(config: TrainConfig, overrides: list[str], paths: list[str]) -> tuple[Path, TrainConfig]:
     """Return the directory of the run to resume, and its saved configuration with the overrides that may change it."""
     from nmt.system.run import RunDirectory
 

@@ -1,0 +1,177 @@
+"""Training, evaluation and comparison for programs and notebooks, in the words of the commands.
+
+Values are overrides as on the command line, such as "attention=luong_dot". Mistakes raise UserError with the command's
+message. Hydra keeps no state between calls. (`nmt.evaluate` and `nmt.compare` are packages, so evaluation is a method
+of a run, and the comparison of runs is `nmt.compare_runs`.)
+"""
+
+import base64
+import html
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import tabulate
+
+from nmt.cli.app import log_to_stream, output_folder
+from nmt.cli.commands import changed_settings, run_score_settings
+from nmt.cli.compose import compose
+from nmt.cli.train import resumed
+from nmt.compare.compare import Ranking
+from nmt.compare.report import write_comparison
+from nmt.config import schema
+from nmt.config.errors import UserError
+from nmt.config.overrides import quoted, user_path
+from nmt.evaluate.evaluation import evaluate_run
+from nmt.system.distributed import Interrupted
+from nmt.system.run import RunDirectory, read_json
+from nmt.system.saved_config import load_config
+from nmt.training.job import train_run
+from nmt.translate.translator import Translator
+
+SHOWN = ("bleu", "chrf", "ter", "aer")
+
+
+class Scores(dict[str, Any]):
+    """The scores of a run on one split, as nmt-evaluate prints them; a table in notebooks."""
+
+    def _repr_html_(self) -> str:
+        return _table([{name: self[name] for name in SHOWN if self.get(name) is not None}])
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained run; in notebooks, its scores and the first heatmap of its test set."""
+
+    path: Path
+
+    @property
+    def scores(self) -> dict[str, Scores]:
+        """The scores of the best checkpoint by split, such as `scores["validation"]["bleu"]`."""
+        return {split: Scores(values) for split, values in read_json(RunDirectory(self.path).results).items()}
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl: steps with what was logged at them, under names as in TensorBoard."""
+        lines = RunDirectory(self.path).metrics.read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+    def translator(self, checkpoint: str = "best") -> Translator:
+        """Load the model."""
+        return Translator.load(self.path, checkpoint=checkpoint)
+
+    def evaluate(self, *overrides: str) -> Scores:
+        """Score the run on a split, like nmt-evaluate: `run.evaluate("split=validation", "search.beam_size=10")`.
+
+        Writes the files that nmt-evaluate writes. Raises UserError.
+        """
+        log_to_stream(sys.stderr)
+        config, _ = compose("evaluate", schema.EvaluateConfig, [f"run={quoted(self.path)}", *overrides])
+        folder = RunDirectory.existing(str(self.path))
+        translator = Translator.load(config.run, **config.load_arguments)
+        trained = load_config(folder.config)
+        settings = run_score_settings(config, trained)
+        changed = changed_settings(config, trained, folder.last_machine().get("precision"))
+        result, _ = evaluate_run(folder, translator, config.split, settings, config.checkpoint, output=changed)
+        return Scores(result)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            {"split": split, **{name: values[name] for name in SHOWN if values.get(name) is not None}}
+            for split, values in self.scores.items()
+        ]
+        pictures = sorted(RunDirectory(self.path).alignments.glob("*/1.png"))[:1]
+        images = [base64.b64encode(path.read_bytes()).decode() for path in pictures]
+        return "".join(
+            [
+                f"<p>{html.escape(str(self.path))}</p>",
+                _table(rows),
+                *(f'<img alt="attention" src="data:image/png;base64,{image}">' for image in images),
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison of runs; in notebooks, its table."""
+
+    folder: Path
+
+    @property
+    def page(self) -> Path:
+        """The page to open in a browser."""
+        return self.folder / "index.html"
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What comparison.json holds: docs/run.md describes it."""
+        return read_json(self.folder / "comparison.json")
+
+    def __str__(self) -> str:
+        return (self.folder / "comparison.md").read_text(encoding="utf-8")
+
+    def _repr_markdown_(self) -> str:
+        return str(self)
+
+
+def train(*overrides: str, data: str | Mapping[str, object] | None = None, directory: str | Path | None = None) -> Run:
+    """Train and evaluate a model, like nmt-train, or with "run=DIR" resume a run.
+
+    data: a choice of the group, such as "demo", or values of the section, such as {"train": "corpus/train",
+    "validation": "corpus/valid"}, for files. directory: default outputs/train/DATE/TIME.
+
+    Raises UserError for a mistake, and KeyboardInterrupt once Ctrl-C has saved a checkpoint: call it again with
+    `run=DIR` to go on.
+    """
+    log_to_stream(sys.stderr)
+    words = [*_data_overrides(data), *overrides]
+    config, choices = compose("train", schema.TrainConfig, words)
+    if config.processes != 1:
+        raise UserError("processes=: several processes are for nmt-train; a program trains in one")
+    if config.run is None:
+        now = datetime.now()
+        path = user_path(directory or f"outputs/train/{now:%Y-%m-%d}/{now:%H-%M-%S-%f}").absolute()
+    elif directory is not None:
+        raise UserError(f"run={config.run} resumes a run in its own directory; leave directory out")
+    else:
+        (path, config), choices = resumed(config, words, []), {}
+    try:
+        run = train_run(config.with_absolute_paths(), path, words, choices)
+    except Interrupted as stop:
+        raise KeyboardInterrupt(f'stopped by {stop}; go on with nmt.train("run={path}")') from None
+    return Run(run.path)
+
+
+def compare_runs(runs: Sequence[Run | str | Path], *overrides: str, output: str | Path | None = None) -> Comparison:
+    """Rank runs and test their differences, like nmt-compare: `nmt.compare_runs(runs, "baseline=none")`.
+
+    output: folder of the tables and the page; default outputs/compare/DATE/TIME. Raises UserError.
+    """
+    log_to_stream(sys.stderr)
+    paths = ",".join(quoted(run.path if isinstance(run, Run) else user_path(run)) for run in runs)
+    now = datetime.now()
+    folder = str(output or f"outputs/compare/{now:%Y-%m-%d}/{now:%H-%M-%S-%f}")
+    words = [f"runs=[{paths}]", f"output={quoted(folder)}", *overrides]
+    config, _ = compose("compare", schema.CompareConfig, words)
+    settings = config.model_dump(exclude={"output", "metric", "comet_model"})
+    settings["ranking"] = Ranking.by(config.metric, config.comet_model)
+    with output_folder(config.output, "comparison.json", "a comparison") as created:
+        write_comparison(output=created, **settings)
+    return Comparison(created)
+
+
+def _data_overrides(data: str | Mapping[str, object] | None) -> list[str]:
+    """Return the overrides for the argument `data` of `train`."""
+    if data is None:
+        return []
+    if isinstance(data, str):
+        return [f"data={data}"]
+    return ["data=files", *(f"data.{key}={quoted(value)}" for key, value in data.items())]
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    return str(tabulate.tabulate(rows, headers="keys", tablefmt="html", floatfmt=".2f"))

@@ -1,0 +1,75 @@
+"""Training, evaluation and comparison from Python give what the commands give."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+import nmt
+from nmt.config.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, tiny: list[str]) -> nmt.Run:
+    return nmt.train(*tiny, data="demo", directory=tmp_path_factory.mktemp("python") / "run")
+
+
+@pytest.fixture(scope="module")
+def tiny() -> list[str]:
+    from conftest import TINY
+
+    return [*TINY, "training.max_steps=4"]
+
+
+def test_a_run_has_its_scores_its_history_and_its_model(run: nmt.Run) -> None:
+    results = json.loads((run.path / "results.json").read_text())
+    assert run.scores["test"] == results["test"]
+    assert {"train/loss", "validation/loss"} <= {key for line in run.history for key in line}
+    (translation,) = run.translator().translate(["the dog"])
+    assert translation.tokens[-1] == "</s>"
+    assert json.loads((run.path / "manifest.json").read_text())["starts"][0]["overrides"][0] == "data=demo"
+    assert "<table>" in run._repr_html_()
+
+
+def test_an_evaluation_equals_that_of_training(run: nmt.Run) -> None:
+    before = run.scores["validation"]
+    after = run.evaluate("split=validation")
+    assert {key: after[key] for key in ("bleu", "chrf", "ter")} == {key: before[key] for key in ("bleu", "chrf", "ter")}
+    assert run.evaluate("split=validation", "search=greedy")["signature"] == before["signature"]
+
+
+def test_a_run_goes_on_with_more_updates(run: nmt.Run) -> None:
+    longer = nmt.train(f"run={run.path}", "training.max_steps=6")
+    assert longer.path == run.path
+    assert longer.history[-1]["step"] == 6
+
+
+def test_runs_are_compared(run: nmt.Run, tiny: list[str], tmp_path: Path) -> None:
+    other = nmt.train(*tiny, "attention=none", data="demo", directory=tmp_path / "other")
+    comparison = nmt.compare_runs([run, other.path], "baseline=none", output=tmp_path / "comparison")
+    assert comparison.page.is_file()
+    (group,) = comparison.values["comparisons"]
+    assert {system["name"] for system in group["systems"]} == {"attention=bahdanau", "attention=none"}
+    assert all(system["name"].removeprefix("attention=") in str(comparison) for system in group["systems"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["attention=luongdot"], "luong_dot"),
+        (["trainig.max_steps=1"], "training.max_steps"),
+        (["seed=1,2"], "several values need a sweep"),
+        (["processes=2"], "several processes are for nmt-train"),
+    ],
+)
+def test_mistakes_are_those_of_the_command(overrides: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        nmt.train(*overrides, directory=tmp_path / "run")
+    assert not GlobalHydra.instance().is_initialized()
+    assert not (tmp_path / "run").exists()
+
+
+def test_files_need_no_choice_of_data(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere"):
+        nmt.train(data={"train": tmp_path / "nowhere", "validation": tmp_path / "nowhere"}, directory=tmp_path / "run")
