@@ -10,7 +10,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_the_api_is_loaded_on_demand() -> None:
-    assert set(nmt.__all__) == {"Translation", "Translator"}
+    assert set(nmt.__all__) == {"Comparison", "Run", "Translation", "Translator", "compare_runs", "train"}
+    assert nmt.train.__module__ == "nmt.cli.python"
     assert nmt.Translator.__module__ == "nmt.translate.translator"
     assert getattr(nmt, "nothing", None) is None
 

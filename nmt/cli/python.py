@@ -28,8 +28,7 @@ from nmt.config.errors import UserError
 from nmt.config.overrides import quoted, user_path
 from nmt.evaluate.evaluation import evaluate_run
 from nmt.system.distributed import Interrupted
-from nmt.system.run import RunDirectory, read_json
-from nmt.system.saved_config import load_config
+from nmt.system.run import RunDirectory, load_config, read_json
 from nmt.training.job import train_run
 from nmt.translate.translator import Translator
 
