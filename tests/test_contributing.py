@@ -80,15 +80,19 @@ def passed(root: Path, *arguments: str) -> int:
     return int(re.findall(r"(\d+) passed", done.stdout)[0])
 
 
-@pytest.mark.parametrize(
-    ("which", "least"), [("not slow", 10), pytest.param("slow or not slow", 60, marks=pytest.mark.slow)]
-)
-def test_five_steps_make_a_score_that_keeps_the_laws_and_trains(which: str, least: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["score", "loss", "search"])
+def test_five_steps_fit_the_code(what: str, tmp_path: Path) -> None:
+    copy_with_steps(what, tmp_path)
+
+
+@pytest.mark.slow
+def test_five_steps_make_a_score_that_keeps_the_laws_and_trains(tmp_path: Path) -> None:
     copy_with_steps("score", tmp_path)
     assert "kind: biased" in train(tmp_path, "attention=luong_general", "attention/score=biased")
-    assert passed(tmp_path, "tests/attention", "-k", "biased", "-m", which) > least
+    assert passed(tmp_path, "tests/attention", "-k", "biased", "-m", "slow or not slow") > 60
 
 
+@pytest.mark.slow
 def test_five_steps_make_a_loss_that_trains(tmp_path: Path) -> None:
     copy_with_steps("loss", tmp_path)
     assert "kind: focal" in train(tmp_path, "objective=focal")
@@ -96,6 +100,7 @@ def test_five_steps_make_a_loss_that_trains(tmp_path: Path) -> None:
     assert passed(tmp_path, "tests/objectives/test_focal.py") == 1
 
 
+@pytest.mark.slow
 def test_five_steps_make_a_search_that_translates(tmp_path: Path) -> None:
     copy_with_steps("search", tmp_path)
     assert "kind: epsilon" in train(tmp_path, "search=epsilon", without="search.beam_size")
