@@ -45,8 +45,7 @@ from nmt.training.journal import (
     save_figures,
 )
 from nmt.training.loop import Observer, Pruned, TrainingLoop
-from nmt.training.losses.auxiliary import CoverageLoss
-from nmt.training.losses.objective import Objective
+from nmt.training.losses.objective import CoverageLoss, Objective
 from nmt.training.start import Start, Teachers, corpus_report, load_start, load_teachers, log_corpus_report
 from nmt.training.trainer import Trainer
 from nmt.training.validation import Validator, monitored_comet, pick_samples

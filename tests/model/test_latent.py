@@ -25,7 +25,7 @@ from torch import Tensor
 from nmt.attention.steering import Steering
 from nmt.model.latent import LatentDecoder, LatentPosition
 from nmt.model.seq2seq import Seq2Seq
-from nmt.training.losses.auxiliary import divergence
+from nmt.training.losses.objective import divergence
 from nmt.training.losses.token_losses import likelihood
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
