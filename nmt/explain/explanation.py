@@ -17,7 +17,6 @@ from torch import Tensor
 from nmt.attention.attention import Attention
 from nmt.config.errors import UserError
 from nmt.data.batching import Batch, collate
-from nmt.model.ensemble import Ensemble
 from nmt.model.seq2seq import Seq2Seq, evaluation_mode
 from nmt.translate.beam_variants import Node
 from nmt.translate.guidance import Attend, make_guidance, prefix_tokens, steer
@@ -68,7 +67,7 @@ def explain(
     model = translator.model
     with evaluation_mode(model), torch.no_grad(), translator.machine.autocast():
         inputs = batch.source, batch.lengths, batch.target_in, batch.target_out, pad, steering
-        forced = model.force(*inputs) if isinstance(model, Ensemble) else model.force(*inputs, detailed=True)
+        forced = model.force(*inputs, detailed=True)
     detail, heads, centres, reach, stops = forced.detail, None, None, None, None
     if detail is not None and detail.heads.shape[1] > 1:
         heads = detail.heads[0].float().cpu().numpy()
@@ -76,12 +75,13 @@ def explain(
         centres = None if detail.centres is None else detail.centres[0, 0].tolist()
         if detail.stops is not None:
             stops = [None if stop < 0 else stop for stop in detail.stops[0, 0].tolist()]
-    if centres is not None and not isinstance(model, Ensemble) and isinstance(model.decoder.attention, Attention):
-        reach = model.decoder.attention.window.reach
+    (first, *others) = model.models
+    if centres is not None and isinstance(first.decoder.attention, Attention):
+        reach = first.decoder.attention.window.reach
     norms = None
-    if saliency and not isinstance(model, Ensemble):
+    if saliency and not others:
         with evaluation_mode(model):
-            norms = shares_of(gradient_norms(model, batch))
+            norms = shares_of(gradient_norms(first, batch))
     return Explanation(
         source_pieces,
         pieces,

@@ -101,8 +101,9 @@ class Ensemble(nn.Module, SearchEnsemble):
         target_out: Tensor,
         pad: int,
         steering: Steering | None = None,
+        detailed: bool = False,
     ) -> Forced:
-        """As Seq2Seq.force: the logarithm of each token's mean probability, the mean attention."""
+        """As Seq2Seq.force: the logarithm of each token's mean probability, the mean attention, no detail."""
         forced = [member.force(source, lengths, target_in, target_out, pad, steering) for member in self.models]
         return Forced(log_mean([member.log_probs for member in forced]), _mean([member.weights for member in forced]))
 

@@ -94,6 +94,11 @@ class Seq2Seq(nn.Module):
         self.fixed_context = fixed_context  # without attention: is the summary an input of every step?
 
     @property
+    def models(self) -> "tuple[Seq2Seq, ...]":
+        """The models that predict together: this one; see nmt.model.ensemble.Ensemble."""
+        return (self,)
+
+    @property
     def attends(self) -> bool:
         """Does the model have an attention?"""
         return self.decoder.attention is not None

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nmt.ops.linear import input_gradient, linear, matmul, weight_gradient
-from nmt.ops.output_loss import SIZES, ChunkSizes, Criterion, OutputLoss, chunked_loss, slices
+from nmt.ops.output_loss import SIZES, ChunkSizes, Criterion, OutputLoss, Rows, chunked_loss, slices
 from nmt.ops.packed import Weight
 from nmt.ops.precision import finite_log, in_autocast_dtype, wide, wide_dtype
 
@@ -115,8 +115,8 @@ class _MeanOfSoftmax(torch.autograd.Function):
         return logits_grad.view(probs.shape).to(ctx.dtype), shares_grad.view(-1), None
 
 
-class SeveralRows:
-    """Every position of each pass has K readouts: (C, N, K, R), shares (C, N, K). See nmt.ops.output_loss.Rows.
+class SeveralRows(Rows):
+    """Every position of each pass has K readouts: (C, N, K, R), shares (C, N, K).
 
     The readouts of a chunk are ordered by position.
     """
@@ -124,11 +124,11 @@ class SeveralRows:
     def __init__(self, readouts: Tensor, shares: Tensor | None, counted: Tensor, differentiate: bool) -> None:
         assert shares is not None
         self.mixing, self.counted = shares, counted
-        self.readouts, self.shares = readouts.reshape(-1, readouts.shape[-1]), shares.reshape(-1)
+        self.readouts, self.flat_shares = readouts.reshape(-1, readouts.shape[-1]), shares.reshape(-1)
         C, _, K = shares.shape
         self.per_position = C * K
         self.complete = None if leaves_out(shares) else (C, K)
-        inputs = (self.readouts, self.shares) if differentiate else ()
+        inputs = (self.readouts, self.flat_shares) if differentiate else ()
         self.gradients = tuple(torch.zeros_like(tensor) for tensor in inputs)
 
     def start(self, chunk: slice) -> Tensor:
@@ -151,7 +151,7 @@ class SeveralRows:
     def leaves(self, logits: Tensor, part: slice) -> tuple[Tensor, ...]:
         """See Rows."""
         rows = self._rows(part)
-        return logits[rows], self.shares.index_select(0, self.places[rows])
+        return logits[rows], self.flat_shares.index_select(0, self.places[rows])
 
     def evaluate(
         self, criterion: MixedCriterion, leaves: list[Tensor], part: slice, others: tuple[Tensor, ...]
@@ -167,7 +167,7 @@ class SeveralRows:
         rows = self._rows(part)
         logits[rows], of_shares = gradients
         places = self.places[rows]
-        without_weight = self.shares.index_select(0, places) == 0
+        without_weight = self.flat_shares.index_select(0, places) == 0
         self.gradients[1].index_copy_(0, places, of_shares.masked_fill_(without_weight, 0.0))
 
     def finish(self, gradient: Tensor) -> None:

@@ -7,7 +7,7 @@ Shapes: C passes over a batch, N target positions, n of them in a chunk, m rows 
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ def output_loss(
     The criterion gets the same rows of every tensor in `by_position`, and of `shares` (C, N, ...), if given, before
     these. Gradients go to readouts, weight, bias and shares.
     """
-    return chunked_loss(SingleRows, readouts, weight, bias, shares, counted, criterion, by_position, sizes)
+    return chunked_loss(Rows, readouts, weight, bias, shares, counted, criterion, by_position, sizes)
 
 
 def chunked_loss(
@@ -75,72 +75,42 @@ def chunked_loss(
     return OutputLoss(total, terms)
 
 
-class Rows(Protocol):
-    """Which rows of a product belong to which target positions, and where their gradients go."""
-
-    per_position: int  # rows
-    gradients: tuple[Tensor, ...]  # of the readouts and, if there are any, of the shares; none in evaluation
-
-    def __init__(self, readouts: Tensor, shares: Tensor | None, counted: Tensor, differentiate: bool) -> None: ...
-
-    def start(self, chunk: slice) -> Tensor:
-        """The readouts (m, R) of a chunk of positions, to which later calls refer."""
-        ...
-
-    def leaves(self, logits: Tensor, part: slice) -> tuple[Tensor, ...]:
-        """Logits (m, V) of the chunk -> what the criterion differentiates for some positions of it: their logits and,
-        if there are any, their shares."""
-        ...
-
-    def evaluate(
-        self, criterion: Criterion, leaves: list[Tensor], part: slice, others: tuple[Tensor, ...]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The criterion's loss (n,) and terms (n,) for these positions of the chunk."""
-        ...
-
-    def store(self, logits: Tensor, part: slice, gradients: tuple[Tensor, ...]) -> None:
-        """Overwrite the logits of these positions by their gradient, and store that of their shares."""
-        ...
-
-    def finish(self, gradient: Tensor) -> None:
-        """Store the gradient (m, R) of the chunk's readouts."""
-        ...
-
-
-class SingleRows:
-    """Every position of each pass has one readout: (C, N, R), shares (C, N, ...)."""
+class Rows:
+    """Which rows of a product belong to which positions: here each position of each pass has one readout (C, N, R),
+    with shares (C, N, ...)."""
 
     def __init__(self, readouts: Tensor, shares: Tensor | None, counted: Tensor, differentiate: bool) -> None:
-        self.readouts, self.shares = readouts, shares
-        self.per_position = len(readouts)
+        self.readouts, self.shares, self.counted = readouts, shares, counted
+        self.per_position = len(readouts)  # rows
         inputs = (readouts, shares) if differentiate else ()
         self.gradients = tuple(torch.empty_like(tensor) for tensor in inputs if tensor is not None)
         self.dtype = wide_dtype(readouts.dtype)
 
     def start(self, chunk: slice) -> Tensor:
-        """See Rows."""
+        """The readouts (m, R) of a chunk of positions, to which later calls refer."""
         self.chunk = chunk
         return self.readouts[:, chunk].flatten(0, 1)
 
     def leaves(self, logits: Tensor, part: slice) -> tuple[Tensor, ...]:
-        """See Rows."""
+        """Logits (m, V) of the chunk -> what the criterion differentiates for some positions of it: their logits and,
+        if there are any, their shares."""
         wide = logits.view(self.per_position, -1, logits.shape[-1])[:, part].to(self.dtype)
         return (wide,) if self.shares is None else (wide, self.shares[:, self._positions(part)])
 
     def evaluate(
         self, criterion: Criterion, leaves: list[Tensor], part: slice, others: tuple[Tensor, ...]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """See Rows."""
+        """The criterion's loss (n,) and terms (n,) for these positions of the chunk."""
         return criterion(*leaves, *others)
 
     def store(self, logits: Tensor, part: slice, gradients: tuple[Tensor, ...]) -> None:
-        """See Rows."""
+        """Overwrite the logits of these positions by their gradient, and store that of their shares."""
         logits.view(self.per_position, -1, logits.shape[-1])[:, part] = gradients[0]
         if self.shares is not None:
             self.gradients[1][:, self._positions(part)] = gradients[1]
 
     def finish(self, gradient: Tensor) -> None:
-        """See Rows."""
+        """Store the gradient (m, R) of the chunk's readouts."""
         self.gradients[0][:, self.chunk] = gradient.view(self.per_position, -1, gradient.shape[-1])
 
     def _positions(self, part: slice) -> slice:

@@ -12,7 +12,6 @@ from nmt.config.compose import merge_search
 from nmt.config.errors import UserError
 from nmt.config.overrides import user_path
 from nmt.config.schema.model import ScoredAttention
-from nmt.model.ensemble import Ensemble
 from nmt.serve.messages import ModelInfo
 from nmt.system.run import RunDirectory, load_config, read_json, runs_below
 from nmt.translate.guidance import Attend, prefix_tokens
@@ -145,8 +144,9 @@ def _info(name: str, runs: Sequence[str], translator: Translator, max_beam_size:
     if model.attends:
         attention = str(choices.get("attention", scored.score.kind if scored else "mixed")) if alone else "mean"
     heads = 0
-    if not isinstance(model, Ensemble) and isinstance(model.decoder.attention, MultiHeadAttention):
-        heads = model.decoder.attention.heads
+    first = model.models[0]
+    if alone and isinstance(first.decoder.attention, MultiHeadAttention):
+        heads = first.decoder.attention.heads
     # The windows and stops of several heads are not explained.
     single = scored if alone and not heads else None
     return ModelInfo(
@@ -155,7 +155,7 @@ def _info(name: str, runs: Sequence[str], translator: Translator, max_beam_size:
         target=config.data.target_lang,
         attention=attention,
         members=len(runs),
-        latent=not isinstance(model, Ensemble) and model.decoder.sums_over_positions,
+        latent=alone and first.decoder.sums_over_positions,
         heads=heads,
         window=single.window.kind if single is not None and single.window.kind != "global" else None,
         monotonic=single is not None and single.normalizer.kind in {"monotonic", "mocha"},

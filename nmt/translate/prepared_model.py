@@ -131,10 +131,9 @@ class SearchAttention:
 
 
 def prepare_for_search(model: Seq2Seq | Ensemble, hypotheses: int, pack: Pack) -> "SearchModel | SearchEnsemble":
-    """See SearchModel; an ensemble's members are prepared."""
-    if isinstance(model, Ensemble):
-        return SearchEnsemble([SearchModel(member, hypotheses, pack) for member in model.models])
-    return SearchModel(model, hypotheses, pack)
+    """Prepare each model, see SearchModel; several are an ensemble."""
+    prepared = [SearchModel(member, hypotheses, pack) for member in model.models]
+    return prepared[0] if len(prepared) == 1 else SearchEnsemble(prepared)
 
 
 class SearchModel:

@@ -136,11 +136,11 @@ class Translator:
     @property
     def single(self) -> Seq2Seq:
         """The one model. Raises UserError for an ensemble."""
-        if isinstance(self.model, Ensemble):
+        if len(self.model.models) > 1:
             raise UserError(
                 f"gradients are defined for one model, not for an ensemble of {len(self.model.models)}; load one run"
             )
-        return self.model
+        return self.model.models[0]
 
     def with_search(self, settings: schema.Search) -> Self:
         """Return a translator with other search settings, which shares the model."""
