@@ -73,7 +73,7 @@ class OneTokenDecides(nn.Module):
         self.likely[reference] = 10.0
         self.key, self.looks_at = key, looks_at
         layer = OutputLayer(self.likely[:, None], torch.zeros(vocabulary), None)
-        self.output = SimpleNamespace(layer=lambda: layer)
+        self.output, self.models = SimpleNamespace(layer=lambda: layer), (self,)
 
     def encode_embedded(self, embedded: Tensor, lengths: Tensor, source: Tensor) -> Tensor:
         assert len(embedded) == len(lengths) == len(source)
