@@ -13,8 +13,8 @@ from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, Batches
 from nmt.data.prepare import prepare
+from nmt.model import latent
 from nmt.model.checkpoints import new_model
-from nmt.model.latent import inference
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.draws import sentence_draws
 from nmt.training.losses.objective import Objective
@@ -105,7 +105,7 @@ def test_the_mean_over_all_samples_is_the_enumerated_gradient(
             probabilities.append(float((q.detach() * choice).sum(-1).prod()))
             return choice
 
-        monkeypatch.setattr(inference, "sample_positions", chosen)
+        monkeypatch.setattr(latent, "sample_positions", chosen)
         model.zero_grad()
         sampled(batch, 1).total.backward()
         for name, parameter in model.named_parameters():
