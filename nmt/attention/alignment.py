@@ -45,7 +45,7 @@ class ExpectedAlignment(Alignment):
 
 class LatentAlignment(ExpectedAlignment):
     """The context is the mean, as in soft attention, and each prediction is a sum over source positions
-    (nmt.model.latent.mixture)."""
+    (nmt.model.latent)."""
 
     needs_distribution = True
 
