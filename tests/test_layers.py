@@ -18,7 +18,7 @@ ROOMS: dict[str, str] = {  # in the order in which a user meets them -> the room
     "evaluate": "config system data translate explain",
     "explain": "config system data attention model translate",
     "compare": "config system data evaluate explain",
-    "serve": "config system attention model translate explain",
+    "serve": "config system attention translate explain",
     "export": "config system data model translate explain",
 }
 MAX_FLOORS = 11
