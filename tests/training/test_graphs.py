@@ -121,19 +121,22 @@ def test_padding_adds_sentences_without_targets() -> None:
 
 
 # Between them: fixed vectors, local windows, heads, a past, latent positions, all kinds of decoder and regularisation.
-MODELS = [
+QUICK = [
+    "attention=multihead encoder/self_attention=attention",
+    "attention=coverage attention.coverage.loss_start=0 decoder.copy=true",
+    "attention=marginal decoder.lexical=true",
+    "attention=luong_dot embedding.frozen=true embedding.tie_output=false training.start_from=run",
+]
+OTHERS = [
     "attention=none",
     "attention=bahdanau training.guided_alignment=0.3",
     "attention=luong_local_p",
-    "attention=multihead encoder/self_attention=attention",
-    "attention=coverage attention.coverage.loss_start=0 decoder.copy=true",
     "attention=gnmt encoder.hidden=16",
-    "attention=marginal decoder.lexical=true",
     "attention=variational",
     "attention=hard_monotonic",
     "attention=nematus encoder.layer_norm=true decoder.layer_norm=true decoder.bridge=mean",
-    "attention=luong_dot embedding.frozen=true embedding.tie_output=false training.start_from=run",
 ]
+MODELS = [*QUICK, *(pytest.param(other, marks=pytest.mark.slow) for other in OTHERS)]
 
 
 @pytest.mark.parametrize("overrides", MODELS)
