@@ -147,6 +147,7 @@ def test_an_ensembles_results_stay_out_of_its_runs(runs: dict[str, Path], tmp_pa
     }
     evaluated(three(runs), folder, "validation")
     assert set(json.loads((folder / "results.json").read_text())) == {"test", "validation"}
+    assert RunDirectory(folder).held_out("validation") == RunDirectory(runs["bahdanau"]).held_out("validation")
 
 
 def test_a_folder_holds_one_evaluation(runs: dict[str, Path], tmp_path: Path) -> None:
