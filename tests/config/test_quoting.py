@@ -5,6 +5,7 @@ import shlex
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from nmt.config.errors import format_value
 from nmt.config.overrides import for_shell, quoted
 
 STRANGE = [
@@ -40,3 +41,7 @@ def test_what_needs_no_quotes_has_none() -> None:
     assert for_shell("run", "outputs/run-1/2.0_x") == "run=outputs/run-1/2.0_x"
     assert for_shell("run", "my run") == "\"run='my run'\""
     assert quoted("null") == "'null'"
+
+
+def test_a_value_in_a_message_cannot_control_the_terminal() -> None:
+    assert format_value("a\x1b[31mb\n") == r"a\x1b[31mb\n"
