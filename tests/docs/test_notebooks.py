@@ -1,0 +1,68 @@
+"""The notebooks: their text versions run, and the .ipynb files hold the same cells, with the output of a run."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from documents import ROOT
+
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.py"))
+MARKER = re.compile(r"^# %%(?: \[(markdown)\])?\n", re.M)
+SECONDS = 900  # of a cell; on two idle cores the longest takes two minutes
+
+Cell = tuple[str, str]  # kind, text
+
+
+def cells_of_text(path: Path) -> list[Cell]:
+    """The cells of a text version (py:percent): a marker before each, and "# " before the lines of Markdown."""
+    _, *parts = MARKER.split(path.read_text(encoding="utf-8"))
+    pairs = zip(parts[::2], parts[1::2], strict=True)
+    return [(kind or "code", re.sub(r"^# ?", "", text, flags=re.M) if kind else text) for kind, text in pairs]
+
+
+def cells_of_notebook(path: Path) -> list[dict[str, object]]:
+    return json.loads(path.read_text(encoding="utf-8"))["cells"]
+
+
+def test_there_are_notebooks() -> None:
+    assert len(NOTEBOOKS) == 3
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_notebook_holds_the_cells_of_its_text(path: Path) -> None:
+    cells = cells_of_notebook(path.with_suffix(".ipynb"))
+    held = [(cell["cell_type"], "".join(cell["source"])) for cell in cells]
+    assert held == [(kind, text.strip("\n")) for kind, text in cells_of_text(path)]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_notebook_holds_the_output_of_one_run(path: Path) -> None:
+    """Cells ran once, from top to bottom, without an error; the file is small and names nobody's folders."""
+    notebook = path.with_suffix(".ipynb")
+    code = [cell for cell in cells_of_notebook(notebook) if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == [*range(1, len(code) + 1)]
+    kinds = {output["output_type"] for cell in code for output in cell["outputs"]}
+    assert kinds <= {"stream", "display_data", "execute_result"}
+    assert notebook.stat().st_size < 500_000
+    assert not re.search(r"/(?:home|Users|root|tmp)/", notebook.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_first_cell_installs_from_the_repository(path: Path) -> None:
+    address = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
+    kind, text = cells_of_text(path)[0]
+    assert kind == "code"
+    assert f"git+{address}" in text
+    assert all(line.startswith("#") for line in text.split("\n") if line)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_text_runs(path: Path, tmp_path: Path) -> None:
+    jupytext = pytest.importorskip("jupytext", reason="the extra `notebooks` is not installed")
+    nbclient = pytest.importorskip("nbclient", reason="the extra `notebooks` is not installed")
+    notebook = jupytext.read(path)
+    folder = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", resources=folder).execute()
