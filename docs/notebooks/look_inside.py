@@ -297,10 +297,9 @@ print("gradient of J        ", exact.round(3))
 #
 # ## Exercises
 #
-# 1. Put half of the weight of step 3 on each "the", with `attend={3: [0.5, 0, 0, 0.5, 0, 0, 0, 0]}`. Which article wins, and what does that say about
-#    mixing states?
+# 1. Put half of the weight of step 3 on each "the", with `attend={3: [0.5, 0, 0, 0.5, 0, 0, 0, 0]}`. Which article wins, and why?
 # 2. Add 10 to all rewards. Which curves of the learning plot change?
 # 3. Is `expected reward J` always close to the best constant? Try energies of (5, 0, 0).
 #
-# Answers: (1) try it: the mean of two states is a state that the model has hardly ever seen, and one of the two articles usually wins. (2) only the
+# Answers: (1) in our run neither: the model writes "et" there. The mean of two states is a state that it has hardly ever seen. (2) only the
 # one without a baseline. (3) no: a position with a large weight has a short gradient, and the best constant leans towards the rewards of the others.
