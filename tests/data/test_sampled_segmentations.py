@@ -174,7 +174,7 @@ import hashlib, sys, tempfile
 from pathlib import Path
 from nmt.data.first_pass import Candidates, TokenizerSample
 sys.path.insert(0, sys.argv[1])
-from nmt.data.prepare import tokenizer_training as tokenizer
+from nmt.data import tokenizer
 import test_sampled_segmentations as tests
 config = tests.trained(sys.argv[2])
 with tempfile.TemporaryDirectory() as folder:
