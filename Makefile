@@ -60,10 +60,9 @@ docs: $(DOCS_READY)  ## build the documentation into build/site; a broken link f
 build: $(READY)  ## build the wheel and the source archive into dist/
 	@$(BIN)/python -m build --no-isolation
 
-serve: $(READY)  ## open the page and the service of the last `make train` (OVERRIDES="port=9000")
+serve: $(READY)  ## open the page and the service of the last `make train`, or of the model that comes with nmt (OVERRIDES="port=9000")
 	@run=$$(ls -td outputs/train/*/*/ 2>/dev/null | while read -r path; do [ -f "$$path/checkpoints/best.safetensors" ] && echo "$$path" && break; done); \
-	[ -n "$$run" ] || { echo "no model to serve yet: make train makes one in about three minutes"; exit 1; }; \
-	exec $(BIN)/nmt-serve run="$${run%/}" $(OVERRIDES)
+	exec $(BIN)/nmt-serve run="$${run:-demo}" $(OVERRIDES)
 
 tensorboard: $(READY)  ## open TensorBoard on everything under outputs/ (this machine only)
 	@$(BIN)/tensorboard --logdir outputs --host localhost

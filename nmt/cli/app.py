@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
-from nmt.cli.compose import argument_parser, job_config, job_overrides, parse_arguments
+from nmt.cli.compose import argument_parser, job_config, job_overrides, parse_arguments, value_of
 from nmt.cli.compose import choices as choices_of
 from nmt.cli.help import explain
 from nmt.config.compose import config_dir
@@ -60,11 +60,12 @@ def run_command(
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints exceptions itself
     log_to_stream(sys.stderr)
     warnings.filterwarnings("error", category=UserWarning, module=r"hydra\.")  # such as a missing search path
+    arguments = sys.argv[1:] if arguments is None else arguments
     outcomes: list[int | Exception | None] = []  # of the job, of what failed around it, of the sweep
-    job = _job(command, schema, task, sweep, debug, outcomes)
+    job = _job(command, schema, task, sweep, debug, outcomes, _new_folders(arguments))
     try:
         try:
-            _start_hydra(command, schema, job, run_dir, sys.argv[1:] if arguments is None else arguments)
+            _start_hydra(command, schema, job, run_dir, arguments)
         except Exception as error:
             if debug or outcomes:  # a bug
                 raise
@@ -90,8 +91,12 @@ def _job(
     sweep: ModuleType | None,
     debug: bool,
     outcomes: list[int | Exception | None],
+    created: list[Path],
 ) -> Callable[[DictConfig], Any]:
-    """Return the function that Hydra calls for each job. A single job appends its outcome, None while it runs."""
+    """Return the function that Hydra calls for each job. A single job appends its outcome, None while it runs.
+
+    created: the folders that Hydra creates for a run whose directory is named.
+    """
 
     def job(config: DictConfig) -> Any:  # noqa: ANN401
         def work() -> int:
@@ -102,7 +107,7 @@ def _job(
         outcomes.append(None)
         outcomes[-1] = outcome = attempt(work, debug)
         if isinstance(outcome, Exception) and rank() == 0:
-            _remove_empty_directory()
+            _remove_empty_directories(created)
         elif isinstance(outcome, int) and outcome >= STOPPED:
             sys.exit(outcome)
         return None
@@ -176,13 +181,24 @@ def joined() -> bool:
     return distributed is not None and bool(distributed.is_initialized())
 
 
-def _remove_empty_directory() -> None:
-    """Remove the directory that Hydra has created for a new run, and the folders of its date, if they are empty."""
+def _new_folders(arguments: list[str]) -> list[Path]:
+    """Return the folders, the innermost first, that do not exist yet of the directory that hydra.run.dir= names."""
+    named = [value_of(argument) for argument in arguments if argument.startswith("hydra.run.dir=")]
+    if not named or "${" in named[-1]:
+        return []
+    path = user_path(named[-1]).absolute()
+    return [folder for folder in (path, *path.parents) if not folder.exists()]
+
+
+def _remove_empty_directories(created: list[Path]) -> None:
+    """Remove the directory that Hydra has created for a new run, and those above it, if they are new and empty."""
     config = HydraConfig.get()
     words = [*job_overrides(config), *job_overrides(config, "hydra")]
-    if not any(word.startswith(("run=", "hydra.run.dir=")) for word in words):
-        with contextlib.suppress(OSError):
-            os.removedirs(config.run.dir)
+    with contextlib.suppress(OSError):
+        if not any(word.startswith(("run=", "hydra.run.dir=")) for word in words):
+            os.removedirs(config.run.dir)  # with the folders of its date
+        for folder in created:
+            folder.rmdir()
 
 
 def write(stream: IO[AnyStr], content: AnyStr, name: str) -> OSError | None:

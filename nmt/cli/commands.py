@@ -182,7 +182,8 @@ def _compare(config: schema.CompareConfig, overrides: list[str]) -> None:
 def _serve(config: schema.ServeConfig, overrides: list[str]) -> None:
     """Serve a page and a service for trained models."""
     if missing := [name for name in SERVE_PACKAGES if find_spec(name) is None]:
-        raise UserError(f"the package {missing[0]} is missing: pip install 'nmt[serve]'")
+        packages = " ".join(name.replace("_", "-") for name in SERVE_PACKAGES)
+        raise UserError(f"the package {missing[0]} is missing: pip install {packages}")
     token = _token(config)
     with exit_at_ctrl_c("serve"):
         import torch
@@ -263,6 +264,7 @@ def _export(config: schema.ExportConfig, overrides: list[str]) -> None:
         license=config.license,
         sentences=config.sentence or [],
         held_out=config.held_out,
+        half=config.precision == "fp16",
     )
     _check_file(config, file)  # the model may have taken a while to load
     write_archive(file, packed)

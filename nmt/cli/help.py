@@ -167,8 +167,7 @@ def _user_error(match: re.Match[str], _: str) -> str:
 
 
 def _missing_launcher(match: re.Match[str], _: str) -> str:
-    extra = {"joblib": "parallel", "submitit": "slurm"}[match[1]]
-    return f'hydra/launcher: {match[1]} is not installed: pip install "nmt[{extra}]"'
+    return f"hydra/launcher: {match[1]} is not installed: pip install hydra-{match[1]}-launcher"
 
 
 def _unknown_key(match: re.Match[str], command: str) -> str:

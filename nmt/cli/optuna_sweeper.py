@@ -218,7 +218,7 @@ def _optuna() -> Any:  # noqa: ANN401
     try:
         import optuna
     except ImportError:
-        raise UserError('hydra/sweeper=optuna needs another package: pip install "nmt[optuna]"') from None
+        raise UserError("hydra/sweeper=optuna needs another package: pip install optuna") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 

@@ -269,8 +269,8 @@ def bleu_metric(settings: ScoreSettings, effective_order: bool = False) -> BLEU:
         # `force` silences the warning that the text looks tokenized, which some corpora are on purpose.
         return BLEU(tokenize=name, lowercase=settings.lowercase, force=True, effective_order=effective_order)
     except RuntimeError as error:  # no dictionary for the Japanese or Korean tokenizer
-        extra = name.partition("-")[0]
-        raise ValueError(f'evaluation.tokenize: {name!r} needs more packages: pip install "nmt[{extra}]"') from error
+        package = f'"sacrebleu[{name.partition("-")[0]}]"'
+        raise ValueError(f"evaluation.tokenize: {name!r} needs more packages: pip install {package}") from error
     except OSError as error:  # the SentencePiece tokenizers download their model once
         raise ValueError(
             f"evaluation.tokenize: {name!r} cannot download its model ({error}); try again or use another"

@@ -25,7 +25,7 @@ class Comet:
         Raises ValueError without the package, or if the model cannot be loaded.
         """
         if find_spec("comet") is None:
-            raise ValueError('COMET needs another package: pip install "nmt[comet]"')
+            raise ValueError("COMET needs another package: pip install unbabel-comet")
         local = name.endswith(CHECKPOINT)
         if local and not Path(name).is_file():
             raise ValueError("no such file; give the checkpoint of a COMET model, or the name of one on the hub")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from torch import Tensor
 
 from nmt.config import schema
 from nmt.config.errors import UserError
@@ -43,16 +44,18 @@ def contents(
     license: str | None = None,
     sentences: Sequence[str] = (),
     held_out: bool = False,
+    half: bool = False,
 ) -> dict[str, bytes]:
     """Collect the files of an archive called `file_name`, by name. Loads the model, which checks that it is whole.
 
     sentences: drawn as heatmaps; without any, one of the validation set, whose tokens are hidden behind numbers unless
-    the corpus is the built-in one or `held_out` packs its text anyway. Raises UserError.
+    the corpus is the built-in one or `held_out` packs its text anyway. half: rounds the weights to 16 bits. Raises
+    UserError.
     """
     config = load_config(run.config)
     translator = Translator.load(run.source, checkpoint=checkpoint, device="cpu", precision="fp32")
     pictures = _pictures(translator, run, config, sentences, held_out)
-    weights, step = _weights(run, checkpoint)
+    weights, step = _weights(run, checkpoint, half)
     suffix = "" if checkpoint == "best" else f".checkpoint-{checkpoint}"  # of results and translations
     recorded = read_json(run.results)
     results = {split: recorded[f"{split}{suffix}"] for split in SPLITS if f"{split}{suffix}" in recorded}
@@ -125,13 +128,21 @@ def _names_a_place(override: str) -> bool:
     return key in schema.PATH_KEYS | {"run", "data.corpora", "validation.comet_model"}
 
 
-def _weights(run: RunDirectory, checkpoint: str) -> tuple[bytes, int]:
+def _weights(run: RunDirectory, checkpoint: str, half: bool) -> tuple[bytes, int]:
     """Read the weights as safetensors, and the number of updates that made them."""
-    if checkpoint == "best":
-        path = run.path / WEIGHTS
-        return read_bytes(path, MAX_WEIGHTS), int(read_checkpoint(path)["step"])
-    state = read_checkpoint(run.checkpoints / LAST)
-    return to_safetensors({"model": state["model"], "step": state["step"], "scores": {}}), int(state["step"])
+    path = run.path / WEIGHTS if checkpoint == "best" else run.checkpoints / LAST
+    state = read_checkpoint(path)
+    step = int(state["step"])
+    if checkpoint == "best" and not half:
+        return read_bytes(path, MAX_WEIGHTS), step
+    model = _halved(state["model"]) if half else state["model"]
+    return to_safetensors({"model": model, "step": step, "scores": {}}), step
+
+
+def _halved(model: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Round floating-point weights to 16 bits; tied weights stay one tensor."""
+    rounded = {weight.data_ptr(): weight.half() for weight in model.values() if weight.is_floating_point()}
+    return {name: rounded.get(weight.data_ptr(), weight).view(weight.shape) for name, weight in model.items()}
 
 
 def _pictures(

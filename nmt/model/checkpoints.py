@@ -170,11 +170,13 @@ def _check_fit(model: Seq2Seq, checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def same_form(weights: Any, own: dict[str, Tensor]) -> bool:  # noqa: ANN401
-    """Do these weights have the names, shapes and types of a model's own?"""
+    """Do these weights have the names and shapes of a model's own, and its types or those of an archive in fp16?"""
     if not isinstance(weights, dict) or weights.keys() != own.keys():
         return False
     return all(
-        isinstance(weight, Tensor) and (weight.shape, weight.dtype) == (own[name].shape, own[name].dtype)
+        isinstance(weight, Tensor)
+        and weight.shape == own[name].shape
+        and weight.dtype in {own[name].dtype, torch.float16}
         for name, weight in weights.items()
     )
 

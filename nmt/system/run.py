@@ -35,6 +35,7 @@ LOCK, SWEEP = ".lock", ".nmt-sweep"  # files that mark a run in progress and the
 ERROR = "error.txt"  # why a job of a sweep failed
 EVALUATION = "evaluation.json"  # describes an evaluation in a folder that is not a run
 FINISHED, PRUNED = "finished", "pruned"  # "status" in the manifest; absent until the run ends
+DEMO = Path(__file__).with_name("demo.nmt")  # the archive that run=demo opens; scripts/make_demo_model.py made it
 MAX_BYTES = 1_000_000  # of a saved configuration, which has a few thousand
 MAX_DEPTH = 50  # of nested sections; a saved configuration has four
 PACKAGES = ("nmt", "torch", "numpy", "sentencepiece", "sacrebleu", "datasets", "hydra-core")
@@ -61,8 +62,13 @@ class RunDirectory:
 
     @classmethod
     def existing(cls, path: str | Path, key: str = "run") -> "RunDirectory":
-        """Open a run, or an archive of one, for reading. Raises UserError that names `key` if there is none."""
+        """Open a run, or an archive of one, for reading; "demo" is the model that comes with the package.
+
+        Raises UserError that names `key` if there is none.
+        """
         named = user_path(path)
+        if str(path) == "demo" and not named.exists():
+            named = DEMO
         run = cls(unpacked(named, f"{key}={path}"), named) if named.is_file() else cls(named)
         if not run.path.is_dir():
             raise UserError(f"{key}={path}: no such directory")

@@ -456,7 +456,7 @@ def check_packages(loggers: Iterable[str]) -> None:
     """Raises UserError if the package of a logger is missing."""
     for name in loggers:
         if find_spec(name) is None:  # a logger is named after its package
-            raise UserError(f'logger={name}: needs another package: pip install "nmt[{name}]"')
+            raise UserError(f"logger={name}: needs another package: pip install {name}")
 
 
 def _reason(error: BaseException) -> str:

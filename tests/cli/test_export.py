@@ -170,7 +170,7 @@ def test_mistakes_are_one_line(model: Path, home: Path, refused) -> None:  # noq
     export = ("nmt-export", "run=run")
     refused("output=private: is a folder; name a file", *export, "output=private")
     refused("output=model.nmt/x: cannot be written", *export, "output=model.nmt/x")
-    refused("run=[run,private]: an archive holds one model", "nmt-export", "run=[run,private]", "output=x")
+    refused("needs to be one model, as an archive holds one", "nmt-export", "run=[run,private]", "output=x")
     refused(
         "checkpoint=last: model.nmt is an archive, which has one checkpoint",
         *export[:1],

@@ -38,5 +38,5 @@ def test_a_checkpoint_is_a_file_and_a_name_is_of_the_hub(comet_package: Path, tm
 
 def test_without_the_package_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comet_module, "find_spec", lambda _: None)
-    with pytest.raises(ValueError, match=r'COMET needs another package: pip install "nmt\[comet\]"'):
+    with pytest.raises(ValueError, match="COMET needs another package: pip install unbabel-comet"):
         Comet.load(HUB, CPU)

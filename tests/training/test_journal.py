@@ -214,7 +214,7 @@ def test_without_tensorboard_it_writes_nothing(tmp_path: Path) -> None:
         ("logger=[tensorboard,nonesuch]", "logger[1]=nonesuch: not one of tensorboard, wandb, mlflow"),
         ("logger=[tensorboard,aim]", "logger=aim: Aim was removed; use tensorboard, wandb or mlflow"),
         ("tracking.aim_repo=x", "tracking.aim_repo: Aim was removed; leave it out"),
-        ("logger=[tensorboard,mlflow]", 'logger=mlflow: needs another package: pip install "nmt[mlflow]"'),
+        ("logger=[tensorboard,mlflow]", "logger=mlflow: needs another package: pip install mlflow"),
     ],
 )
 def test_what_is_not_there_is_refused_before_anything_is_written(

@@ -131,7 +131,7 @@ def test_comet_is_looked_for_before_anything_is_written(tmp_path: Path, tiny_ove
     assert done.returncode == 2
     assert done.stderr.decode().splitlines()[-1] == (
         "nmt-train: error: validation.comet_model=Unbabel/wmt22-comet-da: COMET needs another package: pip install "
-        '"nmt[comet]"'
+        "unbabel-comet"
     )
     assert not (tmp_path / "run").exists()
 

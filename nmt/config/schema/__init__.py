@@ -271,6 +271,7 @@ class ExportConfig(Section):
     license: Name | None
     sentence: Names | None
     held_out: bool
+    precision: Literal["fp32", "fp16"]
     overwrite: bool
 
     conflicts = (
