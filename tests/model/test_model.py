@@ -479,7 +479,7 @@ def test_the_lexical_model_drops_what_the_readout_drops(variational: bool) -> No
 @pytest.mark.parametrize(("context", "expected"), [("first_state", False), ("every_step", True)])
 def test_the_fixed_vector_enters_once_or_at_every_step(context: str, expected: bool) -> None:
     model = model_of(attention={"kind": "none", "context": context})
-    assert (model.encode(SOURCE, LENGTHS).fixed is not None) == expected
+    assert (model.encode(SOURCE, LENGTHS).hypothesis.fixed is not None) == expected
 
 
 def test_ties_share_one_matrix() -> None:

@@ -264,7 +264,7 @@ def test_the_first_layer_queries_for_all_steps_at_once(coverage: str, monkeypatc
     """Unless the attention reads its past; then the attention alone goes step by step."""
     model, queries = model_of(Timing("first_layer", False, "lstm", 3), coverage=coverage), []
     model.decoder.attention.score.register_forward_pre_hook(lambda _, given: queries.append(given[0].shape[1]))
-    monkeypatch.delattr(Decoder, "_step")
+    monkeypatch.delattr(Decoder, "_decode_step")
     model(SOURCE, LENGTHS, TARGET)
     T = TARGET.shape[1]
     assert queries == ([T] if coverage == "none" else [1] * T)
