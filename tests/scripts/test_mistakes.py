@@ -27,7 +27,11 @@ LARGER = ["--student", "encoder.hidden=8"]
         ("distill", [*STUDENT, "a='b"], 'error: --student "a=\'b": no closing quotation'),
         ("distill", ["out", *TINY, *LARGER], "(encoder.hidden is 16 there, 8 here); with"),
         ("distill", [*STUDENT, "tokenizer.vocab_size=900"], "another corpus gives another tokenizer"),
-        ("distill", ["out", "attention=hard", "--student", ""], "objective.kind=distillation needs positions that need no reward"),
+        (
+            "distill",
+            ["out", "attention=hard", "--student", ""],
+            "objective.kind=distillation needs positions that need no reward",
+        ),
         ("distill", [*STUDENT, "", "--models", "0"], "--models and --jobs must be at least 1"),
         ("diversify", ["out", "seed=1"], "data=demo: has one direction only"),
         ("diversify", ["out", "data=multilingual", "data.corpora=[a-b,b-a]", *FILES[1:]], "has several directions"),

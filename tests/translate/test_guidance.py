@@ -259,7 +259,10 @@ def test_a_wrong_file_is_one_line(run: Path, tmp_path: Path, key: str, content: 
 def test_what_makes_no_sense_together_is_refused(run: Path, tmp_path: Path) -> None:  # noqa: F811
     (tmp_path / "file").write_text("chat\n")
     for arguments, message in (
-        (["references=file", "constraints=file"], "are scored without search; leave out constraints=file"),
+        (
+            ["references=file", "constraints=file"],
+            "constraints=file needs a search, which scores of references do without",
+        ),
         (["search=greedy", "constraints=file"], "need search=beam, but this search is greedy; use search=beam"),
         (["glossary=nowhere"], "glossary=nowhere: cannot be read"),
     ):

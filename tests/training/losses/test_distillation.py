@@ -171,8 +171,8 @@ def test_the_saved_paths_are_absolute(train_config: Config) -> None:
             "was trained with another tokenizer .*: tokenizer=file tokenizer.source_model={run}",
         ),
         (["objective.teachers=nowhere"], "objective.teachers=nowhere: no such directory"),
-        (["training.r_drop=1"], "training.r_drop=1.0 is for objective=likelihood; with objective.kind=distillation"),
-        (["attention=hard"], "distillation gives no reward to the positions .*; use objective=likelihood"),
+        (["training.r_drop=1"], "training.r_drop=1.0 needs objective=likelihood, but objective.kind=distillation"),
+        (["attention=hard"], "distillation needs positions that need no reward.*; use objective=likelihood"),
         (["objective.teacher_weight=0"], "objective.teacher_weight=0: input should be greater than 0"),
     ],
 )

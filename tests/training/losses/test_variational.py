@@ -131,13 +131,19 @@ def test_sampling_adds_a_loss_of_the_inference_network_alone(train_config: Confi
     ("overrides", "message"),
     [
         (["attention=variational", "attention/normalizer=sparsemax"], "needs the logarithms of the distribution"),
-        (["attention=variational", "training.r_drop=1"], "compares two passes"),
-        (["attention=marginal", "attention/projection=heads"], "sums over the position of one attention"),
+        (["attention=variational", "training.r_drop=1"], "needs two passes that train on the same positions"),
+        (["attention=marginal", "attention/projection=heads"], "needs a single head, over whose positions it sums"),
         (["attention=monotonic", "attention/alignment=marginal"], "needs a distribution over positions"),
         (["attention=mocha", "attention/alignment=sampled"], "needs a distribution over positions"),
-        (["attention=luong_general", "decoder.input_feeding=false", "attention/alignment=posterior"], "read nothing"),
-        (["attention=marginal", "decoder.input_feeding=false", "attention.dropout=0.1"], "nothing reads it"),
-        (["attention=posterior", "attention/coverage=linear"], "the coverage is a sum"),
+        (
+            ["attention=luong_general", "decoder.input_feeding=false", "attention/alignment=posterior"],
+            "needs later steps that read what it changes",
+        ),
+        (
+            ["attention=marginal", "decoder.input_feeding=false", "attention.dropout=0.1"],
+            "needs a decoder that reads the mean context",
+        ),
+        (["attention=posterior", "attention/coverage=linear"], "needs a coverage of distributions"),
     ],
 )
 def test_what_makes_no_sense_is_refused(overrides: list[str], message: str, train_config: Config) -> None:
