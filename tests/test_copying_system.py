@@ -83,7 +83,7 @@ def test_what_it_cannot_be_joined_with_is_one_line(tmp_path: Path) -> None:
     separate = ["tokenizer.joint=false", "embedding.tie_source_target=false", "decoder.copy=true"]
     commands = [
         (["nmt-train", "decoder.copy=true", "attention=none"], b"set it to false, or choose an attention"),
-        (["nmt-train", *separate], b"set tokenizer.joint=true (or one tokenizer model), or decoder.copy=false"),
+        (["nmt-train", *separate], b"set tokenizer.joint=true, or decoder.copy=false"),
     ]
     for command, remedy in commands:
         done = call(*command, cwd=tmp_path)

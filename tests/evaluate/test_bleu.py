@@ -144,7 +144,7 @@ def test_unknown_tokenizer_names_the_known() -> None:
 @pytest.mark.parametrize("language", ["ja", "ko"])
 def test_missing_extra_names_the_remedy(language: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"sacrebleu.tokenizers.tokenizer_{language}_mecab.MeCab", None)
-    with pytest.raises(ValueError, match=rf'^evaluation\.tokenize: .* pip install "nmt\[{language}\]"$'):
+    with pytest.raises(ValueError, match=rf'^evaluation\.tokenize: .* pip install "sacrebleu\[{language}\]"$'):
         score(*ENGLISH, ScoreSettings(f"{language}-mecab", lowercase=False))
 
 
