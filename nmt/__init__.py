@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from nmt.cli.python import Comparison, Run, compare_runs, train
     from nmt.translate.translator import Translation, Translator
 
+DISTRIBUTION = "nmt-attention"  # the name under which pip installs this package
 __all__ = ["Comparison", "Run", "Translation", "Translator", "compare_runs", "train"]
 
 

@@ -25,7 +25,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 WITHOUT_HASHES = {"torch"}
-OURS = {"nmt", "pip"}
+OURS = {"nmt-attention", "pip"}
 HEAD = """\
 # The exact versions this package is developed and tested with, and their files' hashes (scripts/pin.py).
 # pyproject.toml has the ranges. The Makefile installs no other files, except torch and its own dependencies.
@@ -85,7 +85,7 @@ def docs_only() -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = dict(project["optional-dependencies"])
     docs = needed(extras.pop("docs"))
-    others = [text for extra in extras.values() for text in extra if not text.startswith("nmt[")]
+    others = [text for extra in extras.values() for text in extra if not text.startswith("nmt-attention[")]
     return docs - needed([*project["dependencies"], *others])
 
 

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
+from nmt import DISTRIBUTION
 from nmt.cli import help
 from nmt.config.compose import config_dir, drop_unused_values, validated, validated_union
 from nmt.config.errors import UserError, format_value, nearest
@@ -132,7 +133,7 @@ def argument_parser(command: str) -> ArgumentParser:
     parser.error = error  # type: ignore[method-assign]
     for action in parser._actions:
         if "--version" in action.option_strings:
-            action.version = f"nmt {version('nmt')} (Hydra {version('hydra-core')})"  # type: ignore[attr-defined]
+            action.version = f"nmt {version(DISTRIBUTION)} (Hydra {version('hydra-core')})"  # type: ignore[attr-defined]
     return parser
 
 

@@ -18,6 +18,7 @@ from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
+from nmt import DISTRIBUTION
 from nmt.config.errors import UserError, printable
 from nmt.serve.guard import Guard, MetricsMiddleware, RefusedError, Rules
 from nmt.serve.messages import (
@@ -50,7 +51,7 @@ def application(service: Service, rules: Rules, log_requests: bool = False) -> A
     """Make the ASGI application of a service."""
     app = FastAPI(
         title="nmt-serve",
-        version=version("nmt"),
+        version=version(DISTRIBUTION),
         description="Translations by recurrent models, and what they attend to.",
         docs_url=None,  # FastAPI's pages load scripts from other sites
         redoc_url=None,

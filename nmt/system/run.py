@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from nmt import DISTRIBUTION
 from nmt.config import schema
 from nmt.config.compose import flatten, validated
 from nmt.config.errors import REMOVED, UserError, format_value
@@ -38,7 +39,10 @@ FINISHED, PRUNED = "finished", "pruned"  # "status" in the manifest; absent unti
 DEMO = Path(__file__).with_name("demo.nmt")  # the archive that run=demo opens; scripts/make_demo_model.py made it
 MAX_BYTES = 1_000_000  # of a saved configuration, which has a few thousand
 MAX_DEPTH = 50  # of nested sections; a saved configuration has four
-PACKAGES = ("nmt", "torch", "numpy", "sentencepiece", "sacrebleu", "datasets", "hydra-core")
+PACKAGES = {  # recorded with every start: the name, and that of the distribution
+    "nmt": DISTRIBUTION,
+    **{name: name for name in ("torch", "numpy", "sentencepiece", "sacrebleu", "datasets", "hydra-core")},
+}
 
 
 class RunDirectory:
@@ -412,9 +416,9 @@ def save_values(path: Path, values: Mapping[str, Any]) -> None:
 def environment() -> dict[str, Any]:
     """Record time, Python, platform, package versions and the code's commit, for the manifest."""
     versions: dict[str, str | None] = dict.fromkeys(PACKAGES)
-    for package in PACKAGES:
+    for package, distribution in PACKAGES.items():
         with suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(distribution)
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
