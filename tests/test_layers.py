@@ -43,7 +43,9 @@ def imports(path: Path) -> set[str]:
         elif isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         assert not (isinstance(node, ast.ImportFrom) and node.level), f"{path}: relative import"
-    return {name.split(".")[1] for name in names if name.startswith("nmt.")}
+    return {name.split(".")[1] for name in names if name.startswith("nmt.")} - {
+        "DISTRIBUTION"
+    }  # a constant of nmt itself
 
 
 def room_of(path: Path) -> str:
