@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from nmt.data import demo_words as lexicon
-from nmt.data.demo import generate
-from nmt.data.demo_words import Noun
+from nmt.data.demo import Lexicon, Noun, generate
 
-NOUNS = [noun for nouns in lexicon.NOUNS.values() for noun in nouns]
+LEXICON = Lexicon()
+NOUNS = [noun for nouns in LEXICON.nouns.values() for noun in nouns]
 FRENCH_NOUNS = {form: noun for noun in NOUNS for form in noun.french}
 # Written out rather than inflected by the code under test: masculine, feminine, plural of each.
 ADJECTIVES = [  # (gender, number) -> form
@@ -122,7 +121,7 @@ def test_plurals_are_right() -> None:
 
 
 def test_predicates_and_participles_agree_with_a_pronoun(texts: list[list[str]]) -> None:
-    participles = {verb.french[2] for verb in lexicon.INTRANSITIVE if verb.etre}
+    participles = {verb.french[2] for verb in LEXICON.intransitive if verb.etre}
     found = Counter[tuple[str, bool]]()
     for french in texts:
         for at, word in enumerate(french[:-3]):
@@ -130,7 +129,7 @@ def test_predicates_and_participles_agree_with_a_pronoun(texts: list[list[str]])
             copula = next((j for j in range(at + 1, at + 3) if french[j] in ("est", "était", "sera")), None)
             if gender is None or copula is None:
                 continue
-            skipped = {"pas", "jamais", "très", *(adverb for _, adverb in lexicon.ADVERBS)}
+            skipped = {"pas", "jamais", "très", *(adverb for _, adverb in LEXICON.adverbs)}
             complement = next(w for w in french[copula + 1 :] if w not in skipped)
             found[gender, complement in ADJECTIVE_FORMS] += 1
             if complement in ADJECTIVE_FORMS:
@@ -171,7 +170,7 @@ def test_english_articles_follow_the_sound(pairs: list[tuple[str, str]]) -> None
 def test_an_owned_noun_is_definite(pairs: list[tuple[str, str]]) -> None:
     """Neither "his hat of Anna" nor "many hats of Anna"."""
     nouns = {form for noun in NOUNS for form in noun.english}
-    adjectives = {adjective.english for adjective in lexicon.ADJECTIVES}
+    adjectives = {adjective.english for adjective in LEXICON.adjectives}
     found = 0
     for english in (english.split() for english, _ in pairs):
         for at in (at for at, word in enumerate(english) if word == "of" and english[at - 1] in nouns):
@@ -181,13 +180,13 @@ def test_an_owned_noun_is_definite(pairs: list[tuple[str, str]]) -> None:
 
 
 def test_only_names_and_nationalities_have_capitals(pairs: list[tuple[str, str]]) -> None:
-    names = lexicon.NAMES + lexicon.INSTITUTIONS
+    names = LEXICON.names + LEXICON.institutions
     english_names = {word for name in names for word in name.english} | {"French", "Italian"}
     french_names = {word for name in names for word in name.french}
     for side, names_of_side in enumerate((english_names, french_names)):
         written = {word for pair in pairs for word in pair[side].split() if word != word.lower()}
         assert written == {word for word in names_of_side if word != word.lower()}
-        assert {name.english[0] for name in lexicon.NAMES} <= written
+        assert {name.english[0] for name in LEXICON.names} <= written
 
 
 def test_text_is_plain_composed_unicode(pairs: list[tuple[str, str]]) -> None:
