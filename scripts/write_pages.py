@@ -46,7 +46,7 @@ GROUPS = {  # page -> its groups, folders of configs/
     "schedule": ["schedule"],
     "search": ["search"],
     "experiment": ["experiment"],
-    "hydra": ["hydra/launcher"],
+    "hydra": ["hydra/launcher", "hydra/sweeper"],
 }
 COMMANDS = ("evaluate", "translate", "compare", "serve", "export")
 
@@ -292,7 +292,7 @@ def pages(configs: Path) -> dict[str, str]:
     found = {"index.md": "\n".join(index)}
     for page, groups in GROUPS.items():
         text = "\n".join(group_section(group, configs, types["train"], meanings) for group in groups)
-        found[f"{page}.md"] = f"# {page.capitalize() if page != 'hydra' else 'Launchers'}\n\n{text}"
+        found[f"{page}.md"] = f"# {page.capitalize() if page != 'hydra' else 'Launchers and sweepers'}\n\n{text}"
     for command in COMMANDS:
         file = read(configs / f"{command}.yaml", configs)
         more = "" if command == "compare" else "\n`search=...` and its values are those of [search](search.md).\n"

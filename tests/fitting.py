@@ -12,15 +12,16 @@ from nmt.config.schema import TrainConfig
 from nmt.model.checkpoints import FILES, read_checkpoint
 from nmt.training.job import Job, build, fit, prepare
 from nmt.training.journal import Journal
+from nmt.training.loop import Observer
 from nmt.training.trainer import Trainer, Update
 
 
-def fitted(config: TrainConfig, run: Path) -> Path:
+def fitted(config: TrainConfig, run: Path, observer: Observer | None = None) -> Path:
     """Train in `run`, or resume there, and do not evaluate."""
     with Job.join(config, run) as job:
         setup = build(job, prepare(job, [], {}))
         with Journal(job.run, config) as journal:
-            fit(setup, journal)
+            fit(setup, journal, observer)
     return run
 
 

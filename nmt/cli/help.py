@@ -173,7 +173,7 @@ def _missing_launcher(match: re.Match[str], _: str) -> str:
 def _unknown_key(match: re.Match[str], command: str) -> str:
     key = match[1]
     if key.startswith("hydra."):
-        return f"{key}: unknown key; keys of a launcher need hydra/launcher=..."
+        return f"{key}: unknown key; keys of a launcher or sweeper need hydra/launcher=... or hydra/sweeper=..."
     known = known_keys(command)
     if key in SET_BY_SIZE:
         return f"{key}: size=auto sets this from the corpus; override {SET_BY_SIZE[key]} instead"
@@ -226,6 +226,6 @@ EXPLANATIONS: dict[str, Callable[[re.Match[str], str], str | None]] = {
     "^Could not override '(.*?)'": _unknown_key,
     "^Ambiguous value for argument '(.*?)'": _several_values,
     "Interpolation key 'size\\.": _unresolved_size,
-    "INTERVAL_SWEEP": lambda *_: "interval(a,b): a sweep takes a list of values or range(a,b)",
+    "INTERVAL_SWEEP": lambda *_: "interval(a,b) is for a search: add hydra/sweeper=optuna",
     r"Could not find '.*?([^']*)'[^']*$": _unknown_choice,
 }

@@ -26,6 +26,8 @@ from nmt.system.processes import cores, rank, started_in_group
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+    from nmt.training.loop import Observer
+
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 WORK, MESSAGE = "work.pickle", "message"  # files of a launch: what to run, and why rank 0 failed
 CRASHED, REPORTED = 1, 2  # exit status after a traceback, and after an error in one line
@@ -39,6 +41,7 @@ def train_in_processes(
     directory: Path,
     overrides: list[str],
     choices: Mapping[str, str] | None = None,
+    observer: "Observer | None" = None,
     *,
     job: Callable[..., int],
 ) -> int:
@@ -49,7 +52,7 @@ def train_in_processes(
     """
     with tempfile.TemporaryDirectory(prefix="nmt-processes-") as folder:
         work, message = Path(folder, WORK), Path(folder, MESSAGE)
-        arguments = (config, directory, overrides, choices)
+        arguments = (config, directory, overrides, choices, observer)
         work.write_bytes(pickle.dumps(sys.path) + pickle.dumps((job, arguments)))
         outcome = _launch(config.processes, folder, "from nmt.cli.launch import run; run()", folder)
         if isinstance(outcome, int):

@@ -24,6 +24,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
+from nmt.cli import optuna_sweeper
 from nmt.cli.app import STOPPED, log_to_stream, output_dir
 from nmt.cli.compose import DRY_RUN, SWEEP_KEYS, job_overrides
 from nmt.cli.help import choices_of, explain
@@ -32,7 +33,7 @@ from nmt.config.compose import config_dir
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell, override_values
 from nmt.system.processes import cores, join_cluster, rank
-from nmt.system.run import ERROR, LOCK, SWEEP, RunDirectory
+from nmt.system.run import ERROR, LOCK, SWEEP, RunDirectory, read_json
 
 MAX_WAIT = 30.0  # seconds for a run to save and stop
 MAX_VALUE, MAX_NAME = 40, 200  # characters of a value and of all in a directory's name
@@ -41,6 +42,7 @@ PARENT = os.getppid()  # in a worker, the process of the sweep
 BUSY = threading.Event()  # set while this process runs a job
 _started: list[tuple[Path, bool]] = []  # directory of the sweep in progress, and whether the sweep has created it
 log = logging.getLogger(__name__)
+observer = optuna_sweeper.observer
 
 
 class NameJobs(Callback):
@@ -58,11 +60,11 @@ class NameJobs(Callback):
         _started[:] = [(directory, not directory.exists())]
         with suppress(OSError):  # Hydra creates the directory too, and reports an error
             directory.mkdir(parents=True, exist_ok=True)
-            mark_sweep(directory, count)
-        os.environ[COUNT] = str(count)
+            mark_sweep(directory, 0 if config.hydra.sweeper.get("n_trials") else count)
+        os.environ[COUNT] = str(config.hydra.sweeper.get("n_trials") or count)
         hydra_overrides = job_overrides(config.hydra, "hydra")
         named = any(override.lstrip("+").startswith("hydra.sweep.subdir=") for override in hydra_overrides)
-        if varied and not named:
+        if varied and not named and config.hydra.sweeper._target_.endswith(".BasicSweeper"):
             name = f"${{job_name:${{hydra.overrides.task}},{','.join(varied)}}}"
             with open_dict(config):  # Hydra composes each job from these overrides
                 config.hydra.overrides.hydra.append(f"hydra.sweep.subdir='{name}'")
@@ -165,7 +167,7 @@ def job_threads() -> int | None:
 def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
     """Run one job of a sweep. An error is recorded in its directory, and the sweep continues.
 
-    A worker returns the name of a signal that stopped its job.
+    Returns a result for the sweeper: the best validation score, None after an error, a signal's name after a signal.
     """
     join_cluster()
     directory = output_dir()
@@ -191,7 +193,13 @@ def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
             option = for_shell("hydra.sweep.dir", os.path.relpath(HydraConfig.get().sweep.dir))
             log.info("to resume the sweep, run the same command with %s", option)
             sys.exit(status)  # the signal ends the whole sweep
-    return None
+    return best_score(RunDirectory(directory))
+
+
+def best_score(run: RunDirectory) -> float | None:
+    """Return the best validation score of a finished run, by what it monitored (`validation.monitor`)."""
+    training: dict[str, Any] = read_json(run.manifest).get("training", {})
+    return next((value for key, value in training.items() if key.startswith("best_") and key != "best_step"), None)
 
 
 @contextmanager
@@ -248,7 +256,7 @@ def finish() -> int:
     directory, created = _started.pop()
     if not directory.is_dir():
         return 0
-    status = report_jobs(directory)
+    status = report_jobs(directory, (directory / optuna_sweeper.JOURNAL).exists())
     if created and {path.name for path in directory.iterdir()} <= {SWEEP, "multirun.yaml"}:  # no job started
         shutil.rmtree(directory)
     return status

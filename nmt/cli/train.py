@@ -46,7 +46,7 @@ def main() -> None:
 
 def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:
     from nmt.data.prepare import fingerprint_of
-    from nmt.system.run import FINISHED, RunDirectory
+    from nmt.system.run import FINISHED, PRUNED, RunDirectory
 
     directory, chosen = output_dir(), {} if config.run else choices()  # those of a resumed run are its first start's
     if started_in_group():
@@ -64,17 +64,18 @@ def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:
     config = config.with_absolute_paths()
     run = RunDirectory(directory)
     run.check_contained()
-    # The corpus is read last, since that may take long.
-    if run.status() == FINISHED and run.has_finished(
-        config.model_dump(mode="json"), fingerprint_of(config.data, config.tokenizer)
-    ):
+    # A run that a sweep pruned is complete for the sweep, but can be resumed as a single run. Its corpus is read last,
+    # since that may take long.
+    complete = run.status() in ({FINISHED, PRUNED} if sweep.sweeping() else {FINISHED})
+    if complete and run.has_finished(config.model_dump(mode="json"), fingerprint_of(config.data, config.tokenizer)):
         log.info("already finished: skipped")
         status = 0
     else:
         with exit_at_ctrl_c("train"):
             from nmt.training.job import train
 
-        status = _launcher(config, train)(config, directory, [*overrides, *paths], chosen)
+        observer = sweep.observer() if sweep.sweeping() else None
+        status = _launcher(config, train)(config, directory, [*overrides, *paths], chosen, observer)
     if not sweep.sweeping() and rank() == 0:
         _print_next_steps(os.path.relpath(directory))
     return status
@@ -165,7 +166,7 @@ def _dry_run(config: TrainConfig, overrides: list[str], named: str | None) -> in
         raise UserError("--dry-run: several processes were started already; start one, with processes=N")
     config = config.with_absolute_paths()
     _check_directory(config, None if named is None or "${" in named else user_path(named))
-    return _launcher(config, dry_run)(config, output_dir(), overrides, choices())
+    return _launcher(config, dry_run)(config, output_dir(), overrides, choices(), None)
 
 
 def _check_directory(config: TrainConfig, path: Path | None) -> None:

@@ -22,9 +22,11 @@ log = logging.getLogger(__name__)
 
 
 def mark_sweep(directory: Path, jobs: int) -> None:
-    """Mark a sweep's directory with the number of its jobs. A larger number stays."""
+    """Mark a sweep's directory, with the number of its jobs if that is known (not 0). A larger number stays."""
     if jobs > planned_jobs(directory):
         write_atomically(directory / SWEEP, f"{jobs}\n".encode())
+    else:
+        (directory / SWEEP).touch()
 
 
 def planned_jobs(directory: Path) -> int:
@@ -43,8 +45,11 @@ def record_failure(directory: Path, message: str, overrides: Sequence[str]) -> N
         (directory / ERROR).write_text(f"{line}\n{shlex.join(overrides)}\n\n{traceback.format_exc()}", encoding="utf-8")
 
 
-def report_jobs(sweep: Path) -> int:
-    """Print and write the table of all jobs, and compare those that have finished. Returns the exit status."""
+def report_jobs(sweep: Path, searched: bool) -> int:
+    """Print and write the table of all jobs, and compare those that have finished. Returns the exit status.
+
+    The runs of a search (`searched`) are compared on the validation set: the test set must not choose among them.
+    """
     from nmt.compare.report import write_comparison
 
     rows = _jobs(sweep)
@@ -70,7 +75,7 @@ def report_jobs(sweep: Path) -> int:
     write_atomically(sweep / "jobs.json", to_json({"jobs": rows}, indent=2).encode())
     write_atomically(sweep / "jobs.md", f"{table.markdown(rows, columns)}\n".encode())
     finished = [row["directory"] for row in rows if row["status"] == FINISHED]
-    split = "validation" if all(row["test"] is None for row in rows) else "test"
+    split = "validation" if searched or all(row["test"] is None for row in rows) else "test"
     if len(finished) > 1:
         log.info("comparing %d runs on the %s set", len(finished), split)
         defaults = load_values(config_dir() / "compare.yaml")

@@ -11,7 +11,6 @@ REMOVED = {
     "finding": "the verdicts on papers' findings were removed; leave it out, the comparison has scores and tests",
     "format": "the export to ONNX was removed; leave it out, nmt-export writes an archive",
     "objective=minimum_risk": "minimum risk training was removed; use likelihood, or objective=distillation",
-    "hydra/sweeper=optuna": "the search by Optuna was removed; call nmt.train from an objective (docs/comparison.md)",
     "logger=aim": "Aim was removed; use tensorboard, wandb or mlflow",
     "tracking.aim_repo": "Aim was removed; leave it out",
     "data.tag": "other tags than the target language's were removed; leave it out, source lines start with <2de>",

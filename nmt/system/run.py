@@ -35,7 +35,7 @@ RUN_SECTIONS = {"attention", "decoder", "encoder", "tokenizer", "training"}  # o
 LOCK, SWEEP = ".lock", ".nmt-sweep"  # files that mark a run in progress and the directory of a sweep
 ERROR = "error.txt"  # why a job of a sweep failed
 EVALUATION = "evaluation.json"  # describes an evaluation in a folder that is not a run
-FINISHED = "finished"  # "status" in the manifest; absent until the run ends
+FINISHED, PRUNED = "finished", "pruned"  # "status" in the manifest; absent until the run ends
 DEMO = Path(__file__).with_name("demo.nmt")  # the archive that run=demo opens; scripts/make_demo_model.py made it
 MAX_BYTES = 1_000_000  # of a saved configuration, which has a few thousand
 MAX_DEPTH = 50  # of nested sections; a saved configuration has four
@@ -222,7 +222,7 @@ class RunDirectory:
         return manifest
 
     def status(self) -> str | None:
-        """Return FINISHED, or None for a run that has not ended. Raises UserError for a damaged manifest."""
+        """Return FINISHED, PRUNED, or None for a run that has not ended. Raises UserError for a damaged manifest."""
         return self.read_manifest().get("status") if self.config.exists() else None
 
     def has_finished(self, values: Mapping[str, Any], fingerprint: str) -> bool:

@@ -33,7 +33,7 @@ from nmt.evaluate.evaluation import evaluate_run, score_settings
 from nmt.model.checkpoints import BEST, LAST, load_weights, new_model
 from nmt.system.distributed import Interrupted, ProcessGroup
 from nmt.system.machine import Machine, fair_waiting, tune_memory
-from nmt.system.run import FINISHED, RunDirectory, read_json
+from nmt.system.run import FINISHED, PRUNED, RunDirectory, read_json
 from nmt.system.text_table import human_duration
 from nmt.training.journal import (
     Journal,
@@ -44,7 +44,7 @@ from nmt.training.journal import (
     sample_figures,
     save_figures,
 )
-from nmt.training.loop import TrainingLoop
+from nmt.training.loop import Observer, Pruned, TrainingLoop
 from nmt.training.losses.objective import CoverageLoss, Objective
 from nmt.training.start import Start, Teachers, corpus_report, load_start, load_teachers, log_corpus_report
 from nmt.training.trainer import Trainer
@@ -68,10 +68,11 @@ def train(
     directory: Path,
     overrides: Sequence[str] = (),
     choices: Mapping[str, str] | None = None,
+    observer: Observer | None = None,
 ) -> int:
     """Call `train_run`. Returns the exit status of a command: 0, or 128 + the signal that stopped the run."""
     try:
-        train_run(config, directory, overrides, choices)
+        train_run(config, directory, overrides, choices, observer)
     except Interrupted as stop:
         return 128 + stop.signum
     return 0
@@ -82,18 +83,19 @@ def train_run(
     directory: Path,
     overrides: Sequence[str] = (),
     choices: Mapping[str, str] | None = None,
+    observer: Observer | None = None,
 ) -> RunDirectory:
     """Train and evaluate a run in `directory`, or resume the one there.
 
-    The manifest records `overrides` and `choices` (of each group), which led to the configuration. Raises
-    Interrupted at a signal, once a checkpoint is saved.
+    The manifest records `overrides` and `choices` (of each group), which led to the configuration. A run that the
+    `observer` prunes is not evaluated. Raises Interrupted at a signal, once a checkpoint is saved.
     """
     with Job.join(config, directory) as job:
         inputs = prepare(job, overrides, choices or {})
         setup = build(job, inputs)
         with Journal(job.run, config) if job.group.is_main else NullJournal() as journal:
-            fit(setup, journal)
-            evaluate(setup, journal)
+            if fit(setup, journal, observer):
+                evaluate(setup, journal)
     return job.run
 
 
@@ -265,29 +267,35 @@ def warn_of_no_effect(config: schema.TrainConfig, objective: Objective, total_st
         log.warning("training.scheduled_sampling_steps=%d: the run ends before, at step %d", steps, total_steps)
 
 
-def fit(setup: Setup, journal: Journal) -> None:
-    """Train from the last checkpoint, if there is one, to the end.
+def fit(setup: Setup, journal: Journal, observer: Observer | None = None) -> bool:
+    """Train from the last checkpoint, if there is one, to the end. Returns False if the observer pruned the run.
 
     Raises Interrupted at a signal, once a checkpoint is saved.
     """
     config, run, group, trainer = setup.job.config, setup.job.run, setup.job.group, setup.trainer
-    loop = TrainingLoop(config, trainer, setup.validator, run, journal)
+    loop = TrainingLoop(config, trainer, setup.validator, run, journal, observer)
     group.everywhere(loop.resume)
+    status: dict[str, str] = {}
     try:
         with logging_redirect_tqdm([logging.getLogger("nmt")]):
             loop.fit()
     except Interrupted as stop:
         log.info("stopped by %s at step %d; resume with: nmt-train %s", stop, trainer.step, for_shell("run", run.path))
         raise
+    except Pruned:
+        log.info("pruned at step %d: other runs of the sweep are more promising", trainer.step)
+        status = {"status": PRUNED}
+        return False
     finally:
         if group.is_main and run.manifest.exists():
-            values = {"parameters": setup.parameters, "training": loop.summary()}
+            values = {"parameters": setup.parameters, "training": loop.summary(), **status}
             run.update_json(run.manifest, values)
     if loop.stopping.best is None and loop.stopping.waited:
         raise UserError(
             f"validation.monitor={config.validation.monitor}: no validation had a finite score, so there is no best "
             "checkpoint; a smaller optimizer.lr may help"
         )
+    return True
 
 
 def evaluate(setup: Setup, journal: Journal) -> None:
@@ -350,6 +358,7 @@ def dry_run(
     directory: Path,
     overrides: Sequence[str] = (),
     choices: Mapping[str, str] | None = None,
+    observer: Observer | None = None,
 ) -> int:
     """Prepare and build a run, time a few updates and the validation of a few pairs, and print what the run would take.
 

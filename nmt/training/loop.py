@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
 
@@ -22,6 +23,14 @@ from nmt.training.validation import Validator
 log = logging.getLogger(__name__)
 
 
+class Pruned(Exception):  # noqa: N818
+    """A sweep's search ended this run early; the last checkpoint has everything."""
+
+
+Observer = Callable[[float, float], bool]
+"""Called after each validation with the epochs done and the monitored score; True prunes the run."""
+
+
 class TrainingLoop:
     """Updates, validations and checkpoints, from the first step or from a checkpoint to the end of a run."""
 
@@ -32,8 +41,10 @@ class TrainingLoop:
         validator: Validator,
         run: RunDirectory,
         journal: Journal,
+        observer: Observer | None = None,
     ) -> None:
         self.config, self.trainer, self.validator, self.run, self.journal = config, trainer, validator, run, journal
+        self.observer = observer or (lambda *_: False)
         self.stopping = EarlyStopping(config.validation.monitor, config.validation.patience)
         self.best = BestCheckpoints(
             run.checkpoints, config.validation.monitor, config.training.average_best, trainer.group
@@ -64,7 +75,7 @@ class TrainingLoop:
     def fit(self) -> None:
         """Train to the end.
 
-        Raises Interrupted at a signal, UserError after too many skipped updates.
+        Raises Interrupted at a signal, Pruned if the observer says so, UserError after too many skipped updates.
         """
         trainer = self.trainer
         begin = partial(self.journal.begin, self.logged_step, self.validated, trainer.step, trainer.total_steps)
@@ -128,8 +139,11 @@ class TrainingLoop:
             self._log()  # the rest, if patience has just ended the run
             if average := self.best.average_at(step, self.trainer.model, self.validator):
                 self.journal.average(step, epochs, *average)
+        pruned = score is not None and self.trainer.group.on_main(partial(self.observer, epochs, score))
         if score is not None or average or self._checkpoint_due():
             self._save()
+        if pruned and not self._finished():
+            raise Pruned
 
     def _checkpoint_due(self) -> bool:
         """Is a checkpoint due by the updates, or by this process's clock?"""

@@ -333,6 +333,11 @@ def test_resume_by_run(run: Path, home: Path) -> None:
     assert (again.returncode, again.stdout) == (0, done.stdout)
     assert again.stderr.decode() == "already finished: skipped\n"
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    manifest = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps({**manifest, "status": "pruned"}))  # by a sweep, not by us
+    further = call(*command, cwd=home)
+    assert b"resumed at step 8 of 8" in further.stderr
+    assert json.loads((run / "manifest.json").read_text())["status"] == "finished"
     refused = call("nmt-train", f"run={run}", "encoder.hidden=9", cwd=home)
     assert refused.returncode == 2
     assert b"encoder.hidden=9: run=" in refused.stderr
@@ -472,6 +477,8 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-train", "experiment=papers/luong_2015"], "did you mean 'papers/luong_2015_table_4'?"),
     (["nmt-train", "experiment/papers=luong_2015_table_4"], "experiment/papers: unknown key"),
     (["nmt-train", "-m", "attention=none,bahdanaw"], "attention=bahdanaw: not one of"),
+    (["nmt-train", "-m", "hydra/sweeper=optuna"], "nothing to search; give a key several values or an interval(a,b)"),
+    (["nmt-train", "-m", "hydra/sweeper=optuna", "hydra.sweeper.pruner=medain", "seed=1,2"], "not one of median, "),
 ]
 
 

@@ -17,9 +17,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from nmt.cli import train
-from nmt.cli.sweep import job_name
+from nmt.cli.sweep import best_score, job_name
 from nmt.compare.jobs import planned_jobs
 from nmt.config.compose import config_dir
+from nmt.system.files import read_lines
+from nmt.system.run import RunDirectory
 
 NMT_TRAIN = Path(sys.executable).parent / "nmt-train"
 SHORT = [*(value for value in TINY if not value.startswith(("threads=", "training.max_epochs=")))]
@@ -44,6 +46,14 @@ def compared(folder: Path) -> list[tuple[Any, ...]]:
     text = (folder / "sweep" / "comparison" / "comparison.json").read_text()
     (found,) = json.loads(text)["comparisons"]
     return [tuple(row[key] for key in ("run", "bleu", "chrf", "ter", "p_bootstrap")) for row in found["runs"]]
+
+
+@pytest.mark.parametrize("monitor", ["bleu", "loss", "chrf", "ter", "aer", "comet"])
+def test_a_search_gets_the_score_that_is_monitored(monitor: str, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    assert best_score(run) is None
+    run.manifest.write_text(json.dumps({"training": {"steps": 9, "best_step": 3, f"best_{monitor}": 0.25}}))
+    assert best_score(run) == 0.25
 
 
 def test_a_job_is_named_by_what_varies() -> None:
@@ -161,7 +171,7 @@ def test_a_sweep_goes_on_with_its_directory_not_with_run(tmp_path: Path) -> None
     assert [path.name for path in (tmp_path / "sweep" / "attention-luong_dot").iterdir()] == ["error.txt"]
 
 
-@pytest.mark.parametrize("name", ["jobs.md", "multirun.yaml"])
+@pytest.mark.parametrize("name", ["jobs.md", "multirun.yaml", "optuna.journal"])  # the latter: any program's sweep
 def test_a_directory_that_holds_anything_else_is_left_alone(name: str, tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / name).write_text("hydra:\n  callbacks: {}\n")
@@ -254,6 +264,11 @@ def test_jobs_of_a_killed_parallel_sweep_do_not_live_on(tmp_path: Path) -> None:
         time.sleep(0.1)
 
 
+SEARCH = ["hydra/sweeper=optuna", "hydra.sweeper.startup_trials=2", "threads=1", "training.max_steps=12"]
+SEARCH += ["data.train_size=200", "data.seed=1", "data.max_length=200"]  # with which some trial is worse from the start
+SEARCH += ["optimizer.lr=tag(log,interval(0.0001,0.1))", "decoder.layers=range(1,3)", "attention=none,luong_dot"]
+
+
 @pytest.mark.slow
 @pytest.mark.system
 def test_ctrl_c_lets_the_jobs_of_a_parallel_sweep_save(tmp_path: Path) -> None:
@@ -275,6 +290,69 @@ def test_ctrl_c_lets_the_jobs_of_a_parallel_sweep_save(tmp_path: Path) -> None:
     assert all("stopped by SIGINT" in (run / "train.log").read_text() for run in runs)
 
 
+@pytest.mark.slow
+@pytest.mark.system
+def test_optuna_searches_prunes_and_goes_on_where_it_was_killed(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    sweep(whole, *SEARCH, "hydra.sweeper.n_trials=5")
+    command = [NMT_TRAIN, "-m", *SHORT, "hydra.sweep.dir=sweep", *SEARCH, "hydra.sweeper.n_trials=3"]
+    process = subprocess.Popen(command, cwd=killed, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (killed / "sweep" / "1" / "checkpoints" / "last.pt").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = sweep(killed, *SEARCH, "hydra.sweeper.n_trials=5")
+    rows = table(killed)
+    assert [row["job"] for row in rows] == ["0", "1", "2", "3", "4"]
+    assert rows == table(whole)
+    assert compared(killed) == compared(whole)
+    assert {row["status"] for row in rows} == {"finished", "pruned"}
+    for row in rows:
+        if row["status"] == "pruned":
+            assert row["test"] is None
+            lines = read_lines(killed / row["directory"] / "metrics.jsonl")
+            assert len([line for line in lines if "validation/bleu" in line]) < 3
+    best = max((row for row in rows if row["status"] == "finished"), key=lambda row: row["validation"])
+    assert f"best trial: {best['job']}, validation bleu {best['validation']:.4f}" in done.stderr
+    assert "optimizer.lr=" in best["values"]
+    title = (killed / "sweep" / "comparison" / "comparison.md").read_text().splitlines()[0]
+    assert title.startswith("validation: ")
+    other = sweep(killed, *SEARCH, "decoder.dropout=0.3", status=2)
+    assert "sweep: holds another search (fixed: " in other.stderr
+
+
+@pytest.mark.system
+def test_a_trial_that_cannot_be_composed_fails_alone(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    given = ["hydra/sweeper=optuna", "attention=none", "attention.dropout=interval(0.0,0.3)"]
+    done = sweep(tmp_path, *given, "hydra.sweeper.n_trials=2", status=2)
+    assert [(row["job"], row["status"]) for row in table(tmp_path)] == [("0", "failed"), ("1", "failed")]
+    assert done.stderr.count("attention.dropout: not a key of the chosen attention") == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("hydra.sweeper.n_trials=0", "hydra.sweeper.n_trials=0: must be a whole number, 1 or more"),
+        ("hydra.sweeper.n_jobs=-1", "hydra.sweeper.n_jobs=-1: must be a whole number, 1 or more"),
+        ("hydra.sweeper.sampler=tpa", "hydra.sweeper.sampler=tpa: not one of tpe, random; did you mean 'tpe'?"),
+        ("seed=tag(lgo,interval(1,2))", "the only tag is log, for an interval"),
+        ("seed=range(4,1)", "no values"),
+        ("seed=tag(log,interval(0,2))", "seed=tag(log,interval(0,2)): "),
+    ],
+)
+def test_a_search_that_makes_no_sense_is_one_line(override: str, message: str, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    done = sweep(tmp_path, "hydra/sweeper=optuna", override, status=2)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("nmt-train: error: ")
+    assert message in line
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -285,10 +363,11 @@ def test_ctrl_c_lets_the_jobs_of_a_parallel_sweep_save(tmp_path: Path) -> None:
             ["-m", "seed=1,2", "hydra.run.dir=x"],
             "hydra.run.dir=x: sets the directory of a single run; that of a sweep is hydra.sweep.dir",
         ),
-        (["-m", "optimizer.lr=interval(0.1,0.2)"], "interval(a,b): a sweep takes a list of values or range(a,b)"),
+        (["-m", "optimizer.lr=interval(0.1,0.2)"], "interval(a,b) is for a search: add hydra/sweeper=optuna"),
+        (["hydra/sweeper=optuna"], "hydra/sweeper=optuna: is for a sweep; add -m"),
         (["hydra/launcher=parallel"], "hydra/launcher=parallel: is for a sweep; add -m"),
         (["hydra.sweep.dir=x"], "hydra.sweep.dir=x: is for a sweep; add -m"),
-        (["-m", "hydra.launcher.n_jobs=2", "seed=1,2"], "need hydra/launcher=..."),
+        (["-m", "hydra.launcher.n_jobs=2", "seed=1,2"], "need hydra/launcher=... or hydra/sweeper=..."),
         (["-m", "hydra/launcher=paralel", "seed=1,2"], "not one of parallel, slurm, slurm_local, basic; did you mean"),
     ],
 )

@@ -16,7 +16,7 @@ import write_pages
 KEY = re.compile(r"^([a-z_]+(?:[./][a-z_0-9]+)*)(@[a-z_.]+)?=")
 GROUPS = {group for groups in write_pages.GROUPS.values() for group in groups}
 OF_HYDRA = {"hydra.run.dir", "hydra.sweep.dir", "hydra.searchpath"}
-OF_HYDRA |= {"hydra.launcher.n_jobs"}
+OF_HYDRA |= {"hydra.launcher.n_jobs", "hydra.sweeper.n_jobs", "hydra.sweeper.n_trials"}
 SECTIONS = ("attention", "data", "decoder", "embedding", "encoder", "evaluation", "objective", "optimizer", "schedule")
 SECTIONS += ("search", "tokenizer", "training", "validation")
 

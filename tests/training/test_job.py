@@ -390,6 +390,25 @@ def test_a_run_that_is_made_longer_has_not_finished_until_it_has(whole: Path, tr
     assert not RunDirectory(whole).has_finished(longer.model_dump(mode="json"), manifest["data"]["fingerprint"])
 
 
+def test_an_observer_hears_each_validation_and_may_end_the_run(train_config: Config, tmp_path: Path) -> None:
+    heard: list[tuple[float, float]] = []
+
+    def observe(epochs: float, score: float) -> bool:
+        heard.append((epochs, score))
+        return len(heard) == 2
+
+    assert train(train_config(*STEPS), tmp_path / "run", [], None, observe) == 0
+    lines = [line for line in metrics(tmp_path / "run") if "validation/bleu" in line]
+    assert heard == [(pytest.approx(line["epoch"], abs=1e-4), line["validation/bleu"]) for line in lines]
+    assert len(heard) == 2
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["status"] == "pruned"
+    assert manifest["training"]["steps"] == 16
+    assert not (tmp_path / "run" / "results.json").exists()
+    values, corpus = train_config(*STEPS).model_dump(mode="json"), manifest["data"]["fingerprint"]
+    assert RunDirectory(tmp_path / "run").has_finished(values, corpus)
+
+
 def test_tensorboard_knows_what_was_chosen_and_what_came_of_it(train_config: Config, tmp_path: Path) -> None:
     from tensorboard.plugins.hparams import metadata
 

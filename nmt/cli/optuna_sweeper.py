@@ -1,0 +1,259 @@
+"""A sweeper that searches: Optuna (Akiba et al. 2019) proposes each trial from the results so far, and prunes trials.
+
+Hydra's own Optuna plugin is limited to Optuna 2, cannot resume a search and cannot prune.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+from nmt.cli.help import explain
+from nmt.compare.jobs import record_failure
+from nmt.config.errors import UserError, nearest
+from nmt.config.schema.training import LOWER_IS_BETTER
+from nmt.system.run import PRUNED, RunDirectory
+
+JOURNAL = "optuna.journal"  # Optuna's storage, in the sweep's directory
+STUDY = "sweep"
+STEPS_PER_EPOCH = 1000  # Optuna counts in whole numbers
+log = logging.getLogger(__name__)
+
+
+class OptunaSweeper(Sweeper):
+    """Runs `n_trials` trials to optimise the validation score (`validation.monitor`). Started again, it resumes."""
+
+    def __init__(
+        self,
+        n_trials: int,
+        n_jobs: int | None,
+        sampler: str,
+        pruner: str,
+        startup_trials: int,
+        params: Mapping[str, str] | None,
+    ) -> None:
+        for key, name, allowed in (("sampler", sampler, SAMPLERS), ("pruner", pruner, PRUNERS)):
+            if name not in allowed:
+                raise UserError(f"hydra.sweeper.{key}={name}: not one of {', '.join(allowed)}{nearest(name, allowed)}")
+        counts = {
+            "n_trials": (n_trials, 1),
+            "n_jobs": (1 if n_jobs is None else n_jobs, 1),
+            "startup_trials": (startup_trials, 0),
+        }
+        for key, (count, least) in counts.items():
+            if type(count) is not int or count < least:
+                raise UserError(f"hydra.sweeper.{key}={count}: must be a whole number, {least} or more")
+        self.n_trials, self.n_jobs, self.startup_trials = n_trials, n_jobs, startup_trials
+        self.sampler, self.params = sampler, params or {}
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Called by Hydra."""
+        self._config, self._loader = config, hydra_context.config_loader
+        self._directory = Path(config.hydra.sweep.dir)
+        self._launcher = Plugins.instance().instantiate_launcher(
+            config=config, hydra_context=hydra_context, task_function=task_function
+        )
+
+    def sweep(self, arguments: list[str]) -> None:
+        """Called by Hydra with the overrides from the command line."""
+        optuna = _optuna()
+        overrides = [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
+        parsed = OverridesParser.create(self._loader).parse_overrides(overrides)
+        last = {override.get_key_element(): override for override in parsed}
+        self._fixed = [override.input_line or "" for override in last.values() if not override.is_sweep_override()]
+        space = {key: _distribution(override) for key, override in last.items() if override.is_sweep_override()}
+        if not space:
+            raise UserError("hydra/sweeper=optuna: nothing to search; give a key several values or an interval(a,b)")
+        self._directory.mkdir(parents=True, exist_ok=True)
+        monitor = self._config.validation.monitor
+        study = optuna.create_study(
+            study_name=STUDY,
+            storage=_storage(self._directory),
+            direction="minimize" if monitor in LOWER_IS_BETTER else "maximize",
+            load_if_exists=True,
+        )
+        distributions = {key: str(distribution) for key, distribution in space.items()}
+        self._check_same_search(study, {"monitor": monitor, "fixed": sorted(self._fixed), "space": distributions})
+        self._resume(study, space)
+        while missing := max(0, self.n_trials - len(study.trials)):
+            # Seeded by the number of trials: with one job at a time, an interrupted search makes the same proposals.
+            study.sampler = SAMPLERS[self.sampler](
+                seed=self._config.seed + len(study.trials), startup_trials=self.startup_trials
+            )
+            self._launch(study, [study.ask(space) for _ in range(min(missing, self._parallel_trials()))])
+        if study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
+            best = study.best_trial
+            values = " ".join(f"{key}={value}" for key, value in best.params.items())
+            log.info("\nbest trial: %d, validation %s %.4f, with %s", best.number, monitor, best.value, values)
+
+    def _check_same_search(self, study: Any, search: dict[str, Any]) -> None:  # noqa: ANN401
+        """Raises UserError if the study belongs to another search."""
+        saved = study.user_attrs.get("search")
+        if saved is None:
+            study.set_user_attr("search", search)
+        elif key := next((key for key in search if saved[key] != search[key]), None):
+            raise UserError(
+                f"{self._directory}: holds another search ({key}: {saved[key]} there, {search[key]} here); choose "
+                "another hydra.sweep.dir"
+            )
+
+    def _resume(self, study: Any, space: Mapping[str, Any]) -> None:  # noqa: ANN401
+        """Finish the trials of a search that was killed."""
+        states = _optuna().trial.TrialState
+        complete = []
+        for trial in study.get_trials(states=[states.RUNNING]):
+            if trial.params.keys() == space.keys():
+                complete.append(trial)
+            else:  # killed while Optuna wrote the trial
+                study.tell(trial.number, state=states.FAIL)
+        for start in range(0, len(complete), self._parallel_trials()):
+            self._launch(study, complete[start : start + self._parallel_trials()])
+
+    def _parallel_trials(self) -> int:
+        jobs = self._config.hydra.launcher.get("n_jobs") or 1
+        return self.n_jobs or (jobs if jobs > 0 else os.cpu_count() or 1)
+
+    def _launch(self, study: Any, trials: Sequence[Any]) -> None:  # noqa: ANN401
+        """Run trials, each in the directory named by its number, and report their scores to Optuna."""
+        states = _optuna().trial.TrialState
+        jobs = {}
+        for trial in trials:
+            overrides = [*self._fixed, *(f"{key}={value}" for key, value in trial.params.items())]
+            try:
+                self._loader.load_sweep_config(self._config, overrides)
+            except HydraException as error:  # e.g. a key of a choice that this trial does not select
+                record_failure(self._directory / str(trial.number), explain(error, "train"), overrides)
+                study.tell(trial.number, state=states.FAIL)
+            else:
+                jobs[trial.number] = overrides
+        for numbers in _consecutive(jobs):
+            results = self._launcher.launch([jobs[number] for number in numbers], numbers[0])
+            for number, result in zip(numbers, results, strict=True):
+                assert result.hydra_cfg is not None
+                run = RunDirectory(result.hydra_cfg.hydra.runtime.output_dir)
+                score = result.return_value  # of nmt.cli.sweep.run_job
+                if isinstance(score, str):
+                    log.warning("trial %d was stopped by %s; start the search again to resume it", number, score)
+                elif score is None:
+                    study.tell(number, state=states.FAIL)
+                elif run.status() == PRUNED:
+                    study.tell(number, state=states.PRUNED)
+                else:
+                    study.tell(number, score)
+
+
+def _consecutive(numbers: Iterable[int]) -> Iterator[list[int]]:
+    """Group consecutive numbers: a launcher numbers its jobs upwards from the first."""
+    for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        yield [number for _, number in group]
+
+
+def _register() -> None:
+    """Hydra accepts sweepers only from modules in the namespace hydra_plugins: register this module there."""
+    try:
+        import hydra_plugins
+    except ImportError:  # no other plugin is installed
+        hydra_plugins = ModuleType("hydra_plugins")
+        hydra_plugins.__path__ = []
+        sys.modules["hydra_plugins"] = hydra_plugins
+    hydra_plugins.nmt = sys.modules["hydra_plugins.nmt"] = sys.modules[__name__]
+    OptunaSweeper.__module__ = "hydra_plugins.nmt"
+    Plugins.instance().register(OptunaSweeper)
+
+
+_register()
+
+
+@dataclass
+class TrialObserver:
+    """Reports validations of a job to Optuna. It opens the study where it is called, so that any process can use it."""
+
+    directory: Path  # of the search
+    job: int
+    pruner: str
+    startup_trials: int
+
+    def __call__(self, epochs: float, score: float) -> bool:
+        """Report a validation. Returns whether to prune."""
+        trial, reported = self._trial
+        step = round(STEPS_PER_EPOCH * epochs)
+        if step not in reported:  # a resumed trial has reported earlier steps already
+            trial.report(score, step)
+        return bool(trial.should_prune())
+
+    @cached_property
+    def _trial(self) -> Any:  # noqa: ANN401
+        optuna = _optuna()
+        pruner = PRUNERS[self.pruner](self.startup_trials)
+        study = optuna.load_study(study_name=STUDY, storage=_storage(self.directory), pruner=pruner)
+        frozen = study.trials[self.job]
+        return optuna.trial.Trial(study, frozen._trial_id), set(frozen.intermediate_values)
+
+
+def observer() -> TrialObserver | None:
+    """Return what reports the validations of a search's job to Optuna, None for any other job."""
+    hydra = HydraConfig.get()
+    if not hydra.sweeper._target_.endswith(".OptunaSweeper"):
+        return None
+    sweeper = hydra.sweeper
+    return TrialObserver(Path(hydra.sweep.dir).absolute(), hydra.job.num, sweeper.pruner, sweeper.startup_trials)
+
+
+def _optuna() -> Any:  # noqa: ANN401
+    try:
+        import optuna
+    except ImportError:
+        raise UserError("hydra/sweeper=optuna needs another package: pip install optuna") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def _storage(directory: Path) -> Any:  # noqa: ANN401
+    storages = _optuna().storages
+    return storages.JournalStorage(storages.journal.JournalFileBackend(str((directory / JOURNAL).absolute())))
+
+
+def _distribution(override: Override) -> Any:  # noqa: ANN401
+    """Return Optuna's distribution for interval(a,b), tag(log,interval(a,b)), range(a,b,step) or several values."""
+    distributions, value = _optuna().distributions, override.value()
+    tags = set(getattr(value, "tags", ()))
+    if tags - ({"log"} if isinstance(value, IntervalSweep) else set()):
+        raise UserError(f"{override.input_line}: the only tag is log, for an interval: tag(log,interval(a,b))")
+    if isinstance(value, IntervalSweep):
+        try:
+            return distributions.FloatDistribution(value.start, value.end, log="log" in tags)
+        except ValueError as error:
+            raise UserError(f"{override.input_line}: {error}") from None
+    choices = list(override.sweep_string_iterator())
+    if not choices:
+        raise UserError(f"{override.input_line}: no values")
+    if isinstance(value, RangeSweep) and not value.shuffle and all(choice.lstrip("-").isdigit() for choice in choices):
+        numbers = sorted(map(int, choices))
+        return distributions.IntDistribution(numbers[0], numbers[-1], step=abs(int(value.step)))
+    return distributions.CategoricalDistribution(choices)
+
+
+SAMPLERS: dict[str, Callable[..., Any]] = {
+    "tpe": lambda seed, startup_trials: _optuna().samplers.TPESampler(seed=seed, n_startup_trials=startup_trials),
+    "random": lambda seed, startup_trials: _optuna().samplers.RandomSampler(seed=seed),
+}
+PRUNERS: dict[str, Callable[[int], Any]] = {
+    "median": lambda startup_trials: _optuna().pruners.MedianPruner(n_startup_trials=startup_trials),
+    "halving": lambda startup_trials: _optuna().pruners.SuccessiveHalvingPruner(min_resource=STEPS_PER_EPOCH),
+    "none": lambda startup_trials: _optuna().pruners.NopPruner(),
+}
