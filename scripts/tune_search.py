@@ -2,10 +2,9 @@
 
 python scripts/tune_search.py RUN [RUN ...] [OPTION ...]
 
-All beam sizes are tried with all length penalties. Then come coverage penalties with the best of these, and length
-normalisations by coverage with the best beam size. Prints a table, best BLEU first, and the command that translates
-with the best values, and writes both to tune_search.json and tune_search.md. Other settings, such as the maximum
-length, are those of the (first) run. The test set is not read.
+All beam sizes are tried with all length penalties, then coverage penalties with the best of these. Prints a table, best
+BLEU first, and the command that translates with the best values, and writes both to tune_search.json and
+tune_search.md. Other settings, such as the maximum length, are those of the (first) run. The test set is not read.
 """
 
 import argparse
@@ -32,17 +31,12 @@ from nmt.translate.translator import Translator
 
 MOST_THREADS = 1024
 COVERAGE_PENALTIES = [0.05, 0.1, 0.2, 0.4]
-COVERAGE_NORMALISATIONS = [1.0, 2.0, 4.0]
-PENALTY_CLIPPING = {"coverage_floor": 1e-6, "coverage_cap": 1.0}  # Wu et al. 2016
-NORMALISATION_CLIPPING = {"coverage_floor": 0.4, "coverage_cap": 1000.0}  # Li et al. 2018
 WARM_UP = 32  # sentences translated before timing starts
 COLUMNS = [
     Column("beam_size", "beam"),
     Column("length_penalty", "length penalty"),
     Column("alpha", "alpha", short),
     Column("coverage_penalty", "coverage penalty", short),
-    Column("coverage_floor", "floor", short),
-    Column("coverage_cap", "cap", short),
     Column("bleu", "BLEU", decimals(2)),
     Column("chrf", "chrF", decimals(2)),
     Column("brevity_ratio", "brevity ratio", decimals(3)),
@@ -56,7 +50,7 @@ def settings_to_try(options: argparse.Namespace) -> list[dict[str, Any]]:
     penalties: list[tuple[str, float | None]] = [("none", None)] if options.none else []
     penalties += [(kind, alpha) for kind in ("average", "gnmt") for alpha in getattr(options, kind)]
     return [
-        {"beam_size": beam, "length_penalty": kind, "alpha": alpha, "coverage_penalty": 0.0} | PENALTY_CLIPPING
+        {"beam_size": beam, "length_penalty": kind, "alpha": alpha, "coverage_penalty": 0.0}
         for beam in dict.fromkeys(options.beams)
         for kind, alpha in (penalties[:1] if beam == 1 else penalties)
     ]
@@ -64,22 +58,14 @@ def settings_to_try(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def coverage_to_try(options: argparse.Namespace, *, attends: bool) -> list[dict[str, Any]]:
     """What replaces values of the best setting without coverage."""
-    penalties, lengths = options.coverage, options.coverage_length
-    penalties = penalties if penalties is not None else COVERAGE_PENALTIES if attends else []
-    lengths = lengths if lengths is not None else COVERAGE_NORMALISATIONS if attends else []
-    normalised = {"length_penalty": "none", "alpha": None} | NORMALISATION_CLIPPING
-    return [
-        *({"coverage_penalty": strength} | PENALTY_CLIPPING for strength in penalties),
-        *({"coverage_penalty": strength} | normalised for strength in lengths),
-    ]
+    default = COVERAGE_PENALTIES if attends else []
+    penalties = default if options.coverage is None else options.coverage
+    return [{"coverage_penalty": strength} for strength in penalties]
 
 
 def changes(setting: dict[str, Any], trained: schema.Search) -> dict[str, Any]:
     """The values that turn the search of training into this setting."""
-    others = {"kind": "beam", "alpha": 0.0, "stop": "beam", "groups": 1, "diversity": 0.0}
-    base = {} if isinstance(trained, schema.Beam) else others
-    if isinstance(trained, schema.Beam) and setting["beam_size"] % trained.groups:
-        base = {"groups": 1}
+    base = {} if isinstance(trained, schema.Beam) else {"kind": "beam", "alpha": 0.0, "stop": "beam"}
     return base | {key: value for key, value in setting.items() if value is not None}
 
 
@@ -186,14 +172,6 @@ def main() -> None:
     listed = " ".join(map(str, COVERAGE_PENALTIES))
     parser.add_argument(
         "--coverage", type=float, nargs="*", help=f"coverage penalties; default: {listed}, none without attention"
-    )
-    listed = " ".join(map(str, COVERAGE_NORMALISATIONS))
-    clipped = "floor {coverage_floor}, cap {coverage_cap:g}".format(**NORMALISATION_CLIPPING)
-    parser.add_argument(
-        "--coverage-length",
-        type=float,
-        nargs="*",
-        help=f"coverage penalties ({clipped}) in place of a length penalty; default: {listed}, none without attention",
     )
     parser.add_argument("--none", action=argparse.BooleanOptionalAction, default=True, help="try without a penalty")
     parser.add_argument("--checkpoint", choices=["best", "last"], default="best")

@@ -17,7 +17,13 @@ REMOVED = {
     "data.temperature": "was removed: an epoch has every pair once; repeat a small corpus in its train",
     "target_lang": "was removed; type the tag <2de> before each line (nmt-train has data.target_lang)",
     "source_lang": "was removed; type the tag <2de> before each line (nmt-train has data.source_lang)",
+    "search.groups": "diverse beams were removed; leave it out, or draw samples that differ with search=sampling",
+    "search.diversity": "diverse beams were removed; leave it out, or draw samples that differ with search=sampling",
+    "search.coverage_floor": "was removed: attention below 0.000001 counts as this much; leave it out",
+    "search.coverage_cap": "was removed: attention above 1 counts as 1; leave it out, and use search.length_penalty",
 }
+# Their values that change nothing, beside null: runs of earlier versions have saved them.
+UNUSED = {"search.groups": 1, "search.diversity": 0.5, "search.coverage_floor": 1e-6, "search.coverage_cap": 1.0}
 # Names of values in other toolkits.
 OTHER_VALUES = {"gpu": "cuda", "float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # surrogates stand for bytes that are not UTF-8

@@ -18,7 +18,7 @@ from nmt.attention.attention import Attention
 from nmt.config.errors import UserError
 from nmt.data.batching import Batch, collate
 from nmt.model.seq2seq import Seq2Seq, evaluation_mode
-from nmt.translate.beam_variants import Node
+from nmt.translate.beam import Node
 from nmt.translate.guidance import Attend, make_guidance, prefix_tokens, steer
 from nmt.translate.translator import Translation, Translator
 

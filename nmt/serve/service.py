@@ -27,7 +27,7 @@ from nmt.serve.messages import (
     Window,
 )
 from nmt.serve.models import ServedModel
-from nmt.translate.beam_variants import Node
+from nmt.translate.beam import Node
 from nmt.translate.translator import Translation, Translator
 
 PATIENCE = 10  # times `wait`: the longest time for which a free thread waits while further sentences arrive

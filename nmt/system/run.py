@@ -21,7 +21,7 @@ import yaml
 from nmt import DISTRIBUTION
 from nmt.config import schema
 from nmt.config.compose import flatten, validated
-from nmt.config.errors import REMOVED, UserError, format_value
+from nmt.config.errors import REMOVED, UNUSED, UserError, format_value
 from nmt.config.overrides import for_shell, override_values, user_path
 from nmt.config.schema import CHANGEABLE_KEYS, LENGTH_KEYS, NO_EFFECT_KEYS
 from nmt.config.schema.record import Manifest
@@ -392,11 +392,11 @@ def load_values(path: Path) -> dict[str, Any]:
 
 
 def _without_unused(values: Mapping[Any, Any], prefix: str = "") -> dict[Any, Any]:
-    """Drop removed keys that had no value: the run did not use them."""
+    """Drop removed keys without a value, or with one that changes nothing: the run did not use them."""
     return {
         key: _without_unused(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
         for key, value in values.items()
-        if value is not None or f"{prefix}{key}" not in REMOVED
+        if (name := f"{prefix}{key}") not in REMOVED or (value is not None and value != UNUSED.get(name))
     }
 
 

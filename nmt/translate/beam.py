@@ -1,7 +1,7 @@
 """Beam search, batched over sentences and hypotheses.
 
-Whatever changes it attaches from outside: a `Scorer` scores finished hypotheses, a `Selection` chooses which
-candidates end and go on, and rules of the batch ban tokens. All are followers of the search.
+`beam_search` is the loop. What changes it attaches from outside: a `Scorer` scores finished hypotheses, a `Selection`
+chooses which candidates end and which continue, and the batch's rules ban tokens. All of them follow the search.
 
 Shapes: A active sentences, W live hypotheses in each (1 at first, then K), K beam size, C candidates (2K),
 N = A * W rows of a step, S source positions, V' padded vocabulary.
@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nmt.config.errors import UserError
+from nmt.config.schema import search as schema
 from nmt.model.state import StateT
 from nmt.translate.search import (
     Ending,
@@ -27,6 +29,7 @@ from nmt.translate.search import (
     Limits,
     LogProbs,
     Mask,
+    Search,
     SearchBatch,
     distinct,
     pack_top,
@@ -34,6 +37,8 @@ from nmt.translate.search import (
 )
 
 CACHED_NUMBERS = 2**20  # log-probabilities computed at a time on a CPU: 4 MiB, which fit its cache
+LEAST_COVERAGE = 1e-6  # attention below counts as this much: the logarithm of 0 would exclude a hypothesis
+Fate = Literal["kept", "ended", "pruned"]
 
 
 class Candidates(NamedTuple):
@@ -77,10 +82,6 @@ class Scorer(Follower):
         divisor = self.penalty(length)
         return [log_prob / divisor for log_prob in log_probs]
 
-    def bound(self, sentence: int, score: float) -> float:
-        """No continuation scores above this, if `score` is its largest possible log-probability over the penalty."""
-        return score
-
 
 class Selection(Follower):
     """Chooses which candidates of a step end and which go on: of the K best, those that end; the K best others."""
@@ -94,12 +95,8 @@ class Selection(Follower):
         from besides the best."""
         return None
 
-    def rank(self, candidates: Candidates, active: Sequence[int]) -> Candidates:
-        """Bring the candidates of the active sentences into the order of the beam."""
-        return candidates
-
     def choose(self, candidates: Candidates) -> tuple[Flags, Candidates]:
-        """Ranked candidates (A, C) -> those that end (A, C), and the next live hypotheses (A, K)."""
+        """Candidates (A, C) -> those that end (A, C), and the next live hypotheses (A, K)."""
         ends = candidates.tokens == self.eos
         order = ends.argsort(axis=1, kind="stable")[:, : self.beam_size]
         possible = np.where(ends, np.float32(-math.inf), candidates.log_probs)
@@ -144,7 +141,6 @@ def beam_search(
         scorer.attend(output.weights)
         mask = Mask.of(batch, now, active, scores.shape[1], followers)
         candidates = _best(output.logits, scores, next_log_probs, mask, selection, cached_numbers)
-        candidates = selection.rank(candidates, active)
         ends, live = selection.choose(candidates)
         finished.add(now, active, candidates, ends)
         best_live = np.fmax.reduce(live.log_probs, axis=1).tolist()
@@ -214,8 +210,8 @@ class _Finished:
         endings = self._endings[sentence]
         if len(endings) >= self._max_endings:
             return False
-        # Log-probabilities only fall, and no divisor is larger.
-        bound = self._scorer.bound(sentence, log_prob / self._largest_divisors[sentence])
+        # Log-probabilities only fall, no divisor is larger, and coverage never adds to a score.
+        bound = log_prob / self._largest_divisors[sentence]
         if len(endings) < self._n_best:
             return bound > -math.inf
         return bound > self._sorted(endings)[self._n_best - 1].score
@@ -227,3 +223,122 @@ class _Finished:
     @staticmethod
     def _sorted(endings: list[Ending]) -> list[Ending]:
         return sorted(endings, key=lambda ending: -ending.score)
+
+
+def coverage_score(attention: NDArray[np.float32]) -> float:
+    """sum_s log(min(max(a_s, 1e-6), 1)) of the attention a_s, (S,), that each source token, </s> among them, has
+    received in all steps   (Wu et al. 2016, eq. 14)."""
+    return float(np.log(np.clip(attention, LEAST_COVERAGE, 1.0)).sum(dtype=np.float64))
+
+
+class Coverage(Scorer):
+    """Adds a coverage score, which is never above 0, to those of finished hypotheses."""
+
+    def __init__(self, plain: Scorer, strength: float, lengths: Sequence[int]) -> None:
+        """plain: the scorer without coverage; strength: beta of Wu et al.; lengths: source tokens of each sentence."""
+        super().__init__(plain.kind, plain.alpha)
+        self._strength, self._lengths = strength, lengths
+        self._sums: Tensor | None = None  # (N, S), the attention that live hypotheses have given so far
+
+    def attend(self, weights: Tensor | None) -> None:
+        assert weights is not None  # the model has an attention
+        self._sums = weights.float() if self._sums is None else self._sums + weights
+
+    def advance(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
+        assert self._sums is not None
+        self._sums = self._sums[torch.tensor(parents).to(self._sums.device, non_blocking=True)]
+
+    def scores(self, sentences: Sequence[int], rows: Sequence[int], log_probs: list[float], length: int) -> list[float]:
+        assert self._sums is not None
+        sums = self._sums[torch.tensor(rows).to(self._sums.device)].cpu().numpy()
+        # Padding is cut off, and each sum is computed alone: other sentences of the batch do not change a bit.
+        covered = [coverage_score(row[: self._lengths[s]]) for row, s in zip(sums, sentences, strict=True)]
+        normalised = super().scores(sentences, rows, log_probs, length)
+        return [score + self._strength * coverage for score, coverage in zip(normalised, covered, strict=True)]
+
+
+class Node(NamedTuple):
+    """A candidate of one step: a hypothesis extended by one token."""
+
+    parent: int | None  # index among the nodes of the previous step; None at the first step
+    token: int
+    log_prob: float  # of the whole hypothesis, natural logarithm
+    score: float  # log_prob / length penalty, without coverage
+    fate: Fate  # kept: in the beam after this step; ended: chose eos; pruned: neither
+
+
+class Recorder(Selection):
+    """Records the beam of one sentence as a tree: at each step the candidates kept, best first, then the others."""
+
+    def __init__(self, beam_size: int, eos: int, scorer: Scorer, shortlist: Sequence[int] | None) -> None:
+        super().__init__(beam_size, eos)
+        self._scorer, self._shortlist = scorer, shortlist
+        self.steps: list[list[Node]] = []
+
+    def choose(self, candidates: Candidates) -> tuple[Flags, Candidates]:
+        ends, live = super().choose(candidates)
+        kept = _triples(live)
+        fates: list[tuple[tuple[float, int, int], Fate]] = [(triple, "kept") for triple in kept]
+        for triple, ended in zip(_triples(candidates), ends[0].tolist(), strict=False):
+            if triple not in kept:
+                fates.append((triple, "ended" if ended else "pruned"))
+        divisor = self._scorer.penalty(len(self.steps) + 1)
+        self.steps.append(
+            [
+                Node(
+                    row if self.steps else None,
+                    token if self._shortlist is None else self._shortlist[token],
+                    log_prob,
+                    log_prob / divisor,
+                    fate,
+                )
+                for (log_prob, row, token), fate in fates
+            ]
+        )
+        return ends, live
+
+
+def _triples(candidates: Candidates) -> list[tuple[float, int, int]]:
+    """Log-probability, row and token of the possible candidates, best first, of the only sentence."""
+    log_probs, rows, tokens = (field[0].tolist() for field in candidates)
+    return [triple for triple in zip(log_probs, rows, tokens, strict=True) if triple[0] > -math.inf]
+
+
+class BeamSearch(Search[schema.Beam]):
+    """Keeps the K best hypotheses at each step."""
+
+    takes_constraints = True
+
+    def __init__(self, settings: schema.Beam) -> None:
+        super().__init__(settings)
+        self.beam_size = settings.beam_size
+        self._scorer = Scorer(settings.length_penalty, settings.alpha)
+
+    def __call__(self, batch: SearchBatch[Any], n: int) -> list[list[Hypothesis]]:
+        make_selection = batch.selection or Selection
+        return self._search(batch, make_selection(self.beam_size, batch.symbols.eos), n)
+
+    def tree(self, batch: SearchBatch[Any], n: int) -> tuple[list[list[Hypothesis]], list[list[Node]]]:
+        recorder = Recorder(self.beam_size, batch.symbols.eos, self._scorer, batch.shortlist)
+        return self._search(batch, recorder, n), recorder.steps
+
+    def _search(self, batch: SearchBatch[Any], selection: Selection, n: int) -> list[list[Hypothesis]]:
+        scorer = self._scorer
+        if self.settings.coverage_penalty:
+            scorer = Coverage(scorer, self.settings.coverage_penalty, batch.lengths)
+        return beam_search(batch, selection, n, scorer=scorer, stop=self.settings.stop)
+
+    def check_nbest(self, n: int) -> None:
+        if n > self.beam_size:
+            raise UserError(f"nbest={n}: more than the beam of {self.beam_size}; set search.beam_size={n}")
+
+    def score(self, log_prob: float, length: int, attention: Tensor | None) -> float:
+        score = log_prob / self._scorer.penalty(length)
+        if not self.settings.coverage_penalty or attention is None:
+            return score
+        return score + self.settings.coverage_penalty * coverage_score(attention.sum(0).numpy())
+
+    def summary(self) -> str:
+        settings = self.settings
+        text = f"beam of {self.beam_size}, length penalty {settings.length_penalty}"
+        return text + (f", coverage penalty {settings.coverage_penalty:g}" if settings.coverage_penalty else "")

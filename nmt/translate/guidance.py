@@ -212,8 +212,10 @@ def _check_attend(attend: Attend, length: int) -> None:
 
 def _check(controls: Controls, lines: int, search: Search[Any]) -> None:
     """Raise an error for controls of a wrong form, or that the search ignores."""
-    if any(controls.get("constraints", ())) or controls.get("glossary"):
-        search.check_constraints()
+    if (any(controls.get("constraints", ())) or controls.get("glossary")) and not search.takes_constraints:
+        raise UserError(
+            f"constraints and glossary need search=beam, but this search is {search.settings.kind}; use search=beam"
+        )
     for key, what in (("constraints", "lists of phrases"), ("prefixes", "prefixes")):
         values = controls.get(key)
         if values is None:

@@ -7,6 +7,7 @@ for the gates of one, M itself where several layers read it, or nothing.
 
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import NamedTuple, TypeVar, cast
 
 import torch
@@ -21,10 +22,12 @@ from nmt.model.recurrent import LayerWeights, Recurrent, norm_gates
 from nmt.model.seq2seq import Seq2Seq
 from nmt.model.state import BatchProducts, DecoderState, Products, StepOutput
 from nmt.ops.linear import Linear, linear
-from nmt.ops.packed import Pack, Weight
+from nmt.ops.packed import Pack, Weight, pack, pack_int8
 from nmt.ops.precision import in_autocast_dtype
+from nmt.system.machine import Machine
 
 MIN_ROWS = 32  # of a product, for which packing a shortlist's part of the output table pays
+MAX_PREPARED = 4  # copies of the parameters, one per beam size
 MAX_TABLE = 2**26  # numbers in the table of all words' products; with more, each step computes its own
 
 
@@ -128,12 +131,6 @@ class SearchAttention:
         """Queries (B, K, Q) of K hypotheses of each sentence -> Attended, with contexts (B, K, C + R)."""
         attended = self.inner.step(query, memory, past)
         return attended if self.projects_memory else attended._replace(context=linear(attended.context, self.weight))
-
-
-def prepare_for_search(model: Seq2Seq | Ensemble, hypotheses: int, pack: Pack) -> "SearchModel | SearchEnsemble":
-    """Prepare each model, see SearchModel; several are an ensemble."""
-    prepared = [SearchModel(member, hypotheses, pack) for member in model.models]
-    return prepared[0] if len(prepared) == 1 else SearchEnsemble(prepared)
 
 
 class SearchModel:
@@ -267,3 +264,35 @@ def _packed_copy(module: ModuleT, pack: Pack) -> ModuleT:
         if isinstance(layer, Linear):
             layer.packed = pack(in_autocast_dtype(layer.weight.detach()))
     return copied
+
+
+class PreparedModels:
+    """The model prepared for search, for each of the last few beam sizes; anew if its weights have visibly changed."""
+
+    def __init__(self, model: Seq2Seq | Ensemble, machine: Machine) -> None:
+        self._model, self._machine = model, machine
+        self._lock = Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        """Prepare the model anew for the next search."""
+        self._versions: list[tuple[int, int]] = []
+        self._prepared: dict[int, SearchModel | SearchEnsemble] = {}
+
+    def get(self, beam_size: int) -> SearchModel | SearchEnsemble:
+        """The model prepared for a beam of this size."""
+        with self._lock:
+            versions = [(weight.data_ptr(), weight._version) for weight in self._model.parameters()]
+            if versions != self._versions:
+                self.clear()
+                self._versions = versions
+            prepared = self._prepared.pop(beam_size, None)
+            if prepared is None:
+                with self._machine.autocast():
+                    packing = pack_int8 if self._machine.int8 else pack
+                    members = [SearchModel(member, beam_size, packing) for member in self._model.models]
+                    prepared = members[0] if len(members) == 1 else SearchEnsemble(members)
+            self._prepared[beam_size] = prepared  # the most recent one last
+            if len(self._prepared) > MAX_PREPARED:
+                del self._prepared[next(iter(self._prepared))]
+            return prepared

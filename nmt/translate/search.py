@@ -21,7 +21,7 @@ from nmt.config.errors import UserError
 from nmt.model.state import StateT, Step
 
 if TYPE_CHECKING:
-    from nmt.translate.beam_variants import Node
+    from nmt.translate.beam import Node, Selection
     from nmt.translate.translator import Translation
 
 Ids = NDArray[np.int64]
@@ -95,8 +95,7 @@ class SearchBatch(Generic[StateT]):
     lengths: Sequence[int] = ()  # source tokens of each sentence, </s> among them
     keys: Tensor | None = None  # int64 (B,) on the CPU, of each sentence's random draws
     rules: Sequence[Callable[[int], Follower]] = ()  # each makes a follower of a number of rows, which bans tokens
-    constraints: Sequence[Sequence[Sequence[int]]] = ()  # phrases that each sentence must contain; or none at all
-    boundary: Flags | None = None  # for constraints: (V,), true for tokens that do not continue a word
+    selection: "Callable[[int, int], Selection] | None" = None  # with constraints: makes it of beam size and eos
     shortlist: Sequence[int] | None = None  # the token of each position
 
     def repeated(self, n: int) -> "SearchBatch[StateT]":
@@ -108,8 +107,7 @@ class SearchBatch(Generic[StateT]):
             prefixes=[self.limits.prefixes[row] for row in rows] if self.limits.prefixes else (),
         )
         state = self.state.select(torch.tensor(rows, dtype=torch.int64).to(self.device, non_blocking=True))
-        lengths = [self.lengths[row] for row in rows] if self.lengths else ()
-        return replace(self, state=state, limits=limits, lengths=lengths)
+        return replace(self, state=state, limits=limits)
 
 
 SettingsT = TypeVar("SettingsT", bound=schema.Search)
@@ -119,6 +117,7 @@ class Search(ABC, Generic[SettingsT]):
     """A way to search translations, with its section of the configuration."""
 
     beam_size = 1  # hypotheses of a sentence that share its memory at each step
+    takes_constraints = False  # does it follow the selection of a batch?
 
     def __init__(self, settings: SettingsT) -> None:
         self.settings = settings
@@ -133,12 +132,6 @@ class Search(ABC, Generic[SettingsT]):
 
     def check_nbest(self, n: int) -> None:
         """Raise UserError if the search cannot return n translations."""
-
-    def check_constraints(self) -> None:
-        """Raise UserError if the search ignores the constraints of a batch."""
-        raise UserError(
-            f"constraints and glossary need search=beam, but this search is {self.settings.kind}; use search=beam"
-        )
 
     def score(self, log_prob: float, length: int, attention: Tensor | None) -> float:
         """Score a hypothesis of this log-probability, length and attention (T, S) as the search does."""

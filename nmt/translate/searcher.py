@@ -23,10 +23,10 @@ from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.draws import sentence_keys
 from nmt.ops.shared import loop
 from nmt.system.machine import Machine, retry_in_halves
-from nmt.translate.beam_variants import BeamSearch, Node
+from nmt.translate.beam import BeamSearch, Node
 from nmt.translate.guidance import Guidance
-from nmt.translate.phrases import Watch
-from nmt.translate.prepared_cache import PreparedModels
+from nmt.translate.phrases import Allocation, Watch
+from nmt.translate.prepared_model import PreparedModels
 from nmt.translate.sampling import GreedySearch, MinimumBayesRisk, Sampling
 from nmt.translate.search import Flags, Hypothesis, Ids, Limits, Search, SearchBatch, Symbols
 
@@ -183,13 +183,15 @@ class Searcher:
         sources = [all_sources[i] for i in indices]
         lengths = [len(ids) for ids in sources]
         guidance, shortlist = guidance.of(indices), None
-        boundary = self.boundary if any(guidance.constraints) else None
         if self.shortlist is not None:
             shortlist = self.shortlist.vocabulary(sources, guidance.tokens())
         symbols = Symbols(target.bos, target.eos, (target.pad, target.bos))
         if shortlist is not None:
             guidance, symbols = guidance.within(shortlist), _within(symbols, shortlist)
-            boundary = None if boundary is None else boundary[shortlist]
+        selection = None
+        if any(guidance.constraints):
+            boundary = self.boundary if shortlist is None else self.boundary[shortlist]
+            selection = partial(Allocation, constraints=guidance.constraints, boundary=boundary)
         forbidden = guidance.forbidden
         if forbidden is not None:
             symbols = symbols._replace(banned=(*symbols.banned, *forbidden.always))
@@ -207,8 +209,7 @@ class Searcher:
                 lengths,
                 sentence_keys((self.seed,), np.array(indices) + first),
                 () if forbidden is None else (partial(Watch, forbidden),),
-                guidance.constraints,
-                boundary,
+                selection,
                 None if shortlist is None else shortlist.tolist(),
             )
 

@@ -75,8 +75,6 @@ TRAIN = {
     "attention=hard training.r_drop=5": "training.r_drop=5.0 needs .*kind=sampled; set it to 0, or use attention/al",
     f"attention=hard {TAUGHT}": "objective.kind=distillation needs .*kind=sampled; use objective=likelihood, or",
     f"{TAUGHT} training.r_drop=5": "training.r_drop=5.0 needs objective=likelihood, .*kind=distillation; set it to 0",
-    "search.coverage_floor=2 search.coverage_cap=1": "coverage_floor=2.0 needs .*coverage_cap=1.0; lower search.cov",
-    "search.beam_size=5 search.groups=2": "groups=2 needs .*beam_size=5; set search.beam_size=6, or search.groups=1",
     f"{FILES} data.target_lang=en": "data: target_lang=en needs .*source_lang=en; set source_lang and target_lang, or",
     "tokenizer=char tokenizer.sampling=0.1": "tokenizer: sampling=0.1 needs .*kind=char; use kind=bpe or unigram",
 }

@@ -20,7 +20,6 @@ from nmt.system.run import RunDirectory
 from nmt.training.job import train
 from nmt.translate.translator import Translator
 
-LENGTH = ["--coverage-length", "3"]
 SCRIPT = Path(__file__).parents[2] / "scripts" / "tune_search.py"
 
 
@@ -54,9 +53,7 @@ def test_the_table_is_that_of_evaluations_without_the_test_set(run: RunDirectory
     if members == 2:
         runs.append(another(run, tmp_path / "another"))
     before = sorted(run.path.rglob("*"))
-    done = tune(
-        tmp_path, *runs, "--beams", "4", "1", "--average", "0.0", "2.0", "--gnmt", "1.0", "--coverage", "5", *LENGTH
-    )
+    done = tune(tmp_path, *runs, "--beams", "4", "1", "--average", "0.0", "2.0", "--gnmt", "1.0", "--coverage", "5")
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.rglob("tune_search.json")
     assert path.is_relative_to(tmp_path / "outputs" / "tune_search")
@@ -66,18 +63,15 @@ def test_the_table_is_that_of_evaluations_without_the_test_set(run: RunDirectory
     plain = [tuple(row[key] for key in keys) for row in rows if row["coverage_penalty"] == 0]
     penalties = [("none", None), ("average", 0.0), ("average", 2.0), ("gnmt", 1.0)]
     assert set(plain) == {(1, "none", None, 0.0), *((4, *penalty, 0.0) for penalty in penalties)}
-    (covered, normalised) = (next(row for row in rows if row["coverage_penalty"] == tried) for tried in (5.0, 3.0))
-    clipped = [tuple(row[key] for key in ("coverage_floor", "coverage_cap")) for row in (covered, normalised)]
-    assert clipped == [(1e-6, 1.0), (0.4, 1000.0)]
+    (covered,) = (row for row in rows if row["coverage_penalty"] == 5.0)
     assert tuple(covered[key] for key in keys) == (*plain[0][:3], 5.0)  # with the best of the others
-    assert tuple(normalised[key] for key in keys) == (plain[0][0], "none", None, 3.0)
     assert [row["bleu"] for row in rows] == sorted((row["bleu"] for row in rows), reverse=True)
     assert len({row["brevity_ratio"] for row in rows}) > 1  # the settings reach the search
     sources, references, _ = run.held_out("validation")
     settings = score_settings(Evaluation(tokenize="auto", lowercase=False), "fr")
     for row in rows:
         given = dict(word.removeprefix("search.").split("=") for word in row["override"].split())
-        search = {key: row[key] for key in (*keys, "coverage_floor", "coverage_cap")}
+        search = {key: row[key] for key in keys}
         assert {key: str(value) for key, value in search.items() if value is not None} == given
         again = evaluate(Translator.load(runs, search=search), sources, references, settings, ("bleu", "chrf"))
         assert (row["bleu"], row["chrf"]) == pytest.approx((again.scores.bleu, again.scores.chrf))
@@ -99,26 +93,15 @@ def test_a_run_of_another_search_is_told_to_use_a_beam(run: RunDirectory, tmp_pa
         values = "\n".join(line for line in values.splitlines() if not line.startswith(f"  {key}:"))
     run.config.write_text(values)
     try:
-        done = tune(
-            tmp_path,
-            run.path,
-            "--beams",
-            "2",
-            "--average",
-            "--gnmt",
-            "--coverage",
-            "--coverage-length",
-            "--output",
-            "here",
-        )
+        done = tune(tmp_path, run.path, "--beams", "2", "--average", "--gnmt", "--coverage", "--output", "here")
         trained = Translator.load(run.path)
     finally:
         run.config.write_text(config)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "here" / "tune_search.json").read_text())
     assert found["best"] == (
-        "search.kind=beam search.alpha=0.0 search.stop=beam search.groups=1 search.diversity=0.0 search.beam_size=2 "
-        "search.length_penalty=none search.coverage_penalty=0.0 search.coverage_floor=1e-06 search.coverage_cap=1.0"
+        "search.kind=beam search.alpha=0.0 search.stop=beam search.beam_size=2 search.length_penalty=none "
+        "search.coverage_penalty=0.0"
     )
     taken = merge_search(trained.search, override_values(found["best"].replace("search.", "").split()))
     assert isinstance(taken, Beam)
@@ -183,10 +166,8 @@ def test_coverage_penalties_are_tried_with_the_best_of_the_grid(
 
     monkeypatch.setattr(module.Tuning, "measure", measure)
     words = ["tune_search.py", str(run.path), "--beams", "1", "3", "2", "--average", "1.5", "--gnmt", "--no-none"]
-    monkeypatch.setattr(sys, "argv", [*words, "--coverage", "0.1", *LENGTH, "--output", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", [*words, "--coverage", "0.1", "--output", str(tmp_path)])
     module.main()
     rows = json.loads((tmp_path / "tune_search.json").read_text())["settings"]
-    (normalised,) = (row for row in rows if row["coverage_cap"] > 1)
-    assert [normalised[key] for key in ("beam_size", "length_penalty", "alpha")] == [3, "none", None]
-    (covered,) = (row for row in rows if row["coverage_penalty"] > 0 and row is not normalised)
+    (covered,) = (row for row in rows if row["coverage_penalty"] > 0)
     assert [covered[key] for key in ("beam_size", "length_penalty", "alpha")] == [3, "average", 1.5]

@@ -32,8 +32,7 @@ COMMON: dict[str, Any] = {"min_length": 1, "max_length": 9, "max_ratio": 2, "max
 COMMON |= {"batch_tokens": 9, "replace_unknown": False}
 SECTIONS: dict[str, dict[str, Any]] = {
     "greedy": {},
-    "beam": {"beam_size": 3, "length_penalty": "none", "alpha": 0.0, "stop": "beam", "groups": 1, "diversity": 0.5}
-    | {"coverage_penalty": 0.0, "coverage_floor": 1e-6, "coverage_cap": 1.0},
+    "beam": {"beam_size": 3, "length_penalty": "none", "alpha": 0.0, "stop": "beam", "coverage_penalty": 0.0},
     "sampling": {"temperature": 1.0, "top_k": 0, "top_p": 1.0},
 }
 

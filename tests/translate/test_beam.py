@@ -189,11 +189,9 @@ def test_lengths_keep_their_limits_and_every_hypothesis_ends(min_length: int, bi
             assert h.tokens.index(EOS) == len(h.tokens) - 1
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_impossible_hypotheses_are_not_returned(groups: int) -> None:
+def test_impossible_hypotheses_are_not_returned() -> None:
     def found(toy: Toy, maxima: list[int]) -> list[list[list[int]]]:
-        nbests = configured("beam", batch_of(toy, Limits(1, maxima)), 8, beam_size=8, groups=groups)
-        return [[h.tokens for h in nbest] for nbest in nbests]
+        return [[h.tokens for h in nbest] for nbest in search(toy, Limits(1, maxima), 8, 8)]
 
     # Only words 3 and eos have any probability: one hypothesis for every length.
     (hypotheses,) = found(Toy(9, bias={4: -math.inf, 5: -math.inf}), [4])

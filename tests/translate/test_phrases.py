@@ -3,7 +3,7 @@
 import itertools
 import random
 from collections import Counter
-from functools import cache
+from functools import cache, partial
 from typing import Literal
 
 import numpy as np
@@ -76,7 +76,8 @@ def search(
     sentences: list[int] | None = None,
     forbidden: Forbidden | None = None,
 ) -> list[list[Hypothesis]]:
-    batch = batch_of(toy, limits, sentences, forbidden=forbidden, constraints=constraints, boundary=BOUNDARY)
+    selection = partial(Allocation, constraints=constraints, boundary=BOUNDARY)
+    batch = batch_of(toy, limits, sentences, forbidden=forbidden, selection=selection)
     return configured("beam", batch, n, beam_size=beam, length_penalty=penalty.kind, alpha=penalty.alpha)
 
 

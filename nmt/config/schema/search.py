@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from nmt.config.schema.base import ANY, Conflict, Count, CountOrZero, NonNegative, Positive, Section, next_multiple
+from nmt.config.schema.base import Count, CountOrZero, NonNegative, Positive, Section
 
 MAX_HYPOTHESES = 10_000  # of a sentence at once; each has its own decoder state
 BeamSize = Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
@@ -37,26 +37,7 @@ class Beam(SearchLimits):
     length_penalty: LengthPenalty
     alpha: LengthExponent
     coverage_penalty: NonNegative
-    coverage_floor: Annotated[float, Field(ge=1e-6, le=1e6)]
-    coverage_cap: Positive
     stop: Literal["beam", "exact"]
-    groups: Count
-    diversity: NonNegative
-
-    conflicts = (
-        Conflict(
-            {"coverage_floor": ANY, "coverage_cap": ANY},
-            "to be below the cap",
-            "lower search.coverage_floor, or raise search.coverage_cap",
-            lambda search: search.coverage_floor >= search.coverage_cap,
-        ),
-        Conflict(
-            {"groups": ANY, "beam_size": ANY},
-            "a beam that it divides",
-            lambda search: f"set search.beam_size={next_multiple(search.beam_size, search.groups)}, or search.groups=1",
-            lambda search: search.beam_size % search.groups,
-        ),
-    )
 
     def needing_attention(self) -> str | None:
         return f"search.coverage_penalty={self.coverage_penalty}" if self.coverage_penalty else None

@@ -1,0 +1,190 @@
+"""The coverage penalty and the beam's tree against plain loops, and the laws that tie them to a beam."""
+
+import itertools
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from search_toy import BOS, EOS, PENALTIES, Prefixes, Toy, batch_of, bits, enumerate_all, plain_beam
+from search_toy import search as configured
+from torch import Tensor
+
+from nmt.model.state import StepOutput
+from nmt.translate.beam import Coverage, Node, Recorder, Scorer, Selection, beam_search
+from nmt.translate.search import Hypothesis, Limits
+
+AVERAGE = Scorer("average", 1.0)
+
+
+@dataclass
+class Attending:
+    """A toy whose attention depends on the sentence and the prefix; it leaves out some tokens, and the padding."""
+
+    toy: Toy
+    lengths: list[int]  # of sentence i
+    padding: int = 0  # positions after the longest sentence
+
+    def start(self, sentences: list[int]) -> Prefixes:
+        return self.toy.start(sentences)
+
+    @staticmethod
+    @cache
+    def drawn(sentence: int, prefix: tuple[int, ...], length: int) -> list[float]:
+        code = 7 * sentence
+        for token in prefix:
+            code = 31 * code + token
+        drawn = np.random.default_rng(code).random(length)
+        sparse = np.where(drawn > 0.4, drawn**4, 0.0)
+        return (sparse / max(sparse.sum(), 1e-9)).tolist()
+
+    def weights(self, sentence: int, prefix: list[int]) -> list[float]:
+        """Of the step after the prefix."""
+        return self.drawn(sentence, tuple(prefix), self.lengths[sentence])
+
+    def step(self, tokens: Tensor, state: Prefixes) -> StepOutput[Prefixes]:
+        output = self.toy.step(tokens, state)
+        rows = zip(output.state.sentences.tolist(), output.state.tokens.tolist(), strict=True)
+        weights = torch.zeros(len(tokens), max(self.lengths) + self.padding)
+        for row, (sentence, prefix) in zip(weights, rows, strict=True):
+            row[: self.lengths[sentence]] = torch.tensor(self.weights(sentence, prefix))
+        return output._replace(weights=weights)
+
+    def covered(self, sentence: int, tokens: list[int]) -> float:
+        """The definition in plain loops."""
+        sums = [0.0] * self.lengths[sentence]
+        for step in range(len(tokens)):
+            for position, weight in enumerate(self.weights(sentence, [BOS, *tokens[:step]])):
+                sums[position] += weight
+        return sum(math.log(min(max(total, 1e-6), 1.0)) for total in sums)
+
+
+def search(
+    model: Attending,
+    limits: Limits,
+    n_best: int,
+    strength: float,
+    penalty: Scorer = AVERAGE,
+    sentences: list[int] | None = None,
+    **changes: Any,  # noqa: ANN401
+) -> list[list[Hypothesis]]:
+    sentences = list(range(len(limits.max_lengths))) if sentences is None else sentences
+    batch = batch_of(model, limits, sentences, lengths=[model.lengths[sentence] for sentence in sentences])
+    changes |= {"length_penalty": penalty.kind, "alpha": penalty.alpha, "coverage_penalty": strength}
+    return configured("beam", batch, n_best, **changes)
+
+
+@pytest.mark.parametrize(("penalty", "n_best"), [(PENALTIES[0], 1), (PENALTIES[1], 5)])
+def test_a_large_beam_finds_the_best_scores_of_all_hypotheses(penalty: Scorer, n_best: int) -> None:
+    """Also with early stopping: no live hypothesis may be given up that could still win."""
+    limits, changed = Limits(0, [4, 1, 3, 4]), 0
+    for seed in range(2):
+        model = Attending(Toy(seed), [3, 5, 2, 4])
+        plain = search(model, limits, 1, 0.0, penalty, beam_size=100)
+        for sentence, hypotheses in enumerate(search(model, limits, n_best, 0.3, penalty, beam_size=100)):
+            every = [
+                (log_prob / penalty.penalty(len(tokens)) + 0.3 * model.covered(sentence, tokens), tokens)
+                for tokens, log_prob in enumerate_all(model.toy, limits, sentence)
+            ]
+            expected = sorted(every, reverse=True)[:n_best]
+            assert [h.score for h in hypotheses] == pytest.approx([value for value, _ in expected], abs=1e-5)
+            assert [h.tokens for h in hypotheses] == [tokens for _, tokens in expected]
+            changed += plain[sentence][0].tokens != hypotheses[0].tokens
+    assert changed > 1
+
+
+def test_the_search_goes_on_while_a_live_hypothesis_may_cover_more() -> None:
+    model, limits = Attending(Toy(5, vocabulary=9), [4] * 12), Limits(0, [7] * 12)
+    results = search(model, limits, 1, 0.2, stop="exact")
+
+    def covered(sentence: int, tokens: list[int], log_prob: float) -> float:
+        return log_prob / AVERAGE.penalty(len(tokens)) + 0.2 * model.covered(sentence, tokens)
+
+    expected = [plain_beam(model.toy, limits, sentence, 3, covered, "exact")[0][0] for sentence in range(12)]
+    assert [h.tokens for (h,) in results] == expected
+
+
+def test_batch_mates_and_padding_change_no_bit() -> None:
+    maxima, lengths = [7, 3, 9, 6], [3, 11, 2, 7]
+    model, padded = (Attending(Toy(3, vocabulary=70), lengths, padding) for padding in (0, 21))
+
+    def found(which: Attending, sentences: list[int]) -> Any:  # noqa: ANN401
+        limits = Limits(1, [maxima[sentence] for sentence in sentences])
+        return bits(search(which, limits, 3, 0.4, sentences=sentences, beam_size=4))
+
+    together = found(model, [0, 1, 2, 3])
+    assert found(padded, [0, 1, 2, 3]) == together
+    for order in itertools.islice(itertools.permutations(range(4)), 0, None, 7):
+        assert found(model, list(order)) == [together[sentence] for sentence in order]
+    for sentence, expected in enumerate(together):
+        assert found(padded, [sentence]) == [expected]
+
+
+def test_a_strength_of_zero_changes_no_bit() -> None:
+    model, limits = Attending(Toy(2, vocabulary=12), [3, 5, 2]), Limits(1, [7, 9, 5])
+    batch, zero = batch_of(model, limits, lengths=[3, 5, 2]), Coverage(AVERAGE, 0.0, [3, 5, 2])
+    plain = search(model, limits, 3, 0.0, beam_size=4)
+    assert bits(beam_search(batch, Selection(4, EOS), 3, scorer=zero)) == bits(plain)
+
+
+PENALTY = Scorer("average", 0.7)
+
+
+def grown(seed: int, beam: int, limits: Limits, n: int = 1) -> tuple[list[Hypothesis], list[list[Node]]]:
+    recorder = Recorder(beam, EOS, PENALTY, None)
+    batch = batch_of(Toy(seed, vocabulary=9), limits, [seed])
+    (hypotheses,) = beam_search(batch, recorder, n, scorer=PENALTY)
+    return hypotheses, recorder.steps
+
+
+def path(steps: list[list[Node]], step: int, node: Node) -> list[int]:
+    """The tokens from the root to a node, by its parents."""
+    tokens = [node.token]
+    while node.parent is not None:
+        step -= 1
+        node = steps[step][node.parent]
+        tokens.insert(0, node.token)
+    assert step == 0
+    return tokens
+
+
+@pytest.mark.parametrize("beam", [1, 2, 5])
+def test_paths_of_ended_nodes_are_the_hypotheses(beam: int) -> None:
+    for seed in range(4):
+        hypotheses, steps = grown(seed, beam, Limits(2, [8]), n=beam)
+        nodes = [(step, node) for step, nodes in enumerate(steps) for node in nodes if node.fate == "ended"]
+        ended = {tuple(path(steps, step, node)): node for step, node in nodes}
+        assert hypotheses
+        for hypothesis in hypotheses:
+            node = ended[tuple(hypothesis.tokens)]
+            assert node.log_prob == pytest.approx(hypothesis.log_prob, abs=1e-6)
+            assert node.score == pytest.approx(hypothesis.score, abs=1e-6)
+        assert max(node.score for node in ended.values()) == pytest.approx(hypotheses[0].score, abs=1e-6)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_each_step_keeps_a_beam_of_the_best_candidates(beam: int) -> None:
+    _, steps = grown(1, beam, Limits(0, [8]))
+    toy = Toy(1, vocabulary=9)
+    for step, nodes in enumerate(steps):
+        kept = [node for node in nodes if node.fate == "kept"]
+        assert [node.fate for node in nodes[: len(kept)]] == ["kept"] * len(kept)
+        assert 0 < len(kept) <= beam or step == len(steps) - 1
+        assert all(node.token != EOS for node in kept)
+        pruned = [node.log_prob for node in nodes if node.fate == "pruned" and node.token != EOS]
+        assert not pruned or max(pruned) <= min(node.log_prob for node in kept)
+        for node in nodes:
+            assert node.log_prob == pytest.approx(toy.log_prob(1, path(steps, step, node)), abs=1e-5)
+            assert node.score == pytest.approx(node.log_prob / PENALTY.penalty(step + 1), abs=1e-6)
+            assert (node.parent is None) == (step == 0)
+            if node.parent is not None:
+                assert steps[step - 1][node.parent].fate == "kept"
+
+
+def test_a_prefix_is_the_only_branch_of_its_steps() -> None:
+    _, steps = grown(3, 4, Limits(0, [8], [[5, 6]]))
+    assert [[node.token for node in nodes] for nodes in steps[:2]] == [[5], [6]]
+    assert len(steps[2]) > 1
