@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from nmt.config.schema.search import BeamSize, LengthExponent, LengthPenalty
+from nmt.config.schema.training import BeamSize, LengthExponent, LengthPenalty
 
 MAX_CHARACTERS = 1_000_000  # of one text; the limit on bytes is usually lower
 

@@ -1,28 +1,22 @@
 """Archives of models: one zip file with a run's weights, configuration, tokenizers and records, to hand on.
 
-An archive may come from anyone. Only files of known names are unpacked, into a folder of the cache that is named after
-the SHA-256 of the archive's bytes, and only as many bytes as are in proportion to the archive's size. `zipfile` checks
-the rest: sizes, checksums and methods of packing. It never makes links.
+An archive may come from anyone. Only files of known names are unpacked, and only as many bytes as are in proportion to
+the archive's size. `zipfile` checks sizes and checksums, and never makes links.
 """
 
-import errno
-import hashlib
 import os
 import re
 import shutil
 import stat
 import tempfile
-import time
 import zipfile
 import zlib
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from nmt.config.errors import UserError, format_value
-from nmt.config.overrides import user_path
-from nmt.system.files import locked, named_errors, raise_system_error, write_atomically
+from nmt.system.files import named_errors, raise_system_error, write_atomically
 
 CARD, CONFIG, WEIGHTS = "README.md", "config.yaml", "checkpoints/best.safetensors"
 NAMES = re.compile(  # of the files in an archive
@@ -37,8 +31,7 @@ FOLDERS = {"checkpoints/", "data/", "hypotheses/", "alignments/"}
 MAX_RATIO, ALLOWANCE = 10, 2**20  # unpacked bytes: at most so many for each byte of the archive, and some more
 PACKED = (".safetensors", ".png")  # do not become smaller
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the time of all entries, so that equal content gives equal bytes
-KEPT = 24 * 3600  # seconds that a half-unpacked folder is left alone: another machine may be writing it
-_private: dict[str, tempfile.TemporaryDirectory[str]] = {}  # by digest; removed when the process ends
+_folders: dict[tuple[int, ...], tempfile.TemporaryDirectory[str]] = {}  # by what identifies a version of a file
 
 
 class _RefusedError(ValueError):
@@ -65,32 +58,27 @@ def write_archive(path: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def unpacked(path: Path, name: str) -> Path:
-    """Unpack an archive at the first call, and return the folder that holds its content.
+    """Unpack an archive into a private folder, which is deleted when the process ends, and return the folder.
 
-    It lies in NMT_CACHE, or else in the user's cache; if that cannot be written, in a private folder that is deleted
-    when the process ends. Raises UserError, which calls the file `name`, if it is damaged or not an archive.
+    Unpacks a file that has not changed only once. Raises UserError, which calls the file `name`, if it is damaged or
+    not an archive.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         raise UserError(f"{name}: cannot be read ({error.strerror})") from None
-    try:
-        with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise _RefusedError("not a file")
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            if digest in _private:
-                return Path(_private[digest].name)
-            root = _cache()
-            with suppress(OSError):
-                if root is not None:
-                    return _in_cache(file, root, digest)
-            private = tempfile.TemporaryDirectory(prefix="nmt-")
-            _unpack(file, Path(private.name))
-            _private[digest] = private
-            return Path(private.name)
-    except _RefusedError as error:
-        raise UserError(f"{name}: is not an archive of nmt-export, or is damaged ({error})") from None
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        if version not in _folders:
+            folder = tempfile.TemporaryDirectory(prefix="nmt-")
+            try:
+                _unpack(file, Path(folder.name))
+            except _RefusedError as error:
+                folder.cleanup()
+                raise UserError(f"{name}: is not an archive of nmt-export, or is damaged ({error})") from None
+            _folders[version] = folder
+    return Path(_folders[version].name)
 
 
 def is_archive(path: Path) -> bool:
@@ -102,57 +90,10 @@ def is_archive(path: Path) -> bool:
         return False
 
 
-def _cache() -> Path | None:
-    """Return the folder of all unpacked archives; None without a home directory."""
-    with suppress(UserError):
-        if folder := os.environ.get("NMT_CACHE"):
-            return user_path(folder) / "archives"
-        base = os.environ.get("XDG_CACHE_HOME", "")
-        return (Path(base) if os.path.isabs(base) else user_path("~/.cache")) / "nmt" / "archives"
-    return None
-
-
-def _in_cache(file: BinaryIO, root: Path, digest: str) -> Path:
-    """Unpack an archive into its folder in the cache. Raises OSError if the cache cannot be used."""
-    folder = root / digest
-    if _is_own(folder):
-        return folder
-    root.mkdir(parents=True, exist_ok=True)
-    with locked(root):
-        if _is_own(folder):  # another process was faster
-            return folder
-        _remove_leftovers(root)
-        working = Path(tempfile.mkdtemp(prefix=".", suffix=".part", dir=root))
-        try:
-            _unpack(file, working)
-            with suppress(OSError):  # where folders cannot be locked, another process may have been faster still
-                working.rename(folder)
-        finally:
-            shutil.rmtree(working, ignore_errors=True)
-    if not _is_own(folder):
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(folder))
-    return folder
-
-
-def _is_own(folder: Path) -> bool:
-    """Does this user own the folder? Anybody may write to a shared cache."""
-    try:
-        status = folder.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-
-
-def _remove_leftovers(root: Path) -> None:
-    """Delete half-unpacked folders of killed processes."""
-    for leftover in root.glob(".*.part"):
-        with suppress(OSError):
-            if time.time() - leftover.stat().st_mtime > KEPT:
-                shutil.rmtree(leftover, ignore_errors=True)
-
-
 def _unpack(file: BinaryIO, folder: Path) -> None:
     """Write the files of an archive. Raises _RefusedError before it writes anything that no archive has, OSError."""
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        raise _RefusedError("not a file")
     try:
         archive = zipfile.ZipFile(file)
         entries = _entries(archive, os.fstat(file.fileno()).st_size)
@@ -167,8 +108,6 @@ def _unpack(file: BinaryIO, folder: Path) -> None:
         try:
             with archive.open(entry) as content, path.open("wb") as output, named_errors(path):
                 shutil.copyfileobj(content, output)
-                output.flush()
-                os.fsync(output.fileno())
         except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # RuntimeError: it is encrypted
             raise _RefusedError(f"{entry.filename}: {_reason(error)}") from None
 

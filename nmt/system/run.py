@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from pydantic import BaseModel, ConfigDict
 
 from nmt import DISTRIBUTION
 from nmt.config import schema
@@ -24,7 +25,6 @@ from nmt.config.compose import flatten, validated
 from nmt.config.errors import REMOVED, UNUSED, UserError, format_value
 from nmt.config.overrides import for_shell, override_values, user_path
 from nmt.config.schema import CHANGEABLE_KEYS, LENGTH_KEYS, NO_EFFECT_KEYS
-from nmt.config.schema.record import Manifest
 from nmt.system import files
 from nmt.system.archive import unpacked
 
@@ -43,6 +43,32 @@ PACKAGES = {  # recorded with every start: the name, and that of the distributio
     "nmt": DISTRIBUTION,
     **{name: name for name in ("torch", "numpy", "sentencepiece", "sacrebleu", "datasets", "hydra-core")},
 }
+
+
+class _Record(BaseModel):
+    """JSON that may come from anyone; only what is read back is checked."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _Start(_Record):
+    """One start of a run, or a resumption."""
+
+    overrides: list[str] = []
+    choices: dict[str, str] = {}
+    machine: dict[str, Any] = {}
+    start_from: dict[str, Any] = {}
+    pretrained: dict[str, dict[str, Any]] = {}
+    teachers: list[dict[str, Any]] = []
+
+
+class _Manifest(_Record):
+    """manifest.json."""
+
+    status: str | None = None
+    starts: list[_Start] = []
+    data: dict[str, Any] = {}
+    training: dict[str, Any] = {}
 
 
 class RunDirectory:
@@ -216,7 +242,7 @@ class RunDirectory:
         """Read the manifest; {} for a new run. Raises UserError if the file is damaged."""
         manifest = read_json(self.manifest)
         try:
-            Manifest.model_validate(manifest)
+            _Manifest.model_validate(manifest)
         except ValueError:
             raise UserError(f"{self.path}: a file of this run is damaged (manifest.json)") from None
         return manifest

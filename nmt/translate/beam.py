@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.config.schema import search as schema
 from nmt.model.state import StateT
 from nmt.translate.search import (
     Ending,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Self, assert_never
 import numpy as np
 import torch
 
+from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.config.schema import search as schema
 from nmt.data.batching import padded
 from nmt.data.tokenizer import Tokenizers
 from nmt.model.ensemble import Ensemble
@@ -70,8 +70,9 @@ class Searcher:
         self._set(settings)
 
     def _set(self, settings: schema.Search) -> None:
-        if not self.model.attends and (override := settings.needing_attention()):
-            raise UserError(f"{override}: the run has no attention; set it to 0")
+        penalty = getattr(settings, "coverage_penalty", 0)
+        if penalty and not self.model.attends:
+            raise UserError(f"search.coverage_penalty={penalty}: the run has no attention; set it to 0")
         self.settings, self.method = settings, make_search(settings)
 
     def with_settings(self, settings: schema.Search) -> Self:

@@ -3,8 +3,7 @@
 import os
 import stat
 import struct
-import threading
-import time
+import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +18,11 @@ HONEST = {CONFIG: b"seed: 1\n", "results.json": b"{}", WEIGHTS: bytes(range(256)
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("NMT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(archive, "_private", {})
-    return tmp_path / "cache" / "archives"
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    return tmp_path / "temporary"
 
 
 @pytest.fixture
@@ -35,14 +35,14 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_what_is_packed_comes_back_in_a_folder_named_after_the_bytes(honest: Path, cache: Path) -> None:
+def test_what_is_packed_comes_back_in_a_private_folder(honest: Path, temporary: Path) -> None:
     folder = unpacked(honest, "run=model.nmt")
     assert content(folder) == HONEST
-    assert [path.name for path in cache.iterdir()] == [folder.name]
-    moved = honest.rename(honest.with_name("other"))
-    assert unpacked(moved, "run=other") == folder
+    assert folder.parent == temporary
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert unpacked(honest, "run=model.nmt") == folder
     write_archive(honest, HONEST | {"results.json": b"[]"})
-    assert unpacked(honest, "run=model.nmt") != folder
+    assert content(unpacked(honest, "run=model.nmt"))["results.json"] == b"[]"
 
 
 def test_equal_content_is_equal_bytes_and_a_zip_file_like_others(honest: Path, tmp_path: Path) -> None:
@@ -56,12 +56,6 @@ def test_equal_content_is_equal_bytes_and_a_zip_file_like_others(honest: Path, t
     assert not is_archive(Path(__file__))
 
 
-def test_an_unpacked_archive_is_not_unpacked_again(honest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = unpacked(honest, "run=model.nmt")
-    monkeypatch.setattr(archive, "_unpack", lambda *_: pytest.fail("unpacked again"))
-    assert unpacked(honest, "run=model.nmt") == folder
-
-
 def test_an_archive_packed_again_by_hand_is_taken(tmp_path: Path) -> None:
     """Other programs compress everything, and write entries for folders."""
     path = tmp_path / "model.nmt"
@@ -70,57 +64,6 @@ def test_an_archive_packed_again_by_hand_is_taken(tmp_path: Path) -> None:
         for name, text in HONEST.items():
             file.writestr(name, text)
     assert content(unpacked(path, "run=model.nmt")) == HONEST
-
-
-def test_the_cache_is_where_the_environment_says(honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NMT_CACHE")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert unpacked(honest, "run=x").parent == tmp_path / "xdg" / "nmt" / "archives"
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says the standard
-    assert unpacked(honest, "run=x").parent == tmp_path / "home" / ".cache" / "nmt" / "archives"
-
-
-def test_without_a_cache_a_private_folder_is_used_and_deleted(
-    honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("NMT_CACHE", str(tmp_path / "file"))
-    folder = unpacked(honest, "run=x")
-    assert content(folder) == HONEST
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert unpacked(honest, "run=x") == folder
-    archive._private.clear()
-    assert not folder.exists()
-
-
-def test_a_folder_that_others_left_in_the_cache_is_not_trusted(honest: Path, cache: Path, tmp_path: Path) -> None:
-    name = unpacked(honest, "run=x").name
-    (cache / name).rename(tmp_path / "planted")
-    (tmp_path / "planted" / CONFIG).write_text("seed: 2\n")
-    (cache / name).symlink_to(tmp_path / "planted")
-    assert content(unpacked(honest, "run=x")) == HONEST
-
-
-def test_several_at_once_unpack_the_same(honest: Path, cache: Path) -> None:
-    found: list[Path] = []
-    threads = [threading.Thread(target=lambda: found.append(unpacked(honest, "run=x"))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 8
-    assert len({*found}) == 1
-    assert content(found[0]) == HONEST
-    assert [path.name for path in cache.iterdir()] == [found[0].name]
-
-
-def test_what_killed_processes_left_is_deleted_once_it_is_old(honest: Path, cache: Path) -> None:
-    for name, age in ((".old.part", 2 * archive.KEPT), (".new.part", 0)):
-        (cache / name).mkdir(parents=True)
-        os.utime(cache / name, (time.time() - age,) * 2)
-    folder = unpacked(honest, "run=x")
-    assert {path.name for path in cache.iterdir()} == {".new.part", folder.name}
 
 
 def packed(path: Path, files: dict[str, bytes], mode: int = stat.S_IFREG | 0o644) -> None:
@@ -185,17 +128,19 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_or_damaged_archive_is_one_line_and_leaves_nothing(name: str, tmp_path: Path, cache: Path) -> None:
+def test_a_hostile_or_damaged_archive_is_one_line_and_leaves_nothing(
+    name: str, tmp_path: Path, temporary: Path
+) -> None:
     make, message = HOSTILE[name]
     path = tmp_path / "hostile.nmt"
     make(path)
-    before = {*tmp_path.parent.iterdir(), *tmp_path.iterdir()} | {cache.parent}
+    before = {*tmp_path.parent.iterdir(), *tmp_path.iterdir()}
     with pytest.raises(UserError, match=message) as error:
         unpacked(path, "run=hostile.nmt")
     assert str(error.value).startswith("run=hostile.nmt: is not an archive of nmt-export, or is damaged (")
     assert "\n" not in str(error.value)
-    assert {*tmp_path.parent.iterdir(), *tmp_path.iterdir()} <= before
-    assert not cache.exists() or not [*cache.iterdir()]
+    assert {*tmp_path.parent.iterdir(), *tmp_path.iterdir()} == before
+    assert not [*temporary.iterdir()]
 
 
 def test_a_link_is_unpacked_as_the_text_that_it_holds(tmp_path: Path) -> None:
@@ -238,4 +183,4 @@ def test_a_failed_write_leaves_the_old_archive(honest: Path, monkeypatch: pytest
         write_archive(honest, HONEST)
     assert error.value.filename == str(honest)
     assert honest.read_bytes() == before
-    assert [path.name for path in honest.parent.iterdir()] == ["model.nmt"]
+    assert {path.name for path in honest.parent.iterdir()} == {"model.nmt", "temporary"}

@@ -28,14 +28,23 @@ from nmt.config.schema.base import (
 )
 from nmt.config.schema.data import Data, TokenizerConfig
 from nmt.config.schema.model import Model, Size
-from nmt.config.schema.search import MAX_HYPOTHESES, BeamSize
-from nmt.config.schema.search import Beam as Beam
-from nmt.config.schema.search import Greedy as Greedy
-from nmt.config.schema.search import MinimumBayesRisk as MinimumBayesRisk
-from nmt.config.schema.search import Sampling as Sampling
-from nmt.config.schema.search import Search as Search
-from nmt.config.schema.search import SearchLimits as SearchLimits
-from nmt.config.schema.training import Loggers, Objective, Optimizer, Schedule, Tracking, Training, Validation
+from nmt.config.schema.training import (
+    MAX_HYPOTHESES,
+    BeamSize,
+    Loggers,
+    Objective,
+    Optimizer,
+    Schedule,
+    Tracking,
+    Training,
+    Validation,
+)
+from nmt.config.schema.training import Beam as Beam
+from nmt.config.schema.training import Greedy as Greedy
+from nmt.config.schema.training import MinimumBayesRisk as MinimumBayesRisk
+from nmt.config.schema.training import Sampling as Sampling
+from nmt.config.schema.training import Search as Search
+from nmt.config.schema.training import SearchLimits as SearchLimits
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 

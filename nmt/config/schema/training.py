@@ -1,4 +1,4 @@
-"""Objective, optimizer, schedule, training, validation."""
+"""Objective, optimizer, schedule, training, validation, search."""
 
 from typing import Annotated, Literal
 
@@ -145,3 +145,53 @@ class Validation(Section):
     patience: Annotated[Count | None, Meaning.LENGTH]
     samples: Annotated[CountOrZero, Meaning.DISPLAY]
     saliency: Annotated[bool, Meaning.DISPLAY]
+
+
+MAX_HYPOTHESES = 10_000  # of a sentence at once; each has its own decoder state
+BeamSize = Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
+LengthPenalty = Literal["none", "average", "gnmt"]
+LengthExponent = Annotated[float, Field(ge=0.0, le=10.0)]
+
+
+class SearchLimits(Section):
+    """Common values of all searches. Lengths are in tokens, including `</s>`."""
+
+    min_length: CountOrZero
+    max_length: Count
+    max_ratio: Positive
+    max_source_length: Count
+    batch_tokens: Count
+    replace_unknown: bool
+
+
+class Greedy(SearchLimits):
+    kind: Literal["greedy"]
+
+
+class Beam(SearchLimits):
+    kind: Literal["beam"]
+    beam_size: BeamSize
+    length_penalty: LengthPenalty
+    alpha: LengthExponent
+    coverage_penalty: NonNegative
+    stop: Literal["beam", "exact"]
+
+
+class Sampling(SearchLimits):
+    kind: Literal["sampling"]
+    temperature: Positive
+    top_k: CountOrZero
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+class MinimumBayesRisk(SearchLimits):
+    kind: Literal["mbr"]
+    candidates: Literal["sampling", "beam"]
+    n_candidates: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
+    utility: Literal["chrf", "bleu"]
+    temperature: Positive
+    top_k: CountOrZero
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+Search = Annotated[Greedy | Beam | Sampling | MinimumBayesRisk, Field(discriminator="kind")]
