@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 TOKEN = "NMT_SERVE_TOKEN"
-SERVE_PACKAGES = ("fastapi", "prometheus_client", "python_multipart", "uvicorn")
+SERVE_PACKAGES = ("fastapi", "prometheus_client", "uvicorn")
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -189,9 +189,8 @@ def _serve(config: schema.ServeConfig, overrides: list[str]) -> None:
         import torch
 
         from nmt.serve.app import application
-        from nmt.serve.guard import Rules
         from nmt.serve.models import load_models
-        from nmt.serve.server import Connections, address, listen, run
+        from nmt.serve.server import Rules, address, listen, run
         from nmt.serve.service import QueueSettings, Service
         from nmt.system.machine import fair_waiting, tune_memory
 
@@ -207,13 +206,13 @@ def _serve(config: schema.ServeConfig, overrides: list[str]) -> None:
         service = Service(models, queue, limits.request_texts)
         own_names = {name.lower() for name in (config.host, *config.hosts)}
         hosts = None if not _is_loopback(config.host) and not config.hosts else LOOPBACK | own_names
-        rules = Rules(hosts, token, limits.body_bytes, limits.body_seconds, limits.request_seconds)
+        rules = Rules(hosts, token, limits.body_bytes, limits.request_seconds)
         names = f"{len(models)} models ({', '.join(models)})" if len(models) > 1 else next(iter(models))
         url = address(listening) + (f"#token={quote(token, safe='')}" if token and config.token else "")
         log.info("serving %s at %s; Ctrl-C stops", names, url)
-        connections = Connections(limits.connections, limits.header_seconds, config.log_requests)
+        app = application(service, rules, config.log_requests)
         try:
-            run(application(service, rules, config.log_requests), listening, connections, limits.request_seconds)
+            run(app, listening, limits.connections, limits.request_seconds)
         finally:
             service.batcher.close()
 

@@ -1,5 +1,5 @@
 """The page to try models, and the service over HTTP.
 
-Begin with `app.py`, the routes, then `service.py`, which answers requests from a queue that they share; `guard.py` and
-`server.py` refuse requests and connections beyond the limits, `static/` is the page.
+Begin with `app.py`, the routes, then `service.py`, which answers requests from a queue that they share; `server.py`
+refuses what the rules do not allow and runs it all, `static/` is the page.
 """

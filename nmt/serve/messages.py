@@ -1,5 +1,6 @@
 """Requests and answers of the service. The descriptions appear in its OpenAPI document."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -157,55 +158,23 @@ class ModelsAnswer(Message):
     default: str
 
 
-class LibreTranslateRequest(BaseModel):
-    """The fields that count here. Clients send others too, such as alternatives."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    q: Text | list[Text] = Field(description="a text or several; each line is translated for itself")
-    source: str = Field("auto", description="a code of /languages; auto: that of the first model with this target")
-    target: str = Field(description="a code of /languages")
-    format: Literal["text"] = "text"  # tags of HTML would be translated as words
-    api_key: str | None = Field(None, description="the service's token, unless the header authorization holds it")
-
-
-class LibreTranslateAnswer(BaseModel):
-    """The translation of `q`: a text, or a list if `q` is one."""
-
-    translatedText: str | list[str]  # noqa: N815
-
-
 class Problem(Message):
     """Why a request was refused."""
 
     error: str
 
 
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Problem, "description": "The request is wrong; the message says how"},
-    401: {"model": Problem, "description": "The token is missing or wrong"},
-    403: {"model": Problem, "description": "A page of another site calls, or api_key is missing or wrong"},
-    408: {"model": Problem, "description": "The headers or the body arrived too slowly"},
-    413: {"model": Problem, "description": "The body, the number of texts or a text is too large"},
-    415: {"model": Problem, "description": "The body has another content type, or is compressed"},
-    503: {"model": Problem, "description": "Too many sentences wait; Retry-After says for how many seconds"},
-    "default": {"model": Problem, "description": "Any other problem"},
-}
+PROBLEMS: dict[int | str, dict[str, Any]] = {"default": {"model": Problem, "description": "Any problem"}}
 
 
-def explain_invalid(errors: Any) -> str:  # noqa: ANN401
-    """Describe the first of pydantic's errors as "key: reason"."""
+def explain_invalid(errors: Sequence[Any]) -> str:
+    """Describe the first of FastAPI's errors as "key: reason"."""
     problem = errors[0]
-    branches = ("list[", "dict[", "constrained-", "[key]")  # which of a union's types is meant
-    places = problem["loc"][1:] if problem["loc"][:1] == ("body",) else problem["loc"]
-    keys = [str(part) for part in places if not str(part).startswith(branches)]
-    key = ".".join(keys[:3])[:100]
-    reason = str(problem["msg"])
     if problem["type"] == "json_invalid":
-        return f"the body is not valid JSON ({problem.get('ctx', {}).get('error', reason)})"
-    if problem["type"] == "missing" and not keys:
-        return "the body is empty; send JSON with content-type application/json"
-    if not keys and problem["type"] == "model_attributes_type":
-        return 'the body must be a JSON object, such as {"text": "..."}'
-    reason = reason[:1].lower() + reason[1:]
-    return f"{key}: {reason}" if key else reason
+        return f"the body is not valid JSON ({problem['ctx']['error']})"
+    branches = ("list[", "dict[", "constrained-", "[key]")  # name a type of a union, not a key
+    keys = [str(part) for part in problem["loc"][1:] if not str(part).startswith(branches)]
+    if not keys:
+        return 'the body must be a JSON object, such as {"text": "..."}, with content-type application/json'
+    key, reason = ".".join(keys[:3])[:100], str(problem["msg"])
+    return f"{key}: {reason[:1].lower()}{reason[1:]}"

@@ -5,7 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from starlette.exceptions import HTTPException
 
 from nmt.attention.attention import MultiHeadAttention
 from nmt.config.compose import merge_search
@@ -31,7 +33,6 @@ class ServedModel:
 
     info: ModelInfo
     translator: Translator
-    max_beam_size: int
 
     @property
     def name(self) -> str:
@@ -39,41 +40,39 @@ class ServedModel:
         return self.info.name
 
     def with_search(self, changes: Mapping[str, Any], nbest: int = 1) -> Translator:
-        """The translator with these values of the section `search` changed. Raises UserError for values that are
-        impossible or too expensive."""
-        own, translator = self.translator.search, self.translator
+        """Return the translator with these values of the section `search` changed.
+
+        Raises UserError for values that are impossible or too expensive.
+        """
+        trained, translator, limit = self.translator.search, self.translator, self.info.max_beam_size
         for key in changes:
-            if not hasattr(own, key):
-                raise UserError(f"{key}: {self.name} searches by search={own.kind}; start the service with search=beam")
-        if (settings := merge_search(own, changes)) != own:
+            if not hasattr(trained, key):
+                raise UserError(
+                    f"{key}: {self.name} searches by search={trained.kind}; start the service with search=beam"
+                )
+        if (settings := merge_search(trained, changes)) != trained:
             translator = translator.with_search(settings)
         size = max(nbest, translator.searcher.beam_size)
-        if size > self.max_beam_size:
+        if size > limit:
             key = "nbest" if nbest == size else "beam_size"
-            raise UserError(f"{key}: {size} is above this service's limit of {self.max_beam_size}")
+            raise UserError(f"{key}: {size} is above this service's limit of {limit}")
         if nbest > (beam := getattr(settings, "beam_size", nbest)):
             raise UserError(f"nbest: {nbest} translations need a beam_size of {nbest} at least, not {beam}")
         translator.check_nbest(nbest)
         return translator
 
-    def check_length(self, text: str, name: str) -> int:
-        """The number of the text's tokens, </s> among them. Raises TextTooLongError if the model would cut it."""
-        source, limit = self.translator.tokenizers.source, self.info.max_tokens
-        tokens = len(source.encode([text])[0])
+    def count_tokens(self, text: str, name: str, side: Literal["source", "target"] = "source") -> int:
+        """Count the tokens of a text, EOS included. Raises HTTPException if the model would cut it."""
+        tokenizers, limit = self.translator.tokenizers, self.info.max_tokens
+        tokenizer = tokenizers.source if side == "source" else tokenizers.target
+        tokens = len(tokenizer.encode([text])[0])
         if tokens > limit:
-            raise TextTooLongError(f"{name}: has {tokens} tokens, but this service takes at most {limit}")
-        return tokens
-
-    def check_target(self, text: str, name: str) -> int:
-        """The number of a translation's tokens, </s> among them. Raises UserError if the model would cut it."""
-        tokens = len(self.translator.tokenizers.target.encode([text])[0])
-        if tokens > self.info.max_tokens:
-            raise UserError(f"{name}: has {tokens} tokens, but at most {self.info.max_tokens} are taken")
+            raise HTTPException(413, f"{name}: has {tokens} tokens, but this service takes at most {limit}")
         return tokens
 
     def check_guidance(self, attend: Attend | None, prefix: str | Sequence[str] | None = None) -> None:
-        """Raises UserError for first tokens or steps that are more than a translation may have: their cost grows with
-        their number, and no limit of the search holds for them."""
+        """Raises UserError for more prefix tokens or steps than a translation may have, for which the search has no
+        limit."""
         most = max(self.info.max_tokens, self.translator.search.max_length)
         length = len(prefix_tokens(self.translator.tokenizers.target, prefix)) if prefix else 0
         if length >= most:
@@ -82,12 +81,8 @@ class ServedModel:
             raise UserError(f"attend: there is no step {max(attend)}; translations have at most {most} tokens")
 
 
-class TextTooLongError(UserError):
-    """A text has more tokens than the service takes."""
-
-
 def load_models(runs: Runs, loading: Mapping[str, Any], max_beam_size: int) -> dict[str, ServedModel]:
-    """The models by name, in order: of a run, of an ensemble (a list of runs), of all runs below a folder.
+    """Load models by name, in order: of a run, of an ensemble (a list of runs), of all runs below a folder.
 
     loading: arguments of Translator.load. Raises UserError if one cannot be loaded.
     """
@@ -95,13 +90,13 @@ def load_models(runs: Runs, loading: Mapping[str, Any], max_beam_size: int) -> d
     models: dict[str, ServedModel] = {}
     for name, group in zip(_names(members), members, strict=True):
         translator = Translator.load(group, **loading)
-        limit = max(max_beam_size, translator.searcher.beam_size)  # never below the beam that the operator chose
-        models[name] = ServedModel(_info(name, group, translator, limit), translator, limit)
+        limit = max(max_beam_size, translator.searcher.beam_size)  # never below the model's configured beam
+        models[name] = ServedModel(_info(name, group, translator, limit), translator)
     return models
 
 
 def _groups(run: str | Sequence[str]) -> list[list[str]]:
-    """The members of each model that a value of `run` names: a run, an ensemble, or all runs below a folder."""
+    """List the members of each model that a value of `run` names: a run, an ensemble, or all runs below a folder."""
     group = [run] if isinstance(run, str) else list(run)
     folder = user_path(group[0])
     if len(group) > 1 or not folder.is_dir() or (folder / "config.yaml").is_file():
@@ -110,13 +105,13 @@ def _groups(run: str | Sequence[str]) -> list[list[str]]:
     trained = [path for path in runs if RunDirectory(path).checkpoints.is_dir()]
     for path in runs if trained else []:
         if path not in trained:
-            log.warning("%s: is not served, as it has no checkpoint", path)
+            log.warning("%s: not served: it has no checkpoint", path)
     return [[str(path)] for path in trained or runs] or [group]
 
 
 def _names(members: Sequence[Sequence[str]]) -> list[str]:
-    """The name of each model: its folders' names, with as many parents as make them differ. A folder that is named by
-    the time at which its run began stands after the run's attention."""
+    """Name each model after its folders, with as many parents as make the names differ. A folder that is named by the
+    time at which its run began stands after the run's attention."""
     paths = [[user_path(run).resolve().parts for run in group] for group in members]
     for depth in range(1, 1 + max(len(parts) for group in paths for parts in group)):
         names = ["+".join(_with_attention(parts, depth) for parts in group) for group in paths]
@@ -126,7 +121,7 @@ def _names(members: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _with_attention(parts: Sequence[str], depth: int) -> str:
-    """The last `depth` parts of a run's path, with its attention if they say nothing but a time."""
+    """Join the last `depth` parts of a run's path, after its attention if they say nothing but a time."""
     name = "/".join(parts[-depth:])
     if not TIME.fullmatch(name):
         return name
@@ -171,17 +166,14 @@ def _info(name: str, runs: Sequence[str], translator: Translator, max_beam_size:
 
 
 def _bleu(directory: RunDirectory) -> float | None:
-    """BLEU on the test set, or if there is none on the validation set, as the run recorded it."""
+    """Read the recorded BLEU of the test set, or if there is none of the validation set."""
     results = read_json(directory.results)
-    for split in ("test", "validation"):
-        scores = results.get(split)
-        if isinstance(scores, dict) and isinstance(scores.get("bleu"), int | float):
-            return float(scores["bleu"])
-    return None
+    scores = [results[split]["bleu"] for split in ("test", "validation") if split in results]
+    return scores[0] if scores else None
 
 
 def _examples(directory: RunDirectory) -> list[str]:
-    """Short sentences of the validation set, spread over it."""
+    """Choose short sentences of the validation set, spread over it."""
     try:
         sources, _, _ = directory.held_out("validation")
     except UserError:  # an archive need not hold its corpus

@@ -1,202 +1,202 @@
-"""Run the service until a signal ends it, with limits on connections: how many are open, and how long a request's
-headers may take to arrive."""
+"""Around the application: checks of host, origin and token, limits of a request, figures, and the server itself."""
 
 import asyncio
-import json
+import hmac
 import logging
-import os
-import resource
 import socket
-import sys
 import time
-from http import HTTPStatus
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
 
-import h11
 import uvicorn
-from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nmt.config.errors import UserError
 
 log = logging.getLogger(__name__)
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": PAGE_POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+SENTENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+OPEN_PATHS = {"/", "/healthz", "/favicon.ico"}  # need no token; the page asks for it
+CLIENT_LEFT = 499  # status in the figures, as nginx logs it
 BACKLOG = 2048  # connections that wait to be accepted
-ACCEPTED = 4  # connections that the event loop accepts at a time
-MAX_HEADERS = 16_384  # bytes
-KEEP_ALIVE = 30  # seconds that an idle connection stays open
-RESERVED = 32  # file descriptors for connections that are being accepted or closed, and for files
-GRACE = 0.5  # seconds for which a new idle connection is not closed to make room for another
-REPORT_EVERY = 60  # seconds between warnings about closed connections
-LINGER = 2  # seconds in which a refused client may read why
-UNREAD = 10  # seconds in which a client must read some of an answer
 
 
-class Connections:
-    """The open connections of a service. When there are too many, the one that has waited longest for a request makes
-    room; if none has waited for long, the new connection is refused."""
+class Metrics:
+    """Figures of one service, for Prometheus."""
 
-    def __init__(self, most: int, header_seconds: float, log_requests: bool) -> None:
-        """most: connections open at a time, or fewer if this process lacks file descriptors."""
-        self.most = min(most, _free_descriptors())
-        self.header_seconds, self.log_requests = header_seconds, log_requests
-        self.idle: dict[Connection, float] = {}  # those without a complete request, and since when; oldest first
-        self._open = self._closed = 0
-        self._report_due: asyncio.TimerHandle | None = None
+    def __init__(self, waiting: Callable[[], int]) -> None:
+        """waiting: returns the number of sentences in the queue."""
+        self.registry = CollectorRegistry()
+        self.requests = Counter("nmt_requests", "Requests answered", ["path", "status"], registry=self.registry)
+        self.seconds = Histogram(
+            "nmt_request_seconds", "Time to answer", ["path"], buckets=SECONDS, registry=self.registry
+        )
+        self.sentences = Counter("nmt_sentences", "Sentences translated or scored", ["model"], registry=self.registry)
+        self.tokens = Counter("nmt_source_tokens", "Source tokens of these", ["model"], registry=self.registry)
+        self.batch_sentences = Histogram(
+            "nmt_batch_sentences", "Sentences of a batch", buckets=SENTENCES, registry=self.registry
+        )
+        self.batch_seconds = Histogram("nmt_batch_seconds", "Time of a batch", buckets=SECONDS, registry=self.registry)
+        Gauge("nmt_waiting_sentences", "Sentences in the queue", registry=self.registry).set_function(waiting)
 
-    def protocol(self, **arguments: Any) -> "Connection":  # noqa: ANN401
-        """Make the protocol of a new connection, for uvicorn."""
-        return Connection(self, **arguments)
+    def observe_batch(self, sentences: int, seconds: float) -> None:
+        """Count a batch."""
+        self.batch_sentences.observe(sentences)
+        self.batch_seconds.observe(seconds)
 
-    def add(self) -> bool:
-        """Count a new connection. Return False if there is no room for it."""
-        self._open += 1
-        if self._open <= self.most:
-            return True
-        self._closed += 1
-        if self._report_due is None:
-            self._report_due = asyncio.get_running_loop().call_later(1, self._report)
-        before = time.monotonic() - GRACE
-        for connection, since in self.idle.items():
-            # Not one whose answer is still being sent: it would be lost.
-            if since < before and not connection.transport.get_write_buffer_size():
-                del self.idle[connection]
-                connection.transport.abort()
-                return True
-        return False
-
-    def remove(self, connection: "Connection") -> None:
-        """Count a closed connection."""
-        self._open -= 1
-        self.idle.pop(connection, None)
-
-    def _report(self) -> None:
-        self._report_due = None
-        if self._closed:
-            log.warning(
-                "%d connections were closed or refused, as at most %d may be open at a time", self._closed, self.most
-            )
-            self._closed = 0
-            self._report_due = asyncio.get_running_loop().call_later(REPORT_EVERY, self._report)
+    def text(self) -> bytes:
+        """Format all figures as text."""
+        return generate_latest(self.registry)
 
 
-class Connection(H11Protocol):
-    """A connection, which is closed if a request's headers take too long or the client does not read its answer."""
+@dataclass(frozen=True)
+class Rules:
+    """The rules of a service."""
 
-    def __init__(self, connections: Connections, **arguments: Any) -> None:  # noqa: ANN401
-        super().__init__(**arguments)
-        self._connections = connections
-        self._limit: asyncio.TimerHandle | None = None
-        self._reading: asyncio.TimerHandle | None = None
-        self._refused = False
+    hosts: frozenset[str] | None  # names by which requests may address this machine; None for any
+    token: str | None
+    body_bytes: int
+    seconds: float  # within which a request must arrive and be answered
 
-    @property
-    def _answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
-        super().connection_made(transport)  # type: ignore[arg-type]
-        self.transport.set_write_buffer_limits(high=0)  # so that any unread answer calls `pause_writing`
-        if self._connections.add():
-            self._watch()
-        else:
-            self._refuse(503, "too many connections are open")
-            self.transport.close()
+class Guard:
+    """ASGI middleware that refuses what the rules do not allow, ends the work for clients that leave, and counts and
+    logs requests."""
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
-        self._connections.remove(self)
-        self._stop_clock()
-        if self._reading is not None:
-            self._reading.cancel()
-        super().connection_lost(exc)
+    def __init__(
+        self, app: ASGIApp, rules: Rules, metrics: Metrics, paths: frozenset[str], log_requests: bool = False
+    ) -> None:
+        """paths: have figures of their own; all others count as one. Requests are logged without their bodies."""
+        self.app, self.rules, self.metrics, self.paths, self.log_requests = app, rules, metrics, paths, log_requests
 
-    def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
-        if not self._refused:
-            super().data_received(data)
-            self._watch()
-
-    def on_response_complete(self) -> None:
-        """Wait for a further request. Until its first byte, uvicorn's limit for idle connections holds."""
-        super().on_response_complete()
-        if not self._answering and not self.transport.is_closing():
-            self._connections.idle[self] = time.monotonic()
-
-    def pause_writing(self) -> None:
-        """Close the connection if the client does not read."""
-        super().pause_writing()
-        self._reading = self.loop.call_later(UNREAD, self._check_reading, self.transport.get_write_buffer_size())
-
-    def resume_writing(self) -> None:
-        """Stop the clock: the client has read."""
-        super().resume_writing()
-        if self._reading is not None:
-            self._reading.cancel()
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer invalid HTTP with the status that h11 suggests."""
-        status = getattr(sys.exception(), "error_status_hint", 400)
-        self._refuse(status, "the headers are too large" if status == 431 else "this is no valid HTTP request")  # noqa: PLR2004
-
-    def shutdown(self) -> None:
-        """Close the connection, as the service stops."""
-        if self._refused:
-            self.transport.abort()
-        else:
-            super().shutdown()
-
-    def _watch(self) -> None:
-        """Start the clock when a request, or the rest of one that was refused early, is awaited; stop it when the
-        application has a request."""
-        if self._refused or self.transport.is_closing():
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See the ASGI specification."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
             return
-        if self._answering:
-            self._connections.idle.pop(self, None)
-            self._stop_clock()
-        elif self._limit is None:
-            self._connections.idle.setdefault(self, time.monotonic())
-            self._limit = self.loop.call_later(self._connections.header_seconds, self._headers_late)
+        status, started = CLIENT_LEFT, time.monotonic()
 
-    def _stop_clock(self) -> None:
-        if self._limit is not None:
-            self._limit.cancel()
-            self._limit = None
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
 
-    def _headers_late(self) -> None:
-        if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
-            self._refuse(408, f"the headers did not arrive within {self._connections.header_seconds:g} s")
-        else:
-            self.transport.close()
+        try:
+            await self._answer(scope, receive, send_with_headers)
+        except HTTPException as refused:
+            if status == CLIENT_LEFT:  # no answer has begun
+                answer = JSONResponse({"error": refused.detail}, refused.status_code, refused.headers)
+                await answer(scope, receive, send_with_headers)
+        finally:
+            path, seconds = scope["path"] if scope["path"] in self.paths else "other", time.monotonic() - started
+            self.metrics.requests.labels(path, str(status)).inc()
+            self.metrics.seconds.labels(path).observe(seconds)
+            if self.log_requests:
+                log.info("%s %s %d %.0f ms", scope["method"], path, status, 1000 * seconds)
 
-    def _check_reading(self, before: int) -> None:
-        """before: the number of unread bytes at the last call."""
-        unread = self.transport.get_write_buffer_size()
-        if unread >= before:
-            self.transport.abort()
-        else:
-            self._reading = self.loop.call_later(UNREAD, self._check_reading, unread)
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the body and run the application, until its time is over or the client leaves. Raises HTTPException."""
+        self._check(scope)
+        try:
+            async with asyncio.timeout(self.rules.seconds):
+                body = await self._body(receive)
+                if body is not None:
+                    await self._run(scope, body, receive, send)
+        except TimeoutError:
+            retry = {"retry-after": str(max(1, round(self.rules.seconds)))}
+            raise HTTPException(503, f"no answer within {self.rules.seconds:g} s", retry) from None
 
-    def _refuse(self, status: int, reason: str) -> None:
-        """Answer, and discard what the client still sends. If the connection were closed at once, a client that is
-        sending would see a reset instead of the answer."""
-        self._refused = True
-        self._connections.idle.pop(self, None)
-        self._stop_clock()
-        if self._connections.log_requests:
-            log.info("refused a connection with status %d: %s", status, reason)
-        running = self._answering
-        if running:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-        if not running or not self.cycle.response_started:
-            body = json.dumps({"error": reason}).encode()
-            head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
-            head += "retry-after: 1\r\n" if status == 503 else ""  # noqa: PLR2004
-            head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-            self.transport.write(head.encode() + body)
-        self.transport.write_eof()
-        self._limit = self.loop.call_later(LINGER, self.transport.abort)
+    def _check(self, scope: Scope) -> None:
+        """Check host, origin and token. Raises HTTPException."""
+        headers, rules = Headers(scope=scope), self.rules
+        host = headers.get("host", "")
+        # Otherwise the page of a site whose name leads to this machine could use the service (DNS rebinding).
+        if rules.hosts is not None and _hostname(host) not in rules.hosts:
+            raise HTTPException(400, f"this service is not called {host[:100]!r}")
+        origin = headers.get("origin")  # "null" from a page that hides its origin
+        if origin is not None and origin.partition("://")[2] != host:
+            raise HTTPException(403, "a page of another site may not use this service")
+        path = scope["path"]
+        if rules.token is None or path in OPEN_PATHS or path.startswith("/static/"):
+            return
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        # Starlette decodes headers as Latin-1: encoded again, these are the bytes that the client sent.
+        equal = hmac.compare_digest(given.strip().encode("latin-1"), rules.token.encode())
+        if not (equal and scheme.lower() == "bearer"):
+            message = "this service needs a token: send it as `Authorization: Bearer TOKEN`"
+            raise HTTPException(401, message, {"www-authenticate": "Bearer"})
+
+    async def _body(self, receive: Receive) -> bytes | None:
+        """Read the whole body; None if the client left. Raises HTTPException if it is too large.
+
+        Reads a body to its end even if it is too large: a client that is still sending would not see the answer.
+        """
+        parts, size, limit = [], 0, self.rules.body_bytes
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            size += len(message.get("body", b""))
+            if size <= limit:
+                parts.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                break
+        if size > limit:
+            raise HTTPException(413, f"the body has more than {limit} bytes")
+        return b"".join(parts)
+
+    async def _run(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        """Run the application until it has answered or the client leaves."""
+        delivered = False
+
+        async def receive_body() -> Message:
+            nonlocal delivered
+            if delivered:
+                await asyncio.Event().wait()  # forever: `departure` waits for the client to leave
+            delivered = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def departure() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        answer = asyncio.ensure_future(self.app(scope, receive_body, send))
+        left = asyncio.ensure_future(departure())
+        try:
+            await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                answer.result()
+        finally:
+            for task in (answer, left):
+                task.cancel()
+            await asyncio.gather(answer, left, return_exceptions=True)
+
+
+def _hostname(host: str) -> str | None:
+    """Return the name in a Host header, without its port; None if it is malformed."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -214,45 +214,27 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address(listening: socket.socket) -> str:
-    """The address of a socket as a URL."""
+    """Format the address of a socket as a URL."""
     host, port = listening.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
-class _Server(uvicorn.Server):
-    """Accepts few connections at a time, so that those above the limit are closed before the next are accepted."""
+def run(app: ASGIApp, listening: socket.socket, connections: int, seconds: float) -> None:
+    """Serve until SIGTERM or Ctrl-C; then finish the requests in flight, for at most these seconds.
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for listening in sockets or ():
-            listening.listen(BACKLOG)  # asyncio uses one number for both
-
-
-def run(app: ASGIApp, listening: socket.socket, connections: Connections, seconds: float) -> None:
-    """Serve until SIGTERM or Ctrl-C; then finish the requests in flight, for at most these seconds."""
+    connections: that may be open at a time; requests on further ones are refused with status 503.
+    """
     config = uvicorn.Config(
         app,
-        http=connections.protocol,  # type: ignore[arg-type]  # uvicorn calls it to make a protocol
-        ws="none",  # the limits do not hold for WebSockets
-        backlog=ACCEPTED,
+        http="h11",
+        ws="none",
+        lifespan="off",
         log_config=None,
         log_level="error",  # no warnings about invalid HTTP
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        lifespan="off",
-        timeout_keep_alive=KEEP_ALIVE,
+        limit_concurrency=connections + 1,  # uvicorn refuses from this number on
         timeout_graceful_shutdown=max(1, round(seconds)),
-        h11_max_incomplete_event_size=MAX_HEADERS,
     )
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # no warnings about malformed forms
-    with asyncio.Runner() as runner:
-        runner.run(_Server(config).serve(sockets=[listening]))
-
-
-def _free_descriptors() -> int:
-    """Count the connections for which this process has file descriptors."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY:
-        return sys.maxsize
-    return max(1, limit - len(os.listdir("/dev/fd")) - RESERVED)
+    uvicorn.Server(config).run(sockets=[listening])

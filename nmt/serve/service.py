@@ -1,4 +1,4 @@
-"""What the service does for a request, apart from HTTP: checks, and answers from a queue that all requests share."""
+"""What the service does for a request: checks, and answers from a queue that all requests share."""
 
 import asyncio
 import threading
@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from starlette.exceptions import HTTPException
 
 from nmt.config.errors import UserError
 from nmt.explain.explanation import Explanation, beam_tree, explain
-from nmt.serve.guard import Metrics, RefusedError
 from nmt.serve.messages import (
     ExplainAnswer,
     ExplainRequest,
@@ -27,6 +27,7 @@ from nmt.serve.messages import (
     Window,
 )
 from nmt.serve.models import ServedModel
+from nmt.serve.server import Metrics
 from nmt.translate.beam import Node
 from nmt.translate.translator import Translation, Translator
 
@@ -35,14 +36,6 @@ IMPOSSIBLE = -1e9  # in place of -infinity, which JSON lacks
 
 Work = Callable[[Sequence[Any]], Sequence[Any]]
 """Items of a batch -> their results, in order."""
-
-
-class QueueFullError(Exception):
-    """No further sentence can wait. `retry_after`: seconds until the queue is likely to be shorter."""
-
-    def __init__(self, retry_after: float) -> None:
-        super().__init__(f"too many sentences are waiting; try again in {retry_after:.0f} s")
-        self.retry_after = retry_after
 
 
 @dataclass
@@ -102,12 +95,14 @@ class Batcher:
     ) -> "list[Future[Any]]":
         """Queue items and return the futures of their results.
 
-        tokens: of each item. most_tokens: of a batch, with padding. Raises QueueFullError, and queues none, if not all
+        tokens: of each item. most_tokens: of a batch, with padding. Raises HTTPException, and queues none, if not all
         may wait.
         """
         with self._changed:
             if len(self._jobs) + len(items) > self.settings.sentences or not self._open:
-                raise QueueFullError(max(1.0, len(self._jobs) / self._rate if self._rate else 1.0))
+                seconds = max(1, round(len(self._jobs) / self._rate)) if self._rate else 1
+                message = f"too many sentences are waiting; try again in {seconds} s"
+                raise HTTPException(503, message, {"retry-after": str(seconds)})
             jobs = [_Job(work, key, item, length, most_tokens) for item, length in zip(items, tokens, strict=True)]
             self._jobs += jobs
             self._changed.notify()
@@ -192,11 +187,15 @@ class Service:
         return self.models[name]
 
     async def translate(self, request: TranslateRequest) -> TranslateAnswer:
-        """Translate or score texts. Raises UserError, RefusedError or QueueFullError."""
+        """Translate or score texts. Raises UserError or HTTPException."""
         model = self.model(request.model)
         translator = model.with_search(request.values(), 1 if request.target is not None else request.nbest)
         texts = [request.text] if isinstance(request.text, str) else request.text
-        self.check_number(texts, "text")
+        if not texts:
+            raise UserError("text: is an empty list")
+        most = min(self.max_texts, self.batcher.settings.sentences)
+        if len(texts) > most:
+            raise HTTPException(413, f"text: has {len(texts)} texts, but at most {most} are taken")
         if request.target is not None and request.nbest > 1:
             raise UserError("target: is scored without a search; leave out nbest")
         answer = partial(TranslateAnswer, model=model.name)
@@ -212,7 +211,7 @@ class Service:
         self, model: ServedModel, translator: Translator, texts: Sequence[str], nbest: int
     ) -> list[list[Translation]]:
         """Find the n best translations of each text, in batches shared with other requests."""
-        tokens = [model.check_length(text, f"text {number}") for number, text in enumerate(texts, 1)]
+        tokens = [model.count_tokens(text, f"text {number}") for number, text in enumerate(texts, 1)]
         work = partial(translator.translate_nbest, n=nbest)
         key = "search", model.name, translator.search.model_dump_json(), nbest
         return await self._queued(model, work, texts, tokens, key, translator)
@@ -224,7 +223,7 @@ class Service:
         if len(targets) != len(texts):
             raise UserError(f"target: {len(targets)} translations of {len(texts)} texts")
         tokens = [
-            max(model.check_target(line, f"target {number}"), model.check_length(text, f"text {number}"))
+            max(model.count_tokens(line, f"target {number}", "target"), model.count_tokens(text, f"text {number}"))
             for number, (text, line) in enumerate(zip(texts, targets, strict=True), 1)
         ]
 
@@ -242,9 +241,9 @@ class Service:
         """Answer a request about one text, which shares no batch."""
         if not isinstance(request.text, str) or (request.target is not None and not isinstance(request.target, str)):
             raise UserError("attend, prefix, tree: are for one text, not for a list")
-        tokens = model.check_length(request.text, "text")
+        tokens = model.count_tokens(request.text, "text")
         if isinstance(request.target, str):
-            tokens = max(tokens, model.check_target(request.target, "target"))
+            tokens = max(tokens, model.count_tokens(request.target, "target", "target"))
         model.check_guidance(request.attend, request.prefix)
         steered: dict[str, Any] = {"attend": request.attend}
         started = {**steered, "prefix": request.prefix or ""}
@@ -264,9 +263,9 @@ class Service:
         return {"translations": [_scored_texts(nbest, request.alignment)], "tree": tree}
 
     async def explain(self, request: ExplainRequest) -> ExplainAnswer:
-        """Explain a translation. Raises UserError or QueueFullError."""
+        """Explain a translation. Raises UserError or HTTPException."""
         model = self.model(request.model)
-        tokens = model.check_length(request.text, "text")
+        tokens = model.count_tokens(request.text, "text")
         model.check_guidance(request.attend)
 
         def work(items: Sequence[str]) -> list[Explanation]:
@@ -310,14 +309,6 @@ class Service:
         self.metrics.sentences.labels(model.name).inc(len(items))
         self.metrics.tokens.labels(model.name).inc(sum(tokens))
         return results
-
-    def check_number(self, texts: Sequence[str], field: str) -> None:
-        """Raises UserError without texts, RefusedError if there are too many in this field of a request."""
-        if not texts:
-            raise UserError(f"{field}: is an empty list")
-        most = min(self.max_texts, self.batcher.settings.sentences)
-        if len(texts) > most:
-            raise RefusedError(413, f"{field}: has {len(texts)} texts, but at most {most} are taken")
 
 
 def _outcomes(jobs: list[_Job]) -> list[Any]:

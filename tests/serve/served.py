@@ -1,4 +1,4 @@
-"""Small trained runs, and a service for them, inside the test's process or in a fork of it."""
+"""A service for small models, inside the test's process or in a fork of it."""
 
 import logging
 import os
@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from conftest import TINY, values_of
 from fastapi.testclient import TestClient
@@ -18,44 +19,54 @@ from nmt.cli.commands import serve
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.serve.app import application
-from nmt.serve.guard import Rules
 from nmt.serve.models import Runs, load_models
+from nmt.serve.server import Rules
 from nmt.serve.service import QueueSettings, Service
 from nmt.training.job import train
 
-RULES = Rules(hosts=None, token=None, body=100_000, body_seconds=5, seconds=60)
+RULES = Rules(hosts=None, token=None, body_bytes=100_000, seconds=60)
+LOADING: dict[str, Any] = {"precision": "fp32", "device": "cpu", "threads": 1}
 
 
-def trained(directory: Path, *overrides: str, size: int = 400) -> Path:
-    """A run of a tiny model in this folder."""
-    assert (
-        train(validated(TrainConfig, values_of("train", [*TINY, f"data.train_size={size}", *overrides])), directory, [])
-        == 0
-    )
+def trained(directory: Path, *overrides: str) -> Path:
+    """A run of a tiny model, trained for a moment."""
+    values = values_of("train", [*TINY, "training.max_steps=3", *overrides])
+    assert train(validated(TrainConfig, values), directory, []) == 0
     return directory
 
 
 @contextmanager
-def serving(runs: Runs, rules: Rules = RULES, waiting: int = 200, beam_size: int = 8) -> Iterator[TestClient]:
-    """A client of a service within this process."""
-    loading = {"precision": "fp32", "device": "cpu", "threads": 1}
-    service = Service(load_models(runs, loading, beam_size), QueueSettings(1, 1, waiting, 0.002), 20)
+def service(
+    runs: Runs, *, waiting: int = 200, wait: float = 0.002, beam_size: int = 8, batch_tokens: int = 4000
+) -> Iterator[Service]:
+    models = load_models(runs, {**LOADING, "search": {"batch_tokens": batch_tokens}}, beam_size)
+    started = Service(models, QueueSettings(1, 1, waiting, wait), 20)
     try:
-        with TestClient(application(service, rules), raise_server_exceptions=False) as client:
-            yield client
+        yield started
     finally:
-        service.batcher.close()
+        started.batcher.close()
+
+
+@contextmanager
+def serving(runs: Runs, rules: Rules = RULES, **settings: int) -> Iterator[TestClient]:
+    """A client of a service within this process."""
+    with (
+        service(runs, **settings) as started,  # type: ignore[arg-type]
+        TestClient(application(started, rules), raise_server_exceptions=False) as client,
+    ):
+        yield client
 
 
 class Process:
-    """nmt-serve in a fork of this process."""
+    """nmt-serve in a fork of this process, by default with run=demo."""
 
     def __init__(self, output: Path, *overrides: str, environment: dict[str, str]) -> None:
         def work() -> int:
             compose_once()
             logging.getLogger().handlers.clear()  # pytest's, which keep warnings of libraries from standard error
             os.environ.update(environment)
-            sys.argv = ["nmt-serve", "port=0", "device=cpu", "threads=1", *overrides]
+            run = [] if any(word.startswith("run=") for word in overrides) else ["run=demo"]
+            sys.argv = ["nmt-serve", *run, "port=0", "device=cpu", "precision=fp32", "threads=1", *overrides]
             serve()
             return 0
 
@@ -99,7 +110,7 @@ def process(folder: Path, *overrides: str, environment: dict[str, str] | None = 
     try:
         yield started
     finally:
-        if started._status is None:
+        if started.is_running():
             started.signal(signal.SIGKILL)
             started.ended()
 

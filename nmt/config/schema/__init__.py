@@ -248,9 +248,7 @@ class ServeLimits(Section):
     """What clients may ask for."""
 
     connections: Count
-    header_seconds: Seconds
     body_bytes: Count
-    body_seconds: Seconds
     request_seconds: Seconds
     request_texts: Count
     queued_sentences: Count
