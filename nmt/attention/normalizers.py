@@ -124,7 +124,7 @@ class FirstOrderNormalizer(Normalizer):
 
 class LinearChainNormalizer(Normalizer):
     """Each position is attended to (z_s = 1) or not, and p(z) ~ exp(sum_s z_s e_s + sum_s A[z_s, z_s+1]) with learned
-    A, a conditional random field over the positions in `keep` (Kim et al. 2017, 3.1 and 4.1).
+    A, a conditional random field over the positions in `keep` (Kim et al. 2017, 3.1 and 4.2).
 
     The weights are the marginals p(z_s = 1) divided by their sum, so that a context does not grow with the number of
     positions attended to. The paper multiplies these weights by a constant, which the next matrix can learn.
@@ -211,7 +211,7 @@ class Chunk(nn.Module):
     energies u of a second score divides the weight among them   (Chiu and Raffel 2018).
 
     In training: the expected weights w_s = sum_{k=s}^{s+n-1} a_k exp(u_s) / sum_{l=k-n+1}^{k} exp(u_l), with a_k the
-    expected weights of monotonic attention (ibid., eq. 14). Their sum is that of the a_k.
+    expected weights of monotonic attention (ibid., eq. 13 and 17). Their sum is that of the a_k.
     """
 
     def __init__(self, score: Score, size: int) -> None:

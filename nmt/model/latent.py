@@ -233,7 +233,7 @@ class LatentDecoder(Decoder):
 
 class InferenceNetwork(nn.Module):
     """q(s | x, y) = softmax over s of g_t . W h_s, with g a bidirectional network over the whole target, and h the
-    encoder's states   (Deng et al. 2018, 4; there with an encoder of its own).
+    encoder's states   (Deng et al. 2018, 4; there with a separate encoder).
 
     The softmax is over the positions where the prior is above 0, so that the divergence from it is finite.
     """

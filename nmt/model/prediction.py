@@ -140,7 +140,7 @@ class Readouts(Prediction):
 @dataclass(frozen=True)
 class Mixture(Prediction):
     """p(y_t) = sum_s a_ts p(y_t | h_s): a readout of each source position, computed from its encoder state instead of
-    the mean context, and its weight (Deng et al. 2018, 3; Wu et al. 2018)."""
+    the mean context, and its weight (Deng et al. 2018, 2.1; Wu et al. 2018)."""
 
     readouts: Tensor  # (B, T, K, R)
     weights: Tensor  # (B, T, K), a row sums to 1, or to 0 in a sentence without positions

@@ -55,8 +55,8 @@ class _MonotonicLogWeights(torch.autograd.Function):
 
 def chunk_log_weights(log_stops: Tensor, energies: Tensor, keep: Tensor, chunk: int) -> Tensor:
     """Expected weights within chunks: log w_s with w_s = sum_{k=s}^{s+n-1} a_k exp(u_s) / sum_{l=k-n+1}^{k} exp(u_l),
-    n = chunk   (Chiu and Raffel 2018, eq. 14): log a (..., S), u (..., S), bool (..., S) -> (..., S), -inf outside
-    `keep`, where log a must be -inf.
+    n = chunk   (Chiu and Raffel 2018, eq. 13 and 17): log a (..., S), u (..., S), bool (..., S) -> (..., S), -inf
+    outside `keep`, where log a must be -inf.
 
     Two moving sums, in log space.
     """
@@ -69,7 +69,7 @@ def chunk_log_weights(log_stops: Tensor, energies: Tensor, keep: Tensor, chunk: 
 
 def linear_chain_log_odds(unary: Tensor, keep: Tensor, pairwise: Tensor) -> Tensor:
     """Marginals of a linear chain: log p(z_s = 1) - log p(z_s = 0) under
-    p(z) ~ exp(sum_s z_s u_s + sum_s A[z_s, z_s+1]), z_s in {0, 1}   (Kim et al. 2017, 4.1): u (N, S), bool (N, S),
+    p(z) ~ exp(sum_s z_s u_s + sum_s A[z_s, z_s+1]), z_s in {0, 1}   (Kim et al. 2017, 3.1): u (N, S), bool (N, S),
     A = [[A_0, A_1], [A_2, A_3]] as (4,) -> (N, S).
 
     The chain consists of the positions in `keep`; values at other positions are undefined and have no gradient.

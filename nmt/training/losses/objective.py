@@ -92,7 +92,7 @@ class PolicyGradient(NamedTuple):
 
 class Divergence(NamedTuple):
     """KL(q || a_t) between an inference network and the prior, exact for categorical distributions: with the expected
-    loss of the tokens it is the negative evidence lower bound   (Deng et al. 2018, eq. 3)."""
+    loss of the tokens it is the negative evidence lower bound   (Deng et al. 2018, 3)."""
 
     weight: float
     pad: int
@@ -113,7 +113,7 @@ class Divergence(NamedTuple):
 
 class InferenceGradient(NamedTuple):
     """Trains an inference network by positions sampled from it: REINFORCE, with the negative loss of the token as the
-    reward and that of soft attention as the baseline   (Deng et al. 2018, 4.1, without label smoothing).
+    reward and that of soft attention as the baseline   (Deng et al. 2018, eq. 1, without label smoothing).
 
     The reward is what the prediction minimises, so that the mean over samples is the gradient of the enumerated sum.
     """
