@@ -49,7 +49,7 @@ class LatentPosition(NamedTuple):
 
 class LatentDecoder(Decoder):
     """p(y_t) = sum_s a_ts p(y_t | h_s), the readout of each position computed from its own encoder state (Deng et al.
-    2018, 3). Recurrent steps and what is fed back read the mean context, as in soft attention, or with
+    2018, 2.1). Recurrent steps and what is fed back read the mean context, as in soft attention, or with
     `latent.observed` its posterior mean (Shankar and Sarawagi 2019)."""
 
     sums_over_positions = True
