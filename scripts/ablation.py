@@ -44,10 +44,7 @@ CHANGES = {
     "bpe-dropout": "tokenizer.sampling=0.1",
     "bpe-dropout-of-the-source": "tokenizer.sampling=0.1 tokenizer.sampling_sides=source",
     "r-drop": "training.r_drop=5",
-    "scheduled-sampling": "training.scheduled_sampling=0.2 training.scheduled_sampling_steps=3000",
     "moving-average": "training.ema_decay=0.999",
-    "best-checkpoints": "training.average_best=5",
-    "restarts": "schedule.cycles=2",
 }
 
 

@@ -45,7 +45,7 @@ from nmt.model.prediction import Readouts
 from nmt.ops.linear import matmul
 from nmt.system.machine import DTYPES, Machine, fair_waiting, tune_memory
 from nmt.system.text_table import Column, decimals, markdown
-from nmt.training.losses.objective import Objective
+from nmt.training.losses import Objective
 from nmt.training.trainer import Trainer
 from nmt.translate.translator import Translator
 
@@ -68,7 +68,7 @@ class Bench:
         else:
             self.model = build_model(config, vocabulary, vocabulary, (0, 0))
         self.model.to(self.machine.device).train()
-        self.objective = Objective(self.model, config, prepared.tokenizers.target)
+        self.objective = Objective(self.model, config, prepared.tokenizers.target.pad)
         self.trainer = Trainer(config, self.model, self.objective, self.plan()[0], self.machine)
 
     def clock(self) -> float:

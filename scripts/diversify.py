@@ -141,10 +141,6 @@ def backwards(config: schema.TrainConfig) -> list[str]:
         for key, other in ((one, two), (two, one)):
             value = getattr(getattr(config, section), other)
             overrides.append(f"{section}.{key}={'null' if value is None else quoted(value)}")
-    vectors = config.embedding.pretrained
-    if vectors is not None:
-        files = ["null" if file is None else quoted(file) for file in reversed(vectors)]
-        overrides.append(f"embedding.pretrained=[{','.join(files)}]")
     sides = {"source": "target", "target": "source"}
     if getattr(config.tokenizer, "sampling_sides", None) in sides:
         overrides.append(f"tokenizer.sampling_sides={sides[config.tokenizer.sampling_sides]}")

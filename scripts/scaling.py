@@ -36,7 +36,7 @@ from nmt.system.distributed import GradientSum, ProcessGroup
 from nmt.system.machine import Machine, tune_memory
 from nmt.system.processes import cores
 from nmt.system.text_table import Column, decimals, markdown
-from nmt.training.losses.objective import Objective
+from nmt.training.losses import Objective
 from nmt.training.trainer import Trainer
 
 UPDATES, WARM_UP = 6, 2  # in a round
@@ -100,7 +100,7 @@ def measure(rank: int, size: int, port: int, config: TrainConfig, options: argpa
         prepared = prepare(config.data, config.tokenizer)
         torch.manual_seed(1)
         model = new_model(config, prepared.tokenizers).to(machine.device).train()
-        objective = Objective(model, config, prepared.tokenizers.target)
+        objective = Objective(model, config, prepared.tokenizers.target.pad)
         trainer = Trainer(config, model, objective, make_batches(prepared, "train", config), machine)
         reduction = GradientSum([*model.parameters()], torch.float32)
         largest = options.tokens[-1]

@@ -97,7 +97,7 @@ def test_five_steps_make_a_loss_that_trains(tmp_path: Path) -> None:
     copy_with_steps("loss", tmp_path)
     assert "kind: focal" in train(tmp_path, "objective=focal")
     assert "train/focal_loss" in (tmp_path / "run" / "metrics.jsonl").read_text()
-    assert passed(tmp_path, "tests/training/losses/test_focal.py") == 1
+    assert passed(tmp_path, "tests/training/test_focal.py") == 1
 
 
 @pytest.mark.slow

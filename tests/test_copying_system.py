@@ -32,7 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names.write_corpus(folder, (120, 4, 4))
     sizes = [each for each in TINY if not each.startswith(("data.", "tokenizer."))]
     given = [*corpus(folder), "size=demo", *sizes, "tokenizer.vocab_size=400", "search.max_length=60"]
-    more = ["decoder.copy=true", "training.r_drop=1", "training.scheduled_sampling=0.1"]
+    more = ["decoder.copy=true", "training.r_drop=1"]
     assert train(validated(TrainConfig, values_of("train", [*given, *more])), folder / "run", []) == 0
     return folder / "run"
 

@@ -19,7 +19,7 @@ from nmt.ops import output_loss as chunked
 from nmt.ops.linear import matmul
 from nmt.ops.mixture import mixture_loss, of_mixture
 from nmt.ops.output_loss import ChunkSizes, output_loss
-from nmt.training.losses.token_losses import likelihood
+from nmt.training.losses import likelihood
 
 Config = Callable[..., TrainConfig]
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn::_linear_pointwise")

@@ -13,8 +13,18 @@ REMOVED = {
     "limits.body_seconds": "was removed; leave it out, limits.request_seconds is for the whole request",
     "format": "the export to ONNX was removed; leave it out, nmt-export writes an archive",
     "objective=minimum_risk": "minimum risk training was removed; use likelihood, or objective=distillation",
-    "logger=aim": "Aim was removed; use tensorboard, wandb or mlflow",
-    "tracking.aim_repo": "Aim was removed; leave it out",
+    "logger=aim": "Aim was removed; use tensorboard or wandb",
+    "logger=mlflow": "MLflow was removed; use tensorboard or wandb",
+    "tracking": "was removed; W&B reads WANDB_PROJECT, WANDB_ENTITY and its other variables",
+    "embedding.pretrained": "pretrained word vectors were removed; leave it out, or give training.start_from",
+    "embedding.frozen": "was removed with pretrained word vectors; leave it out",
+    "schedule.cycles": "warm restarts were removed; leave it out",
+    "schedule.cycle_growth": "warm restarts were removed; leave it out",
+    "training.average_best": "was removed; leave it out, training.ema_decay averages weights",
+    "training.checkpoint_unit": "was removed; training.checkpoint_every counts updates",
+    "training.reduce_dtype": "was removed; gradients are added up in fp32",
+    "training.scheduled_sampling": "was removed; leave it out",
+    "training.scheduled_sampling_steps": "was removed; leave it out",
     "data.tag": "other tags than the target language's were removed; leave it out, source lines start with <2de>",
     "data.temperature": "was removed: an epoch has every pair once; repeat a small corpus in its train",
     "target_lang": "was removed; type the tag <2de> before each line (nmt-train has data.target_lang)",
@@ -24,8 +34,23 @@ REMOVED = {
     "search.coverage_floor": "was removed: attention below 0.000001 counts as this much; leave it out",
     "search.coverage_cap": "was removed: attention above 1 counts as 1; leave it out, and use search.length_penalty",
 }
-# Their values that change nothing, beside null: runs of earlier versions have saved them.
-UNUSED = {"search.groups": 1, "search.diversity": 0.5, "search.coverage_floor": 1e-6, "search.coverage_cap": 1.0}
+# With these values, a saved run did not use a removed key; ANY: the key affects no model.
+ANY = object()
+UNUSED = {
+    "search.groups": 1,
+    "search.diversity": 0.5,
+    "search.coverage_floor": 1e-6,
+    "search.coverage_cap": 1.0,
+    "tracking": ANY,
+    "embedding.frozen": False,
+    "schedule.cycles": 1,
+    "schedule.cycle_growth": ANY,
+    "training.average_best": 1,
+    "training.checkpoint_unit": ANY,
+    "training.reduce_dtype": "fp32",
+    "training.scheduled_sampling": 0,
+    "training.scheduled_sampling_steps": ANY,
+}
 # Names of values in other toolkits.
 OTHER_VALUES = {"gpu": "cuda", "float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # surrogates stand for bytes that are not UTF-8
@@ -36,9 +61,14 @@ class UserError(ValueError):
 
 
 def removed(key: str, value: object = None) -> str | None:
-    """Return the message for a key, or for the choice of a value for it, that REMOVED holds; None for all others."""
-    names = (key, f"{key}={format_value(value)}")
+    """Return the message for a key, its section, or the choice of a value for it, that REMOVED holds; else None."""
+    names = (key, key.partition(".")[0], f"{key}={format_value(value)}")
     return next((f"{name}: {REMOVED[name]}" for name in names if name in REMOVED), None)
+
+
+def is_unused(key: str, value: object) -> bool:
+    """Is this a removed key of a saved configuration, with a value that leaves it unused?"""
+    return key in REMOVED and (value is None or UNUSED.get(key, value is None) in (ANY, value))
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

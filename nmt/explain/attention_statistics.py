@@ -1,4 +1,4 @@
-"""Statistics of attention weights over many sentences: entropy, weight on </s>, positions of hard choices.
+"""Statistics of attention weights over many sentences: entropy, weight on </s>.
 
 Shapes: S source positions, T target positions.
 """
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nmt.data.word_alignment import Weights
 
@@ -33,19 +32,3 @@ def attention_statistics(alignments: Sequence[Weights]) -> AttentionStatistics:
     if not sum(map(len, on_end)):
         return AttentionStatistics(0.0, 0.0)
     return AttentionStatistics(float(np.concatenate(entropies).mean()), float(np.concatenate(on_end).mean()))
-
-
-class Positions(NamedTuple):
-    """The source positions of an attention that attends to one position per step."""
-
-    positions: NDArray[np.int64]  # from 0; steps with zero weights are left out
-    jumps: NDArray[np.int64]  # from each step to the next; negative is backwards
-
-
-def chosen_positions(alignments: Sequence[Weights]) -> Positions | None:
-    """Find the positions that the attention (T, S) of sentences chose; None unless all weights are 0 or 1."""
-    if not all(((weights == 0) | (weights == 1)).all() for weights in alignments):
-        return None
-    paths = [weights.argmax(1)[weights.any(1)] for weights in alignments]
-    empty = np.zeros(0, np.int64)
-    return Positions(np.concatenate([empty, *paths]), np.concatenate([empty, *map(np.diff, paths)]))

@@ -94,13 +94,9 @@ def contents(
 
 
 def shared_config(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy a run's configuration with only the last part of its paths, and without the servers that tracked it.
-
-    Loading the model needs none of them.
-    """
+    """Copy a run's configuration with only the last part of its paths; loading the model needs none of them."""
     shared: dict[str, Any] = with_paths(schema.TrainConfig, values, lambda path: Path(path).name or ".")
     shared["data"]["cache_dir"] = CACHE
-    shared["tracking"] = {**shared.get("tracking", {}), "wandb_entity": None, "mlflow_uri": None}
     return shared
 
 

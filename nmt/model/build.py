@@ -72,8 +72,6 @@ def _modules(config: Model, source_vocab: int, target_vocab: int, pad: tuple[int
     fixed = attention.kind == "none" and attention.context == "every_step"
     context_dim = encoder.output_dim if attend else encoder.summary_dim if fixed else 0
     decoder = _decoder(config, encoder, context_dim)
-    for table in (source_embedding.weight, target_embedding.weight):
-        table.requires_grad_(not embedding.frozen)
     output = Output(config.decoder.readout_dim, target_vocab, config.decoder.fixnorm)
     if embedding.tie_output:
         output.weight = target_embedding.weight

@@ -184,16 +184,11 @@ class GradientSum:
 
     NUMBERS = 16
 
-    def __init__(self, parameters: Sequence[nn.Parameter], dtype: torch.dtype) -> None:
-        """dtype: of the sum of gradients; the numbers are always float32."""
-        device = parameters[0].device
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = parameters
-        size = sum(parameter.numel() for parameter in parameters)
-        apart = dtype != torch.float32
-        self._sums = torch.zeros(size + (0 if apart else self.NUMBERS), dtype=dtype, device=device)
-        self._numbers = torch.zeros(self.NUMBERS, device=device) if apart else self._sums[size:]
-        self._reduced = [self._sums, self._numbers] if apart else [self._sums]
-        parts = torch.split(self._sums[:size], [parameter.numel() for parameter in parameters])
+        sizes = [parameter.numel() for parameter in parameters]
+        self._sums = torch.zeros(sum(sizes) + self.NUMBERS, device=parameters[0].device)
+        *parts, self._numbers = torch.split(self._sums, [*sizes, self.NUMBERS])
         self._parts = [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
 
     @torch.no_grad()
@@ -211,10 +206,9 @@ class GradientSum:
         for index, number in enumerate(numbers):
             self._numbers[index] = number
         with _connected():
-            for tensor in self._reduced:
-                dist.all_reduce(tensor)
+            dist.all_reduce(self._sums)
         for parameter, part in pairs:
-            parameter.grad = part.to(parameter.dtype)
+            parameter.grad = part
         return self._numbers.clone()
 
 

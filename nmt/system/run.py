@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from nmt import DISTRIBUTION
 from nmt.config import schema
 from nmt.config.compose import flatten, validated
-from nmt.config.errors import REMOVED, UNUSED, UserError, format_value
+from nmt.config.errors import UserError, format_value, is_unused
 from nmt.config.overrides import for_shell, override_values, user_path
 from nmt.config.schema import CHANGEABLE_KEYS, LENGTH_KEYS, NO_EFFECT_KEYS
 from nmt.system import files
@@ -58,7 +58,6 @@ class _Start(_Record):
     choices: dict[str, str] = {}
     machine: dict[str, Any] = {}
     start_from: dict[str, Any] = {}
-    pretrained: dict[str, dict[str, Any]] = {}
     teachers: list[dict[str, Any]] = []
 
 
@@ -232,8 +231,6 @@ class RunDirectory:
         values["corpus"] = self.read_manifest().get("data", {}).get("content")
         start = self.first_start()
         values["training.start_from"] = start.get("start_from", {}).get("system", saved.get("training.start_from"))
-        vectors = [side.get("content") for side in start.get("pretrained", {}).values()]
-        values["embedding.pretrained"] = vectors if any(vectors) else saved.get("embedding.pretrained")
         if teachers := start.get("teachers"):
             values["objective.teachers"] = [teacher.get("system", teacher.get("run")) for teacher in teachers]
         return digest(values)
@@ -418,11 +415,11 @@ def load_values(path: Path) -> dict[str, Any]:
 
 
 def _without_unused(values: Mapping[Any, Any], prefix: str = "") -> dict[Any, Any]:
-    """Drop removed keys without a value, or with one that changes nothing: the run did not use them."""
+    """Drop removed keys that the run did not use."""
     return {
         key: _without_unused(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
         for key, value in values.items()
-        if (name := f"{prefix}{key}") not in REMOVED or (value is not None and value != UNUSED.get(name))
+        if not is_unused(f"{prefix}{key}", value)
     }
 
 

@@ -1,35 +1,25 @@
-"""Checkpoints: what a run resumes from, the weights that it keeps, and the signals that save it.
-
-It keeps those of the best validations, and at the end their average: updates circle around a minimum, and the mean of
-several weights is nearer to it than any of them.
-"""
+"""Checkpoints: what a run resumes from, which validation is the best, and the signals that end a run early."""
 
 import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from nmt.config.errors import UserError
 from nmt.config.schema.training import LOWER_IS_BETTER
-from nmt.model.checkpoints import BEST, read_checkpoint, same_form, save_checkpoint
-from nmt.system.distributed import Interrupted, ProcessGroup
-from nmt.training.validation import Validation
+from nmt.model.checkpoints import read_checkpoint, same_form
+from nmt.system.distributed import Interrupted
 
 SAME_CTRL_C = 2.0  # seconds in which a launcher may pass on the Ctrl-C that the terminal has sent to all processes
 log = logging.getLogger(__name__)
-
-
-def save(path: Path, state: dict[str, Any]) -> None:
-    """Write a checkpoint atomically: .safetensors for the weights of a validation, .pt for the state of training."""
-    save_checkpoint(path, state)
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -81,21 +71,6 @@ def swapped_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator
         model.load_state_dict(before)
 
 
-def mean_weights(models: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Average the weights of one or more models (Junczys-Dowmunt et al. 2016; Vaswani et al. 2017, 6.1)."""
-    totals: dict[str, Tensor] = {}
-    count = 0
-    for model in models:  # only one is in memory at a time
-        totals = {name: totals[name] + weight if count else weight.double() for name, weight in model.items()}
-        count += 1
-    return {name: (total / count).float() for name, total in totals.items()}
-
-
-def cost(monitor: str, score: float) -> float:
-    """Convert a monitored score to a cost, which is lowest for the best validation, or a cost to the score."""
-    return score if monitor in LOWER_IS_BETTER else -score
-
-
 class EarlyStopping:
     """Follows the monitored score and ends a run when it has not improved for too long."""
 
@@ -109,8 +84,8 @@ class EarlyStopping:
     def update(self, scores: dict[str, float], step: int) -> bool:
         """Record a validation. Returns whether it is the best so far; an equal score or NaN is not."""
         score = scores[self.monitor]
-        better = self.best is None or cost(self.monitor, score) < cost(self.monitor, self.best)
-        better = better and math.isfinite(score)
+        sign = -1 if self.monitor in LOWER_IS_BETTER else 1
+        better = math.isfinite(score) and (self.best is None or sign * score > sign * self.best)
         if better:
             self.best, self.best_step, self.waited = score, step, 0
         else:
@@ -129,104 +104,6 @@ class EarlyStopping:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of state_dict."""
         self.best, self.best_step, self.waited = state["best"], state["best_step"], state["waited"]
-
-
-class Average(NamedTuple):
-    """The outcome of averaging the best checkpoints at the end of a run."""
-
-    step: int  # the end of the run
-    steps: list[int]  # of the averaged validations
-    monitor: str
-    score: float
-    single: float  # the score of the best single validation
-    taken: bool  # is the average the best checkpoint?
-
-
-class BestCheckpoints:
-    """The best checkpoint and, if several are averaged, step-STEP.safetensors for each of the `count` best validations.
-
-    They stay when the run has ended, so that a run which is extended can average the best of all its validations. Users
-    may delete them to save space.
-    """
-
-    def __init__(self, directory: Path, monitor: str, count: int, group: ProcessGroup | None = None) -> None:
-        """group: the processes that read the checkpoints; rank 0 writes them."""
-        self.group = group or ProcessGroup()
-        self.directory, self.monitor, self.count = directory, monitor, count
-        self.ranked: list[tuple[float, int]] = []  # cost and step, best first; of equal costs the earlier step first
-        self.average: Average | None = None  # the outcome at the run's previous end; None once a validation is better
-
-    def add(self, weights: dict[str, Any], best: bool) -> None:
-        """Save the "model", "step" and "scores" of a validation if it is the best so far, or among the best."""
-        step, score = weights["step"], weights["scores"][self.monitor]
-        if best:
-            self._save(self.directory / BEST, weights)
-            self.average = None
-        if self.count > 1 and math.isfinite(score):
-            entry = (cost(self.monitor, score), step)
-            self.ranked = sorted([*self.ranked, entry])[: self.count]
-            if entry in self.ranked:
-                self._save(self._path(step), weights)
-
-    def remove_superseded(self) -> None:
-        """Remove checkpoints that are no longer among the best. Call this after saving the checkpoint to resume from: a
-        killed run goes back to the previous one, and to the checkpoints that were best then."""
-        if self.count > 1 and self.group.is_main:
-            wanted = {self._path(step) for _, step in self.ranked}
-            for path in set(self.directory.glob(self._path("*").name)) - wanted:
-                path.unlink()
-
-    def average_at(
-        self, step: int, model: nn.Module, validate: Callable[[], Validation]
-    ) -> tuple[dict[str, float], Average] | None:
-        """At the end of a run, validate the average, and keep it if it is at least as good as the best validation.
-
-        Returns all scores and the outcome; None if there is nothing to average, or if the run ended here before.
-        """
-        if self.count == 1 or (self.average is not None and self.average.step == step):
-            return None
-        self.group.wait()  # until the checkpoints are written
-        steps = sorted(step for _, step in self.ranked if self._path(step).is_file())
-        if len(steps) < 2:  # noqa: PLR2004
-            log.warning("training.average_best=%d: there are no two validations to average", self.count)
-            return None
-        lowest_cost, best_step = self.ranked[0]
-        with swapped_weights(model, mean_weights(self._load(step, model) for step in steps)):
-            validation = validate()
-            scores = self.group.on_main(lambda: validation.scores)
-            score = scores[self.monitor]
-            taken = cost(self.monitor, score) <= lowest_cost
-            if taken:
-                weights = {"model": model.state_dict(), "step": step, "scores": scores, "averaged": steps}
-                self._save(self.directory / BEST, weights)
-            elif self._path(best_step).is_file():  # best.safetensors may be the average of an earlier end of the run
-                self._save(self.directory / BEST, load(self._path(best_step)))
-        self.average = Average(step, steps, self.monitor, score, cost(self.monitor, lowest_cost), taken)
-        return scores, self.average
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint must store: which validations are kept, and the outcome of averaging them."""
-        return {"ranked": self.ranked, "average": None if self.average is None else self.average._asdict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the result of state_dict."""
-        self.ranked = [(float(score_cost), int(step)) for score_cost, step in state["ranked"]]
-        self.average = None if state["average"] is None else Average(**state["average"])
-        if any(step < 0 for _, step in self.ranked):  # steps are part of file names
-            raise ValueError("a negative step")
-
-    def _save(self, path: Path, weights: dict[str, Any]) -> None:
-        if self.group.is_main:
-            save(path, weights)
-
-    def _load(self, step: int, model: nn.Module) -> dict[str, Any]:
-        weights: dict[str, Any] = load(self._path(step)).get("model", {})
-        if not same_form(weights, model.state_dict()):
-            raise UserError(f"{self._path(step)}: is the checkpoint of another model; delete it")
-        return weights
-
-    def _path(self, step: int | str) -> Path:
-        return self.directory / f"step-{step}{Path(BEST).suffix}"
 
 
 class StopSignals:

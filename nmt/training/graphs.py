@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from nmt.data.batching import Batch
 from nmt.system.machine import release_memory
-from nmt.training.losses.objective import Value
+from nmt.training.losses import Value
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -45,7 +45,7 @@ from nmt.training.journal import (
     save_figures,
 )
 from nmt.training.loop import Observer, Pruned, TrainingLoop
-from nmt.training.losses.objective import CoverageLoss, Objective
+from nmt.training.losses import CoverageLoss, Objective
 from nmt.training.start import Start, Teachers, corpus_report, load_start, load_teachers, log_corpus_report
 from nmt.training.trainer import Trainer
 from nmt.training.validation import Validator, monitored_comet, pick_samples
@@ -162,7 +162,7 @@ def prepare(job: Job, overrides: Sequence[str], choices: Mapping[str, str]) -> I
     record: dict[str, Any] = {"overrides": [*overrides], "choices": choices}
     record["machine"] = {**job.machine.describe(), "processes": group.size}
     if start is not None:
-        record |= start.record
+        record["start_from"] = start.record
     if teachers.records:
         record["teachers"] = teachers.records
     group.on_main(lambda: run.begin(values, corpus, report, record))
@@ -216,11 +216,10 @@ def build(job: Job, inputs: Inputs) -> Setup:
     model = new_model(config, corpus.tokenizers)
     if start is not None:
         model.load_state_dict(start.weights)
-        for line in start.description:
-            log.info("%s", line)
+        log.info("%s", start.description)
     model = model.to(machine.device)
     translator = Translator(model, corpus.tokenizers, config.search, machine, config.seed, group)
-    objective = Objective(model, config, corpus.tokenizers.target, teachers.models)
+    objective = Objective(model, config, corpus.tokenizers.target.pad, teachers.models)
     batches = make_batches(corpus, "train", config, config.tokenizer.sampling_by_side)
     trainer = Trainer(config, model, objective, batches, machine, group)
     held_out, progress = make_batches(corpus, "validation", config), trainer.signals.check
@@ -262,9 +261,6 @@ def warn_of_no_effect(config: schema.TrainConfig, objective: Objective, total_st
     if config.training.r_drop and not config.passes_differ:
         text = "training.r_drop=%g: two equal passes, because no dropout is set; it only takes time"
         log.warning(text, config.training.r_drop)
-    steps = config.training.scheduled_sampling_steps
-    if config.training.scheduled_sampling and steps > total_steps:
-        log.warning("training.scheduled_sampling_steps=%d: the run ends before, at step %d", steps, total_steps)
 
 
 def fit(setup: Setup, journal: Journal, observer: Observer | None = None) -> bool:
@@ -473,8 +469,7 @@ def validations_of(config: schema.TrainConfig, epoch: int, total: int) -> int:
     """Validations of a run of `total` updates, `epoch` of them in an epoch, if patience does not end it."""
     training, validation = config.training, config.validation
     interval = validation.every * (1 if validation.unit == "steps" else epoch)
-    others = (training.start_from is not None) + (training.average_best > 1)
-    return math.ceil(total / interval) + others
+    return math.ceil(total / interval) + (training.start_from is not None)
 
 
 def duration(seconds: float) -> str:

@@ -1,7 +1,6 @@
 """What a run does between its updates: log, validate, save, and end early."""
 
 import logging
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
@@ -12,10 +11,10 @@ from torch import Tensor
 from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.evaluate.bleu import perplexity
-from nmt.model.checkpoints import LAST
+from nmt.model.checkpoints import BEST, LAST, save_checkpoint
 from nmt.system.run import RunDirectory
 from nmt.training import checkpoint
-from nmt.training.checkpoint import BestCheckpoints, EarlyStopping
+from nmt.training.checkpoint import EarlyStopping
 from nmt.training.journal import Journal
 from nmt.training.trainer import Trainer, Update
 from nmt.training.validation import Validator
@@ -46,12 +45,9 @@ class TrainingLoop:
         self.config, self.trainer, self.validator, self.run, self.journal = config, trainer, validator, run, journal
         self.observer = observer or (lambda *_: False)
         self.stopping = EarlyStopping(config.validation.monitor, config.validation.patience)
-        self.best = BestCheckpoints(
-            run.checkpoints, config.validation.monitor, config.training.average_best, trainer.group
-        )
         self.validated = 0  # the step of the last validation
         self.logged_step = -1  # the journal is complete up to this step; later lines of a killed run are removed
-        self.window, self.saved_at = LogWindow(), time.monotonic()
+        self.window = LogWindow()
 
     def resume(self) -> bool:
         """Continue from the last checkpoint, if there is one. Raises UserError if it does not fit the run."""
@@ -64,7 +60,6 @@ class TrainingLoop:
         except Exception as error:  # a damaged file can raise nearly anything
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise UserError(f"{path}: does not fit this run ({reason})") from None
-        self.best.remove_superseded()  # the run may have been killed before it did
         trainer = self.trainer
         log.info("resumed at step %d of %d", trainer.step, trainer.total_steps)
         moved = state["total_steps"] != trainer.total_steps
@@ -107,7 +102,7 @@ class TrainingLoop:
 
     def summary(self) -> dict[str, Any]:
         """What the manifest records of the training so far."""
-        trainer, average = self.trainer, self.best.average
+        trainer = self.trainer
         return {
             "steps": trainer.step,
             "epochs": round(trainer.epochs, 3),
@@ -116,8 +111,7 @@ class TrainingLoop:
             "target_tokens_per_second": round(trainer.tokens / max(trainer.seconds, 1e-9), 1),
             "bad_steps": trainer.bad.count,
             "best_step": self.stopping.best_step,
-            f"best_{self.stopping.monitor}": average.score if average and average.taken else self.stopping.best,
-            **({"average": average._asdict()} if average else {}),
+            f"best_{self.stopping.monitor}": self.stopping.best,
         }
 
     def _finished(self) -> bool:
@@ -134,25 +128,14 @@ class TrainingLoop:
             self._log()
         self.logged_step = step  # a signal during the validation saves a checkpoint
         score = self._validate() if self._validation_due() else None
-        average = None
         if self._finished():
             self._log()  # the rest, if patience has just ended the run
-            if average := self.best.average_at(step, self.trainer.model, self.validator):
-                self.journal.average(step, epochs, *average)
         pruned = score is not None and self.trainer.group.on_main(partial(self.observer, epochs, score))
-        if score is not None or average or self._checkpoint_due():
+        every = self.config.training.checkpoint_every
+        if score is not None or (every is not None and step % every == 0):
             self._save()
         if pruned and not self._finished():
             raise Pruned
-
-    def _checkpoint_due(self) -> bool:
-        """Is a checkpoint due by the updates, or by this process's clock?"""
-        training = self.config.training
-        if training.checkpoint_every is None:
-            return False
-        if training.checkpoint_unit == "minutes":
-            return time.monotonic() - self.saved_at >= 60 * training.checkpoint_every
-        return self.trainer.step % training.checkpoint_every == 0
 
     def _validation_due(self) -> bool:
         validation, trainer = self.config.validation, self.trainer
@@ -184,35 +167,33 @@ class TrainingLoop:
         )
 
     def _validate(self) -> float:
-        """Validate, keep the checkpoint if it is among the best, and return the monitored score."""
+        """Validate, save the weights if they are the best so far, and return the monitored score."""
         trainer = self.trainer
         with trainer.moving_average.in_model():
-            scores, samples, positions = self.validator()
+            scores, samples = self.validator()
             self.run.check_present()
             scores = trainer.group.on_main(lambda: scores)  # other processes may compute with other rounding
             best = self.stopping.update(scores, trainer.step)
-            self.best.add({"model": trainer.model.state_dict(), "step": trainer.step, "scores": scores}, best)
+            if best and trainer.group.is_main:
+                weights = {"model": trainer.model.state_dict(), "step": trainer.step, "scores": scores}
+                save_checkpoint(self.run.checkpoints / BEST, weights)
         trainer.schedule.observe(best)
         self.validated = trainer.step
         self.journal.validation(trainer.step, trainer.epochs, scores, best)
         self.journal.samples(trainer.step, samples)
-        self.journal.positions(trainer.step, positions)
         return scores[self.stopping.monitor]
 
     def _save(self) -> None:
         if not self.trainer.group.is_main:
             return
         self.run.check_present()
-        self.saved_at = time.monotonic()
         self.journal.flush()  # lines up to logged_step must be on disk before the checkpoint that says so
-        checkpoint.save(self.run.checkpoints / LAST, self._state())
-        self.best.remove_superseded()
+        save_checkpoint(self.run.checkpoints / LAST, self._state())
 
     def _state(self) -> dict[str, Any]:
         return {
             **self.trainer.state_dict(),
             "stopping": self.stopping.state_dict(),
-            "best": self.best.state_dict(),
             "validated": self.validated,
             "logged_step": self.logged_step,
             "window": self.window.state(),
@@ -222,7 +203,6 @@ class TrainingLoop:
         checkpoint.check(state, self.trainer.model, self.trainer.optimizer)
         self.trainer.load_state_dict(state)
         self.stopping.load_state_dict(state["stopping"])
-        self.best.load_state_dict(state["best"])
         self.validated, self.logged_step = state["validated"], state["logged_step"]
         self.window = LogWindow.load(state["window"], self.trainer.machine.device)
 

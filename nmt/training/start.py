@@ -1,44 +1,33 @@
-"""How a run starts: the corpus report, initial weights, teachers.
+"""How a run starts: the corpus report, weights from another run, teachers.
 
-Initial weights come from another run, whose vocabulary may be another one, or from files of pretrained word vectors.
-
-Shapes: E embedding, V new vocabulary, W old vocabulary.
+Shapes: V new vocabulary, W old vocabulary.
 """
 
-import gzip
-import hashlib
 import logging
-import zlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from nmt.config import schema
 from nmt.config.compose import flatten
 from nmt.config.errors import UserError
-from nmt.config.overrides import for_shell, user_path
+from nmt.config.overrides import for_shell
 from nmt.config.schema.data import FileTokenizer
 from nmt.config.schema.model import Model
 from nmt.config.schema.training import Distillation
 from nmt.data.prepared import Prepared, Split
 from nmt.data.tokenizer import Tokenizer, Tokenizers
-from nmt.data.word_alignment import WORD_START
 from nmt.evaluate.bleu import ScoreSettings, nfc, score
 from nmt.model.checkpoints import BEST, load_model, new_model
 from nmt.model.seq2seq import Seq2Seq
-from nmt.system.files import read_bytes
 from nmt.system.machine import Machine
 from nmt.system.run import RunDirectory, load_config
 
 ROUND_TRIPS = 2_000  # sentences of a split, evenly spread, that are scored: takes a fifth of a second
 MIN_BLEU = 99.0  # the corpus report warns below it
 MIN_USED = 0.9  # share of the training pairs; the log warns below it
-INITIAL = {"embedding.pretrained", "embedding.frozen"}  # values of a model that give it no other weights
 TABLES = {
     "source_embedding.weight": "source",
     "target_embedding.weight": "target",
@@ -46,7 +35,6 @@ TABLES = {
     "output.bias": "target",
 }
 """Parameters with a row for each token, and the side it belongs to."""
-Vector = NDArray[np.float32]  # (E,)
 log = logging.getLogger(__name__)
 
 
@@ -121,8 +109,8 @@ class Start(NamedTuple):
     """Initial weights."""
 
     weights: dict[str, Tensor]
-    record: dict[str, Any]  # where they come from, for the manifest: {"start_from": ...} or {"pretrained": ...}
-    description: list[str]  # lines for the log
+    record: dict[str, Any]  # of the run that they come from, for the manifest
+    description: str  # for the log
 
 
 class Teachers(NamedTuple):
@@ -133,18 +121,11 @@ class Teachers(NamedTuple):
 
 
 def load_start(config: schema.TrainConfig, prepared: Prepared) -> Start | None:
-    """Load the initial weights: the best checkpoint of training.start_from, or a new model with the vectors of
-    embedding.pretrained. Returns None if the configuration names neither.
+    """Load the best checkpoint of training.start_from; return None if the configuration names no run.
 
-    If that run has other tokenizers, its vectors move to the new vocabulary. Raises UserError if the weights or a file
-    of vectors do not fit the model.
+    If that run has other tokenizers, its embeddings and output layer move to the new vocabulary. Raises UserError if
+    its weights do not fit the model.
     """
-    if config.embedding.pretrained is not None:
-        model = _new_model(config, prepared)
-        coverage = load_pretrained(model, config.embedding.pretrained, prepared.tokenizers)
-        record = {side: covered._asdict() for side, covered in coverage.items()}
-        lines = [covered.describe(side) for side, covered in coverage.items()]
-        return Start(model.state_dict(), {"pretrained": record}, lines)
     if config.training.start_from is None:
         return None
     run = RunDirectory.existing(config.training.start_from, "training.start_from")
@@ -159,20 +140,15 @@ def load_start(config: schema.TrainConfig, prepared: Prepared) -> Start | None:
                 f"training.start_from={run.source}: its weights do not fit this model ({'; '.join(differences)})"
             ) from None
         raise
-    record = record_of(run, checkpoint)
-    lines = [f"initial weights: step {record['step']} of {record['run']}"]
-    if all(old.same_as(new) for old, new in zip(tokenizers, prepared.tokenizers, strict=True)):
-        return Start(model.state_dict(), {"start_from": record}, lines)
-    new = _new_model(config, prepared).state_dict()
-    weights, origins = transfer_weights(model.state_dict(), new, tokenizers, prepared.tokenizers)
-    record["vocabulary"] = {side: origin.counts() for side, origin in origins.items()}
-    lines += [f"another {side} tokenizer: {origin.describe()}" for side, origin in origins.items()]
-    return Start(weights, {"start_from": record}, lines)
-
-
-def _new_model(config: schema.TrainConfig, prepared: Prepared) -> Seq2Seq:
-    torch.manual_seed(config.seed)
-    return new_model(config, prepared.tokenizers)
+    weights, record = model.state_dict(), record_of(run, checkpoint)
+    description = f"initial weights: step {record['step']} of {record['run']}"
+    if not all(old.same_as(new) for old, new in zip(tokenizers, prepared.tokenizers, strict=True)):
+        torch.manual_seed(config.seed)
+        random = new_model(config, prepared.tokenizers).state_dict()
+        weights, spelled = transfer_weights(weights, random, tokenizers, prepared.tokenizers)
+        pieces = " and ".join(f"{count} {side} pieces" for side, count in spelled.items())
+        description += f", with another tokenizer: {pieces} start from its vectors"
+    return Start(weights, record, description)
 
 
 def load_teachers(
@@ -181,37 +157,21 @@ def load_teachers(
     """Load the best checkpoints of objective.teachers; none if the objective is not distillation.
 
     recorded: the teachers' records when the run began. Raises UserError if a teacher is missing, has other tokenizers,
-    or has another best checkpoint than recorded.
+    or has another best checkpoint than recorded; its run may have moved.
     """
     teachers = Teachers([], [])
     for path in config.objective.teachers if isinstance(config.objective, Distillation) else []:
         run = RunDirectory.existing(path, "objective.teachers")
         saved = load_config(run.config)
-        try:
-            refuse_other_tokenizers("objective.teachers", run, saved.tokenizer.lowercase, config, prepared)
-        except UserError as error:
-            if teachers.records:  # the remedy would name a different tokenizer for each teacher
-                first = teachers.records[0]["run"]
-                raise UserError(f"objective.teachers: {first} and {run.source} have different tokenizers") from error
-            raise
+        _refuse_other_tokenizers(run, saved.tokenizer.lowercase, prepared)
         model, checkpoint = load_model(saved, prepared.tokenizers, run.checkpoints / BEST)
         teachers.models.append(model.eval().to(machine.device))
         teachers.records.append(record_of(run, checkpoint))
-    if recorded:
-        _refuse_other_teachers(teachers.records, recorded)
+    now, before = ([(one["step"], one["scores"]) for one in records] for records in (teachers.records, recorded))
+    if recorded and now != before:
+        began = ", ".join(f"step {record['step']} of {record['run']}" for record in recorded)
+        raise UserError(f"objective.teachers: this run began with {began}; name those, or start a new run")
     return teachers
-
-
-def _refuse_other_teachers(records: Sequence[Mapping[str, Any]], recorded: Sequence[Mapping[str, Any]]) -> None:
-    """Raises UserError unless these are the same checkpoints in the same order; their runs may have moved."""
-    if len(records) != len(recorded):
-        raise UserError(f"objective.teachers: this run began with {len(recorded)}, not {len(records)}")
-    for now, before in zip(records, recorded, strict=True):
-        if any(now[key] != before.get(key) for key in ("step", "scores")):
-            raise UserError(
-                f"objective.teachers: the best checkpoint of {now['run']} (step {now['step']}) is not the one this run "
-                f"began with (step {before.get('step')} of {before.get('run')}); name that one, or start a new run"
-            )
 
 
 def record_of(run: RunDirectory, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,22 +180,17 @@ def record_of(run: RunDirectory, checkpoint: Mapping[str, Any]) -> dict[str, Any
     return {"run": str(run.source), **best, "system": run.system_digest()}
 
 
-def refuse_other_tokenizers(
-    key: str, run: RunDirectory, lowercase: bool, config: schema.TrainConfig, prepared: Prepared
-) -> None:
-    """Raises UserError that names the configuration's `key` unless the run has the corpus's tokenizers."""
-    names = ["tokenizer.model"] if (run.path / "tokenizer.model").is_file() else ["source.model", "target.model"]
-    paths = [run.path / names[0], run.path / names[-1]]
-    pairs = zip(paths, prepared.tokenizers, strict=True)
-    same = [path.is_file() and read_bytes(path) == tokenizer.model for path, tokenizer in pairs]
-    if all(same) and lowercase == config.tokenizer.lowercase:
+def _refuse_other_tokenizers(run: RunDirectory, lowercase: bool, prepared: Prepared) -> None:
+    tokenizers = Tokenizers.load(run.path, lowercase)
+    if all(old.same_as(new) for old, new in zip(tokenizers, prepared.tokenizers, strict=True)):
         return
-    models = zip(("source_model", "target_model"), dict.fromkeys(paths), strict=False)
-    remedy = ["tokenizer=file", *(for_shell(f"tokenizer.{name}", path) for name, path in models)]
-    if lowercase:
-        remedy.append("tokenizer.lowercase=true")
+    files = ["tokenizer.model"] if tokenizers.source is tokenizers.target else ["source.model", "target.model"]
+    models = zip(("source_model", "target_model"), files, strict=False)
+    remedy = ["tokenizer=file", *(for_shell(f"tokenizer.{key}", run.path / file) for key, file in models)]
+    remedy += ["tokenizer.lowercase=true"] if lowercase else []
     raise UserError(
-        f"{key}={run.source}: was trained with another tokenizer than this run; use the same one: {' '.join(remedy)}"
+        f"objective.teachers={run.source}: was trained with another tokenizer than this run; use the same one: "
+        f"{' '.join(remedy)}"
     )
 
 
@@ -247,194 +202,56 @@ def model_differences(saved: schema.TrainConfig, config: schema.TrainConfig) -> 
     return [
         f"{key} is {there.get(key)} there, {here.get(key)} here"
         for key in {**there, **here}
-        if there.get(key) != here.get(key) and "dropout" not in key and key not in INITIAL
+        if there.get(key) != here.get(key) and "dropout" not in key
     ]
-
-
-class Origins(NamedTuple):
-    """Where the vectors of a new vocabulary come from: pieces that the old one has keep theirs, others start from their
-    parts."""
-
-    kept: dict[int, int]  # new token -> the old token of the same piece
-    parts: dict[int, list[int]]  # new token -> the old tokens whose mean it starts from
-    new: int  # tokens that share no part with the old vocabulary, and stay random
-
-    def counts(self) -> dict[str, int]:
-        """Count the tokens that start in each way, for the manifest."""
-        return {"kept": len(self.kept), "from_parts": len(self.parts), "new": self.new}
-
-    def describe(self) -> str:
-        """Describe the counts for the log."""
-        return (
-            f"{len(self.kept)} pieces keep their vectors, {len(self.parts)} start from their parts, {self.new} are new"
-        )
 
 
 def transfer_weights(
     old: Mapping[str, Tensor], new: Mapping[str, Tensor], old_tokenizers: Tokenizers, new_tokenizers: Tokenizers
-) -> tuple[dict[str, Tensor], dict[str, Origins]]:
-    """Make the weights `old` of a model fit the vocabularies of the weights `new`. Returns them, and the origins by
-    side."""
-    origins = {
-        side: origins_of(new_tokenizer, old_tokenizer)
-        for side, new_tokenizer, old_tokenizer in zip(Tokenizers._fields, new_tokenizers, old_tokenizers, strict=True)
-    }
+) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Make the weights `old` of a model fit the vocabularies of the weights `new`: (W, ...), (V, ...) -> (V, ...).
+
+    A token of the new vocabulary starts from the mean of the old tokens that spell it, and as in `new` if there are
+    none. Returns the weights, and how many tokens of each side are spelled.
+    """
+    sides = zip(Tokenizers._fields, new_tokenizers, old_tokenizers, strict=True)
+    origins = {side: origins_of(after, before) for side, after, before in sides}
     weights = dict(old)
     for name, side in TABLES.items():
         if name in old:
-            weights[name] = _moved(old[name], new[name], origins[side])
-    return weights, origins
+            weights[name] = new[name].clone()
+            for token, parts in origins[side].items():
+                weights[name][token] = old[name][parts].mean(0)
+    return weights, {side: len(tokens) for side, tokens in origins.items()}
 
 
-def _moved(old: Tensor, new: Tensor, origins: Origins) -> Tensor:
-    """Move the rows of a table: (W, ...), (V, ...) -> (V, ...)."""
-    moved = new.clone()
-    moved[torch.tensor(list(origins.kept), dtype=torch.int64)] = old[torch.tensor(list(origins.kept.values())).long()]
-    for token, parts in origins.parts.items():
-        moved[token] = old[parts].mean(0)
-    return moved
+def origins_of(new: Tokenizer, old: Tokenizer) -> dict[int, list[int]]:
+    """Find the old tokens that spell each new one; a piece of both vocabularies spells itself.
 
-
-def origins_of(new: Tokenizer, old: Tokenizer) -> Origins:
-    """Find each token of a new tokenizer in the vocabulary of an old one. If the old one lowercases, so does the
-    comparison."""
-    old_ids = {piece: token for token, piece in enumerate(old.pieces(range(old.vocab_size)))}
-    longest = max(map(len, old_ids))
-    kept: dict[int, int] = {}
-    parts: dict[int, list[int]] = {}
+    Tokens that nothing spells are left out. If the old tokenizer lowercases, so does the comparison.
+    """
+    ids = {piece: token for token, piece in enumerate(old.pieces(range(old.vocab_size)))}
+    longest = max(map(len, ids))
+    origins: dict[int, list[int]] = {}
     for token, piece in enumerate(new.pieces(range(new.vocab_size))):
-        if piece in old_ids:
-            kept[token] = old_ids[piece]
-        elif segments := _segment(piece.lower() if old.lowercase else piece, old_ids, longest):
-            parts[token] = segments
-    return Origins(kept, parts, new.vocab_size - len(kept) - len(parts))
+        if piece in ids:
+            origins[token] = [ids[piece]]
+        elif parts := _segment(piece.lower() if old.lowercase else piece, ids, longest):
+            origins[token] = parts
+    return origins
 
 
-def _segment(piece: str, vocabulary: Mapping[str, int], longest: int) -> list[int]:
+def _segment(piece: str, ids: Mapping[str, int], longest: int) -> list[int]:
     """Split a piece into tokens from left to right, each time the longest that fits. A character that the vocabulary
     lacks becomes its bytes, if the vocabulary has them."""
     tokens: list[int] = []
     start = 0
     while start < len(piece):
         ends = range(min(len(piece), start + longest), start, -1)
-        end = next((end for end in ends if piece[start:end] in vocabulary), None)
-        if end is None:
-            codes = [f"<0x{byte:02X}>" for byte in piece[start].encode("utf-8", "replace")]
-            tokens += [vocabulary[code] for code in codes if code in vocabulary]
-            end = start + 1
-        else:
-            tokens.append(vocabulary[piece[start:end]])
+        end = next((end for end in ends if piece[start:end] in ids), start + 1)
+        parts = [piece[start:end]]
+        if parts[0] not in ids:
+            parts = [f"<0x{byte:02X}>" for byte in piece[start].encode("utf-8", "replace")]
+        tokens += [ids[part] for part in parts if part in ids]
         start = end
     return tokens
-
-
-class VectorCoverage(NamedTuple):
-    """How many pieces of a vocabulary have a pretrained vector."""
-
-    pieces: int
-    vocabulary: int
-    file: str
-    content: str  # digest of the vectors: two runs may read the same ones from files in different places
-
-    def describe(self, side: str) -> str:
-        """Describe the coverage for the log."""
-        return f"{self.pieces} of {self.vocabulary} pieces of the {side} vocabulary have a vector in {self.file}"
-
-
-@torch.no_grad()
-def load_pretrained(model: Seq2Seq, files: Sequence[str | None], tokenizers: Tokenizers) -> dict[str, VectorCoverage]:
-    """Fill the source and target embeddings from a file each (None leaves that side). Returns the coverage by side.
-
-    In a table that both sides share, the target's file fills only the rows that the source's file did not. Raises
-    UserError for a file that cannot be read, vectors of another size than the embeddings, or if no piece has a vector.
-    """
-    coverage: dict[str, VectorCoverage] = {}
-    filled: dict[int, set[int]] = {}  # tokens, by table
-    for side, file, tokenizer in zip(Tokenizers._fields, files, tokenizers, strict=True):
-        table: Tensor = getattr(model, f"{side}_embedding").weight
-        if file is None:
-            continue
-        vectors = _vectors_of_pieces(file, tokenizer, table.shape[1])
-        if not vectors:
-            raise UserError(
-                f"embedding.pretrained: no piece of the {side} vocabulary has a vector in {file}; is it of this "
-                "language?"
-            )
-        done = filled.setdefault(table.data_ptr(), set())
-        for token in vectors.keys() - done:
-            table[token] = torch.from_numpy(vectors[token])
-        done.update(vectors)
-        digest = hashlib.sha256()
-        for token in sorted(vectors):
-            digest.update(f"{token}:".encode() + vectors[token].tobytes())
-        coverage[side] = VectorCoverage(len(vectors), tokenizer.vocab_size, file, digest.hexdigest())
-    return coverage
-
-
-def _vectors_of_pieces(file: str, tokenizer: Tokenizer, dim: int) -> dict[int, Vector]:
-    """Read the vectors of tokens. If the file has several of a piece's names, the best one counts."""
-    pieces = tokenizer.pieces(range(tokenizer.vocab_size))
-    names = [_names_in_files(piece) for piece in pieces]
-    vectors = _read_vectors(file, {name for candidates in names for name in candidates}, dim)
-    best = (next((name for name in candidates if name in vectors), None) for candidates in names)
-    return {token: vectors[name] for token, name in enumerate(best) if name is not None}
-
-
-def _names_in_files(piece: str) -> list[str]:
-    """Return the names under which a file may hold the vector of a piece, best first: the piece itself, the word
-    without "▁", the lowercased word; for punctuation the piece alone. Parts of words have none."""
-    if piece.startswith(WORD_START) and len(piece) > 1:
-        return [piece, piece[1:], piece[1:].lower()]
-    return [] if any(character.isalnum() for character in piece) else [piece]
-
-
-def _read_vectors(file: str, words: set[str], dim: int) -> dict[str, Vector]:
-    """Read the vectors of these words; of a repeated word the first one."""
-    path = Path(user_path(file))
-    vectors: dict[str, Vector] = {}
-    number, opened = 0, gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(path, "rt", encoding="utf-8", errors="replace", newline="\n") as lines:
-            for number, line in enumerate(lines, 1):
-                if number == 1 and _is_header(file, line, dim):
-                    continue
-                word = line.partition(" ")[0]
-                if word not in words or word in vectors:
-                    continue
-                name, *numbers = line.rstrip().rsplit(" ", dim)
-                if name != word:  # a few names in GloVe's files contain spaces
-                    continue
-                vectors[word] = np.array(numbers, dtype=np.float32)
-                if len(numbers) != dim or not np.isfinite(vectors[word]).all():
-                    raise ValueError
-    except UserError:  # which is a ValueError, too
-        raise
-    except ValueError:
-        raise UserError(
-            f"embedding.pretrained={file}, line {number}: expected a word and {dim} numbers, separated by spaces"
-        ) from None
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"embedding.pretrained={file}: cannot be read ({reason})") from None
-    return vectors
-
-
-def _is_header(file: str, line: str, dim: int) -> bool:
-    """Is the first line a header (the numbers of words and dimensions) instead of a vector?
-
-    Raises UserError if the file is not text, or has vectors of another size.
-    """
-    fields = line.split()
-    header = len(fields) == 2 and all(field.isdigit() for field in fields)  # noqa: PLR2004
-    size = int(fields[1]) if header else len(fields) - 1
-    if size < 1 or "\ufffd" in line:
-        raise UserError(
-            f"embedding.pretrained={file}, line 1: is not a text file of vectors (word2vec's text format, GloVe, "
-            "fastText's .vec; also as .gz)"
-        )
-    if size != dim:
-        raise UserError(
-            f"embedding.pretrained={file}: has vectors of {size} numbers, but embedding.dim={dim}; set "
-            f"embedding.dim={size} (with embedding.tie_output=true also decoder.readout_dim={size})"
-        )
-    return header

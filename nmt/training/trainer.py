@@ -3,10 +3,8 @@
 import logging
 import math
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -18,10 +16,10 @@ from nmt.config.schema import training
 from nmt.data.batching import Batch, Batches, Indices
 from nmt.model.seq2seq import Seq2Seq
 from nmt.system.distributed import GradientSum, Interrupted, ProcessGroup, seed_draws
-from nmt.system.machine import DTYPES, Machine, is_out_of_memory, release_memory
+from nmt.system.machine import Machine, is_out_of_memory, release_memory
 from nmt.training.checkpoint import StopSignals, swapped_weights
 from nmt.training.graphs import GraphedPasses
-from nmt.training.losses.objective import Objective, Value
+from nmt.training.losses import Objective, Value
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +73,7 @@ class Trainer:
 
         self.gradient_sum: GradientSum | None = None
         if self.group.size > 1:
-            self.gradient_sum = GradientSum([*model.parameters()], DTYPES[config.training.reduce_dtype])
+            self.gradient_sum = GradientSum([*model.parameters()])
         self.graphed: GraphedPasses | None = None
         if config.training.cuda_graphs and machine.device.type == "cuda":
             pads = int(model.source_embedding.padding_idx or 0), objective.loss.pad
@@ -393,9 +391,8 @@ class Schedule:
     """factor(step) in [0, 1] of the learning rate: linear warm-up to 1, then as configured."""
 
     def __init__(self, config: training.Schedule, total_steps: int) -> None:
-        """total_steps: the end of a cosine. Raises UserError if it has more cycles than updates."""
-        self.config = config
-        self.restarts = _restarts(config, total_steps) if isinstance(config, training.CosineSchedule) else []
+        """total_steps: the end of a cosine."""
+        self.config, self.total_steps = config, total_steps
         self.reduction = 1.0  # of a plateau schedule so far
         self.waited = 0  # validations without improvement since the last reduction
 
@@ -410,9 +407,7 @@ class Schedule:
             case training.InverseSqrtSchedule():
                 return warmup * math.sqrt(config.warmup_steps / max(step, config.warmup_steps))
             case training.CosineSchedule():
-                cycle = bisect_right(self.restarts, since_warmup, hi=config.cycles) - 1
-                start, end = self.restarts[cycle : cycle + 2]
-                progress = min(1.0, (since_warmup - start) / (end - start))
+                progress = min(1.0, since_warmup / max(1, self.total_steps - config.warmup_steps))
                 height = 0.5 * (1 + math.cos(math.pi * progress))
                 return warmup * (config.min_factor + (1 - config.min_factor) * height)
             case training.StepSchedule():
@@ -437,18 +432,3 @@ class Schedule:
     def load_state_dict(self, state: dict[str, float | int]) -> None:
         """Restore the result of state_dict."""
         self.reduction, self.waited = float(state["reduction"]), int(state["waited"])
-
-
-def _restarts(config: training.CosineSchedule, total_steps: int) -> list[int]:
-    """The updates after the warm-up at which each cycle starts, and the end of the last (Loshchilov and Hutter 2017:
-    T_i = T_0 T_mult^i, here with the T_0 that ends the last cycle with the run)."""
-    cycles, updates = config.cycles, max(1, total_steps - config.warmup_steps)
-    if cycles <= updates:
-        lengths = [config.cycle_growth ** (cycle + 1 - cycles) for cycle in range(cycles)]  # relative to the last
-        ends = list(accumulate(lengths))
-        if updates * ends[0] / ends[-1] >= 1:
-            return [0, *(round(updates * end / ends[-1]) for end in ends)]
-    raise UserError(
-        f"schedule.cycles={cycles}: the first cycle would get less than one of the {updates} updates after the "
-        "warm-up; take fewer cycles or a smaller schedule.cycle_growth"
-    )

@@ -19,7 +19,7 @@ from nmt.data.batching import Batches, Indices
 from nmt.evaluate.bleu import METRICS, ScoreSettings, perplexity
 from nmt.evaluate.comet import Comet
 from nmt.evaluate.evaluation import align, evaluate, load_comet
-from nmt.explain.attention_statistics import Positions, attention_statistics, chosen_positions
+from nmt.explain.attention_statistics import attention_statistics
 from nmt.explain.explanation import Saliency, saliency
 from nmt.model.seq2seq import evaluation_mode
 from nmt.system.machine import retry_in_halves
@@ -49,7 +49,6 @@ class Validation(NamedTuple):
     # and AER; with several target languages also the metrics of each, such as bleu_de.
     scores: dict[str, float]
     samples: list[Sample]  # on rank 0
-    positions: Positions | None  # of a hard attention
 
 
 class Validator:
@@ -108,7 +107,7 @@ class Validator:
         samples = []
         if self.translator.group.is_main:
             samples = pick_samples(self.translator, sources, references, evaluation.translations, self.config)
-        return Validation(scores, samples, chosen_positions(alignments) if alignments else None)
+        return Validation(scores, samples)
 
     def _comet(self, sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]) -> float:
         assert self.comet is not None

@@ -8,7 +8,7 @@ from combinations import Case, attend
 
 from nmt.attention.memory import Past
 from nmt.attention.normalizers import MonotonicNormalizer, SoftmaxNormalizer
-from nmt.training.losses.objective import coverage_loss, guided_alignment_loss
+from nmt.training.losses import coverage_loss, guided_alignment_loss
 
 B, T, S = 2, 4, 5
 

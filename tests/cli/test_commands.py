@@ -395,7 +395,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-train", "training.max_steps=many"], "training.max_steps=many: input should be a valid integer"),
     (["nmt-train", "attention=bahdanaw"], "attention=bahdanaw: not one of bahdanau, chorowski, coverage, entmax, "),
     (["nmt-train", "objective=minimum_risk"], "objective=minimum_risk: minimum risk training was removed; use "),
-    (["nmt-train", "training.scheduled_sampling=2"], "training.scheduled_sampling=2: input should be less than"),
+    (["nmt-train", "training.scheduled_sampling=2"], "training.scheduled_sampling: was removed; leave it out"),
     (["nmt-train", "objective.teacher_weight=1"], "objective.teacher_weight: not a key of the chosen objective"),
     (["nmt-train", "attention.score.layers=2"], "attention.score.layers: not a key of the chosen attention"),
     (

@@ -62,8 +62,6 @@ TRAIN = {
     TWO_MODELS: "tie_source_target=true needs .*target_model=b; leave out tokenizer.target_model, or",
     f"{UNSHARED} embedding.tie_source_target=false decoder.copy=true": "decoder.copy=true needs one voc.*or decoder",
     f"{TWO_MODELS} embedding.tie_source_target=false decoder.copy=true": "decoder.copy=true needs .*target_model=b;",
-    "embedding.pretrained=a training.start_from=b": "pretrained=.* needs .* training.start_from=b; leave one of the",
-    "embedding.frozen=true": "embedding.frozen=true needs .*pretrained=null and training.start_from=null; give",
     "attention=none training.guided_alignment=1": "guided_alignment=1.0 needs an attention, .*; set it to 0",
     "attention=none validation.monitor=aer": "validation.monitor=aer needs an attention, .*; monitor bleu or loss",
     "attention=none search.coverage_penalty=0.2": "search.coverage_penalty=0.2 needs an attention, .*; set it to 0",

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from nmt.explain.attention_statistics import attention_statistics, chosen_positions
+from nmt.explain.attention_statistics import attention_statistics
 
 ONE_HOT = np.eye(4)[[0, 2, 1, 3]]
 
@@ -25,20 +25,3 @@ def test_rows_count_by_their_shares_and_not_at_all_without_weight() -> None:
     assert found.entropy == pytest.approx(math.log(2))
     assert found.on_end == pytest.approx(0.5)
     assert attention_statistics([np.zeros((2, 3))]) == (0, 0)
-
-
-def test_positions_and_jumps_of_one_hot_weights() -> None:
-    found = chosen_positions([ONE_HOT, np.eye(2)[[1]]])
-    assert found is not None
-    assert found.positions.tolist() == [0, 2, 1, 3, 1]
-    assert found.jumps.tolist() == [2, -1, 2]
-
-
-def test_rows_without_any_position_are_left_out() -> None:
-    found = chosen_positions([np.array([[0.0, 1.0], [0.0, 0.0]])])
-    assert found is not None
-    assert found.positions.tolist() == [1]
-
-
-def test_soft_weights_choose_nothing() -> None:
-    assert chosen_positions([ONE_HOT, np.full((1, 2), 0.5)]) is None

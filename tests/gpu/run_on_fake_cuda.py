@@ -30,7 +30,7 @@ from nmt.model.readout import Readout
 from nmt.model.seq2seq import Seq2Seq
 from nmt.system.machine import Machine
 from nmt.training.graphs import pad_to, padded_shape
-from nmt.training.losses.objective import Objective
+from nmt.training.losses import Objective
 from nmt.training.trainer import Trainer
 from nmt.translate.beam import Scorer, Selection, beam_search
 from nmt.translate.sampling import rollout
@@ -64,7 +64,7 @@ def trainer_of(mode: FakeCUDA, config: schema.TrainConfig, machine: Machine) -> 
     model = cast(Seq2Seq, on_cuda(build_model(config, V, V, (PAD, PAD)), mode)).train()
     teachers = [model] if config.objective.kind == "distillation" else []
     with mode:
-        objective = Objective(model, config, TARGET, teachers)
+        objective = Objective(model, config, PAD, teachers)
     # Not capturable or fused: torch checks these against a real device.
     values = SGD.model_validate({"kind": "sgd", "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0})
     training = config.training.model_copy(update={"max_grad_norm": 1.0, "cuda_graphs": 0})

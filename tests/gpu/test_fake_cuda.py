@@ -34,7 +34,6 @@ RECORDED = [
 ]
 NOT_RECORDED = [
     "objective=distillation objective.teachers=[run]",
-    "training.r_drop=1 training.scheduled_sampling=0.3 decoder.copy=true",
     "attention=hard",
 ]
 BEAM = {"translate/beam.py, _best: copy to the host": 1}

@@ -29,7 +29,7 @@ from nmt.ops.linear import gru_gates, lstm_gates
 from nmt.system.machine import Machine
 from nmt.system.run import RunDirectory
 from nmt.training.graphs import GraphedPasses
-from nmt.training.losses.objective import Objective
+from nmt.training.losses import Objective
 from nmt.training.trainer import Trainer
 
 DEVICE = "cuda"
@@ -122,7 +122,7 @@ def updated(name: str, graphs: int, *more: str) -> tuple[list[Tensor], GraphedPa
     machine = Machine.choose(config.device, config.precision, None)
     torch.manual_seed(config.seed)
     model = new_model(config, prepared.tokenizers).to(machine.device).train()
-    objective = Objective(model, config, prepared.tokenizers.target)
+    objective = Objective(model, config, prepared.tokenizers.target.pad)
     batches = make_batches(prepared, "train", config)
     trainer = Trainer(config, model, objective, batches, machine)
     graphed = trainer.graphed

@@ -10,7 +10,7 @@ from nmt.config.schema.model import Model
 from nmt.model.build import build_model
 from nmt.model.decoder import Decoded
 from nmt.model.seq2seq import Seq2Seq
-from nmt.training.losses.token_losses import likelihood
+from nmt.training.losses import likelihood
 
 LIKELIHOOD = partial(likelihood, smoothing=0.1)
 V, PAD, BOS, EOS = 13, 0, 2, 3
@@ -78,8 +78,6 @@ def values(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
             "word_dropout": 0.0,
             "tie_source_target": True,
             "tie_output": True,
-            "pretrained": None,
-            "frozen": False,
         },
         "encoder": {
             "cell": "gru",

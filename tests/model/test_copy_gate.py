@@ -26,7 +26,7 @@ from nmt.model.ensemble import Ensemble
 from nmt.model.prediction import NEVER, Readouts, copyable, within
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.draws import sentence_keys
-from nmt.training.losses.token_losses import r_drop
+from nmt.training.losses import r_drop
 from nmt.translate.beam import Scorer, Selection, beam_search
 from nmt.translate.prepared_model import SearchModel
 from nmt.translate.sampling import inverse_cdf, rollout, sample

@@ -25,8 +25,7 @@ from torch import Tensor
 from nmt.attention.steering import Steering
 from nmt.model.latent import LatentDecoder, LatentPosition
 from nmt.model.seq2seq import Seq2Seq
-from nmt.training.losses.objective import divergence
-from nmt.training.losses.token_losses import likelihood
+from nmt.training.losses import divergence, likelihood
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 OUT = torch.tensor([[4, 5, 6, 3], [7, 8, 9, 3], [10, 4, 12, 3]])  # TARGET's next words

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nmt.ops.mixture import copied_log_probs, with_copies
 from nmt.ops.output_loss import ChunkSizes, Criterion, output_loss
-from nmt.training.losses.token_losses import likelihood, r_drop
+from nmt.training.losses import likelihood, r_drop
 
 B, T, S, R, V = 3, 4, 5, 6, 11
 EXACT = {"rtol": 1e-10, "atol": 1e-10}

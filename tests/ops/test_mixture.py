@@ -9,7 +9,7 @@ from torch import Tensor
 from nmt.ops import mixture
 from nmt.ops.mixture import mean_over_mixture, mixture_log_probs, mixture_loss, of_mixture, target_log_probs
 from nmt.ops.output_loss import ChunkSizes, Criterion
-from nmt.training.losses.token_losses import likelihood, r_drop
+from nmt.training.losses import likelihood, r_drop
 
 N, K, R, V = 7, 4, 5, 11
 EXACT = {"rtol": 1e-10, "atol": 1e-10}

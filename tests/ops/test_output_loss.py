@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nmt.ops.output_loss import SIZES, ChunkSizes, Criterion, OutputLoss, most_probable, output_loss
-from nmt.training.losses.token_losses import distillation, likelihood, r_drop
+from nmt.training.losses import distillation, likelihood, r_drop
 
 N, R, V, PAD = 23, 7, 11, 2
 CHUNKS = [(1, 1), (10 * V, 4 * V), (10**6, 6 * V), (10**6, 10**6)]  # logits at a time, logits a criterion gets

@@ -19,7 +19,6 @@ CONFIGURATIONS = {
     "bahdanau": ["attention=bahdanau", "encoder.dropout=0.3", "embedding.word_dropout=0.1", "training.ema_decay=0.9"],
     "luong_local_p": ["attention=luong_local_p", "encoder=lstm", "decoder=lstm"],
     "hard": ["attention=hard", "tokenizer.sampling=0.1"],
-    "scheduled sampling": ["training.scheduled_sampling=0.5", "training.scheduled_sampling_steps=1"],
     "r_drop": ["training.r_drop=1", "training.accumulate=2"],
     "search by sampling": ["search=sampling"],
 }

@@ -33,7 +33,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from conftest import TINY, values_of
 
     directory = tmp_path_factory.mktemp("honest") / "run"
-    values = values_of("train", [*TINY, "training.max_steps=4", "training.average_best=2"])
+    values = values_of("train", [*TINY, "training.max_steps=4"])
     config = validated(schema.TrainConfig, values)
     assert train(config, directory, []) == 0
     return directory
@@ -141,12 +141,6 @@ def test_the_optimizer_has_the_options_of_the_configuration(honest: Path, run: P
     resume(other)
     weights, expected = (state_of(path / "checkpoints" / "last.pt")["model"] for path in (run, other))
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
-
-
-def test_a_hostile_checkpoint_of_a_kept_step_is_not_averaged(run: Path) -> None:
-    kept = run / "checkpoints" / "step-4.safetensors"
-    WEIGHT_ATTACKS["thousands of keys"](kept, state_of(kept))
-    refused(lambda: resume(run, max_steps=9), run.parent, "is the checkpoint of another model; delete it")
 
 
 def test_one_does_not_start_from_a_hostile_checkpoint(run: Path) -> None:

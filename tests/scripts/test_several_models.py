@@ -272,9 +272,8 @@ TOKENIZERS = ["tokenizer=file", "tokenizer.source_model=s", "tokenizer.target_mo
             "data.source_column=null data.target_column=null tokenizer.source_model=t tokenizer.target_model=s",
         ),
         (
-            [*FILES, "embedding.pretrained=[a,null]", "tokenizer.sampling=0.1", "tokenizer.sampling_sides=source"],
-            "data.source_column=null data.target_column=null embedding.pretrained=[null,a] "
-            "tokenizer.sampling_sides=target",
+            [*FILES, "tokenizer.sampling=0.1", "tokenizer.sampling_sides=source"],
+            "data.source_column=null data.target_column=null tokenizer.sampling_sides=target",
         ),
     ],
 )

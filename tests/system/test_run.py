@@ -117,18 +117,6 @@ def test_a_configuration_edited_between_two_starts_is_refused(tmp_path: Path) ->
         run.check(edited)
 
 
-def test_a_system_stays_one_when_its_vectors_move(tmp_path: Path) -> None:
-    digests = []
-    for file, content in (("a/x.vec", "1"), ("b/x.vec", "1"), ("a/x.vec", "2")):
-        run = RunDirectory(tmp_path / f"run{len(digests)}")
-        run.path.mkdir()
-        save_values(run.config, VALUES | {"embedding": {"pretrained": [file, None]}})
-        start = {"pretrained": {"source": {"file": file, "content": content}}}
-        run.update_json(run.manifest, {"starts": [start]})
-        digests.append(run.system_digest())
-    assert digests[0] == digests[1] != digests[2]
-
-
 def test_a_deleted_directory_is_not_made_again(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     run.claim(VALUES)

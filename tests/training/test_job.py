@@ -24,8 +24,9 @@ from nmt.cli.train import main
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
+from nmt.data.prepared import Split
 from nmt.system.run import RunDirectory
-from nmt.training import checkpoint, loop
+from nmt.training import checkpoint
 from nmt.training.job import train, train_run, warn_of_no_effect
 from nmt.training.trainer import Trainer, Update
 
@@ -144,7 +145,7 @@ def test_a_signal_saves_and_the_run_goes_on_as_if_nothing_had_been(
     "objective",
     [
         ["attention=hard", "training.batch_sentences=8"],
-        ["training.r_drop=5", "training.scheduled_sampling=0.5", "training.scheduled_sampling_steps=4"],
+        ["training.r_drop=5"],
         pytest.param(EVERYTHING, marks=pytest.mark.slow),
     ],
 )
@@ -230,10 +231,14 @@ def test_another_configuration_does_not_overwrite_a_run(whole: Path, train_confi
     assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
 
 
-def test_what_failed_before_its_first_checkpoint_is_not_in_the_way(train_config: Config, tmp_path: Path) -> None:
+def test_what_failed_before_its_first_checkpoint_is_not_in_the_way(
+    train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
-    with pytest.raises(UserError, match=r"schedule\.cycles"):
-        train(train_config(*STEPS, "schedule.cycles=10000", "data.train_size=310"), run, ["wrong"])
+    with monkeypatch.context() as patch:
+        patch.setattr(Split, "alignments", None)
+        with pytest.raises(UserError, match="has no gold word alignments"):
+            train(train_config(*STEPS, "validation.monitor=aer", "data.train_size=310"), run, ["wrong"])
     assert train(train_config("training.max_steps=2"), run, ["right"]) == 0
     (start,) = json.loads((run / "manifest.json").read_text())["starts"]
     assert start["overrides"] == ["right"]
@@ -444,7 +449,6 @@ def test_tensorboard_knows_what_was_chosen_and_what_came_of_it(train_config: Con
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("training.scheduled_sampling=0.5", "training.scheduled_sampling_steps=10000: the run ends before"),
         ("attention=coverage", "attention.coverage.loss_start=1000: the run ends before"),
         ("schedule.warmup_steps=3", "schedule.warmup_steps=3: the run ends before, at step 2"),
     ],
@@ -484,22 +488,3 @@ def test_a_run_without_a_finite_validation_says_so(train_config: Config, tmp_pat
     diverging += ["validation.monitor=loss", "training.max_bad_steps=1000"]
     with pytest.raises(UserError, match=r"validation\.monitor=loss: no validation had a finite score"):
         fitted(train_config(*THREE, *diverging), tmp_path / "run")
-
-
-def test_checkpoints_by_the_clock(train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A minute passes with every update; a validation saves too, and starts the clock again."""
-    saved: list[int] = []
-    real = checkpoint.save
-
-    def save(path: Path, values: dict[str, Any]) -> None:
-        saved.extend([values["step"]] * (path.name == "last.pt"))
-        real(path, values)
-
-    monkeypatch.setattr(checkpoint, "save", save)
-    monkeypatch.setattr(loop.time, "monotonic", iter(range(0, 60 * 10**4, 60)).__next__)
-    every = ["training.checkpoint_every=4", "training.checkpoint_unit=minutes", "training.max_steps=9"]
-    fitted(train_config(*every, "validation.unit=steps", "validation.every=5"), tmp_path / "run")
-    assert saved[-1] == 9
-    assert 5 in saved
-    assert [step for step in saved if step not in {5, 9}]
-    assert saved != list(range(1, 10))

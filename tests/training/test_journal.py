@@ -1,18 +1,26 @@
-"""Trackers: W&B reads TensorBoard's files, MLflow gets the same values; a resumed run continues in both."""
+"""Where numbers and pictures go: metrics.jsonl, TensorBoard as TensorBoard reads it, and W&B."""
 
+import errno
+import html
+import itertools
 import json
-import struct
+import re
 import sys
-from collections.abc import Iterator
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import TINY, values_of
-from fitting import fitted, weights
+from fitting import fitted
 from forks import call
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+from tensorboard.plugin_util import markdown_to_safe_html
+from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_ndarray
 from torch.utils.tensorboard import writer
 
@@ -22,287 +30,58 @@ from nmt.config.schema import TrainConfig
 from nmt.system.run import SWEEP, RunDirectory, read_json
 from nmt.training import journal
 from nmt.training.job import Job, build, fit, prepare
+from nmt.training.journal import Journal, literal
 
-pytestmark = pytest.mark.system
 QUICK = ["training.max_steps=2", "validation.unit=steps", "validation.every=1", "training.log_every=1"]
-SAMPLES = "validation.samples=1"
-BOTH = "logger=[wandb,mlflow]"
+REST = {"perplexity": 1.0, "learning_rate": 1.0, "tokens_per_second": 1.0, "seconds_left": 1.0}
 
 
-class Package(ModuleType):
-    """Stands in for wandb and for mlflow: keeps the calls of its functions, (name, arguments, options) each."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-        self.fails_at = ""
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-        def record(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
-            self.calls.append((name, arguments, options))
-            if name == self.fails_at:
-                raise ConnectionError("no route to host\ndetails")
-            return SimpleNamespace(
-                id=options.get("id") or "of-wandb",
-                info=SimpleNamespace(run_id=options.get("run_id") or "of-mlflow"),
-                finish=lambda exit_code: record_as("finish", exit_code),
-                wait=lambda: record_as("wait"),
-            )
-
-        def record_as(method: str, *arguments: Any) -> None:  # noqa: ANN401
-            getattr(self, method)(*arguments)
-
-        return record
-
-    def of(self, name: str) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-        return [(arguments, options) for called, arguments, options in self.calls if called == name]
+def config_of(*overrides: str) -> TrainConfig:
+    return validated(TrainConfig, values_of("train", [*TINY, *QUICK, *overrides]))
 
 
-@pytest.fixture
-def packages(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """W&B and MLflow."""
-    made = {name: Package(name) for name in ("wandb", "mlflow")}
-    for name, package in made.items():
-        monkeypatch.setitem(sys.modules, name, package)
-    monkeypatch.setattr(journal, "find_spec", lambda _: True)
-    return SimpleNamespace(**made)
+def read(run: Path, tag: str) -> list[tuple[int, np.ndarray]]:
+    """(step, values) of everything that TensorBoard shows of a tag, read by TensorBoard's own loader."""
+    events = EventAccumulator(str(run / "tensorboard")).Reload().Tensors(tag)
+    return [(event.step, make_ndarray(event.tensor_proto)) for event in events]
 
 
-def run_in(folder: Path, *overrides: str, given: list[str] | None = None) -> Path:
-    """Train and record an outcome, without the evaluation, which would take most of the time."""
-    config = validated(TrainConfig, values_of("train", [*TINY, *QUICK, *overrides]))
-    with Job.join(config, folder) as job:
-        setup = build(job, prepare(job, given or [], {}))
-        with journal.Journal(job.run, config) as opened:
-            fit(setup, opened)
-            opened.outcome(setup.trainer.step, {"best/test_bleu": 1.5})
-    return folder
+def curve(run: Path, tag: str = "train/loss") -> list[tuple[int, float]]:
+    return [(step, float(value)) for step, value in read(run, tag)]
 
 
-def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard shows."""
-    events = EventAccumulator(str(folder / "tensorboard")).Reload()
-    tags = [tag for tag in events.Tags()["tensors"] if events.SummaryMetadata(tag).plugin_data.plugin_name == "scalars"]
-    return {tag: [(e.step, float(make_ndarray(e.tensor_proto))) for e in events.Tensors(tag)] for tag in tags}
+@pytest.fixture(autouse=True)
+def sortable_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorBoard reads files in the order of their names; within a second a counter decides, here of equal width."""
+    event_files = "tensorboard.summary.writer.event_file_writer"
+    monkeypatch.setattr(f"{event_files}._global_uid", SimpleNamespace(get=itertools.count(1000).__next__))
 
 
-def test_mlflow_gets_what_tensorboard_gets(tmp_path: Path, packages: SimpleNamespace) -> None:
-    given, mlflow = ["optimizer.lr=0.1", BOTH], packages.mlflow
-    run = run_in(tmp_path / "run", SAMPLES, "logger=[tensorboard,mlflow]", "tracking.mlflow_uri=http://x", given=given)
-    plain = run_in(tmp_path / "plain", SAMPLES)
-    assert (mlflow.of("set_tracking_uri"), mlflow.of("set_experiment")) == ([(("http://x",), {})], [(("nmt",), {})])
-    described = {"run_id": None, "run_name": f"{tmp_path.name}/run", "tags": {"optimizer.lr": "0.1"}}
-    assert mlflow.of("start_run") == [((), described)]
-    params: dict[str, Any] = {}
-    for (part,), _ in mlflow.of("log_params"):
-        assert len(part) <= 100
-        params |= part
-    assert (params["encoder.hidden"], params["training.max_steps"]) == (16, 2)
-    sent: dict[str, list[tuple[int, Any]]] = {}
-    for (values,), options in mlflow.of("log_metrics"):
-        assert not options["synchronous"]  # training does not wait for a server
-        for tag, value in values.items():
-            sent.setdefault(tag, []).append((options["step"], pytest.approx(value, rel=1e-6)))
-    assert curves(run) == sent
-    assert "best/test_bleu" in sent
-    names = [name for name, _, _ in mlflow.calls]
-    assert names[-3:] == ["log_metrics", "wait", "end_run"]  # there is a folder of heatmaps after an evaluation only
-    assert mlflow.of("end_run") == [(("FINISHED",), {})]
-    assert read_json(run / journal.IDS) == {"mlflow": "of-mlflow"}
-    # Nothing else differs, with or without.
-    assert {tag: [step for step, _ in points] for tag, points in curves(plain).items()} == {
-        tag: [step for step, _ in points] for tag, points in sent.items()
-    }
-    assert all(tensor.equal(weights(plain)[name]) for name, tensor in weights(run).items())
-    assert not (plain / journal.IDS).exists()
+def write(run: Path, logged_step: int, steps: range, value: float) -> None:
+    with Journal(RunDirectory(run), config_of()) as opened:
+        opened.begin(logged_step, logged_step, 0, 10)
+        for step in steps:
+            opened.training(step, 0.0, {"loss": value, **REST})
+        opened.flush()
+        assert curve(run)[-1] == (steps[-1], value)  # on the disk before the journal is closed
 
 
-def test_wandb_begins_before_the_files_that_it_reads(
-    tmp_path: Path, packages: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[int] = []
+def test_a_resumed_run_supersedes_what_came_after_its_checkpoint(tmp_path: Path) -> None:
+    """In TensorBoard and in metrics.jsonl; and a new run supersedes everything."""
 
-    class Opened(writer.EventFileWriter):
-        def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401
-            opened.append(len(packages.wandb.of("init")))
-            super().__init__(*arguments, **options)
+    def shown() -> list[tuple[int, float]]:
+        lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        assert curve(tmp_path) == [(line["step"], line["train/loss"]) for line in lines]
+        return curve(tmp_path)
 
-    monkeypatch.setattr(writer, "EventFileWriter", Opened)  # as W&B does
-    run = run_in(tmp_path / "run", "logger=wandb", "tracking.wandb_entity=me", given=["optimizer.lr=0.1"])
-    ((_, options),) = packages.wandb.of("init")
-    assert options["sync_tensorboard"]
-    assert (options["project"], options["entity"], options["name"]) == ("nmt", "me", f"{tmp_path.name}/run")
-    assert options["tags"] == ["optimizer.lr=0.1"]
-    assert options["config"]["encoder"]["hidden"] == 16
-    assert opened == [1]
-    assert "best/test_bleu" in curves(run)
-    assert packages.wandb.of("finish") == [((0,), {})]
-
-
-def test_a_finished_run_leaves_its_heatmaps_in_mlflow(tmp_path: Path, packages: SimpleNamespace) -> None:
-    (tmp_path / "run" / "alignments").mkdir(parents=True)
-    run = RunDirectory(tmp_path / "run")
-    config = validated(TrainConfig, values_of("train", [*TINY, "logger=mlflow"]))
-    for finished in (False, True):
-        trackers = journal.Trackers(run, config)
-        trackers.open()
-        trackers.close(finished)
-        sent = packages.mlflow.of("log_artifacts")
-        assert sent == ([((str(run.alignments), "alignments"), {})] if finished else [])
-
-
-@pytest.mark.parametrize(("name", "method"), [("wandb", "init"), ("mlflow", "set_experiment"), ("mlflow", "start_run")])
-def test_a_tracker_that_refuses_the_run_ends_it_in_one_line(
-    name: str, method: str, tmp_path: Path, packages: SimpleNamespace
-) -> None:
-    getattr(packages, name).fails_at = method
-    with pytest.raises(UserError, match=rf"^logger={name}: cannot be used \(no route to host\); train without it$"):
-        run_in(tmp_path / "run", BOTH)
-    assert packages.wandb.of("finish") == ([((1,), {})] if name == "mlflow" else [])
-
-
-@pytest.mark.parametrize(("name", "method"), [("wandb", "finish"), ("mlflow", "wait"), ("mlflow", "end_run")])
-def test_a_tracker_that_fails_at_the_end_is_a_warning(
-    name: str, method: str, tmp_path: Path, packages: SimpleNamespace, caplog: pytest.LogCaptureFixture
-) -> None:
-    getattr(packages, name).fails_at = method
-    run_in(tmp_path / "run", BOTH)
-    warnings = [record.getMessage() for record in caplog.records if "logger=" in record.getMessage()]
-    assert warnings == [f"logger={name}: does not have the whole run (no route to host)"]
-    assert packages.wandb.of("finish")
-    assert packages.mlflow.of("end_run")
-
-
-def test_a_resumed_run_continues_and_a_job_names_its_sweep(tmp_path: Path, packages: SimpleNamespace) -> None:
-    (tmp_path / SWEEP).touch()
-    run = run_in(tmp_path / "lr-0.1" / "x", BOTH)
-    described = len(packages.mlflow.of("log_params"))
-    run_in(run, BOTH, "training.max_steps=3")
-    begun = [options for _, options in packages.wandb.of("init")]
-    assert [(options["id"], options["resume"]) for options in begun] == [(None, "allow"), ("of-wandb", "allow")]
-    sweep = "/".join(tmp_path.parts[-2:])
-    assert (begun[0]["name"], begun[0]["group"]) == ("lr-0.1/x", sweep)
-    begun = [options for _, options in packages.mlflow.of("start_run")]
-    assert [options["run_id"] for options in begun] == [None, "of-mlflow"]
-    assert (begun[0]["run_name"], begun[0]["tags"]) == ("lr-0.1/x", {"sweep": sweep})
-    assert len(packages.mlflow.of("log_params")) == described  # MLflow refuses a parameter that has changed
-    assert [arguments for arguments, _ in packages.mlflow.of("end_run")] == [("FINISHED",)] * 2
-
-
-def test_a_run_that_was_stopped_is_not_finished(tmp_path: Path, packages: SimpleNamespace) -> None:
-    def killed(*_: float) -> bool:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fitted(validated(TrainConfig, values_of("train", [*TINY, *QUICK, BOTH])), tmp_path / "run", killed)
-    assert packages.wandb.of("finish") == [((1,), {})]
-    assert packages.mlflow.of("end_run") == [(("KILLED",), {})]
-
-
-def test_without_tensorboard_it_writes_nothing(tmp_path: Path) -> None:
-    run = run_in(tmp_path / "run", "logger=[]")
-    assert not (run / "tensorboard").exists()
-    assert (run / "metrics.jsonl").is_file()
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("logger=[tensorboard,nonesuch]", "logger[1]=nonesuch: not one of tensorboard, wandb, mlflow"),
-        ("logger=[tensorboard,aim]", "logger=aim: Aim was removed; use tensorboard, wandb or mlflow"),
-        ("tracking.aim_repo=x", "tracking.aim_repo: Aim was removed; leave it out"),
-        ("logger=[tensorboard,mlflow]", "logger=mlflow: needs another package: pip install mlflow"),
-    ],
-)
-def test_what_is_not_there_is_refused_before_anything_is_written(
-    word: str, message: str, tmp_path: Path, tiny_overrides: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal, "find_spec", lambda name: None if name == "mlflow" else True)  # the command is a fork
-    done = call("nmt-train", *tiny_overrides, word, f"hydra.run.dir={tmp_path / 'run'}", cwd=tmp_path)
-    assert (done.returncode, done.stderr.decode().splitlines()[-1]) == (2, f"nmt-train: error: {message}")
-    assert not (tmp_path / "run").exists()
-
-
-# With the packages themselves, where they are installed: stores on this disk, no network.
-
-
-def twice(folder: Path, *overrides: str) -> tuple[Path, str]:
-    """A run that was resumed, and its identifier."""
-    name = overrides[0].partition(",")[2].rstrip("]")
-    run = run_in(folder, SAMPLES, *overrides, given=["optimizer.lr=0.1"])
-    before = read_json(run / journal.IDS)[name]
-    run_in(folder, SAMPLES, *overrides, "training.max_steps=3")
-    assert read_json(run / journal.IDS) == {name: before}
-    assert "logger=" not in (run / "train.log").read_text()
-    return run, before
-
-
-def rounded(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    return [(step, pytest.approx(value, rel=1e-5)) for step, value in points]
-
-
-def test_mlflow_keeps_it_in_a_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mlflow = pytest.importorskip("mlflow")
-    pytest.importorskip("sqlalchemy")
-    monkeypatch.chdir(tmp_path)  # of artifacts
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    run, number = twice(tmp_path / "run", "logger=[tensorboard,mlflow]", f"tracking.mlflow_uri={uri}")
-    client = mlflow.MlflowClient(tracking_uri=uri)
-    (kept,) = client.search_runs([client.get_experiment_by_name("nmt").experiment_id])
-    assert kept.info.run_id == number
-    assert kept.info.status == "FINISHED"
-    assert kept.data.params["encoder.hidden"] == "16"
-    assert kept.data.tags["optimizer.lr"] == "0.1"
-    for tag, points in curves(run).items():
-        if not tag.startswith("best/"):  # those of the first end remain
-            assert [(each.step, each.value) for each in client.get_metric_history(number, tag)] == rounded(points)
-    assert kept.data.metrics["best/test_bleu"] == pytest.approx(curves(run)["best/test_bleu"][-1][1])
-
-
-def wandb_records(content: bytes) -> Iterator[bytes]:
-    """The records of a .wandb file, which has the format of LevelDB's log after a header of seven bytes."""
-    at, parts = 7, b""
-    while at + 7 <= len(content):
-        if 2**15 - at % 2**15 < 7:  # the end of a block is filled up
-            at += 2**15 - at % 2**15
-            continue
-        length, kind = struct.unpack_from("<HB", content, at + 4)
-        parts += content[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in {1, 4}:  # whole, or the last part
-            yield parts
-            parts = b""
-
-
-def test_wandb_keeps_it_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
-    from wandb.proto import wandb_internal_pb2
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    run, number = twice(tmp_path / "run", "logger=[tensorboard,wandb]")
-    found: dict[str, list[tuple[int, float]]] = {}
-    names: set[str] = set()
-    for path in sorted(tmp_path.glob("wandb/offline-run-*/*.wandb")):
-        for data in wandb_records(path.read_bytes()):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            names |= {record.run.run_id} - {""}
-            if record.run.config.update:
-                config = {item.key: json.loads(item.value_json) for item in record.run.config.update}
-                assert config["encoder"]["hidden"] == 16
-            items = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
-            for tag, value in items.items():
-                if isinstance(value, int | float) and not tag.startswith("_"):
-                    found.setdefault(tag, []).append((record.history.step.num or items["_step"], value))
-    assert names == {number}
-    expected = {tag: rounded(points) for tag, points in curves(run).items() if not tag.startswith("best/")}
-    assert {tag: [value for _, value in found[tag]] for tag in expected} == {
-        tag: [value for _, value in points] for tag, points in expected.items()
-    }
+    write(tmp_path, -1, range(10), value=1)
+    write(tmp_path, 5, range(6, 8), value=2)  # not as far as the first run: its steps 8 and 9 go too
+    values = [*[(step, 1) for step in range(6)], (6, 2), (7, 2)]
+    assert shown() == values
+    write(tmp_path, 6, range(7, 9), value=3)
+    assert shown() == [*values[:7], (7, 3), (8, 3)]
+    write(tmp_path, -1, range(2), value=4)
+    assert shown() == [(0, 4), (1, 4)]
 
 
 def test_lines_that_will_be_written_again_are_removed(tmp_path: Path) -> None:
@@ -310,22 +89,189 @@ def test_lines_that_will_be_written_again_are_removed(tmp_path: Path) -> None:
     lines = [{"step": 4, "train/loss": 1}, {"step": 4, "validation/loss": 1}, {"step": 8, "train/loss": 1}]
     again = [{"step": 8, "validation/loss": 1}, {"step": 9, "train/loss": 1}, {"step": 12, "validation/loss": 1}]
     path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines + again) + '{"step": 8, "tr')
+    text = "".join(f"{json.dumps(line)}\n" for line in lines + again)
+    path.write_bytes(b"\x00\xff\x07\n{\n" + text.encode() + b'{"step": 8, "tr')
     journal.truncate_after(path, step=8, validated=4)
     assert [json.loads(line) for line in path.read_text().splitlines()] == lines
     journal.truncate_after(path, step=4, validated=8)
     assert [json.loads(line) for line in path.read_text().splitlines()] == lines[:2]
 
 
-def test_damaged_lines_of_the_metrics_are_named_when_a_run_resumes(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def page(run: Path, tag: str) -> list[list[str]]:
+    """The table that TensorBoard shows, cell by cell, as a reader sees it."""
+    ((_, text),) = read(run, f"{tag}/text_summary")
+    rows = re.findall(r"<tr>(.*?)</tr>", markdown_to_safe_html(text.item().decode()), re.DOTALL)
+    cells = [re.findall(r"<t[hd]>(.*?)</t[hd]>", row, re.DOTALL) for row in rows]
+    assert not any("<" in cell for row in cells for cell in row)  # no markup was made of a text
+    return [[html.unescape(cell) for cell in row] for row in cells]
+
+
+SAMPLES = [
+    ("<s> a | b </s>", "*x* _y_ `z`", "[link](http://a.b) <script>alert(1)</script>"),
+    ("# no heading", "- no list", "1. \\| & &amp; &#42; http://a.b"),
+    ("", "---", "![picture](x.png)"),
+    ("two\nlines", "tab\there", "une zone économique « européenne » 東京"),
+]
+
+
+def test_samples_are_shown_literally(tmp_path: Path) -> None:
+    samples: Any = [
+        (SimpleNamespace(source=source, reference=reference, translation=SimpleNamespace(text=text, alignment=None)))
+        for source, reference, text in SAMPLES
+    ]
+    with pytest.MonkeyPatch.context() as patch, Journal(RunDirectory(tmp_path), config_of()) as opened:
+        patch.setattr(journal, "sample_figures", lambda *_: {})
+        opened.begin(-1, -1, 0, 10)
+        opened.samples(2, samples)
+    shown = [[" ".join(cell.split()) for cell in row] for row in SAMPLES]
+    assert page(tmp_path, "validation/samples") == [["source", "reference", "hypothesis"], *shown]
+
+
+@settings(max_examples=30)
+@given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=20))
+def test_no_text_breaks_the_page(text: str) -> None:
+    rendered = markdown_to_safe_html(f"| a | b |\n| --- | --- |\n| {literal(text)} | end |")
+    cells = re.findall(r"<td>(.*?)</td>", rendered, re.DOTALL)
+    assert [html.unescape(cell) for cell in cells] == [" ".join(text.split()), "end"]
+
+
+def test_a_full_disk_is_an_error_with_the_folder_and_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "metrics.jsonl"
-    good = '{"step": 1, "train/loss": 2.0}\n'
-    path.write_bytes(good.encode() + b"\x00\xff\x07\n{\n" + good.encode() + b'{"step": 2, "tr')
-    journal.truncate_after(path, 5, 5)
-    assert path.read_text() == 2 * good
-    assert "metrics.jsonl: damaged; 2 lines" in caplog.text
-    caplog.clear()
-    journal.truncate_after(path, 5, 5)
-    assert caplog.text == ""
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    opened = Journal(RunDirectory(tmp_path), config_of())
+    opened.begin(-1, -1, 0, 10)
+    capsys.readouterr()
+    monkeypatch.setattr(RecordWriter, "write", full)
+
+    def record_until_it_fails() -> None:
+        for step in range(100):
+            opened.outcome(step, {"loss": 1.0})
+            time.sleep(0.01)  # the writing thread comes first
+
+    with pytest.raises(OSError, match="No space left on device") as error:
+        record_until_it_fails()
+    assert error.value.filename == str(tmp_path / "tensorboard")
+    assert capsys.readouterr().err == ""
+
+
+# Weights & Biases, with a package in its place.
+
+
+class Package(ModuleType):
+    """Stands in for wandb: keeps the options of `init` and the statuses of `finish`."""
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.begun: list[dict[str, Any]] = []
+        self.ended: list[int] = []
+        self.fails_at = ""
+        self.Settings = dict
+
+    def init(self, **options: Any) -> SimpleNamespace:  # noqa: ANN401
+        self.begun.append(options)
+        self.fail("init")
+        return SimpleNamespace(id=options["id"] or "of-wandb", finish=self.finish)
+
+    def finish(self, exit_code: int) -> None:
+        self.ended.append(exit_code)
+        self.fail("finish")
+
+    def fail(self, method: str) -> None:
+        if method == self.fails_at:
+            raise ConnectionError("no route to host\ndetails")
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> Package:
+    package = Package()
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    monkeypatch.setattr(journal, "find_spec", lambda _: True)
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    return package
+
+
+def run_in(folder: Path, *overrides: str, given: list[str] | None = None) -> Path:
+    """Train and record an outcome, without the evaluation, which would take most of the time."""
+    config = config_of(*overrides)
+    with Job.join(config, folder) as job:
+        setup = build(job, prepare(job, given or [], {}))
+        with Journal(job.run, config) as opened:
+            fit(setup, opened)
+            opened.outcome(setup.trainer.step, {"best/test_bleu": 1.5})
+    return folder
+
+
+def test_wandb_begins_before_the_files_that_it_reads_and_continues_a_resumed_run(
+    tmp_path: Path, wandb: Package, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[int] = []
+
+    class Opened(writer.EventFileWriter):
+        def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401
+            opened.append(len(wandb.begun))
+            super().__init__(*arguments, **options)
+
+    monkeypatch.setattr(writer, "EventFileWriter", Opened)  # as W&B does
+    (tmp_path / SWEEP).touch()
+    run = run_in(tmp_path / "lr-0.1" / "x", "logger=wandb", given=["optimizer.lr=0.1"])
+    assert (opened, wandb.ended) == ([1], [0])
+    assert curve(run, "best/test_bleu") == [(3, 1.5)]
+    run_in(run, "logger=wandb", "training.max_steps=3")
+    first, second = wandb.begun
+    assert first["sync_tensorboard"]
+    assert (first["project"], first["name"], first["group"]) == ("nmt", "lr-0.1/x", "/".join(tmp_path.parts[-2:]))
+    assert first["tags"] == ["optimizer.lr=0.1"]
+    assert first["config"]["encoder"]["hidden"] == 16
+    assert [(options["id"], options["resume"]) for options in (first, second)] == [
+        (None, "allow"),
+        ("of-wandb", "allow"),
+    ]
+    assert read_json(run / journal.IDS) == {"wandb": "of-wandb"}
+
+
+def test_wandb_refuses_a_run_in_one_line_and_fails_at_its_end_with_a_warning(
+    tmp_path: Path, wandb: Package, caplog: pytest.LogCaptureFixture
+) -> None:
+    wandb.fails_at = "init"
+    with pytest.raises(UserError, match=r"^logger=wandb: cannot be used \(no route to host\); train without it$"):
+        run_in(tmp_path / "run", "logger=[wandb]")
+    wandb.fails_at = "finish"
+    run_in(tmp_path / "run", "logger=[wandb]")
+    warnings = [record.getMessage() for record in caplog.records if "logger=" in record.getMessage()]
+    assert warnings == ["logger=wandb: does not have the whole run (no route to host)"]
+
+
+def test_a_run_that_was_stopped_is_not_finished(tmp_path: Path, wandb: Package) -> None:
+    def killed(*_: float) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fitted(config_of("logger=wandb"), tmp_path / "run", killed)
+    assert wandb.ended == [1]
+
+
+def test_without_loggers_there_is_metrics_jsonl_alone(tmp_path: Path) -> None:
+    run = run_in(tmp_path / "run", "logger=[]")
+    assert not (run / "tensorboard").exists()
+    assert not (run / journal.IDS).exists()
+    assert (run / "metrics.jsonl").is_file()
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("logger=[tensorboard,nonesuch]", "logger[1]=nonesuch: not one of tensorboard, wandb"),
+        ("logger=[tensorboard,mlflow]", "logger=mlflow: MLflow was removed; use tensorboard or wandb"),
+        ("logger=[tensorboard,wandb]", "logger=wandb: needs another package: pip install wandb"),
+    ],
+)
+def test_what_is_not_there_is_refused_before_anything_is_written(
+    word: str, message: str, tmp_path: Path, tiny_overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "find_spec", lambda name: None if name == "wandb" else True)  # the command is a fork
+    done = call("nmt-train", *tiny_overrides, word, f"hydra.run.dir={tmp_path / 'run'}", cwd=tmp_path)
+    assert (done.returncode, done.stderr.decode().splitlines()[-1]) == (2, f"nmt-train: error: {message}")
+    assert not (tmp_path / "run").exists()

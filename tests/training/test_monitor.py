@@ -48,7 +48,7 @@ def test_best_checkpoint_patience_and_plateau_follow_the_monitored_score(
 
     def validation(_: object) -> Validation:
         score = next(told)
-        return Validation({"loss": 1.0, "perplexity": 1.0, "bleu": -score, monitor: sign * score}, [], None)
+        return Validation({"loss": 1.0, "perplexity": 1.0, "bleu": -score, monitor: sign * score}, [])
 
     monkeypatch.setattr("nmt.training.validation.Validator.__call__", validation)
     config = train_config(*RUN, f"validation.monitor={monitor}", "validation.patience=2", "training.max_steps=9")

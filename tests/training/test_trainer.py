@@ -1,10 +1,9 @@
 """Updates: accumulation, clipping, non-finite gradients, batches too large for memory, optimizers, schedules."""
 
 import logging
-import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from nmt.data.prepare import prepare
 from nmt.model.checkpoints import new_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.system.machine import Machine
-from nmt.training.losses.objective import Objective, Value
+from nmt.training.losses import Objective, Value
 from nmt.training.trainer import MemoryLimit, Schedule, Trainer, make_optimizer
 
 Config = Callable[..., TrainConfig]
@@ -36,7 +35,7 @@ def trainer_of(config: TrainConfig, precision: str = "fp32") -> Trainer:
     corpus = prepare(config.data, config.tokenizer)
     torch.manual_seed(3)
     model = new_model(config, corpus.tokenizers)
-    objective, batches = Objective(model, config, corpus.tokenizers.target), make_batches(corpus, "train", config)
+    objective, batches = Objective(model, config, corpus.tokenizers.target.pad), make_batches(corpus, "train", config)
     return Trainer(config, model, objective, batches, Machine(torch.device("cpu"), precision))
 
 
@@ -300,8 +299,6 @@ def test_validation_translates_and_measures_by_halves(
 
 
 def schedule(total: int = 100, **values: Any) -> Schedule:  # noqa: ANN401
-    if values["kind"] == "cosine":
-        values = {"cycles": 1, "cycle_growth": 1.0, **values}
     return Schedule(TypeAdapter(schema.Schedule).validate_python(values), total)
 
 
@@ -326,47 +323,8 @@ def test_factors_by_hand(values: dict[str, Any], expected: dict[int, float]) -> 
     assert {step: made.factor(step) for step in expected} == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("growth", [1.0, 2.0])
-@pytest.mark.parametrize("warmup", [0, 30])
-def test_warm_restarts_go_back_to_the_peak_and_cycles_grow(growth: float, warmup: int) -> None:
-    total = warmup + 210
-    cosine = schedule(total, kind="cosine", warmup_steps=warmup, min_factor=0.1, cycles=3, cycle_growth=growth)
-    rises = [step for step in range(warmup + 2, total + 1) if cosine.factor(step) > cosine.factor(step - 1)]
-    assert [cosine.factor(step) for step in rises] == [1, 1]  # the peak itself, and no second warm-up
-    assert all(cosine.factor(step - 1) < 0.11 for step in rises)
-    ends = [warmup, *rises, total]
-    lengths = [end - start for start, end in pairwise(ends)]
-    assert lengths == ([70, 70, 70] if growth == 1 else [30, 60, 120])
-    for start, length in zip(ends, lengths, strict=False):
-        assert cosine.factor(start + length // 2) == pytest.approx(0.55)
-    assert cosine.factor(total) == cosine.factor(total + 50) == pytest.approx(0.1)
-
-
-def test_cycles_grow_as_near_as_whole_updates_can() -> None:
-    cosine = schedule(1000, kind="cosine", warmup_steps=100, min_factor=0.0, cycles=5, cycle_growth=1.5)
-    starts = [step for step in range(100, 1001) if cosine.factor(step) == 1]
-    lengths = [end - start for start, end in zip(starts, [*starts[1:], 1000], strict=True)]
-    first = 900 / sum(1.5**n for n in range(5))
-    assert lengths == [pytest.approx(first * 1.5**n, abs=1) for n in range(5)]
-
-
-def test_one_cycle_is_half_a_cosine_to_the_bit() -> None:
-    """cycle_growth has nothing to make longer."""
-    for growth in (1.0, 3.0):
-        cosine = schedule(97, kind="cosine", warmup_steps=7, min_factor=0.02, cycle_growth=growth)
-        for step in range(1, 120):
-            progress = min(1.0, max(0, step - 7) / 90)
-            share = 0.5 * (1 + math.cos(math.pi * progress))
-            assert cosine.factor(step) == min(1.0, step / 7) * (0.02 + (1 - 0.02) * share)
-
-
-@pytest.mark.parametrize(("cycles", "growth"), [(11, 1.0), (3, 3.0), (2, 100.0), (10_000, 1.0)])
-def test_more_cycles_than_updates_are_refused(cycles: int, growth: float) -> None:
-    message = rf"^schedule\.cycles={cycles}: .* one of the 10 updates .*schedule\.cycle_growth$"
-    with pytest.raises(UserError, match=message):
-        schedule(15, kind="cosine", warmup_steps=5, min_factor=0.0, cycles=cycles, cycle_growth=growth)
-    short = schedule(5, kind="cosine", warmup_steps=5, min_factor=0.0)  # one cycle of a run that ends with its warm-up
-    assert short.factor(5) == 1
+def test_a_cosine_ends_with_a_run_that_ends_with_its_warm_up() -> None:
+    assert schedule(5, kind="cosine", warmup_steps=5, min_factor=0.0).factor(5) == 1
 
 
 def test_plateau_reduces_when_patience_is_over_and_an_improvement_resets_it() -> None:

@@ -35,7 +35,6 @@ from nmt.config.schema.training import (
     Objective,
     Optimizer,
     Schedule,
-    Tracking,
     Training,
     Validation,
 )
@@ -78,7 +77,6 @@ class TrainConfig(Model, Machine):
     training: Training
     validation: Validation
     logger: Annotated[Loggers, Meaning.NO_EFFECT]
-    tracking: Tracking
     search: Search
     evaluation: Evaluation
 
@@ -96,18 +94,6 @@ class TrainConfig(Model, Machine):
                 ({"tokenizer.joint": False}, "set tokenizer.joint=true"),
                 ({"tokenizer.target_model": GIVEN}, "leave out tokenizer.target_model"),
             )
-        ),
-        Conflict(
-            {"embedding.pretrained": GIVEN, "training.start_from": GIVEN},
-            "new embeddings, which it fills",
-            "leave one of the two out",
-        ),
-        Conflict(
-            {"embedding.frozen": True, "embedding.pretrained": ANY, "training.start_from": None},
-            "trained embeddings to keep",
-            "give embedding.pretrained (for both languages unless they share a table) or training.start_from, or set "
-            "it to false",
-            lambda config: config.embedding.lacks_vectors,
         ),
         *(
             Conflict({key: value, "attention.kind": "none"}, "an attention", remedy)

@@ -61,12 +61,6 @@ one_as_list = BeforeValidator(lambda value: [value] if isinstance(value, str) el
 Names = Annotated[list[Name], one_as_list]
 PathName = Annotated[Name, Meaning.PATH]
 Paths = Annotated[list[PathName], Field(min_length=1), one_as_list]
-# Files of pretrained vectors: for the source and the target; null: none.
-Vectors = Annotated[
-    list[PathName | None],
-    Field(min_length=2, max_length=2),
-    BeforeValidator(lambda value: [value, value] if isinstance(value, str) else value),
-]
 # Each a run, a list of runs that form an ensemble, or a folder that stands for the runs below it.
 Models = Annotated[list[Paths], Field(min_length=1), one_as_list]
 

@@ -25,7 +25,6 @@ from nmt.config.schema.base import (
     Section,
     Temperature,
     Units,
-    Vectors,
     next_multiple,
 )
 from nmt.config.schema.data import VocabularySize
@@ -430,14 +429,6 @@ class Embedding(Section):
     word_dropout: Probability
     tie_source_target: bool
     tie_output: bool
-    pretrained: Vectors | None
-    frozen: bool
-
-    @property
-    def lacks_vectors(self) -> bool:
-        """Would a table start from random vectors?"""
-        vectors = self.pretrained or [None, None]
-        return vectors == [None, None] if self.tie_source_target else None in vectors
 
 
 class Network(Section):

@@ -73,8 +73,6 @@ class CosineSchedule(Section):
     kind: Literal["cosine"]
     warmup_steps: CountOrZero
     min_factor: Fraction
-    cycles: Annotated[int, Field(gt=0, le=10_000)]
-    cycle_growth: Annotated[float, Field(ge=1.0, le=100.0)]
 
 
 class StepSchedule(Section):
@@ -112,29 +110,18 @@ class Training(Section):
     accumulate: Count
     label_smoothing: Probability
     r_drop: NonNegative
-    scheduled_sampling: Fraction
-    scheduled_sampling_steps: Count
     guided_alignment: NonNegative
     max_grad_norm: Positive | None
     max_bad_steps: Count
     # Checkpoints store the sums since the last log line.
     log_every: Annotated[int, Field(gt=0, le=10_000), Meaning.NO_EFFECT]
     checkpoint_every: Annotated[Count | None, Meaning.NO_EFFECT]
-    checkpoint_unit: Annotated[Literal["steps", "minutes"], Meaning.NO_EFFECT]
     cuda_graphs: Annotated[CountOrZero, Meaning.NO_EFFECT]
-    reduce_dtype: Literal["fp32", "bf16"]
     ema_decay: Probability
-    average_best: Count
 
 
-Logger = Literal["tensorboard", "wandb", "mlflow"]
+Logger = Literal["tensorboard", "wandb"]
 Loggers = Annotated[list[Logger], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
-
-
-class Tracking(Section):
-    project: Annotated[Name, Meaning.NO_EFFECT]
-    wandb_entity: Annotated[Name | None, Meaning.NO_EFFECT]
-    mlflow_uri: Annotated[Name | None, Meaning.NO_EFFECT]
 
 
 class Validation(Section):

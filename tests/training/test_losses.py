@@ -1,30 +1,38 @@
-"""What the attention adds to the likelihood."""
+"""The objective: R-Drop, what the attention adds to the likelihood, and the bound of variational attention."""
 
+import itertools
 from collections.abc import Callable
-from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from conftest import values_of
+from torch import Tensor
+from torch.nn import functional
 
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, Batches, make_batches
 from nmt.data.prepare import prepare
+from nmt.model import latent
 from nmt.model.checkpoints import new_model
 from nmt.model.seq2seq import Seq2Seq
+from nmt.ops.draws import sentence_draws
 from nmt.system.machine import Machine
-from nmt.training.losses.objective import Objective
-from nmt.training.losses.token_losses import r_drop
+from nmt.training.losses import Objective
 from nmt.training.trainer import Trainer
 
 Config = Callable[..., TrainConfig]
 MOVING = "attention.alignment.baseline=moving"
+VARIATIONAL = ["attention=variational", "attention.alignment.dim=8"]
+ALL = ["attention.alignment.top_k=null", "attention.alignment.min_share=0"]
+SAMPLE = "attention.alignment.estimator=sample"
 STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0", "training.label_smoothing=0"]
 
 
-def setup(config: TrainConfig) -> tuple[Seq2Seq, Objective, Batch]:
+def setup(config: TrainConfig, sentences: int | None = None) -> tuple[Seq2Seq, Objective, Batch]:
+    """A batch of this many sentences; default: the first of an epoch."""
     prepared = prepare(config.data, config.tokenizer)
     batches = Batches(
         prepared.splits["train"],
@@ -34,9 +42,10 @@ def setup(config: TrainConfig) -> tuple[Seq2Seq, Objective, Batch]:
         seed=1,
         guided=config.training.guided_alignment > 0,
     )
+    indices = batches.epoch(0)[0] if sentences is None else np.arange(sentences)
     torch.manual_seed(3)
     model = new_model(config, prepared.tokenizers)
-    return model, Objective(model, config, prepared.tokenizers.target), batches.load(batches.epoch(0)[0], 0)[0]
+    return model, Objective(model, config, prepared.tokenizers.target.pad), batches.load(indices, 0)[0]
 
 
 @pytest.mark.parametrize(
@@ -49,6 +58,7 @@ def setup(config: TrainConfig) -> tuple[Seq2Seq, Objective, Batch]:
         ),
         (["training.guided_alignment=0.7"], "alignment_loss", 0.7),
         (["attention=hard", "attention.alignment.weight=0.3", MOVING], "policy_loss", 0.3),
+        ([*VARIATIONAL, "attention.alignment.kl_weight=0.3"], "kl_loss", 0.3),
     ],
 )
 def test_a_term_is_added_with_its_weight(overrides: list[str], term: str, weight: float, train_config: Config) -> None:
@@ -97,28 +107,13 @@ def test_r_drop_and_the_loss_are_those_of_the_normed_output_layer(train_config: 
     torch.testing.assert_close(*terms)
 
 
-def test_r_drop_pulls_two_predictions_together(train_config: Config) -> None:
-    """What dropout makes differ is added, by alpha / 2, to the mean of both losses."""
-    config = train_config("training.r_drop=3", "embedding.dropout=0.3")
-    model, objective, batch = setup(config)
+def test_what_dropout_makes_differ_is_added_by_half_of_alpha(train_config: Config) -> None:
+    _, objective, batch = setup(train_config("training.r_drop=3", "embedding.dropout=0.3"))
     value = objective(batch, 1)
-    terms = value.terms
-    assert set(terms) == {"loss", "smoothed_loss", "r_drop_loss"}
-    assert terms["r_drop_loss"] > 1
-    torch.testing.assert_close(value.total.detach(), terms["smoothed_loss"] + 3 / 2 * terms["r_drop_loss"])
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
-    left = []
-    for alpha in (0.01, 20.0):
-        model.load_state_dict(setup(config)[0].state_dict())
-        objective.loss.criterion = partial(r_drop, alpha=alpha, smoothing=0.1)
-        torch.manual_seed(1)
-        for _ in range(25):
-            value = objective(batch, 1)
-            optimizer.zero_grad()
-            value.total.backward()
-            optimizer.step()
-        left.append(value.terms["r_drop_loss"])
-    assert left[1] < 0.3 * left[0]
+    assert set(value.terms) == {"loss", "smoothed_loss", "r_drop_loss"}
+    assert value.terms["r_drop_loss"] > 1
+    expected = value.terms["smoothed_loss"] + 3 / 2 * value.terms["r_drop_loss"]
+    torch.testing.assert_close(value.total.detach(), expected)
 
 
 @pytest.mark.parametrize(
@@ -178,28 +173,6 @@ def test_the_policy_sees_the_likelihood_of_each_token_and_not_of_padding(
     assert torch.equal(seen["real"], batch.target_out != 0)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["attention=none"], "needs an attention, but attention.kind=none"),
-        (
-            ["attention=hard", "attention/normalizer=sparsemax"],
-            "attention.normalizer.kind=sparsemax; set it to 0",
-        ),
-        (["attention=entmax"], "attention.normalizer.kind=entmax15; set it to 0"),
-        (["attention=fertility"], "attention.normalizer.kind=fertility; set it to 0"),
-    ],
-)
-def test_what_cannot_be_guided_is_refused(overrides: list[str], message: str, train_config: Config) -> None:
-    with pytest.raises(UserError, match=message):
-        train_config("training.guided_alignment=1", *overrides)
-
-
-def test_what_r_drop_cannot_be_joined_with_is_refused(train_config: Config) -> None:
-    with pytest.raises(UserError, match=r"training\.r_drop=5\.0 .*set it to 0, or use attention/alignment=expected"):
-        train_config("training.r_drop=5", "attention=hard")
-
-
 def test_a_baseline_neither_uses_up_the_gradients_limit_nor_depends_on_the_policys_weight(train_config: Config) -> None:
     still = [*STILL, "optimizer=sgd", "optimizer.lr=1e-9"]
     config = train_config(*still, "attention=hard", "attention.alignment.weight=0.1")
@@ -226,6 +199,118 @@ def test_a_baseline_neither_uses_up_the_gradients_limit_nor_depends_on_the_polic
         )
         <= 1.001
     )
+
+
+@pytest.mark.parametrize("normalizer", ["softmax", "linear_chain"])
+def test_the_bound_is_below_the_likelihood(normalizer: str, train_config: Config) -> None:
+    model, objective, batch = setup(train_config(*STILL, *VARIATIONAL, *ALL, f"attention/normalizer={normalizer}"))
+    bound = -float(objective(batch, 1).total.detach())
+    predictions = model(batch.source, batch.lengths, batch.target_in).prediction
+    assert bound < float(model.log_probs(predictions, batch.target_out, 0).sum())
+
+
+@pytest.mark.slow
+def test_the_sampled_gradient_has_the_enumerated_one_as_its_mean(train_config: Config) -> None:
+    """Of the inference network and the output layer, over copies of one sentence, within 4.5 standard deviations."""
+    exact_model, exact, batch = setup(train_config(*STILL, *VARIATIONAL, *ALL), sentences=1)
+    model, sampled, _ = setup(train_config(*STILL, *VARIATIONAL, *ALL, SAMPLE))
+    model.load_state_dict(exact_model.state_dict())
+    names = ["inference.score.key_proj.weight", "output.bias"]
+
+    def gradients(objective: Objective, own: Seq2Seq, copies: int) -> list[Tensor]:
+        many = Batch(
+            np.arange(copies),
+            *(part.repeat(copies, *[1] * (part.dim() - 1)) for part in batch[1:5]),
+            batch.target_tokens * copies,
+        )
+        own.zero_grad(set_to_none=True)
+        with sentence_draws(None):
+            objective(many, step=gradients.calls).total.backward()
+        gradients.calls += 1
+        return [dict(own.named_parameters())[name].grad.double() / copies for name in names]
+
+    gradients.calls = 1
+    wanted = gradients(exact, exact_model, 1)
+    draws = [gradients(sampled, model, 100) for _ in range(40)]
+    for n, expected in enumerate(wanted):
+        samples = torch.stack([draw[n] for draw in draws])
+        mean, deviation = samples.mean(0), samples.std(0) / len(samples) ** 0.5
+        assert ((mean - expected).abs() <= 4.5 * deviation + 1e-5).all()
+        assert deviation.norm() < 0.3 * expected.norm()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_the_mean_over_all_samples_is_the_enumerated_gradient(
+    smoothing: float, train_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float64, of all parameters: every combination of positions of a target of two tokens, with its probability."""
+    smoothed = [*STILL, *VARIATIONAL, *ALL, f"training.label_smoothing={smoothing}"]
+    exact_model, exact, batch = setup(train_config(*smoothed), sentences=1)
+    model, sampled, _ = setup(train_config(*smoothed, SAMPLE))
+    model.load_state_dict(exact_model.state_dict())
+    batch = batch._replace(
+        source=batch.source[:, -5:],
+        lengths=torch.tensor([5]),
+        target_in=batch.target_in[:, :2],
+        target_out=batch.target_out[:, :2],
+        target_tokens=2,
+    )
+    exact_model.double()
+    model.double()
+    exact(batch, 1).total.backward()
+    wanted = {name: parameter.grad for name, parameter in exact_model.named_parameters()}
+    S = batch.source.shape[1]
+    mean = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
+    probabilities = []
+
+    for positions in itertools.product(range(S), repeat=2):
+
+        def chosen(q: Tensor, _: Tensor, positions: tuple[int, ...] = positions) -> Tensor:
+            choice = functional.one_hot(torch.tensor([positions]), S).to(q.dtype)
+            probabilities.append(float((q.detach() * choice).sum(-1).prod()))
+            return choice
+
+        monkeypatch.setattr(latent, "sample_positions", chosen)
+        model.zero_grad()
+        sampled(batch, 1).total.backward()
+        for name, parameter in model.named_parameters():
+            mean[name] += probabilities[-1] * parameter.grad
+    assert sum(probabilities) == pytest.approx(1)
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(mean[name], gradient, rtol=1e-6, atol=1e-9)
+
+
+def test_sampling_adds_a_loss_of_the_inference_network_alone(train_config: Config) -> None:
+    model, objective, batch = setup(train_config(*STILL, *VARIATIONAL, SAMPLE))
+    value = objective(batch, 1)
+    assert set(value.terms) == {"loss", "smoothed_loss", "kl_loss", "inference_loss"}
+    sampler = objective.auxiliary[1]
+    prediction = objective.loss(batch)
+    sampler(prediction)[0].backward()
+    touched = {name.partition(".")[0] for name, each in model.named_parameters() if each.grad is not None}
+    assert "inference" in touched
+    assert not touched & {"decoder", "bridge"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("training.guided_alignment=1 attention=none", "needs an attention, but attention.kind=none"),
+        ("training.guided_alignment=1 attention=entmax", "attention.normalizer.kind=entmax15; set it to 0"),
+        ("training.guided_alignment=1 attention=fertility", "attention.normalizer.kind=fertility; set it to 0"),
+        ("training.r_drop=5 attention=hard", "training.r_drop=5.0 .*set it to 0, or use attention/alignment=expected"),
+        ("training.r_drop=1 attention=variational", "needs two passes that train on the same positions"),
+        ("attention=variational attention/normalizer=sparsemax", "needs the logarithms of the distribution"),
+        ("attention=marginal attention/projection=heads", "needs a single head, over whose positions it sums"),
+        ("attention=monotonic attention/alignment=marginal", "needs a distribution over positions"),
+        ("attention=luong_general decoder.input_feeding=false attention/alignment=posterior", "needs later steps that"),
+        ("attention=marginal decoder.input_feeding=false attention.dropout=0.1", "needs a decoder that reads the mean"),
+        ("attention=posterior attention/coverage=linear", "needs a coverage of distributions"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(overrides: str, message: str, train_config: Config) -> None:
+    with pytest.raises(UserError, match=message):
+        train_config(*overrides.split())
 
 
 def test_guidance_needs_word_alignments() -> None:

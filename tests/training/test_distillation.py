@@ -22,8 +22,7 @@ from nmt.data.prepare import prepare
 from nmt.model.checkpoints import new_model, read_checkpoint
 from nmt.system.machine import Machine
 from nmt.training.job import train
-from nmt.training.losses.objective import Objective
-from nmt.training.losses.token_losses import Distillation
+from nmt.training.losses import Distillation, Objective
 from nmt.training.start import load_teachers
 
 Config = Callable[..., TrainConfig]
@@ -53,7 +52,7 @@ def setup(config: TrainConfig) -> tuple[Objective, Batch]:
     torch.manual_seed(3)
     model = new_model(config, prepared.tokenizers)
     found = load_teachers(config, prepared, CPU)
-    objective = Objective(model, config, prepared.tokenizers.target, found.models)
+    objective = Objective(model, config, prepared.tokenizers.target.pad, found.models)
     return objective, batches.load(batches.epoch(0)[0], 0)[0]
 
 
@@ -132,12 +131,11 @@ def test_a_run_goes_on_in_the_same_bits_where_its_teachers_have_moved(
     stopped = torch.load(tmp_path / "stopped" / "checkpoints" / "last.pt", weights_only=True)
     assert stopped["step"] == 2
     moved = [shutil.copytree(run, tmp_path / "moved" / run.name) for run in teachers]
-    with pytest.raises(
-        UserError, match=r"the best checkpoint of .* \(step 3\) is not the one this run began with \(step 3 of .*/1\)"
-    ):
-        train(train_config(*SHORT, *from_(moved[::-1])), tmp_path / "stopped", [])
-    with pytest.raises(UserError, match=r"objective.teachers: this run began with 2, not 1$"):
-        train(train_config(*SHORT, *from_(moved[:1])), tmp_path / "stopped", [])
+    for others in (moved[::-1], moved[:1]):
+        with pytest.raises(
+            UserError, match=r"objective.teachers: this run began with step 3 of .*/1, step 3 of .*/2; "
+        ):
+            train(train_config(*SHORT, *from_(others)), tmp_path / "stopped", [])
     assert train(train_config(*SHORT, *from_(moved)), tmp_path / "stopped", []) == 0
     starts = json.loads((tmp_path / "stopped" / "manifest.json").read_text())["starts"]
     assert [[its["run"] for its in start["teachers"]] for start in starts] == [
@@ -148,19 +146,6 @@ def test_a_run_goes_on_in_the_same_bits_where_its_teachers_have_moved(
         for name in ("whole", "stopped")
     )
     assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-def test_teachers_share_their_tokenizer(teachers: list[Path], train_config: Config, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    assert train(train_config(*SHORT, "tokenizer.vocab_size=390"), other, []) == 0
-    with pytest.raises(UserError, match=f"^objective.teachers: {teachers[0]} and {other} have different tokenizers$"):
-        train(train_config(*SHORT, *from_([teachers[0], other])), tmp_path / "run", [])
-
-
-def test_the_saved_paths_are_absolute(train_config: Config) -> None:
-    config = train_config("objective=distillation", "objective.teachers=[a,/b]").with_absolute_paths()
-    assert config.objective.teachers == [str(Path.cwd() / "a"), "/b"]
-    assert train_config("objective=distillation", "objective.teachers=a").objective.teachers == ["a"]
 
 
 @pytest.mark.parametrize(
