@@ -26,7 +26,7 @@ from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.prepared import Split
 from nmt.system.run import RunDirectory
-from nmt.training import checkpoint
+from nmt.training import loop
 from nmt.training.job import train, train_run, warn_of_no_effect
 from nmt.training.trainer import Trainer, Update
 
@@ -318,13 +318,13 @@ def test_a_limit_of_steps_ends_a_run_and_its_cosine(train_config: Config, tmp_pa
 
 def test_checkpoints_between_validations(train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = []
-    real = checkpoint.save
+    real = loop.save_checkpoint
 
     def save(path: Path, values: dict[str, Any]) -> None:
         saved.append((path.name, values["step"]))
         real(path, values)
 
-    monkeypatch.setattr(checkpoint, "save", save)
+    monkeypatch.setattr(loop, "save_checkpoint", save)
     fitted(train_config("training.max_steps=9", "training.checkpoint_every=4"), tmp_path / "run")
     assert [step for name, step in saved if name == "last.pt"] == [4, 8, 9]
 
