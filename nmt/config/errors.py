@@ -68,7 +68,7 @@ def removed(key: str, value: object = None) -> str | None:
 
 def is_unused(key: str, value: object) -> bool:
     """Is this a removed key of a saved configuration, with a value that leaves it unused?"""
-    return key in REMOVED and (value is None or UNUSED.get(key, value is None) in (ANY, value))
+    return key in REMOVED and (value is None or (key in UNUSED and UNUSED[key] in (ANY, value)))
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
