@@ -81,7 +81,7 @@ def _check_alignments(
     """Raises UserError if there will be no alignments, or if they would overwrite what the command reads or writes."""
     if not translator.model.attends:
         raise UserError(f"alignments={name}: the run has no attention to align with")
-    translator.check_nbest(config.nbest)
+    translator.method.check_nbest(config.nbest)
     if _is_open(user_path(name), (sys.stdin, sys.stdout, references)):
         raise UserError(f"alignments={name}: is also the input or the output; name another file")
     for key in ("constraints", "prefix", "glossary", "forbidden"):

@@ -142,7 +142,7 @@ class EvaluationFolder:
 
         Raises UserError if the folder holds an evaluation of other runs or settings.
         """
-        shortlist = translator.searcher.shortlist
+        shortlist = translator.shortlist
         description = {
             "members": [str(run.source.resolve()) for run in runs],
             "checkpoint": checkpoint,
@@ -183,7 +183,7 @@ def _choices(runs: Sequence[RunDirectory], translator: Translator) -> dict[str, 
     machine, precision = runs[0].last_machine(), translator.machine.precision_of_search
     if precision != machine.get("precision", precision):
         changed["precision"] = precision
-    if translator.searcher.shortlist is not None:
+    if translator.shortlist is not None:
         changed["shortlist"] = True
     return joined | changed
 

@@ -19,7 +19,8 @@ from nmt.config.errors import UserError
 from nmt.data.batching import Batch, collate
 from nmt.model.seq2seq import Seq2Seq, evaluation_mode
 from nmt.translate.beam import Node
-from nmt.translate.guidance import Attend, make_guidance, prefix_tokens, steer
+from nmt.translate.guidance import make_guidance, prefix_tokens, steer
+from nmt.translate.search import Attend
 from nmt.translate.translator import Translation, Translator
 
 COPIES = 32  # of a sentence pair in a batch, one for each target token whose gradient is computed
@@ -60,7 +61,7 @@ def explain(
     """
     (source_ids,), (source_pieces,) = translator.encode([source])
     target_ids, pieces = _target(translator, target)
-    guidance = steer(translator.searcher, [source_ids], attend)
+    guidance = steer(translator, [source_ids], attend)
     device, pad = translator.machine.device, translator.tokenizers.target.pad
     batch = collate([source_ids], [target_ids], translator.tokenizers, np.arange(1)).to(device)
     steering = guidance.steering([len(source_ids)], device)
@@ -102,13 +103,13 @@ def beam_tree(
 
     attend, prefix: see Translator.translate_nbest. Raises UserError for another kind of search.
     """
-    translator.check_nbest(n)
+    translator.method.check_nbest(n)
     (source_ids,), (pieces,) = translator.encode([source])
     if len(source_ids) == 1:
         return translator.translate_nbest([source], n)[0], []
-    guidance = make_guidance(translator.searcher, [source], [source_ids], {"attend": attend, "prefix": prefix})
+    guidance = make_guidance(translator, [source], [source_ids], {"attend": attend, "prefix": prefix})
     with evaluation_mode(translator.model):
-        hypotheses, steps = translator.searcher.tree(source_ids, n, guidance)
+        hypotheses, steps = translator.tree(source_ids, n, guidance)
     return [translator.translation(pieces, hypothesis) for hypothesis in hypotheses], steps
 
 

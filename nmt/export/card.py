@@ -8,7 +8,7 @@ from nmt.config import schema
 from nmt.config.errors import printable
 from nmt.config.overrides import for_shell
 from nmt.system.text_table import human_duration
-from nmt.translate.searcher import make_search
+from nmt.translate.translator import make_search
 
 UNKNOWN = "not recorded"
 FILES = {  # what is in each file, by the start of its name

@@ -16,7 +16,8 @@ from nmt.config.overrides import user_path
 from nmt.config.schema.model import ScoredAttention
 from nmt.serve.messages import ModelInfo
 from nmt.system.run import RunDirectory, load_config, read_json, runs_below
-from nmt.translate.guidance import Attend, prefix_tokens
+from nmt.translate.guidance import prefix_tokens
+from nmt.translate.search import Attend
 from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
@@ -52,13 +53,13 @@ class ServedModel:
                 )
         if (settings := merge_search(trained, changes)) != trained:
             translator = translator.with_search(settings)
-        size = max(nbest, translator.searcher.beam_size)
+        size = max(nbest, translator.method.beam_size)
         if size > limit:
             key = "nbest" if nbest == size else "beam_size"
             raise UserError(f"{key}: {size} is above this service's limit of {limit}")
         if nbest > (beam := getattr(settings, "beam_size", nbest)):
             raise UserError(f"nbest: {nbest} translations need a beam_size of {nbest} at least, not {beam}")
-        translator.check_nbest(nbest)
+        translator.method.check_nbest(nbest)
         return translator
 
     def count_tokens(self, text: str, name: str, side: Literal["source", "target"] = "source") -> int:
@@ -90,7 +91,7 @@ def load_models(runs: Runs, loading: Mapping[str, Any], max_beam_size: int) -> d
     models: dict[str, ServedModel] = {}
     for name, group in zip(_names(members), members, strict=True):
         translator = Translator.load(group, **loading)
-        limit = max(max_beam_size, translator.searcher.beam_size)  # never below the model's configured beam
+        limit = max(max_beam_size, translator.method.beam_size)  # never below the model's configured beam
         models[name] = ServedModel(_info(name, group, translator, limit), translator)
     return models
 
@@ -156,7 +157,7 @@ def _info(name: str, runs: Sequence[str], translator: Translator, max_beam_size:
         monotonic=single is not None and single.normalizer.kind in {"monotonic", "mocha"},
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         bleu=_bleu(directory) if alone else None,
-        beam_size=translator.searcher.beam_size,
+        beam_size=translator.method.beam_size,
         length_penalty=getattr(search, "length_penalty", None),
         alpha=getattr(search, "alpha", None),
         max_beam_size=max_beam_size,

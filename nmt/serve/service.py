@@ -299,7 +299,7 @@ class Service:
         translator: Translator,
     ) -> list[Any]:
         """Wait for the results of items, which leave the queue if the request is cancelled."""
-        most = translator.search.batch_tokens // translator.searcher.beam_size // self.batcher.settings.workers
+        most = translator.search.batch_tokens // translator.method.beam_size // self.batcher.settings.workers
         futures = self.batcher.submit(work, items, tokens, key, most)
         try:
             results = await asyncio.gather(*map(asyncio.wrap_future, futures))

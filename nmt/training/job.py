@@ -417,12 +417,12 @@ def _time_validation(setup: Setup) -> tuple[float, float]:
     All translations are as long as the longest reference: a batch takes as long as its longest translation, and the
     length of those of an untrained model means nothing.
     """
-    split, searcher = setup.corpus.splits["validation"], setup.translator.searcher
+    split, translator = setup.corpus.splits["validation"], setup.translator
     start = max(0, len(split) - PAIRS) // 2
     pairs = np.argsort(split.source.lengths, kind="stable")[start : start + PAIRS]  # of usual length
     length = int(split.target.lengths_of(pairs).max())
     lengths = {"min_length": length, "max_length": length}
-    setup.translator.searcher = searcher.with_settings(searcher.settings.model_copy(update=lengths))
+    translator.use_search(translator.search.model_copy(update=lengths))
     validate = partial(setup.validator, pairs)
     first = _seconds(lambda: [sample_figures(sample) for sample in validate().samples])
     second = _seconds(validate)  # the model is prepared for search already

@@ -6,9 +6,10 @@ vocabulary padded to whole blocks.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -16,18 +17,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nmt.attention.steering import Steering
 from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.model.state import StateT, Step
 
 if TYPE_CHECKING:
     from nmt.translate.beam import Node, Selection
+    from nmt.translate.phrases import Forbidden
     from nmt.translate.translator import Translation
 
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Bans = tuple[list[int], list[int]]
 """Rows, and for each of them a token that may not follow there."""
+
+Attend = Mapping[int, int | Sequence[float]]
+"""Step from 0 -> the source position to attend to, from 0, or a weight for every position."""
 
 BLOCK = 64  # columns of a block in `pack_top`
 FEW = 2**14  # numbers that are ranked without blocks
@@ -70,6 +76,52 @@ class Limits:
         if self.prefixes and step < len(self.prefixes[sentence]):
             return self.prefixes[sentence][step]
         return eos if step + 1 >= self.max_lengths[sentence] else None
+
+
+class Guidance(NamedTuple):
+    """The controls of B sentences in tokens; `attend` and `forbidden` hold for each of them."""
+
+    prefixes: Sequence[Sequence[int]] = ()  # the tokens that each starts with, without </s>; or none at all
+    attend: Attend = MappingProxyType({})
+    constraints: Sequence[Sequence[Sequence[int]]] = ()  # the phrases that each must contain; or none at all
+    forbidden: "Forbidden | None" = None
+
+    def of(self, indices: Sequence[int]) -> "Guidance":
+        """The guidance of these sentences."""
+        return self._replace(
+            prefixes=[self.prefixes[i] for i in indices] if self.prefixes else (),
+            constraints=[self.constraints[i] for i in indices] if self.constraints else (),
+        )
+
+    def tokens(self) -> list[int]:
+        """All tokens that translations must contain."""
+        return [*chain.from_iterable(self.prefixes), *chain.from_iterable(chain.from_iterable(self.constraints))]
+
+    def within(self, shortlist: Ids) -> "Guidance":
+        """Replace tokens by their positions in a shortlist, which holds `tokens`."""
+
+        def positions(tokens: Sequence[int]) -> list[int]:
+            return [int(position) for position in np.searchsorted(shortlist, tokens)]
+
+        return self._replace(
+            prefixes=[positions(prefix) for prefix in self.prefixes],
+            constraints=[[positions(phrase) for phrase in phrases] for phrases in self.constraints],
+            forbidden=None if self.forbidden is None else self.forbidden.within(shortlist),
+        )
+
+    def steering(self, lengths: Sequence[int], device: torch.device) -> Steering | None:
+        """Lengths of the B sentences -> Steering of L steps; None if no step is steered."""
+        if not self.attend:
+            return None
+        L, S = max(self.attend) + 1, max(lengths)
+        weights, steered = torch.zeros(len(lengths), L, S), torch.zeros(len(lengths), L, dtype=torch.bool)
+        for step, target in self.attend.items():
+            if isinstance(target, int):
+                weights[:, step, target] = 1.0
+            else:
+                weights[:, step, : len(target)] = torch.tensor(target)
+            steered[:, step] = True
+        return Steering(weights.to(device), steered.to(device))
 
 
 class Follower:

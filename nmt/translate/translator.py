@@ -1,18 +1,23 @@
 """The Python API: Translator.load(run).translate(["..."]); Translator.load([run, run]) loads an ensemble.
 
-Shapes: S source positions, T target positions.
+Lines are encoded, divided into batches of sentences of like length, searched by the model prepared for search, and
+decoded. Shapes: S source positions, T target positions, V target vocabulary, L tokens of a shortlist.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, assert_never
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.utils.rnn import pad_sequence
 
 from nmt.config import schema
 from nmt.config.compose import merge_search
@@ -23,16 +28,23 @@ from nmt.data.word_alignment import attention_to_links, format_pharaoh, merge_to
 from nmt.model.checkpoints import load_runs
 from nmt.model.ensemble import Ensemble
 from nmt.model.seq2seq import Seq2Seq, evaluation_mode
+from nmt.ops.draws import sentence_keys
+from nmt.ops.shared import loop
 from nmt.system.distributed import ProcessGroup
 from nmt.system.machine import Machine, retry_in_halves
 from nmt.system.run import RunDirectory, load_config
-from nmt.translate.guidance import Attend, Controls, Guidance, make_guidance, steer, warn_of_unmet
-from nmt.translate.search import Hypothesis
-from nmt.translate.searcher import Searcher
+from nmt.translate.beam import BeamSearch, Node
+from nmt.translate.guidance import Controls, make_guidance, steer, warn_of_unmet
+from nmt.translate.phrases import Allocation, Watch
+from nmt.translate.prepared_model import PreparedModels
+from nmt.translate.sampling import GreedySearch, MinimumBayesRisk, Sampling
+from nmt.translate.search import Attend, Flags, Guidance, Hypothesis, Ids, Limits, Search, SearchBatch, Symbols
 
 if TYPE_CHECKING:
     from nmt.translate.shortlist import Shortlist
 
+EXTRA_TOKENS = 10  # of a translation, beyond search.max_ratio times the source's
+MIN_THREAD_TOKENS = 1024  # tokens x beam size; a smaller batch is not worth another thread
 T = TypeVar("T")
 
 Progress = Callable[[int], object]  # called with the number of sentences just finished
@@ -66,6 +78,20 @@ class Translation:
         return {"source": words(self.source_tokens), "target": words(self.tokens), "weights": percents}
 
 
+def make_search(settings: schema.Search) -> Search[Any]:
+    """Build the search of a section of the configuration."""
+    match settings:
+        case schema.Beam():
+            return BeamSearch(settings)
+        case schema.Greedy():
+            return GreedySearch(settings)
+        case schema.Sampling():
+            return Sampling(settings)
+        case schema.MinimumBayesRisk():
+            return MinimumBayesRisk(settings)
+    assert_never(settings)
+
+
 class Translator:
     """A trained model or an ensemble, with its tokenizers and search settings."""
 
@@ -81,9 +107,10 @@ class Translator:
     ) -> None:
         """group: the processes that translate the same lines and share the work, by default this process alone."""
         self.group = group or ProcessGroup()
-        self.model, self.tokenizers = model, tokenizers
-        self.machine = machine
-        self.searcher = Searcher(model, tokenizers, search, machine, seed, shortlist)
+        self.model, self.tokenizers, self.machine, self.seed = model, tokenizers, machine, seed
+        self.shortlist = shortlist.with_sources() if shortlist is not None and model.has_copy_gate else shortlist
+        self._prepared = PreparedModels(model, machine)
+        self.use_search(search)
         self.reseed()
 
     @classmethod
@@ -124,16 +151,6 @@ class Translator:
         return cls(model, tokenizers, settings, machine, seed, group, words)
 
     @property
-    def seed(self) -> int:
-        """The seed of samples."""
-        return self.searcher.seed
-
-    @property
-    def search(self) -> schema.Search:
-        """The settings of the search."""
-        return self.searcher.settings
-
-    @property
     def single(self) -> Seq2Seq:
         """The one model. Raises UserError for an ensemble."""
         if len(self.model.models) > 1:
@@ -142,10 +159,17 @@ class Translator:
             )
         return self.model.models[0]
 
+    def use_search(self, settings: schema.Search) -> None:
+        """Search with these settings from now on. Raises UserError if the model lacks what they need."""
+        penalty = getattr(settings, "coverage_penalty", 0)
+        if penalty and not self.model.attends:
+            raise UserError(f"search.coverage_penalty={penalty}: the run has no attention; set it to 0")
+        self.search, self.method = settings, make_search(settings)
+
     def with_search(self, settings: schema.Search) -> Self:
         """Return a translator with other search settings, which shares the model."""
         other = copy(self)
-        other.searcher = self.searcher.with_settings(settings)
+        other.use_search(settings)
         return other
 
     def reseed(self) -> None:
@@ -170,26 +194,27 @@ class Translator:
         nmt.translate.guidance.Controls. The translation is empty for an empty line, or if no hypothesis has a
         probability above 0. Raises UserError if the search cannot return n translations, or cannot be guided so.
         """
-        searcher = self.searcher
-        self.check_nbest(n)
+        self.method.check_nbest(n)
         if self.model.training:
-            searcher.invalidate_prepared()
+            self.invalidate_prepared()
         sources, pieces = self.encode(lines, first_line)
-        guidance = make_guidance(searcher, lines, sources, controls, first_line)
-        batches = list(searcher.batches(sources, workers=searcher.workers(), constraints=guidance.constraints, n=n))
+        guidance = make_guidance(self, lines, sources, controls, first_line) if controls else Guidance()
+        batches = list(self.batches(sources, workers=self._workers(), constraints=guidance.constraints, n=n))
 
         def search(batches: Sequence[list[int]]) -> Iterator[list[list[Translation]]]:
-            hypotheses = searcher.search(batches, sources, self._translated, n, guidance)
-            for batch, nbests in zip(batches, hypotheses, strict=True):
+            for batch, nbests in zip(
+                batches, self._search(batches, sources, self._translated, n, guidance), strict=True
+            ):
                 yield [
-                    searcher.method.best([self.translation(pieces[i], hypothesis) for hypothesis in nbest], n)
+                    self.method.best([self.translation(pieces[i], hypothesis) for hypothesis in nbest], n)
                     for i, nbest in zip(batch, nbests, strict=True)
                 ]
 
         results = self._shared(batches, search, progress)
         empty = Translation("", 0.0, 0.0, ["</s>"], ["</s>"], None, [0.0])
         nbests = [results.get(i) or [empty] for i in range(len(lines))]
-        warn_of_unmet(searcher, guidance, [nbest[0].tokens for nbest in nbests], first_line)
+        if guidance.constraints:
+            warn_of_unmet(self, guidance, [nbest[0].tokens for nbest in nbests], first_line)
         self._translated += len(lines)
         return nbests
 
@@ -212,7 +237,7 @@ class Translator:
         source_ids, source_pieces = self.encode(sources, first_line)
         limit = self.search.max_source_length
         target_ids, target_pieces = encode_lines(self.tokenizers.target, targets, limit, "translation", first_line)
-        guidance = steer(self.searcher, source_ids, attend)
+        guidance = steer(self, source_ids, attend) if attend else Guidance()
 
         def force(indices: Sequence[int]) -> list[Translation]:
             pairs = [source_ids[i] for i in indices], [target_ids[i] for i in indices]
@@ -227,7 +252,7 @@ class Translator:
             return (list(chain.from_iterable(retry_in_halves(force, batch))) for batch in batches)
 
         longer = [max(pair, key=len) for pair in zip(source_ids, target_ids, strict=True)]
-        results = self._shared(list(self.searcher.batches(longer, with_empty=True)), score, progress)
+        results = self._shared(list(self.batches(longer, with_empty=True)), score, progress)
         return [results[i] for i in range(len(sources))]
 
     def _force(self, sources: list[list[int]], targets: list[list[int]], guidance: Guidance) -> list[Hypothesis]:
@@ -242,7 +267,7 @@ class Translator:
             if forced.weights is not None:
                 weights = forced.weights[row, :length, : len(source)].float().cpu()
             total, of_tokens = float(log_probs[row, :length].sum()), log_probs[row, :length].tolist()
-            score = self.searcher.method.score(total, length, weights)
+            score = self.method.score(total, length, weights)
             hypotheses.append(Hypothesis(tokens, score, total, weights, of_tokens))
         return hypotheses
 
@@ -260,16 +285,11 @@ class Translator:
 
     def outside_shortlist(self, sources: Sequence[str], targets: Sequence[str]) -> float | None:
         """The share of the targets' tokens that are not in the shortlist of their source; None without a shortlist."""
-        shortlist = self.searcher.shortlist
-        if shortlist is None:
+        if self.shortlist is None:
             return None
         limit = self.search.max_source_length
         target_ids, _ = encode_lines(self.tokenizers.target, targets, limit, "translation", 1)
-        return shortlist.missing(self.encode(sources)[0], target_ids)
-
-    def check_nbest(self, n: int) -> None:
-        """Raise UserError if this search cannot return n translations."""
-        self.searcher.method.check_nbest(n)
+        return self.shortlist.missing(self.encode(sources)[0], target_ids)
 
     def encode(self, lines: Sequence[str], first_line: int = 1) -> tuple[list[list[int]], list[list[str]]]:
         """Encode source lines into token ids and pieces, truncated to search.max_source_length."""
@@ -287,6 +307,146 @@ class Translator:
                 text = copy_unknown(pieces, alignment, source_pieces)
         scores = hypothesis.score, hypothesis.log_prob
         return Translation(text, *scores, source_pieces, pieces, alignment, hypothesis.token_log_probs)
+
+    def limit(self, length: int) -> int:
+        """The most tokens, with </s>, of the translation of this many source tokens."""
+        return min(self.search.max_length, int(self.search.max_ratio * length) + EXTRA_TOKENS)
+
+    @cached_property
+    def boundary(self) -> Flags:
+        """See `Tokenizer.boundary`, of target tokens."""
+        return self.tokenizers.target.boundary()
+
+    def _workers(self) -> int:
+        """Threads that each search a batch of their own. On a CPU this is faster than sharing small products."""
+        if self.machine.device.type != "cpu":
+            return 1
+        return max(1, min(torch.get_num_threads(), self.search.batch_tokens // MIN_THREAD_TOKENS))
+
+    def batches(
+        self,
+        sources: Sequence[list[int]],
+        with_empty: bool = False,
+        workers: int = 1,
+        constraints: Sequence[Sequence[Sequence[int]]] = (),
+        n: int = 1,
+    ) -> Iterator[list[int]]:
+        """Divide sentences into batches of indices, longest first for little padding; `workers` batches share
+        search.batch_tokens, in a search for the n best translations.
+
+        Sentences without tokens are left out unless `with_empty`. Those with constraints have batches of their own.
+        """
+        order = [i for i in range(len(sources)) if with_empty or len(sources[i]) > 1]
+        order.sort(key=lambda i: -len(sources[i]))
+        constrained = [i for i in order if constraints and constraints[i]]
+        budget = self.search.batch_tokens // (self.method.width(n) * workers)
+        for group in (order if not constrained else [i for i in order if not constraints[i]], constrained):
+            start = 0
+            while start < len(group):
+                size = max(1, budget // len(sources[group[start]]))
+                yield group[start : start + size]
+                start += size
+
+    def _search(
+        self, batches: Sequence[list[int]], sources: Sequence[list[int]], first: int, n: int, guidance: Guidance
+    ) -> Iterator[list[list[Hypothesis]]]:
+        """Search each batch of indices, for the hypotheses of its sentences as `Search.__call__` returns them.
+
+        first: the number of sentence 0, on which samples depend.
+        """
+        threads, workers = torch.get_num_threads(), self._workers()
+
+        def search_part(indices: list[int]) -> list[list[Hypothesis]]:
+            with self._batch(indices, sources, first, guidance) as batch:
+                return self.method(batch, n)
+
+        def search_batch(indices: list[int]) -> list[list[Hypothesis]]:
+            return list(chain.from_iterable(retry_in_halves(search_part, indices)))
+
+        if workers == 1 or len(batches) == 1:
+            torch.set_num_threads(self._threads(batches, sources, n, threads))
+            try:
+                yield from map(search_batch, batches)
+            finally:
+                torch.set_num_threads(threads)
+            return
+        pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,))
+        try:
+            yield from pool.map(search_batch, batches)
+        finally:
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(threads)  # some libraries share one setting among all threads
+
+    def _threads(self, batches: Sequence[list[int]], sources: Sequence[list[int]], n: int, most: int) -> int:
+        """Threads for the products of one batch after the other: a few sentences are slower on several."""
+        if self.machine.device.type != "cpu":
+            return most
+        longest = max((len(sources[i]) * len(batch) for batch in batches for i in batch), default=0)
+        return max(1, min(most, longest * self.method.width(n) // MIN_THREAD_TOKENS))
+
+    def tree(self, source: list[int], n: int, guidance: Guidance) -> tuple[list[Hypothesis], list[list[Node]]]:
+        """Return the n best hypotheses of one sentence and the steps of their beam search. Raises UserError if there is
+        no beam."""
+        with self._batch([0], [source], 0, guidance) as batch:
+            (nbest,), steps = self.method.tree(batch, n)
+        return nbest, steps
+
+    def invalidate_prepared(self) -> None:
+        """Prepare the model again for the next search, as its weights may have changed: fused optimizers leave no
+        trace."""
+        self._prepared.clear()
+
+    @contextmanager
+    def _batch(
+        self, indices: Sequence[int], all_sources: Sequence[list[int]], first: int, guidance: Guidance
+    ) -> Iterator[SearchBatch[Any]]:
+        """Encode the sentences of these indices, the longest first, to be searched within this context."""
+        model, device, target = self._prepared.get(self.method.beam_size), self.machine.device, self.tokenizers.target
+        sources = [all_sources[i] for i in indices]
+        lengths = [len(ids) for ids in sources]
+        guidance, shortlist = guidance.of(indices), None
+        if self.shortlist is not None:
+            shortlist = self.shortlist.vocabulary(sources, guidance.tokens())
+        symbols = Symbols(target.bos, target.eos, (target.pad, target.bos))
+        if shortlist is not None:
+            guidance, symbols = guidance.within(shortlist), _within(symbols, shortlist)
+        selection = None
+        if any(guidance.constraints):
+            boundary = self.boundary if shortlist is None else self.boundary[shortlist]
+            selection = partial(Allocation, constraints=guidance.constraints, boundary=boundary)
+        forbidden = guidance.forbidden
+        if forbidden is not None:
+            symbols = symbols._replace(banned=(*symbols.banned, *forbidden.always))
+        with torch.no_grad(), self.machine.autocast(), loop():  # scores keep what they compute from the keys
+            source = pad_sequence([torch.tensor(ids) for ids in sources], True, self.tokenizers.source.pad).to(device)
+            vocabulary = () if shortlist is None else (torch.from_numpy(shortlist).to(device),)
+            state: Any = model.encode(source, torch.tensor(lengths), *vocabulary)
+            steering = guidance.steering(lengths, device)
+            yield SearchBatch(
+                model.step,
+                state if steering is None else state.steered(steering),
+                symbols,
+                self._limits(lengths, guidance.prefixes),
+                device,
+                lengths,
+                sentence_keys((self.seed,), np.array(indices) + first),
+                () if forbidden is None else (partial(Watch, forbidden),),
+                selection,
+                None if shortlist is None else shortlist.tolist(),
+            )
+
+    def _limits(self, lengths: Sequence[int], prefixes: Sequence[Sequence[int]]) -> Limits:
+        """The limits of sentences with these numbers of source tokens."""
+        most = [self.limit(length) for length in lengths]
+        if prefixes:
+            most = [max(length, len(prefix) + 1) for length, prefix in zip(most, prefixes, strict=True)]
+        return Limits(max(0, self.search.min_length - 1), most, prefixes)
+
+
+def _within(symbols: Symbols, shortlist: Ids) -> Symbols:
+    """The positions of special tokens in a shortlist."""
+    bos, eos = np.searchsorted(shortlist, (symbols.bos, symbols.eos)).tolist()
+    return Symbols(bos, eos, tuple(np.flatnonzero(np.isin(shortlist, symbols.banned)).tolist()))
 
 
 def _counted(batches: Iterable[list[T]], progress: Progress | None, processes: int) -> Iterator[list[T]]:

@@ -100,7 +100,7 @@ def test_sampling_is_scored_the_same_each_time(run: RunDirectory) -> None:
     sources, references, _ = run.held_out("test")
     first, second = (evaluate(translator, sources, references, settings, ("bleu",)) for _ in range(2))
     assert first.hypotheses == second.hypotheses
-    translator.searcher.seed = 9
+    translator.seed = 9
     assert evaluate(translator, sources, references, settings, ("bleu",)).hypotheses != first.hypotheses
 
 

@@ -16,7 +16,7 @@ from nmt.ops.draws import sentence_keys
 from nmt.translate.beam import Scorer
 from nmt.translate.phrases import Forbidden, Watch
 from nmt.translate.search import Hypothesis, Limits, SearchBatch, Symbols
-from nmt.translate.searcher import make_search
+from nmt.translate.translator import make_search
 
 PAD, BOS, EOS = 0, 1, 2
 SYMBOLS = Symbols(BOS, EOS, (PAD, BOS))

@@ -125,7 +125,7 @@ def test_is_made_once_and_kept_with_the_run(run: RunDirectory, monkeypatch: pyte
 def test_knows_translations(run: RunDirectory) -> None:
     """On the demo corpus, the words of a sentence's translation are in its shortlist."""
     translator = Translator.load(run.path, shortlist="auto")
-    shortlist = translator.searcher.shortlist
+    shortlist = translator.shortlist
     assert shortlist is not None
     sources, targets, _ = run.held_out("test")
     outside = translator.outside_shortlist(sources, targets)
@@ -148,7 +148,7 @@ def test_a_list_of_nearly_all_tokens_changes_nothing(
     ids = np.array([i for i in range(size) if i != listed.tokenizers.target.unk])
     shortlist = Shortlist(np.zeros(0, np.int64), np.zeros(listed.tokenizers.source.vocab_size, np.int64), ids, size)
     monkeypatch.setattr(shortlist, "vocabulary", lambda *_: ids)
-    listed.searcher.shortlist = shortlist
+    listed.shortlist = shortlist
     for one, other in zip(plain.translate(LINES), listed.translate(LINES), strict=True):
         assert one.text == other.text
         assert one.tokens == other.tokens
@@ -159,7 +159,7 @@ def test_a_search_uses_no_other_tokens(run: RunDirectory) -> None:
     target = translator.tokenizers.target
     ids = np.array([target.pad, target.unk, target.bos, target.eos, *range(10, 70)])
     ends = np.zeros(translator.tokenizers.source.vocab_size, np.int64)
-    translator.searcher.shortlist = Shortlist(np.zeros(0, np.int64), ends, np.sort(ids), target.vocab_size)
+    translator.shortlist = Shortlist(np.zeros(0, np.int64), ends, np.sort(ids), target.vocab_size)
     allowed = {target.pieces([int(i)])[0] for i in ids}
     for translation in translator.translate(LINES):
         assert set(translation.tokens) <= allowed

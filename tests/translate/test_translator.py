@@ -15,7 +15,7 @@ from trained import LINES, run  # noqa: F401
 
 from nmt import Translator
 from nmt.config.errors import UserError
-from nmt.translate import searcher as module
+from nmt.translate import translator as module
 
 SAMPLING = {"kind": "sampling", "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
@@ -86,8 +86,8 @@ def test_threads_share_batches_and_change_nothing(
     monkeypatch.setattr(module, "MIN_THREAD_TOKENS", 1)
     for threads in (1, 2):
         translator = Translator.load(run, search={**search, "batch_tokens": 40}, threads=threads)
-        noted = Noted(translator.searcher.method)
-        monkeypatch.setattr(translator.searcher, "method", noted)
+        noted = Noted(translator.method)
+        monkeypatch.setattr(translator, "method", noted)
         try:
             results.append([nbest[0] for nbest in translator.translate_nbest(lines, 1, progress=done.append)])
             assert (noted.threads == {threading.get_ident()}) == (threads == 1)
@@ -104,7 +104,7 @@ def test_threads_share_batches_and_change_nothing(
 def test_an_error_in_a_thread_is_the_callers(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     monkeypatch.setattr(module, "MIN_THREAD_TOKENS", 1)
     translator = Translator.load(run, search={"batch_tokens": 8}, threads=2)
-    monkeypatch.setattr(translator.searcher, "method", Noted(translator.searcher.method, fails=True))
+    monkeypatch.setattr(translator, "method", Noted(translator.method, fails=True))
     try:
         with pytest.raises(ZeroDivisionError):
             translator.translate(LINES)
@@ -116,7 +116,7 @@ def test_an_error_in_a_thread_is_the_callers(run: Path, monkeypatch: pytest.Monk
 def test_sentences_of_like_length_are_translated_together(run: Path) -> None:  # noqa: F811
     translator = Translator.load(run, search={"batch_tokens": 24})
     sources, _ = translator.encode(["the cat", "the " * 9, "a dog sleeps", "", "the " * 8])
-    batches = list(translator.searcher.batches(sources))
+    batches = list(translator.batches(sources))
     lengths = [len(sources[i]) for batch in batches for i in batch]
     assert lengths == sorted(lengths, reverse=True)
     assert sorted(i for batch in batches for i in batch) == [0, 1, 2, 4]
@@ -132,10 +132,10 @@ def test_greedy_search_is_a_beam_of_one_and_samples_depend_on_the_line_and_the_s
 
 
 def test_samples_of_a_line_share_the_budget_of_a_batch(run: Path) -> None:  # noqa: F811
-    searcher = Translator.load(run, search=SAMPLING | {"batch_tokens": 100}).searcher
+    translator = Translator.load(run, search=SAMPLING | {"batch_tokens": 100})
     sources = [[5] * 9 + [1]] * 10
-    assert [len(batch) for batch in searcher.batches(sources)] == [10]
-    assert [len(batch) for batch in searcher.batches(sources, n=5)] == [2] * 5
+    assert [len(batch) for batch in translator.batches(sources)] == [10]
+    assert [len(batch) for batch in translator.batches(sources, n=5)] == [2] * 5
 
 
 def test_lengths_are_limited(run: Path) -> None:  # noqa: F811
@@ -250,7 +250,7 @@ def test_a_model_in_training_is_prepared_for_search_again(run: Path) -> None:  #
     optimizer.step()
     translator.model.train()
     changed = translator.translate(LINES)
-    translator.searcher.invalidate_prepared()
+    translator.invalidate_prepared()
     again = translator.translate(LINES)
     assert [each.log_prob for each in changed] == [each.log_prob for each in again]
     assert changed[0].log_prob != before[0].log_prob
@@ -260,8 +260,8 @@ def test_searches_with_other_settings_share_the_prepared_model(translator: Trans
     other = translator.with_search(translator.search.model_copy(update={"max_length": 3}))
     lengths = [len(each.translate(LINES[:1])[0].tokens) for each in (other, translator, other)]
     assert lengths[0] == lengths[2] <= 3 < lengths[1]
-    before = translator.searcher._prepared.get(translator.searcher.beam_size)
-    assert other.searcher._prepared.get(translator.searcher.beam_size) is before
+    before = translator._prepared.get(translator.method.beam_size)
+    assert other._prepared.get(translator.method.beam_size) is before
     with torch.no_grad():
         next(translator.model.parameters()).add_(0.0)
-    assert other.searcher._prepared.get(translator.searcher.beam_size) is not before
+    assert other._prepared.get(translator.method.beam_size) is not before
