@@ -1,6 +1,5 @@
 """nmt-translate: a filter from standard input to standard output."""
 
-import logging
 import os
 import select
 import sys
@@ -11,7 +10,7 @@ from functools import partial
 from io import BufferedReader
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, BinaryIO, Literal, cast
 
 from nmt.cli.app import run_command, write
 from nmt.cli.entry import exit_at_ctrl_c
@@ -26,13 +25,11 @@ if TYPE_CHECKING:
     from nmt.translate.guidance import Controls
     from nmt.translate.translator import Translator
 
-log = logging.getLogger(__name__)
-
 MAX_CHARACTERS = 10_000_000  # in a buffer, regardless of buffer_lines
 CHUNK = 65_536  # bytes per read: the capacity of a pipe
 PAUSE = 0.02  # seconds to wait for a further line before translating those that have arrived
-Text = TypeVar("Text", str, tuple[str, ...])
-Item = tuple[str, ...]  # a line of the input, its constraints, its prefix
+BY_LINE = ("references", "constraints", "prefix")  # files whose line N belongs to line N of the input
+Item = tuple[str, Mapping[str, str]]  # a line of the input, and what belongs to it
 TAB = "\t"
 
 
@@ -47,60 +44,40 @@ def _translate(config: TranslateConfig, overrides: list[str]) -> None:
         from nmt.system.machine import fair_waiting, tune_memory
         from nmt.translate.translator import Translator
 
-    for key in ("constraints", "prefix"):
-        if _is_interactive(config) and (name := getattr(config, key)) is not None:
-            raise UserError(f"{key}={name}: belongs to the lines of a file; give the input with < FILE")
+    interactive = config.interactive and sys.stdin.isatty()
+    paths = {key: path for key in BY_LINE if (path := getattr(config, key)) is not None}
+    if interactive and (key := next((key for key in paths if key != "references"), None)):
+        raise UserError(f"{key}={paths[key]}: belongs to the lines of a file; give the input with < FILE")
     tune_memory()
-    with ExitStack() as files:
-        group = files.enter_context(ProcessGroup.join())
+    with ExitStack() as stack:
+        group = stack.enter_context(ProcessGroup.join())
         translator = group.everywhere(partial(Translator.load, config.run, **config.load_arguments, group=group))
-        files.enter_context(fair_waiting())
+        stack.enter_context(fair_waiting())
         common = group.everywhere(partial(read_controls, config.glossary, config.forbidden))
-        if not group.is_main:
-            _translate_shares(translator, config, common)
-            return
-        alignments, references = None, None
-        if config.references is not None:
-            references = files.enter_context(_opened("references", config.references, "rb"))
-        if config.alignments is not None:
-            _check_alignments(config, config.alignments, translator, references)  # before the file is emptied
-            alignments = files.enter_context(_opened("alignments", config.alignments, "wb"))
-        if references is not None:
-            _score(translator, references, config.buffer_lines, alignments)
-        else:
-            named = {key: getattr(config, key) for key in ("constraints", "prefix")}
-            given = {
-                key: files.enter_context(_opened(key, name, "rb")) for key, name in named.items() if name is not None
-            }
-            _filter(translator, config, alignments, given, common)
+        buffers: Iterator[list[Item]] = iter(())
+        alignments = None
+        if group.is_main:
+            files = {key: stack.enter_context(_opened(key, path, "rb")) for key, path in paths.items()}
+            if config.alignments is not None:
+                _check_alignments(config, config.alignments, translator)  # before the file is emptied
+                alignments = stack.enter_context(_opened("alignments", config.alignments, "wb"))
+            buffers = read_buffers(sys.stdin.buffer, files, config.buffer_lines, interactive)
+        answer(translator, config, buffers, alignments, common)
 
 
-def _check_alignments(
-    config: TranslateConfig, name: str, translator: "Translator", references: BinaryIO | None
-) -> None:
+def _check_alignments(config: TranslateConfig, name: str, translator: "Translator") -> None:
     """Raises UserError if there will be no alignments, or if they would overwrite what the command reads or writes."""
     if not translator.model.attends:
         raise UserError(f"alignments={name}: the run has no attention to align with")
     translator.method.check_nbest(config.nbest)
-    if _is_open(user_path(name), (sys.stdin, sys.stdout, references)):
-        raise UserError(f"alignments={name}: is also the input or the output; name another file")
-    for key in ("constraints", "prefix", "glossary", "forbidden"):
-        if _is_same(name, getattr(config, key)):
-            raise UserError(f"alignments={name}: is also {key}=; name another file")
-
-
-def _translate_shares(translator: "Translator", config: TranslateConfig, common: "Controls") -> None:
-    """Translate or score this process's share of what rank 0 reads."""
-    done = 0
-    nothing: Iterator[list[Any]] = iter(())
-    for buffer in translator.group.from_main(nothing):
-        if config.references is None:
-            controls = controls_of(buffer, common)
-            translator.translate_nbest([item[0] for item in buffer], config.nbest, first_line=done + 1, **controls)
-        else:
-            sources, targets = ([pair[side] for pair in buffer] for side in (0, 1))
-            translator.score(sources, targets, first_line=done + 1)
-        done += len(buffer)
+    path = user_path(name)
+    others: dict[str, Path | int] = {"the input": sys.stdin.fileno(), "the output": sys.stdout.fileno()}
+    for key in (*BY_LINE, "glossary", "forbidden"):
+        if (other := getattr(config, key)) is not None:
+            others[f"{key}="] = user_path(other)
+    for meaning, other in others.items() if path.exists() else ():
+        if os.path.samestat(path.stat(), os.stat(other)):
+            raise UserError(f"alignments={name}: is also {meaning}; name another file")
 
 
 def _opened(key: str, path: str, mode: Literal["rb", "wb"]) -> BinaryIO:
@@ -111,75 +88,38 @@ def _opened(key: str, path: str, mode: Literal["rb", "wb"]) -> BinaryIO:
         raise UserError(f"{key}={path}: cannot be {verb} ({error.strerror})") from None
 
 
-def _is_same(name: str, other: str | None) -> bool:
-    one, two = user_path(name), None if other is None else user_path(other)
-    return two is not None and one.exists() and two.exists() and one.samefile(two)
-
-
-def _is_open(path: Path, files: Iterable[IO[str] | BinaryIO | None]) -> bool:
-    if not path.exists():
-        return False
-    return any(os.path.samestat(path.stat(), os.fstat(file.fileno())) for file in files if file is not None)
-
-
-def _score(translator: "Translator", references: BinaryIO, buffer_lines: int, alignments: BinaryIO | None) -> None:
-    """Write the log-probability of each reference, and its alignment."""
-    done = 0
-    reader = LineReader(sys.stdin.buffer)
-    pairs = _pairs(user_lines("input", reader, strict=False), references)
-    for buffer in translator.group.from_main(_buffers(pairs, buffer_lines, reader.has_line)):
-        sources, targets = ([pair[side] for pair in buffer] for side in (0, 1))
-        results = translator.score(sources, targets, first_line=done + 1)
-        links = [result.word_alignment() for result in results] if alignments is not None else []
-        _write(translator.group, [f"{result.log_prob:.4f}" for result in results], links, alignments)
-        done += len(buffer)
-
-
-def _pairs(sources: Iterator[str], references: BinaryIO) -> Iterator[tuple[str, str]]:
-    """Pair sources with their references. Raises UserError if one of the two files is shorter."""
-    pairs = zip_longest(sources, user_lines(f"references={references.name}", references, strict=False))
-    for number, (source, target) in enumerate(pairs, 1):
-        if source is None or target is None:
-            raise UserError(
-                f"references={references.name}: line {number} is missing there or in the input; line N of one must be "
-                "the translation of line N of the other"
-            )
-        yield source, target
-
-
-def _is_interactive(config: TranslateConfig) -> bool:
-    return config.interactive and sys.stdin.isatty()
-
-
-def _filter(
+def answer(
     translator: "Translator",
     config: TranslateConfig,
+    buffers: Iterator[list[Item]],
     alignments: BinaryIO | None,
-    given: Mapping[str, BinaryIO],
     common: "Controls",
 ) -> None:
-    """Read, translate and write, one buffer of lines at a time.
+    """Translate the lines of each buffer, or score their references. All processes share the work; rank 0 reads and
+    writes.
 
-    given: the open files of constraints and prefixes. common: the controls of all lines.
+    common: the controls of all lines.
     """
-    interactive = _is_interactive(config)
-    reader = LineReader(sys.stdin.buffer)
     done = 0
-    lines_read = _lines(reader, interactive)
-    items = from_terminal(lines_read) if interactive else with_controls(lines_read, given)
-    buffers = _buffers(items, 1 if interactive else config.buffer_lines, reader.has_line)
     for buffer in translator.group.from_main(buffers):
-        lines: list[str] = []
-        links: list[str] = []
-        sources, controls = [item[0] for item in buffer], controls_of(buffer, common)
-        for hypotheses in translator.translate_nbest(sources, config.nbest, first_line=done + 1, **controls):
-            for hypothesis in hypotheses:
-                text, score = hypothesis.text, hypothesis.score
-                lines.append(text if config.nbest == 1 else f"{done} ||| {text} ||| {score:.4f}")
-                if alignments is not None:
-                    links.append(f"{'' if config.nbest == 1 else f'{done} ||| '}{hypothesis.word_alignment()}")
-            done += 1
-        _write(translator.group, lines, links, alignments)
+        sources, first_line = [source for source, _ in buffer], done + 1
+        if config.references is not None:
+            targets = [values["references"] for _, values in buffer]
+            nbests = [[result] for result in translator.score(sources, targets, first_line=first_line)]
+        else:
+            controls = controls_of(buffer, common)
+            nbests = translator.translate_nbest(sources, config.nbest, first_line=first_line, **controls)
+        if translator.group.is_main:
+            lines, links = [], []
+            for number, nbest in enumerate(nbests, done):
+                start = f"{number} ||| " if config.nbest > 1 else ""
+                for result in nbest:
+                    text = f"{result.log_prob:.4f}" if config.references is not None else result.text
+                    lines.append(f"{start}{text} ||| {result.score:.4f}" if start else text)
+                    if alignments is not None:
+                        links.append(f"{start}{result.word_alignment()}")
+            _write(translator.group, lines, links, alignments)
+        done += len(buffer)
 
 
 class LineReader:
@@ -223,13 +163,23 @@ class LineReader:
         return bool(chunk or self._lines)
 
 
-def _buffers(items: Iterable[Text], size: int, has_next: Callable[[], bool]) -> Iterator[list[Text]]:
-    """Group `size` lines or pairs, fewer if lines are very long or the next line has not arrived yet."""
-    buffer: list[Text] = []
+def read_buffers(stream: BinaryIO, files: Mapping[str, BinaryIO], size: int, interactive: bool) -> Iterator[list[Item]]:
+    """Yield `size` lines of the input at a time, with their lines in the open files of BY_LINE.
+
+    Fewer if lines are very long, if the next one has not arrived yet, or one by one on a terminal.
+    """
+    reader = LineReader(stream)
+    lines = _lines(reader, interactive)
+    items = from_terminal(lines) if interactive and not files else with_columns(lines, files)
+    return _buffers(items, 1 if interactive else size, reader.has_line)
+
+
+def _buffers(items: Iterable[Item], size: int, has_next: Callable[[], bool]) -> Iterator[list[Item]]:
+    buffer: list[Item] = []
     characters = 0
     for item in items:
         buffer.append(item)
-        characters += len(item) if isinstance(item, str) else sum(map(len, item))
+        characters += len(item[0]) + sum(map(len, item[1].values()))
         if len(buffer) == size or characters > MAX_CHARACTERS or not has_next():
             yield buffer
             buffer, characters = [], 0
@@ -275,13 +225,12 @@ def read_controls(glossary: str | None, forbidden: str | None) -> "Controls":
     return controls
 
 
-def with_controls(sources: Iterable[str], files: Mapping[str, BinaryIO]) -> Iterator[Item]:
-    """Yield each line of the input with its constraints and its prefix, "" where there is no file.
+def with_columns(sources: Iterable[str], files: Mapping[str, BinaryIO]) -> Iterator[Item]:
+    """Yield each line of the input with its lines in the open files, by their keys.
 
-    files: the open files, by their keys. Raises UserError if a file has more or fewer lines than the input, or is not
-    in its format.
+    Raises UserError if a file has more or fewer lines than the input, or is not in its format.
     """
-    columns = [user_lines(f"{key}={file.name}", file) for key, file in files.items()]
+    columns = [user_lines(f"{key}={file.name}", file, strict=key != "references") for key, file in files.items()]
     for number, (source, *values) in enumerate(zip_longest(sources, *columns), 1):
         for (key, file), value in zip(files.items(), values, strict=True):
             name = f"{key}={file.name}"
@@ -299,20 +248,19 @@ def with_controls(sources: Iterable[str], files: Mapping[str, BinaryIO]) -> Iter
                     "translations without constraints empty"
                 )
         if source is not None:
-            controls = dict(zip(files, values, strict=True))
-            yield source, controls.get("constraints", ""), controls.get("prefix", "")
+            yield source, dict(zip(files, values, strict=True))
 
 
 def from_terminal(lines: Iterable[str]) -> Iterator[Item]:
     """Yield lines from a terminal: what follows a tab starts the translation."""
     for line in lines:
         source, _, prefix = line.partition(TAB)
-        yield source, "", prefix.replace(TAB, " ")
+        yield source, {"prefix": prefix.replace(TAB, " ")}
 
 
 def controls_of(items: Iterable[Item], common: "Controls") -> "Controls":
     """Join the controls of some lines."""
-    constraints, prefixes = ([item[part] for item in items] for part in (1, 2))
+    constraints, prefixes = ([values.get(key, "") for _, values in items] for key in ("constraints", "prefix"))
     controls: Controls = {**common}
     if any(constraints):
         controls["constraints"] = [line.split(TAB) if line else [] for line in constraints]
@@ -339,8 +287,5 @@ def _glossary(name: str, lines: list[str]) -> dict[str, str]:
 
 
 def _lines_of_file(key: str, path: str) -> list[str]:
-    try:
-        with open_text(user_path(path)) as file:
-            return list(user_lines(f"{key}={path}", file))
-    except OSError as error:
-        raise UserError(f"{key}={path}: cannot be read ({error.strerror})") from None
+    with _opened(key, path, "rb") as file:
+        return list(user_lines(f"{key}={path}", file))

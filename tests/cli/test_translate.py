@@ -3,7 +3,7 @@
 import gzip
 import io
 import os
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Timer
 from types import SimpleNamespace
@@ -11,14 +11,14 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from nmt.cli.translate import CHUNK, LineReader, _buffers, _filter, _lines
+from nmt.cli.translate import CHUNK, LineReader, answer, read_buffers
 from nmt.config.errors import UserError
 from nmt.system.distributed import ProcessGroup
 
 
-def buffers(stream: BinaryIO, most: int) -> Any:  # noqa: ANN401
-    reader = LineReader(stream)
-    return _buffers(_lines(reader, False), most, reader.has_line)
+def buffers(stream: BinaryIO, most: int) -> Iterator[list[str]]:
+    for buffer in read_buffers(stream, {}, most, False):
+        yield [source for source, _ in buffer]
 
 
 def test_lines_of_an_open_pipe_are_answered_before_the_next_one_arrives() -> None:
@@ -114,13 +114,12 @@ def test_translations_and_alignments_can_be_read_as_soon_as_they_are_made(
                 assert links.read_text() == "0 ||| 0-0\n0 ||| 0-0\n"
             return super().translate_nbest(lines, n, first_line)
 
-    config: Any = SimpleNamespace(interactive=True, buffer_lines=1024, nbest=2)
+    config: Any = SimpleNamespace(references=None, nbest=2)
     translator: Any = Watching()
-    with open(end) as given, output.open("w") as written, links.open("wb") as aligned, monkeypatch.context() as patch:
-        patch.setattr(sys, "stdin", given)
-        patch.setattr(sys, "stdout", written)
+    with open(end, "rb") as given, output.open("w") as written, links.open("wb") as aligned:
+        monkeypatch.setattr("sys.stdout", written)
         os.write(other, b"one\n")
-        _filter(translator, config, aligned, {}, {})
+        answer(translator, config, read_buffers(given, {}, 1024, False), aligned, {})
     assert translator.seen == [["one"], ["two"]]
 
 
