@@ -9,89 +9,78 @@ import tempfile
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from nmt.cli.app import STOPPED, attempt, log_to_stream, report
 from nmt.cli.help import explain
 from nmt.config.errors import UserError
-from nmt.config.schema import SavedRunCommand, TrainConfig
+from nmt.config.schema import SavedRunCommand
 from nmt.system.files import write_atomically
 from nmt.system.processes import cores, rank, started_in_group
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-    from nmt.training.loop import Observer
 
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
-WORK, MESSAGE = "work.pickle", "message"  # files of a launch: what to run, and why rank 0 failed
+WORK, ERROR = "work.pickle", "error.pickle"  # files of a launch: what to run, and why rank 0 failed
 CRASHED, REPORTED = 1, 2  # exit status after a traceback, and after an error in one line
 SECONDS_TO_EXPLAIN = 10.0  # for rank 0, after the error of another process
 SECONDS_TO_SAVE = 600  # after a signal, for the update or validation in progress and the checkpoint
 S = TypeVar("S", bound=SavedRunCommand)
 
 
-def train_in_processes(
-    config: TrainConfig,
-    directory: Path,
-    overrides: list[str],
-    choices: Mapping[str, str] | None = None,
-    observer: "Observer | None" = None,
-    *,
-    job: Callable[..., int],
-) -> int:
-    """Run `job`, which takes the other arguments, in config.processes processes. Returns the exit status.
+def in_processes(count: int, command: str, job: Callable[..., int | None], *arguments: object) -> int:
+    """Run `job(*arguments)` of a command in `count` processes, which share the standard streams.
 
-    The processes are programs of their own: one that fails ends, which closes its connections and so ends the others.
-    Raises UserError with the message of rank 0, or if a process was lost.
+    They are programs of their own: one that fails ends, which closes its connections and so ends the others. Returns
+    the exit status. Raises the error of rank 0, or UserError if a process was lost.
     """
     with tempfile.TemporaryDirectory(prefix="nmt-processes-") as folder:
-        work, message = Path(folder, WORK), Path(folder, MESSAGE)
-        arguments = (config, directory, overrides, choices, observer)
-        work.write_bytes(pickle.dumps(sys.path) + pickle.dumps((job, arguments)))
-        outcome = _launch(config.processes, folder, "from nmt.cli.launch import run; run()", folder)
-        if isinstance(outcome, int):
-            return outcome
-        if message.exists():
-            raise UserError(message.read_text(encoding="utf-8"))
-        if outcome.exitcode > STOPPED:  # a signal to this process alone stopped the group
-            return int(outcome.exitcode)
-        if outcome.exitcode == REPORTED:
+        Path(folder, WORK).write_bytes(pickle.dumps(sys.path) + pickle.dumps((command, job, arguments)))
+        failure = _launch(count, folder)
+        if isinstance(failure, int):
+            return failure
+        with suppress(FileNotFoundError):
+            raise pickle.loads(Path(folder, ERROR).read_bytes())
+        if failure.exitcode > STOPPED:  # a signal to this process alone stopped the group
+            return int(failure.exitcode)
+        if failure.exitcode == REPORTED:
             raise UserError("a process failed, as printed above")
-        reason = f"signal {-outcome.exitcode}" if outcome.exitcode < 0 else f"status {outcome.exitcode}"
-        raise UserError(f"process {outcome.local_rank} ended with {reason}; the checkpoints are intact")
+        reason = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"status {failure.exitcode}"
+        checkpoints = "; the checkpoints are intact" if command == "train" else ""
+        raise UserError(f"process {failure.local_rank} ended with {reason}{checkpoints}")
 
 
 def run() -> NoReturn:
-    """Be one of the processes that `train_in_processes` starts."""
-    from nmt.system.distributed import OtherProcessFailed
-
+    """Be one of the processes that `in_processes` starts."""
     folder = Path(sys.argv[1])
     with (folder / WORK).open("rb") as file:
         sys.path[:] = pickle.load(file)
-        job, arguments = pickle.load(file)
+        command, job, arguments = pickle.load(file)
     log_to_stream(sys.stderr)
     try:
-        outcome = attempt(partial(job, *arguments), debug=False)
+        outcome = attempt(lambda: job(*arguments) or 0, debug=False)
+    except KeyboardInterrupt:
+        outcome = STOPPED + signal.SIGINT
     except Exception:
         traceback.print_exc()
         outcome = CRASHED
     if isinstance(outcome, Exception):
         if rank() == 0:
+            error = outcome if isinstance(outcome, OSError) else UserError(explain(outcome, command))
             try:
-                write_atomically(folder / MESSAGE, explain(outcome, "train").encode())
+                write_atomically(folder / ERROR, pickle.dumps(error))
             except OSError:  # the folder for temporary files is full, too
-                report(outcome, "train")
+                report(outcome, command)
         else:
-            if not isinstance(outcome, OtherProcessFailed):
-                report(outcome, "train")
+            report(outcome, command)
             deadline = time.monotonic() + SECONDS_TO_EXPLAIN  # the launcher ends rank 0 when this process has ended
-            while not (folder / MESSAGE).exists() and time.monotonic() < deadline:
+            while not (folder / ERROR).exists() and time.monotonic() < deadline:
                 time.sleep(0.05)
         outcome = REPORTED
     if not outcome:
@@ -103,32 +92,22 @@ def run() -> NoReturn:
 
 
 def shared_by_processes(command: str, task: Callable[[S, list[str]], None]) -> Callable[[S, list[str]], int]:
-    """Return the task of a command that repeats its command line in config.processes processes, which share the work
-    and the standard streams."""
+    """Return the task of a command that runs in config.processes processes, which share the work."""
 
-    def run(config: S, overrides: list[str]) -> int:
+    def work(config: S, overrides: list[str]) -> int:
         if config.processes == 1:
             task(config, overrides)
             return 0
         if started_in_group():
             raise UserError("processes=: several processes were started already; leave it out")
-        words = [word for word in sys.argv[1:] if not word.startswith("processes=")]
-        os.environ.pop("HYDRA_FULL_ERROR", None)  # set by this process; the others print errors in one line, too
-        start = f"from nmt.cli.entry import {command}; {command}()"
-        with tempfile.TemporaryDirectory(prefix="nmt-processes-") as folder:
-            outcome = _launch(config.processes, folder, start, *words)
-        if isinstance(outcome, int):
-            return outcome
-        if outcome.exitcode < 0:
-            raise UserError(f"process {outcome.local_rank} ended with signal {-outcome.exitcode}")
-        return int(outcome.exitcode)  # the process has printed its error
+        return in_processes(config.processes, command, task, config, overrides)
 
-    return run
+    return work
 
 
-def _launch(processes: int, folder: str, start: str, *words: str) -> "int | ProcessFailure":
-    """Run the Python statements `start` with these arguments in several processes, whose logs and error files go to
-    `folder`, until all have ended. They also end when this process is killed.
+def _launch(processes: int, folder: str) -> "int | ProcessFailure":
+    """Call `run` in several processes, whose work stands in `folder`, until all have ended. They also end when this
+    process is killed.
 
     Returns the exit status, or the first failure of a process.
     """
@@ -154,9 +133,10 @@ def _launch(processes: int, folder: str, start: str, *words: str) -> "int | Proc
         if name.startswith("torch.distributed"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     watch = f"from nmt.system.processes import end_with; end_with({os.getpid()})"
+    start = "from nmt.cli.launch import run; run()"
     with _threads_per_process(processes), _own_handlers():
         try:
-            elastic_launch(settings, sys.executable)("-c", f"{watch}; {start}", *words)
+            elastic_launch(settings, sys.executable)("-c", f"{watch}; {start}", folder)
         except SignalException as stop:
             return STOPPED + int(stop.sigval)
         except ChildFailedError as error:

@@ -75,19 +75,19 @@ def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:
             from nmt.training.job import train
 
         observer = sweep.observer() if sweep.sweeping() else None
-        status = _launcher(config, train)(config, directory, [*overrides, *paths], chosen, observer)
+        status = _in_processes(train, config, directory, [*overrides, *paths], chosen, observer)
     if not sweep.sweeping() and rank() == 0:
         _print_next_steps(os.path.relpath(directory))
     return status
 
 
-def _launcher(config: TrainConfig, job: Callable[..., int]) -> Callable[..., int]:
-    """Return the job, or what runs it in config.processes processes."""
+def _in_processes(job: Callable[..., int], config: TrainConfig, *arguments: object) -> int:
+    """Run the job in config.processes processes. Returns the exit status."""
     if config.processes == 1 or started_in_group():
-        return job
-    from nmt.cli.launch import train_in_processes
+        return job(config, *arguments)
+    from nmt.cli.launch import in_processes
 
-    return partial(train_in_processes, job=job)
+    return in_processes(config.processes, "train", job, config, *arguments)
 
 
 def _check_group(overrides: list[str]) -> None:
@@ -166,7 +166,7 @@ def _dry_run(config: TrainConfig, overrides: list[str], named: str | None) -> in
         raise UserError("--dry-run: several processes were started already; start one, with processes=N")
     config = config.with_absolute_paths()
     _check_directory(config, None if named is None or "${" in named else user_path(named))
-    return _launcher(config, dry_run)(config, output_dir(), overrides, choices(), None)
+    return _in_processes(dry_run, config, output_dir(), overrides, choices(), None)
 
 
 def _check_directory(config: TrainConfig, path: Path | None) -> None:

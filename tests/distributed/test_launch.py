@@ -13,7 +13,7 @@ from conftest import TINY, values_of
 from forks import ended, forked
 from torch.utils.tensorboard import SummaryWriter
 
-from nmt.cli.launch import train_in_processes
+from nmt.cli.launch import in_processes
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
@@ -22,11 +22,9 @@ from nmt.system.processes import rank
 from nmt.training import checkpoint as checkpoint_module
 from nmt.training.checkpoint import StopSignals
 
-TWO = ["processes=2"]
-
 
 def launched(job: Any, directory: Path) -> int:  # noqa: ANN401
-    return train_in_processes(validated(TrainConfig, values_of("train", TWO)), directory, [], job=job)
+    return in_processes(2, "train", job, None, directory)
 
 
 def refuse(*_: object) -> int:
@@ -91,10 +89,10 @@ def train_without_room(config: TrainConfig, directory: Path, overrides: list[str
 @pytest.mark.parametrize("name", ["last.pt", "best.safetensors", "metrics.jsonl", "tensorboard", "results.json"])
 def test_a_full_disk_ends_all_processes_within_seconds(name: str, tmp_path: Path) -> None:
     sizes = ["data.train_size=200", "data.validation_size=20", "data.test_size=20", "training.max_steps=6"]
-    values = values_of("train", [*TWO, *TINY, *sizes, "training.log_every=2"])
+    values = values_of("train", ["processes=2", *TINY, *sizes, "training.log_every=2"])
     config = validated(TrainConfig, values)
     with pytest.raises(UserError, match=r"No space left on device"):
-        train_in_processes(config, tmp_path / "run", [name], job=train_without_room)
+        in_processes(2, "train", train_without_room, config, tmp_path / "run", [name])
     assert time.time() - (tmp_path / "failed").stat().st_mtime < 15
 
 
