@@ -9,7 +9,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -39,20 +39,17 @@ from nmt.training.journal import (
     Journal,
     NullJournal,
     check_packages,
-    log_of_others,
     log_to_file,
-    sample_figures,
     save_figures,
 )
 from nmt.training.loop import Observer, Pruned, TrainingLoop
-from nmt.training.losses import CoverageLoss, Objective
+from nmt.training.losses import Objective
 from nmt.training.start import Start, Teachers, corpus_report, load_start, load_teachers, log_corpus_report
 from nmt.training.trainer import Trainer
 from nmt.training.validation import Validator, monitored_comet, pick_samples
 from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
-MIN_SHARE = 512  # tokens of a batch that are worth a process
 
 # Of a dry run.
 TIMED_SECONDS = 5.0  # of updates whose time is taken
@@ -120,7 +117,7 @@ class Job:
         tune_memory()
         machine = Machine.choose(config.device, config.precision, config.threads)
         run, stop = RunDirectory(directory), None
-        with fair_waiting(), ProcessGroup.join() as group, log_of_others(group, run.log), ExitStack() as closing:
+        with fair_waiting(), ProcessGroup.join() as group, ExitStack() as closing:
             group.refuse_differences(
                 str(run.path.absolute()), "hydra.run.dir: differs from that of the main process; name one"
             )
@@ -211,7 +208,6 @@ def build(job: Job, inputs: Inputs) -> Setup:
     """Build the model and all that trains and validates it. Warn of values that have no effect."""
     config, machine, group = job.config, job.machine, job.group
     corpus, settings, comet, start, teachers = inputs
-    _warn_of_small_shares(config, group)
     torch.manual_seed(config.seed)
     model = new_model(config, corpus.tokenizers)
     if start is not None:
@@ -237,30 +233,14 @@ def build(job: Job, inputs: Inputs) -> Setup:
     return setup
 
 
-def _warn_of_small_shares(config: schema.TrainConfig, group: ProcessGroup) -> None:
-    share = config.training.batch_tokens // group.size
-    if group.size > 1 and share < MIN_SHARE:
-        log.warning(
-            "training.batch_tokens=%d: each of %d processes gets %d tokens of a batch, too few to be worth a process; "
-            "training.batch_tokens=%d would suit them",
-            config.training.batch_tokens,
-            group.size,
-            share,
-            MIN_SHARE * group.size,
-        )
-
-
 def warn_of_no_effect(config: schema.TrainConfig, objective: Objective, total_steps: int) -> None:
-    """Warn of values that take effect only after the end of the run, or not at all."""
+    """Warn of values that would take effect only after the end of the run."""
     for loss in objective.auxiliary:
-        if isinstance(loss, CoverageLoss) and loss.start >= total_steps:
+        if loss.start >= total_steps:
             log.warning("attention.coverage.loss_start=%d: the run ends before, at step %d", loss.start, total_steps)
     if config.schedule.warmup_steps > total_steps:
         text = "schedule.warmup_steps=%d: the run ends before, at step %d, and never reaches optimizer.lr"
         log.warning(text, config.schedule.warmup_steps, total_steps)
-    if config.training.r_drop and not config.passes_differ:
-        text = "training.r_drop=%g: two equal passes, because no dropout is set; it only takes time"
-        log.warning(text, config.training.r_drop)
 
 
 def fit(setup: Setup, journal: Journal, observer: Observer | None = None) -> bool:
@@ -345,7 +325,6 @@ class Costs(NamedTuple):
     preparation: float
     update: float
     tokens: float  # target tokens of an update
-    validation: float  # whatever the number of pairs
     pair: float  # each pair of a validation
 
 
@@ -371,7 +350,7 @@ def dry_run(
         trainer, preparation = setup.trainer, time.perf_counter() - began
         try:
             with trainer.signals:
-                costs = Costs(preparation, *_time_updates(trainer, TIMED_SECONDS), *_time_validation(setup))
+                costs = Costs(preparation, *_time_updates(trainer, TIMED_SECONDS), _time_validation(setup))
         except Interrupted as stop:
             return 128 + stop.signum
         peak = job.group.largest(peak_memory(job.machine.device))
@@ -411,8 +390,8 @@ def _updates(trainer: Trainer, count: int) -> tuple[float, int]:
     return trainer.seconds - seconds, trainer.tokens - tokens
 
 
-def _time_validation(setup: Setup) -> tuple[float, float]:
-    """Seconds that a validation takes whatever its size, and for each pair. Raises Interrupted at a signal.
+def _time_validation(setup: Setup) -> float:
+    """Seconds of a validation for each pair. Raises Interrupted at a signal.
 
     All translations are as long as the longest reference: a batch takes as long as its longest translation, and the
     length of those of an untrained model means nothing.
@@ -423,16 +402,10 @@ def _time_validation(setup: Setup) -> tuple[float, float]:
     length = int(split.target.lengths_of(pairs).max())
     lengths = {"min_length": length, "max_length": length}
     translator.use_search(translator.search.model_copy(update=lengths))
-    validate = partial(setup.validator, pairs)
-    first = _seconds(lambda: [sample_figures(sample) for sample in validate().samples])
-    second = _seconds(validate)  # the model is prepared for search already
-    return max(0.0, first - second), second / len(pairs)
-
-
-def _seconds(work: Callable[[], object]) -> float:
+    setup.validator(pairs)  # prepares the model for search
     began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
+    setup.validator(pairs)
+    return (time.perf_counter() - began) / len(pairs)
 
 
 def peak_memory(device: torch.device) -> int:
@@ -448,9 +421,9 @@ def cost_report(setup: Setup, costs: Costs, peak: int) -> list[str]:
     trainer, splits, config = setup.trainer, setup.corpus.splits, setup.job.config
     epoch, total = len(trainer.batches.epoch(0)), trainer.total_steps
     validations = validations_of(config, epoch, total)
-    seconds = costs.preparation + total * costs.update
-    seconds += validations * (costs.validation + len(splits["validation"]) * costs.pair)
-    seconds += sum(costs.validation + len(split) * costs.pair for split in setup.held_out)
+    validation = len(splits["validation"]) * costs.pair
+    seconds = costs.preparation + total * costs.update + validations * validation
+    seconds += sum(len(split) for split in setup.held_out) * costs.pair
     group, device = setup.job.group, setup.job.machine.device
     kind = "GPU memory" if device.type == "cuda" else "memory"
     return [
@@ -458,7 +431,7 @@ def cost_report(setup: Setup, costs: Costs, peak: int) -> list[str]:
         f"{kind}: {peak / GIB:.2f} GiB at peak{f', in each of {group.size} processes' if group.size > 1 else ''}",
         f"update: {duration(costs.update)}, {costs.tokens / costs.update:,.0f} target tokens per second",
         f"epoch: {duration(epoch * costs.update)} (updates: {epoch:,})",
-        f"validation: {duration(costs.validation + len(splits['validation']) * costs.pair)}",
+        f"validation: {duration(validation)}",
         f"run: {'at most ' if config.validation.patience else ''}{duration(seconds)} (updates: {total:,}, "
         f"epochs: {total / epoch:.3g}, validations: {validations}, and the final evaluation)",
         "dry run: found no errors, and leaves nothing behind",

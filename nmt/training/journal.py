@@ -1,4 +1,4 @@
-"""Where the numbers and pictures of a run go: metrics.jsonl, train.log, TensorBoard, W&B, the progress bar."""
+"""Where the numbers and pictures of a run go: metrics.jsonl, train.log, TensorBoard, W&B, MLflow, the progress bar."""
 
 import json
 import logging
@@ -19,39 +19,46 @@ from torch.utils.tensorboard.summary import hparams
 from tqdm import tqdm
 
 from nmt.config import schema
+from nmt.config.compose import flatten
 from nmt.config.errors import UserError, format_value
 from nmt.explain.heatmap import draw_alignment, save, to_array
-from nmt.system.distributed import OtherProcessFailed, ProcessGroup
 from nmt.system.files import named_errors, to_json, write_atomically
 from nmt.system.run import SWEEP, RunDirectory, read_json
 from nmt.training.validation import Sample
 
 SHOWN = {"chrf": "chrF {:.2f}", "ter": "TER {:.2f}", "comet": "COMET {:.4f}"}  # where they are monitored
-WANDB = "wandb"
-IDS = "trackers.json"  # in the run directory: the identifier of the run in W&B
+IDS = "trackers.json"  # in the run directory: the identifiers of the run in W&B and MLflow
+PROJECT = "nmt"  # of W&B, and experiment of MLflow, unless their variables name another
 MAX_TAG = 64  # characters of a tag of W&B
+MAX_PARAMS = 100  # of MLflow, in a request
 # Punctuation as character references, which have no meaning in Markdown or HTML.
 ESCAPES = {ord(character): f"&#{ord(character)};" for character in string.punctuation}
 log = logging.getLogger(__name__)
 
 
 class Journal:
-    """Writes every number to metrics.jsonl and TensorBoard, which W&B reads, and the most important ones to the log and
-    the progress bar. Use it in a `with` statement."""
+    """Writes every number to metrics.jsonl, TensorBoard, W&B and MLflow, and the most important ones to the log and the
+    progress bar. Use it in a `with` statement."""
 
     def __init__(self, run: RunDirectory, config: schema.TrainConfig) -> None:
         self._run, self._config = run, config
         self._events: Any = None  # TensorBoard's writer, whose methods are untyped
-        self._wandb: Any = None  # W&B's run
+        self._trackers: dict[str, Wandb | MLflow] = {}
         self._bar = tqdm(disable=True)
 
     def begin(self, logged_step: int, validated: int, step: int, total_steps: int) -> None:
         """Open all files at `step`. Removes the lines that a killed run wrote after `logged_step` (-1: all lines), and
-        those of validations after the step `validated`. Raises UserError if W&B refuses the run."""
-        if WANDB in self._config.logger:
-            self._wandb = begin_wandb(self._run, self._config)  # it watches for TensorBoard's files from here on
+        those of validations after the step `validated`. Raises UserError if W&B or MLflow refuses the run."""
+        loggers, ids = self._config.logger, read_json(self._run.path / IDS)
+        for name in [name for name in TRACKERS if name in loggers]:  # W&B watches for TensorBoard's files from then on
+            try:
+                self._trackers[name] = TRACKERS[name](self._run, self._config, ids.get(name))
+            except (Exception, SystemExit) as error:
+                raise UserError(f"logger={name}: cannot be used ({_reason(error)}); train without it") from None
+        if self._trackers:
+            self._run.update_json(self._run.path / IDS, {name: one.id for name, one in self._trackers.items()})
         truncate_after(self._run.metrics, logged_step, validated)
-        if self._config.logger:
+        if {"tensorboard", "wandb"} & {*loggers}:
             # Hides the events that a killed run wrote after logged_step, so that every curve stays a single line.
             self._events = SummaryWriter(str(self._run.tensorboard), purge_step=logged_step + 1)
         self._bar = tqdm(
@@ -145,28 +152,36 @@ class Journal:
         """
         if self._events is not None:
             self._add_summary(2, {})
-        for name, score in scores.items():
-            self._write("add_scalar", name, score, step + 1)
+        self._scalars(step + 1, scores)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close everything. After an error, W&B shows the run as one that can be resumed."""
+        """Close everything. After an error, W&B and MLflow show the run as one that can be resumed. If they fail now,
+        warn: the run itself is complete."""
         self._bar.close()
         try:
             self._write("close")
         finally:
-            if self._wandb is not None:
-                end_wandb(self._wandb, finished=kind is None)
+            for name, tracker in self._trackers.items():
+                try:
+                    tracker.end(finished=kind is None)
+                except (Exception, SystemExit) as error:
+                    log.warning("logger=%s: does not have the whole run (%s)", name, _reason(error))
 
     def _record(self, step: int, epoch: float, kind: str, values: Mapping[str, float]) -> None:
         named = {f"{kind}/{name}": value for name, value in values.items() if name != "seconds_left"}
-        for name, value in named.items():
-            self._write("add_scalar", name, value, step)
+        self._scalars(step, named)
         line = {"step": step, "epoch": round(epoch, 4), "time": round(time.time(), 3), **named}
         with self._run.metrics.open("a", encoding="utf-8") as file:
             file.write(to_json(line) + "\n")
+
+    def _scalars(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._write("add_scalar", name, value, step)
+        for tracker in self._trackers.values():
+            tracker.scalars(step, values)
 
     def _add_summary(self, part: int, values: Mapping[str, Any]) -> None:
         """Add to TensorBoard's HPARAMS tab: part 1 begins a run with its hyperparameters, part 2 ends it."""
@@ -246,60 +261,85 @@ def check_packages(loggers: Iterable[str]) -> None:
             raise UserError(f"logger={name}: needs another package: pip install {name}")
 
 
-def begin_wandb(run: RunDirectory, config: schema.TrainConfig) -> Any:  # noqa: ANN401
-    """Begin a run of Weights & Biases, which reads TensorBoard's files, or continue it.
+class Wandb:
+    """A run of Weights & Biases, which reads TensorBoard's files."""
 
-    It is named after the last two parts of the run's path, or after its path in its sweep, which is its group. Raises
-    UserError if W&B refuses it.
-    """
-    path, ids = run.path.resolve(), run.path / IDS
-    sweep = next((folder for folder in path.parents if (folder / SWEEP).is_file()), None)
-    tags = [(key, value) for key, value in run.overrides().items() if key not in schema.NO_EFFECT_KEYS]
-    try:
+    def __init__(self, run: RunDirectory, config: schema.TrainConfig, known_id: str | None) -> None:
         import wandb
 
-        tracked = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "nmt"),
-            name="/".join(path.parts[-2:]) if sweep is None else str(path.relative_to(sweep)),
-            group=None if sweep is None else "/".join(sweep.parts[-2:]),
-            tags=[f"{key}={format_value(value)}"[:MAX_TAG] for key, value in tags],
+        name, sweep, tags = description_of(run)
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=name,
+            group=sweep,
+            tags=[f"{key}={value}"[:MAX_TAG] for key, value in tags.items()],
             config=config.model_dump(mode="json"),
             allow_val_change=True,
-            id=read_json(ids).get(WANDB),
+            id=known_id,
             resume="allow",
             sync_tensorboard=True,
             settings=wandb.Settings(console="off", silent=True),
         )
-    except (Exception, SystemExit) as error:
-        raise UserError(f"logger=wandb: cannot be used ({_reason(error)}); train without it") from None
-    run.update_json(ids, {WANDB: str(tracked.id)})
-    return tracked
+        self.id = str(self._run.id)
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Do nothing: the values are in TensorBoard's files."""
+
+    def end(self, finished: bool) -> None:
+        """Send everything. finished=False: the run can be resumed."""
+        self._run.finish(exit_code=0 if finished else 1)
 
 
-def end_wandb(tracked: Any, finished: bool) -> None:  # noqa: ANN401
-    """Send everything. If W&B fails now, warn: the run itself is complete. finished=False: it can be resumed."""
-    try:
-        tracked.finish(exit_code=0 if finished else 1)
-    except (Exception, SystemExit) as error:
-        log.warning("logger=wandb: does not have the whole run (%s)", _reason(error))
+class MLflow:
+    """A run of MLflow, whose own thread sends the values."""
+
+    def __init__(self, run: RunDirectory, config: schema.TrainConfig, known_id: str | None) -> None:
+        import mlflow
+
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
+        name, sweep, tags = description_of(run)
+        self._mlflow, self._alignments = mlflow, run.alignments
+        self._sending: Any = None  # the values sent last; those before them arrive first
+        begun = mlflow.start_run(run_id=known_id, run_name=name, tags=({"sweep": sweep} if sweep else {}) | tags)
+        self.id = str(begun.info.run_id)
+        params = [] if known_id else [*flatten(config.model_dump(mode="json"))]
+        for start in range(0, len(params), MAX_PARAMS):
+            mlflow.log_params(dict(params[start : start + MAX_PARAMS]))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Add a point to each curve, by tag such as "train/loss"."""
+        self._sending = self._mlflow.log_metrics(dict(values), step=step, synchronous=False)
+
+    def end(self, finished: bool) -> None:
+        """Send everything, and the heatmaps of a finished run. finished=False: the run can be resumed."""
+        try:
+            if self._sending is not None:
+                self._sending.wait()
+            if finished and self._alignments.is_dir():
+                self._mlflow.log_artifacts(str(self._alignments), self._alignments.name)
+        finally:
+            self._mlflow.end_run("FINISHED" if finished else "KILLED")
+
+
+TRACKERS: dict[str, type[Wandb | MLflow]] = {"wandb": Wandb, "mlflow": MLflow}
+
+
+def description_of(run: RunDirectory) -> tuple[str, str | None, dict[str, str]]:
+    """Describe a run for a tracker: its name, the name of its sweep, and the overrides that affect results.
+
+    A run is named after the last two parts of its path, or after its path in its sweep.
+    """
+    path = run.path.resolve()
+    tags = {key: format_value(value) for key, value in run.overrides().items() if key not in schema.NO_EFFECT_KEYS}
+    sweep = next((folder for folder in path.parents if (folder / SWEEP).is_file()), None)
+    if sweep is None:
+        return "/".join(path.parts[-2:]), None, tags
+    return str(path.relative_to(sweep)), "/".join(sweep.parts[-2:]), tags
 
 
 def _reason(error: BaseException) -> str:
     return format_value(next(iter(str(error).splitlines()), "") or type(error).__name__, 300)
-
-
-@contextmanager
-def log_of_others(group: ProcessGroup, path: Path) -> Iterator[None]:
-    """Add the error that ends a group to the run's train.log: on the main process all that it knows of, on another one
-    what it could not report."""
-    try:
-        yield
-    except Exception as error:
-        if group.size > 1 and path.is_file() and not isinstance(error, OtherProcessFailed):
-            name = "" if group.is_main else f"process {group.rank}: "
-            with path.open("a", encoding="utf-8") as file:
-                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} ERROR {name}{error}\n")
-        raise
 
 
 class _LogFile(logging.FileHandler):

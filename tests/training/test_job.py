@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -27,7 +26,7 @@ from nmt.config.schema import TrainConfig
 from nmt.data.prepared import Split
 from nmt.system.run import RunDirectory
 from nmt.training import loop
-from nmt.training.job import train, train_run, warn_of_no_effect
+from nmt.training.job import train, train_run
 from nmt.training.trainer import Trainer, Update
 
 Config = Callable[..., TrainConfig]
@@ -460,27 +459,6 @@ def test_what_a_run_does_not_reach_is_told(
     fitted(config, tmp_path / "run")
     assert message in caplog.text
     assert caplog.text.count("the run ends before") == 1
-
-
-@pytest.mark.parametrize(
-    ("random", "warned"),
-    [
-        ([], True),
-        (["embedding.word_dropout=0.1"], False),
-        (["decoder.zoneout=0.1"], False),
-        (["attention.dropout=0.1"], False),
-        (["attention=none"], True),
-        (["attention=marginal"], True),
-        (["attention=gumbel"], False),
-        (["attention=monotonic"], False),
-    ],
-)
-def test_two_equal_passes_of_r_drop_are_told(
-    random: list[str], warned: bool, train_config: Config, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = train_config("training.r_drop=5", "encoder.dropout=0", "decoder.dropout=0", "embedding.dropout=0", *random)
-    warn_of_no_effect(config, Mock(auxiliary=[]), 10**6)
-    assert ("training.r_drop=5: two equal passes" in caplog.text) == warned
 
 
 def test_a_run_without_a_finite_validation_says_so(train_config: Config, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import TINY, values_of
-from fitting import fitted
 from forks import call
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -157,40 +156,47 @@ def test_a_full_disk_is_an_error_with_the_folder_and_without_a_traceback(
     assert capsys.readouterr().err == ""
 
 
-# Weights & Biases, with a package in its place.
+# W&B and MLflow, with packages in their places.
 
 
 class Package(ModuleType):
-    """Stands in for wandb: keeps the options of `init` and the statuses of `finish`."""
+    """Stands in for wandb and for mlflow: keeps the calls of its functions, (name, arguments, options) each."""
 
-    def __init__(self) -> None:
-        super().__init__("wandb")
-        self.begun: list[dict[str, Any]] = []
-        self.ended: list[int] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self.fails_at = ""
-        self.Settings = dict
 
-    def init(self, **options: Any) -> SimpleNamespace:  # noqa: ANN401
-        self.begun.append(options)
-        self.fail("init")
-        return SimpleNamespace(id=options["id"] or "of-wandb", finish=self.finish)
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        if name.startswith("__"):
+            raise AttributeError(name)
 
-    def finish(self, exit_code: int) -> None:
-        self.ended.append(exit_code)
-        self.fail("finish")
+        def record(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+            self.calls.append((name, arguments, options))
+            if name == self.fails_at:
+                raise ConnectionError("no route to host\ndetails")
+            return SimpleNamespace(
+                id=options.get("id") or "of-wandb",
+                info=SimpleNamespace(run_id=options.get("run_id") or "of-mlflow"),
+                finish=self.finish,
+                wait=self.wait,
+            )
 
-    def fail(self, method: str) -> None:
-        if method == self.fails_at:
-            raise ConnectionError("no route to host\ndetails")
+        return record
+
+    def of(self, name: str) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+        return [(arguments, options) for called, arguments, options in self.calls if called == name]
 
 
 @pytest.fixture
-def wandb(monkeypatch: pytest.MonkeyPatch) -> Package:
-    package = Package()
-    monkeypatch.setitem(sys.modules, "wandb", package)
+def packages(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    made = {name: Package(name) for name in ("wandb", "mlflow")}
+    for name, package in made.items():
+        monkeypatch.setitem(sys.modules, name, package)
     monkeypatch.setattr(journal, "find_spec", lambda _: True)
-    monkeypatch.delenv("WANDB_PROJECT", raising=False)
-    return package
+    for name in ("WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    return SimpleNamespace(**made)
 
 
 def run_in(folder: Path, *overrides: str, given: list[str] | None = None) -> Path:
@@ -204,53 +210,76 @@ def run_in(folder: Path, *overrides: str, given: list[str] | None = None) -> Pat
     return folder
 
 
-def test_wandb_begins_before_the_files_that_it_reads_and_continues_a_resumed_run(
-    tmp_path: Path, wandb: Package, monkeypatch: pytest.MonkeyPatch
+def test_a_sweeps_run_begins_before_tensorboards_files_and_continues_when_it_resumes(
+    tmp_path: Path, packages: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[int] = []
 
     class Opened(writer.EventFileWriter):
         def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401
-            opened.append(len(wandb.begun))
+            opened.append(len(packages.wandb.of("init")))
             super().__init__(*arguments, **options)
 
     monkeypatch.setattr(writer, "EventFileWriter", Opened)  # as W&B does
     (tmp_path / SWEEP).touch()
-    run = run_in(tmp_path / "lr-0.1" / "x", "logger=wandb", given=["optimizer.lr=0.1"])
-    assert (opened, wandb.ended) == ([1], [0])
-    assert curve(run, "best/test_bleu") == [(3, 1.5)]
-    run_in(run, "logger=wandb", "training.max_steps=3")
-    first, second = wandb.begun
-    assert first["sync_tensorboard"]
-    assert (first["project"], first["name"], first["group"]) == ("nmt", "lr-0.1/x", "/".join(tmp_path.parts[-2:]))
-    assert first["tags"] == ["optimizer.lr=0.1"]
+    run = run_in(tmp_path / "lr-0.1" / "x", "logger=[wandb,mlflow]", given=["optimizer.lr=0.1"])
+    (run / "alignments").mkdir()
+    run_in(run, "logger=[wandb,mlflow]", "training.max_steps=3")
+    (_, first), (_, second) = packages.wandb.of("init")
+    assert opened == [1, 2]
+    sweep = "/".join(tmp_path.parts[-2:])
+    assert (first["project"], first["name"], first["group"]) == ("nmt", "lr-0.1/x", sweep)
+    assert (first["sync_tensorboard"], first["tags"]) == (True, ["optimizer.lr=0.1"])
     assert first["config"]["encoder"]["hidden"] == 16
-    assert [(options["id"], options["resume"]) for options in (first, second)] == [
-        (None, "allow"),
-        ("of-wandb", "allow"),
-    ]
-    assert read_json(run / journal.IDS) == {"wandb": "of-wandb"}
+    assert [(one["id"], one["resume"]) for one in (first, second)] == [(None, "allow"), ("of-wandb", "allow")]
+    (_, first), (_, second) = packages.mlflow.of("start_run")
+    assert (first["run_name"], first["tags"]) == ("lr-0.1/x", {"sweep": sweep, "optimizer.lr": "0.1"})
+    assert [first["run_id"], second["run_id"]] == [None, "of-mlflow"]
+    assert packages.mlflow.of("set_experiment") == [(("nmt",), {})] * 2
+    params = [part for (part,), _ in packages.mlflow.of("log_params")]
+    assert all(len(part) <= 100 for part in params)
+    assert sum(part.get("encoder.hidden", 0) for part in params) == 16  # once: MLflow refuses one that has changed
+    assert read_json(run / journal.IDS) == {"wandb": "of-wandb", "mlflow": "of-mlflow"}
+    assert packages.wandb.of("finish") == [((), {"exit_code": 0})] * 2
+    names = [name for name, _, _ in packages.mlflow.calls]
+    assert names[-4:] == ["log_metrics", "wait", "log_artifacts", "end_run"]
+    assert packages.mlflow.of("end_run") == [(("FINISHED",), {})] * 2
 
 
-def test_wandb_refuses_a_run_in_one_line_and_fails_at_its_end_with_a_warning(
-    tmp_path: Path, wandb: Package, caplog: pytest.LogCaptureFixture
+def test_mlflow_gets_what_tensorboard_gets(tmp_path: Path, packages: SimpleNamespace) -> None:
+    run = run_in(tmp_path / "run", "logger=[tensorboard,mlflow]")
+    sent: dict[str, list[tuple[int, Any]]] = {}
+    for (values,), options in packages.mlflow.of("log_metrics"):
+        assert not options["synchronous"]  # training does not wait for a server
+        for tag, value in values.items():
+            sent.setdefault(tag, []).append((options["step"], pytest.approx(value, rel=1e-6)))
+    assert sent["best/test_bleu"] == [(3, 1.5)]
+    assert {tag: curve(run, tag) for tag in sent} == sent
+
+
+@pytest.mark.parametrize(("name", "method"), [("wandb", "init"), ("mlflow", "start_run")])
+def test_a_tracker_that_refuses_the_run_ends_it_in_one_line(
+    name: str, method: str, tmp_path: Path, packages: SimpleNamespace
 ) -> None:
-    wandb.fails_at = "init"
-    with pytest.raises(UserError, match=r"^logger=wandb: cannot be used \(no route to host\); train without it$"):
-        run_in(tmp_path / "run", "logger=[wandb]")
-    wandb.fails_at = "finish"
-    run_in(tmp_path / "run", "logger=[wandb]")
+    getattr(packages, name).fails_at = method
+    with pytest.raises(UserError, match=rf"^logger={name}: cannot be used \(no route to host\); train without it$"):
+        run_in(tmp_path / "run", "logger=[wandb,mlflow]")
+    assert packages.wandb.of("finish") == ([((), {"exit_code": 1})] if name == "mlflow" else [])
+
+
+@pytest.mark.parametrize(("name", "method"), [("wandb", "finish"), ("mlflow", "wait")])
+def test_a_tracker_that_fails_at_the_end_is_a_warning(
+    name: str, method: str, tmp_path: Path, packages: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    getattr(packages, name).fails_at = method
+    opened = Journal(RunDirectory(tmp_path), config_of("logger=[wandb,mlflow]"))
+    opened.begin(-1, -1, 0, 10)
+    opened.training(1, 0.0, {"loss": 1.0, **REST})
+    opened.__exit__(KeyboardInterrupt, None, None)
     warnings = [record.getMessage() for record in caplog.records if "logger=" in record.getMessage()]
-    assert warnings == ["logger=wandb: does not have the whole run (no route to host)"]
-
-
-def test_a_run_that_was_stopped_is_not_finished(tmp_path: Path, wandb: Package) -> None:
-    def killed(*_: float) -> bool:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fitted(config_of("logger=wandb"), tmp_path / "run", killed)
-    assert wandb.ended == [1]
+    assert warnings == [f"logger={name}: does not have the whole run (no route to host)"]
+    assert packages.wandb.of("finish") == [((), {"exit_code": 1})]
+    assert packages.mlflow.of("end_run") == [(("KILLED",), {})]
 
 
 def test_without_loggers_there_is_metrics_jsonl_alone(tmp_path: Path) -> None:
@@ -263,8 +292,8 @@ def test_without_loggers_there_is_metrics_jsonl_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("logger=[tensorboard,nonesuch]", "logger[1]=nonesuch: not one of tensorboard, wandb"),
-        ("logger=[tensorboard,mlflow]", "logger=mlflow: MLflow was removed; use tensorboard or wandb"),
+        ("logger=[tensorboard,nonesuch]", "logger[1]=nonesuch: not one of tensorboard, wandb, mlflow"),
+        ("tracking.project=x", "tracking: was removed; W&B and MLflow read variables such as WANDB_PROJECT, "),
         ("logger=[tensorboard,wandb]", "logger=wandb: needs another package: pip install wandb"),
     ],
 )
@@ -273,5 +302,6 @@ def test_what_is_not_there_is_refused_before_anything_is_written(
 ) -> None:
     monkeypatch.setattr(journal, "find_spec", lambda name: None if name == "wandb" else True)  # the command is a fork
     done = call("nmt-train", *tiny_overrides, word, f"hydra.run.dir={tmp_path / 'run'}", cwd=tmp_path)
-    assert (done.returncode, done.stderr.decode().splitlines()[-1]) == (2, f"nmt-train: error: {message}")
+    assert done.returncode == 2
+    assert done.stderr.decode().splitlines()[-1].startswith(f"nmt-train: error: {message}")
     assert not (tmp_path / "run").exists()

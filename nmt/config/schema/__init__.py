@@ -59,9 +59,6 @@ class Evaluation(Section):
     lowercase: bool
 
 
-DROPOUTS = ("dropout", "word_dropout", "recurrent_dropout", "zoneout", "weight_drop")  # keys of several sections
-
-
 class TrainConfig(Model, Machine):
     """nmt-train."""
 
@@ -132,14 +129,6 @@ class TrainConfig(Model, Machine):
         ),
         Conflict({"training.r_drop": GIVEN, "objective.kind": "distillation"}, "objective=likelihood", "set it to 0"),
     )
-
-    @property
-    def passes_differ(self) -> bool:
-        """Do two passes over the same sentences differ in training?"""
-        parts = self.embedding, self.encoder, self.encoder.self_attention, self.decoder, self.attention
-        if any(getattr(part, name, 0) for part in parts for name in DROPOUTS):
-            return True
-        return self.attention.kind != "none" and (self.attention.normalizer.draws or self.attention.alignment.draws)
 
 
 PATH_KEYS = keys_with(TrainConfig, Meaning.PATH) - {"run"}

@@ -141,7 +141,6 @@ class AnyNormalizer(Section):
     always_sums_to_one: ClassVar[bool] = True
     gives_log_probs: ClassVar[bool] = False  # the logarithms of a distribution
     gives_log_weights: ClassVar[bool] = False  # the logarithms of its weights, which may sum to less than 1
-    draws: ClassVar[bool] = False  # random numbers in training
 
 
 class Softmax(AnyNormalizer):
@@ -171,7 +170,7 @@ class HardMonotonic(AnyNormalizer):
 
     noise: NonNegative
     initial_offset: Annotated[float, Field(ge=-1e6, le=1e6)]
-    reads_past = gives_log_weights = draws = True
+    reads_past = gives_log_weights = True
     takes_window = always_sums_to_one = False
 
 
@@ -213,7 +212,6 @@ class AnyAlignment(Section):
     selects_one: ClassVar[bool] = False  # is the context that of a single position?
     differentiable: ClassVar[bool] = True
     latent: ClassVar[bool] = False  # does it predict by a sum over positions?
-    draws: ClassVar[bool] = False  # random numbers in training
 
 
 class Expected(AnyAlignment):
@@ -227,14 +225,14 @@ class Sampled(AnyAlignment):
     discount: Fraction
     weight: Positive
     entropy_weight: NonNegative
-    selects_one = draws = True
+    selects_one = True
     differentiable = False
 
 
 class StraightThrough(AnyAlignment):
     kind: Literal["straight_through"]
     temperature: Temperature
-    selects_one = draws = True
+    selects_one = True
 
 
 class Latent(AnyAlignment):
@@ -254,7 +252,6 @@ class Variational(Latent):
     estimator: Literal["enumerate", "sample"]
     dim: Units
     kl_weight: NonNegative
-    draws = True
 
 
 class Posterior(Latent):

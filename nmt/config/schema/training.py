@@ -120,7 +120,7 @@ class Training(Section):
     ema_decay: Probability
 
 
-Logger = Literal["tensorboard", "wandb"]
+Logger = Literal["tensorboard", "wandb", "mlflow"]
 Loggers = Annotated[list[Logger], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 
 
