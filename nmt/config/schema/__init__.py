@@ -127,7 +127,12 @@ class TrainConfig(Model, Machine):
             "positions that need no reward",
             "use objective=likelihood, or attention/alignment=straight_through",
         ),
-        Conflict({"training.r_drop": GIVEN, "objective.kind": "distillation"}, "objective=likelihood", "set it to 0"),
+        Conflict(  # the only objective that has a loss of two passes
+            {"training.r_drop": GIVEN, "objective.kind": ANY},
+            "objective=likelihood",
+            "set it to 0",
+            lambda config: config.objective.kind != "likelihood",
+        ),
     )
 
 
