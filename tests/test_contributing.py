@@ -97,7 +97,7 @@ def test_five_steps_make_a_loss_that_trains(tmp_path: Path) -> None:
     copy_with_steps("loss", tmp_path)
     assert "kind: focal" in train(tmp_path, "objective=focal")
     main = "from nmt.cli.train import main; main()"
-    refused = python(tmp_path, "-c", main, "objective=focal", "training.r_drop=1")
+    refused = python(tmp_path, "-c", main, *TINY, "training.max_steps=2", "objective=focal", "training.r_drop=1")
     assert "training.r_drop=1.0 needs objective=likelihood, but objective.kind=focal; set it to 0" in refused.stderr
     assert "train/focal_loss" in (tmp_path / "run" / "metrics.jsonl").read_text()
     assert passed(tmp_path, "tests/training/test_focal.py") == 1
