@@ -42,7 +42,7 @@ from nmt.model.build import build_model
 from nmt.model.checkpoints import new_model
 from nmt.model.decoder import Decoded
 from nmt.model.prediction import Readouts
-from nmt.ops.linear import matmul
+from nmt.ops.layers import matmul
 from nmt.system.machine import DTYPES, Machine, fair_waiting, tune_memory
 from nmt.system.text_table import Column, decimals, markdown
 from nmt.training.losses import Objective

@@ -11,7 +11,7 @@ import torch
 from nmt.attention.attention import Attention, GlobalWindow, LocalMonotonicWindow, LocalPredictiveWindow, Window
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.attention.scores import AdditiveScore, GeneralScore, Score
-from nmt.ops.shared import loop
+from nmt.ops.layers import loop
 from nmt.system.text_table import Column, decimals, markdown
 
 DIM, BATCH, REACH = 512, 8, 10

@@ -14,11 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import plan
 from nmt.model.build import build_model
-from nmt.ops import mixture, shared
-from nmt.ops import output_loss as chunked
-from nmt.ops.linear import matmul
-from nmt.ops.mixture import mixture_loss, of_mixture
-from nmt.ops.output_loss import ChunkSizes, output_loss
+from nmt.ops import layers
+from nmt.ops import output_loss as module
+from nmt.ops.layers import matmul
+from nmt.ops.output_loss import ChunkSizes, mixture_loss, of_mixture, output_loss
 from nmt.training.losses import likelihood
 
 Config = Callable[..., TrainConfig]
@@ -83,20 +82,6 @@ def test_a_step_costs_no_more_than(train_config: Config, preset: str, products: 
     assert found[1] <= operations
 
 
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_what_regularises_adds_no_product_to_a_step_and_few_operations(train_config: Config, cell: str) -> None:
-    plain = [f"decoder={cell}", "decoder.layers=2", "decoder.dropout=0.1"]
-    before = of_one_step(train_config(*plain))
-    masks = ["variational_dropout=true", "decoder.recurrent_dropout=0.1", "decoder.weight_drop=0.1"]
-    for options, most in (
-        (masks, 4),  # two products of states and masks and their gradients; nothing is drawn
-        ([*masks, "decoder.residual=true", "decoder.zoneout=0.1", "decoder.layer_norm=true"], 130),
-    ):
-        after = of_one_step(train_config(*plain, *options))
-        assert after[0] == before[0]
-        assert after[1] - before[1] <= most
-
-
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -110,13 +95,13 @@ def test_keys_and_values_have_one_gradient_for_all_steps(
     train_config: Config, overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[object] = []
-    original = shared._share
+    original = layers._share
 
     def noted(tensors: Any, *rest: Any) -> Any:  # noqa: ANN401
         made.extend(tensor for tensor in tensors if tensor is not None and S in tensor.shape)
         return original(tensors, *rest)
 
-    monkeypatch.setattr(shared, "_share", noted)
+    monkeypatch.setattr(layers, "_share", noted)
     config = train_config(*overrides)
     counts = []
     for T in (3, 9):
@@ -157,8 +142,8 @@ def test_the_loss_of_a_mixture_holds_the_logits_of_one_chunk(monkeypatch: pytest
         chunks.append(weakref.ref(logits))
         return logits
 
-    monkeypatch.setattr(chunked, "matmul", noted)
-    monkeypatch.setattr(mixture, "leaves_out", lambda _: False)
+    monkeypatch.setattr(module, "matmul", noted)
+    monkeypatch.setattr(module, "leaves_out", lambda _: False)
     operands = [torch.randn(1, N, K, R), torch.randn(words, R), torch.zeros(words), torch.rand(1, N, K).softmax(-1)]
     for tensor in operands:
         tensor.requires_grad_()

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nmt.attention.memory import Choice
 from nmt.attention.normalizers import Normalized
 from nmt.ops.draws import draw
 
@@ -23,31 +22,30 @@ class Aligned(NamedTuple):
     entropy: Tensor | None = None  # (B, T) of the distribution, in nats
 
 
-class Alignment(nn.Module):
-    """Turns the distribution over positions into the weights of the context."""
+class Choice(NamedTuple):
+    """How hard attention sampled its positions, for REINFORCE."""
 
-    needs_distribution = True  # whether the weights must sum to 1, also in a window that scales them
+    log_prob: Tensor  # (B, T) of the sampled position (with heads: their sum); 0 where none was sampled
+    entropy: Tensor  # (B, T) in nats, of the distribution it was sampled from
+    query: Tensor  # (B, T, Q)
+
+
+class Alignment(nn.Module):
+    """Turns the distribution over positions into the weights of the context. The weights of a distribution sum to 1,
+    also in a window that scales them."""
 
     def forward(self, distribution: Normalized) -> Aligned:
         """(B, T, W), a row of zeros where no position is kept -> weights (B, T, W)."""
         raise NotImplementedError
 
 
-class ExpectedAlignment(Alignment):
-    """Soft attention: the context is the mean over the distribution   (Bahdanau et al. 2015, eq. 5)."""
-
-    needs_distribution = False
+class LatentAlignment(Alignment):
+    """The context is the mean, as in soft attention, and each prediction is a sum over source positions
+    (nmt.model.latent)."""
 
     def forward(self, distribution: Normalized) -> Aligned:
         """(B, T, W) -> the same weights."""
         return Aligned(distribution.weights)
-
-
-class LatentAlignment(ExpectedAlignment):
-    """The context is the mean, as in soft attention, and each prediction is a sum over source positions
-    (nmt.model.latent)."""
-
-    needs_distribution = True
 
 
 class SampledAlignment(Alignment):

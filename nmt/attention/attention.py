@@ -1,25 +1,110 @@
-"""Attention, composed of its parts, and the windows that limit where it reads; one head or several.
+"""Attention, composed of its parts: what the parts exchange, windows, one head and several.
 
 Shapes: B batch, S source positions, T target positions, K hypotheses of a sentence, W window, Q query, M memory,
-A attention, N heads, d size of a head.
+A attention, F features, N heads, d size of a head, L steered steps.
 """
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from nmt.attention.alignment import Aligned, Alignment, ExpectedAlignment
-from nmt.attention.memory import Attended, Choice, Memory, Past, join_steps
+from nmt.attention.alignment import Aligned, Alignment, Choice
 from nmt.attention.normalizers import Chunk, Normalized, Normalizer
-from nmt.attention.scores import Coverage, KeyUpdate, Score
-from nmt.attention.steering import Detail
-from nmt.ops.draws import dropout
-from nmt.ops.linear import Linear, product
-from nmt.ops.precision import in_autocast_dtype, wide
-from nmt.ops.rows import rows
-from nmt.ops.shared import loop
+from nmt.attention.scores import Coverage, KeyUpdate, Past, Score
+from nmt.ops.layers import Linear, dropout, in_autocast_dtype, join, loop, map_tensors, product, rows, select, wide
+
+
+class Steering(NamedTuple):
+    """Weights that replace the computed ones at some of the first L steps."""
+
+    weights: Tensor  # (B, L, S)
+    steered: Tensor  # bool (B, L), True where they replace the computed weights
+
+    def replace(self, steps: range, weights: Tensor) -> Tensor:
+        """Replace the rows of steered steps: (B, T, S) of T steps, or of T hypotheses at one step -> (B, T, S)."""
+        if steps.start >= self.steered.shape[1]:
+            return weights
+        within = slice(steps.start, steps.stop)
+        rows, steered = self.weights[:, within].to(weights.dtype), self.steered[:, within, None]
+        if len(steps) == 1:
+            return torch.where(steered, rows, weights)
+        replaced = torch.where(steered, rows, weights[:, : rows.shape[1]])
+        return torch.cat([replaced, weights[:, rows.shape[1] :]], dim=1)
+
+    def replace_stops(self, steps: range, log_stops: Tensor) -> Tensor:
+        """Replace log-probabilities (B, T, S) of where monotonic reading stops: steered, it stops at the last position
+        with weight."""
+        attended = self.weights > 0
+        last = attended & (attended.flip(-1).cumsum(-1).flip(-1) == 1)
+        return Steering(last.to(log_stops.dtype).log(), self.steered).replace(steps, log_stops)
+
+
+class Memory(NamedTuple):
+    """The encoded source sentences. With N heads, each sentence has N consecutive rows: B is N times as large."""
+
+    values: Tensor  # (B, S, M) encoder states
+    keys: Tensor  # (B, S, A) their projection for the score, computed once per sentence
+    valid: Tensor  # (B, S) bool, True = may be attended to
+    mask: Tensor | None = None  # (B, 1, S) to add to energies: 0 where valid, else the lowest number
+    projection: Tensor | None = None  # (A, F) of a KeyUpdate
+    heads: int = 1
+    chunk_keys: Tensor | None = None  # (B, S, A) for the score within the chunks of monotonic chunkwise attention
+    chunk_projection: Tensor | None = None  # (A, F) of the KeyUpdate of that score
+    steering: Steering | None = None
+    detailed: bool = False  # whether `Attended.detail` is returned
+
+    @property
+    def sentences(self) -> int:
+        """The number of sentences."""
+        return self.valid.shape[0] // self.heads
+
+    def select(self, index: Tensor) -> Self:
+        """Select sentences of the batch, int64 (N,)."""
+        if self.heads > 1:
+            index = (index[:, None] * self.heads + torch.arange(self.heads, device=index.device)).flatten()
+        by_sentence = (self.values, self.keys, self.valid, self.mask, self.chunk_keys, self.steering)
+        values, keys, valid, mask, chunk_keys, steering = select(by_sentence, index)
+        return self._replace(values=values, keys=keys, valid=valid, mask=mask, chunk_keys=chunk_keys, steering=steering)
+
+    def steered(self, steering: Steering) -> Self:
+        """Steer the attention at some steps, in all heads alike."""
+        return self._replace(steering=map_tensors(lambda part: part.repeat_interleave(self.heads, dim=0), steering))
+
+
+class Detail(NamedTuple):
+    """What an attention did beside the mean weights of its heads."""
+
+    heads: Tensor  # (B, N, T, S), the weights of each head
+    centres: Tensor | None  # (B, N, T) of a local window, from 0
+    stops: Tensor | None  # int64 (B, N, T): where monotonic reading stopped, from 0; -1: it passed the end
+
+
+class Attended(NamedTuple):
+    """The result of one or more steps of attention."""
+
+    context: Tensor  # (B, T, M)
+    weights: Tensor  # (B, T, S), with heads their mean
+    past: Past  # after these steps
+    log_weights: Tensor | None = None  # (B, T, S), -inf where the weight is exactly 0; see Normalized
+    log_stops: Tensor | None = None  # (B, T, S) of monotonic reading, before a chunk divides them
+    choice: Choice | None = None  # of hard attention in training
+    detail: Detail | None = None  # if the memory asks for it
+
+
+def join_steps(steps: Sequence[Attended]) -> Attended:
+    """Join successive steps of T = 1; the past is that after the last."""
+    context, weights, pasts, log_weights, _, choice, detail = zip(*steps, strict=True)
+    return Attended(
+        join(context, 1),
+        join(weights, 1),
+        pasts[-1],
+        join(log_weights, 1),
+        choice=join(choice, 1),
+        detail=join(detail, 2),
+    )
 
 
 class Window(nn.Module):
@@ -116,14 +201,15 @@ class Attention(nn.Module):
         coverage: Coverage | None = None,
         dropout: float = 0.0,
         chunk: Chunk | None = None,
+        reads_past: bool = False,
     ) -> None:
-        """alignment: the expected one by default. dropout: of the weights, in the context only. chunk: follows a
-        monotonic normalizer."""
+        """alignment: by default none, that is soft attention: the context is the mean over the distribution. dropout:
+        of the weights, in the context only. chunk: follows a monotonic normalizer. reads_past: does the score,
+        normalizer or coverage depend on what earlier steps attended to?"""
         super().__init__()
+        assert reads_past or (coverage is None and score.key_projection() is None)
         self.score, self.window, self.normalizer, self.coverage = score, window, normalizer, coverage
-        self.alignment, self.chunk = alignment or ExpectedAlignment(), chunk
-        self.dropout = dropout
-        self.reads_past = score.reads_past or normalizer.reads_past or coverage is not None
+        self.alignment, self.chunk, self.dropout, self.reads_past = alignment, chunk, dropout, reads_past
 
     def remember(
         self, states: Tensor, valid: Tensor, values: Tensor | None = None, *, nonempty: bool = False
@@ -208,7 +294,7 @@ class Attention(nn.Module):
         log_stops = distribution.log_weights if self.normalizer.stops else None
         if self.chunk is not None:
             distribution = self.chunk(log_stops, self._chunk_energies(self.chunk.score, query, memory, past), keep)
-        aligned = self.alignment(distribution)
+        aligned = Aligned(distribution.weights) if self.alignment is None else self.alignment(distribution)
         if memory.steering is not None:
             aligned = aligned._replace(weights=memory.steering.replace(steps, aligned.weights))
             if log_stops is not None:
@@ -221,7 +307,7 @@ class Attention(nn.Module):
             distribution.log_weights,
             log_stops,
             _choice(aligned, query),
-            Detail.of_one_head(aligned.weights, centres, log_stops) if memory.detailed else None,
+            _detail(aligned.weights, centres, log_stops) if memory.detailed else None,
         )
 
     def _attend_window(self, query: Tensor, memory: Memory, past: Past, centres: Tensor) -> Attended:
@@ -238,7 +324,7 @@ class Attention(nn.Module):
         offsets = positions - centres[:, :, None]
         keep = memory.valid.flatten()[index].view(B, T, W) & self.window.holds(offsets)
         distribution = self._scaled(self.normalizer(energies, keep, past), self.window.falloff(offsets))
-        aligned = self.alignment(distribution)
+        aligned = Aligned(distribution.weights) if self.alignment is None else self.alignment(distribution)
         context = torch.bmm(self.drop(aligned.weights, memory).view(B * T, 1, W), values)
 
         def spread(part: Tensor, outside: float) -> Tensor:
@@ -277,7 +363,7 @@ class Attention(nn.Module):
         if log_weights is not None:
             inside = log_weights != -torch.inf
             log_weights = log_weights + torch.where(inside, falloff, 1.0).log()
-        if not self.alignment.needs_distribution:
+        if self.alignment is None:
             return Normalized(weights, log_weights)
         total = weights.sum(-1, keepdim=True)
         total = total.masked_fill(total == 0, 1.0)
@@ -326,7 +412,7 @@ class MultiHeadAttention(nn.Module):
         return self._join(self.inner.step(*self._by_head(query, memory, past)), query)
 
     def _by_head(self, query: Tensor, memory: Memory, past: Past) -> tuple[Tensor, Memory, Past]:
-        return self._fold(self.query_proj(query)), memory, past.map(lambda tensor: tensor.flatten(0, 1))
+        return self._fold(self.query_proj(query)), memory, map_tensors(lambda part: part.flatten(0, 1), past)
 
     def _join(self, attended: Attended, query: Tensor) -> Attended:
         unfold = self._unfold
@@ -336,8 +422,8 @@ class MultiHeadAttention(nn.Module):
             log_weights = _log_mean(unfold(log_weights))
         if choice is not None:
             choice = Choice(unfold(choice.log_prob).sum(1), unfold(choice.entropy).sum(1), query)
-        weights, past = unfold(attended.weights).mean(1), attended.past.map(unfold)
-        detail = None if attended.detail is None else attended.detail.by_head(self.heads)
+        weights, past = unfold(attended.weights).mean(1), map_tensors(unfold, attended.past)
+        detail = map_tensors(lambda part: unfold(part.squeeze(1)), attended.detail)
         return Attended(self.output_proj(context), weights, past, log_weights, choice=choice, detail=detail)
 
     def _fold(self, projected: Tensor) -> Tensor:
@@ -355,6 +441,14 @@ def _side_by_side(parts: Sequence[Tensor | None]) -> Tensor | None:
     if len(present) < 2:  # noqa: PLR2004
         return present[0] if present else None
     return torch.cat(present, dim=-1)
+
+
+def _detail(weights: Tensor, centres: Tensor | None, log_stops: Tensor | None) -> Detail:
+    """Describe one head: (B, T, S), (B, T) or None, (B, T, S) or None."""
+    stops = None
+    if log_stops is not None:
+        stops = torch.where((log_stops > -torch.inf).any(-1), log_stops.argmax(-1), -1)[:, None]
+    return Detail(weights[:, None], None if centres is None else centres[:, None], stops)
 
 
 def _choice(aligned: Aligned, query: Tensor) -> Choice | None:

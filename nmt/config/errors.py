@@ -6,6 +6,11 @@ from collections.abc import Iterable
 
 MAX_VALUE = 100  # characters of a value in a message
 MAX_SUGGESTIONS = 4
+RECURRENT = [
+    f"{side}.{key}"
+    for side in ("encoder", "decoder")
+    for key in ("recurrent_dropout", "zoneout", "weight_drop", "layer_norm", "transition_depth")
+]
 # Keys and choices of earlier versions, and what to do without them.
 REMOVED = {
     "finding": "the verdicts on papers' findings were removed; leave it out, the comparison has scores and tests",
@@ -26,6 +31,8 @@ REMOVED = {
     "training.scheduled_sampling_steps": "was removed; leave it out",
     "data.tag": "other tags than the target language's were removed; leave it out, source lines start with <2de>",
     "data.temperature": "was removed: an epoch has every pair once; repeat a small corpus in its train",
+    "variational_dropout": "was removed, it gained nothing; leave it out and set encoder.dropout ...",
+    **{key: f"was removed, it gained nothing; leave it out, {key[:7]}.dropout regularises" for key in RECURRENT},
     "target_lang": "was removed; type the tag <2de> before each line (nmt-train has data.target_lang)",
     "source_lang": "was removed; type the tag <2de> before each line (nmt-train has data.source_lang)",
     "search.groups": "diverse beams were removed; leave it out, or draw samples that differ with search=sampling",
@@ -49,6 +56,8 @@ UNUSED = {
     "training.reduce_dtype": "fp32",
     "training.scheduled_sampling": 0,
     "training.scheduled_sampling_steps": ANY,
+    "variational_dropout": False,
+    **dict.fromkeys(RECURRENT, 0),
 }
 # Names of values in other toolkits.
 OTHER_VALUES = {"gpu": "cuda", "float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}

@@ -17,7 +17,8 @@ from torch import Tensor
 from nmt.attention.attention import Attention
 from nmt.config.errors import UserError
 from nmt.data.batching import Batch, collate
-from nmt.model.seq2seq import Seq2Seq, evaluation_mode
+from nmt.model.seq2seq import Seq2Seq
+from nmt.ops.layers import evaluation_mode
 from nmt.translate.beam import Node
 from nmt.translate.guidance import make_guidance, prefix_tokens, steer
 from nmt.translate.search import Attend

@@ -22,7 +22,8 @@ from nmt.data.tokenizer import encode_lines
 from nmt.data.word_alignment import Link, alignment_error_rate, attention_to_links, parse_pharaoh
 from nmt.explain.explanation import gradient_norms, shares_of, token_log_probs
 from nmt.model.prediction import NEVER
-from nmt.model.seq2seq import Seq2Seq, evaluation_mode
+from nmt.model.seq2seq import Seq2Seq
+from nmt.ops.layers import evaluation_mode
 from nmt.system.machine import retry_in_halves
 from nmt.system.text_table import Column, terminal
 from nmt.translate.translator import Translator

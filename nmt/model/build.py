@@ -1,4 +1,4 @@
-"""From a configuration to a model."""
+"""Builds a model, and an attention, from their sections of the configuration."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,37 +8,65 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from nmt.attention.build import build_attention, build_policy
-from nmt.config.schema.model import (
-    Attention,
-    EncoderSelfAttention,
-    Marginal,
-    Model,
-    Network,
-    Posterior,
-    ScoredAttention,
-    Variational,
+from nmt.attention.alignment import (
+    Alignment,
+    LatentAlignment,
+    Policy,
+    SampledAlignment,
+    StraightThroughAlignment,
 )
+from nmt.attention.attention import (
+    Attention,
+    GlobalWindow,
+    LocalMonotonicWindow,
+    LocalPredictiveWindow,
+    MultiHeadAttention,
+    Window,
+)
+from nmt.attention.normalizers import (
+    Chunk,
+    EntmaxNormalizer,
+    FertilityNormalizer,
+    FirstOrderNormalizer,
+    LinearChainNormalizer,
+    MonotonicNormalizer,
+    Normalizer,
+    SoftmaxNormalizer,
+    SparsemaxNormalizer,
+)
+from nmt.attention.scores import (
+    AdditiveScore,
+    ConcatScore,
+    CosineScore,
+    DotScore,
+    GaussianMixtureScore,
+    GeneralScore,
+    LinearCoverage,
+    LocationAwareScore,
+    LocationScore,
+    NormedAdditiveScore,
+    ScaledDotScore,
+    Score,
+)
+from nmt.config.schema import model as schema
 from nmt.model.decoder import Decoder
-from nmt.model.encoder import Encoder, SelfAttention
 from nmt.model.latent import InferenceNetwork, LatentDecoder, LatentPosition
-from nmt.model.prediction import CopyGate
-from nmt.model.readout import LexicalModel, Output, Readout
-from nmt.model.recurrent import Recurrent, RecurrentOptions, UpperLayers
-from nmt.model.seq2seq import Bridge, EmbeddingDropout, Seq2Seq
-from nmt.ops.draws import Dropout
+from nmt.model.prediction import CopyGate, LexicalModel, Output, Readout
+from nmt.model.recurrent import Bridge, Encoder, Recurrent, SelfAttention, UpperLayers
+from nmt.model.seq2seq import EmbeddingDropout, Seq2Seq
+from nmt.ops.layers import Dropout
 
 CELLS: dict[str, type[Recurrent]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 
 
-def build_model(config: Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
+def build_model(config: schema.Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
     """A new model with random weights from torch's global generator; `pad` = source and target padding ids."""
     model = _modules(config, source_vocab, target_vocab, pad)
     initialize(model)
     return model
 
 
-def build_unfilled(config: Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
+def build_unfilled(config: schema.Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
     """The same model with uninitialised weights, to be filled from a checkpoint. Skipping torch.nn.init avoids
     importing torch's compiler on the device "meta", which takes a second."""
     with _Unfilled():
@@ -61,17 +89,14 @@ class _Unfilled(TorchFunctionMode):
         return function(*args, **options)
 
 
-def _modules(config: Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
+def _modules(config: schema.Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
     embedding, attention = config.embedding, config.attention
     source_embedding = nn.Embedding(source_vocab, embedding.dim, padding_idx=pad[0])
     target_embedding = source_embedding
     if not embedding.tie_source_target:
         target_embedding = nn.Embedding(target_vocab, embedding.dim, padding_idx=pad[1])
     encoder = _encoder(config)
-    attend = attention.kind == "attention"
-    fixed = attention.kind == "none" and attention.context == "every_step"
-    context_dim = encoder.output_dim if attend else encoder.summary_dim if fixed else 0
-    decoder = _decoder(config, encoder, context_dim)
+    decoder = _decoder(config, encoder)
     output = Output(config.decoder.readout_dim, target_vocab, config.decoder.fixnorm)
     if embedding.tie_output:
         output.weight = target_embedding.weight
@@ -85,8 +110,7 @@ def _modules(config: Model, source_vocab: int, target_vocab: int, pad: tuple[int
         output,
         build_policy(attention, config.decoder.hidden),
         _inference(config, encoder.output_dim),
-        embedding_dropout=EmbeddingDropout(embedding.dropout, embedding.word_dropout, config.variational_dropout),
-        fixed_context=fixed,
+        embedding_dropout=EmbeddingDropout(embedding.dropout, embedding.word_dropout),
     )
     if model.inference is not None:
         model.record_log_weights()  # of the prior, for the divergence from it
@@ -129,36 +153,37 @@ def _gates(model: Seq2Seq, name: str) -> int:
     return {nn.RNN: 1, nn.GRU: 3, nn.LSTM: 4}[type(rnn)]
 
 
-def _encoder(config: Model) -> Encoder:
+def _encoder(config: schema.Model) -> Encoder:
     encoder = config.encoder
     if encoder.bidirectional == "first":
         rnn = _recurrent(encoder, config.embedding.dim, 1, bidirectional=True)
-        upper = _upper_layers(config, encoder, [2 * encoder.hidden] + [encoder.hidden] * (encoder.layers - 2))
+        upper = _upper_layers(encoder, [2 * encoder.hidden] + [encoder.hidden] * (encoder.layers - 2))
     else:
         rnn, upper = _recurrent(encoder, config.embedding.dim, encoder.layers, encoder.bidirectional), None
     attention, dim = encoder.self_attention, encoder.output_dim
     layers: list[SelfAttention] = []
-    if isinstance(attention, EncoderSelfAttention):
+    if isinstance(attention, schema.EncoderSelfAttention):
         layers = [
-            SelfAttention(
-                build_attention(attention, dim, dim), dim, Dropout(encoder.dropout, config.variational_dropout)
-            )
+            SelfAttention(build_attention(attention, dim, dim), dim, Dropout(encoder.dropout))
             for _ in range(attention.layers)
         ]
-    return Encoder(rnn, config.decoder.bridge, layers, _options(config, encoder), upper)
+    return Encoder(rnn, config.decoder.bridge, layers, upper, residual=encoder.first_residual, dropout=encoder.dropout)
 
 
-def _decoder(config: Model, encoder: Encoder, context_dim: int) -> Decoder:
+def _decoder(config: schema.Model, encoder: Encoder) -> Decoder:
     decoder, word_dim = config.decoder, config.embedding.dim
-    attention = None
+    attention, context_dim, fixed_dim = None, 0, 0
     if config.attention.kind == "attention":
         attention = build_attention(config.attention, decoder.hidden, encoder.output_dim)
+        context_dim = encoder.output_dim
+    elif config.attention.context == "every_step":
+        context_dim = fixed_dim = encoder.summary_dim
     # The input is [word; fixed vector, or context if the decoder attends before the step; previous readout if fed].
     has_context = attention is None or decoder.attend == "before"
     input_dim = word_dim + (context_dim if has_context else 0) + (decoder.readout_dim if decoder.input_feeding else 0)
     upper = None
     if decoder.attend == "first_layer":
-        upper = _upper_layers(config, decoder, [decoder.hidden + context_dim] * (decoder.layers - 1))
+        upper = _upper_layers(decoder, [decoder.hidden + context_dim] * (decoder.layers - 1))
     rnn = _recurrent(decoder, input_dim, decoder.layers if upper is None else 1)
     conditional = None
     if decoder.attend == "between":
@@ -176,48 +201,146 @@ def _decoder(config: Model, encoder: Encoder, context_dim: int) -> Decoder:
         CopyGate(decoder.readout_dim) if decoder.copy else None,
         attend=decoder.attend,
         input_feeding=decoder.input_feeding,
-        options=_options(config, decoder),
+        word_dim=word_dim,
+        fixed_dim=fixed_dim,
+        residual=decoder.first_residual,
+        dropout=decoder.dropout,
     )
 
 
-def _latent(attention: Attention) -> LatentPosition | None:
-    alignment = attention.alignment if isinstance(attention, ScoredAttention) else None
-    match alignment:
-        case Posterior():
-            return LatentPosition(alignment.top_k, alignment.min_share, True, alignment.prior_share)
-        case Marginal() | Variational():
+def _latent(attention: schema.Attention) -> LatentPosition | None:
+    if not isinstance(attention, schema.ScoredAttention):
+        return None
+    match alignment := attention.alignment:
+        case schema.Posterior():
+            first_order = (
+                attention.normalizer.kind == "first_order"
+                and not attention.score.reads_past
+                and attention.coverage.kind == "none"
+            )
+            return LatentPosition(alignment.top_k, alignment.min_share, True, alignment.prior_share, first_order)
+        case schema.Marginal() | schema.Variational():
             return LatentPosition(alignment.top_k, alignment.min_share)
     return None
 
 
-def _inference(config: Model, memory_dim: int) -> InferenceNetwork | None:
+def _inference(config: schema.Model, memory_dim: int) -> InferenceNetwork | None:
     attention, decoder = config.attention, config.decoder
-    if not isinstance(attention, ScoredAttention) or not isinstance(attention.alignment, Variational):
+    if not isinstance(attention, schema.ScoredAttention) or not isinstance(attention.alignment, schema.Variational):
         return None
     alignment = attention.alignment
     rnn = CELLS[decoder.cell](config.embedding.dim, alignment.dim, batch_first=True, bidirectional=True)
-    dropout = Dropout(decoder.dropout, config.variational_dropout)
-    return InferenceNetwork(rnn, memory_dim, dropout, sample=alignment.estimator == "sample")
+    return InferenceNetwork(rnn, memory_dim, Dropout(decoder.dropout), sample=alignment.estimator == "sample")
 
 
-def _recurrent(network: Network, input_dim: int, layers: int, bidirectional: bool = False) -> Recurrent:
+def _recurrent(network: schema.Network, input_dim: int, layers: int, bidirectional: bool = False) -> Recurrent:
     rnn = CELLS[network.cell](input_dim, network.hidden, layers, batch_first=True, bidirectional=bidirectional)
     rnn.dropout = network.dropout if network.layers > 1 else 0.0  # torch warns of an argument `dropout` with one layer
     return rnn
 
 
-def _upper_layers(config: Model, network: Network, input_dims: list[int]) -> UpperLayers:
-    return UpperLayers([_recurrent(network, dim, 1) for dim in input_dims], _options(config, network))
+def _upper_layers(network: schema.Network, input_dims: list[int]) -> UpperLayers:
+    return UpperLayers([_recurrent(network, dim, 1) for dim in input_dims], network.first_residual)
 
 
-def _options(config: Model, network: Network) -> RecurrentOptions:
-    return RecurrentOptions(
-        variational=config.variational_dropout,
-        recurrent_dropout=network.recurrent_dropout,
-        zoneout=network.zoneout,
-        weight_drop=network.weight_drop,
-        layer_norm=network.layer_norm,
-        residual=network.first_residual,
-        transition_depth=network.transition_depth,
-        dropout=network.dropout,
-    )
+def build_attention(
+    config: schema.ScoredAttention | schema.EncoderSelfAttention, query_dim: int, memory_dim: int
+) -> Attention | MultiHeadAttention:
+    """Build an attention of queries (B, T, query_dim) over states (B, S, memory_dim); contexts are
+    (B, T, memory_dim)."""
+    projection = config.projection
+    if isinstance(projection, schema.NoHeads):
+        return _attention(config, query_dim, memory_dim)
+    size = projection.dim // projection.heads
+    inner = _attention(config, size, size)
+    return MultiHeadAttention(inner, query_dim, memory_dim, projection.dim, projection.heads)
+
+
+def build_policy(config: schema.Attention, query_dim: int) -> Policy | None:
+    """Build the policy that trains sampled positions; None for any other alignment."""
+    if not isinstance(config, schema.ScoredAttention) or not isinstance(config.alignment, schema.Sampled):
+        return None
+    sampled = config.alignment
+    return Policy(query_dim, sampled.baseline, discount=sampled.discount, entropy_weight=sampled.entropy_weight)
+
+
+def _attention(
+    config: schema.ScoredAttention | schema.EncoderSelfAttention, query_dim: int, memory_dim: int
+) -> Attention:
+    score = _score(config.score, query_dim, memory_dim)
+    window, normalizer = _window(config.window, query_dim), _normalizer(config.normalizer)
+    if isinstance(config, schema.EncoderSelfAttention):
+        return Attention(score, window, normalizer, dropout=config.dropout)
+    coverage = chunk = None
+    if config.coverage.kind == "linear":
+        with torch.no_grad():
+            keys = score.keys(torch.zeros(1, 1, memory_dim))
+        coverage = LinearCoverage(keys.shape[-1])
+    if config.normalizer.kind == "mocha":
+        chunk = Chunk(_score(config.score, query_dim, memory_dim), config.normalizer.chunk)
+    alignment = _alignment(config.alignment)
+    return Attention(score, window, normalizer, alignment, coverage, config.dropout, chunk, config.reads_past)
+
+
+def _score(config: schema.Score, query_dim: int, memory_dim: int) -> Score:  # noqa: C901, PLR0911
+    match config:
+        case schema.DotScore():
+            return DotScore()
+        case schema.ScaledDotScore():
+            return ScaledDotScore()
+        case schema.GeneralScore():
+            return GeneralScore(query_dim, memory_dim)
+        case schema.AdditiveScore():
+            return AdditiveScore(query_dim, memory_dim, config.dim)
+        case schema.NormedAdditiveScore():
+            return NormedAdditiveScore(query_dim, memory_dim, config.dim)
+        case schema.ConcatScore():
+            return ConcatScore(query_dim, memory_dim, config.dim, config.layers)
+        case schema.CosineScore():
+            return CosineScore(query_dim, memory_dim, config.initial_strength)
+        case schema.LocationScore():
+            return LocationScore(query_dim, config.max_positions)
+        case schema.LocationAwareScore():
+            return LocationAwareScore(query_dim, memory_dim, config.dim, config.filters, config.width)
+        case schema.GaussianMixtureScore():
+            return GaussianMixtureScore(query_dim, config.components)
+
+
+def _window(config: schema.Window, query_dim: int) -> Window:
+    match config:
+        case schema.GlobalWindow():
+            return GlobalWindow()
+        case schema.LocalMonotonicWindow():
+            return LocalMonotonicWindow(config.reach)
+        case schema.LocalPredictiveWindow():
+            return LocalPredictiveWindow(config.reach, query_dim, config.dim)
+
+
+def _normalizer(config: schema.Normalizer) -> Normalizer:  # noqa: PLR0911
+    match config:
+        case schema.Softmax():
+            return SoftmaxNormalizer(config.temperature)
+        case schema.Sparsemax():
+            return SparsemaxNormalizer()
+        case schema.Entmax15():
+            return EntmaxNormalizer()
+        case schema.FirstOrder():
+            return FirstOrderNormalizer(config.reach, config.monotonic)
+        case schema.Monotonic() | schema.Mocha():
+            return MonotonicNormalizer(config.noise, config.initial_offset)
+        case schema.LinearChain():
+            return LinearChainNormalizer()
+        case schema.Fertility():
+            return FertilityNormalizer(config.fertility)
+
+
+def _alignment(config: schema.Alignment) -> Alignment | None:
+    match config:
+        case schema.Expected():
+            return None
+        case schema.Sampled():
+            return SampledAlignment(config.soft_share)
+        case schema.StraightThrough():
+            return StraightThroughAlignment(config.temperature)
+        case schema.Marginal() | schema.Variational() | schema.Posterior():
+            return LatentAlignment()

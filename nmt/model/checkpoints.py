@@ -22,8 +22,7 @@ from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.data.tokenizer import Tokenizers
 from nmt.model.build import build_model, build_unfilled
-from nmt.model.ensemble import Ensemble
-from nmt.model.seq2seq import Seq2Seq
+from nmt.model.seq2seq import Ensemble, Seq2Seq
 from nmt.system.files import raise_system_error, read_bytes, write_atomically
 from nmt.system.machine import is_out_of_memory
 from nmt.system.run import RunDirectory

@@ -1,47 +1,264 @@
-"""The recurrent decoder: when it attends, what it feeds back, and the two ways through it.
+"""The recurrent decoder: when it attends, what it feeds back, its state between steps, and the two ways through it.
 
-Shapes: B batch, S source positions, T target positions, E embedding, H hidden, M memory, R readout, G gates x H.
+Shapes: B batch, N hypotheses (the rows of a step), S source positions, T target positions, E embedding, H hidden,
+M memory, R readout, P what its activation gets, G gates x H, V vocabulary.
 """
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from nmt.attention.attention import Attention, MultiHeadAttention
-from nmt.attention.memory import Attended, Choice, join_steps
-from nmt.attention.steering import Detail
-from nmt.model.encoder import Encoded
-from nmt.model.prediction import CopyGate, Copying, Mixture, Prediction, Readouts
-from nmt.model.readout import LexicalModel, Output, OutputLayer, Readout
+from nmt.attention.attention import (
+    Attended,
+    Attention,
+    Memory,
+    MultiHeadAttention,
+    Steering,
+    join_steps,
+)
+from nmt.attention.scores import Past
+from nmt.model.prediction import (
+    CopyGate,
+    Copying,
+    LexicalModel,
+    Mixture,
+    Output,
+    OutputLayer,
+    Prediction,
+    Readout,
+    Readouts,
+    copyable,
+)
 from nmt.model.recurrent import (
-    PLAIN,
+    Encoded,
     LayerState,
+    PreparedLayer,
     Recurrent,
-    RecurrentOptions,
     RecurrentState,
-    Regularisation,
     UpperLayers,
-    drop_inputs,
-    input_gates,
-    norm_gates,
+    prepare_layers,
     run_rnn,
     step_layer,
-    zone_out,
 )
-from nmt.model.state import BatchProducts, DecoderState, HypothesisState, Products, SourceState
-from nmt.ops.draws import Dropout, masked
-from nmt.ops.shared import loop
+from nmt.ops.layers import Dropout, dropout, linear, loop, select
 
 
-class AttentionTrace(NamedTuple):
-    """What the attention did at all steps."""
+class State(Protocol):
+    """What a search knows of a model's state: it has one row per hypothesis."""
 
-    weights: Tensor  # (B, T, S), row t used to produce token t
-    log_weights: Tensor | None  # (B, T, S), if the attention returns them
-    choice: Choice | None  # of sampled positions in training
-    detail: Detail | None  # if the memory asks for it
+    def select(self, index: Tensor) -> Self:
+        """Take the rows `index`, int64 (M,), which may repeat."""
+        ...
+
+    def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
+        """Like `select`, but every sentence has the same number of rows, in a group; these may share its memory.
+
+        sentences: int64 (A,), those that remain; by default all.
+        """
+        ...
+
+
+StateT = TypeVar("StateT", bound=State)
+
+
+class StepOutput(NamedTuple, Generic[StateT]):
+    """Logits (N, V), the attention weights (N, S) they were computed with, and the state after the step.
+
+    Weights are None without attention. Later steps must not overwrite them.
+    """
+
+    logits: Tensor
+    weights: Tensor | None
+    state: StateT
+
+
+Step = Callable[[Tensor, StateT], StepOutput[StateT]]
+"""Previous tokens, int64 (N,), and a state of N rows -> the output for the next token."""
+
+
+class StepAttention(Protocol):
+    """An attention that attends step by step; see Attention for its methods."""
+
+    @property
+    def reads_past(self) -> bool: ...
+
+    def remember(self, states: Tensor, valid: Tensor, *, nonempty: bool = False) -> Memory: ...
+
+    def start(self, valid: Tensor) -> Past: ...
+
+    def step(self, query: Tensor, memory: Memory, past: Past) -> Attended: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Products(ABC):
+    """What a decoder multiplies with at its steps, prepared once for a batch or for all searches.
+
+    Training and search differ in what stands for a word and for a context: vectors, or their products with the
+    parameters of gates and readout.
+    """
+
+    layers: Sequence[PreparedLayer]  # of the recurrent layers, the lowest first
+    conditional: PreparedLayer | None  # of the second half of a conditional step
+    readout: Readout
+    attention: StepAttention | None
+    lexical: LexicalModel | None
+
+    @abstractmethod
+    def word_gates(self, word: Tensor, fixed: Tensor | None) -> Tensor:
+        """The contribution of previous words and of the fixed vector to the lowest layer's gates, (..., G)."""
+
+    @abstractmethod
+    def fed_gates(self, context: Tensor | None, feed: Tensor | None) -> Tensor | None:
+        """The contribution (B, G) of what the step itself computes: of the context, if the decoder attends before the
+        step, and of the previous readout (B, R), if it is fed back."""
+
+    @abstractmethod
+    def conditional_gates(self, context: Tensor) -> Tensor:
+        """The context's gates (B, G) in the second half of a conditional step."""
+
+    @abstractmethod
+    def upper_input(self, context: Tensor) -> Tensor:
+        """What the layers above the first read of the context, (B, M)."""
+
+    @abstractmethod
+    def read_out(self, output: Tensor, context: Tensor | None, word: Tensor) -> Tensor:
+        """Outputs (..., H) of the top layer, contexts, words -> readouts (..., R), before dropout."""
+
+    @abstractmethod
+    def read_out_partly(self, output: Tensor, word: Tensor) -> Tensor:
+        """Outputs (..., H), words -> what the readout's activation gets, without a context, (..., P)."""
+
+    @abstractmethod
+    def contexts(self, values: Tensor) -> Tensor:
+        """The values of a memory (B, S, ...) -> what each position adds to that as a context, (B, S, P)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchProducts(Products):
+    """The products for one batch: parameters in the precision of the computation.
+
+    Words are embeddings (..., E), contexts are (..., M).
+    """
+
+    # Columns of the first layer's weight_ih, by what they multiply.
+    word: Tensor  # (G, E): the previous word
+    fixed: Tensor  # (G, M or 0): the fixed vector
+    fed: Tensor  # (G, ...): what the step itself computes, that is context and previous readout
+    readout_parts: tuple[Tensor, Tensor] | None = None  # (P, H + E), (P, M): without and for a context alone
+
+    def word_gates(self, word: Tensor, fixed: Tensor | None) -> Tensor:
+        gates = linear(word, self.word, self.layers[0].bias_ih)
+        if fixed is not None:
+            of_fixed = linear(fixed, self.fixed)
+            gates = gates + (of_fixed[:, None] if word.dim() == 3 else of_fixed)  # noqa: PLR2004
+        return gates
+
+    def fed_gates(self, context: Tensor | None, feed: Tensor | None) -> Tensor | None:
+        if context is None or feed is None:
+            fed = feed if context is None else context
+        else:
+            fed = torch.cat([context, feed], dim=1)
+        return None if fed is None else linear(fed, self.fed)
+
+    def conditional_gates(self, context: Tensor) -> Tensor:
+        assert self.conditional is not None
+        return linear(context, self.conditional.weight_ih, self.conditional.bias_ih)
+
+    def upper_input(self, context: Tensor) -> Tensor:
+        return context
+
+    def read_out(self, output: Tensor, context: Tensor | None, word: Tensor) -> Tensor:
+        readout: Tensor = self.readout(output, context, word)
+        return readout
+
+    def read_out_partly(self, output: Tensor, word: Tensor) -> Tensor:
+        assert self.readout_parts is not None
+        inputs = torch.cat([output, word], dim=-1) if self.readout.sizes[2] else output
+        return linear(inputs, self.readout_parts[0], self.readout.proj.bias)
+
+    def contexts(self, values: Tensor) -> Tensor:
+        assert self.readout_parts is not None
+        return linear(values, self.readout_parts[1])
+
+
+class Pending(NamedTuple):
+    """What the posterior of a latent position is computed from, once the token is known."""
+
+    readouts: Tensor  # (N, K, R)
+    weights: Tensor  # (N, K)
+    positions: Tensor | None  # int64 (N, K)
+    partial: Tensor  # (N, P) the readout's input without a context
+
+
+class HypothesisState(NamedTuple):
+    """What each hypothesis has of its own."""
+
+    recurrent: RecurrentState
+    feed: Tensor | None  # (N, R) the previous readout, with input feeding
+    fixed: Tensor | None  # (N, M) without attention: the fixed context of every step
+    pending: Pending | None  # of the previous step, if this step reads its posterior
+
+
+class SourceState(NamedTuple):
+    """What an attention and its decoder read of the source. Hypotheses of a sentence share its row unless the attention
+    reads the past."""
+
+    memory: Memory
+    past: Past
+    words: Tensor | None  # (B, S, E) the embedded source, for the lexical model
+    tokens: Tensor | None  # int64 (B, S) the source's tokens for a copy gate, NEVER for those that are not copied
+    contexts: Tensor | None  # (B, S, P) of each source position, for predictions that sum over them
+
+
+class DecoderState(NamedTuple):
+    """What one step passes to the next, and what all steps of a sentence share."""
+
+    hypothesis: HypothesisState
+    source: SourceState | None  # without attention None
+    products: Products
+    shares_source: bool = False  # do hypotheses of one sentence share its row of `source`?
+
+    def attended_source(self) -> SourceState:
+        """The source of a decoder that attends."""
+        assert self.source is not None
+        return self.source
+
+    def memory_and_past(self) -> tuple[Memory, Past]:
+        """Memory and past of a decoder that attends."""
+        source = self.attended_source()
+        return source.memory, source.past
+
+    def steered(self, steering: Steering) -> Self:
+        """Steer the attention at some steps; to be called before the first one."""
+        return self._with_memory(lambda memory: memory.steered(steering))
+
+    def detailed(self) -> Self:
+        """Make the attention return its detail."""
+        return self._with_memory(lambda memory: memory._replace(detailed=True))
+
+    def _with_memory(self, change: Callable[[Memory], Memory]) -> Self:
+        if self.source is None:
+            return self
+        return self._replace(source=self.source._replace(memory=change(self.source.memory)))
+
+    def select(self, index: Tensor) -> Self:
+        """Take the rows `index` of the batch, which may repeat, in evaluation: dropout masks stay those of the whole
+        batch."""
+        return self._replace(hypothesis=select(self.hypothesis, index), source=select(self.source, index))
+
+    def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
+        """Reorder hypotheses. Rows are grouped by sentence, with equally many for each.
+
+        sentences: those to keep, by default all. What their hypotheses share is stored once.
+        """
+        if not self.shares_source:
+            return self.select(index)
+        source = self.source if sentences is None else select(self.source, sentences)
+        return self._replace(hypothesis=select(self.hypothesis, index), source=source)
 
 
 class Inferred(NamedTuple):
@@ -61,7 +278,7 @@ class Decoded(NamedTuple):
 
     readouts: Tensor  # (B, T, R), computed from the mean context
     prediction: Prediction
-    attention: AttentionTrace | None = None
+    attention: Attended | None = None  # at all steps
     inferred: Inferred | None = None  # by an inference network in training
 
     @property
@@ -80,9 +297,9 @@ class Decoder(nn.Module):
     attend "before": the query is the previous state, and the context enters the recurrent step (Bahdanau et al.
     2015, A.2.2); "after": the query is the current state (Luong et al. 2015, 3); "between": the step is two, the
     query is the state after the first, over the word, and the context enters the second, `conditional` (Sennrich et
-    al. 2017, the conditional GRU of Nematus); its transitions and further layers follow. Zoneout keeps the state
-    from before both steps. "first_layer": the query is the first layer's current state, which depends on the words
-    alone, and the context enters the layers above, `upper` (Wu et al. 2016, 3; here with the current state).
+    al. 2017, the conditional GRU of Nematus). "first_layer": the query is the first layer's current state, which
+    depends on the words alone, and the context enters the layers above, `upper` (Wu et al. 2016, 3; here with the
+    current state).
     """
 
     sums_over_positions = False  # do predictions sum over a latent source position?
@@ -99,41 +316,39 @@ class Decoder(nn.Module):
         *,
         attend: Literal["before", "between", "after", "first_layer"],
         input_feeding: bool,
-        options: RecurrentOptions = PLAIN,
+        word_dim: int,
+        fixed_dim: int = 0,
+        residual: int = 0,
+        dropout: float = 0.0,
     ) -> None:
         """conditional: one layer over the context, for "between" only; lexical: its result is added to the readout, but
         not fed back; upper: the layers above the one of `rnn`, for "first_layer" only; copy: what it makes of a
-        prediction, see CopyGate."""
+        prediction, see CopyGate; word_dim: E; fixed_dim: M if every step reads the encoder's summary in place of a
+        context, else 0; residual: see `prepare_layers`; dropout: of the readout."""
         super().__init__()
         assert (attend == "between") == (conditional is not None)
         assert (attend == "first_layer") == (upper is not None)
         self.rnn, self.attention, self.readout, self.conditional = rnn, attention, readout, conditional
         self.lexical, self.upper, self.copy = lexical, upper, copy
         self.attend, self.input_feeding = attend, input_feeding
-        # In a conditional decoder, the lowest layer's transitions come after the second step.
-        self.regularisation = Regularisation(rnn, options, lowest=0 if conditional is None else 1)
-        self.conditional_regularisation = None if conditional is None else Regularisation(conditional, options)
-        self.dropout = Dropout(options.dropout, options.variational)
+        self.word_dim, self.fixed_dim, self.residual, self.dropout = word_dim, fixed_dim, residual, Dropout(dropout)
         # Does the attention or readout of a step enter the next step?
         self.stepped = input_feeding or (attention is not None and attend in ("before", "between"))
 
-    def prepare(self, rows: int, word_dim: int, fixed_dim: int) -> BatchProducts:
-        """Prepare the products for all steps of a batch of `rows` sentences; fixed_dim: M with a fixed vector, else
-        0."""
-        layers = self.regularisation.prepare(self.rnn, rows)
-        layers += [] if self.upper is None else self.upper.prepare(rows)
-        widths = [word_dim, fixed_dim, self.rnn.input_size - word_dim - fixed_dim]
-        word, fixed, fed = (part.contiguous() for part in torch.split(layers[0].weight_ih, widths, dim=1))
-        conditional = None
-        if self.conditional is not None and self.conditional_regularisation is not None:
-            (conditional,) = self.conditional_regularisation.prepare(self.conditional, rows)
+    def prepare(self) -> BatchProducts:
+        """Prepare the products for all steps of a batch."""
+        layers = prepare_layers(self.rnn, self.residual)
+        layers += [] if self.upper is None else self.upper.prepare()
+        weight = layers[0].weight_ih
+        assert isinstance(weight, Tensor)
+        widths = [self.word_dim, self.fixed_dim, self.rnn.input_size - self.word_dim - self.fixed_dim]
+        word, fixed, fed = (part.contiguous() for part in torch.split(weight, widths, dim=1))
         return BatchProducts(
             layers=layers,
-            conditional=conditional,
+            conditional=None if self.conditional is None else prepare_layers(self.conditional)[0],
             readout=self.readout,
             attention=self.attention,
             lexical=self.lexical,
-            readout_mask=self.dropout.sentence_mask(layers[0].weight_hh, rows, self.readout.dim),
             word=word,
             fixed=fixed,
             fed=fed,
@@ -145,33 +360,24 @@ class Decoder(nn.Module):
         return None
 
     def start(
-        self,
-        recurrent: RecurrentState,
-        encoded: Encoded,
-        valid: Tensor,
-        products: Products,
-        *,
-        nonempty: bool,
-        fixed: Tensor | None,
-        words: Tensor,
-        tokens: Tensor,
+        self, recurrent: RecurrentState, encoded: Encoded, products: Products, source: Tensor, words: Tensor
     ) -> DecoderState:
-        """Make the state before the first step, from bool (B, S); see Attention.remember for `nonempty`, and the fields
-        of the states for the others, which are ignored where the decoder has no use for them."""
-        feed = encoded.summary.new_zeros(len(valid), self.readout.dim) if self.input_feeding else None
-        hypothesis = HypothesisState(recurrent, feed, fixed, None)
+        """Make the state before the first step. source: int64 (B, S), the tokens that may be copied, NEVER for one that
+        may not; words: (B, S, E), the embedded source."""
+        feed = encoded.summary.new_zeros(len(source), self.readout.dim) if self.input_feeding else None
+        hypothesis = HypothesisState(recurrent, feed, encoded.summary if self.fixed_dim else None, None)
         attention = products.attention
         if attention is None:
             return DecoderState(hypothesis, None, products)
-        memory = attention.remember(encoded.states, valid, nonempty=nonempty)
-        source = SourceState(
+        memory = attention.remember(encoded.states, encoded.valid, nonempty=encoded.nonempty)
+        state = SourceState(
             memory,
-            attention.start(valid),
+            attention.start(encoded.valid),
             words=None if self.lexical is None else words,
-            tokens=None if self.copy is None else tokens,
+            tokens=None if self.copy is None else copyable(source, encoded.valid),
             contexts=self._contexts(memory.values, products),
         )
-        return DecoderState(hypothesis, source, products, shares_source=not attention.reads_past)
+        return DecoderState(hypothesis, state, products, shares_source=not attention.reads_past)
 
     def _contexts(self, values: Tensor, products: Products) -> Tensor | None:
         """See SourceState.contexts; None unless predictions sum over source positions."""
@@ -197,7 +403,7 @@ class Decoder(nn.Module):
     ) -> Tensor | None:
         """The attention weights (B, T, S) given the target y_1 ... y_T, int64 (B, T), and bool (B, T), False on
         padding: only a latent position depends on the target."""
-        return decoded.weights
+        return decoded.prediction.posterior_weights(decoded.weights, output.layer(), target)
 
     def forward(self, embedded: Tensor, state: DecoderState) -> Decoded:
         """(B, T, E) embeddings of <s> y_1 ... y_{T-1} -> Decoded with all T steps."""
@@ -243,7 +449,7 @@ class Decoder(nn.Module):
             inputs = torch.cat([embedded, fixed[:, None].expand(-1, embedded.shape[1], -1)], dim=-1)
         lowest = self.rnn.num_layers
         start, layers = state.hypothesis.recurrent.layers(0, lowest), state.products.layers[:lowest]
-        return run_rnn(self.rnn, inputs, None, start, self.regularisation, layers)
+        return run_rnn(self.rnn, inputs, None, start, layers, self.residual)
 
     def _run_steps(self, embedded: Tensor, state: DecoderState, observe: Observe | None = None) -> "list[DecoderStep]":
         gates = state.products.word_gates(embedded, state.hypothesis.fixed)
@@ -275,12 +481,10 @@ class Decoder(nn.Module):
             attended = self._query(self._output(before.recurrent), state)
         fed = products.fed_gates(None if attended is None else attended.context.squeeze(1), before.feed)
         gates = gates if fed is None else gates + fed
-        lowest = products.layers[0]
-        first = step_layer(self.rnn, lowest, norm_gates(self.rnn, lowest, gates), *before.recurrent.of(0))
+        first = step_layer(self.rnn, products.layers[0], gates, *before.recurrent.of(0))
         if self.attend == "between":
             attended = self._query(first[0], state)
             first = self._condition(first, attended, products)
-        first = zone_out(self.rnn, lowest, first, before.recurrent.of(0))
         if self.attend == "first_layer":
             attended = self._query(first[0], state)
             upper_context = None if attended is None else products.upper_input(attended.context.squeeze(1))
@@ -300,7 +504,7 @@ class Decoder(nn.Module):
         assert self.conditional is not None
         assert products.conditional is not None
         assert attended is not None
-        gates = products.conditional_gates(self.conditional, attended.context.squeeze(1))
+        gates = products.conditional_gates(attended.context.squeeze(1))
         return step_layer(self.conditional, products.conditional, gates, *first)
 
     def _step_upper_layers(
@@ -311,16 +515,15 @@ class Decoder(nn.Module):
         steps, output = [first], first[0]
         for number, layer in enumerate(products.layers[1:], 1):
             inputs = output if context is None else torch.cat([output, context], dim=1)
-            gates = input_gates(self.rnn, layer, drop_inputs(self.rnn, layer, inputs))
-            new = step_layer(self.rnn, layer, gates, *before.of(number))
-            steps.append(zone_out(self.rnn, layer, new, before.of(number)))
+            gates = linear(dropout(inputs, self.rnn.dropout, self.rnn.training), layer.weight_ih, layer.bias_ih)
+            steps.append(step_layer(self.rnn, layer, gates, *before.of(number)))
             output = output + steps[-1][0] if layer.residual else steps[-1][0]
         cells = tuple(cell for _, cell in steps if cell is not None)
         return RecurrentState(tuple(hidden for hidden, _ in steps), cells)
 
     def _output(self, recurrent: RecurrentState) -> Tensor:
         """The top layer's output (B, H): its state, added to the output of the layer below in a residual connection."""
-        hidden, residual = recurrent.hidden, self.regularisation.options.residual
+        hidden, residual = recurrent.hidden, self.residual
         return sum(hidden[residual - 1 :], hidden[residual - 2]) if residual else hidden[-1]
 
     def _decoded(self, readouts: Tensor, attended: Attended | None, state: DecoderState) -> Decoded:
@@ -328,8 +531,7 @@ class Decoder(nn.Module):
         if attended is None:
             return Decoded(readouts, Readouts(readouts))
         readouts = self._add_lexical(readouts, attended.weights, state)
-        trace = AttentionTrace(attended.weights, attended.log_weights, attended.choice, attended.detail)
-        return Decoded(readouts, self._predict(readouts, attended.weights, state), trace)
+        return Decoded(readouts, self._predict(readouts, attended.weights, state), attended)
 
     def _predict(self, readouts: Tensor, weights: Tensor | None, state: DecoderState) -> Prediction:
         """(B, T, R), (B, T, S) or None, or without T -> the prediction; with a copy gate grouped by sentence."""
@@ -351,7 +553,8 @@ class Decoder(nn.Module):
 
     def _read_out(self, output: Tensor, context: Tensor | None, word: Tensor, state: DecoderState) -> Tensor:
         """(B, T, H), (B, T, M) or None, (B, T, E), or without T -> (B, T, R) or (B, R), after dropout."""
-        return self._drop(state.products.read_out(output, context, word), state)
+        readout: Tensor = self.dropout(state.products.read_out(output, context, word))
+        return readout
 
     def _add_lexical(self, readouts: Tensor, weights: Tensor | None, state: DecoderState) -> Tensor:
         """(B, T, R), (B, T, S) or None, or without T -> (B, T, R) or (B, R), plus the lexical model's result."""
@@ -361,12 +564,8 @@ class Decoder(nn.Module):
         assert words is not None
         # Hypotheses of a sentence come as if they were its steps.
         added: Tensor = state.products.lexical(_by_sentence(weights, len(words)), words)
-        return readouts + self._drop(added.view(readouts.shape), state)
-
-    def _drop(self, readout: Tensor, state: DecoderState) -> Tensor:
-        mask = state.products.readout_mask
-        dropped: Tensor = self.dropout(readout) if mask is None else masked(readout, mask)
-        return dropped
+        dropped: Tensor = self.dropout(added.view(readouts.shape))
+        return readouts + dropped
 
     def _query(self, query: Tensor, state: DecoderState) -> Attended | None:
         """Queries (N, H) of one step, grouped by sentence -> Attended (N, 1, ...), or None without attention."""

@@ -4,26 +4,29 @@ Shapes: B batch, S source positions, T target positions or hypotheses of a sente
 K positions in the sum, P what the readout's activation gets, R readout, N hypotheses.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from nmt.attention.alignment import sample_positions
-from nmt.attention.attention import Attention
-from nmt.attention.memory import Attended, join_steps
+from nmt.attention.attention import Attended, Attention, join_steps
 from nmt.attention.normalizers import FirstOrderNormalizer
 from nmt.attention.scores import GeneralScore
-from nmt.model.decoder import AttentionTrace, Decoded, Decoder, DecoderStep, Infer, Inferred
-from nmt.model.prediction import Mixture, Prediction
-from nmt.model.readout import Output, OutputLayer, of_positions
+from nmt.model.decoder import (
+    Decoded,
+    Decoder,
+    DecoderState,
+    DecoderStep,
+    Infer,
+    Inferred,
+    Pending,
+    Products,
+)
+from nmt.model.prediction import Mixture, Output, OutputLayer, Prediction
 from nmt.model.recurrent import Recurrent, run_rnn
-from nmt.model.state import DecoderState, Pending, Products
-from nmt.ops.draws import Dropout, draw
-from nmt.ops.linear import product
-from nmt.ops.precision import wide
-from nmt.ops.shared import loop
+from nmt.ops.draws import draw
+from nmt.ops.layers import Dropout, join, loop, product, rows, wide
 
 
 class LatentPosition(NamedTuple):
@@ -33,6 +36,7 @@ class LatentPosition(NamedTuple):
     min_share: float = 0.0  # of the largest weight; positions with less are left out
     observed: bool = False  # do later steps read the posterior, given the token?
     prior_share: float = 0.0  # of the distribution in that posterior
+    first_order: bool = False  # does the distribution depend on the previous position, and on nothing else of the past?
 
     def strongest(self, weights: Tensor) -> tuple[Tensor, Tensor | None]:
         """(B, T, S) -> weights (B, T, K) of the most probable positions, summing to 1 again, and the positions."""
@@ -61,18 +65,9 @@ class LatentDecoder(Decoder):
         self.latent = latent
         # Where steps read words alone and every position has a readout, all tokens' probabilities are known at once.
         at_once = self.attend == "after" and latent.top_k is None and not latent.min_share
-        self.chain = at_once and not self.stepped and self._depends_on_previous_position()
+        # Do the positions form a Markov chain given the words?
+        self.chain = latent.first_order and at_once and not self.stepped and latent.observed and not latent.prior_share
         self.stepped = self.stepped or (latent.observed and not at_once)
-
-    def _depends_on_previous_position(self) -> bool:
-        """Where steps read words alone: does a position depend on the previous position, and on nothing else?"""
-        return (
-            self.latent.observed
-            and not self.latent.prior_share
-            and isinstance(self.attention.normalizer, FirstOrderNormalizer)
-            and not self.attention.score.reads_past
-            and self.attention.coverage is None
-        )
 
     def _readout_parts(self) -> tuple[Tensor, Tensor] | None:
         return self.readout.parts()
@@ -91,7 +86,7 @@ class LatentDecoder(Decoder):
             attended, outputs = join_steps([step.attended for step in steps if step.attended]), self._outputs(steps)
             readouts = self._readouts(steps, attended, embedded, state)
             if self.latent.observed:
-                mixture = _join_mixtures([step.mixture for step in steps if step.mixture is not None])
+                mixture = Mixture(*join([step.mixture.parts for step in steps if step.mixture is not None], 1))
         elif self.latent.observed:
             outputs, attended, mixture = self._filter(embedded, state, target, output.layer())
             readouts = self._read_out_all(outputs, attended, embedded, state)
@@ -105,8 +100,7 @@ class LatentDecoder(Decoder):
         if mixture is None:
             mixture, _ = self._mix(outputs, attended.weights, embedded, state)
         readouts = self._add_lexical(readouts, attended.weights, state)
-        trace = AttentionTrace(attended.weights, attended.log_weights, attended.choice, attended.detail)
-        return Decoded(readouts, mixture, trace, inferred)
+        return Decoded(readouts, mixture, attended, inferred)
 
     def _filter(
         self, embedded: Tensor, state: DecoderState, target: Tensor, output: OutputLayer
@@ -153,7 +147,7 @@ class LatentDecoder(Decoder):
         if self.input_feeding:
             assert source.contexts is not None
             context = product(self.attention.drop(posterior, memory), source.contexts).flatten(0, 1)
-            feed = self._drop(self.readout.activation(pending.partial + context), state)
+            feed = self.dropout(self.readout.activation(pending.partial + context))
         past = past.corrected(posterior[:, 0]) if self.attention.reads_past else past
         hypothesis = state.hypothesis._replace(feed=feed, pending=None)
         return state._replace(hypothesis=hypothesis, source=source._replace(past=past))
@@ -163,14 +157,11 @@ class LatentDecoder(Decoder):
     ) -> Tensor | None:
         """See Decoder. Where the positions form a Markov chain given the words, the posterior given the whole target;
         else the posterior of each position given the target up to its token."""
-        mixture, prior = decoded.prediction, decoded.weights
-        assert isinstance(mixture, Mixture)
-        assert prior is not None
-        posterior = mixture.posterior(mixture.token_log_probs(output.layer(), target))
-        posterior = mixture.spread(posterior, prior.shape[-1])
-        memory, _ = state.memory_and_past()
-        if not self.chain or memory.steering is not None:
+        posterior, prior = super().posterior(decoded, embedded, state, target, counted, output), decoded.weights
+        if not self.chain or state.attended_source().memory.steering is not None:
             return posterior
+        assert posterior is not None
+        assert prior is not None
         return self._smooth(posterior, prior, counted, embedded, state)
 
     def _smooth(
@@ -178,8 +169,7 @@ class LatentDecoder(Decoder):
     ) -> Tensor:
         """p(s_t | y_1 ... y_t), p(s_t | y_1 ... y_{t-1}) (B, T, S), bool (B, T) False on padding, (B, T, E) ->
         p(s_t | y_1 ... y_T) (B, T, S), by the backward pass of the forward-backward algorithm."""
-        normalizer, memory = self.attention.normalizer, state.attended_source().memory
-        assert isinstance(normalizer, FirstOrderNormalizer)
+        normalizer, memory = cast(FirstOrderNormalizer, self.attention.normalizer), state.attended_source().memory
         hidden, _ = self._run_words(embedded, state)
         energies, keep = self.attention.score(hidden, memory.keys), memory.valid[:, None]
         smoothed = [posterior[:, -1]]
@@ -218,17 +208,13 @@ class LatentDecoder(Decoder):
         output, weights, word = (part.reshape(B, -1, part.shape[-1]) for part in (output, weights, word))
         partial = state.products.read_out_partly(output, word)  # (B, T, P)
         strongest, positions = self.latent.strongest(weights)
-        readouts = self._drop_each(self.readout.activation(of_positions(partial, source.contexts, positions)), state)
+        readouts: Tensor = self.dropout(self.readout.activation(_of_positions(partial, source.contexts, positions)))
         if state.products.lexical is not None:
             assert source.words is not None
             words = state.products.lexical.of_attended(source.words)  # (B, S, R)
-            added = of_positions(words.new_zeros(*partial.shape[:2], 1), words, positions)
-            readouts = readouts + self._drop_each(added.expand_as(readouts), state)
+            added = _of_positions(words.new_zeros(*partial.shape[:2], 1), words, positions)
+            readouts = readouts + self.dropout(added.expand_as(readouts))
         return Mixture(readouts, strongest, positions, averages_losses), partial.flatten(0, 1)
-
-    def _drop_each(self, readouts: Tensor, state: DecoderState) -> Tensor:
-        """(B, T, K, R) -> (B, T, K, R)."""
-        return self._drop(readouts.flatten(1, 2), state).view_as(readouts)
 
 
 class InferenceNetwork(nn.Module):
@@ -266,9 +252,11 @@ def _by_sentence(pending: Pending, sentences: int) -> Mixture:
     return Mixture(readouts, weights, positions)
 
 
-def _join_mixtures(steps: Sequence[Mixture]) -> Mixture:
-    """Successive steps (B, 1, ...) as one (B, T, ...)."""
-    readouts = torch.cat([step.readouts for step in steps], dim=1)
-    weights = torch.cat([step.weights for step in steps], dim=1)
-    positions = [step.positions for step in steps if step.positions is not None]
-    return Mixture(readouts, weights, torch.cat(positions, dim=1) if positions else None)
+def _of_positions(partial: Tensor, contexts: Tensor, positions: Tensor | None) -> Tensor:
+    """What the activation gets for each source position: (B, T, P) without a context, (B, S, P) of each position's own
+    state, int64 (B, T, K) or None -> (B, T, K or S, P)."""
+    if positions is None:
+        return partial[:, :, None] + contexts[:, None]
+    B, T, K = positions.shape
+    starts = contexts.shape[1] * torch.arange(B, device=positions.device)[:, None, None]
+    return partial[:, :, None] + rows(contexts, (positions + starts).flatten()).view(B, T, K, -1)

@@ -1,33 +1,139 @@
-"""What a decoder predicts at its steps, and what the output layer makes of that: one readout of each step, a mixture of
-several, or a readout with tokens copied from the source.
+"""From decoder state and context to the distribution of the next token: readout, output layer, prediction.
+
+A decoder predicts one readout of each step, a mixture of several, or a readout with tokens copied from the source.
 
 Shapes: C passes over a batch, B sentences, T target positions (or hypotheses of a sentence), S source positions,
-K readouts of a position, R readout, V vocabulary, L its part that a search may use.
+H hidden, M memory, E embedding, K readouts of a position, R readout, P what its activation gets, V vocabulary, L its
+part that a search may use.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
-from nmt.model.readout import OutputLayer
-from nmt.ops import output_loss as ops
-from nmt.ops.linear import Linear, matmul
-from nmt.ops.mixture import (
+from nmt.ops.layers import Linear, linear, matmul, wide
+from nmt.ops.output_loss import (
+    Criterion,
+    OutputLoss,
     copied_log_probs,
     mean_over_mixture,
     mixture_log_probs,
     mixture_loss,
+    most_probable,
     of_mixture,
+    output_loss,
     target_log_probs,
     with_copies,
 )
-from nmt.ops.output_loss import Criterion, OutputLoss
-from nmt.ops.precision import wide
 
+MIN_NORM = 0.01  # a shorter row of the output table is not normalised to length 1
 NEVER = -1  # in place of a source token that is not copied
+
+
+class Readout(nn.Module):
+    """attentional: tanh(W [s; c]) (Luong et al. 2015, eq. 5); deep: tanh(W [s; c; y]) (Pascanu et al. 2014);
+    maxout: max over pairs of W [s; c; y] (Goodfellow et al. 2013; Bahdanau et al. 2015, A.2.2).
+
+    context_dim = 0: no context.
+    """
+
+    def __init__(
+        self,
+        kind: Literal["attentional", "deep", "maxout"],
+        state_dim: int,
+        context_dim: int,
+        word_dim: int,
+        readout_dim: int,
+    ) -> None:
+        super().__init__()
+        self.kind, self.dim = kind, readout_dim
+        word_dim = 0 if kind == "attentional" else word_dim
+        width = readout_dim * (2 if kind == "maxout" else 1)
+        self.sizes = (state_dim, context_dim, word_dim)  # of the inputs
+        self.proj = Linear(sum(self.sizes), width)
+
+    def forward(self, state: Tensor, context: Tensor | None, word: Tensor) -> Tensor:
+        """(..., H), (..., M) or None, (..., E) -> (..., R)."""
+        parts = [state]
+        if context is not None:
+            parts.append(context)
+        if self.kind != "attentional":
+            parts.append(word)
+        projected: Tensor = self.proj(torch.cat(parts, dim=-1))
+        return self.activation(projected)
+
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """W without the context's columns (P, H + E), and these alone (P, M)."""
+        of_state, of_context, of_word = torch.split(self.proj.weight, list(self.sizes), dim=1)
+        return torch.cat([of_state, of_word], dim=1), of_context.contiguous()
+
+    def activation(self, projected: Tensor) -> Tensor:
+        """W [...] (..., P = R or 2 R) -> (..., R)."""
+        if self.kind == "maxout":
+            return projected.reshape(*projected.shape[:-1], -1, 2).amax(-1)
+        return torch.tanh(projected)
+
+
+class LexicalModel(nn.Module):
+    """tanh(W f + b) + f with f = tanh(sum over s of a_s e_s), where e_s are the source tokens' embeddings and a_s their
+    attention weights (Nguyen and Chiang 2018, 4): rare words are translated as themselves, not as their neighbours.
+
+    The result is added to the readout. The paper gives it an output layer of its own; here both share one.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.proj = Linear(dim, dim)
+
+    def forward(self, weights: Tensor, words: Tensor) -> Tensor:
+        """(B, T, S), (B, S, E) -> (B, T, E)."""
+        return self.of_attended(torch.bmm(weights.to(words.dtype), words))
+
+    def of_attended(self, words: Tensor) -> Tensor:
+        """sum over s of a_s e_s, or a single e_s: (..., E) -> (..., E)."""
+        attended = torch.tanh(words)
+        projected: Tensor = self.proj(attended)
+        return torch.tanh(projected) + attended
+
+
+class OutputLayer(NamedTuple):
+    """The output layer's parameters, ready for products with any number of readouts."""
+
+    weight: Tensor  # (V, R), one row for each token; in search it may be packed
+    bias: Tensor  # (V,)
+    scale: Tensor | None  # () of fixnorm
+
+    def operands(self, readouts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(..., R) -> readouts, weight and bias, of which `linear` makes logits."""
+        scaled = readouts if self.scale is None else self.scale * normalize(readouts, dim=-1)
+        return scaled, self.weight, self.bias
+
+    def logits(self, readouts: Tensor) -> Tensor:
+        """(..., R) -> (..., V)."""
+        return linear(*self.operands(readouts))
+
+
+class Output(Linear):
+    """The output layer: W r + b, or with fixnorm g cos(w_v, r) + b_v, so that frequent words gain nothing by long
+    vectors (Nguyen and Chiang 2018, 3; g is learned and starts at sqrt(R), as in Nguyen and Salazar 2019)."""
+
+    def __init__(self, readout_dim: int, vocabulary: int, fixnorm: bool = False) -> None:
+        super().__init__(readout_dim, vocabulary)
+        self.scale = nn.Parameter(torch.tensor(readout_dim**0.5)) if fixnorm else None
+
+    def forward(self, readouts: Tensor) -> Tensor:
+        """(..., R) -> logits (..., V)."""
+        return self.layer().logits(readouts)
+
+    def layer(self) -> OutputLayer:
+        """Prepare the parameters for products. (A tied table starts with zeros for padding: `eps` bounds its
+        gradient.)"""
+        weight = self.weight if self.scale is None else normalize(self.weight, dim=-1, eps=MIN_NORM)
+        return OutputLayer(weight, self.bias, self.scale)
 
 
 class Components(NamedTuple):
@@ -95,6 +201,11 @@ class Prediction(ABC):
     def components(self) -> Components:
         """What each of the B * T distributions is mixed from."""
 
+    def posterior_weights(self, weights: Tensor | None, output: OutputLayer, target: Tensor) -> Tensor | None:
+        """Attention weights (B, T, S) -> those given also the tokens y_1 ... y_T, int64 (B, T), of which only a mixture
+        knows more than the weights."""
+        return weights
+
 
 @dataclass(frozen=True)
 class Readouts(Prediction):
@@ -107,32 +218,27 @@ class Readouts(Prediction):
     ) -> OutputLoss:
         passes = len(self.readouts) // len(targets)
         operands = output.operands(self.readouts.reshape(passes, targets.numel(), -1))
-        return ops.output_loss(*operands, counted, criterion, *others)
+        return output_loss(*operands, counted, criterion, *others)
 
     def logits(self, output: OutputLayer) -> Tensor:
-        """See Prediction."""
         return output.logits(self.readouts)
 
     def log_probs(self, output: OutputLayer) -> Tensor:
-        """See Prediction."""
         return self.logits(output).log_softmax(-1)
 
     @torch.no_grad()
     def most_probable(self, output: OutputLayer, banned: Tensor) -> Tensor:
         """See Prediction. Holds only a chunk of the logits at a time."""
-        tokens = ops.most_probable(*output.operands(self.readouts.flatten(0, 1)), banned)
+        tokens = most_probable(*output.operands(self.readouts.flatten(0, 1)), banned)
         return tokens.view(self.readouts.shape[:2])
 
     def at(self, rows: Tensor, steps: Tensor) -> "Readouts":
-        """See Prediction."""
         return Readouts(self.readouts[rows, steps][:, None])
 
     def steps(self, start: int, stop: int) -> Self:
-        """See Prediction."""
         return replace(self, readouts=self.readouts[:, start:stop])
 
     def components(self) -> Components:
-        """See Prediction."""
         rows = self.readouts.flatten(0, 1)[:, None]
         return Components(rows, rows.new_ones(len(rows), 1), rows.new_empty(len(rows), 0, dtype=torch.int64))
 
@@ -147,6 +253,11 @@ class Mixture(Prediction):
     positions: Tensor | None  # int64 (B, T, K); None: all S
     averages_losses: bool = False  # do the weights average losses (the evidence lower bound), not probabilities?
 
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Readouts, weights and positions."""
+        return self.readouts, self.weights, self.positions
+
     def _loss(
         self, output: OutputLayer, targets: Tensor, counted: Tensor, criterion: Criterion, others: tuple[Tensor, ...]
     ) -> OutputLoss:
@@ -156,24 +267,20 @@ class Mixture(Prediction):
         return mixture_loss(*operands, self.weights.reshape(passes, -1, K), counted, mixed, *others)
 
     def logits(self, output: OutputLayer) -> Tensor:
-        """See Prediction."""
         B, T, _ = self.weights.shape
         log_probs = mixture_log_probs(*output.operands(self.readouts.flatten(0, 1)), self.weights.flatten(0, 1))
         return log_probs.view(B, T, -1)
 
     def at(self, rows: Tensor, steps: Tensor) -> "Mixture":
-        """See Prediction."""
         positions = None if self.positions is None else self.positions[rows, steps][:, None]
         return Mixture(self.readouts[rows, steps][:, None], self.weights[rows, steps][:, None], positions)
 
     def steps(self, start: int, stop: int) -> Self:
-        """See Prediction."""
         positions = None if self.positions is None else self.positions[:, start:stop]
         readouts, weights = self.readouts[:, start:stop], self.weights[:, start:stop]
         return replace(self, readouts=readouts, weights=weights, positions=positions)
 
     def components(self) -> Components:
-        """See Prediction."""
         rows = self.readouts.flatten(0, 1)
         return Components(rows, self.weights.flatten(0, 1), rows.new_empty(len(rows), 0, dtype=torch.int64))
 
@@ -189,6 +296,10 @@ class Mixture(Prediction):
         nowhere = self.weights == 0
         joint = (self.weights.masked_fill(nowhere, 1.0).log() + log_probs).masked_fill(nowhere, torch.finfo().min)
         return joint.softmax(-1).masked_fill(nowhere, 0.0)
+
+    def posterior_weights(self, weights: Tensor | None, output: OutputLayer, target: Tensor) -> Tensor | None:
+        assert weights is not None
+        return self.spread(self.posterior(self.token_log_probs(output, target)), weights.shape[-1])
 
     def spread(self, weights: Tensor, length: int) -> Tensor:
         """Other weights (B, T, K) of the same positions -> (B, T, S)."""
@@ -212,23 +323,19 @@ class Copying(Prediction):
         rows, shares = (part.reshape(-1, B * T, part.shape[-1]) for part in (self.readouts, self.shares))
         sentences = torch.arange(B, device=targets.device).repeat_interleave(T)
         mixed = with_copies(criterion, self.source[:B])  # the same in all passes
-        return ops.output_loss(*output.operands(rows), counted, mixed, sentences, *others, shares=shares)
+        return output_loss(*output.operands(rows), counted, mixed, sentences, *others, shares=shares)
 
     def logits(self, output: OutputLayer) -> Tensor:
-        """See Prediction."""
         tokens = self.source[:, None].expand(-1, self.readouts.shape[1], -1)
         return copied_log_probs(output.logits(self.readouts), self.shares, tokens)
 
     def at(self, rows: Tensor, steps: Tensor) -> "Copying":
-        """See Prediction."""
         return Copying(self.readouts[rows, steps][:, None], self.shares[rows, steps][:, None], self.source[rows])
 
     def steps(self, start: int, stop: int) -> Self:
-        """See Prediction."""
         return replace(self, readouts=self.readouts[:, start:stop], shares=self.shares[:, start:stop])
 
     def components(self) -> Components:
-        """See Prediction."""
         tokens = self.source.repeat_interleave(self.readouts.shape[1], dim=0)
         return Components(self.readouts.flatten(0, 1)[:, None], self.shares.flatten(0, 1), tokens)
 
@@ -259,10 +366,9 @@ class CopyGate(nn.Module):
         return Copying(readouts, shares, source.masked_fill(never, 0))
 
 
-def copyable(source: Tensor, lengths: Tensor) -> Tensor:
-    """int64 (B, S), int64 (B,) -> (B, S) with NEVER for </s>, the last token of each, and padding."""
-    positions = torch.arange(source.shape[1], device=source.device)
-    words = positions < lengths.to(source.device, non_blocking=True)[:, None] - 1
+def copyable(source: Tensor, valid: Tensor) -> Tensor:
+    """int64 (B, S), bool (B, S) -> (B, S) with NEVER for </s>, the last valid token of each, and padding."""
+    words = torch.cat([valid[:, 1:], torch.zeros_like(valid[:, :1])], dim=1)
     return source.masked_fill(~words, NEVER)
 
 

@@ -1,63 +1,39 @@
-"""The translation model: embeddings, encoder, bridge, decoder, output layer.
+"""The translation model: embeddings, encoder, bridge, decoder, output layer. And ensembles of several models.
 
-Shapes: B batch, S source positions, T target positions, E embedding, H hidden, R readout, V vocabulary.
+Shapes: B batch, S source positions, T target positions, E embedding, R readout, V vocabulary, K models.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
 from nmt.attention.alignment import Policy
+from nmt.attention.attention import Detail, Steering
 from nmt.attention.normalizers import SoftmaxNormalizer
-from nmt.attention.steering import Detail, Steering
-from nmt.model.decoder import Decoded, Decoder, Infer, Inferred
-from nmt.model.encoder import Encoder
+from nmt.model.decoder import Decoded, Decoder, DecoderState, Infer, Inferred, StepOutput
 from nmt.model.latent import InferenceNetwork
-from nmt.model.prediction import Prediction, copyable
-from nmt.model.readout import Output
-from nmt.model.recurrent import LayerWeights, RecurrentState
-from nmt.model.state import DecoderState, Products, StepOutput
-from nmt.ops.draws import Dropout, dropout, masked
-from nmt.ops.linear import Linear
+from nmt.model.prediction import Output, Prediction
+from nmt.model.recurrent import Bridge, Encoder
+from nmt.ops.layers import Dropout, dropout
 from nmt.ops.output_loss import Criterion, OutputLoss, cross_entropy
-
-
-class Bridge(nn.Module):
-    """The decoder's initial state: tanh(W summary) for every layer (Bahdanau et al. 2015, A.2.2; here of a summary of
-    both directions)."""
-
-    def __init__(self, summary_dim: int, layers: int, hidden: int, lstm: bool) -> None:
-        super().__init__()
-        self.shape = (layers * (2 if lstm else 1), hidden)
-        self.layers = layers
-        self.proj = Linear(summary_dim, self.shape[0] * hidden)
-
-    def forward(self, summary: Tensor) -> RecurrentState:
-        """(B, summary_dim) -> RecurrentState."""
-        states = torch.tanh(self.proj(summary)).view(-1, *self.shape).unbind(1)
-        return RecurrentState(tuple(states[: self.layers]), tuple(states[self.layers :]))
 
 
 class EmbeddingDropout(Dropout):
     """Drops whole embedded tokens with probability `words` (Sennrich et al. 2016, the Edinburgh systems), then elements
     with probability p. The rest is divided by the probability of being kept, as in Nematus."""
 
-    def __init__(self, p: float, words: float = 0.0, variational: bool = False) -> None:
-        super().__init__(p, variational)
+    def __init__(self, p: float, words: float = 0.0) -> None:
+        super().__init__(p)
         self.words = words
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(..., E) -> (..., E)."""
-        return super().forward(self.drop_words(inputs))
-
-    def drop_words(self, inputs: Tensor) -> Tensor:
-        """(..., E) -> (..., E), whole tokens only."""
-        return dropout(inputs, self.words, self.training, along=-1)
+        if self.training and self.words:
+            inputs = inputs * dropout(torch.ones_like(inputs[..., 0]), self.words, training=True)[..., None]
+        return super().forward(inputs)
 
 
 class Forced(NamedTuple):
@@ -71,7 +47,7 @@ class Forced(NamedTuple):
 class Seq2Seq(nn.Module):
     """p(y | x), token by token. The token id `pad` marks padding."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         source_embedding: nn.Embedding,
         target_embedding: nn.Embedding,
@@ -83,7 +59,6 @@ class Seq2Seq(nn.Module):
         inference: InferenceNetwork | None = None,
         *,
         embedding_dropout: EmbeddingDropout,
-        fixed_context: bool,
     ) -> None:
         super().__init__()
         self.source_embedding, self.target_embedding = source_embedding, target_embedding
@@ -91,11 +66,10 @@ class Seq2Seq(nn.Module):
         self.policy = policy  # trains sampled positions
         self.inference = inference  # trains a variational attention
         self.dropout = embedding_dropout
-        self.fixed_context = fixed_context  # without attention: is the summary an input of every step?
 
     @property
     def models(self) -> "tuple[Seq2Seq, ...]":
-        """The models that predict together: this one; see nmt.model.ensemble.Ensemble."""
+        """The models that predict together: this one; see Ensemble."""
         return (self,)
 
     @property
@@ -120,37 +94,12 @@ class Seq2Seq(nn.Module):
         on the GPU."""
         return self.encode_embedded(self.source_embedding(source), lengths, source)
 
-    def encode_embedded(
-        self,
-        embedded: Tensor,
-        lengths: Tensor,
-        source: Tensor,
-        products: Products | None = None,
-        encoder_layers: Sequence[LayerWeights] | None = None,
-    ) -> DecoderState:
+    def encode_embedded(self, embedded: Tensor, lengths: Tensor, source: Tensor) -> DecoderState:
         """(B, S, E), int64 (B,), int64 (B, S) -> the decoder's initial state. source: the tokens that may be copied,
-        NEVER for one that may not; products, encoder_layers: prepared for all searches; by default they are prepared
-        for this batch."""
-        positions = torch.arange(embedded.shape[1], device=embedded.device)
-        valid = positions < lengths.to(embedded.device, non_blocking=True)[:, None]
-        dropped = self.dropout(embedded)
-        encoded = self.encoder(dropped, lengths, valid, encoder_layers)
-        fixed = encoded.summary if self.fixed_context else None
-        if products is None:
-            B, E = embedded.shape[0], self.target_embedding.embedding_dim
-            products = self.decoder.prepare(B, E, 0 if fixed is None else fixed.shape[1])
-            products = replace(products, word_mask=self.dropout.sentence_mask(embedded, B, E))
-        return self.decoder.start(
-            self.bridge(encoded.summary),
-            encoded,
-            valid,
-            products,
-            # On a GPU, lengths cannot be read without waiting; there no sentence is empty.
-            nonempty=lengths.is_cuda or bool((lengths > 0).all()),
-            fixed=fixed,
-            words=dropped,
-            tokens=copyable(source, lengths) if self.has_copy_gate else source,
-        )
+        NEVER for one that may not."""
+        words = self.dropout(embedded)
+        encoded = self.encoder(words, lengths)
+        return self.decoder.start(self.bridge(encoded.summary), encoded, self.decoder.prepare(), source, words)
 
     def forward(
         self,
@@ -167,7 +116,7 @@ class Seq2Seq(nn.Module):
 
     def decode(self, target: Tensor, state: DecoderState, target_out: Tensor | None = None) -> Decoded:
         """int64 (B, T) = <s> y_1 ... y_{T-1}, the state before the first step; see `forward`."""
-        embedded = masked(self._embed_target(target), state.products.word_mask)
+        embedded = self._embed_target(target)
         infer: Infer | None = None
         if self.inference is not None and target_out is not None:
             infer = partial(self._infer, target_out, state)
@@ -178,7 +127,7 @@ class Seq2Seq(nn.Module):
         assert self.inference is not None
         memory, _ = state.memory_and_past()
         lengths = target_out.ne(int(self.target_embedding.padding_idx or 0)).sum(1)
-        embedded = masked(self._embed_target(target_out), state.products.word_mask)
+        embedded = self._embed_target(target_out)
         inferred: Inferred = self.inference(embedded, lengths, memory.values, prior)
         return inferred
 
@@ -217,15 +166,15 @@ class Seq2Seq(nn.Module):
         """int64 (B,) previous tokens -> logits of the next token, attention weights, next state. The plain way: a
         search prepares the model first, see nmt.translate.prepared_model."""
         layer = self.output.layer()
-        embedded = masked(self._embed_target(tokens), state.products.word_mask)
-        prediction, weights, state = self.decoder.step(embedded, self.decoder.observe(state, tokens, layer))
+        prediction, weights, state = self.decoder.step(
+            self._embed_target(tokens), self.decoder.observe(state, tokens, layer)
+        )
         return StepOutput(prediction.logits(layer).flatten(0, -2), weights, state)
 
     def _embed_target(self, tokens: Tensor) -> Tensor:
-        """int64 (...) -> (..., E), after dropout, except the variational one, whose mask is in the decoder's state."""
-        embedded = self.target_embedding(tokens)
-        dropped: Tensor = self.dropout.drop_words(embedded) if self.dropout.variational else self.dropout(embedded)
-        return dropped
+        """int64 (...) -> (..., E), after dropout."""
+        embedded: Tensor = self.dropout(self.target_embedding(tokens))
+        return embedded
 
 
 def _negative_log_likelihood(logits: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -234,12 +183,108 @@ def _negative_log_likelihood(logits: Tensor, targets: Tensor) -> tuple[Tensor, d
     return nll, {"nll": nll}
 
 
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off inside the block."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
+class EnsembleState(NamedTuple):
+    """The state of each model's decoder."""
+
+    members: tuple[DecoderState, ...]
+
+    def steered(self, steering: Steering) -> Self:
+        """See DecoderState.steered."""
+        return self._replace(members=tuple(member.steered(steering) for member in self.members))
+
+    def select(self, index: Tensor) -> Self:
+        """Rows `index` of the batch, which may repeat."""
+        return self._replace(members=tuple(member.select(index) for member in self.members))
+
+    def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
+        """Reorder hypotheses; see nmt.model.decoder.State."""
+        return self._replace(members=tuple(member.branch(index, sentences) for member in self.members))
+
+
+class Member(Protocol):
+    """A model that translates step by step: a Seq2Seq, or one prepared for search."""
+
+    @property
+    def attends(self) -> bool:
+        """Does it have an attention?"""
+        ...
+
+    @property
+    def encode(self) -> Callable[..., DecoderState]:
+        """See Seq2Seq.encode and SearchModel.encode."""
+        ...
+
+    def step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
+        """See Seq2Seq.step."""
+        ...
+
+
+class SearchEnsemble:
+    """p(y_t | y_<t, x) = 1/K sum_k p_k(y_t | y_<t, x)   (ensembles: Sutskever et al. 2014, 3.6).
+
+    The models may differ in everything but their vocabularies. Attention weights are averaged over the models that have
+    an attention.
+    """
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.members = tuple(members)
+
+    @property
+    def attends(self) -> bool:
+        """Does any model have an attention?"""
+        return any(member.attends for member in self.members)
+
+    def encode(self, source: Tensor, lengths: Tensor, *vocabulary: Tensor) -> EnsembleState:
+        """int64 (B, S), int64 (B,) on the CPU -> the decoders' states before their first step. vocabulary: see
+        SearchModel.encode."""
+        return EnsembleState(tuple(member.encode(source, lengths, *vocabulary) for member in self.members))
+
+    def step(self, tokens: Tensor, state: EnsembleState) -> StepOutput[EnsembleState]:
+        """Previous tokens, int64 (B,) -> logarithm of the members' mean probabilities of the next token, float32
+        (B, V), their mean attention (B, S), and the next state."""
+        steps = [member.step(tokens, own) for member, own in zip(self.members, state.members, strict=True)]
+        log_probs = log_mean([step.logits.log_softmax(-1, dtype=torch.float32) for step in steps])
+        return StepOutput(log_probs, _mean([s.weights for s in steps]), EnsembleState(tuple(s.state for s in steps)))
+
+
+class Ensemble(nn.Module, SearchEnsemble):
+    """A SearchEnsemble of whole models, which can also score translations."""
+
+    def __init__(self, members: Sequence[Seq2Seq]) -> None:
+        nn.Module.__init__(self)
+        SearchEnsemble.__init__(self, members)
+        self.models = tuple(members)
+        self._registered = nn.ModuleList(members)
+
+    @property
+    def has_copy_gate(self) -> bool:
+        """Does any model copy source tokens?"""
+        return any(model.has_copy_gate for model in self.models)
+
+    def force(
+        self,
+        source: Tensor,
+        lengths: Tensor,
+        target_in: Tensor,
+        target_out: Tensor,
+        pad: int,
+        steering: Steering | None = None,
+        detailed: bool = False,
+    ) -> Forced:
+        """As Seq2Seq.force: the logarithm of each token's mean probability, the mean attention, no detail."""
+        forced = [member.force(source, lengths, target_in, target_out, pad, steering) for member in self.models]
+        return Forced(log_mean([member.log_probs for member in forced]), _mean([member.weights for member in forced]))
+
+
+def log_mean(log_probs: Sequence[Tensor]) -> Tensor:
+    """K x (...) log-probabilities -> log(1/K sum_k exp(...)), exact if all are equal."""
+    highest = reduce(torch.maximum, log_probs)
+    total = torch.zeros_like(highest)
+    for member in log_probs:
+        total += (member - highest).exp_()
+    return total.div_(len(log_probs)).log_().add_(highest)
+
+
+def _mean(weights: Sequence[Tensor | None]) -> Tensor | None:
+    present = [each.float() for each in weights if each is not None]
+    return torch.stack(present).mean(0) if present else None

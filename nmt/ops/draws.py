@@ -1,8 +1,7 @@
-"""Random numbers: dropout with a cheap mask, and numbers that belong to sentences.
+"""Random numbers that belong to sentences: they do not depend on which processes and micro-batches share a batch.
 
-On a CPU, torch's own dropout draws one random number per element and is ten times slower. Numbers of sentences do not
-depend on which processes and micro-batches share a batch: a counter-based generator (Salmon et al. 2011) hashes the
-sentence's key and a counter by SplitMix64 (Steele et al. 2014). Shapes: B sentences, N rows, T positions, D features.
+A counter-based generator (Salmon et al. 2011) hashes the sentence's key and a counter by SplitMix64 (Steele et al.
+2014). Shapes: B sentences, N rows.
 """
 
 import itertools
@@ -14,85 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-_MASK_BITS = 16  # random bits per element: probabilities are exact to 2^-17
 _INCREMENT = 0x9E3779B97F4A7C15 - 2**64  # as a signed number, like the multipliers
 _MULTIPLIERS = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 _FRACTION_BITS = 53  # of a float64
 BLOCK = 64  # numbers of a sentence computed at a time, so that not every step of a decoder needs these operations
 _SAMPLING = 2**32  # the first counter for sampled translations; smaller ones are for other draws
-
-
-class Dropout(nn.Dropout):
-    """nn.Dropout (Srivastava et al. 2014); variational: all positions of a sentence share one mask (Gal and Ghahramani
-    2016)."""
-
-    def __init__(self, p: float, variational: bool = False) -> None:
-        super().__init__(p)
-        self.variational = variational
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Any shape -> the same shape; if variational, (B, T, D), or (B, D) with one vector per sentence."""
-        shares = self.variational and inputs.dim() == 3  # noqa: PLR2004
-        return dropout(inputs, self.p, self.training, along=1 if shares else None)
-
-    def sentence_mask(self, like: Tensor, *shape: int) -> Tensor | None:
-        """Draw the variational mask (B, D), for callers that process positions one by one; None if each position has
-        its own."""
-        return mask(like, shape, self.p, self.training and self.variational)
-
-
-def dropout(inputs: Tensor, p: float, training: bool, along: int | None = None) -> Tensor:
-    """Set elements to zero with probability p, and divide the others by 1 - p. Uses torch's global generator.
-
-    along: the dimension that shares one mask, such as the positions of a sentence.
-    """
-    if not training or p == 0:
-        return inputs
-    if along is not None:
-        return inputs * dropout(torch.ones_like(inputs.select(along, 0)), p, training).unsqueeze(along)
-    if p == 1 or inputs.device.type != "cpu":
-        return F.dropout(inputs, p)
-    kept = _random_bits(inputs) >= _limit(p)
-    dropped: Tensor = inputs * kept.to(inputs.dtype).mul_(1 / (1 - p))
-    return dropped
-
-
-def mask(like: Tensor, shape: tuple[int, ...], p: float, training: bool) -> Tensor | None:
-    """Draw a dropout mask of this shape and the type of `like`, for repeated use; None if nothing is dropped."""
-    return dropout(like.new_ones(shape), p, training) if training and p else None
-
-
-def masked(inputs: Tensor, mask: Tensor | None) -> Tensor:
-    """Multiply (B, T, D) or (B, D) by a mask (B, D), if there is one -> the shape of the inputs."""
-    if mask is None:
-        return inputs
-    return inputs * (mask[:, None] if inputs.dim() > mask.dim() else mask)
-
-
-def zoneout(new: Tensor, before: Tensor, p: float, training: bool) -> Tensor:
-    """Keep the previous value of each element with probability p; in evaluation, take the expectation   (Krueger et al.
-    2017)."""
-    before = before.to(new.dtype)
-    if not training:
-        return torch.lerp(new, before, p)
-    if p == 1:
-        return before
-    previous = _random_bits(new) < _limit(p) if new.device.type == "cpu" else torch.rand_like(new) < p
-    return torch.where(previous, before, new)
-
-
-def _random_bits(like: Tensor) -> Tensor:
-    """Draw uniform int16 numbers: each 64-bit random number serves four elements."""
-    words = torch.empty(-(-like.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
-    return words.view(torch.int16)[: like.numel()].view(like.shape)
-
-
-def _limit(p: float) -> int:
-    """The int16 threshold below which a share p < 1 of all values lies. The minimum avoids overflow for p near 1."""
-    return min(round(p * (1 << _MASK_BITS)), (1 << _MASK_BITS) - 1) - (1 << _MASK_BITS - 1)
 
 
 class SentenceDraws:

@@ -1,9 +1,14 @@
-"""Losses of the output layer, chunk by chunk: the logits of all positions never exist at once.
+"""Losses of the output layer, chunk by chunk: the logits of all positions never exist at once. Also losses of mixed
+distributions: of several readouts of a position, or of what the output layer predicts and copied tokens.
 
 A criterion is a plain, differentiable function of a chunk of logits; autograd differentiates it. Its gradient is
 computed in the forward pass, while the chunk is in the cache, and then overwrites the logits.
 
-Shapes: C passes over a batch, N target positions, n of them in a chunk, m rows of a chunk, R readout, V vocabulary.
+Of a mixture, readouts without weight are left out on a CPU; on a GPU, finding them would make the CPU wait, so all are
+computed.
+
+Shapes: C passes over a batch, N target positions, n of them in a chunk, m rows of a chunk (readouts with weight, if a
+position has several), K readouts of a position, S source positions, R readout, V vocabulary.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,8 +18,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nmt.ops.linear import input_gradient, matmul, weight_gradient
-from nmt.ops.precision import in_autocast_dtype, wide_dtype
+from nmt.ops.layers import (
+    Weight,
+    in_autocast_dtype,
+    input_gradient,
+    linear,
+    matmul,
+    weight_gradient,
+    wide,
+    wide_dtype,
+)
 
 Criterion = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 """Logits (C, n, V) in float32 or wider, (n, ...) of other tensors -> loss to minimise (n,), terms to report (n,)."""
@@ -235,3 +248,277 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> tu
     """
     smoothed, log_prob = _CrossEntropy.apply(logits, targets, smoothing)  # type: ignore[no-untyped-call]
     return smoothed, -log_prob[..., 0]
+
+
+def finite_log(probs: Tensor) -> Tensor:
+    """Compute log p; where p is 0, the logarithm of the smallest normal number."""
+    return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
+
+
+def mixture_loss(
+    readouts: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mixing: Tensor,
+    counted: Tensor,
+    criterion: "MixedCriterion",
+    *by_position: Tensor,
+    sizes: ChunkSizes = SIZES,
+) -> OutputLoss:
+    """(C, N, K, R), (V, R), (V,), weights (C, N, K), bool (N,), one or more (N, ...) -> OutputLoss.
+
+    The criterion, from `of_mixture` or `mean_over_mixture`, says what the weights average: probabilities or losses.
+    Gradients go to readouts, weight, bias and mixing.
+    """
+    return chunked_loss(SeveralRows, readouts, weight, bias, mixing, counted, criterion, by_position, sizes)
+
+
+class Mixing(NamedTuple):
+    """The weights of readouts. Those of one position and pass follow each other."""
+
+    shares: Tensor  # (m,)
+    owners: Tensor  # int64 (m,) pass * n + position
+    size: int  # C * n
+    passes_and_readouts: tuple[int, int] | None  # C, K if all readouts are present, in the order (n, C, K)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """sum_k w_k v_k: (m, d) of the readouts -> (C * n, d), in their precision also under autocast."""
+        with torch.autocast(values.device.type, enabled=False):
+            if self.passes_and_readouts is None:
+                matrix = self.shares.new_zeros(self.size, len(self.shares))
+                return matrix.index_put((self.owners, torch.arange(len(self.shares))), self.shares) @ values
+            C, K = self.passes_and_readouts
+            sums = torch.bmm(self.shares.view(-1, 1, K), values.view(-1, K, values.shape[1]))
+            return sums.view(-1, C, values.shape[1]).transpose(0, 1).flatten(0, 1)
+
+    def groups(self, values: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """(m, d), (C * n, d) -> (n * C, K, d), (n * C, 1, d) if all readouts are present, else (m, 1, d) both: values,
+        and the sum to which they belong."""
+        d = values.shape[1]
+        if self.passes_and_readouts is None:
+            return values[:, None], sums[self.owners, None]
+        C, K = self.passes_and_readouts
+        return values.view(-1, K, d), sums.view(C, -1, d).transpose(0, 1).reshape(-1, 1, d)
+
+
+MixedCriterion = Callable[..., tuple[Tensor, dict[str, Tensor]]]
+"""Logits (m, V) of a chunk's readouts, their Mixing, (n, ...) of other tensors -> as a Criterion."""
+
+
+def of_mixture(criterion: Criterion) -> MixedCriterion:
+    """The criterion of log sum_k w_k p_k: a mixture's log-probabilities are logits that are already normalised."""
+
+    def mixed(logits: Tensor, mixing: Mixing, *others: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        probs: Tensor = _MeanOfSoftmax.apply(logits, mixing.shares, mixing)  # type: ignore[no-untyped-call]
+        return criterion(finite_log(probs).view(-1, len(others[0]), logits.shape[-1]), *others)
+
+    return mixed
+
+
+def mean_over_mixture(criterion: Criterion) -> MixedCriterion:
+    """sum_k w_k criterion(logits_k), for one pass."""
+
+    def mean(logits: Tensor, mixing: Mixing, *others: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, terms = criterion(wide(logits)[None], *(tensor[mixing.owners] for tensor in others))
+        means = mixing.sum(torch.stack([loss, *terms.values()], dim=1)).unbind(1)
+        return means[0], dict(zip(terms, means[1:], strict=True))
+
+    return mean
+
+
+class _MeanOfSoftmax(torch.autograd.Function):
+    """sum_k w_k softmax(l_k): (m, V), (m,) the weights of a Mixing -> float32 or wider (C * n, V).
+
+    Beside the logits and their gradient, it holds two tensors (m, V); autograd would hold four.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, shares: Tensor, mixing: Mixing) -> Tensor:  # noqa: ANN401
+        probs = logits.softmax(-1, dtype=wide_dtype(logits.dtype))
+        ctx.save_for_backward(probs, shares)
+        ctx.mixing, ctx.dtype = mixing, logits.dtype
+        return mixing.sum(probs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # noqa: ANN401
+        probs, shares = ctx.saved_tensors
+        with torch.autocast(probs.device.type, enabled=False):
+            grouped, slopes = ctx.mixing.groups(probs, grad)
+            shares_grad = grouped @ slopes.transpose(1, 2)
+            logits_grad = (slopes - shares_grad).mul_(grouped).mul_(shares.view(shares_grad.shape))
+        return logits_grad.view(probs.shape).to(ctx.dtype), shares_grad.view(-1), None
+
+
+class SeveralRows(Rows):
+    """Every position of each pass has K readouts: (C, N, K, R), shares (C, N, K).
+
+    The readouts of a chunk are ordered by position.
+    """
+
+    def __init__(self, readouts: Tensor, shares: Tensor | None, counted: Tensor, differentiate: bool) -> None:
+        assert shares is not None
+        self.mixing, self.counted = shares, counted
+        self.readouts, self.flat_shares = readouts.reshape(-1, readouts.shape[-1]), shares.reshape(-1)
+        C, _, K = shares.shape
+        self.per_position = C * K
+        self.complete = None if leaves_out(shares) else (C, K)
+        inputs = (self.readouts, self.flat_shares) if differentiate else ()
+        self.gradients = tuple(torch.zeros_like(tensor) for tensor in inputs)
+
+    def start(self, chunk: slice) -> Tensor:
+        """See Rows."""
+        C, N, K = self.mixing.shape
+        self.n = n = chunk.stop - chunk.start
+        if self.complete is None:
+            present = (self.mixing[:, chunk] > 0) & self.counted[chunk, None]
+            position, number, component = present.transpose(0, 1).nonzero().unbind(1)
+            ends = torch.bincount(position, minlength=n).cumsum(0).tolist()
+        else:
+            index = torch.arange(n * C * K, device=self.mixing.device)
+            position, number, component = index // (C * K), index // K % C, index % K
+            ends = list(range(C * K, n * C * K + 1, C * K))
+        self.places = (number * N + chunk.start + position) * K + component  # int64 (m,) among all C * N * K readouts
+        self.owners = number * n + position  # int64 (m,)
+        self.ends = [0, *ends]  # position i of the chunk has the rows from ends[i] to ends[i + 1]
+        return self.readouts.index_select(0, self.places)
+
+    def leaves(self, logits: Tensor, part: slice) -> tuple[Tensor, ...]:
+        """See Rows."""
+        rows = self._rows(part)
+        return logits[rows], self.flat_shares.index_select(0, self.places[rows])
+
+    def evaluate(
+        self, criterion: MixedCriterion, leaves: list[Tensor], part: slice, others: tuple[Tensor, ...]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """See Rows."""
+        logits, shares = leaves
+        owners, size = self.owners[self._rows(part)], part.stop - part.start
+        owners = owners // self.n * size + owners % self.n - part.start
+        return criterion(logits, Mixing(shares, owners, len(self.mixing) * size, self.complete), *others)
+
+    def store(self, logits: Tensor, part: slice, gradients: tuple[Tensor, ...]) -> None:
+        """See Rows."""
+        rows = self._rows(part)
+        logits[rows], of_shares = gradients
+        places = self.places[rows]
+        without_weight = self.flat_shares.index_select(0, places) == 0
+        self.gradients[1].index_copy_(0, places, of_shares.masked_fill_(without_weight, 0.0))
+
+    def finish(self, gradient: Tensor) -> None:
+        """See Rows."""
+        self.gradients[0].index_copy_(0, self.places, gradient.to(self.readouts.dtype))
+
+    def _rows(self, part: slice) -> slice:
+        return slice(self.ends[part.start], self.ends[part.stop])
+
+
+def leaves_out(mixing: Tensor) -> bool:
+    """Are readouts without weight left out?"""
+    return mixing.device.type == "cpu"
+
+
+def mixture_log_probs(
+    readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor, sizes: ChunkSizes = SIZES
+) -> Tensor:
+    """log sum_k w_k p_k: (N, K, R), (V, R), (V,), (N, K) -> float32 or wider (N, V); where no readout has weight, the
+    same number for all tokens."""
+    chunks = slices(len(readouts), readouts.shape[1] * len(bias), sizes.product)
+    return torch.cat([finite_log(_mixed(readouts[chunk], weight, bias, mixing[chunk])) for chunk in chunks])
+
+
+def _mixed(readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor) -> Tensor:
+    """sum_k w_k p_k: (N, K, R), (V, R), (V,), (N, K) -> (N, V)."""
+    if not leaves_out(mixing):
+        logits = linear(readouts, weight, bias)
+        probs = logits.softmax(-1, dtype=wide_dtype(logits.dtype))
+        with torch.autocast(probs.device.type, enabled=False):
+            return torch.bmm(mixing[:, None].to(probs.dtype), probs).squeeze(1)
+    owners, components = mixing.nonzero().unbind(1)
+    logits = linear(readouts[owners, components], weight, bias)
+    probs = logits.softmax(-1, dtype=wide_dtype(logits.dtype))
+    probs = probs * mixing[owners, components, None].to(probs.dtype)
+    return probs.new_zeros(len(readouts), logits.shape[-1]).index_add(0, owners, probs)
+
+
+def target_log_probs(
+    readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor, targets: Tensor, sizes: ChunkSizes = SIZES
+) -> Tensor:
+    """log p_k(target): (N, K, R), (V, R), (V,), (N, K), int64 (N,) -> float32 or wider (N, K), 0 for readouts without
+    weight. Its backward pass computes the logits again, as a loop would otherwise keep those of all its steps."""
+    weights = mixing.flatten()
+    places = weights.nonzero()[:, 0] if leaves_out(mixing) else torch.arange(len(weights), device=mixing.device)
+    rows, targets = readouts.flatten(0, 1).index_select(0, places), targets[places // mixing.shape[1]]
+    if isinstance(weight, Tensor) and len(rows):
+        log_probs: Tensor = _TargetLogProbs.apply(rows, weight, bias, targets, sizes)  # type: ignore[no-untyped-call]
+    else:
+        log_probs = _chosen(linear(rows, weight, bias), targets)[0]
+    if not leaves_out(mixing):
+        return log_probs.masked_fill(weights == 0, 0.0).view(mixing.shape)
+    return log_probs.new_zeros(mixing.numel()).index_put((places,), log_probs).view(mixing.shape)
+
+
+class _TargetLogProbs(torch.autograd.Function):
+    """(m, R), (V, R), (V,), int64 (m,) -> (m,)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        readouts: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        targets: Tensor,
+        sizes: ChunkSizes,
+    ) -> Tensor:
+        ctx.sizes = sizes
+        ctx.dtypes = [tensor.dtype for tensor in (readouts, weight, bias)]
+        readouts, weight, bias = (in_autocast_dtype(tensor) for tensor in (readouts, weight, bias))
+        parts = [
+            _chosen(matmul(readouts[chunk], weight, bias), targets[chunk])
+            for chunk in slices(len(readouts), len(weight), sizes.product)
+        ]
+        log_probs, log_totals = (torch.cat(each) for each in zip(*parts, strict=True))
+        ctx.save_for_backward(readouts, weight, bias, targets, log_totals)
+        return log_probs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        readouts, weight, bias, targets, log_totals = ctx.saved_tensors
+        readouts_grad, weight_grad = [], torch.zeros_like(weight)
+        bias_grad = torch.zeros_like(bias, dtype=grad.dtype)
+        for chunk in slices(len(readouts), len(weight), ctx.sizes.product):
+            logits, slopes = matmul(readouts[chunk], weight, bias), grad[chunk, None]
+            logits_grad = (logits.to(grad.dtype) - log_totals[chunk, None]).exp_().mul_(-slopes)
+            logits_grad.scatter_add_(-1, targets[chunk, None], slopes)
+            bias_grad += logits_grad.sum(0)
+            logits_grad = logits_grad.to(logits.dtype)
+            readouts_grad.append(input_gradient(logits_grad, weight))
+            weight_grad += weight_gradient(readouts[chunk], logits_grad)
+        gradients = torch.cat(readouts_grad), weight_grad, bias_grad
+        return *(gradient.to(dtype) for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)), None, None
+
+
+def _chosen(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """(m, V), int64 (m,) -> log p(target), log sum exp logits (m,)."""
+    log_totals = wide(logits).logsumexp(-1)
+    return wide(logits.gather(-1, targets[:, None])[:, 0]) - log_totals, log_totals
+
+
+def copied_log_probs(logits: Tensor, shares: Tensor, tokens: Tensor) -> Tensor:
+    """log(w_0 softmax(z)_v + sum of w_s over the positions s with token v): (..., V), weights (..., 1 + S) that sum
+    to 1, int64 (..., S) -> float32 or wider (..., V)   (See et al. 2017, eq. 9)."""
+    dtype = wide_dtype(logits.dtype)
+    probs = logits.softmax(-1, dtype=dtype) * shares[..., :1]
+    return finite_log(probs.scatter_add_(-1, tokens, shares[..., 1:].to(dtype)))
+
+
+def with_copies(criterion: Criterion, source: Tensor) -> Criterion:
+    """The criterion of log-probabilities that copies of the source, int64 (B, S), are mixed into. It takes logits
+    (C, n, V), shares (C, n, 1 + S), the positions' sentences (n,), and what the criterion takes beside logits."""
+
+    def mixed(logits: Tensor, shares: Tensor, sentences: Tensor, *others: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        tokens = source[sentences].expand(len(logits), -1, -1)
+        return criterion(copied_log_probs(logits, shares, tokens), *others)
+
+    return mixed

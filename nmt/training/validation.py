@@ -21,7 +21,7 @@ from nmt.evaluate.comet import Comet
 from nmt.evaluate.evaluation import align, evaluate, load_comet
 from nmt.explain.attention_statistics import attention_statistics
 from nmt.explain.explanation import Saliency, saliency
-from nmt.model.seq2seq import evaluation_mode
+from nmt.ops.layers import evaluation_mode
 from nmt.system.machine import retry_in_halves
 from nmt.translate.translator import Progress, Translation, Translator
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.model.state import StateT
+from nmt.model.decoder import StateT
 from nmt.translate.search import (
     Ending,
     Flags,

@@ -13,17 +13,13 @@ from typing import NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from nmt.attention.attention import Attention, MultiHeadAttention
-from nmt.attention.memory import Attended, Memory, Past
-from nmt.model.ensemble import Ensemble, SearchEnsemble
-from nmt.model.prediction import within
-from nmt.model.readout import OutputLayer
-from nmt.model.recurrent import LayerWeights, Recurrent, norm_gates
-from nmt.model.seq2seq import Seq2Seq
-from nmt.model.state import BatchProducts, DecoderState, Products, StepOutput
-from nmt.ops.linear import Linear, linear
-from nmt.ops.packed import Pack, Weight, pack, pack_int8
-from nmt.ops.precision import in_autocast_dtype
+from nmt.attention.attention import Attended, Attention, Memory, MultiHeadAttention
+from nmt.attention.scores import Past
+from nmt.model.decoder import BatchProducts, DecoderState, Products, StepOutput
+from nmt.model.prediction import OutputLayer, within
+from nmt.model.recurrent import PreparedLayer, prepare_layers
+from nmt.model.seq2seq import Ensemble, SearchEnsemble, Seq2Seq
+from nmt.ops.layers import Linear, Pack, Weight, in_autocast_dtype, linear, pack, pack_int8
 from nmt.system.machine import Machine
 
 MIN_ROWS = 32  # of a product, for which packing a shortlist's part of the output table pays
@@ -73,13 +69,10 @@ class SearchProducts(Products):
         fed = linear(feed, self.feed)
         return fed if gates is None else fed + gates
 
-    def conditional_gates(self, rnn: Recurrent, context: Tensor) -> Tensor:
+    def conditional_gates(self, context: Tensor) -> Tensor:
         """(N, C + R) -> (N, G)."""
         assert self.conditional is not None
-        gates = context[:, : self.context_gates]
-        if self.conditional.norms is None:
-            return gates + self.conditional.bias_ih
-        return norm_gates(rnn, self.conditional, gates)
+        return context[:, : self.context_gates] + self.conditional.bias_ih
 
     def upper_input(self, context: Tensor) -> Tensor:
         """(N, C + R) -> (N, M)."""
@@ -145,7 +138,7 @@ class SearchModel:
         assert not model.training
         self.model, self.attends = model, model.attends
         self._pack, self._hypotheses = pack, hypotheses
-        self._encoder_layers = model.encoder.regularisation.prepare(model.encoder.rnn, 1)
+        self._encoder_layers = prepare_layers(model.encoder.rnn, model.encoder.residual)
         readout, output = model.decoder.readout, model.output.layer()
         self._table = in_autocast_dtype(output.weight)  # (V, R)
         self._bounded = readout.kind != "maxout" and model.decoder.lexical is None and output.scale is None
@@ -156,10 +149,10 @@ class SearchModel:
         decoder, pack = self.model.decoder, self._pack
         embedding = in_autocast_dtype(self.model.target_embedding.weight)
         _, M, _ = decoder.readout.sizes
-        batch = decoder.prepare(1, embedding.shape[1], M if self.model.fixed_context else 0)
+        batch = decoder.prepare()
         of_readout = in_autocast_dtype(decoder.readout.proj.weight)
         state, of_context, of_word = torch.split(of_readout, list(decoder.readout.sizes), dim=1)
-        gates, feed = _context_gates(decoder.attend, self.model.fixed_context, batch, M)
+        gates, feed = _context_gates(decoder.attend, decoder.fixed_dim > 0, batch, M)
         context = torch.cat([gates, of_context]).contiguous()
         attention = None
         if decoder.attention is not None:
@@ -167,9 +160,8 @@ class SearchModel:
         if of_word.shape[1] == 0:
             of_word = of_word.new_zeros(len(of_readout), embedding.shape[1])
         first = batch.layers[0]
-        bias = first.bias_ih if first.norms is None else torch.zeros_like(first.bias_ih)
         words = torch.cat([batch.word, of_word])
-        word_bias = torch.cat([bias.to(words.dtype), in_autocast_dtype(decoder.readout.proj.bias)])
+        word_bias = torch.cat([first.bias_ih.to(words.dtype), in_autocast_dtype(decoder.readout.proj.bias)])
         table = None
         if len(embedding) * len(words) <= MAX_TABLE:
             table = linear(embedding, words, word_bias)
@@ -181,7 +173,7 @@ class SearchModel:
             lexical=None if decoder.lexical is None else _packed_copy(decoder.lexical, pack),
             words=Words(embedding, pack(words) if table is None else words, word_bias, table),
             output=output._replace(weight=cast(Tensor, pack(self._table, self._bounded))),
-            state=pack(state.contiguous(), bounded=not decoder.regularisation.options.residual),
+            state=pack(state.contiguous(), bounded=not decoder.residual),
             feed=None if feed is None else pack(feed.contiguous(), bounded=decoder.readout.kind != "maxout"),
             gates=len(batch.word),
             context_gates=len(gates),
@@ -206,10 +198,11 @@ class SearchModel:
                     bias=products.output.bias.index_select(0, tokens),
                 ),
             )
-        embedded = self.model.source_embedding(source)
-        for tokens in vocabulary if self.model.has_copy_gate else ():
+        decoder, embedded = self.model.decoder, self.model.source_embedding(source)
+        encoded = self.model.encoder(embedded, lengths, self._encoder_layers)
+        for tokens in vocabulary if decoder.copy is not None else ():
             source = within(source, tokens)
-        state = self.model.encode_embedded(embedded, lengths, source, products, self._encoder_layers)
+        state = decoder.start(self.model.bridge(encoded.summary), encoded, products, source, embedded)
         return self._in_search_precision(state)
 
     def _in_search_precision(self, state: DecoderState) -> DecoderState:
@@ -239,6 +232,7 @@ def _context_gates(attend: str, fixed: bool, batch: BatchProducts, M: int) -> tu
     if fixed:
         context = batch.fixed
     elif batch.conditional is not None:
+        assert isinstance(batch.conditional.weight_ih, Tensor)
         context = batch.conditional.weight_ih
     elif attend == "first_layer":
         context = torch.eye(M, dtype=feed.dtype, device=feed.device)
@@ -247,11 +241,10 @@ def _context_gates(attend: str, fixed: bool, batch: BatchProducts, M: int) -> tu
     return context, feed if feed.shape[1] else None
 
 
-def _packed(layer: LayerWeights, pack: Pack) -> LayerWeights:
+def _packed(layer: PreparedLayer, pack: Pack) -> PreparedLayer:
     """Hidden states lie between -1 and 1."""
-    transitions = tuple(step._replace(packed=pack(step.weight_hh, bounded=True)) for step in layer.transitions)
-    weights = pack(layer.weight_ih.contiguous()), pack(layer.weight_hh, bounded=True)
-    return layer._replace(packed_ih=weights[0], packed=weights[1], transitions=transitions)
+    assert isinstance(layer.weight_ih, Tensor)
+    return layer._replace(weight_ih=pack(layer.weight_ih.contiguous()), weight_hh=pack(layer.weight_hh, bounded=True))
 
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)

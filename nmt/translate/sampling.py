@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.model.state import StateT
+from nmt.model.decoder import StateT
 from nmt.ops.draws import sampling_draws
 from nmt.translate.beam import Scorer, Selection, beam_search
 from nmt.translate.search import Ending, History, Hypothesis, LogProbs, Mask, Search, SearchBatch

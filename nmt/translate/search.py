@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nmt.attention.steering import Steering
+from nmt.attention.attention import Steering
 from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.model.state import StateT, Step
+from nmt.model.decoder import StateT, Step
 
 if TYPE_CHECKING:
     from nmt.translate.beam import Node, Selection

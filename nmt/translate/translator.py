@@ -26,10 +26,9 @@ from nmt.data.batching import collate
 from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines
 from nmt.data.word_alignment import attention_to_links, format_pharaoh, merge_to_words, words
 from nmt.model.checkpoints import load_runs
-from nmt.model.ensemble import Ensemble
-from nmt.model.seq2seq import Seq2Seq, evaluation_mode
+from nmt.model.seq2seq import Ensemble, Seq2Seq
 from nmt.ops.draws import sentence_keys
-from nmt.ops.shared import loop
+from nmt.ops.layers import evaluation_mode, loop
 from nmt.system.distributed import ProcessGroup
 from nmt.system.machine import Machine, retry_in_halves
 from nmt.system.run import RunDirectory, load_config

@@ -12,10 +12,9 @@ from pairwise import slow_but_pairwise
 from pydantic import ValidationError
 from torch import Tensor
 
-from nmt.attention.attention import Attention, MultiHeadAttention
-from nmt.attention.build import build_attention
-from nmt.attention.memory import Attended
+from nmt.attention.attention import Attended, Attention, MultiHeadAttention
 from nmt.config.schema import model as schema
+from nmt.model.build import build_attention
 
 AnyAttention = Attention | MultiHeadAttention
 Made = tuple[AnyAttention, Tensor, Tensor, Tensor]  # query (B, T, Q), states (B, S, M), valid (B, S)

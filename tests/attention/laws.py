@@ -9,9 +9,9 @@ import torch
 from combinations import DRAWS, AnyAttention, Case, Made, attend
 from torch import Tensor
 
-from nmt.attention.attention import MultiHeadAttention
-from nmt.attention.memory import Attended, Memory, Past, join_steps
-from nmt.attention.steering import Steering
+from nmt.attention.attention import Attended, Memory, MultiHeadAttention, Steering, join_steps
+from nmt.attention.scores import Past
+from nmt.ops.layers import select
 
 TOLERANCE = {"rtol": 0.0, "atol": 1e-11}
 
@@ -92,7 +92,7 @@ def selected_rows_go_on_as_they_would(case: Case, made: Made) -> None:
     memory = attention.remember(states, valid)
     past = attention.step(query[:, :1], memory, attention.start(valid)).past
     straight = attention.sequence(query, memory, past)
-    selected = attention.sequence(query[rows], memory.select(rows), past.select(rows))
+    selected = attention.sequence(query[rows], memory.select(rows), select(past, rows))
     torch.testing.assert_close(selected.context, straight.context[rows], **TOLERANCE)
     torch.testing.assert_close(selected.weights, straight.weights[rows], **TOLERANCE)
     torch.testing.assert_close(selected.past.weights, straight.past.weights[rows], **TOLERANCE)

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nmt.attention.alignment import Aligned, Alignment, Policy, SampledAlignment, StraightThroughAlignment
-from nmt.attention.memory import Choice, Past
+from nmt.attention.alignment import Aligned, Alignment, Choice, Policy, SampledAlignment, StraightThroughAlignment
 from nmt.attention.normalizers import Normalized, SoftmaxNormalizer
+from nmt.attention.scores import Past
 
 N = 40_000
 ENERGIES = torch.tensor([0.3, -1.0, 1.2, 5.0, 0.0]).double()

@@ -6,19 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from combinations import ALIGNMENTS, CHOSEN, COMBINATIONS, Case, attend, configuration
+from combinations import ALIGNMENTS, CHOSEN, Case, attend, configuration
 from torch import Tensor
 
-from nmt.attention.attention import Attention, MultiHeadAttention
-from nmt.attention.build import build_attention, build_policy
-from nmt.attention.memory import Attended
+from nmt.attention.attention import Attended, Attention, MultiHeadAttention
 from nmt.config.schema import model as schema
-
-
-@pytest.mark.parametrize("name", COMBINATIONS)
-def test_schema_and_module_agree_on_what_reads_its_past(name: str) -> None:
-    case = Case(name)
-    assert case.make()[0].reads_past == case.config.reads_past
+from nmt.model.build import build_attention, build_policy
 
 
 def test_hard_attention_tells_its_choices_in_training_alone() -> None:

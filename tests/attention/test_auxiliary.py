@@ -6,8 +6,8 @@ import pytest
 import torch
 from combinations import Case, attend
 
-from nmt.attention.memory import Past
 from nmt.attention.normalizers import MonotonicNormalizer, SoftmaxNormalizer
+from nmt.attention.scores import Past
 from nmt.training.losses import coverage_loss, guided_alignment_loss
 
 B, T, S = 2, 4, 5

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from torch import Tensor
 
-from nmt.attention.memory import Past
 from nmt.attention.normalizers import Chunk, FertilityNormalizer, MonotonicNormalizer, Normalizer, SoftmaxNormalizer
-from nmt.attention.scores import DotScore
+from nmt.attention.scores import DotScore, Past
 from nmt.config.schema import model as schema
 
 SOFT = ["softmax", "sparsemax", "entmax15"]

@@ -11,6 +11,7 @@ from torch import Tensor
 from nmt.attention.attention import Attention, GlobalWindow, LocalMonotonicWindow, LocalPredictiveWindow, Window
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.attention.scores import DotScore, LocationScore
+from nmt.ops.layers import select
 
 VALID = torch.tensor([[True] * 9, [True] * 4 + [False] * 5])
 
@@ -115,8 +116,10 @@ def test_gradients_go_through_selected_rows() -> None:
     attention, query, states, valid = Case("general-local_p-softmax", lengths=(12, 9, 3)).make()
     rows, states = torch.tensor([2, 2, 0]), states.requires_grad_()
     memory, past = attention.remember(states, valid), attention.start(valid)
-    selected = attention.sequence(query[rows], memory.select(rows), past.select(rows)).context
-    straight = attention.sequence(query[rows], attention.remember(states[rows], valid[rows]), past.select(rows)).context
+    selected = attention.sequence(query[rows], memory.select(rows), select(past, rows)).context
+    straight = attention.sequence(
+        query[rows], attention.remember(states[rows], valid[rows]), select(past, rows)
+    ).context
     (found,), (expected,) = (torch.autograd.grad(context.square().sum(), [states]) for context in (selected, straight))
     torch.testing.assert_close(found, expected)
 

@@ -31,8 +31,7 @@ from nmt.explain.faithfulness import (
     measure_pair,
     summary,
 )
-from nmt.model.prediction import NEVER, Readouts
-from nmt.model.readout import OutputLayer
+from nmt.model.prediction import NEVER, OutputLayer, Readouts
 from nmt.system.run import RunDirectory
 from nmt.training.job import train
 from nmt.translate.translator import Translator

@@ -17,15 +17,15 @@ from conftest import TINY, values_of
 from torch import Tensor, nn
 
 from nmt import Translator
+from nmt.attention.scores import additive_energies
 from nmt.config.compose import config_dir, validated
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import make_batches
 from nmt.data.prepare import prepare
 from nmt.model.build import build_model
 from nmt.model.checkpoints import new_model
-from nmt.model.readout import Readout
-from nmt.ops.additive import additive_energies
-from nmt.ops.linear import gru_gates, lstm_gates
+from nmt.model.prediction import Readout
+from nmt.model.recurrent import gru_gates, lstm_gates
 from nmt.system.machine import Machine
 from nmt.system.run import RunDirectory
 from nmt.training.graphs import GraphedPasses

@@ -59,19 +59,10 @@ VARIATIONAL = {
     "kl_weight": 1.0,
 }
 POSTERIOR = {"kind": "posterior", "top_k": None, "min_share": 0.0, "prior_share": 0.25}
-PLAIN = {
-    "recurrent_dropout": 0.0,
-    "zoneout": 0.0,
-    "weight_drop": 0.0,
-    "layer_norm": False,
-    "residual": False,
-    "transition_depth": 0,
-}
 
 
 def values(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
     config: dict[str, Any] = {
-        "variational_dropout": False,
         "embedding": {
             "dim": 6,
             "dropout": 0.0,
@@ -86,7 +77,7 @@ def values(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
             "bidirectional": True,
             "dropout": 0.0,
             "self_attention": {"kind": "none"},
-            **PLAIN,
+            "residual": False,
         },
         "decoder": {
             "cell": "gru",
@@ -101,7 +92,7 @@ def values(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
             "copy": False,
             "fixnorm": False,
             "bridge": "final",
-            **PLAIN,
+            "residual": False,
         },
         "attention": attention("dot"),
     }
@@ -115,20 +106,15 @@ def values(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 def regularised(cell: str = "gru", layers: int = 2, p: float = 0.2, **changes: Any) -> dict[str, Any]:  # noqa: ANN401
-    """What to change for all that regularises."""
+    """What to change for residual connections and dropout everywhere."""
     network = {
         "cell": cell,
         "layers": layers,
         "dropout": p,
-        "recurrent_dropout": p,
-        "zoneout": p,
-        "weight_drop": p,
-        "layer_norm": True,
         "residual": layers > 1,
-        "transition_depth": 1,
     }
     both = {f"{side}__{name}": value for side in ("encoder", "decoder") for name, value in network.items()}
-    return {"variational_dropout": True, "embedding__dropout": p, "embedding__word_dropout": p, **both, **changes}
+    return {"embedding__dropout": p, "embedding__word_dropout": p, **both, **changes}
 
 
 def model_of(**changes: Any) -> Seq2Seq:  # noqa: ANN401

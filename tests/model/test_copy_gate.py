@@ -14,6 +14,7 @@ from small_models import (
     PAD,
     SOURCE,
     TARGET,
+    VALID,
     V,
     attention,
     logits_of,
@@ -22,9 +23,8 @@ from small_models import (
 from test_model import COPYING, MOCHA, label
 from torch import Tensor
 
-from nmt.model.ensemble import Ensemble
 from nmt.model.prediction import NEVER, Readouts, copyable, within
-from nmt.model.seq2seq import Seq2Seq
+from nmt.model.seq2seq import Ensemble, Seq2Seq
 from nmt.ops.draws import sentence_keys
 from nmt.training.losses import r_drop
 from nmt.translate.beam import Scorer, Selection, beam_search
@@ -116,7 +116,7 @@ def test_the_end_of_the_source_is_never_copied() -> None:
     """A decoder that only copies and looks at </s> predicts with its output layer."""
     model = model_of(**DOT)
     gate = model.decoder.copy
-    readouts, source = torch.randn(3, 4, 6).double(), copyable(SOURCE, LENGTHS)
+    readouts, source = torch.randn(3, 4, 6).double(), copyable(SOURCE, VALID)
     at_the_end = torch.zeros(3, 4, 5).double()
     at_the_end[torch.arange(3), :, LENGTHS - 1] = 1
     with torch.no_grad():
@@ -131,7 +131,9 @@ def test_the_end_of_the_source_is_never_copied() -> None:
 def test_one_vocabulary_lacks_tokens_of_the_source() -> None:
     source, vocabulary = torch.tensor([[4, 7, 12, NEVER]]), torch.tensor([0, 2, 4, 6, 12])
     assert within(source, vocabulary).tolist() == [[2, NEVER, 4, NEVER]]
-    assert copyable(torch.tensor([[4, NEVER, 12, EOS]]), torch.tensor([4])).tolist() == [[4, NEVER, 12, NEVER]]
+    assert copyable(torch.tensor([[4, NEVER, 12, EOS]]), torch.ones(1, 4, dtype=torch.bool)).tolist() == [
+        [4, NEVER, 12, NEVER]
+    ]
 
 
 @torch.no_grad()

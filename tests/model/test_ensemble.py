@@ -11,8 +11,7 @@ import torch
 from test_model import BOS, EOS, LENGTHS, NONE, PAD, SOURCE, TARGET, V, attention, model_of
 from torch import Tensor
 
-from nmt.model.ensemble import Ensemble, log_mean
-from nmt.model.seq2seq import Seq2Seq
+from nmt.model.seq2seq import Ensemble, Seq2Seq, log_mean
 from nmt.ops.draws import sentence_keys
 from nmt.translate.beam import Scorer, Selection, beam_search
 from nmt.translate.sampling import inverse_cdf, rollout, sample

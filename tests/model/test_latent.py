@@ -22,7 +22,7 @@ from small_models import (
 from test_model import FIRST_ORDER, LATENT, label
 from torch import Tensor
 
-from nmt.attention.steering import Steering
+from nmt.attention.attention import Steering
 from nmt.model.latent import LatentDecoder, LatentPosition
 from nmt.model.seq2seq import Seq2Seq
 from nmt.training.losses import divergence, likelihood
@@ -235,18 +235,6 @@ def test_the_inference_network_reads_the_whole_target_and_no_padding() -> None:
     inputs = torch.cat([TARGET, torch.full((3, 2), PAD)], dim=1)
     padded = model(SOURCE, LENGTHS, inputs, target_out=longer).inferred.log_probs[:, :T]
     torch.testing.assert_close(padded.exp(), one.exp(), **EXACT)
-
-
-def test_the_inference_network_reads_words_through_the_mask_of_its_sentence() -> None:
-    kind = attention("general", alignment=VARIATIONAL)
-    model = model_of(attention=kind, variational_dropout=True, embedding__dropout=0.5)
-    seen: list[Tensor] = []
-    model.inference.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    model.train()
-    state = model.encode(SOURCE, LENGTHS)
-    model.decode(TARGET, state, OUT)
-    assert (state.products.word_mask == 0).any()
-    torch.testing.assert_close(seen[0], model.target_embedding(OUT) * state.products.word_mask[:, None], **EXACT)
 
 
 @pytest.mark.parametrize("changes", LATENT, ids=label)

@@ -1,53 +1,134 @@
-"""Our loop over a recurrent network against torch's own call: the same parameters, the same numbers."""
+"""Our recurrent networks against torch's own: the same parameters, the same numbers."""
+
+from typing import Any
 
 import pytest
 import torch
+from small_models import model_of
 from torch import Tensor, nn
 
-from nmt.model.recurrent import Recurrent, RecurrentState, _loop, _run_torch
+from nmt.model.recurrent import Recurrent, RecurrentState, UpperLayers, prepare_layers, run_rnn, step_layer
+from nmt.ops.layers import linear, select
 
-B, T, SIZE, H = 4, 6, 3, 5
-WAYS = {"loop": _loop, "library": _run_torch}
+B, T, SIZE, H, M = 4, 6, 3, 5, 2
+LENGTHS = torch.tensor([6, 1, 4, 6])
+KIND = pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
 
 
-@pytest.mark.parametrize("lengths", [None, [6, 1, 4, 6], [3, 3, 2, 5]])
-@pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
-def test_loop_equals_library(
+def torchs_own(
+    rnn: Recurrent, inputs: Tensor, lengths: list[int], start: RecurrentState | None
+) -> tuple[Tensor, RecurrentState]:
+    """Sentence by sentence, each at its own length."""
+    outputs, finals = torch.zeros(B, T, H * (2 if rnn.bidirectional else 1), dtype=torch.float64), []
+    for row, length in enumerate(lengths):
+        state: Any = None
+        if start is not None:
+            hidden, *cell = (torch.stack([layer[row : row + 1] for layer in part]) for part in start if part)
+            state = (hidden, *cell) if cell else hidden
+        output, final = rnn(inputs[row : row + 1, :length], state)
+        outputs[row, :length] = output[0]
+        finals.append(final if isinstance(final, tuple) else (final,))
+    ways = 2 if rnn.bidirectional else 1
+    parts = [torch.cat(part, dim=1)[-ways:].unbind(0) for part in zip(*finals, strict=True)]
+    return outputs, RecurrentState(parts[0], parts[1] if len(parts) > 1 else ())
+
+
+@KIND
+@pytest.mark.parametrize("lengths", [None, [6, 1, 4, 6]])
+@pytest.mark.parametrize(("layers", "bidirectional"), [(1, True), (2, False), (2, True)])
+def test_outputs_last_states_and_gradients_are_torchs(
     kind: type[Recurrent], bidirectional: bool, layers: int, lengths: list[int] | None
 ) -> None:
-    if bidirectional and lengths is None:
-        lengths = [T] * B
     rnn = kind(SIZE, H, layers, batch_first=True, bidirectional=bidirectional).double()
     inputs = torch.randn(B, T, SIZE, dtype=torch.float64, requires_grad=True)
+    states = [torch.randn(layers, B, H, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     start = None
     if not bidirectional:
-        parts = 2 if kind is nn.LSTM else 1
-        start = [torch.randn(layers, B, H, dtype=torch.float64, requires_grad=True) for _ in range(parts)]
-    found = {way: everything(way, rnn, inputs, lengths, start) for way in WAYS}
-    for ours, theirs in zip(*found.values(), strict=True):
+        start = RecurrentState(states[0].unbind(0), states[1].unbind(0) if kind is nn.LSTM else ())
+    given = [inputs, *rnn.parameters(), *([] if start is None else states[: 2 if kind is nn.LSTM else 1])]
+    asked = None if lengths is None and not bidirectional else torch.tensor(lengths or [T] * B)
+    numbers = []
+    for outputs, final in (
+        run_rnn(rnn, inputs, asked, start),
+        torchs_own(rnn, inputs, lengths or [T] * B, start),
+    ):
+        values = [outputs, *final.hidden, *final.cell]
+        loss = torch.stack([value.sin().sum() * (i + 1) for i, value in enumerate(values)]).sum()
+        numbers.append([*values, *torch.autograd.grad(loss, given)])
+    for ours, theirs in zip(*numbers, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
-def everything(
-    way: str, rnn: Recurrent, inputs: Tensor, lengths: list[int] | None, start: list[Tensor] | None
-) -> list[Tensor]:
-    """Outputs, last states, and the gradients of numbers that depend on all of them."""
-    state = None
-    if start is not None:
-        hidden, *memory = (tuple(part.unbind(0)) for part in start)
-        state = RecurrentState(hidden, memory[0] if memory else ())
-    outputs, final = WAYS[way](rnn, inputs, None if lengths is None else torch.tensor(lengths), state)
-    values = [outputs, *final.hidden, *final.cell]
-    loss = torch.stack([value.sin().sum() * (i + 1) for i, value in enumerate(values)]).sum()
-    return [*values, *torch.autograd.grad(loss, [inputs, *(start or []), *rnn.parameters()])]
+@KIND
+def test_single_steps_go_where_the_whole_goes(kind: type[Recurrent]) -> None:
+    rnn = kind(SIZE, H, batch_first=True).double()
+    inputs, (layer,) = torch.randn(B, T, SIZE).double(), prepare_layers(rnn)
+    start = torch.randn(B, H).double()
+    state = (start, start if kind is nn.LSTM else None)
+    whole, _ = run_rnn(rnn, inputs, None, RecurrentState((start,), (start,) if kind is nn.LSTM else ()))
+    for t in range(T):
+        state = step_layer(rnn, layer, linear(inputs[:, t], layer.weight_ih, layer.bias_ih), *state)
+        torch.testing.assert_close(state[0], whole[:, t], rtol=1e-12, atol=1e-12)
 
 
-def test_dropout_between_layers_only_in_training() -> None:
-    rnn = nn.GRU(SIZE, H, 2, batch_first=True, dropout=0.5)
-    inputs = torch.randn(B, T, SIZE)
-    first, second = (_loop(rnn, inputs, None, None)[0] for _ in range(2))
-    assert not torch.equal(first, second)
+@KIND
+@pytest.mark.parametrize("residual", [2, 3])
+def test_residual_connections_add_each_upper_layers_input_to_its_output(kind: type[Recurrent], residual: int) -> None:
+    """Wu et al. 2016, 3.1, from some layer on; the last states are those of the last outputs."""
+    rnn = kind(SIZE, H, 4, batch_first=True).double()
+    inputs, single = torch.randn(B, T, SIZE).double(), []
+    for number in range(4):
+        layer = kind(H if number else SIZE, H, batch_first=True).double()
+        layer.load_state_dict({name: getattr(rnn, name.replace("_l0", f"_l{number}")) for name in layer.state_dict()})
+        single.append(layer)
+    expected = inputs
+    for number, layer in enumerate(single, 1):
+        output = layer(expected)[0]
+        expected = expected + output if number >= residual else output
+    outputs, final = run_rnn(rnn, inputs, residual=residual)
+    torch.testing.assert_close(outputs, expected)
+    torch.testing.assert_close(final.hidden[0], expected[:, -1])
+
+
+@KIND
+def test_each_upper_layer_reads_the_context_beside_the_layer_below(kind: type[Recurrent]) -> None:
+    """With a residual connection from the third layer on."""
+    second, third = (kind(below + M, H, batch_first=True).double() for below in (SIZE, H))
+    below, context = torch.randn(B, T, SIZE).double(), torch.randn(B, T, M).double()
+    upper = UpperLayers([second, third], residual=3)
+    outputs, _ = upper(below, RecurrentState((), ()), upper.prepare(), LENGTHS, context=context)
+    for row, length in enumerate(LENGTHS.tolist()):
+        one = slice(row, row + 1), slice(length)
+        middle, _ = second(torch.cat([below[one], context[one]], dim=-1))
+        top, _ = third(torch.cat([middle, context[one]], dim=-1))
+        torch.testing.assert_close(outputs[one], middle + top)
+        assert not outputs[row, length:].any()
+
+
+def test_dropout_between_layers_acts_in_training_only() -> None:
+    """On the layer below and on the context."""
+    rnn, inputs = nn.GRU(SIZE, H, 2, batch_first=True, dropout=0.5), torch.randn(B, T, SIZE)
+    assert not torch.equal(run_rnn(rnn, inputs)[0], run_rnn(rnn, inputs)[0])
     rnn.eval()
-    torch.testing.assert_close(_loop(rnn, inputs, None, None)[0], _run_torch(rnn, inputs, None, None)[0])
+    torch.testing.assert_close(run_rnn(rnn, inputs)[0], rnn(inputs)[0])
+    second = nn.GRU(SIZE + M, H, batch_first=True)
+    second.dropout = 0.5
+    upper, context = UpperLayers([second]), torch.randn(B, T, M)
+    for below, beside in ((inputs, torch.zeros_like(context)), (torch.zeros_like(inputs), context)):
+        one, two = (upper(below, RecurrentState((), ()), upper.prepare(), context=beside)[0] for _ in range(2))
+        assert not torch.equal(one, two)
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_models_drop_between_their_layers(layers: int) -> None:
+    changes = {"encoder__bidirectional": "first", "encoder__hidden": 8, "decoder__attend": "first_layer"}
+    sizes = {"encoder__layers": layers, "decoder__layers": layers}
+    model = model_of(**changes, **sizes, encoder__dropout=0.25, decoder__dropout=0.5)
+    networks = [model.encoder.rnn, *model.encoder.upper.layers, model.decoder.rnn, *model.decoder.upper.layers]
+    assert [rnn.dropout for rnn in networks] == [0.25] * layers + [0.5] * layers
+
+
+def test_select_takes_rows_of_every_layer() -> None:
+    rows = torch.arange(3.0)[:, None]
+    chosen = select(RecurrentState((rows, rows + 10), (rows + 20,)), torch.tensor([2, 0]))
+    assert [layer.flatten().tolist() for layer in (*chosen.hidden, *chosen.cell)] == [[2, 0], [12, 10], [22, 20]]

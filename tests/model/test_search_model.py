@@ -8,7 +8,7 @@ from small_models import BOS, EOS, LENGTHS, PAD, SOURCE, TARGET, V, attention, m
 from test_model import COMBINATIONS, EVERY, label
 from torch import Tensor
 
-from nmt.ops.packed import Weight, _FloatWeight, pack
+from nmt.ops.layers import FloatWeight, Weight, pack
 from nmt.translate import prepared_model as search_model
 from nmt.translate.beam import Scorer, Selection, beam_search
 from nmt.translate.prepared_model import SearchModel
@@ -94,7 +94,7 @@ def test_packed_weights_change_rounding_alone(dtype: torch.dtype) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16), torch.no_grad():
         prepared = SearchModel(model, 2, pack)
         state = prepared.encode(SOURCE, LENGTHS)
-        assert isinstance(state.products.layers[0].packed, Tensor) == (dtype not in _FloatWeight.dtypes())
+        assert isinstance(state.products.layers[0].weight_hh, Tensor) == (dtype not in FloatWeight.dtypes())
         step = prepared.step(TARGET[:, 0], state)
     expected = model.step(TARGET[:, 0], model.encode(SOURCE, LENGTHS))
     tolerance = 1e-5 if dtype == torch.float32 else 0.05

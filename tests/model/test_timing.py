@@ -138,7 +138,7 @@ def decode(model: Seq2Seq, words: Array, states: Array, cells: list[Cell]) -> tu
     decoder = model.decoder
     rnn, conditional, readout = (parameters(part) for part in (decoder.rnn, decoder.conditional, decoder.readout.proj))
     upper = [] if decoder.upper is None else [parameters(layer) for layer in decoder.upper.layers]
-    residual = decoder.regularisation.options.residual
+    residual = decoder.residual
     score = parameters(decoder.attention.score)
     feed = np.zeros(model.output.in_features)
     rows = []

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nmt.ops.mixture import copied_log_probs, with_copies
-from nmt.ops.output_loss import ChunkSizes, Criterion, output_loss
+from nmt.ops.output_loss import ChunkSizes, Criterion, copied_log_probs, output_loss, with_copies
 from nmt.training.losses import likelihood, r_drop
 
 B, T, S, R, V = 3, 4, 5, 6, 11

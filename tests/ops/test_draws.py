@@ -5,20 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from nmt.ops.draws import (
-    BLOCK,
-    Dropout,
-    SentenceDraws,
-    copied_draws,
-    draw,
-    dropout,
-    mask,
-    masked,
-    sampling_draws,
-    sentence_draws,
-    sentence_keys,
-    zoneout,
-)
+from nmt.ops.draws import BLOCK, SentenceDraws, copied_draws, draw, sampling_draws, sentence_draws, sentence_keys
+from nmt.ops.layers import Dropout, dropout
 
 CPU = torch.device("cpu")
 
@@ -70,56 +58,6 @@ def test_does_nothing_in_evaluation_or_at_zero_and_everything_at_one() -> None:
     assert Dropout(0.5).eval()(inputs) is inputs
     assert Dropout(0.0)(inputs) is inputs
     assert not Dropout(1.0)(inputs).any()
-
-
-@pytest.mark.parametrize("along", [1, -1])
-def test_along_a_dimension_all_stays_or_goes_together(along: int) -> None:
-    """The positions of a sentence, or the features of a word; other sentences and features have draws of their own."""
-    found = dropout(torch.ones(20, 40, 30), 0.3, training=True, along=along)
-    assert torch.equal(found, found.select(along, 0).unsqueeze(along).expand_as(found))
-    drawn = found.select(along, 0)
-    assert abs((drawn == 0).double().mean() - 0.3) < 5 * (0.21 / drawn.numel()) ** 0.5
-    torch.testing.assert_close(drawn[drawn != 0].unique(), torch.tensor([1 / 0.7]))
-    for dim in (0, 1):
-        assert drawn.unique(dim=dim).shape == drawn.shape
-
-
-def test_variational_dropout_is_that_of_sentences_and_plain_for_one_vector_each() -> None:
-    module = Dropout(0.5, variational=True)
-    found = module(torch.ones(7, 4, 30))
-    assert torch.equal(found, found[:, :1].expand_as(found))
-    assert len(found[:, 0].unique(dim=0)) == 7
-    assert len(module(torch.ones(7, 30)).unique(dim=0)) == 7
-    assert Dropout(0.5)(torch.ones(7, 4, 30)).unique(dim=1).shape[1] == 4
-
-
-def test_a_mask_is_what_dropout_multiplies_by() -> None:
-    inputs, like = torch.randn(3, 4, 5), torch.zeros(1, dtype=torch.float64)
-    torch.manual_seed(1)
-    expected = dropout(inputs.double(), 0.4, training=True, along=1)
-    torch.manual_seed(1)
-    found = mask(like, (3, 5), 0.4, training=True)
-    assert found is not None
-    assert found.dtype == torch.float64
-    assert torch.equal(masked(inputs, found), expected)
-    assert torch.equal(masked(inputs[:, 2], found), expected[:, 2])
-    assert masked(inputs, None) is inputs
-    assert mask(like, (3, 5), 0.4, training=False) is None
-    assert mask(like, (3, 5), 0.0, training=True) is None
-    assert Dropout(0.4).sentence_mask(like, 3, 5) is None
-    assert Dropout(0.4, variational=True).sentence_mask(like, 3, 5) is not None
-
-
-def test_zoneout_keeps_what_was_before_and_its_mean_in_evaluation() -> None:
-    new, before = torch.randn(2, 100_000).unbind(0)
-    found = zoneout(new, before, 0.3, training=True)
-    kept = found == before
-    assert torch.equal(found, torch.where(kept, before, new))
-    assert abs(kept.double().mean() - 0.3) < 5 * (0.21 / kept.numel()) ** 0.5
-    torch.testing.assert_close(zoneout(new, before, 0.3, training=False), 0.3 * before + 0.7 * new)
-    assert torch.equal(zoneout(new, before, 1.0, training=True), before)
-    assert torch.equal(zoneout(new, before, 1.0, training=False), before)
-    assert zoneout(new, before.bfloat16(), 0.3, training=True).dtype == torch.float32
 
 
 def draws(*numbers: int, seed: tuple[int, ...] = (1, 1)) -> SentenceDraws:

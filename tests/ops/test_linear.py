@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmt.ops import linear as module
-from nmt.ops.linear import Linear, gru_gates, linear, lstm_gates, matmul, product, uses_onednn, weight_gradient
-from nmt.ops.shared import loop
+from nmt.model.recurrent import gru_gates, lstm_gates
+from nmt.ops import layers as module
+from nmt.ops.layers import Linear, linear, loop, matmul, product, uses_onednn, weight_gradient
 
 STEPS = 4
 

@@ -6,9 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from nmt.ops import mixture
-from nmt.ops.mixture import mean_over_mixture, mixture_log_probs, mixture_loss, of_mixture, target_log_probs
-from nmt.ops.output_loss import ChunkSizes, Criterion
+from nmt.ops import output_loss
+from nmt.ops.output_loss import (
+    ChunkSizes,
+    Criterion,
+    mean_over_mixture,
+    mixture_log_probs,
+    mixture_loss,
+    of_mixture,
+    target_log_probs,
+)
 from nmt.training.losses import likelihood, r_drop
 
 N, K, R, V = 7, 4, 5, 11
@@ -68,7 +75,7 @@ def naive(inputs: list[Tensor], problem: Problem, criterion: Criterion, of_losse
 def test_loss_and_gradients_equal_the_formula(
     criterion: Criterion, copies: int, of_losses: bool, chunk: int, leaves_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mixture, "leaves_out", lambda _: leaves_out)
+    monkeypatch.setattr(output_loss, "leaves_out", lambda _: leaves_out)
     problem = Problem(copies)
     inputs, others = problem.inputs(), problem.inputs()
     mixed = mean_over_mixture if of_losses else of_mixture
@@ -88,7 +95,7 @@ def test_loss_and_gradients_equal_the_formula(
 @pytest.mark.parametrize("leaves_out", [True, False], ids=["cpu", "gpu"])
 def test_under_autocast_weights_keep_their_precision(leaves_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the logits are rounded: with readouts and an output layer that bfloat16 represents, nothing is."""
-    monkeypatch.setattr(mixture, "leaves_out", lambda _: leaves_out)
+    monkeypatch.setattr(output_loss, "leaves_out", lambda _: leaves_out)
     problem = Problem()
     readouts, weight, bias, mixing = (operand.float() for operand in problem.operands)
     readouts, weight = torch.ones_like(readouts).cumsum(2), torch.eye(V, R)
@@ -127,7 +134,7 @@ def test_probabilities_without_weight_are_finite() -> None:
 def test_target_log_probs_equal_the_formula_and_their_gradients_differences(
     chunk: int, leaves_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mixture, "leaves_out", lambda _: leaves_out)
+    monkeypatch.setattr(output_loss, "leaves_out", lambda _: leaves_out)
     problem = Problem()
     readouts, weight, bias, mixing = problem.operands
     sizes = ChunkSizes(chunk)

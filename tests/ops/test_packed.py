@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from nmt.config.errors import UserError
-from nmt.ops import packed
-from nmt.ops.linear import linear
-from nmt.ops.packed import pack, pack_int8
+from nmt.ops import layers
+from nmt.ops.layers import linear, pack, pack_int8
 
 I, O = 96, 200  # noqa: E741
-int8 = pytest.mark.skipif(not packed.cpu_capabilities().get("avx2"), reason="no 8-bit products on this CPU")
+int8 = pytest.mark.skipif(not layers.cpu_capabilities().get("avx2"), reason="no 8-bit products on this CPU")
 
 
 def operands(rows: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -34,7 +33,7 @@ def test_is_the_product(rows: tuple[int, ...], dtype: torch.dtype) -> None:
 
 
 def test_what_gains_nothing_stays_as_it_is() -> None:
-    few, wide = torch.ones(packed.MIN_OUTPUTS - 1, I), torch.ones(O, I, dtype=torch.float64)
+    few, wide = torch.ones(layers.MIN_OUTPUTS - 1, I), torch.ones(O, I, dtype=torch.float64)
     assert pack(few) is few
     assert pack(wide) is wide
     assert not isinstance(pack(wide.float()), Tensor)
@@ -71,7 +70,7 @@ def test_integers_are_not_slower_than_floats() -> None:
     """A library without a kernel for a kind of integers computes the same, but a hundred times slower."""
     inputs, weight, bias = torch.randn(50, 256).tanh(), torch.randn(768, 256), torch.zeros(768)
 
-    def seconds(packed_weight: packed.Weight) -> float:
+    def seconds(packed_weight: layers.Weight) -> float:
         times = []
         for _ in range(5):
             began = time.perf_counter()
@@ -83,6 +82,6 @@ def test_integers_are_not_slower_than_floats() -> None:
 
 
 def test_a_processor_without_such_products_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "cpu_capabilities", dict)
+    monkeypatch.setattr(layers, "cpu_capabilities", dict)
     with pytest.raises(UserError, match="precision=int8 needs an x86 CPU"):
         pack_int8(torch.ones(O, I))

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nmt.ops.rows import rows, swap_rows
-from nmt.ops.shared import defer_gradient, loop
+from nmt.ops.layers import defer_gradient, loop, rows, swap_rows
 
 
 def nothing(pending: list[Any]) -> tuple[Tensor | None, ...]:

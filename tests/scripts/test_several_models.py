@@ -94,7 +94,7 @@ def test_students_may_begin_anew_and_have_a_tokenizer_of_their_teachers() -> Non
     def check(*own: str, tiny: list[str] = TINY) -> None:
         script("distill").check_students(config(*TINY), config(*tiny, "training.start_from=T", *own))
 
-    check("decoder.dropout=0.3", "encoder.zoneout=0.2", "tokenizer.sampling=0.1", "training.batch_tokens=100")
+    check("decoder.dropout=0.3", "tokenizer.sampling=0.1", "training.batch_tokens=100")
     check("training.start_from=null", "encoder.hidden=8")
     theirs = ["tokenizer=file", "tokenizer.source_model=out/teacher/1/tokenizer.model"]
     check("data.train_size=100", *theirs, tiny=[word for word in TINY if not word.startswith("tokenizer.")])

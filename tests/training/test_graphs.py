@@ -134,7 +134,7 @@ OTHERS = [
     "attention=gnmt encoder.hidden=16",
     "attention=variational",
     "attention=hard_monotonic",
-    "attention=nematus encoder.layer_norm=true decoder.layer_norm=true decoder.bridge=mean",
+    "attention=nematus encoder.layers=2 encoder.residual=true decoder.bridge=mean",
 ]
 MODELS = [*QUICK, *(pytest.param(other, marks=pytest.mark.slow) for other in OTHERS)]
 

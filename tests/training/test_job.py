@@ -37,7 +37,6 @@ EVERYTHING = [  # that regularises
     "attention=nematus",
     "decoder=lstm",
     "decoder.input_feeding=true",
-    "variational_dropout=true",
     "embedding.word_dropout=0.1",
     *(
         f"{side}.{option}"
@@ -45,11 +44,7 @@ EVERYTHING = [  # that regularises
         for option in (
             "layers=2",
             "residual=true",
-            "layer_norm=true",
-            "zoneout=0.1",
-            "recurrent_dropout=0.1",
-            "weight_drop=0.1",
-            "transition_depth=1",
+            "dropout=0.1",
         )
     ),
 ]

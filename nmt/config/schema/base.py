@@ -41,7 +41,6 @@ Count = Annotated[int, Field(gt=0, le=2**31 - 1)]  # of steps, tokens, sentences
 CountOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Units = Annotated[int, Field(gt=0, le=2**14)]  # width of a layer; 16384 units need gigabytes of recurrent weights
 Layers = Annotated[int, Field(gt=0, le=100)]
-LayersOrZero = Annotated[int, Field(ge=0, le=100)]
 Positions = Annotated[int, Field(gt=0, le=100_000)]  # of a sentence
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Processes = Annotated[int, Field(gt=0, le=1024)]

@@ -17,7 +17,6 @@ from nmt.config.schema.base import (
     FirstLayer,
     Fraction,
     Layers,
-    LayersOrZero,
     NonNegative,
     Positions,
     Positive,
@@ -435,12 +434,7 @@ class Network(Section):
     hidden: Units
     layers: Layers
     dropout: Probability
-    recurrent_dropout: Probability
-    zoneout: Probability
-    weight_drop: Probability
-    layer_norm: bool
     residual: FirstLayer
-    transition_depth: LayersOrZero
     conflicts: ClassVar[tuple[Conflict, ...]] = (
         Conflict(
             {"residual": ANY, "layers": ANY},
@@ -512,7 +506,6 @@ class Decoder(Network):
 class Model(Section):
     """The values that determine the network's parameters and dropout."""
 
-    variational_dropout: bool
     embedding: Embedding
     encoder: Encoder
     decoder: Decoder

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nmt.ops import additive
-from nmt.ops.additive import additive_energies
-from nmt.ops.shared import loop
+from nmt.attention import scores
+from nmt.attention.scores import additive_energies
+from nmt.ops.layers import loop
 
 B, T, S, A, F = 3, 4, 6, 5, 2
 
@@ -16,7 +16,7 @@ B, T, S, A, F = 3, 4, 6, 5, 2
 @pytest.fixture(autouse=True, params=["on a CPU", "as on a GPU"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "as on a GPU":
-        monkeypatch.setattr(additive, "prefers_sigmoid", lambda keys: False)
+        monkeypatch.setattr(scores, "prefers_sigmoid", lambda keys: False)
 
 
 class Tensors(NamedTuple):

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as npst
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nmt.ops.distributions import (
+from nmt.attention.normalizers import (
     chunk_log_weights,
     constrained_sparsemax,
     linear_chain_log_odds,
