@@ -1,15 +1,12 @@
 """Batches of padded sentence pairs, in an order that depends only on seed and epoch.
 
-Pairs of similar length share a batch. A large corpus is divided into blocks, which are planned one at a time: that
-takes about 50 bytes for each pair of a block.
+Pairs of similar length share a batch. Planning an epoch takes about 50 bytes for each pair of the corpus.
 
 Shapes: B batch, S source positions, T target positions, N sentence pairs.
 """
 
-from bisect import bisect
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple, Self, overload
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -22,11 +19,9 @@ from nmt.data.prepared import Prepared, Side, Split
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.data.word_alignment import parse_pharaoh, words_of_pieces
 
-BLOCK = 2**22  # pairs planned at a time
-RUN = 2**10  # consecutive pairs of the corpus that belong to the same block
+SAMPLED = 10_000  # pairs whose segmentations are sampled at a time to count their tokens
 
 Indices = NDArray[Any]  # int64
-SampledLengths = Callable[[Indices], tuple[Indices, Indices]]
 Ids = Sequence[int] | NDArray[Any]  # token ids of a sentence, </s> last
 
 
@@ -146,100 +141,6 @@ def _by_length(indices: Indices, source_lengths: Indices, target_lengths: Indice
     return indices[np.lexsort((source_lengths[indices], target_lengths[indices]))]
 
 
-class Blocks:
-    """Divides a split into blocks of about equal size, each of random runs of the corpus, and plans their batches.
-
-    The blocks of a seed are the same in every epoch, and so is the number of batches.
-    """
-
-    def __init__(self, source: Side, target: Side, batch_tokens: int, batch_sentences: int | None, seed: int) -> None:
-        self._source, self._target = source, target
-        self._batch_tokens, self._batch_sentences, self._seed = batch_tokens, batch_sentences, seed
-        self._count = -(-len(source) // BLOCK)
-        self._sizes: list[int] = []  # batches of each block
-
-    def epoch(self, epoch: int, sampled_lengths: SampledLengths | None) -> Sequence[Indices]:
-        """Plan the batches of an epoch. sampled_lengths gives both lengths of pairs if segmentations are sampled."""
-        if self._count == 1:
-            return self._plan(0, np.random.default_rng([self._seed, epoch]), sampled_lengths)[1]
-        if not self._sizes:
-            self._sizes = [self._size(block) for block in range(self._count)]
-        order = np.random.default_rng([self._seed, epoch]).permutation(self._count).tolist()
-
-        def plan_block(position: int) -> tuple[Indices, list[Indices]]:
-            rng = np.random.default_rng([self._seed, epoch, order[position]])
-            return self._plan(order[position], rng, sampled_lengths)
-
-        return Plan([self._sizes[block] for block in order], plan_block)
-
-    def _runs(self, block: int) -> list[tuple[int, int]]:
-        """Return the ranges of pairs that belong to a block, in ascending order."""
-        N = len(self._source)
-        if self._count == 1:
-            return [(0, N)]
-        shuffled = np.random.default_rng(self._seed).permutation(-(-N // RUN))
-        runs = np.sort(np.array_split(shuffled, self._count)[block]).tolist()
-        return [(run * RUN, min((run + 1) * RUN, N)) for run in runs]
-
-    def _size(self, block: int) -> int:
-        """Count the batches of a block."""
-        runs = self._runs(block)
-        source, target = self._source.lengths_in(runs), self._target.lengths_in(runs)
-        base = int(source.max()) + 1
-        ordered = np.sort(target.astype(np.int64) * base + source)
-        longest = np.maximum(ordered // base, ordered % base)
-        return len(_batch_ends(longest, self._batch_tokens, self._batch_sentences))
-
-    def _plan(
-        self, block: int, rng: np.random.Generator, sampled_lengths: SampledLengths | None
-    ) -> tuple[Indices, list[Indices]]:
-        """Return the pairs of a block, and its batches as indices of these."""
-        runs = self._runs(block)
-        members = np.concatenate([np.arange(start, end) for start, end in runs])
-        batches = plan(
-            self._source.lengths_in(runs),
-            self._target.lengths_in(runs),
-            batch_tokens=self._batch_tokens,
-            batch_sentences=self._batch_sentences,
-            rng=rng,
-            sampled_lengths=sampled_lengths and sampled_lengths(members),
-        )
-        return members, batches
-
-
-class Plan(Sequence[Indices]):
-    """The batches of an epoch, block by block. A block is planned when one of its batches is read."""
-
-    def __init__(self, sizes: Sequence[int], plan_block: Callable[[int], tuple[Indices, list[Indices]]]) -> None:
-        """sizes: batches of each block."""
-        self._starts = [0, *np.cumsum(sizes).tolist()]
-        self._plan_block = plan_block
-        self._planned: tuple[int, Indices, list[Indices]] | None = None
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    @overload
-    def __getitem__(self, position: int) -> Indices: ...
-
-    @overload
-    def __getitem__(self, position: slice) -> list[Indices]: ...
-
-    def __getitem__(self, position: int | slice) -> Indices | list[Indices]:
-        if isinstance(position, slice):
-            return [self[i] for i in range(*position.indices(len(self)))]
-        if not -len(self) <= position < len(self):
-            raise IndexError(position)
-        position %= len(self)
-        block = bisect(self._starts, position) - 1
-        if self._planned is None or self._planned[0] != block:
-            self._planned = None  # frees its memory first
-            self._planned = block, *self._plan_block(block)
-        _, members, batches = self._planned
-        indices: Indices = members[batches[position - self._starts[block]]]
-        return indices
-
-
 class _Side(NamedTuple):
     """One side of a split. With alpha > 0 its segmentations are sampled anew in every epoch."""
 
@@ -262,12 +163,12 @@ class _Side(NamedTuple):
             return self.tokenizer.surfaces(lines)
         return [self.tokenizer.surfaces_of(line, sentence) for line, sentence in zip(lines, ids, strict=True)]
 
-    def sampled_lengths(self, indices: Indices, epoch: int) -> Indices:
-        """Return lengths in tokens (N,). Sampled segmentations are not stored, since those of an epoch would take as
-        much memory as the text; `ids` samples the same ones again, from the same seeds."""
+    def sampled_lengths(self, epoch: int) -> Indices:
+        """Return the lengths in tokens (N,). Sampled segmentations are not stored, since those of an epoch would take
+        as much memory as the text; `ids` samples the same ones again, from the same seeds."""
         if not self.alpha:
-            return self.lines.lengths_of(indices)
-        parts = np.array_split(indices, -(-len(indices) // 10_000))
+            return self.lines.lengths
+        parts = np.split(np.arange(len(self.lines)), range(SAMPLED, len(self.lines), SAMPLED))
         return np.concatenate([[len(ids) for ids in self.ids(part, epoch)] for part in parts])
 
     def _text(self, indices: Indices) -> list[str]:
@@ -292,16 +193,23 @@ class Batches:
         contain the gold attention."""
         self.split, self.tokenizers = split, tokenizers
         self.sampling, self.guided = sampling, guided
-        self._blocks = Blocks(split.source, split.target, batch_tokens, batch_sentences, seed)
+        self._batch_tokens, self._batch_sentences, self._seed = batch_tokens, batch_sentences, seed
         self._source = _Side(split.source, tokenizers.source, sampling[0], (seed, 0))
         self._target = _Side(split.target, tokenizers.target, sampling[1], (seed, 1))
 
-    def epoch(self, epoch: int) -> Sequence[Indices]:
+    def epoch(self, epoch: int) -> list[Indices]:
         """Plan the batches of an epoch as indices, the same for the same seed and epoch."""
-        return self._blocks.epoch(epoch, partial(self._sampled_lengths, epoch) if any(self.sampling) else None)
-
-    def _sampled_lengths(self, epoch: int, indices: Indices) -> tuple[Indices, Indices]:
-        return self._source.sampled_lengths(indices, epoch), self._target.sampled_lengths(indices, epoch)
+        sampled = (
+            (self._source.sampled_lengths(epoch), self._target.sampled_lengths(epoch)) if any(self.sampling) else None
+        )
+        return plan(
+            self.split.source.lengths,
+            self.split.target.lengths,
+            batch_tokens=self._batch_tokens,
+            batch_sentences=self._batch_sentences,
+            rng=np.random.default_rng([self._seed, epoch]),
+            sampled_lengths=sampled,
+        )
 
     def load(self, indices: Indices, epoch: int, parts: int = 1) -> list[Batch]:
         """Load the pairs `indices` as one batch, or split into up to `parts` smaller ones."""

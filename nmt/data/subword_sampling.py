@@ -7,7 +7,6 @@ neither repeated nor resumed. Here a segmentation depends only on the model, the
 import itertools
 import math
 import re
-import struct
 from abc import ABC, abstractmethod
 from bisect import bisect
 from collections.abc import Callable, Collection, Iterator
@@ -17,101 +16,38 @@ from typing import Any, NamedTuple
 
 from nmt.data.word_alignment import WORD_START
 
-# Numbers from sentencepiece_model.proto. This module parses the protobuf itself: SentencePiece's Python API reveals
-# neither a model's kind nor which pieces are user-defined, and some versions of protobuf cannot load its classes.
-UNIGRAM, BPE = 1, 2  # kinds of models
-NORMAL, UNKNOWN, USER_DEFINED, UNUSED, BYTE = 1, 2, 4, 5, 6  # types of pieces
-PIECES, TRAINER_SPEC = 1, 2  # fields of a model
-TEXT, SCORE, TYPE = 1, 2, 3  # fields of a piece
-MODEL_TYPE = 3  # field of the trainer spec
-CONTINUES = 0x80  # bit that is set in every byte of a varint but the last
-
 CACHED_WORDS, LONGEST_CACHED = 2**16, 32  # longer words are rare and take much memory
 NEVER = -math.inf  # score of a pair that is not merged
 
 Ids = tuple[int, ...]
+Pieces = Any  # of a ModelProto: each has a text `piece`, a `score` and a `type`
 Uniform = Callable[[], float]  # draws from [0, 1)
 
 
-class Piece(NamedTuple):
-    """A piece, whose id is its position in the model."""
-
-    text: str
-    score: float
-    type: int
-
-
-class Model(NamedTuple):
-    """A SentencePiece model's kind and pieces."""
-
-    kind: int
-    pieces: list[Piece]
-
-
-def read_model(model: bytes) -> Model:
-    """Parse a valid SentencePiece model."""
-    fields = list(_fields(model))
-    kind = next((dict(_fields(value)).get(MODEL_TYPE) for number, value in fields if number == TRAINER_SPEC), None)
-    return Model(kind or UNIGRAM, [_piece(value) for number, value in fields if number == PIECES])
-
-
-def _piece(message: bytes) -> Piece:
-    fields = dict(_fields(message))
-    (score,) = struct.unpack("<f", fields.get(SCORE, bytes(4)))
-    text = fields[TEXT].decode("utf-8", "surrogateescape")  # invalid UTF-8 never matches a line
-    return Piece(text, score, fields.get(TYPE, NORMAL))
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Numbers and values of a protobuf message's fields: varints as integers, other types as bytes."""
-    position = 0
-    while position < len(message):
-        key, position = _varint(message, position)
-        number, wire_type = divmod(key, 8)
-        if wire_type == 0:
-            value, position = _varint(message, position)
-            yield number, value
-            continue
-        size = 8 if wire_type == 1 else 4
-        if wire_type == 2:  # noqa: PLR2004
-            size, position = _varint(message, position)
-        yield number, message[position : position + size]
-        position += size
-
-
-def _varint(message: bytes, position: int) -> tuple[int, int]:
-    """An integer, and the position after it."""
-    value = shift = 0
-    while message[position] & CONTINUES:
-        value |= (message[position] & ~CONTINUES) << shift
-        position, shift = position + 1, shift + 7
-    return value | message[position] << shift, position + 1
-
-
 def make_sampler(model: bytes) -> "Sampler | None":
-    """The sampler of a SentencePiece model; None for a word or character model, and for a BPE model with unused pieces.
+    """Make the sampler of a SentencePiece model; None for a word or character model, and for a BPE model with unused
+    pieces, which SentencePiece splits again in a way that depends on the rest of the line."""
+    from sentencepiece import sentencepiece_model_pb2
 
-    SentencePiece splits unused pieces again in a way that depends on the rest of the line.
-    """
-    kind, pieces = read_model(model)
-    if kind == UNIGRAM:
-        return UnigramSampler(pieces)
-    if kind == BPE and not any(piece.type == UNUSED for piece in pieces):
-        return BpeSampler(pieces)
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    if proto.trainer_spec.model_type == proto.trainer_spec.UNIGRAM:
+        return UnigramSampler(proto.pieces)
+    if proto.trainer_spec.model_type == proto.trainer_spec.BPE and all(p.type != p.UNUSED for p in proto.pieces):
+        return BpeSampler(proto.pieces)
     return None
 
 
 class Sampler(ABC):
     """Splits a normalised line into words, samples a segmentation of each, and merges runs of unknown characters."""
 
-    def __init__(self, pieces: list[Piece]) -> None:
-        def ids(kind: int) -> dict[str, int]:
-            return {piece.text: i for i, piece in enumerate(pieces) if piece.type == kind}
+    def __init__(self, pieces: Pieces) -> None:
+        def ids(kind: str) -> dict[str, int]:
+            return {piece.piece: i for i, piece in enumerate(pieces) if piece.type == getattr(piece, kind)}
 
-        self._ids, self._user = ids(NORMAL), ids(USER_DEFINED)
-        self._scores = {piece.text: piece.score for piece in pieces if piece.type == NORMAL}
-        (self._unknown,) = ids(UNKNOWN).values()
-        byte_ids = ids(BYTE)  # all 256 or none
+        self._ids, self._user = ids("NORMAL"), ids("USER_DEFINED")
+        self._scores = {text: pieces[i].score for text, i in self._ids.items()}
+        (self._unknown,) = ids("UNKNOWN").values()
+        byte_ids = ids("BYTE")  # all 256 or none
         self._bytes = [byte_ids[f"<0x{byte:02X}>"] for byte in range(256)] if byte_ids else []
         self._units = re.compile(self._unit_pattern(), re.DOTALL).findall
 
@@ -153,7 +89,7 @@ class BpeSampler(Sampler):
     """BPE-dropout (Provilkov et al. 2020) as in SentencePiece: merges the pair with the best score, the leftmost among
     equals. With probability alpha it skips the pair instead, until one of its symbols changes."""
 
-    def __init__(self, pieces: list[Piece]) -> None:
+    def __init__(self, pieces: Pieces) -> None:
         super().__init__(pieces)
         self._cached = lru_cache(CACHED_WORDS)(self._merge)
 
@@ -234,7 +170,7 @@ class UnigramSampler(Sampler):
     The probability of a segmentation is proportional to its probability in the model to the power of alpha.
     """
 
-    def __init__(self, pieces: list[Piece]) -> None:
+    def __init__(self, pieces: Pieces) -> None:
         super().__init__(pieces)
         self._longest = max(map(len, self._ids), default=0)
         self._unknown_score = min(self._scores.values(), default=0.0) - 10  # as in SentencePiece

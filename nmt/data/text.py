@@ -5,10 +5,8 @@ import gzip
 import itertools
 import json
 import logging
-import shlex
 import sys
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import islice
@@ -20,32 +18,27 @@ from nmt.config.errors import UserError
 
 BOM = b"\xef\xbb\xbf"
 LINES, BLOCK = 1000, 2**20  # lines decoded at a time; bytes read at a time to count lines
-CONVERT = "convert the file"  # remedies for invalid UTF-8
-CONVERT_OR_DROP = "convert the file, or drop such pairs with data.invalid_utf8=drop"
 OTHER_FORMATS = {  # by their first bytes
     b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x1f\x8b": "gzip", b"PAR1": "Parquet", b"PK\x03\x04": "zip",
 }  # fmt: skip
 TABLES = {".tsv": "tsv", ".csv": "csv", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+NO_HEADER = "data.header=false (columns are then numbered from 1: data.source_column=1 data.target_column=2)"
 
 INVISIBLE = {"Cc", "Cf", "Zl", "Zp", "Zs"}  # categories of Unicode
 # Characters of other categories that show nothing: joiners, fillers, the empty Braille cell, variation selectors.
 SELECTORS = *range(0xFE00, 0xFE10), *range(0x180B, 0x1810), *range(0xE0100, 0xE01F0)
 FILLERS = {*"\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0", *map(chr, SELECTORS)}
-CR, STAND_IN = "\r", "\ufdd0"  # a noncharacter, which no text holds
-DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
-log = logging.getLogger(__name__)
 
 Row = tuple[str, dict[str, Any]]  # location such as "corpus.tsv, line 3", and the cells by column
-
-NO_HEADER = "data.header=false (columns are then numbered from 1: data.source_column=1 data.target_column=2)"
 csv.field_size_limit(sys.maxsize)  # sentences may be long
+log = logging.getLogger(__name__)
 
 
 def read_corpus_lines(path: Path) -> Iterator[str]:
     """Read the lines of a text file, plain or .gz, without line ends. Raises UserError for invalid UTF-8."""
     lines, first = raw_lines(path), 1
     while block := list(islice(lines, LINES)):
-        yield from cast(list[str], decode_corpus_lines(path, first, b"".join(block), False, CONVERT))
+        yield from decode_corpus_lines(path, first, b"".join(block))
         first += len(block)
 
 
@@ -99,15 +92,15 @@ def user_lines(name: str, lines: Iterable[bytes], strict: bool = True) -> Iterat
                 yield line.decode("utf-8")
             except UnicodeDecodeError as error:
                 if strict:
-                    raise _not_utf8(name, number, error.start, CONVERT) from None
+                    raise _not_utf8(name, number, error.start) from None
                 log.warning("%s, line %d: not valid UTF-8, the invalid bytes are read as U+FFFD", name, number)
                 yield line.decode("utf-8", errors="replace")
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{name}, after line {number}: cannot be read ({first_line(error)})") from None
 
 
-def _not_utf8(name: str | Path, number: int, start: int, remedy: str) -> UserError:
-    return UserError(f"{name}, line {number}: not valid UTF-8 (byte {start + 1} of the line); {remedy}")
+def _not_utf8(name: str | Path, number: int, start: int) -> UserError:
+    return UserError(f"{name}, line {number}: not valid UTF-8 (byte {start + 1} of the line); convert the file")
 
 
 def is_blank(text: str) -> bool:
@@ -115,33 +108,21 @@ def is_blank(text: str) -> bool:
     return all(category(char) in INVISIBLE or char in FILLERS for char in text)
 
 
-def decode_corpus_lines(path: Path, first: int, content: bytes, drop_invalid: bool, remedy: str) -> list[str | None]:
+def decode_corpus_lines(path: Path, first: int, content: bytes) -> list[str]:
     """Decode consecutive lines of a file, without their line ends. `first`: the number of the first line.
 
-    Raises UserError for a line that is not UTF-8; with `drop_invalid` it becomes None.
+    Raises UserError for a line that is not UTF-8.
     """
     if first == 1:
-        line, end, _ = content.partition(b"\n")
-        line = line.removesuffix(b"\r")
-        _check_is_text(path, line)
-        if not end and b"\r" in line:
-            raise UserError(
-                f"{path}: its lines end in carriage returns alone, as on the first Macs; convert it: "
-                f"tr '\\r' '\\n' < {shlex.quote(str(path))} > NEW"
-            )
+        _check_is_text(path, content.partition(b"\n")[0].removesuffix(b"\r"))
         content = content.removeprefix(BOM)
-    lines: list[str | None] = []
     try:
-        lines += content.decode("utf-8").removesuffix("\n").split("\n")
-    except UnicodeDecodeError:
-        for number, raw in enumerate(content.removesuffix(b"\n").split(b"\n"), first):
-            try:
-                lines.append(raw.decode("utf-8"))
-            except UnicodeDecodeError as error:
-                if not drop_invalid:
-                    raise _not_utf8(path, number, error.start, remedy) from None
-                lines.append(None)
-    return [line and line.removesuffix("\r") for line in lines] if b"\r" in content else lines
+        lines = content.decode("utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        before = content[: error.start]
+        start = error.start - (before.rfind(b"\n") + 1)
+        raise _not_utf8(path, first + before.count(b"\n"), start) from None
+    return [line.removesuffix("\r") for line in lines] if b"\r" in content else lines
 
 
 def _check_is_text(path: Path | str, line: bytes) -> None:
@@ -151,8 +132,8 @@ def _check_is_text(path: Path | str, line: bytes) -> None:
     if name is None and 3 * line.count(0) > len(line) > line.count(0):
         name = "UTF-16"
     if name is not None:
-        remedies = {"UTF-16": "convert the file", "gzip": "unpack it, or compress it only once, as NAME.gz"}
-        raise UserError(f"{path}, line 1: looks like {name}, not UTF-8 text; {remedies.get(name, 'unpack it')}")
+        remedy = "convert the file" if name == "UTF-16" else "unpack it"
+        raise UserError(f"{path}, line 1: looks like {name}, not UTF-8 text; {remedy}")
 
 
 def first_line(error: Exception) -> str:
@@ -180,34 +161,23 @@ def read_table(path: Path, header: bool = True) -> Iterator[Row]:
             return _named(path, ((number, line.split("\t")) for number, line in lines if line), header)
         case "csv":
             return _named(path, _csv_rows(path), header)
-    if kind == "parquet" and path.suffix == ".gz":
-        raise UserError(f"{path}: Parquet files contain their own compression; unpack this one (gunzip)")
-    return _dataset_rows(path)
+        case _:
+            return _dataset_rows(path)
 
 
 def _named(path: Path, rows: Iterator[tuple[int, list[str]]], has_header: bool) -> Iterator[Row]:
     """Give each row the names of its columns."""
     first = next(rows, (0, list[str]()))
     header = first[1] if has_header else [str(number) for number in range(1, 1 + len(first[1]))]
-    if len(first[1]) == 1:
+    if len(header) == 1:
         separator = "commas" if table_format(path) == "csv" else "tabs"
-        other = next((name for char, name in DELIMITERS.items() if char in first[1][0] and name != separator), None)
-        found = f"; it looks separated by {other}: write {separator} instead" if other else ""
-        raise UserError(f"{path}, line {first[0]}: has one column, but cells are separated by {separator}{found}")
-    for name, count in Counter(header).items():
-        if count > 1:
-            raise UserError(
-                f"{path}, line 1: {count} columns are named '{name}'; give each its own name, or if this row is a "
-                f"sentence pair, set {NO_HEADER}"
-            )
-    rows = rows if has_header else itertools.chain([first], rows)
-    if (
-        has_header
-        and table_format(path) == "tsv"
-        and all(len(name) > 1 and name[0] == name[-1] == '"' for name in header)
-    ):
-        raise UserError(f"{path}, line 1: a .tsv is read without quoting; write it without quotes, or as a .csv")
-    for number, cells in rows:
+        raise UserError(f"{path}, line {first[0]}: has one column, but cells are separated by {separator}")
+    if len(set(header)) < len(header):
+        raise UserError(
+            f"{path}, line 1: two columns have the same name; rename one, or if this row is a sentence pair, set "
+            f"{NO_HEADER}"
+        )
+    for number, cells in rows if has_header else itertools.chain([first], rows):
         location = f"{path}, line {number}"
         if len(cells) != len(header):
             raise UserError(f"{location}: has {len(cells)} columns, but the first line has {len(header)}")
@@ -216,12 +186,12 @@ def _named(path: Path, rows: Iterator[tuple[int, list[str]]], has_header: bool) 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     # The csv module refuses a carriage return within a cell without quotes.
-    reader = csv.reader((f"{line.replace(CR, STAND_IN)}\n" for line in read_corpus_lines(path)), strict=True)
+    reader = csv.reader((line.replace("\r", " ") + "\n" for line in read_corpus_lines(path)), strict=True)
     number = 1
     try:
         for cells in reader:
             if cells:
-                yield number, [cell.replace(STAND_IN, CR) for cell in cells]
+                yield number, cells
             number = reader.line_num + 1  # a quoted cell may span lines
     except csv.Error as error:
         raise UserError(f"{path}, line {number}: cannot be read as a table ({error})") from None
@@ -232,23 +202,16 @@ def _json_rows(path: Path) -> Iterator[Row]:
     for number, line in enumerate(read_corpus_lines(path), 1):
         location = f"{path}, line {number}"
         if number == 1 and line.lstrip().startswith("["):
-            for index, row in enumerate(_parsed_json("\n".join(read_corpus_lines(path)), location), 1):
-                yield f"{path}, row {index}", _json_object(row, f"{path}, row {index}")
+            rows = enumerate(_parse_json("\n".join(read_corpus_lines(path)), location), 1)
+            yield from ((f"{path}, row {index}", _json_object(row, f"{path}, row {index}")) for index, row in rows)
             return
         if line.strip():
-            yield location, _json_object(_parsed_json(line, location), location)
+            yield location, _json_object(_parse_json(line, location), location)
 
 
-def _parsed_json(text: str, location: str) -> Any:  # noqa: ANN401
-    def unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        values = dict(items)
-        if len(values) < len(items):
-            repeated, _ = Counter(key for key, _ in items).most_common(1)[0]
-            raise ValueError(f"'{repeated}' is given twice")
-        return values
-
+def _parse_json(text: str, location: str) -> Any:  # noqa: ANN401
     try:
-        return json.loads(text, object_pairs_hook=unique)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(
             f"{location}: cannot be read as JSON ({first_line(error)}); a file holds one object per line, or one array "

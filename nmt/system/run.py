@@ -11,7 +11,7 @@ import platform
 import shlex
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -268,7 +268,7 @@ class RunDirectory:
                 raise UserError(f"{path}: has {len(lines)} lines for {len(texts[source])} sentences")
         return texts[source], texts[target], texts.get(gold)
 
-    def write_held_out(self, split: str, sources: list[str], references: list[str], gold: Sequence[str] | None) -> None:
+    def write_held_out(self, split: str, sources: list[str], references: list[str], gold: Iterable[str] | None) -> None:
         """Write what `held_out` reads."""
         for name, lines in (("source", sources), ("target", references), ("alignments", gold)):
             if lines is not None:
