@@ -54,7 +54,8 @@ def diversify(options: argparse.Namespace) -> int:
         compose("train", schema.TrainConfig, [*reverse, *own], auto_size="small")[0].data.extra for own in students
     ]
     merge_search(config.search, compose("translate", schema.TranslateConfig, ["run=DIR", *search])[0].search)
-    pairs = [(source, target) for source, target, _ in splits(config.data)["train"] if source and target]
+    train = (pair for source in splits(config.data)["train"] for pair in source)
+    pairs = [(pair.source, pair.target) for pair in train if pair.source and pair.target]
     begin(folder, {"overrides": options.overrides, "models": options.models, "search": search}, students)
     overrides = {
         folder / name / str(seed): [*direction, f"seed={seed}"]

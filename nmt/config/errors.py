@@ -30,6 +30,7 @@ REMOVED = {
     "training.scheduled_sampling": "was removed; leave it out",
     "training.scheduled_sampling_steps": "was removed; leave it out",
     "data.tag": "other tags than the target language's were removed; leave it out, source lines start with <2de>",
+    "data.invalid_utf8": "was removed: a line that is not UTF-8 is an error; leave it out (iconv -c cleans a file)",
     "data.temperature": "was removed: an epoch has every pair once; repeat a small corpus in its train",
     "variational_dropout": "was removed, it gained nothing; leave it out and set encoder.dropout ...",
     **{key: f"was removed, it gained nothing; leave it out, {key[:7]}.dropout regularises" for key in RECURRENT},
@@ -43,6 +44,7 @@ REMOVED = {
 # With these values, a saved run did not use a removed key; ANY: the key affects no model.
 ANY = object()
 UNUSED = {
+    "data.invalid_utf8": "error",
     "search.groups": 1,
     "search.diversity": 0.5,
     "search.coverage_floor": 1e-6,

@@ -99,6 +99,8 @@ class TextFiles(Source):
         first, rows, size = 1, list[tuple[bytes, ...]](), 0
         for row in itertools.zip_longest(*map(reading.raw_lines, self.files)):
             if None in row:
+                if rows:
+                    yield self._chunk(first, rows)  # first, since another format than text explains more
                 raise self._unequal()
             rows.append(row)
             size += len(row[0]) + len(row[1])

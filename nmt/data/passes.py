@@ -88,7 +88,7 @@ def read_corpus(
         for name in sorted(splits, key=lambda name: name == "train")  # last
     }
     log.info("tokenizer: %s", tokenizer.kind)
-    source_lines, target_lines = _tokenizer_lines(raw["train"], tokenizer)
+    source_lines, target_lines = tokenizer_lines(raw["train"], tokenizer)
     make_tokenizers(tokenizer, source_lines, target_lines, data.tags).save(working)
     counts: dict[str, dict[str, int]] = {name: {} for name in splits}
     warnings = []
@@ -171,7 +171,7 @@ class Overlap:
         return [number for number, value in enumerate(hashes, 1) if value in self._in_train]
 
 
-def _tokenizer_lines(train: RawSplit, tokenizer: schema.TokenizerConfig) -> list[Callable[[], Iterator[str]]]:
+def tokenizer_lines(train: RawSplit, tokenizer: schema.TokenizerConfig) -> list[Callable[[], Iterator[str]]]:
     """Draw the lines that the tokenizers are trained on: at most max_train_lines, of both sides together if they share
     one tokenizer. Returns functions that read the sources and the targets, in the order of the corpus."""
     if isinstance(tokenizer, schema.FileTokenizer):

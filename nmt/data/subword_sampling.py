@@ -29,7 +29,7 @@ def make_sampler(model: bytes) -> "Sampler | None":
     pieces, which SentencePiece splits again in a way that depends on the rest of the line."""
     from sentencepiece import sentencepiece_model_pb2
 
-    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
     if proto.trainer_spec.model_type == proto.trainer_spec.UNIGRAM:
         return UnigramSampler(proto.pieces)
     if proto.trainer_spec.model_type == proto.trainer_spec.BPE and all(p.type != p.UNUSED for p in proto.pieces):

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import stat
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any, BinaryIO
 
 MAX_RECORD = 2**26  # bytes of a configuration, a report or a tokenizer
 MAX_TEXT = 2**31  # bytes of a text file
-CHUNK = 2**22  # bytes read at a time
 UNLOCKABLE = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}  # of a file system without locks, such as some on networks
 # Errors of the system or of permissions, which say nothing about the content of a file.
 SYSTEM_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EIO}
@@ -49,15 +47,6 @@ def decode_lines(content: bytes) -> list[str]:
 def read_lines(path: Path) -> list[str]:
     """Read the lines of a UTF-8 file, split at newlines only."""
     return decode_lines(read_bytes(path, MAX_TEXT))
-
-
-def checksum(path: Path) -> int:
-    """Compute the CRC-32 of a file, to detect flipped bits; about a second per gigabyte."""
-    crc = 0
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            crc = zlib.crc32(chunk, crc)
-    return crc
 
 
 @contextmanager

@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import TINY, values_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
-from nmt.data import batching as planning
-from nmt.data.batching import Batches, plan
+from nmt.data.batching import Batches, gold_attention, padded, plan
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
-from nmt.data.tokenizer import Tokenizer
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=200)
 
@@ -52,18 +51,15 @@ def test_batches_are_full_and_even() -> None:
     assert np.median(fill) > 0.95
 
 
-@pytest.fixture(scope="module")
-def prepared(request: pytest.FixtureRequest) -> Prepared:
-    from conftest import TINY, values_of
+def test_padding_of_ragged_rows() -> None:
+    assert padded([[1, 2, 3], [], [4]], 9).tolist() == [[1, 2, 3], [9, 9, 9], [4, 9, 9]]
+    assert padded([[]], 9).shape == (1, 0)
 
-    sizes = [
-        "data.train_size=200",
-        "data.validation_size=20",
-        "data.test_size=20",
-        "data.max_length=200",
-        "data.seed=1",
-    ]
-    sizes += ["tokenizer.vocab_size=400"]  # many ways to segment
+
+@pytest.fixture(scope="module")
+def prepared() -> Prepared:
+    sizes = ["data.train_size=200", "data.validation_size=20", "data.test_size=20", "data.max_length=200"]
+    sizes += ["data.seed=1", "tokenizer.vocab_size=400"]  # many ways to segment
     config = validated(TrainConfig, values_of("train", [*TINY, *sizes]))
     return prepare(config.data, config.tokenizer)
 
@@ -121,13 +117,11 @@ def test_sampling_draws_anew_each_epoch_and_the_same_for_a_seed(prepared: Prepar
 
 
 def test_one_side_alone_is_sampled(prepared: Prepared) -> None:
-    from conftest import TINY, values_of
-
+    tokenizer = validated(TrainConfig, values_of("train", [*TINY, "tokenizer.sampling=0.3"])).tokenizer
     for sides, of_source, of_target in (("source", True, False), ("target", False, True), ("both", True, True)):
-        given = [*TINY, "tokenizer.sampling=0.3", f"tokenizer.sampling_sides={sides}"]
-        sampling = validated(TrainConfig, values_of("train", given)).tokenizer.sampling_by_side
+        sampling = tokenizer.model_copy(update={"sampling_sides": sides}).sampling_by_side
         found = batches(prepared, sampling=sampling)
-        (drawn,), (plain,) = (each.load(found.epoch(0)[0], 0) for each in (found, batches(prepared)))
+        (drawn,), (plain,) = (some.load(found.epoch(0)[0], 0) for some in (found, batches(prepared)))
         assert torch.equal(drawn.source, plain.source) != of_source
         assert torch.equal(drawn.target_out, plain.target_out) != of_target
 
@@ -145,47 +139,40 @@ def test_pairs_are_batched_by_the_lengths_that_are_drawn(prepared: Prepared) -> 
     assert share_of_padding(fresh) < share_of_padding(plain.epoch(1)) / 2  # the sides vary independently
 
 
-def test_each_pair_is_drawn_with_its_own_seed(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[int, ...]] = []
+def test_equal_sentences_of_an_epoch_are_segmented_differently(tmp_path: Path) -> None:
+    prepared = prepared_text(
+        tmp_path, ["the wonderful yellow house sees the little brown dog"] * 20, None, "tokenizer.vocab_size=40"
+    )
+    drawn = batches(prepared, sampling=(0.5, 0.0)).load(np.arange(20), 0)[0].source
+    assert len({tuple(row) for row in drawn.tolist()}) > 10
 
-    def recorded(self: Tokenizer, lines: Sequence[str], alpha: float, seeds: Sequence[int]) -> list[list[int]]:
-        seen.append(tuple(seeds))
-        return self.encode(lines)
 
-    monkeypatch.setattr(Tokenizer, "sample", recorded)
-    found = batches(prepared, sampling=(0.3, 0.0))
-    for epoch in (0, 1):
-        found.load(np.arange(20), epoch)
-    first, second = seen
-    assert len({*first}) == len({*second}) == 20
-    assert first != second
+def prepared_text(folder: Path, lines: list[str], links: str | None, *options: str) -> Prepared:
+    """The same lines on both sides, prepared, with these word alignments of each pair."""
+    for suffix in ("en", "xx"):
+        (folder / f"train.{suffix}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    words = ["data=files", "data.target_lang=xx", "data.train=x", "data.validation=x", *options]
+    if links is not None:
+        (folder / "train.gold").write_text(f"{links}\n" * len(lines))
+        words.append("data.alignments=gold")
+    config = validated(TrainConfig, values_of("train", words))
+    prefix = [str(folder / "train")]
+    data = config.data.model_copy(update={"train": prefix, "validation": prefix, "cache_dir": str(folder / "cache")})
+    return prepare(data, config.tokenizer)
 
 
 def test_other_word_alignments_of_the_training_set_are_another_corpus(tmp_path: Path) -> None:
-    from conftest import values_of
-
-    for suffix in ("en", "xx"):
-        (tmp_path / f"train.{suffix}").write_text("a cat sleeps\na dog sees\n" * 20)
-    files = [f"data.{name}={tmp_path}/train" for name in ("train", "validation")]
-    words = ["data=files", "data.target_lang=xx", *files, f"data.cache_dir={tmp_path}/cache", "tokenizer=char"]
-    config = validated(TrainConfig, values_of("train", [*words, "data.alignments=gold"]))
-    contents = []
-    for links in ("0-0 1-1\n", "0-1 1-0\n"):
-        (tmp_path / "train.gold").write_text(links * 40)
-        contents.append(prepare(config.data, config.tokenizer).report["content"])
-    assert contents[0] != contents[1]
+    contents = {
+        prepared_text(tmp_path, ["a cat sleeps", "a dog sees"] * 20, links, "tokenizer=char").report["content"]
+        for links in ("0-0 1-1", "0-1 1-0")
+    }
+    assert len(contents) == 2
 
 
 def test_the_sides_are_drawn_independently(tmp_path: Path) -> None:
-    from conftest import values_of
-
     lines = [f"the {word} sees the {word} house now" for word in ("brown", "yellow", "little", "wonderful")] * 5
-    for suffix in ("en", "xx"):
-        (tmp_path / f"train.{suffix}").write_text("".join(f"{line}\n" for line in lines))
-    files = [f"data.{name}={tmp_path}/train" for name in ("train", "validation")]
-    words = ["data=files", "data.target_lang=xx", *files, f"data.cache_dir={tmp_path}/cache", "tokenizer.vocab_size=60"]
-    config = validated(TrainConfig, values_of("train", words))
-    (batch,) = batches(prepare(config.data, config.tokenizer), sampling=(0.3, 0.3)).load(np.arange(20), 0)
+    prepared = prepared_text(tmp_path, lines, None, "tokenizer.vocab_size=60")
+    (batch,) = batches(prepared, sampling=(0.3, 0.3)).load(np.arange(20), 0)
     width = min(batch.source.shape[1], batch.target_out.shape[1])
     equal = (batch.source[:, :width] == batch.target_out[:, :width]).all(1)
     assert equal.sum() < 5
@@ -193,76 +180,38 @@ def test_the_sides_are_drawn_independently(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sampling", [0.0, 0.5])
 def test_alignments_count_words_that_spaces_separate(sampling: float, tmp_path: Path) -> None:
-    from conftest import values_of
-
     lines = [f"a\xa0{word} sees\u2003the {word} now" for word in ("cat", "dog", "bird", "house")] * 5
-    for suffix in ("en", "xx"):
-        (tmp_path / f"train.{suffix}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    (tmp_path / "train.gold").write_text("0-0 1-1 2-2 3-3\n" * len(lines))
-    files = [f"data.{name}={tmp_path}/train" for name in ("train", "validation")]
-    words = ["data=files", "data.target_lang=xx", "data.alignments=gold", *files, f"data.cache_dir={tmp_path}/cache"]
-    config = validated(TrainConfig, values_of("train", [*words, "tokenizer.vocab_size=40"]))
-    prepared = prepare(config.data, config.tokenizer)
-    found = batches(prepared, sampling=(sampling, sampling), guided=True)
-    (batch,) = found.load(np.arange(4), 0)
+    prepared = prepared_text(tmp_path, lines, "0-0 1-1 2-2 3-3", "tokenizer.vocab_size=40")
+    (batch,) = batches(prepared, sampling=(sampling, sampling), guided=True).load(np.arange(4), 0)
     assert batch.alignment is not None
     real = batch.target_out != prepared.tokenizers.target.pad
     assert torch.equal(batch.alignment.sum(-1) > 0, real)  # each word, to its last, is linked
 
 
-@pytest.mark.parametrize("sampling", [(0.0, 0.0), (0.3, 0.0)])
-def test_a_large_corpus_is_planned_in_blocks(
-    sampling: tuple[float, float], prepared: Prepared, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    N = len(prepared.splits["train"])
-    monkeypatch.setattr(planning, "BLOCK", N // 3)  # four blocks
-    monkeypatch.setattr(planning, "RUN", 7)
-    first, second = (batches(prepared, sampling=sampling).epoch(epoch) for epoch in (0, 1))
-    assert len(first) == len(second)
-    for epoch in (first, second):
-        assert sorted(i for batch in epoch for i in batch.tolist()) == list(range(N))
-    assert [batch.tolist() for batch in first] != [batch.tolist() for batch in second]
-    middle = len(first) // 2
-    resumed = batches(prepared, sampling=sampling).epoch(0)
-    assert resumed[middle].tolist() == first[middle].tolist()
-    assert resumed[-1].tolist() == first[-1].tolist()
-    with pytest.raises(IndexError):
-        resumed[len(resumed)]
-    quarter = np.concatenate([first[i] for i in range(len(first) // 4)])
-    assert quarter.min() < N / 8
-    assert quarter.max() > 7 * N / 8
-    if sampling == (0.0, 0.0):
-        source, target = prepared.splits["train"].source, prepared.splits["train"].target
-        for batch in first:
-            assert len(batch) * max(source.lengths_of(batch).max(), target.lengths_of(batch).max()) <= 512
+# Gold alignments as attention over pieces
+
+SOURCE = [["▁the", "▁ca", "t", "</s>"], ["▁no", "</s>"]]
+TARGET = [["▁le", "▁ch", "at", "</s>"], ["▁non", "</s>"]]
 
 
-def test_one_block_is_planned_as_a_whole(prepared: Prepared) -> None:
-    train = prepared.splits["train"]
-    expected = plan(
-        np.diff(train.source.offsets),
-        np.diff(train.target.offsets),
-        batch_tokens=512,
-        batch_sentences=None,
-        rng=np.random.default_rng([1, 3]),
-    )
-    assert order(batches(prepared), 3) == [batch.tolist() for batch in expected]
+def test_links_of_words_spread_over_their_pieces() -> None:
+    first, _ = gold_attention(["0-0 1-1", "0p0"], SOURCE, TARGET)
+    cat = [0.0, 0.5, 0.5, 0.0]
+    torch.testing.assert_close(first, torch.tensor([[1.0, 0.0, 0.0, 0.0], cat, cat, [0.0, 0.0, 0.0, 1.0]]))
 
 
-def test_only_the_block_in_use_is_planned(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
-    planned = []
-    real = planning.plan
+def test_rows_are_zero_on_padding_and_where_nothing_is_linked() -> None:
+    _, second = gold_attention(["", ""], SOURCE, TARGET)
+    assert second[0].sum() == 0
+    torch.testing.assert_close(second[1], torch.tensor([0.0, 1.0, 0.0, 0.0]))
+    assert second[2:].sum() == 0
 
-    def counted(*args: Any, **options: Any) -> list[Any]:  # noqa: ANN401
-        planned.append(len(args[0]))
-        return real(*args, **options)
 
-    monkeypatch.setattr(planning, "plan", counted)
-    monkeypatch.setattr(planning, "BLOCK", 100)
-    monkeypatch.setattr(planning, "RUN", 7)
-    epoch = batches(prepared).epoch(0)
-    assert planned == []
-    for position in range(3):
-        epoch[position]
-    assert len(planned) == 1
-    assert planned[0] <= 107
+def test_several_words_share_a_row() -> None:
+    (only,) = gold_attention(["0-0 1-0"], [["▁a", "▁b", "</s>"]], [["▁x", "</s>"]])
+    torch.testing.assert_close(only[0], torch.tensor([0.5, 0.5, 0.0]))
+
+
+def test_links_beyond_what_the_tokenizer_left_are_passed_over() -> None:
+    (only,) = gold_attention(["0-0 7-0 0-9 1-0 0-1"], [["▁a", "</s>"]], [["▁x", "</s>"]])
+    torch.testing.assert_close(only[0], torch.tensor([1.0, 0.0]))

@@ -1,7 +1,7 @@
 """Several directions in one model: their corpora are concatenated, with a tag such as <2de> before each source line."""
 
 import json
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 import pytest
@@ -57,7 +57,7 @@ def test_corpora_follow_one_another_and_pairs_keep_their_files_and_lines(corpus:
     more = f"{{source_lang: de, target_lang: fr, train: {corpus / 'valid'}, validation: {corpus / 'test'}}}"
     train = splits(config(corpus, f"data.corpora=[en-de,{more}]").data)["train"]
     size = len((corpus / "train.en").read_text().splitlines())
-    pairs = list(train)
+    pairs = list(chain.from_iterable(train))
     assert [pairs[0], pairs[size]] == [
         Pair("<2de> dog sees dog .", "Hund sieht Hund ."),
         Pair("<2fr> Hund sieht Hund .", "chien voit chien ."),
@@ -73,7 +73,7 @@ def test_blank_sources_have_no_tag_in_text_and_tables(tmp_path: Path) -> None:
     paths = [f"data.{split}=[{tmp_path}/text,{tmp_path}/table.tsv]" for split in ("train", "validation")]
     corpora = "data.corpora=[{source_lang: en, target_lang: pt-BR}]"
     data = validated(TrainConfig, values_of("train", [*SMALL, corpora, *paths])).data
-    assert [*splits(data)["train"]] == 2 * [Pair("<2pt-br> a", "b"), Pair(" ", "c")]
+    assert [*chain.from_iterable(splits(data)["train"])] == 2 * [Pair("<2pt-br> a", "b"), Pair(" ", "c")]
 
 
 @pytest.mark.parametrize("tokenizer", ["bpe", "bpe tokenizer.joint=false", "unigram", "word", "char"])

@@ -1,11 +1,11 @@
 """Prepared corpora: what they hold, what they drop and report, and when they are made anew."""
 
-import errno
-import fcntl
 import json
 import os
+import random
 import shutil
-import stat
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -16,33 +16,41 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import values_of
+from forks import forked
 
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.config.schema.data import FileTokenizer
+from nmt.data import corpus as corpus_module
+from nmt.data import passes
 from nmt.data import prepare as module
-from nmt.data.batching import padded
-from nmt.data.prepare import prepare
+from nmt.data.prepare import fingerprint_of, prepare
 from nmt.data.prepared import Prepared
 
 PAIRS = [(f"the number {n} and word{n % 7} here", f"le nombre {n} et mot{n % 7} ici") for n in range(60)]
 
 
+def write(folder: Path, name: str, pairs: list[tuple[str, str]]) -> None:
+    for side, language in enumerate(("en", "de")):
+        text = "".join(f"{pair[side]}\n" for pair in pairs)
+        (folder / f"{name}.{language}").write_text(text, encoding="utf-8")
+
+
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    def write(name: str, pairs: list[tuple[str, str]]) -> None:
-        for lang, side in (("en", 0), ("de", 1)):
-            (tmp_path / f"{name}.{lang}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
-
-    write("train", [*PAIRS, ("", "leer"), ("blank", "   "), ("word " * 120, "wort " * 120), ("one", "eins " * 20)])
-    write("valid", [PAIRS[3], ("", ""), ("ξένος", "neu")])
+    odd = [("", "leer"), ("blank", "   "), ("word " * 120, "wort " * 120), ("one", "eins " * 20)]
+    write(tmp_path, "train", [*PAIRS, *odd])
+    write(tmp_path, "valid", [PAIRS[3], ("", ""), ("ξένος", "neu")])
     return tmp_path
 
 
 def config(corpus: Path, *overrides: str) -> TrainConfig:
-    files = [f"data.train={corpus}/train", f"data.validation={corpus}/valid", f"data.cache_dir={corpus}/cache"]
-    return validated(TrainConfig, values_of("train", ["data=files", *files, "tokenizer.vocab_size=80", *overrides]))
+    """The configuration. The folder is inserted after composing, which is then done once for equal options."""
+    files = ["data.train=FOLDER/train", "data.validation=FOLDER/valid", "data.cache_dir=FOLDER/cache"]
+    options = [option.replace(str(corpus), "FOLDER") for option in overrides]
+    values = values_of("train", ["data=files", *files, "tokenizer.vocab_size=80", *options])
+    return validated(TrainConfig, json.loads(json.dumps(values).replace("FOLDER", str(corpus))))
 
 
 def make(corpus: Path, *overrides: str) -> Prepared:
@@ -50,7 +58,24 @@ def make(corpus: Path, *overrides: str) -> Prepared:
     return prepare(settings.data, settings.tokenizer)
 
 
-def test_holds_lines_and_ids_that_belong_together(corpus: Path) -> None:
+def fingerprint(corpus: Path, *overrides: str) -> str:
+    settings = config(corpus, *overrides)
+    return fingerprint_of(settings.data, settings.tokenizer)
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def in_cache(corpus: Path) -> set[str]:
+    """What stands in the cache, without locks."""
+    return {path.name for path in (corpus / "cache").iterdir() if path.suffix != ".lock"}
+
+
+# What a prepared corpus holds
+
+
+def test_lines_and_ids_belong_together(corpus: Path) -> None:
     prepared = make(corpus)
     train = prepared.splits["train"]
     assert [(train.source.line(i), train.target.line(i)) for i in range(60)] == PAIRS
@@ -60,6 +85,7 @@ def test_holds_lines_and_ids_that_belong_together(corpus: Path) -> None:
     assert train.source.lengths.sum() == len(train.source.tokens)
     assert isinstance(train.source.tokens, np.memmap)
     assert train.alignments is None
+    assert json.loads((prepared.directory / "report.json").read_text()) == prepared.report
 
 
 def test_training_is_filtered_and_counted_and_held_out_text_is_not(corpus: Path) -> None:
@@ -73,239 +99,18 @@ def test_training_is_filtered_and_counted_and_held_out_text_is_not(corpus: Path)
     assert report["train"]["longest"][0] <= 100
 
 
-def test_broken_lines_are_counted(corpus: Path) -> None:
-    with (corpus / "train.en").open("ab") as file:
-        file.write(b"\xff\n")
-    with (corpus / "train.de").open("ab") as file:
-        file.write(b"gut\n")
-    report = make(corpus, "data.invalid_utf8=drop").report["splits"]["train"]
-    assert report["dropped"]["invalid_utf8"] == 1
+def test_word_alignments_are_read_by_index(corpus: Path) -> None:
+    lines = ["0-0 1-1", "", *["1-1"] * (len(PAIRS) - 2)]
+    write(corpus, "plain", PAIRS)
+    (corpus / "plain.align").write_text("".join(f"{line}\n" for line in lines))
+    prepared = make(corpus, f"data.train={corpus}/plain", "data.alignments=align")
+    alignments = prepared.splits["train"].alignments
+    assert alignments is not None
+    assert list(alignments) == lines == [alignments[i] for i in range(len(alignments))]
+    assert prepared.splits["validation"].alignments is None
 
 
-def test_a_second_start_does_nothing_but_open(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = make(corpus)
-    monkeypatch.setattr(module, "_prepare", lambda *_: pytest.fail("prepared again"))
-    assert make(corpus).directory == first.directory
-    assert make(corpus, "tokenizer.sampling=0.1").directory == first.directory  # drawn in training, not here
-    moved = corpus.parent / "moved"
-    shutil.copytree(corpus, moved, ignore=shutil.ignore_patterns("cache"))
-    assert make(moved, f"data.cache_dir={corpus}/cache").directory == first.directory
-
-
-def test_sampling_is_refused_also_where_the_corpus_is_prepared(corpus: Path) -> None:
-    characters = make(corpus, "tokenizer=char")
-    path = str(characters.directory / "tokenizer.model")
-    existing = {
-        "kind": "file",
-        "source_model": path,
-        "target_model": None,
-        "lowercase": False,
-        "sampling_sides": "both",
-    }
-    off, on = (FileTokenizer.model_validate({**existing, "sampling": sampling}) for sampling in (0.0, 0.1))
-    data = config(corpus).data
-    first = prepare(data, off)
-    with pytest.raises(UserError, match=r"tokenizer\.sampling=0\.1: .*\.model is not a bpe or unigram model"):
-        prepare(data, on)
-    assert prepare(data, off).directory == first.directory
-
-
-@pytest.mark.parametrize(
-    "change",
-    ["tokenizer.vocab_size=70", "tokenizer.kind=char", "tokenizer.lowercase=true", "data.max_length=50"],
-)
-def test_other_settings_make_another_corpus(corpus: Path, change: str) -> None:
-    assert make(corpus).fingerprint != make(corpus, change).fingerprint
-
-
-def test_other_text_makes_another_corpus(corpus: Path) -> None:
-    before = make(corpus).fingerprint
-    (corpus / "valid.de").write_text("anders\n\nneu\n")
-    assert make(corpus).fingerprint != before
-
-
-def test_more_text_makes_another_corpus_wherever_it_lies(corpus: Path, tmp_path: Path) -> None:
-    before = make(corpus).fingerprint
-    for name in ("one", "two"):
-        for lang in ("en", "de"):
-            (tmp_path / f"{name}.{lang}").write_text("ein Wort mehr\n")
-    prepared = make(corpus, f"data.extra={tmp_path / 'one'}")
-    assert prepared.fingerprint != before
-    assert len(prepared.splits["train"]) == len(make(corpus).splits["train"]) + 1
-    assert make(corpus, f"data.extra={tmp_path / 'two'}").fingerprint == prepared.fingerprint
-    assert make(corpus, f"data.extra=[{tmp_path / 'one'},{tmp_path / 'two'}]").fingerprint != prepared.fingerprint
-
-
-def test_a_file_that_moves_between_splits_makes_another_corpus(corpus: Path) -> None:
-    for name in ("one", "two"):
-        for lang in ("en", "de"):
-            shutil.copyfile(corpus / f"valid.{lang}", corpus / f"{name}.{lang}")
-    train, one, two, valid = (corpus / name for name in ("train", "one", "two", "valid"))
-    given = [
-        (f"data.train=[{train},{one}]", f"data.validation=[{two},{valid}]"),
-        (f"data.train=[{train},{one},{two}]", f"data.validation={valid}"),
-        (f"data.train={train}", f"data.validation=[{one},{two},{valid}]"),
-        (f"data.train=[{train},{one}]", f"data.validation={two}", f"data.test={valid}"),
-    ]
-    assert len({make(corpus, *each).fingerprint for each in given}) == len(given)
-
-
-def test_swapped_languages_make_another_corpus(corpus: Path) -> None:
-    assert make(corpus).fingerprint != make(corpus, "data.source_lang=de", "data.target_lang=en").fingerprint
-
-
-def test_a_failure_leaves_nothing_behind(corpus: Path) -> None:
-    with pytest.raises(UserError, match="vocab_size"):
-        make(corpus, "tokenizer.vocab_size=5000")
-    assert list((corpus / "cache").iterdir()) == []
-
-
-def test_a_corpus_appears_all_at_once(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError("no renaming today")
-
-    monkeypatch.setattr(Path, "rename", refuse)
-    with pytest.raises(OSError, match="no renaming"):
-        make(corpus)
-    assert list((corpus / "cache").iterdir()) == []
-
-
-def test_of_several_at_a_time_one_prepares_and_the_others_wait(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, prepared = module._prepare, []
-
-    def slow(*args: Any) -> None:  # noqa: ANN401
-        prepared.append(args)
-        time.sleep(0.3)
-        real(*args)
-
-    monkeypatch.setattr(module, "_prepare", slow)
-    settings = config(corpus)
-    with ThreadPoolExecutor(3) as pool:  # a lock on an open file holds between threads as between processes
-        found = list(pool.map(lambda _: prepare(settings.data, settings.tokenizer), range(3)))
-    assert [len(each.splits["train"]) for each in found] == [62] * 3
-    assert len(prepared) == 1
-    assert len(list((corpus / "cache").iterdir())) == 1
-
-
-def test_what_a_killed_preparation_left_is_removed(corpus: Path) -> None:
-    name = make(corpus).fingerprint[:24]
-    shutil.rmtree(corpus / "cache" / name)
-    (corpus / "cache" / f".{name}.abc.part").mkdir()
-    (corpus / "cache" / f".{name}.lock").touch()
-    (corpus / "cache" / ".another.123.part").mkdir()
-    make(corpus)
-    assert [path.name for path in (corpus / "cache").iterdir()] == [name]
-
-
-def test_what_another_process_is_preparing_is_left_alone(corpus: Path) -> None:
-    (corpus / "cache").mkdir()
-    working = corpus / "cache" / ".another.123.part"
-    working.mkdir()
-    with (corpus / "cache" / ".another.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        make(corpus)
-        assert working.exists()
-
-
-def test_a_cache_can_be_shared_as_far_as_the_umask_allows(corpus: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        directory = make(corpus).directory
-    finally:
-        os.umask(before)
-    assert {stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()} == {0o640}
-    assert stat.S_IMODE(directory.stat().st_mode) == 0o750
-
-
-def test_a_cache_that_cannot_be_written_is_told_so(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.open
-
-    def refuse(path: Any, flags: int, *args: Any) -> int:  # noqa: ANN401
-        if flags & os.O_CREAT and str(path).endswith(".lock"):
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return real(path, flags, *args)
-
-    monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(PermissionError, match=r"cache/\..*\.lock"):
-        make(corpus)
-
-
-def test_a_lock_of_another_user_can_be_waited_for(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.open
-
-    def of_another_user(path: Any, flags: int, *args: Any) -> int:  # noqa: ANN401
-        if flags & os.O_RDWR and str(path).endswith(".lock"):
-            real(path, os.O_CREAT | os.O_WRONLY, 0o600)
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return real(path, flags, *args)
-
-    monkeypatch.setattr(os, "open", of_another_user)
-    assert len(make(corpus).splits["train"]) == 62
-
-
-def truncate_ids(directory: Path) -> None:
-    (directory / "train.source.ids").write_bytes(b"\0" * 8)
-
-
-def drop_offsets(directory: Path) -> None:
-    (directory / "train.target.offsets.npy").unlink()
-
-
-def pickle_offsets(directory: Path) -> None:
-    np.save(directory / "train.target.offsets.npy", np.array([{}], dtype=object), allow_pickle=True)
-
-
-def zero_ids(directory: Path) -> None:
-    path = directory / "train.source.ids"
-    path.write_bytes(b"\0" * path.stat().st_size)
-
-
-def flip_a_bit(directory: Path) -> None:
-    path = directory / "tokenizer.model"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
-    path.write_bytes(content)
-
-
-def drop_the_report(directory: Path) -> None:
-    (directory / "report.json").unlink()
-
-
-def drop_the_checksums(directory: Path) -> None:
-    (directory / "checksums.json").unlink()
-
-
-DAMAGES = [truncate_ids, drop_offsets, pickle_offsets, zero_ids, flip_a_bit, drop_the_report, drop_the_checksums]
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_cache_is_prepared_again(
-    corpus: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
-) -> None:
-    directory = make(corpus).directory
-    whole = {path.name: path.read_bytes() for path in directory.iterdir()}
-    damage(directory)
-    assert make(corpus).directory == directory
-    assert {path.name: path.read_bytes() for path in directory.iterdir()} == whole
-    warned = [record.message for record in caplog.records if "preparing it again" in record.message]
-    assert len(warned) == (damage is not drop_the_report)
-
-
-def test_nothing_left_to_train_on_is_an_error(corpus: Path) -> None:
-    with pytest.raises(UserError, match=r"filters drop all .*data\.max_length=1"):
-        make(corpus, "data.max_length=1")
-
-
-def test_a_held_out_split_without_any_pair_is_an_error_now_and_not_after_training(corpus: Path) -> None:
-    for lang in ("en", "de"):
-        (corpus / f"valid.{lang}").write_bytes(b"\xff\n")
-    with pytest.raises(UserError, match="none of the 1 pairs read for validation"):
-        make(corpus, "data.invalid_utf8=drop")
-
-
-def test_reading_back_needs_neither_datasets_nor_pyarrow(corpus: Path) -> None:
-    import subprocess
-
+def test_opening_needs_neither_datasets_nor_pyarrow(corpus: Path) -> None:
     directory = make(corpus).directory
     code = (
         "import sys; from pathlib import Path; from nmt.data.prepared import Prepared;"
@@ -316,28 +121,108 @@ def test_reading_back_needs_neither_datasets_nor_pyarrow(corpus: Path) -> None:
     assert done.stdout.strip() == "62 []"
 
 
-def test_the_report_is_saved_as_json(corpus: Path) -> None:
-    prepared = make(corpus)
-    assert json.loads((prepared.directory / "report.json").read_text()) == prepared.report
+def test_nothing_left_to_train_on_is_an_error(corpus: Path) -> None:
+    with pytest.raises(UserError, match=r"filters drop all .*data\.max_length=1"):
+        make(corpus, "data.max_length=1")
 
 
-def test_padding_of_ragged_rows() -> None:
-    assert padded([[1, 2, 3], [], [4]], 9).tolist() == [[1, 2, 3], [9, 9, 9], [4, 9, 9]]
-    assert padded([[]], 9).shape == (1, 0)
+# When a corpus is prepared anew
 
 
-def test_word_alignments_are_read_by_index(corpus: Path) -> None:
-    lines = ["0-0 1-1", "", *["1-1"] * (len(PAIRS) - 2)]
-    for name, side in (("plain.en", 0), ("plain.de", 1)):
-        (corpus / name).write_text("".join(f"{pair[side]}\n" for pair in PAIRS), encoding="utf-8")
-    (corpus / "plain.align").write_text("".join(f"{line}\n" for line in lines))
-    prepared = make(corpus, f"data.train={corpus}/plain", "data.alignments=align")
-    found = prepared.splits["train"].alignments
-    assert found is not None
-    assert list(found) == lines == found[:]
-    assert found[1] == ""
-    assert isinstance(found._text, np.memmap)  # type: ignore[attr-defined]
-    assert prepared.splits["validation"].alignments is None
+def test_a_second_start_only_opens(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = make(corpus)
+    monkeypatch.setattr(module, "_prepare", lambda *_: pytest.fail("prepared again"))
+    assert make(corpus).directory == first.directory
+    assert make(corpus, "tokenizer.sampling=0.1").directory == first.directory  # drawn in training, not here
+    moved = corpus.parent / "moved"
+    shutil.copytree(corpus, moved, ignore=shutil.ignore_patterns("cache"))
+    assert make(moved, f"data.cache_dir={corpus}/cache").directory == first.directory
+
+
+def test_settings_and_text_decide_whether_a_corpus_is_another(corpus: Path) -> None:
+    """Its paths do not."""
+    write(corpus, "one", [("eins", "ein Wort mehr")])
+    for name in ("two", "three"):
+        for language in ("en", "de"):
+            shutil.copyfile(corpus / f"one.{language}", corpus / f"{name}.{language}")
+    one, two, valid = (f"{corpus}/{name}" for name in ("one", "two", "valid"))
+    variants: list[tuple[str, ...]] = [
+        (),
+        ("tokenizer.vocab_size=70",),
+        ("tokenizer.kind=char",),
+        ("tokenizer.lowercase=true",),
+        ("data.max_length=50",),
+        ("data.source_lang=de", "data.target_lang=en"),
+        (f"data.extra={one}",),
+        (f"data.extra=[{one},{two}]",),
+        (f"data.validation=[{one},{valid}]",),
+        (f"data.validation={one}", f"data.test={valid}"),
+    ]
+    fingerprints = [fingerprint(corpus, *variant) for variant in variants]
+    assert len(set(fingerprints)) == len(variants)
+    assert fingerprint(corpus, f"data.extra={corpus}/three") == fingerprint(corpus, f"data.extra={one}")
+    (corpus / "valid.de").write_text("anders\n\nneu\n")
+    assert fingerprint(corpus) not in fingerprints
+
+
+def test_an_existing_tokenizer_decides_by_its_model(corpus: Path) -> None:
+    """Whether the corpus is another, and whether segmentations can be sampled."""
+    model, data = corpus / "t.model", config(corpus).data
+    values = {"kind": "file", "source_model": str(model), "target_model": None, "lowercase": False}
+    off, on = (FileTokenizer.model_validate({**values, "sampling_sides": "both", "sampling": s}) for s in (0.0, 0.1))
+    prepared = []
+    for kind in ("bpe", "char"):
+        shutil.copyfile(make(corpus, f"tokenizer.kind={kind}").directory / "tokenizer.model", model)
+        prepared.append(prepare(data, off))
+    assert prepared[0].fingerprint != prepared[1].fingerprint
+    with pytest.raises(UserError, match=r"tokenizer\.sampling=0\.1: .*\.model is not a bpe or unigram model"):
+        prepare(data, on)  # also where the corpus is prepared
+    assert prepare(data, off).directory == prepared[1].directory
+
+
+def truncate_ids(directory: Path) -> None:
+    (directory / "train.source.ids").write_bytes(b"\0" * 8)
+
+
+def drop_offsets(directory: Path) -> None:
+    (directory / "train.target.offsets.npy").unlink()
+
+
+def drop_the_report(directory: Path) -> None:
+    (directory / "report.json").unlink()
+
+
+def drop_the_tokenizer(directory: Path) -> None:
+    (directory / "tokenizer.model").unlink()
+
+
+@pytest.mark.parametrize("damage", [truncate_ids, drop_offsets, drop_the_report, drop_the_tokenizer])
+def test_an_incomplete_corpus_is_prepared_again(
+    corpus: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = make(corpus).directory
+    whole = content(directory)
+    damage(directory)
+    assert make(corpus).directory == directory
+    assert content(directory) == whole
+    assert [record.message for record in caplog.records if "is incomplete; preparing it again" in record.message]
+
+
+# The cache, when preparations fail, are killed or run at once
+
+
+def test_a_failure_leaves_nothing(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="vocab_size"):
+        make(corpus, "tokenizer.vocab_size=5000")
+    assert in_cache(corpus) == set()
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "encode_split", fail)
+    with pytest.raises(KeyboardInterrupt):
+        make(corpus)
+    assert in_cache(corpus) == set()
 
 
 @pytest.mark.parametrize("name", ["train.source.offsets.npy", "train.target.ids", "train.raw"])
@@ -352,4 +237,107 @@ def test_a_full_disk_names_the_cache(name: str, corpus: Path, monkeypatch: pytes
     with pytest.raises(OSError, match="No space left on device") as error:
         make(corpus)
     assert error.value.filename == str(corpus / "cache")
-    assert list((corpus / "cache").iterdir()) == []
+    assert in_cache(corpus) == set()
+
+
+def test_a_killed_preparation_starts_again(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = make(corpus).directory
+    whole = content(directory)
+    shutil.rmtree(directory)
+
+    def work() -> int:
+        monkeypatch.setattr(module, "encode_split", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        make(corpus)
+        return 0
+
+    _, status = os.waitpid(forked(work, corpus / "output"), 0)
+    assert status != 0
+    assert in_cache(corpus) == {f".{directory.name}.part"}
+    assert content(make(corpus).directory) == whole
+    assert in_cache(corpus) == {directory.name}
+
+
+def test_of_several_at_a_time_one_prepares_and_the_others_wait(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, prepared = module._prepare, []
+
+    def slow(*args: Any) -> None:  # noqa: ANN401
+        prepared.append(args)
+        time.sleep(0.3)
+        real(*args)
+
+    monkeypatch.setattr(module, "_prepare", slow)
+    settings = config(corpus)
+    with ThreadPoolExecutor(3) as pool:  # a lock on an open file holds between threads as between processes
+        opened = list(pool.map(lambda _: prepare(settings.data, settings.tokenizer), range(3)))
+    assert [len(one.splits["train"]) for one in opened] == [62] * 3
+    assert len(prepared) == 1
+
+
+# Large corpora: chunks and worker processes
+
+
+@pytest.fixture
+def chunked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Text in eight chunks, with pairs to drop in each; workers start with the third one."""
+    monkeypatch.setattr(corpus_module, "CHUNK", 50)
+    monkeypatch.setattr(passes, "READ_IN_MAIN", 2)
+    monkeypatch.setattr(passes, "ENCODE_IN_MAIN", 2)
+    rng = random.Random(1)
+    words = ["".join(rng.choices("abcdefghij", k=rng.randint(1, 6))) for _ in range(300)]
+    for name, count in (("train", 400), ("valid", 120)):
+        lines = [" ".join(rng.choices(words, k=rng.randint(1, 12))) for _ in range(count)]
+        if name == "train":
+            lines[::17] = ["" for _ in lines[::17]]
+            lines[3::50] = ["long " * 60 for _ in lines[3::50]]
+        write(tmp_path, name, [(line, line.upper()) for line in lines])
+    return tmp_path
+
+
+SMALL = ("tokenizer.vocab_size=150", "data.max_length=40")
+SEPARATE = ("tokenizer.joint=false", "embedding.tie_source_target=false", "tokenizer.max_train_lines=100")
+
+
+@pytest.mark.parametrize("options", [(), pytest.param(SEPARATE, marks=pytest.mark.slow)])
+def test_neither_workers_nor_chunks_change_a_file(
+    options: tuple[str, ...], chunked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = []
+    for workers, chunk in (("1", 50), ("2", 50), ("1", 10_000)):
+        monkeypatch.setattr(corpus_module, "CHUNK", chunk)
+        directory = make(chunked, f"data.workers={workers}", *SMALL, *options).directory
+        whole.append(content(directory))
+        shutil.rmtree(directory)
+    assert whole[0] == whole[1] == whole[2]
+
+
+def test_errors_name_the_line_also_in_a_worker(chunked: Path) -> None:
+    lines = (chunked / "train.de").read_bytes().split(b"\n")
+    lines[320] = b"\xff"
+    (chunked / "train.de").write_bytes(b"\n".join(lines))
+    with pytest.raises(UserError, match=r"^.*train\.de, line 321: not valid UTF-8 \(byte 1 of the line\)"):
+        make(chunked, "data.workers=2", *SMALL)
+    assert in_cache(chunked) == set()
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_tokenizers_are_trained_on_a_fair_sample_of_lines(joint: bool, tmp_path: Path) -> None:
+    raw = passes.RawSplit()
+    with (tmp_path / "raw").open("wb") as file:
+        for start in range(0, 400, 50):
+            rows = "".join(f"s{i}\nt{i}\n\n" for i in range(start, start + 50)).encode()
+            raw.chunks.append(passes.RawChunk(tmp_path / "raw", file.tell(), len(rows), 50))
+            file.write(rows)
+
+    def sample(lines: int) -> list[list[str]]:
+        settings = config(tmp_path, f"tokenizer.joint={joint}", "embedding.tie_source_target=false")
+        tokenizer = settings.tokenizer.model_copy(update={"max_train_lines": lines})
+        return [list(read()) for read in passes.tokenizer_lines(raw, tokenizer)]
+
+    assert sample(1000) == sample(800) == [[f"{side}{i}" for i in range(400)] for side in "st"]
+    drawn = sample(100)
+    numbers = [[int(line[1:]) for line in side] for side in drawn]
+    assert sum(map(len, drawn)) == (100 if joint else 200)
+    assert numbers == [sorted({*side}) for side in numbers]
+    assert numbers[0] != numbers[1]
+    assert all(0.3 < sum(number < 200 for number in side) / len(side) < 0.7 for side in numbers)
+    assert sample(100) == drawn

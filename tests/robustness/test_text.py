@@ -4,7 +4,6 @@ import gzip
 import io
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +15,6 @@ from forks import call
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.data import corpus, encoding
-from nmt.data.encoding import Encoder
-from nmt.data.first_pass import RawChunk
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.training.start import log_corpus_report
@@ -70,12 +66,7 @@ def tsv(name: str, content: bytes, outcome: str | dict[str, int], file: str = "t
 
 
 CASES = [
-    odd(
-        "invalid UTF-8",
-        b"a \xff b",
-        "train.en, line 61: not valid UTF-8 (byte 3 of the line); convert the file, or drop",
-    ),
-    odd("invalid UTF-8, dropped", b"a \xff b", kept(60, invalid_utf8=1), "data.invalid_utf8=drop"),
+    odd("invalid UTF-8", b"a \xff b", "train.en, line 61: not valid UTF-8 (byte 3 of the line); convert the file"),
     odd("Latin-1", "é".encode("latin-1"), "train.en, line 61: not valid UTF-8 (byte 1 of the line)"),
     odd("lone surrogate as CESU-8", b"a \xed\xa0\x80", "train.en, line 61: not valid UTF-8 (byte 3 of the line)"),
     odd("overlong NUL", b"a \xc0\x80", "train.en, line 61: not valid UTF-8 (byte 3 of the line)"),
@@ -83,12 +74,11 @@ CASES = [
     odd("NUL", b"a \0 b"),
     sides("UTF-8 with a byte order mark", b"\xef\xbb\xbf" + ENGLISH, kept(60)),
     sides("UTF-16", ENGLISH.decode().encode("utf-16"), "train.en, line 1: looks like UTF-16, not UTF-8 text"),
-    sides("UTF-16, dropped", ENGLISH.decode().encode("utf-16"), "looks like UTF-16", "data.invalid_utf8=drop"),
     sides("UTF-16LE without a mark", ENGLISH.decode().encode("utf-16-le"), "train.en, line 1: looks like UTF-16"),
     sides("UTF-16BE without a mark", ENGLISH.decode().encode("utf-16-be"), "train.en, line 1: looks like UTF-16"),
     sides("UTF-32", ENGLISH.decode().encode("utf-32"), "train.en, line 1: looks like UTF-16"),
     sides("CRLF on one side", ENGLISH.replace(b"\n", b"\r\n"), kept(60)),
-    sides("CR for line ends", ENGLISH.replace(b"\n", b"\r"), "train.en: its lines end in carriage returns alone"),
+    sides("CR for line ends", ENGLISH.replace(b"\n", b"\r"), "train.en has 1 lines, but"),
     odd("lone CR", "a\rb"),
     odd("other line ends", "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg"),
     odd("zero width and bidi", "a\u200bb\u202ec\u200fd\u2066e\u2069"),
@@ -121,10 +111,9 @@ CASES = [
     tsv("TSV with a column too many", TSV + b"a\tb\tc\n", "t.tsv, line 62: has 3 columns, but the first line has 2"),
     tsv("TSV with a column too few", TSV + b"a\n", "t.tsv, line 62: has 1 columns, but the first line has 2"),
     tsv("TSV with a stray quote", TSV + b'"a\tb"\n', kept(61)),
-    tsv("TSV with all cells quoted", b'"en"\t"fr"\n"a"\t"b"\n', "t.tsv, line 1: a .tsv is read without quoting"),
     tsv("TSV with an empty line", TSV + b"\na\tb\n", kept(61)),
     tsv("TSV with an empty cell", TSV + b"\tb\n", kept(60, empty=1)),
-    tsv("TSV with one name twice", TSV.replace(b"en\tfr", b"en\ten"), "t.tsv, line 1: 2 columns are named 'en'"),
+    tsv("TSV with one name twice", TSV.replace(b"en\tfr", b"en\ten"), "t.tsv, line 1: two columns have the same name"),
     tsv(
         "TSV without a header", TSV.removeprefix(b"en\tfr\n"), "t.tsv, line 2: no column 'en' (there are: the number 0"
     ),
@@ -140,13 +129,7 @@ CASES = [
     tsv("CSV with quotes inside", CSV + b'a "q" b,"c ""d"" e"\n', kept(61), "t.csv"),
     tsv("CSV with a line end in a cell", CSV + b'"a\nb",c\n', kept(61), "t.csv"),
     tsv("CSV with a lone CR", CSV + b"a\rb,c\n", kept(61), "t.csv"),
-    tsv(
-        "CSV with semicolons",
-        b"en;fr\na;b\n",
-        "by commas; it looks separated by semicolons",
-        "t.csv",
-    ),
-    tsv("TSV with commas", b"en,fr\na,b\n", "by tabs; it looks separated by commas"),
+    tsv("CSV with semicolons", b"en;fr\na;b\n", "line 1: has one column, but cells are separated by commas", "t.csv"),
     tsv(
         "JSON over several lines",
         b'{\n"data": [\n{"en": "a"}]}\n',
@@ -163,12 +146,6 @@ CASES = [
     ),
     tsv("JSON not-a-number", JSON + b'{"en": NaN, "fr": "b"}\n', "line 61: column 'en' holds float", "t.jsonl"),
     tsv("JSON without a key", JSON + b'{"en": "a"}\n', "t.jsonl, line 61: no column 'fr' (there are: en)", "t.jsonl"),
-    tsv(
-        "JSON with a key twice",
-        JSON + b'{"en": "a", "en": "b"}\n',
-        "line 61: cannot be read as JSON ('en' is",
-        "t.jsonl",
-    ),
     tsv(
         "JSON lone surrogate", JSON + b'{"en": "\\ud800", "fr": "b"}\n', "line 61: column 'en' holds half of", "t.jsonl"
     ),
@@ -237,7 +214,7 @@ def test_a_corpus_is_read_right_or_refused(case: Case, home: Path) -> None:
             made(home, *options)
         assert case.outcome in str(error.value)
         assert "\n" not in str(error.value)
-        assert not list((home / "cache").glob("*"))
+        assert {path.suffix for path in (home / "cache").glob("*")} <= {".lock"}
         return
     prepared = made(home, *options)
     train, report = prepared.splits["train"], prepared.report["splits"]["train"]
@@ -292,22 +269,10 @@ def doubtful(home: Path, train: list[tuple[str, str]], held_out: list[tuple[str,
 NEW = [(f"a quarter of {n} houses here", f"le quart de {n} maisons ici") for n in range(100, 120)]
 
 
-def test_nothing_is_told_of_a_corpus_that_is_well(home: Path) -> None:
-    prepared = doubtful(home, [*PAIRS, PAIRS[0], ("NATO", "NATO")], NEW)
+def test_a_corpus_that_is_well_has_no_warnings(home: Path) -> None:
+    prepared = doubtful(home, PAIRS, NEW)
     assert prepared.report["warnings"] == []
-    assert prepared.report["splits"]["train"]["duplicates"] == 1
-    assert prepared.report["splits"]["train"]["copies"] == 1
     assert prepared.report["splits"]["validation"]["sources_in_train"] == 0
-
-
-def test_duplicates_and_copies_are_told_and_kept(home: Path) -> None:
-    train = [*PAIRS, ("", ""), *PAIRS[5:25], ("", ""), *((s, s) for s, _ in PAIRS[:9])]
-    prepared = doubtful(home, train, NEW)
-    assert prepared.report["splits"]["train"]["kept"] == 89
-    assert prepared.report["warnings"] == [
-        f"train: 20 of 89 pairs repeat an earlier pair, such as {home}/train.en, lines 6, 62",
-        f"train: 9 of 89 pairs have the same text on both sides, such as {home}/train.en, lines 83, 84, 85",
-    ]
 
 
 def test_a_held_out_set_without_references_is_refused(home: Path) -> None:
@@ -327,41 +292,18 @@ def test_held_out_text_in_train_is_told(home: Path) -> None:
     report = prepared.report["splits"]["validation"]
     assert (report["sources_in_train"], report["pairs_in_train"]) == (3, 1)
     assert prepared.report["warnings"] == [
-        f"validation: 1 of 24 pairs have no source text; nothing is translated there, such as {home}/valid.en, line 24",
-        f"validation: 1 of 24 pairs have no reference text; no translation of them can match, such as {home}/valid.en, "
-        "line 24",
         f"validation: 3 of 24 pairs have a source that is also in train, such as {home}/valid.en, lines 21, 22, 23",
         f"validation: 1 of 24 pairs are also in train, such as {home}/valid.en, line 21",
     ]
 
 
-@pytest.mark.parametrize("options", [(), ("data.invalid_utf8=drop",)])
-def test_an_endless_held_out_sentence_is_refused(options: tuple[str, ...], home: Path) -> None:
-    broken = b"\xff\n" if options else b""
-    (home / "valid.en").write_bytes(broken + ENGLISH + b"ab " * 300_000 + b"\n")
-    (home / "valid.fr").write_bytes(broken.replace(b"\xff", b"x") + FRENCH + b"a b\n")
+def test_an_endless_held_out_sentence_is_refused(home: Path) -> None:
+    (home / "valid.en").write_bytes(ENGLISH + b"ab " * 300_000 + b"\n")
+    (home / "valid.fr").write_bytes(FRENCH + b"a b\n")
     (home / "train.en").write_bytes(ENGLISH)
     (home / "train.fr").write_bytes(FRENCH)
-    with pytest.raises(
-        UserError, match=rf"valid\.en, line {61 + len(options)}: has \d+ tokens, more than the 5000 allowed"
-    ):
-        made(home, f"data.train={home}/train", *options)
-
-
-def test_long_lines_are_encoded_a_few_at_a_time(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    real: Callable[..., Any] = Encoder.__call__
-
-    def watched(self: Any, chunk: RawChunk) -> Any:  # noqa: ANN401
-        sizes.append(len(chunk.rows(self.path)))
-        return real(self, chunk)
-
-    monkeypatch.setattr(corpus, "CHARACTERS", 100)
-    monkeypatch.setattr(encoding, "IN_MAIN", 1000)
-    monkeypatch.setattr(Encoder, "__call__", watched)
-    few = doubtful(home, PAIRS, NEW)
-    assert max(sizes) <= 3
-    assert few.splits["train"].source.lines() == [source for source, _ in PAIRS]
+    with pytest.raises(UserError, match=r"valid\.en, line 61: has \d+ tokens, more than the 5000 allowed"):
+        made(home, f"data.train={home}/train")
 
 
 def test_doubts_are_told_each_time(home: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -34,7 +34,6 @@ class Preparation(Section):
     extra: Annotated[list[PathName], one_as_list]
     max_length: Count
     max_ratio: AtLeastOne | None
-    invalid_utf8: Literal["error", "drop"]
     workers: Annotated[Count | None, Meaning.NO_EFFECT]
     cache_dir: Annotated[PathName, Meaning.NO_EFFECT]
 
