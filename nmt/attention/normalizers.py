@@ -92,7 +92,7 @@ class FirstOrderNormalizer(Normalizer):
     with p(s | s') = exp(e_s + b(s - s')) / sum (Shankar and Sarawagi 2019, eq. 4 and 6). The first step has no bias.
 
     The bias b is learned for distances up to `reach` and 0 beyond. If monotonic, it is -infinity for negative distances
-    (Wu and Cotterell 2019, 3.1; their transitions also read the states).
+    (Wu and Cotterell 2019, 3.1; their transitions use the score alone, or distances predicted from both states).
     """
 
     def __init__(self, reach: int, monotonic: bool) -> None:
