@@ -60,12 +60,6 @@ def test_what_the_documentation_needs_is_kept_apart(pin: ModuleType, monkeypatch
     assert not needed & {"shared", "windows", "extra-part", "other", "torch"}
 
 
-def test_the_makefile_installs_by_hashes() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    assert "--require-hashes --no-deps -r" in makefile
-    assert "--no-deps --no-build-isolation --editable ." in makefile
-
-
 FILES = {
     "some_package-1.2-py3-none-any.whl": True,
     "some_package-1.2.tar.gz": True,

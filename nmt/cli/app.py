@@ -62,7 +62,9 @@ def run_command(
     warnings.filterwarnings("error", category=UserWarning, module=r"hydra\.")  # such as a missing search path
     arguments = sys.argv[1:] if arguments is None else arguments
     outcomes: list[int | Exception | None] = []  # of the job, of what failed around it, of the sweep
-    job = _job(command, schema, task, sweep, debug, outcomes, _new_folders(arguments))
+    named = [value_of(argument) for argument in arguments if argument.startswith("hydra.run.dir=")]
+    is_new = not (named and user_path(named[-1]).exists())
+    job = _job(command, schema, task, sweep, debug, outcomes, is_new)
     try:
         try:
             _start_hydra(command, schema, job, run_dir, arguments)
@@ -91,11 +93,11 @@ def _job(
     sweep: ModuleType | None,
     debug: bool,
     outcomes: list[int | Exception | None],
-    created: list[Path],
+    is_new: bool,
 ) -> Callable[[DictConfig], Any]:
     """Return the function that Hydra calls for each job. A single job appends its outcome, None while it runs.
 
-    created: the folders that Hydra creates for a run whose directory is named.
+    is_new: was there no folder at hydra.run.dir= before Hydra created it?
     """
 
     def job(config: DictConfig) -> Any:  # noqa: ANN401
@@ -106,8 +108,8 @@ def _job(
             return sweep.run_job(work, command)
         outcomes.append(None)
         outcomes[-1] = outcome = attempt(work, debug)
-        if isinstance(outcome, Exception) and rank() == 0:
-            _remove_empty_directories(created)
+        if isinstance(outcome, Exception) and rank() == 0 and is_new:
+            _remove_empty_directories()
         elif isinstance(outcome, int) and outcome >= STOPPED:
             sys.exit(outcome)
         return None
@@ -181,24 +183,15 @@ def joined() -> bool:
     return distributed is not None and bool(distributed.is_initialized())
 
 
-def _new_folders(arguments: list[str]) -> list[Path]:
-    """Return the folders, the innermost first, that do not exist yet of the directory that hydra.run.dir= names."""
-    named = [value_of(argument) for argument in arguments if argument.startswith("hydra.run.dir=")]
-    if not named or "${" in named[-1]:
-        return []
-    path = user_path(named[-1]).absolute()
-    return [folder for folder in (path, *path.parents) if not folder.exists()]
-
-
-def _remove_empty_directories(created: list[Path]) -> None:
-    """Remove the directory that Hydra has created for a new run, and those above it, if they are new and empty."""
+def _remove_empty_directories() -> None:
+    """Remove the directory that Hydra has created for a new run, if it is empty, and the folders of its date."""
     config = HydraConfig.get()
     words = [*job_overrides(config), *job_overrides(config, "hydra")]
     with contextlib.suppress(OSError):
-        if not any(word.startswith(("run=", "hydra.run.dir=")) for word in words):
-            os.removedirs(config.run.dir)  # with the folders of its date
-        for folder in created:
-            folder.rmdir()
+        if not any(word.startswith("run=") for word in words):
+            Path(config.run.dir).rmdir()
+        if not any(word.startswith("hydra.run.dir=") for word in words):
+            os.removedirs(Path(config.run.dir).parent)
 
 
 def write(stream: IO[AnyStr], content: AnyStr, name: str) -> OSError | None:

@@ -23,7 +23,7 @@ from nmt import DISTRIBUTION
 from nmt.cli import help
 from nmt.config.compose import config_dir, drop_unused_values, validated, validated_union
 from nmt.config.errors import UserError, format_value, nearest
-from nmt.config.overrides import quoted, user_path
+from nmt.config.overrides import plain_value, quoted, user_path
 from nmt.config.schema.base import text_keys
 from nmt.config.schema.data import Data
 from nmt.config.schema.model import SizeThresholds
@@ -32,7 +32,6 @@ from nmt.system.processes import agreed
 DRY_RUN = "--dry-run"  # of nmt-train; Hydra does not see it
 SWEEP_KEYS = ("hydra.sweep.", "hydra.launcher", "hydra.sweeper", "hydra/launcher", "hydra/sweeper")
 TEXT_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.job.name")
-PARTS = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[\[\],]|[^'"\[\],]+""")  # quoted, or not
 T = TypeVar("T", bound=BaseModel)
 log = logging.getLogger(__name__)
 
@@ -207,35 +206,18 @@ def _warn_of_repeated(overrides: Sequence[Override]) -> None:
 
 
 def with_texts_quoted(overrides: Sequence[str], schema: type[BaseModel]) -> list[str]:
-    """Return the overrides with the home directory in place of ~, and with paths and names quoted where Hydra would
-    read something else than was typed."""
+    """Return the overrides with the home directory in place of ~, which a shell expands only at the start of a word,
+    and with paths and names quoted that Hydra would read as a number, true or false, such as 2024_01 or nan."""
     keys = {*text_keys(schema), *TEXT_KEYS}
-    return [quote_texts(_with_home(override), keys) for override in overrides]
+    return [_with_text_quoted(override, keys) for override in overrides]
 
 
-def quote_texts(override: str, keys: Collection[str]) -> str:
-    """Quote text that Hydra would read as a number or as true or false, such as 2024_01 (202401) or nan, if the key is
-    one of the `keys`, whose values are text. Elements of lists and sweeps are quoted one by one."""
+def _with_text_quoted(override: str, keys: Collection[str]) -> str:
     key, _, text = override.partition("=")
-    parts = PARTS.findall(text)
-    if key.lstrip("+") not in keys or "".join(parts) != text or set(text) & set("{}()$"):
-        return override
-    return f"{key}={''.join(quoted(part.strip()) if _is_no_text(part) else part for part in parts)}"
-
-
-def _is_no_text(value: str) -> bool:
-    with suppress(HydraException, ValueError):
-        return isinstance(OverridesParser.create().parse_override(f"key={value}").value(), bool | int | float)
-    return False
-
-
-def _with_home(override: str) -> str:
-    """Replace ~ in KEY=~/PATH by the home directory: a shell expands it only at the start of a word."""
-    key, _, value = override.partition("=")
-    if not value.startswith("~/"):
-        return override
-    path = str(user_path(value))
-    return f"{key}={quoted(path) if re.fullmatch(r'[a-zA-Z0-9_./-]*', value[1:]) else path}"
+    if text.startswith("~/") and re.fullmatch(r"[a-zA-Z0-9_./-]*", text[1:]):
+        return f"{key}={quoted(user_path(text))}"
+    is_text = key.lstrip("+") in keys and isinstance(plain_value(text), bool | int | float)
+    return f"{key}={quoted(text)}" if is_text else override
 
 
 def value_of(override: str) -> str:

@@ -1,5 +1,6 @@
 """Entry points of the commands. They import nothing large until Ctrl-C is handled."""
 
+import importlib
 import os
 import signal
 from collections.abc import Iterator
@@ -9,44 +10,38 @@ from typing import NoReturn
 
 def train() -> None:
     """nmt-train: train, evaluate, draw alignments."""
-    with exit_at_ctrl_c("train"):
-        from nmt.cli.train import main
-    main()
+    _run("train", "nmt.cli.train", "main")
 
 
 def translate() -> None:
     """nmt-translate: a filter from standard input to standard output."""
-    with exit_at_ctrl_c("translate"):
-        from nmt.cli.translate import main
-    main()
+    _run("translate", "nmt.cli.translate", "main")
 
 
 def evaluate() -> None:
     """nmt-evaluate: score a trained run, or an ensemble, on a split of its corpus."""
-    with exit_at_ctrl_c("evaluate"):
-        from nmt.cli.commands import evaluate
-    evaluate()
+    _run("evaluate", "nmt.cli.commands", "evaluate")
 
 
 def compare() -> None:
     """nmt-compare: rank systems, test their differences for significance, show where they differ."""
-    with exit_at_ctrl_c("compare"):
-        from nmt.cli.commands import compare
-    compare()
+    _run("compare", "nmt.cli.commands", "compare")
 
 
 def serve() -> None:
     """nmt-serve: a page and a service for trained models."""
-    with exit_at_ctrl_c("serve"):
-        from nmt.cli.commands import serve
-    serve()
+    _run("serve", "nmt.cli.commands", "serve")
 
 
 def export() -> None:
     """nmt-export: pack a trained model into one file."""
-    with exit_at_ctrl_c("export"):
-        from nmt.cli.commands import export
-    export()
+    _run("export", "nmt.cli.commands", "export")
+
+
+def _run(command: str, module: str, name: str) -> None:
+    with exit_at_ctrl_c(command):
+        function = getattr(importlib.import_module(module), name)
+    function()
 
 
 @contextmanager

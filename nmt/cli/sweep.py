@@ -10,7 +10,6 @@ import shutil
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
@@ -32,7 +31,7 @@ from nmt.compare.jobs import mark_sweep, record_failure, report_jobs
 from nmt.config.compose import config_dir
 from nmt.config.errors import UserError
 from nmt.config.overrides import for_shell, override_values
-from nmt.system.processes import cores, join_cluster, rank
+from nmt.system.processes import cores, end_with, join_cluster, rank
 from nmt.system.run import ERROR, LOCK, SWEEP, RunDirectory, read_json
 
 MAX_WAIT = 30.0  # seconds for a run to save and stop
@@ -211,28 +210,19 @@ def _running(name: str, in_worker: bool) -> Iterator[None]:
         sys.stderr = _Prefixed(stderr, name)  # no terminal: progress bars of several jobs would overwrite each other
         log_to_stream(sys.stderr)
         if HydraConfig.get().launcher.get("n_jobs"):  # a worker on a cluster has another parent
-            _start_watching()
+            _watch_the_sweep()
     try:
         yield
     finally:
         sys.stderr = stderr
         BUSY.clear()
+        if in_worker and HydraConfig.get().launcher.get("n_jobs") and os.getppid() != PARENT:
+            os._exit(1)  # the sweep's process was killed
 
 
 @cache
-def _start_watching() -> None:
-    threading.Thread(target=_end_with_the_sweep, daemon=True).start()
-
-
-def _end_with_the_sweep() -> None:
-    """When the sweep's process has been killed, let the job save a checkpoint and end this worker."""
-    while os.getppid() == PARENT:
-        time.sleep(1)
-    if BUSY.is_set():
-        os.kill(os.getpid(), signal.SIGTERM)
-    while BUSY.is_set():
-        time.sleep(0.1)
-    os._exit(1)
+def _watch_the_sweep() -> None:
+    end_with(PARENT)
 
 
 class _Prefixed(io.TextIOBase):

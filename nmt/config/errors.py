@@ -89,19 +89,14 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
 
 
 def nearest_key(key: str, known: Iterable[str]) -> str:
-    """Return the same for a key: those with the same last part in any section, else the closest key, else those with
-    the closest last part."""
+    """Return the same for a key: those with the same last part in any section, else the closest key."""
     candidates = [candidate for candidate in known if candidate != key]
     key = key[:MAX_VALUE].lower()
     name = key.rpartition(".")[2]
-    last_parts = {candidate: candidate.rpartition(".")[2] for candidate in candidates}
-    same = [candidate for candidate in candidates if last_parts[candidate] == name]
+    same = [candidate for candidate in candidates if candidate.rpartition(".")[2] == name]
     close = difflib.get_close_matches(key, same or candidates, n=1, cutoff=0.6)
     if same and ("." not in key or not close):
         close = same
-    elif not close:
-        ends = difflib.get_close_matches(name, {*last_parts.values()}, n=1, cutoff=0.8)
-        close = [candidate for candidate in candidates if last_parts[candidate] in ends]
     depth = min((candidate.count(".") for candidate in close), default=0)
     return _did_you_mean([candidate for candidate in close if candidate.count(".") == depth])
 

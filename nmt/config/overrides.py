@@ -17,11 +17,11 @@ def override_values(overrides: Iterable[str]) -> dict[str, Any]:
     values = {}
     for override in overrides:
         key, _, text = override.lstrip("+").partition("=")
-        values[key] = _plain(text)
+        values[key] = plain_value(text)
     return values
 
 
-def _plain(text: str) -> str | int | float | bool | None:
+def plain_value(text: str) -> str | int | float | bool | None:
     """Read a value as Hydra does, which differs from YAML 1.1 in `yes`, 0x10 and 1e-05."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
@@ -36,7 +36,7 @@ def _plain(text: str) -> str | int | float | bool | None:
 def quoted(value: object) -> str:
     """Quote a string, such as a path, for Hydra's grammar if it needs quotes."""
     text = str(value)
-    if re.fullmatch(r"[a-zA-Z_/][\w./-]*", text, re.ASCII) and isinstance(_plain(text), str):
+    if re.fullmatch(r"[a-zA-Z_/][\w./-]*", text, re.ASCII) and isinstance(plain_value(text), str):
         return text
     return "'" + re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text) + "'"
 

@@ -38,7 +38,6 @@ EVALUATION = "evaluation.json"  # describes an evaluation in a folder that is no
 FINISHED, PRUNED = "finished", "pruned"  # "status" in the manifest; absent until the run ends
 DEMO = Path(__file__).with_name("demo.nmt")  # the archive that run=demo opens; scripts/make_demo_model.py made it
 MAX_BYTES = 1_000_000  # of a saved configuration, which has a few thousand
-MAX_DEPTH = 50  # of nested sections; a saved configuration has four
 PACKAGES = {  # recorded with every start: the name, and that of the distribution
     "nmt": DISTRIBUTION,
     **{name: name for name in ("torch", "numpy", "sentencepiece", "sacrebleu", "datasets", "hydra-core")},
@@ -192,7 +191,7 @@ class RunDirectory:
             if split.name != "train":
                 self.write_held_out(split.name, split.source.lines(), split.target.lines(), split.alignments)
         starts = [*manifest.get("starts", []), {**environment(), **start}]
-        record = {"seed": values["seed"], "config": _fixed(values), "data": report, "starts": starts}
+        record = {"seed": values["seed"], "data": report, "starts": starts}
         self.update_json(self.manifest, record)
 
     def first_start(self) -> dict[str, Any]:
@@ -310,14 +309,6 @@ class RunDirectory:
                 f"{self.path}: holds a run of another configuration ({key} is {saved} there, {new} here{more}); "
                 f"choose another hydra.run.dir, or resume the run with {for_shell('run', self.path)}"
             )
-        begun, now = self.read_manifest().get("config"), dict(flatten(values))
-        for key, value in begun.items() if isinstance(begun, dict) else ():
-            if now.get(key) != value:
-                raise UserError(
-                    f"{self.config}: {key} was {value} when the run began, {now.get(key)} now; undo this edit, or "
-                    f"start a new run (only {', '.join(sorted(LENGTH_KEYS))}, paths and what changes no result may "
-                    "differ)"
-                )
 
 
 def _differences(saved: Mapping[str, Any], new: Mapping[str, Any], ignored: set[str]) -> dict[str, tuple[Any, Any]]:
@@ -325,11 +316,6 @@ def _differences(saved: Mapping[str, Any], new: Mapping[str, Any], ignored: set[
     before, after = dict(flatten(saved)), dict(flatten(new))
     values = {key: (before.get(key), after.get(key)) for key in sorted({*before, *after} - ignored)}
     return {key: (old, new) for key, (old, new) in values.items() if old != new}
-
-
-def _fixed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the values that must not change while a run is trained, by key."""
-    return {key: value for key, value in flatten(values) if key not in CHANGEABLE_KEYS}
 
 
 def runs_below(folder: Path) -> list[Path]:
@@ -368,31 +354,13 @@ def digest(values: Mapping[str, Any]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without aliases, which can expand a few lines to gigabytes, and without repeated keys, of which PyYAML
-    silently drops the first."""
-
-    depth = 0
+    """YAML without aliases, which can expand a few lines to gigabytes."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise yaml.MarkedYAMLError(problem="aliases are not supported", problem_mark=mark)
-        if self.depth > MAX_DEPTH:
-            raise yaml.MarkedYAMLError(problem="too many nested sections")
-        self.depth += 1
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = set()
-        for key, _ in node.value:
-            if (key.tag, str(key.value)) in keys:
-                raise yaml.MarkedYAMLError(
-                    problem=f"{format_value(key.value)} is repeated", problem_mark=key.start_mark
-                )
-            keys.add((key.tag, str(key.value)))
-        return super().construct_mapping(node, deep)
+        return super().compose_node(parent, index)
 
 
 def load_values(path: Path) -> dict[str, Any]:

@@ -116,27 +116,6 @@ def test_the_working_directory_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-
-    def task(config: TrainConfig, _: list[str]) -> None:
-        seen.append(config.data.cache_dir)
-
-    assert call(monkeypatch, task, "data.cache_dir=~/some/where") == 0
-    assert seen == [f"{Path.home()}/some/where"]
-
-
-def test_a_run_named_by_a_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "0").mkdir()
-    seen: list[str | None] = []
-
-    def task(config: TrainConfig, _: list[str]) -> None:
-        seen.append(config.run)
-
-    assert call(monkeypatch, task, "run=0") == 0
-    assert seen == ["0"]
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("given", [[], ["--help"]])
 def test_output_that_cannot_be_written_is_one_line(

@@ -15,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from nmt.cli import app
-from nmt.cli.compose import argument_parser, compose, parse_arguments, quote_texts, value_of
+from nmt.cli.compose import argument_parser, compose, parse_arguments, value_of
 from nmt.cli.help import known_keys
 from nmt.config.errors import UserError
 from nmt.config.schema import CompareConfig, EvaluateConfig, ExportConfig, ServeConfig, TrainConfig, TranslateConfig
@@ -70,15 +70,14 @@ def test_the_value_of_a_word(word: str, value: str) -> None:
     assert value_of(word) == value
 
 
-@pytest.mark.parametrize("text", ["2024_01_15", "1e5", "-5", "nan", "true", "~/x"])  # Hydra reads them otherwise
 @pytest.mark.parametrize(
-    ("command", "key", "others"),
-    [
-        ("train", "data.train", ["size=small", "data=files", "data.validation=b"]),
-        ("train", "training.start_from", ["size=small"]),
-        ("evaluate", "output", ["run=a"]),
-        ("translate", "references", ["run=a"]),
-        ("compare", "baseline", ["runs=a"]),
+    ("text", "command", "key", "others"),
+    [  # Hydra reads these texts otherwise
+        ("2024_01_15", "train", "data.train", ["size=small", "data=files", "data.validation=b"]),
+        ("-5", "train", "training.start_from", ["size=small"]),
+        ("nan", "evaluate", "output", ["run=a"]),
+        ("true", "translate", "references", ["run=a"]),
+        ("~/x", "compare", "baseline", ["runs=a"]),
     ],
 )
 def test_paths_and_names_arrive_as_typed(text: str, command: str, key: str, others: list[str]) -> None:
@@ -86,14 +85,6 @@ def test_paths_and_names_arrive_as_typed(text: str, command: str, key: str, othe
     assert config is not None
     expected = text.replace("~", str(Path.home()))
     assert reduce(getattr, key.split("."), config) in (expected, [expected])
-
-
-def test_elements_of_lists_and_sweeps_are_quoted_one_by_one() -> None:
-    keys = {"runs", "data.target_lang"}
-    assert quote_texts("runs=[2024_01,'1_0',a/b]", keys) == "runs=['2024_01','1_0',a/b]"
-    assert quote_texts("data.target_lang=nan,de", keys) == "data.target_lang='nan',de"
-    assert quote_texts("seed=1_0", keys) == "seed=1_0"
-    assert quote_texts("runs=${x}_1", keys) == "runs=${x}_1"
 
 
 @pytest.mark.parametrize(
@@ -134,40 +125,25 @@ def test_the_environment_says_where_the_cache_is(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("Encoder.hidden=3", "Encoder.hidden: unknown key; did you mean 'encoder.hidden'?"),
         ("attention=none attention.score.dim=3", "attention.score.dim: not a key of the chosen attention"),
-        ("attention=none attention/score=dot", "attention/score"),
-        ("tokenizer=file tokenizer.vocab_size=99", "tokenizer.vocab_size: not a key of the chosen tokenizer"),
         ("search=greedy search.beam_size=3", "search.beam_size: not a key of the chosen search"),
-        ("search=greedy +search.beam_size=3", "search.beam_size: unknown key"),
         ("experiment=multi30k_en_de_best search=greedy search.beam_size=3", "search.beam_size: unknown key"),
-        ("decoder.lexical=yes", "decoder.lexical=yes: input should be true or false"),
-        ("encoder.residual=yes", "encoder.residual=yes: input should be true, false or the number of a layer from 2"),
         ("training=3", "training=3: is a section; set its values one by one: training.KEY=VALUE"),
         ("search.length_penalty=1.0", "not one of none, average, gnmt; its exponent is search.alpha"),
         ("device=gpu", "device=gpu: not one of auto, cpu, cuda, mps; did you mean 'cuda'?"),
-        ("lr=1", "lr: unknown key; did you mean 'optimizer.lr'?"),
         ("data.train=x", "not a key of the chosen data; available with data=files"),
-        ("seed=010", "seed=010: input should be a valid integer"),
         ("encoder.hidden=1000000000", "encoder.hidden=1000000000: input should be less than or equal to 16384"),
         ("seed=${x}", "seed: Interpolation key 'x' not found"),
-        ("hydra.searchpath=[file:///nope]", "hydra.searchpath"),
         ("seed", "seed: expected KEY=VALUE or GROUP=CHOICE"),
         ("seed =3", "write no spaces around ="),
         ("data.train=a^b", "data.train=a^b: cannot be parsed (token recognition error at: '^'); write no spaces"),
-        ("data.train=ü", "quote values with characters other than ASCII letters"),
-        ("data.train=[a", "data.train=[a: cannot be parsed"),
         ("--ifno", "--ifno; did you mean '--info'"),
         ("--experimental-rerun=x", "run=DIR"),
         ("attention.score=dot", "attention.score=dot: a choice sets several values; write attention/score=dot"),
         ("+optimizer.kind=sgd", "+optimizer.kind=sgd: a choice sets several values; write optimizer=sgd"),
-        ("attention.kind=attention", "write attention=attention"),
         ("run=. hydra.run.dir=b", "hydra.run.dir=b: run= resumes in the run's own directory"),
         ("evaluate: hydra.run.dir=b run=a", "hydra.run.dir=b: is for nmt-train only"),
-        ("translate: hydra.sweep.dir=b run=a", "hydra.sweep.dir=b: is for nmt-train only"),
-        ("translate: -m run=a", "-m: is for nmt-train only"),
         ("compare: -m runs=a", "-m: is for nmt-train only; one comparison takes all runs"),
-        ("evaluate: run=[]", "run"),
     ],
 )
 def test_what_would_change_nothing_is_refused(
@@ -187,10 +163,10 @@ ODD = ["", "null", "true", "-1", "7", "0.1", "1e400", "9" * 5000, "[1,2]", "[a",
 ODD += ["a b", "'a b'", "'\n'", "\udcff", "???", "1,2", "choice(1,2)", "x" * 50_000, "[" * 2000, "../x", "2026-01-31"]
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 20))])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 9))])
 def test_any_value_of_any_key_is_used_or_refused(seed: int) -> None:
     draw = random.Random(seed)
-    for _ in range(30):
+    for _ in range(12):
         key, value = draw.choice(known_keys("train")), draw.choice(ODD)
         word = f"{draw.choice(('', '', '', '+', '++'))}{key}={value}"
         try:

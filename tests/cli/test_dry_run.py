@@ -16,7 +16,6 @@ from forks import call_text, ended, forked
 
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch
-from nmt.data.prepare import prepare
 from nmt.training import job as module
 from nmt.training.trainer import Trainer, Update
 
@@ -56,27 +55,12 @@ def test_it_tells_what_a_run_would_take_and_leaves_nothing(home: Path) -> None:
     assert lines["run"].endswith(f" (updates: {updates}, epochs: 1, validations: 1, and the final evaluation)")
 
 
-@pytest.mark.system
-@pytest.mark.parametrize("words", [["--dry-run", "seed=2"], ["seed=2", "--dry-run"]])
-def test_it_stands_anywhere(words: list[str], home: Path) -> None:
-    done = call_text("nmt-train", *words, "encoder.hidden=zero", cwd=home)
-    assert (done.returncode, done.stderr.count("encoder.hidden")) == (2, 1)
-
-
 ERRORS = [
     "sead=2",
-    "encoder.hidden=0",
-    "attention=bahdanu",
-    "hydra.run.dir=other",
     "hydra.run.dir=other/file/run",
     "training.start_from=nowhere",
-    "data=files data.train=missing data.validation=missing",
     "data=files data.train=uneven data.validation=uneven data.target_lang=de",
-    "tokenizer.vocab_size=100000",
-    "validation.monitor=aer data=files data.train=pair data.validation=pair data.target_lang=de tokenizer=char",
     "device=cuda",
-    "evaluation.tokenize=none-such",
-    "seed=[",
 ]
 
 
@@ -109,7 +93,6 @@ def test_errors_are_those_of_a_run(error: str, home: Path) -> None:
     ("words", "told"),
     [
         (["-m", "seed=1,2"], "--dry-run: tries a single run, but this is a sweep; give each key one value, without -m"),
-        (["experiment=attention_study"], "--dry-run: tries a single run, but this is a sweep"),
         (["run=somewhere"], "--dry-run: tries a new run, but run=somewhere resumes one"),
         (["--dryrun"], "unrecognized arguments: --dryrun; did you mean '--dry-run'?"),
     ],
@@ -123,8 +106,10 @@ def test_what_it_is_not_for_is_refused_in_a_line(words: list[str], told: str, ho
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("during", ["prepare", "update"])
+@pytest.mark.parametrize(
+    ("number", "during"),
+    [(signal.SIGTERM, "update"), pytest.param(signal.SIGINT, "prepare", marks=pytest.mark.slow)],
+)
 @pytest.mark.usefixtures("signals_of_a_terminal")
 def test_a_signal_leaves_nothing_either(number: int, during: str, home: Path) -> None:
     """Sent while the corpus is prepared, and while the model is updated."""
@@ -153,20 +138,6 @@ def test_a_signal_leaves_nothing_either(number: int, during: str, home: Path) ->
     output = home.parent / ".nothing"
     assert ended(forked(work, output)) == 128 + number
     assert left_in(home) == ["home", "tmp"]
-
-
-def test_a_corpus_in_the_cache_is_used_and_not_touched(
-    train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = train_config(f"data.cache_dir={tmp_path / 'cache'}")
-    prepare(config.data, config.tokenizer)
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")}
-    monkeypatch.setattr(module, "TIMED_SECONDS", 0.01)
-    (tmp_path / "dry").mkdir()
-    assert module.dry_run(config, tmp_path / "dry" / "run", []) == 0
-    assert not list((tmp_path / "dry" / "cache").iterdir())
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")} == before
-    assert len(capsys.readouterr().out.splitlines()) == len(PRINTED)
 
 
 def test_the_first_two_updates_are_of_the_longest_sentences(
@@ -210,11 +181,3 @@ def test_validations_are_counted_as_training_makes_them(overrides: list[str], tr
         due = step % validation.every == 0 if validation.unit == "steps" else end_of_epoch
         count += due or step == total
     assert module.validations_of(config, epoch, total) == count
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.01234, "0.0123 s"), (59, "59 s"), (150, "2 min 30 s"), (7200, "2 h 00 min")],
-)
-def test_a_duration_has_a_unit_that_suits_it(seconds: float, text: str) -> None:
-    assert module.duration(seconds) == text

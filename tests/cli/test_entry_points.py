@@ -39,13 +39,8 @@ def interrupt(*_: Any) -> Any:  # noqa: ANN401
     ("command", "module", "given"),
     [
         ("train", "nmt.cli.train", []),
-        ("translate", "nmt.cli.translate", []),
         *((command, "nmt.cli.commands", []) for command in ("evaluate", "compare", "export", "serve")),
-        ("train", "nmt.training.job", []),
-        ("evaluate", "nmt.translate.translator", ["run=x"]),
         ("translate", "nmt.translate.translator", ["run=x"]),
-        ("compare", "nmt.compare.report", ["runs=x"]),
-        ("export", "nmt.export.contents", ["run=x", "output=y"]),
         ("serve", "nmt.serve.app", ["run=x"]),
     ],
 )

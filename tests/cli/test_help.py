@@ -26,13 +26,8 @@ def printed_help(command: str, overrides: list[str]) -> tuple[str, dict[object, 
 @pytest.mark.parametrize(
     ("command", "overrides"),
     [
-        ("train", []),
         ("train", TRAIN),
-        ("evaluate", []),
         ("translate", ["search=beam"]),
-        ("compare", []),
-        ("export", []),
-        ("serve", []),
     ],
 )
 def test_comments_change_no_value(command: str, overrides: list[str]) -> None:
@@ -45,11 +40,8 @@ def test_comments_change_no_value(command: str, overrides: list[str]) -> None:
     "line",
     [
         "  patience: 10              # stop after this many validations without a new best; null: never",
-        "  joint: true               # one vocabulary for both languages",
         "                            # normalisation and repeated spaces",
         "  cell: gru                 # rnn | gru | lstm; choose it with encoder=rnn, gru or lstm",
-        "  splits:                   # the dataset's names for the three splits",
-        "  kind: adam                # Adam (Kingma and Ba 2015).",
     ],
 )
 def test_a_comment_stands_beside_its_value(line: str) -> None:

@@ -9,9 +9,7 @@ import quick_hydra
 from hydra import compose, initialize_config_dir
 from hydra._internal import config_loader_impl as loader
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from nmt.config.compose import config_dir
@@ -39,7 +37,6 @@ def forget(patch: pytest.MonkeyPatch) -> None:
         ["seed=3", "encoder.hidden=8", "data.train_size=9", "encoder.hidden=16"],
         ["attention=luong_dot", "attention/window=local_m", "attention.window.reach=2", "search=greedy"],
         ["experiment=attention_study", "+extra.key=[1,{a: b}]", "hydra.run.dir=x", "++optimizer.lr=${encoder.hidden}"],
-        ["~data.seed", "data=demo", "tokenizer=unigram", "optimizer.lr='0.5'", "hydra/launcher=parallel"],
     ],
 )
 def test_it_is_what_hydra_composes(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,26 +45,6 @@ def test_it_is_what_hydra_composes(overrides: list[str], monkeypatch: pytest.Mon
         forget(patch)
         fresh = composed(*overrides)
     assert kept == [fresh, fresh]
-
-
-@pytest.mark.parametrize("wrong", ["encoder.hiden=3", "attention=bahdanu", "atention/score=dot", "seed=[", "+seed=3"])
-def test_errors_are_hydras(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = []
-    for _ in range(2):
-        with pytest.raises(HydraException) as found:
-            composed("decoder.hidden=3", wrong)
-        told.append(str(found.value))
-        forget(monkeypatch)
-    assert told[0] == told[1]
-
-
-def test_the_choices_of_a_group_are_hydras() -> None:
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        of_hydra = GlobalHydra.instance().config_loader()
-        for group in ("", "attention", "attention/score", "hydra/launcher"):
-            for kind in (None, ObjectType.CONFIG, ObjectType.GROUP):
-                assert of_hydra.get_group_options(group, kind) == quick_hydra._find_options(of_hydra, group, kind)
 
 
 def test_what_one_composition_changes_is_not_in_the_next() -> None:

@@ -81,10 +81,47 @@ def test_every_choice_of_a_group_holds_all_its_keys(group: str, choice: str) -> 
     assert {key for key, _ in flatten(values)} == keys(schema.TrainConfig, values)
 
 
+def in_turn(all_of: list[str], *others: list[str]) -> list[tuple[str, ...]]:
+    """Each choice of the first list, with choices of the others in turn."""
+    return list(zip(all_of, *map(itertools.cycle, others), strict=False))
+
+
+GROUPS = ("schedule", "data", "tokenizer", "optimizer", "search", "objective", "decoder", "encoder/self_attention")
+
+
+@pytest.mark.parametrize("chosen", in_turn(*map(choices, GROUPS)))
+def test_every_choice_of_a_group_holds_all_its_keys(chosen: tuple[str, ...]) -> None:
+    picked = dict(zip(GROUPS, chosen, strict=True))
+    picked["encoder"] = picked["decoder"]
+    if picked["search"] == "as_trained":  # of the other commands
+        picked["search"] = "sampling"
+    values = values_of("train", overrides(**picked))
+    config = validated(schema.TrainConfig, values)
+    assert config.encoder.self_attention.kind == picked["encoder/self_attention"]
+    assert {key for key, _ in flatten(values)} == keys(schema.TrainConfig, values)
+
+
+@pytest.mark.parametrize("attention", choices("attention"))
+def test_every_preset_holds_all_its_keys(attention: str) -> None:
+    values = values_of("train", [f"attention={attention}"])
+    validated(schema.TrainConfig, values)
+    assert {key for key, _ in flatten(values)} == keys(schema.TrainConfig, values)
+
+
+def test_a_part_takes_the_place_of_a_presets() -> None:
+    plain = values_of("train", ["attention=luong_dot"])
+    for part, choice in (("score", "concat"), ("window", "local_m"), ("normalizer", "sparsemax")):
+        values = values_of("train", ["attention=luong_dot", f"attention/{part}={choice}"])
+        assert values["attention"].pop(part)["kind"] == choice
+        assert values["decoder"] == plain["decoder"]
+        assert values["attention"] == {key: value for key, value in plain["attention"].items() if key != part}
+
+
 PARTS = ("score", "window", "normalizer", "alignment", "coverage", "projection")
 VARIANTS = {"first_order_monotonic": "first_order", "posterior_exact": "posterior"}  # the same kind with other values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "choice"), [(part, choice) for part in PARTS for choice in choices(f"attention/{part}")]
 )
@@ -96,64 +133,11 @@ def test_every_part_of_an_attention_holds_all_its_keys(part: str, choice: str) -
     assert {key for key, _ in flatten(values)} == keys(schema.TrainConfig, values)
 
 
-@pytest.mark.parametrize("choice", choices("encoder/self_attention"))
-@pytest.mark.parametrize("cell", choices("encoder"))
-def test_every_encoder_takes_self_attention(choice: str, cell: str) -> None:
-    values = values_of("train", [f"encoder={cell}", f"encoder/self_attention={choice}"])
-    validated(schema.TrainConfig, values)
-    assert values["encoder"]["self_attention"]["kind"] == choice
-    assert {key for key, _ in flatten(values)} == keys(schema.TrainConfig, values)
-
-
-def test_the_parts_of_self_attention_are_those_of_attention() -> None:
-    parts = [
-        "attention/score@encoder.self_attention.score=additive",
-        "attention/window@encoder.self_attention.window=local_m",
-    ]
-    values = values_of("train", ["encoder/self_attention=attention", *parts])
-    validated(schema.TrainConfig, values)
-    assert values["encoder"]["self_attention"]["score"]["kind"] == "additive"
-    assert values["encoder"]["self_attention"]["window"]["kind"] == "local_m"
-
-
-def pairs(one: list[str], other: list[str]) -> list[Any]:
-    """All pairs; fast tests take one for each choice of either list, the others are slow."""
-    quick = set(zip(one, itertools.cycle(other), strict=False)) | set(zip(itertools.cycle(one), other, strict=False))
-    return [
-        pytest.param(*pair, marks=[] if pair in quick else [pytest.mark.slow]) for pair in itertools.product(one, other)
-    ]
-
-
-@pytest.mark.parametrize(("attention", "cell"), pairs(choices("attention"), choices("decoder")))
-def test_presets_compose_with_each_other(attention: str, cell: str) -> None:
-    values = values_of("train", overrides(attention=attention, encoder=cell, decoder=cell))
-    config = validated(schema.TrainConfig, values)
-    assert config.encoder.cell == cell
-    assert config.decoder.cell == cell
-
-
-@pytest.mark.parametrize(("attention", "experiment"), pairs(choices("attention"), choices("experiment")))
-def test_experiments_take_every_attention(attention: str, experiment: str) -> None:
+@pytest.mark.parametrize(("experiment", "attention"), in_turn(choices("experiment"), choices("attention")))
+def test_experiments_take_every_attention(experiment: str, attention: str) -> None:
     values = values_of("train", overrides(experiment=experiment, attention=attention))
     config = validated(schema.TrainConfig, values)
     assert (config.attention.kind == "none") == (attention == "none")
-
-
-BOUND = {"none", "monotonic", "mocha", "fertility", "hard_monotonic", "variational"}  # to a window or a normalizer
-PARTED = [name for name in choices("attention") if name not in BOUND]
-
-
-@pytest.mark.parametrize(
-    ("attention", "replaced"), pairs(PARTED, ["score=concat", "window=local_m", "normalizer=sparsemax"])
-)
-def test_a_part_takes_the_place_of_a_presets(attention: str, replaced: str) -> None:
-    part, _, choice = replaced.partition("=")
-    plain = values_of("train", [f"attention={attention}"])
-    values = values_of("train", [f"attention={attention}", f"attention/{part}={choice}"])
-    validated(schema.TrainConfig, values)
-    assert values["attention"].pop(part)["kind"] == choice
-    assert values["decoder"] == plain["decoder"]
-    assert values["attention"] == {key: value for key, value in plain["attention"].items() if key != part}
 
 
 def test_a_value_of_the_command_line_wins_over_a_preset() -> None:
@@ -227,6 +211,7 @@ def paper(name: str, attention: str, *recipes: str, **chosen: str) -> schema.Tra
     return validated(schema.TrainConfig, values_of("train", given))
 
 
+@pytest.mark.slow
 def test_the_models_of_deng_2018_differ_in_the_alignment_alone() -> None:
     soft, *latent = [
         paper("deng_2018_table_1", attention, score="general")
@@ -248,6 +233,7 @@ def test_the_models_of_raffel_2017_differ_in_the_normalizer_alone() -> None:
     assert monotonic.model_copy(update={"attention": same}) == soft
 
 
+@pytest.mark.slow
 def test_a_sweep_of_a_paper_joins_a_recipe() -> None:
     for path in (config_dir() / "experiment" / "papers").glob("*.yaml"):
         assert paper(path.stem, "bahdanau", "multi30k_sprint").data.kind == "hub"

@@ -91,16 +91,6 @@ def killed_at_change_and_again(folder: Path, changes: list[int]) -> Scene:
     return made
 
 
-def test_the_run_that_is_killed_does_all_that_a_run_can(whole: Whole) -> None:
-    names = set(whole.outcome)
-    assert {"last.pt", "best.safetensors", "metrics", "results", "status"} <= names
-    assert sum(name.startswith("step-") for name in names) == 2
-    assert whole.changes > 100
-    for points in whole.curves.values():
-        steps = [step for step, _ in points]
-        assert steps == sorted(set(steps))
-
-
 @pytest.mark.parametrize("part", range(2))
 def test_killed_between_two_changes_of_the_disk(part: int, whole: Whole, tmp_path: Path) -> None:
     """Two kills each, spread over all of the run."""

@@ -27,55 +27,6 @@ for owner, name in ((socket.socket, "connect"), (socket.socket, "connect_ex"), (
                     (socket, "getaddrinfo"), (socket, "gethostbyname"), (socket, "create_connection")):
     setattr(owner, name, closed(name))
 '''
-TABLES = """
-import json, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import datasets
-from conftest import TINY, values_of
-from nmt import Translator
-from nmt.compare.report import write_comparison
-from nmt.config.compose import validated
-from nmt.config.schema import TrainConfig
-from nmt.data.prepare import prepare
-from nmt.evaluate.evaluation import evaluate_run, score_settings
-from nmt.system.run import RunDirectory
-from nmt.training.job import train
-
-def config(*overrides):
-    given = {word.partition("=")[0]: word for word in [*TINY, "training.max_steps=2", *overrides]}
-    if any(word.startswith("data=") for word in overrides):
-        demo = {"data.train_size", "data.validation_size", "data.test_size", "data.seed"}
-        given = {key: word for key, word in given.items() if key not in demo}
-    return validated(TrainConfig, values_of("train", list(given.values())))
-
-texts = {side: [f"{side} {n} {n * 7 % 11} {n * 5 % 13}" for n in range(90)] for side in ("en", "fr")}
-for side, lines in texts.items():
-    Path(f"plain.{side}").write_text("".join(f"{line}\\n" for line in lines))
-rows = list(zip(*texts.values()))
-Path("t.tsv").write_text("".join(f"{a}\\t{b}\\n" for a, b in [("en", "fr"), *rows]))
-Path("t.csv").write_text("".join(f"{a},{b}\\n" for a, b in [("en", "fr"), *rows]))
-Path("t.jsonl").write_text("".join(json.dumps({"en": a, "fr": b}) + "\\n" for a, b in rows))
-table = datasets.Dataset.from_dict(texts)
-table.to_parquet("t.parquet")
-table.save_to_disk("saved")
-for name in ("plain", "t.tsv", "t.csv", "t.jsonl", "t.parquet", "saved"):
-    corpus = config("data=files", f"data.train={name}", f"data.validation={name}", "tokenizer.vocab_size=50",
-                    "data.source_lang=en", "data.target_lang=fr", f"data.cache_dir=cache/{name}")
-    assert len(prepare(corpus.data, corpus.tokenizer).splits["train"]) == 90, name
-"""
-LIBRARY = """
-tiny = config()
-assert train(tiny, Path("run"), []) == 0
-translator = Translator.load("run")
-translator.translate(["the cat sleeps ."])
-evaluate_run(RunDirectory("run"), translator, "test", score_settings(tiny.evaluation, "fr"), "best")
-write_comparison(["run"], Path("compared"), examples=1, sentences=[], bootstrap_samples=5, randomisation_trials=5)
-"""
-HUB = """
-hub = config("data=multi30k")
-prepare(hub.data, hub.tokenizer)
-"""
 
 
 def watched(home: Path, *command: str | Path, stdin: bytes = b"") -> tuple[subprocess.CompletedProcess[bytes], str]:
@@ -91,22 +42,6 @@ def watched(home: Path, *command: str | Path, stdin: bytes = b"") -> tuple[subpr
         command, cwd=home, env=environment, input=stdin, capture_output=True, timeout=500, check=False
     )
     return done, log.read_text() if log.exists() else ""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("work", [TABLES, TABLES + LIBRARY], ids=["read", "all"])
-def test_no_part_connects_anywhere(work: str, tmp_path: Path) -> None:
-    done, attempts = watched(tmp_path, sys.executable, "-c", work, ROOT / "tests")
-    assert done.returncode == 0, done.stderr.decode()
-    assert attempts == ""
-
-
-@pytest.mark.slow
-def test_a_corpus_of_the_hub_connects(tmp_path: Path) -> None:
-    """So that the watch is known to see something."""
-    done, attempts = watched(tmp_path, sys.executable, "-c", TABLES + HUB, ROOT / "tests")
-    assert b"UserError: data.id=" in done.stderr
-    assert "huggingface.co" in attempts
 
 
 @pytest.mark.slow

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from conftest import values_of
 
 from nmt.config import schema
 from nmt.config.compose import flatten, validated, with_values
 from nmt.config.errors import UserError
-from nmt.system.run import MAX_BYTES, load_config, load_values
+from nmt.system.run import MAX_BYTES, load_values
 
 WRONG: list[Any] = [
     *(None, True, False, 0, -1, 1, 1.0, 0.5, float("nan"), float("inf"), 1e308, 5e-324, 2**31, 2**63, 2**70, 10**400),
@@ -40,30 +39,15 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 )
 HOSTILE = {
     "a bomb of aliases": BOMB,
-    "an alias of itself": "a: &a [*a]",
     "an object": "a: !!python/object/apply:os.mkdir [made]",
-    "a name": "a: !!python/name:os.system",
     "an unknown tag": "a: !x 1",
     "deep lists": "a: " + "[" * 10_000,
-    "deep mappings": "{a: " * 10_000,
-    "deep blocks": "".join(" " * depth + "a:\n" for depth in range(2_000)),
-    "a key twice": "seed: 1\nseed: 2",
-    "a key twice, below": "encoder:\n  hidden: 3\n  hidden: 4",
-    "a list": "- seed",
     "nothing": "",
-    "a word": "seed",
-    "two documents": "seed: 1\n---\nseed: 2",
     "a tab": "encoder:\n\thidden: 3",
-    "an open quote": "seed: '1",
     "a NUL": "seed: \x00",
-    "a list as key": "[1, 2]: 3",
     "no date": "a: 2026-13-45",
-    "no integer": "a: !!int x",
-    "an empty integer": 'a: !!int ""',
     "no boolean": "a: !!bool x",
-    "no time": "a: !!timestamp x",
     "an endless integer": f"a: {'9' * 5000}",
-    "a merge": "<<: 3\nseed: 1",
     "too much": "a: " + "x" * MAX_BYTES,
 }
 
@@ -71,15 +55,6 @@ HOSTILE = {
 @pytest.fixture(scope="module")
 def values() -> dict[str, Any]:
     return validated(schema.TrainConfig, values_of("train", [])).model_dump(mode="json")
-
-
-def refused(path: Path) -> str | None:
-    """Why this is no configuration of a run, if it is none."""
-    try:
-        load_config(path)
-    except UserError as error:
-        return str(error)
-    return None
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -96,21 +71,7 @@ def test_a_hostile_file_is_refused_in_one_line(name: str, tmp_path: Path, monkey
     assert [file.name for file in tmp_path.iterdir()] == ["config.yaml"]
 
 
-def test_the_line_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text("run: null\nseed: 1\nseed: 2\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"config\.yaml, line 3: .*seed is repeated"):
-        load_values(path)
-
-
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_bytes(b"seed: \xff")
-    with pytest.raises(UserError, match="cannot be read as a configuration"):
-        load_values(path)
-
-
-@pytest.mark.parametrize("count", [1_500, pytest.param(30_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [400, pytest.param(30_000, marks=pytest.mark.slow)])
 def test_damaged_values_are_refused_in_a_line_each(count: int, values: dict[str, Any]) -> None:
     """Values in the place of others: taken as they stand, or refused by their keys."""
     rng, keys = (
@@ -135,37 +96,3 @@ def test_damaged_values_are_refused_in_a_line_each(count: int, values: dict[str,
         read = [str(value), *([each] * n for each in (value, str(value)) for n in (1, 2))]
         assert {name: now[name] for name in given} == given or now[key] in read, (key, value)
     assert taken > count / 50
-
-
-def test_keys_that_are_gone_or_new_are_named(values: dict[str, Any]) -> None:
-    for key in flatten(values):
-        *sections, name = key[0].split(".")
-        damaged = copy.deepcopy(values)
-        place = damaged
-        for section in sections:
-            place = place[section]
-        place[f"{name}x"] = place.pop(name)
-        with pytest.raises(UserError) as caught:
-            validated(schema.TrainConfig, damaged)
-        if name != "kind":
-            assert f"{key[0]}: missing; it needs a value" in str(caught.value)
-            assert f"{key[0]}x: unknown key; did you mean" in str(caught.value)
-        else:
-            assert key[0] in str(caught.value)
-
-
-@pytest.mark.parametrize("count", [40, pytest.param(2_000, marks=pytest.mark.slow)])
-def test_bytes_changed_at_random(count: int, values: dict[str, Any], tmp_path: Path) -> None:
-    rng, path = random.Random(count), tmp_path / "config.yaml"
-    text = yaml.safe_dump(values, sort_keys=False).encode()
-    for _ in range(count):
-        damaged = bytearray(text)
-        for _ in range(rng.choice((1, 3, 30))):
-            at = rng.randrange(len(damaged))
-            damaged[at : at + rng.choice((0, 1, 1, 50))] = bytes(
-                rng.choices(b"[]{}:,'\"&*!|>%@`#-? \n\t\x00\xff09ex", k=1)
-            )
-        path.write_bytes(damaged)
-        for line in (refused(path) or "").split("\n"):
-            assert line.isprintable()
-            assert len(line) < len(str(path)) + 500

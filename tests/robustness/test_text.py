@@ -17,7 +17,6 @@ from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
-from nmt.training.start import log_corpus_report
 
 pytestmark = pytest.mark.no_cover  # hundreds of corpora through the same lines, which tests of data cover
 PAIRS = [(f"the number {n} and word{n % 7} here", f"le nombre {n} et mot{n % 7} ici") for n in range(60)]
@@ -67,68 +66,37 @@ def tsv(name: str, content: bytes, outcome: str | dict[str, int], file: str = "t
 
 CASES = [
     odd("invalid UTF-8", b"a \xff b", "train.en, line 61: not valid UTF-8 (byte 3 of the line); convert the file"),
-    odd("Latin-1", "é".encode("latin-1"), "train.en, line 61: not valid UTF-8 (byte 1 of the line)"),
     odd("lone surrogate as CESU-8", b"a \xed\xa0\x80", "train.en, line 61: not valid UTF-8 (byte 3 of the line)"),
-    odd("overlong NUL", b"a \xc0\x80", "train.en, line 61: not valid UTF-8 (byte 3 of the line)"),
-    odd("beyond Unicode", b"\xf4\x90\x80\x80", "train.en, line 61: not valid UTF-8 (byte 1 of the line)"),
     odd("NUL", b"a \0 b"),
     sides("UTF-8 with a byte order mark", b"\xef\xbb\xbf" + ENGLISH, kept(60)),
     sides("UTF-16", ENGLISH.decode().encode("utf-16"), "train.en, line 1: looks like UTF-16, not UTF-8 text"),
-    sides("UTF-16LE without a mark", ENGLISH.decode().encode("utf-16-le"), "train.en, line 1: looks like UTF-16"),
-    sides("UTF-16BE without a mark", ENGLISH.decode().encode("utf-16-be"), "train.en, line 1: looks like UTF-16"),
-    sides("UTF-32", ENGLISH.decode().encode("utf-32"), "train.en, line 1: looks like UTF-16"),
     sides("CRLF on one side", ENGLISH.replace(b"\n", b"\r\n"), kept(60)),
     sides("CR for line ends", ENGLISH.replace(b"\n", b"\r"), "train.en has 1 lines, but"),
     odd("lone CR", "a\rb"),
     odd("other line ends", "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg"),
-    odd("zero width and bidi", "a\u200bb\u202ec\u200fd\u2066e\u2069"),
     odd("Unicode spaces alone", "\u3000\xa0\u2003\u2028 \t", kept(60, empty=1)),
     odd("nothing to be seen", "\ufeff\x01\x7f", kept(60, empty=1)),
-    odd("zero width alone", "\u200b\ufeff", kept(60, empty=1), "tokenizer.normalization=nmt_nfkc"),
-    odd(
-        "emoji with joiners, flags",
-        "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea \U0001f44d\U0001f3fd",
-    ),
-    odd(
-        "Chinese and Thai", "\u4ed6\u6628\u5929\u53bb\u4e86\u5317\u4eac\u3002\u0e20\u0e32\u0e29\u0e32\u0e44\u0e17\u0e22"
-    ),
-    odd("mixed scripts, right to left", "the \u05e9\u05dc\u05d5\u05dd \u0639\u0631\u0628\u064a \u0391 \u0410 A"),
     odd("500 combining characters", "e" + "\u0301" * 500),
-    odd("private use, noncharacters", "\ue000 \U0010fffd \ufffe \uffff \ufdd0"),
     odd("control characters", b"a" + bytes(range(1, 10)) + b"\x1b\x7f"),
     odd("SentencePiece's symbols", "\u2581 \u2581\u2581a <s> </s> <unk> <pad> <0x0A>"),
-    odd("our separators", "a ||| b\tc ||| 0-0"),
     odd("a megabyte without spaces", "a" * 1_000_000, kept(60, too_long=1)),
-    odd("a megabyte of words", "a b " * 250_000, kept(60, too_long=1)),
-    odd("a megabyte of spaces", " " * 1_000_000, kept(60, empty=1)),
     sides("empty file", b"", "train.en: is empty"),
-    sides("nothing but line ends", b"\n\n", "none of the 2 pairs read for train can be used", french=b"\n\n"),
-    sides("no line end at the end", ENGLISH.rstrip(), kept(60)),
     sides("a line too many", ENGLISH + b"a\n", "train.en has 61 lines, but"),
     sides("a line too few", ENGLISH, "train.fr has 61", french=FRENCH + b"a\n"),
     sides("gzip without its name", gzip.compress(ENGLISH), "train.en, line 1: looks like gzip, not UTF-8 text"),
     tsv("TSV", TSV, kept(60)),
-    tsv("TSV with a column too many", TSV + b"a\tb\tc\n", "t.tsv, line 62: has 3 columns, but the first line has 2"),
     tsv("TSV with a column too few", TSV + b"a\n", "t.tsv, line 62: has 1 columns, but the first line has 2"),
     tsv("TSV with a stray quote", TSV + b'"a\tb"\n', kept(61)),
-    tsv("TSV with an empty line", TSV + b"\na\tb\n", kept(61)),
     tsv("TSV with an empty cell", TSV + b"\tb\n", kept(60, empty=1)),
     tsv("TSV with one name twice", TSV.replace(b"en\tfr", b"en\ten"), "t.tsv, line 1: two columns have the same name"),
     tsv(
         "TSV without a header", TSV.removeprefix(b"en\tfr\n"), "t.tsv, line 2: no column 'en' (there are: the number 0"
     ),
-    tsv("TSV with nothing but a header", b"en\tfr\n", "none of the 0 pairs read for train"),
     tsv("TSV with lone CR, NUL and U+2028", TSV + "a\rb\0\u2028c\x85\td\n".encode(), kept(61)),
-    tsv("TSV with CRLF and a mark", b"\xef\xbb\xbf" + TSV.replace(b"\n", b"\r\n"), kept(60)),
-    tsv("TSV in UTF-16", TSV.decode().encode("utf-16"), "t.tsv, line 1: looks like UTF-16"),
     tsv("TSV that is not UTF-8", TSV + b"\xff\tb\n", "t.tsv, line 62: not valid UTF-8"),
-    tsv("TSV with a megabyte in a cell", TSV + b"a" * 1_000_000 + b"\tb\n", kept(60, too_long=1)),
-    tsv("empty TSV", b"", "t.tsv: is empty"),
     tsv("CSV with an open quote", CSV + b'"a,b\nc,d\n', "t.csv, line 62: cannot be read as a table", "t.csv"),
-    tsv("CSV with text after a quote", CSV + b'"a"b,c\n', "t.csv, line 62: cannot be read as a table", "t.csv"),
     tsv("CSV with quotes inside", CSV + b'a "q" b,"c ""d"" e"\n', kept(61), "t.csv"),
     tsv("CSV with a line end in a cell", CSV + b'"a\nb",c\n', kept(61), "t.csv"),
-    tsv("CSV with a lone CR", CSV + b"a\rb,c\n", kept(61), "t.csv"),
     tsv("CSV with semicolons", b"en;fr\na;b\n", "line 1: has one column, but cells are separated by commas", "t.csv"),
     tsv(
         "JSON over several lines",
@@ -137,34 +105,24 @@ CASES = [
         "t.jsonl",
     ),
     tsv("CSV with a cell too many", CSV + b'"a\nb",c\na,b,c\n', "t.csv, line 64: has 3 columns", "t.csv"),
-    tsv("CSV with a megabyte in a cell", CSV + b"a" * 1_000_000 + b",b\n", kept(60, too_long=1), "t.csv"),
     tsv("JSON line that is a list", JSON + b"[1]\n", "t.jsonl, line 61: is no JSON object", "t.jsonl"),
     tsv("JSON line cut short", JSON + b'{"en": "a', "t.jsonl, line 61: cannot be read as JSON", "t.jsonl"),
     tsv("JSON null", JSON + b'{"en": null, "fr": "b"}\n', kept(60, empty=1), "t.jsonl"),
     tsv(
         "JSON number", JSON + b'{"en": 1, "fr": "b"}\n', "t.jsonl, line 61: column 'en' holds int, not text", "t.jsonl"
     ),
-    tsv("JSON not-a-number", JSON + b'{"en": NaN, "fr": "b"}\n', "line 61: column 'en' holds float", "t.jsonl"),
     tsv("JSON without a key", JSON + b'{"en": "a"}\n', "t.jsonl, line 61: no column 'fr' (there are: en)", "t.jsonl"),
     tsv(
         "JSON lone surrogate", JSON + b'{"en": "\\ud800", "fr": "b"}\n', "line 61: column 'en' holds half of", "t.jsonl"
     ),
-    tsv("JSON surrogate pair", JSON + b'{"en": "\\ud83d\\ude00", "fr": "b"}\n', kept(61), "t.jsonl"),
-    tsv("JSON line ends in text", JSON + b'{"en": "a\\nb\\rc\\u0000", "fr": "b"}\n', kept(61), "t.jsonl"),
     tsv("JSON too deep", JSON + b"[" * 100_000, "t.jsonl, line 61: cannot be read as JSON", "t.jsonl"),
     tsv("JSON array", json.dumps([{"en": s, "fr": t} for s, t in PAIRS]).encode(), kept(60), "t.json"),
-    tsv("JSON array with a number", b'[{"en": "a", "fr": "b"}, 1]', "t.json, row 2: is no JSON object", "t.json"),
     tsv("Parquet cut short", PARQUET[: len(PARQUET) // 2], "t.parquet: cannot be read as a table", "t.parquet"),
     tsv("Parquet of numbers", parquet(list(range(60))), "t.parquet, row 1: column 'en' holds int", "t.parquet"),
     tsv("Parquet with nulls", parquet([None] * 30 + ["a b"] * 30), kept(30, empty=30), "t.parquet"),
-    tsv("Parquet that is text", ENGLISH, "t.parquet: cannot be read as a table", "t.parquet"),
     tsv("gzip", gzip.compress(TSV), kept(60), "t.tsv.gz"),
     tsv("gzip cut short", gzip.compress(TSV)[:-20], "t.tsv.gz, after line ", "t.tsv.gz"),
-    tsv("gzip that is none", TSV, "t.tsv.gz, after line 0: cannot be read (Not a gzipped file", "t.tsv.gz"),
     tsv("gzip with a wrong sum", gzip.compress(TSV)[:-8] + bytes(8), "t.tsv.gz, after line 61: cannot be", "t.tsv.gz"),
-    tsv("gzipped twice", gzip.compress(gzip.compress(TSV)), "t.tsv.gz, line 1: looks like gzip", "t.tsv.gz"),
-    tsv("named .gz.gz", gzip.compress(gzip.compress(TSV)), "neither a table (.tsv .csv .jsonl", "t.tsv.gz.gz"),
-    tsv("spreadsheet", b"PK\x03\x04", "neither a table (.tsv .csv .jsonl .parquet) nor a prefix", "t.xlsx"),
     tsv("spreadsheet named .csv", b"PK\x03\x04", "t.csv, line 1: looks like zip, not UTF-8 text", "t.csv"),
     Case("folder for a table", None, "t.tsv: is a folder, but not a saved dataset; for plain text give", "t.tsv"),
     Case("folder for a side", None, "train.en: is a folder, not a text file", "train.en"),
@@ -226,7 +184,7 @@ def test_a_corpus_is_read_right_or_refused(case: Case, home: Path) -> None:
         assert tokenizer.encode(side.lines()) == [side.ids(i).tolist() for i in range(len(side))]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(10))
 def test_random_bytes_are_read_or_refused_in_one_line(seed: int, home: Path) -> None:
     draw = random.Random(seed)
     file, content = [("t.tsv", TSV), ("t.csv", CSV), ("t.jsonl", JSON), ("t.parquet", PARQUET), ("train", ENGLISH)][
@@ -247,9 +205,7 @@ def test_random_bytes_are_read_or_refused_in_one_line(seed: int, home: Path) -> 
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(
-    "name", ["invalid UTF-8", "UTF-16", "TSV with a column too few", "JSON lone surrogate", "gzip cut short"]
-)
+@pytest.mark.parametrize("name", ["invalid UTF-8", "gzip cut short"])
 def test_the_command_refuses_in_one_line(name: str, home: Path) -> None:
     case = next(case for case in CASES if case.name == name)
     done = call("nmt-train", *settings(home, written(home, case)), "hydra.run.dir=run", cwd=home)
@@ -269,23 +225,6 @@ def doubtful(home: Path, train: list[tuple[str, str]], held_out: list[tuple[str,
 NEW = [(f"a quarter of {n} houses here", f"le quart de {n} maisons ici") for n in range(100, 120)]
 
 
-def test_a_corpus_that_is_well_has_no_warnings(home: Path) -> None:
-    prepared = doubtful(home, PAIRS, NEW)
-    assert prepared.report["warnings"] == []
-    assert prepared.report["splits"]["validation"]["sources_in_train"] == 0
-
-
-def test_a_held_out_set_without_references_is_refused(home: Path) -> None:
-    with pytest.raises(UserError, match=r"^data\.validation: none of its 20 pairs has a reference text"):
-        doubtful(home, PAIRS, [(source, "\u200b") for source, _ in NEW])
-
-
-def test_lines_that_show_nothing_are_blank_in_training(home: Path) -> None:
-    odd = [("\u200b\u2060", "a"), ("b", "\u00ad\0"), ("\ufe0f \u3164", "c"), ("\u2800", "d")]
-    prepared = doubtful(home, [*PAIRS, *odd], NEW)
-    assert prepared.report["splits"]["train"]["dropped"]["empty"] == len(odd)
-
-
 def test_held_out_text_in_train_is_told(home: Path) -> None:
     held_out = [*NEW, PAIRS[7], (PAIRS[8][0], "autre"), (PAIRS[9][0], "autre"), ("", "")]
     prepared = doubtful(home, PAIRS, held_out)
@@ -295,20 +234,3 @@ def test_held_out_text_in_train_is_told(home: Path) -> None:
         f"validation: 3 of 24 pairs have a source that is also in train, such as {home}/valid.en, lines 21, 22, 23",
         f"validation: 1 of 24 pairs are also in train, such as {home}/valid.en, line 21",
     ]
-
-
-def test_an_endless_held_out_sentence_is_refused(home: Path) -> None:
-    (home / "valid.en").write_bytes(ENGLISH + b"ab " * 300_000 + b"\n")
-    (home / "valid.fr").write_bytes(FRENCH + b"a b\n")
-    (home / "train.en").write_bytes(ENGLISH)
-    (home / "train.fr").write_bytes(FRENCH)
-    with pytest.raises(UserError, match=r"valid\.en, line 61: has \d+ tokens, more than the 5000 allowed"):
-        made(home, f"data.train={home}/train")
-
-
-def test_doubts_are_told_each_time(home: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for _ in range(2):  # the second time the corpus is prepared already
-        caplog.clear()
-        log_corpus_report(doubtful(home, PAIRS, [*NEW, PAIRS[7]]).report)
-        (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-        assert warning.startswith("corpus: validation: 1 of 21 pairs are also in train")

@@ -1,11 +1,7 @@
 """Checkpoints from elsewhere: nothing in them is executed, no memory is taken that they have not got the bytes for, and
 what does not fit is told in one line."""
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,11 +72,8 @@ def test_a_hostile_checkpoint_is_not_translated_with(attack: str, run: Path) -> 
     refused(lambda: Translator.load(run), run.parent)
 
 
-HARMLESS_TO_RESUME = {"words for scores", "a dictionary for a score"}  # last.pt has no scores, and none are read
-
-
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("attack", sorted(ATTACKS.keys() - HARMLESS_TO_RESUME - {"not a number"}))
+@pytest.mark.parametrize("attack", sorted(ATTACKS.keys() - {"not a number"}))
 def test_a_hostile_checkpoint_is_not_resumed(attack: str, run: Path) -> None:
     last = run / "checkpoints" / "last.pt"
     ATTACKS[attack](last, state_of(last))
@@ -104,14 +97,9 @@ def _setter(*path: str | int, value: object) -> Callable[[State], object]:
 
 STATES: dict[str, Callable[[State], object]] = {
     "moments of another size": _optimizer,
-    "moments of a parameter that is none": lambda state: state["optimizer"]["state"].update({10**6: {}}),
     "a path for a kept step": _setter("best", "ranked", value=[(1.0, "../../x")]),
-    "a negative kept step": _setter("best", "ranked", value=[(1.0, -2)]),
-    "kept steps that are none": _setter("best", "ranked", value=7),
     "a negative step": _setter("step", value=-1),
-    "a word for an epoch": _setter("epoch", value="1"),
     "a position beyond the epoch": _setter("position", value=10**9),
-    "a fraction for a position": _setter("position", value=0.5),
     "a word for the best score": _setter("stopping", "best", value="high"),
     "a matrix for a sum": _setter("window", 0, value=[{"loss": torch.zeros(3)}]),
     "weights to go on from of another model": lambda state: state.update(updated={"a": torch.zeros(1)}),
@@ -143,45 +131,10 @@ def test_the_optimizer_has_the_options_of_the_configuration(honest: Path, run: P
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
-def test_one_does_not_start_from_a_hostile_checkpoint(run: Path) -> None:
-    best = run / "checkpoints" / "best.safetensors"
-    WEIGHT_ATTACKS["pickle saved by torch"](best, state_of(best))
-    values = load_values(run / "config.yaml")
-    values["training"]["start_from"] = str(run)
-    config = validated(schema.TrainConfig, values)
-    refused(lambda: train(config, run / "new", []), run.parent)
-
-
-def test_one_does_not_start_from_a_run_of_strange_values(run: Path) -> None:
-    values = load_values(run / "config.yaml")
-    values["training"]["start_from"] = str(run)
-    config = validated(schema.TrainConfig, values)
-    with (run / "config.yaml").open("a") as file:
-        file.write("note: 2020-01-01\n")
-    refused(lambda: train(config, run / "new", []), run.parent, "note: unknown key")
-
-
-def test_one_does_not_learn_from_a_hostile_checkpoint(run: Path) -> None:
-    best = run / "checkpoints" / "best.safetensors"
-    WEIGHT_ATTACKS["pickle saved by torch"](best, state_of(best))
-    values = load_values(run / "config.yaml")
-    values["objective"] = {"kind": "distillation", "teachers": [str(run)], "teacher_weight": 0.5}
-    config = validated(schema.TrainConfig, values)
-    refused(lambda: train(config, run / "new", []), run.parent)
-
-
-def test_an_ensemble_takes_no_hostile_member(honest: Path, run: Path) -> None:
-    best = run / "checkpoints" / "best.safetensors"
-    WEIGHT_ATTACKS["pickle saved by torch"](best, state_of(best))
-    refused(lambda: Translator.load([honest, run]), run.parent)
-
-
 @pytest.mark.parametrize(
     "changes",
     [
         {"encoder": {"hidden": 2**14}, "decoder": {"hidden": 2**14}},
-        {"encoder": {"layers": 100}},
-        {"embedding": {"dim": 2**14}, "decoder": {"readout_dim": 2**14}},
         {"threads": 10**6},
     ],
     ids=str,
@@ -192,45 +145,3 @@ def test_a_configuration_takes_no_memory_that_its_checkpoint_has_not(changes: di
         values[key] = values[key] | value if isinstance(value, dict) else value
     (run / "config.yaml").write_text(yaml.safe_dump(values))
     refused(lambda: Translator.load(run), run.parent, "another model|threads=1000000")
-
-
-PEAK = """
-import json, resource, sys, warnings
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-warnings.simplefilter("ignore")
-import torch
-from nmt import Translator
-from nmt.config.errors import UserError
-run = Path(sys.argv[1])
-Translator.load(run, checkpoint="last")
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-refusals = []
-for path in sorted(run.glob("attack-*.pt")):
-    path.replace(run / "checkpoints" / "last.pt")
-    try:
-        Translator.load(run, checkpoint="last")
-    except UserError as error:
-        refusals.append(str(error))
-print(json.dumps([before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, len(refusals)]))
-"""
-LARGE = (
-    "a count beyond the record",
-    "a shape beyond the storage",
-    "an expanded tensor",
-    "a bomb",
-    "a large memo",
-    "a large bytearray",
-)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the peak is in kilobytes on Linux")
-def test_sizes_are_checked_before_memory_is_taken(run: Path) -> None:
-    for number, attack in enumerate(LARGE):
-        ATTACKS[attack](run / f"attack-{number}.pt", {})
-    done = subprocess.run(
-        [sys.executable, "-c", PEAK, run, HERE], capture_output=True, check=True, timeout=100, env=os.environ
-    )
-    before, after, refusals = json.loads(done.stdout)
-    assert refusals == len(LARGE)
-    assert after - before < 50_000  # kB; the files claim 0.5 GB to 4 TB

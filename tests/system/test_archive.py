@@ -12,7 +12,7 @@ import pytest
 
 from nmt.config.errors import UserError
 from nmt.system import archive
-from nmt.system.archive import CONFIG, MAX_RATIO, WEIGHTS, is_archive, unpacked, write_archive
+from nmt.system.archive import CONFIG, WEIGHTS, is_archive, unpacked, write_archive
 
 HONEST = {CONFIG: b"seed: 1\n", "results.json": b"{}", WEIGHTS: bytes(range(256)) * 100}
 
@@ -102,12 +102,9 @@ def lzma(path: Path) -> None:
 
 HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a path upwards": (lambda path: packed(path, {"../evil": b"x"}), "it holds ../evil, which no archive has"),
-    "a path upwards in a known folder": (lambda path: packed(path, {"data/../../evil": b"x"}), "which no archive has"),
     "an absolute path": (lambda path: packed(path, {f"{path.parent}/evil": b"x"}), "which no archive has"),
-    "a backslash": (lambda path: packed(path, {"data\\..\\evil": b"x"}), "which no archive has"),
     "another name": (lambda path: packed(path, {"sitecustomize.py": b"x"}), "which no archive has"),
     "a name with control characters": (lambda path: packed(path, {"a\x1b[31m": b"x"}), r"holds a\\x1b\[31m, which"),
-    "a line end after a name": (lambda path: packed(path, {"results.json\n": b"x"}), "which no archive has"),
     "no weights": (
         lambda path: zipfile.ZipFile(path, "w").writestr(CONFIG, "x"),
         "is damaged|has no checkpoints/best|not a zip",
@@ -116,9 +113,6 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a claim of gigabytes": (lambda path: changed(path, claiming(2**31)), "would become 2,147,"),
     "a claim beyond the file": (lambda path: changed(path, claiming(40_000)), "best.safetensors"),
     "a flipped bit": (lambda path: changed(path, flipped), "best.safetensors: Bad CRC-32"),
-    "half a file": (lambda path: changed(path, lambda data: data[: len(data) // 2]), "File is not a zip file"),
-    "nothing": (lambda path: path.write_bytes(b""), "File is not a zip file"),
-    "text": (lambda path: path.write_text("PK\3\4 and so on"), "File is not a zip file"),
     "an unusual method": (lzma, "packed in a way that is not supported"),
     "an encrypted entry": (
         lambda path: changed(path, lambda d: (a := d.rindex(b"PK\1\2")) * b"" + d[: a + 8] + b"\1" + d[a + 9 :]),
@@ -148,14 +142,6 @@ def test_a_link_is_unpacked_as_the_text_that_it_holds(tmp_path: Path) -> None:
     config = unpacked(tmp_path / "model.nmt", "run=x") / CONFIG
     assert not config.is_symlink()
     assert config.read_bytes() == b"/etc/passwd"
-
-
-def test_the_total_is_limited_by_the_size_of_the_file(tmp_path: Path) -> None:
-    """Text that packs well is no bomb."""
-    text = b"the cat sees the dog .\n" * 20_000
-    packed(tmp_path / "model.nmt", {"data/test.source": text})
-    assert len(text) < MAX_RATIO * (tmp_path / "model.nmt").stat().st_size + archive.ALLOWANCE
-    assert content(unpacked(tmp_path / "model.nmt", "run=x"))["data/test.source"] == text
 
 
 def test_what_is_written_can_be_read_however_well_it_packs(tmp_path: Path) -> None:

@@ -107,31 +107,3 @@ def test_the_watch_reacts_to_the_machine(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(contention, "is_contended", next_answer)
     contention._watch(2, 2, end)
     assert seen == ["start", "end", "start", "end"]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif((os.cpu_count() or 1) > 8, reason="many competitors would be needed")
-def test_beside_busy_processes_a_fair_share_remains() -> None:
-    """Small products by all CPUs beside one other process, with long waits and with short ones."""
-    code = """
-import os, subprocess, sys, time, torch
-from nmt.system.machine import IdleThreads
-cpus = os.cpu_count()
-torch.set_num_threads(cpus)
-inputs, weight = torch.ones(64, 512), torch.ones(1536, 512)
-def rate():
-    rounds, end = 0, time.monotonic() + 2
-    while time.monotonic() < end:
-        torch.nn.functional.linear(inputs, weight)
-        rounds += 1
-    return rounds
-rate()
-spin = "import time\\nend = time.monotonic() + 30\\nwhile time.monotonic() < end: pass"
-other = subprocess.Popen([sys.executable, "-c", spin], start_new_session=True)
-time.sleep(0.5)
-before = rate()
-idle = IdleThreads(cpus, cpus)
-print(rate() / before)
-other.kill()
-"""
-    assert float(in_new_process(code)) > 1.5

@@ -37,13 +37,6 @@ def test_the_old_file_stands_until_the_new_one_is_complete(tmp_path: Path) -> No
     assert seen == [(3, b"old")]
 
 
-def test_who_reads_the_old_file_goes_on_reading_it(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"old")
-    with (tmp_path / "a").open("rb") as reader:
-        write_atomically(tmp_path / "a", b"new")
-        assert reader.read() == b"old"
-
-
 def test_leftovers_are_found_below_too(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     for name in (".a.1.part", "sub/.b.2.part", "kept.part", ".lock"):

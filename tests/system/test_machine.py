@@ -57,6 +57,7 @@ def test_fp16_on_a_cpu_is_refused() -> None:
         Machine.choose("cpu", "fp16", None)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc alone")
 def test_memory_that_large_tensors_free_is_kept() -> None:
     """Else every page of every large tensor of every update is a fault."""
@@ -77,6 +78,7 @@ print(faults() - before)
     assert int(found.stdout) < 1000
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="of Linux alone")
 def test_products_of_ever_new_shapes_take_no_more_memory() -> None:
     """Else each leaves half a megabyte of compiled kernels, where torch leaves bf16 to oneDNN."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.system.text_table import Column, decimals, human_count, human_duration, markdown, short, terminal
+from nmt.system.text_table import Column, decimals, human_count, human_duration, markdown, terminal
 
 COLUMNS = [
     Column("rank", "rank"),
@@ -57,11 +57,6 @@ def test_bars_and_newlines_do_not_break_the_table() -> None:
     assert "a\\|b\\\\\\|c d" in row
 
 
-def test_a_table_without_rows_has_its_headings() -> None:
-    for render in (markdown, terminal):
-        assert "BLEU" in render([], COLUMNS)
-
-
 @pytest.mark.parametrize(
     ("count", "shown"),
     [
@@ -111,13 +106,3 @@ def test_human_duration_is_within_half_of_its_smaller_unit(seconds: float) -> No
     parts = re.findall(r"(\d+) (h|min|s)", shown)
     assert abs(sum(int(number) * seconds_of[unit] for number, unit in parts) - seconds) <= seconds_of[parts[-1][1]] / 2
     assert all(int(number) < 60 for number, unit in parts if unit != "h")
-
-
-def test_a_drawn_value_is_short() -> None:
-    assert [short(value) for value in (0.0001438840262546649, 0.25, 3, "none", None)] == [
-        "0.0001439",
-        "0.25",
-        "3",
-        "none",
-        "None",
-    ]
