@@ -207,7 +207,7 @@ def _warn_of_repeated(overrides: Sequence[Override]) -> None:
 
 def with_texts_quoted(overrides: Sequence[str], schema: type[BaseModel]) -> list[str]:
     """Return the overrides with the home directory in place of ~, which a shell expands only at the start of a word,
-    and with paths and names quoted that Hydra would read as a number, true or false, such as 2024_01 or nan."""
+    and with paths, names and choices quoted that Hydra would read as a number, true or false, such as 2024_01 or nan."""
     keys = {*text_keys(schema), *TEXT_KEYS}
     return [_with_text_quoted(override, keys) for override in overrides]
 
@@ -216,8 +216,9 @@ def _with_text_quoted(override: str, keys: Collection[str]) -> str:
     key, _, text = override.partition("=")
     if text.startswith("~/") and re.fullmatch(r"[a-zA-Z0-9_./-]*", text[1:]):
         return f"{key}={quoted(user_path(text))}"
-    is_text = key.lstrip("+") in keys and isinstance(plain_value(text), bool | int | float)
-    return f"{key}={quoted(text)}" if is_text else override
+    name = key.lstrip("+")
+    takes_text = name in keys or (config_dir() / name).is_dir()
+    return f"{key}={quoted(text)}" if takes_text and isinstance(plain_value(text), bool | int | float) else override
 
 
 def value_of(override: str) -> str:

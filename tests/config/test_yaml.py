@@ -66,21 +66,6 @@ def test_yaml_keys_and_schema_fields_are_the_same_set(command: str) -> None:
     assert {key for key, _ in flatten(values)} == keys(COMMANDS[command], values)
 
 
-@pytest.mark.parametrize(
-    ("group", "choice"),
-    [
-        (group, choice)
-        for group in ("data", "tokenizer", "encoder", "decoder", "objective", "optimizer", "schedule", "search")
-        for choice in choices(group)
-        if choice != "as_trained"
-    ],
-)
-def test_every_choice_of_a_group_holds_all_its_keys(group: str, choice: str) -> None:
-    values = values_of("train", overrides(**{group: choice}))
-    validated(schema.TrainConfig, values)
-    assert {key for key, _ in flatten(values)} == keys(schema.TrainConfig, values)
-
-
 def in_turn(all_of: list[str], *others: list[str]) -> list[tuple[str, ...]]:
     """Each choice of the first list, with choices of the others in turn."""
     return list(zip(all_of, *map(itertools.cycle, others), strict=False))
