@@ -207,7 +207,7 @@ def _warn_of_repeated(overrides: Sequence[Override]) -> None:
 
 def with_texts_quoted(overrides: Sequence[str], schema: type[BaseModel]) -> list[str]:
     """Return the overrides with the home directory in place of ~, which a shell expands only at the start of a word,
-    and with paths, names and choices quoted that Hydra would read as a number, true or false, such as 2024_01 or nan."""
+    and with paths, names and choices quoted that Hydra would read as a number or a truth value (2024_01, nan)."""
     keys = {*text_keys(schema), *TEXT_KEYS}
     return [_with_text_quoted(override, keys) for override in overrides]
 
