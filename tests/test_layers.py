@@ -6,7 +6,7 @@ from pathlib import Path
 import nmt
 
 ROOMS: dict[str, str] = {  # in the order in which a user meets them -> the rooms that each may import
-    "cli": "config system data translate evaluate explain training compare serve export",
+    "cli": "config system data translate evaluate training compare serve export",
     "config": "",
     "system": "config",
     "data": "config system",

@@ -104,7 +104,7 @@ def _evaluate(config: schema.EvaluateConfig, overrides: list[str]) -> None:
         finally:
             if result and group.is_main:
                 bar.close()
-                _print_result(config, result, sentences)
+                _print_result(config, result)
 
 
 def run_score_settings(config: schema.EvaluateConfig, trained: schema.TrainConfig) -> "ScoreSettings":
@@ -156,11 +156,7 @@ def _open_folder(
     return EvaluationFolder.at(created, runs, translator, settings, checkpoint)
 
 
-def _print_result(config: schema.EvaluateConfig, result: dict[str, Any], sentences: int) -> None:
-    if config.faithfulness:
-        from nmt.explain.faithfulness import summary
-
-        print(summary(result["faithfulness"], sentences))
+def _print_result(config: schema.EvaluateConfig, result: dict[str, Any]) -> None:
     run = config.run[0] if len(config.run) == 1 else config.run
     output = {} if config.output is None else {"output": config.output}
     print(json.dumps({"run": run, "split": config.split, **output, **result}))

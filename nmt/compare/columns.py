@@ -128,7 +128,6 @@ EXPLAINED = (
     Column("tau", "Kendall's tau", decimals(3)),
     Column("aer_attention", "AER %, attention", decimals(1)),
     Column("aer_saliency", "AER %, saliency", decimals(1)),
-    Column("aer_both", "AER %, both", decimals(1)),
     Column("area_attention", "area, attention", decimals(3)),
     Column("area_saliency", "area, saliency", decimals(3)),
     Column("area_random", "area, random", decimals(3)),
@@ -227,6 +226,6 @@ def notes_on_costs(comparison: Comparison) -> str:
 
 EXPLANATION = (
     "Kendall's tau: of attention weights and gradients (saliency), by source token. AER %: of the links that each of "
-    "them and both together give. area: under the curve of an output token's probability while source tokens are "
+    "them gives. area: under the curve of an output token's probability while source tokens are "
     "masked in that order; the smaller against random, the better the explanation."
 )

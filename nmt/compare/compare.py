@@ -22,8 +22,7 @@ from nmt.config.overrides import user_path
 from nmt.config.schema import PATH_KEYS, Metric
 from nmt.config.schema.training import LOWER_IS_BETTER
 from nmt.evaluate.bleu import Counts, score_by_length, sentence_bleu, signatures
-from nmt.evaluate.comet import Comet
-from nmt.evaluate.evaluation import load_comet
+from nmt.evaluate.evaluation import Comet
 from nmt.evaluate.significance import (
     Effect,
     Output,
@@ -63,7 +62,7 @@ class Ranking(NamedTuple):
         if metric != "comet":
             return cls(metric)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return cls(metric, load_comet(comet_model, "comet_model", device))
+        return cls(metric, Comet(comet_model, "comet_model", device))
 
     @property
     def sign(self) -> int:

@@ -24,13 +24,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from nmt.system.files import read_bytes, write_atomically
+from nmt.translate.similarity import Floats, bleu_score, chrf_score
 
 Counts = NDArray[np.int64]
-Floats = NDArray[np.float64]
 METRICS = ("bleu", "chrf", "ter")
 WIDTHS = {"bleu": 10, "chrf": 18, "ter": 2}  # statistics of a sentence
 SUFFIX = ".statistics.safetensors"  # replaces .txt in the name of the file beside an output
-CHRF_BETA = 2  # recall counts as much as CHRF_BETA**2 precisions
 
 # sacreBLEU's tokenizers for single languages, by ISO 639-1 and 639-3 codes.
 _TOKENIZER_OF_LANGUAGE = {
@@ -46,18 +45,6 @@ class ScoreSettings:
 
     tokenize: str
     lowercase: bool
-
-    def of(self, language: str) -> "ScoreSettings":
-        """Return the settings for one of several target languages."""
-        return self
-
-
-class SettingsByLanguage(ScoreSettings):
-    """Settings of several target languages, each with its own tokenizer. `tokenize` is for their concatenated text."""
-
-    def of(self, language: str) -> ScoreSettings:
-        """The settings with the language's tokenizer."""
-        return ScoreSettings(tokenizer_for(language), self.lowercase)
 
 
 def tokenizer_for(language: str) -> str:
@@ -167,45 +154,6 @@ def write_counts(path: Path, counted: Counted, hypotheses: Sequence[str], refere
 def _key(*texts: object) -> bytes:
     """A digest of hypotheses, references and signatures."""
     return hashlib.sha256(json.dumps(texts).encode()).digest()
-
-
-def bleu_score(sums: Floats, effective_order: bool = False) -> Floats:
-    """Compute BLEU: (..., 10) -> (...), from 0 to 100.
-
-    sums: lengths of output and reference, then matches and n-grams of the output for orders 1 to 4.
-
-    Papineni et al. 2002, with exponential smoothing: the k-th order without a match counts 1 / 2^k matches. Without
-    any n-gram of an order the score is 0; `effective_order` leaves such orders out.
-    """
-    length, reference, matches, totals = sums[..., 0], sums[..., 1], sums[..., 2:6], sums[..., 6:10]
-    present = totals > 0
-    missed = present & (matches == 0)
-    smoothed = np.where(missed, 0.5 ** np.cumsum(missed, -1), matches)
-    logs = np.log(np.where(present, smoothed, 1.0) / np.where(present, totals, 1.0))
-    orders = np.maximum(present.sum(-1), 1) if effective_order else 4
-    penalty = np.minimum(1 - reference / np.where(length > 0, length, 1.0), 0.0)
-    score = 100 * np.exp(penalty + logs.sum(-1) / orders)
-    nothing = (matches.sum(-1) == 0) | (length == 0) | (not effective_order and ~present.all(-1))
-    return np.where(nothing, 0.0, score)
-
-
-def chrf_score(sums: Floats) -> Floats:
-    """Compute chrF: (..., 18) -> (...), from 0 to 100.
-
-    sums: n-grams of the output, of the reference, and matches, for each order from 1 to 6.
-
-    Popović 2015: the F score of precision and recall, each a mean over the orders that both texts have.
-    """
-    output, reference, matches = (sums[..., part::3] for part in range(3))
-    present = (output > 0) & (reference > 0)
-    orders = np.maximum(present.sum(-1), 1)
-    precision, recall = (
-        np.where(present, matches / np.where(present, counts, 1.0), 0.0).sum(-1) / orders
-        for counts in (output, reference)
-    )
-    weighted = CHRF_BETA**2 * precision + recall
-    score: Floats = 100 * (1 + CHRF_BETA**2) * precision * recall / np.where(weighted > 0, weighted, 1.0)
-    return score
 
 
 def ter_score(sums: Floats) -> Floats:

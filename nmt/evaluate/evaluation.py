@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -19,21 +20,19 @@ from nmt.evaluate.bleu import (
     Counted,
     Scores,
     ScoreSettings,
-    SettingsByLanguage,
     count,
     score,
     score_by_length,
     tokenizer_for,
     write_counts,
 )
-from nmt.evaluate.comet import Comet
-from nmt.evaluate.languages import count_by_language, language_rows, language_table
 from nmt.explain.faithfulness import faithfulness
 from nmt.system.files import locked, to_json, write_lines
 from nmt.system.run import EVALUATION, RunDirectory, digest, load_values, read_json
 from nmt.translate.translator import Progress, Translation, Translator
 
 log = logging.getLogger(__name__)
+COMET_BATCH = 16  # sentences
 
 
 class Evaluation(NamedTuple):
@@ -43,7 +42,6 @@ class Evaluation(NamedTuple):
     scores: Scores
     sentences_per_second: float  # translation only
     counted: Counted  # by sentence
-    by_language: Mapping[str, Counted]  # of each target language, if the sources start with tags of several
 
     @property
     def hypotheses(self) -> list[str]:
@@ -52,27 +50,60 @@ class Evaluation(NamedTuple):
 
 
 def score_settings(config: schema.Evaluation, target_lang: str) -> ScoreSettings:
-    """Resolve tokenize=auto. Several target languages are separated by commas, as in schema.MultilingualData.
-
-    Raises UserError now, before training, if a tokenizer is not available.
-    """
-    automatic, languages = config.tokenize == "auto", target_lang.split(",")
-    kind = SettingsByLanguage if automatic and len(languages) > 1 else ScoreSettings
-    settings = kind(tokenizer_for(target_lang) if automatic else config.tokenize, config.lowercase)
+    """Resolve tokenize=auto. Raises UserError now, before training, if the tokenizer is not available."""
+    automatic = config.tokenize == "auto"
+    settings = ScoreSettings(tokenizer_for(target_lang) if automatic else config.tokenize, config.lowercase)
     try:
-        for language in languages:
-            score(["a"], ["a"], settings.of(language), ("bleu",))
+        score(["a"], ["a"], settings, ("bleu",))
     except ValueError as error:
         raise UserError(str(error)) from None
     return settings
 
 
-def load_comet(model: str, key: str, device: torch.device) -> Comet:
-    """Load a COMET model. Raises UserError that names the configuration's `key` if it or its package is missing."""
-    try:
-        return Comet.load(model, device)
-    except ValueError as error:
-        raise UserError(f"{key}={model}: {error}") from None
+class Comet:
+    """Scores translations with a COMET model (Rei et al. 2020), which reads source, translation and reference."""
+
+    def __init__(self, name: str, key: str, device: torch.device) -> None:
+        """Load a checkpoint (a path that ends in .ckpt), or a model of the Hugging Face hub, which is downloaded once.
+
+        Raises UserError that names the configuration's `key`, without unbabel-comet or if the model cannot be loaded.
+        """
+        if find_spec("comet") is None:
+            raise UserError(f"{key}={name}: COMET needs another package: pip install unbabel-comet")
+        local = name.endswith(".ckpt")
+        try:
+            from comet import download_model, load_from_checkpoint
+
+            model: Any = load_from_checkpoint(name if local else download_model(name))
+        except Exception as error:  # the package, its parts and the network raise anything
+            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+            remedy = "is it the file of a COMET model?" if local else "check the name and the network"
+            raise UserError(f"{key}={name}: the COMET model cannot be loaded ({reason}); {remedy}") from None
+        self._model, self._device = model.eval().to(device), device
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        sources: Sequence[str],
+        hypotheses: Sequence[str],
+        references: Sequence[str],
+        progress: Progress | None = None,
+    ) -> list[float]:
+        """Score each sentence; their mean is the score of the corpus. Higher is better, about 1 the best."""
+        triples = zip(sources, hypotheses, references, strict=True)
+        samples = [dict(zip(("src", "mt", "ref"), triple, strict=True)) for triple in triples]
+        order = sorted(range(len(samples)), key=lambda i: len(sources[i]))  # little padding
+        scores = [0.0] * len(samples)
+        # model.predict() starts a Lightning Trainer, which would join the process group of torchrun or Slurm.
+        for start in range(0, len(order), COMET_BATCH):
+            indices = order[start : start + COMET_BATCH]
+            batch = self._model.prepare_for_inference([samples[i] for i in indices])
+            batch = self._model.transfer_batch_to_device(batch, self._device, 0)
+            for i, predicted in zip(indices, self._model.predict_step(batch)["scores"].tolist(), strict=True):
+                scores[i] = predicted
+            if progress is not None:
+                progress(len(indices))
+        return scores
 
 
 def evaluate(
@@ -90,8 +121,7 @@ def evaluate(
     seconds = time.perf_counter() - start
     hypotheses, speed = [translation.text for translation in translations], len(sources) / seconds
     counted = count(hypotheses, references, settings, metrics)
-    by_language = count_by_language(sources, hypotheses, references, settings, metrics)
-    return Evaluation(translations, counted.scores(), speed, counted, by_language)
+    return Evaluation(translations, counted.scores(), speed, counted)
 
 
 class ReferenceAlignment(NamedTuple):
@@ -228,8 +258,6 @@ def evaluate_run(
         "checkpoint": checkpoint,
         "search": translator.search.model_dump(),
     }
-    if evaluation.by_language:
-        result["languages"] = language_rows(evaluation.by_language)
     aligned = align(translator, sources, references, gold)
     if aligned is not None:
         result |= {key: round(value, 4) for key, value in aligned.scores.items()}
@@ -271,9 +299,5 @@ def _write(
         write_lines(run.alignments / f"{name}.references.pharaoh", aligned.pharaoh)
     write_lines(run.hypotheses / f"{name}.txt", evaluation.hypotheses)
     write_counts(run.hypotheses / f"{name}{SUFFIX}", evaluation.counted, evaluation.hypotheses, references)
-    if "languages" in result:
-        scores = language_table(result)
-        write_lines(run.path / f"languages.{name}.md", scores.splitlines())
-        log.info("%s by target language:\n%s", name, scores)
     with locked(run.path):
         run.update_json(run.results, {name: result})

@@ -34,7 +34,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nmt.evaluate.bleu import FORMULAS, Floats
+from nmt.evaluate.bleu import FORMULAS
+from nmt.translate.similarity import Floats
 
 Statistics = NDArray[np.int64] | NDArray[np.float64]
 Output = Mapping[str, Statistics]  # (N, k) by metric

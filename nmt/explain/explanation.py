@@ -7,7 +7,7 @@ a time.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from nmt.attention.attention import Attention
 from nmt.config.errors import UserError
 from nmt.data.batching import Batch, collate
+from nmt.data.word_alignment import Weights
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.layers import evaluation_mode
 from nmt.translate.beam import Node
@@ -206,3 +207,26 @@ def token_log_probs(model: Seq2Seq, batch: Batch, embedded: Tensor, source: Tens
     prediction = model.decode(batch.target_in[:, :T].expand(N, -1), state).prediction
     log_probs = prediction.at(copies, rows).log_probs(model.output.layer())
     return log_probs[copies, 0, batch.target_out[0, rows]]
+
+
+class AttentionStatistics(NamedTuple):
+    """Means over the target tokens of several sentences.
+
+    Rows are normalised; rows of zeros (monotonic attention past the end) are left out.
+    """
+
+    entropy: float  # nats; 0 for one position, log S for uniform weights
+    on_end: float  # share of the weight on the source's last position, </s>
+
+
+def attention_statistics(alignments: Sequence[Weights]) -> AttentionStatistics:
+    """Average over the attention (T, S) of one or more sentences; of multi-head attention give the mean over heads."""
+    entropies, on_end = [np.zeros(0)], [np.zeros(0)]
+    for weights in alignments:
+        rows = weights[weights.any(1)]
+        shares = rows / rows.sum(1, keepdims=True)
+        entropies.append(-(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(1))
+        on_end.append(shares[:, -1])
+    if not sum(map(len, on_end)):
+        return AttentionStatistics(0.0, 0.0)
+    return AttentionStatistics(float(np.concatenate(entropies).mean()), float(np.concatenate(on_end).mean()))

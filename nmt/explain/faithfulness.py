@@ -25,20 +25,15 @@ from nmt.model.prediction import NEVER
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.layers import evaluation_mode
 from nmt.system.machine import retry_in_halves
-from nmt.system.text_table import Column, terminal
 from nmt.translate.translator import Translator
 
 Array = NDArray[np.floating[Any]]
 
 MASKS = 5  # source tokens that a masking curve masks
-Z_95 = 1.96  # half the width of a normal distribution's 95 % interval, in standard deviations
 TOKENS = 4096  # of the longer side in a batch of masked copies
-VIEWS = ("attention", "saliency", "both")  # of which links are scored
+VIEWS = ("attention", "saliency")  # of which links are scored
 ORDERS = ("attention", "saliency", "random")  # in which source tokens are masked
-PERCENTS = [f"aer_{view}" for view in VIEWS]
-AREAS = [f"area_{order}" for order in ORDERS]
-FIGURES = ("tau", *PERCENTS, *AREAS)  # in the table of a comparison
-WITH_INTERVAL = ("tau", *AREAS)
+FIGURES = ("tau", *(f"aer_{view}" for view in VIEWS), *(f"area_{order}" for order in ORDERS))
 
 
 class PairFigures(NamedTuple):
@@ -54,8 +49,8 @@ def faithfulness(
 ) -> dict[str, Any]:
     """Measure `count` sentences, spread evenly over the set, with the references as output (docs/faithfulness.md).
 
-    Figures that are undefined are None: without attention, without gold alignments, intervals of one sentence. The
-    processes of the translator's group share the sentences. Raises UserError for an ensemble.
+    Figures that are undefined are None: without attention, or without gold alignments. The processes of the
+    translator's group share the sentences. Raises UserError for an ensemble.
     """
     group = translator.group
     chosen = sorted({int(i) for i in np.linspace(0, len(sources) - 1, min(count, len(sources)))})
@@ -87,7 +82,6 @@ def measure_pair(translator: Translator, source: str, reference: str, number: in
             weights = model.force(*batch[1:5], tokenizers.target.pad).weights
         assert weights is not None
         views["attention"] = weights[0].float().cpu().numpy()
-        views["both"] = combined(views["attention"], views["saliency"])
     random = np.random.default_rng(zlib.crc32(f"{source}\n{reference}".encode())).random(views["saliency"].shape)
     ranked = views | {"random": np.zeros_like(random)}
     orders = {name: masking_order(ranked[name], random) for name in ORDERS if name in ranked}
@@ -132,56 +126,17 @@ def _masked_log_probs(model: Seq2Seq, batch: Batch, copies: NDArray[np.int64]) -
 
 def _figures(pairs: Sequence[PairFigures], gold: Sequence[str] | None) -> dict[str, Any]:
     """Average the figures of sentence pairs, given their gold alignments, for the entry in results.json."""
-    curves = {name: [pair.curves[name] for pair in pairs] for name in ORDERS if name in pairs[0].curves}
-    figures: dict[str, Any] = {
-        "sentences": len(pairs),
-        "tokens": sum(len(pair.curves["random"]) for pair in pairs),
-        **_mean("tau", [pair.tau for pair in pairs if pair.tau is not None]),
-    }
-    for view in VIEWS:
-        figures[f"aer_{view}"] = None
-        if gold is not None and view in pairs[0].links:
-            scores = alignment_error_rate([pair.links[view] for pair in pairs], map(parse_pharaoh, gold))
-            figures[f"aer_{view}"] = round(scores.aer, 4)
-    for order in ORDERS:
-        figures |= _mean(f"area_{order}", [areas(curve) for curve in curves.get(order, [])])
-    means = {name: np.concatenate(parts).mean(0) for name, parts in curves.items()}
-    return {**figures, "curves": {name: [round(float(value), 4) for value in mean] for name, mean in means.items()}}
-
-
-def _mean(name: str, sentences: Sequence[Array]) -> dict[str, float | None]:
-    mean, interval = mean_over_tokens(sentences) or (None, None)
-    rounded = [None if value is None else round(value, 4) for value in (mean, interval)]
-    return dict(zip((name, f"{name}_ci"), rounded, strict=True))
-
-
-def summary(figures: Mapping[str, Any], total: int) -> str:
-    """Format the figures as a table for the terminal.
-
-    total: sentences in the test set, of which figures["sentences"] were measured.
-    """
-
-    def with_interval(name: str, decimals: int) -> str | None:
-        value, interval = figures.get(name), figures.get(f"{name}_ci")
-        spread = "" if interval is None else f" ± {interval:.{decimals}f}"
-        return None if value is None else f"{value:.{decimals}f}{spread}"
-
-    names = [*VIEWS, "random"]
-    aer = [figures.get(f"aer_{name}") for name in names]
-    rows = [
-        ["AER %", *(None if value is None else f"{100 * value:.1f}" for value in aer)],
-        ["area under the masking curve", *(with_interval(f"area_{name}", 3) for name in names)],
-    ]
-    columns = [Column("measure", ""), *(Column(name, name) for name in names)]
-    cells = [dict(zip(["measure", *names], row, strict=True)) for row in rows if any(row[1:])]
-    tau = with_interval("tau", 3)
-    return "\n".join(
-        [
-            f"what attention explains: {figures['sentences']} of {total} sentences, {figures['tokens']:,} tokens",
-            terminal(cells, columns),
-            *([] if tau is None else [f"Kendall's tau of attention and saliency: {tau}"]),
-        ]
-    )
+    curves = {name: np.concatenate([pair.curves[name] for pair in pairs]) for name in pairs[0].curves}
+    figures: dict[str, Any] = dict.fromkeys(FIGURES)
+    taus = [pair.tau[~np.isnan(pair.tau)] for pair in pairs if pair.tau is not None]
+    if sum(map(len, taus)):
+        figures["tau"] = round(float(np.concatenate(taus).mean()), 4)
+    for view in pairs[0].links if gold is not None else ():
+        scores = alignment_error_rate([pair.links[view] for pair in pairs], map(parse_pharaoh, gold or ()))
+        figures[f"aer_{view}"] = round(scores.aer, 4)
+    figures |= {f"area_{order}": round(float(areas(curve).mean()), 4) for order, curve in curves.items()}
+    means = {name: [round(float(value), 4) for value in curve.mean(0)] for name, curve in curves.items()}
+    return {"sentences": len(pairs), "tokens": len(curves["random"]), **figures, "curves": means}
 
 
 def kendall_tau(first: Array, second: Array) -> Array:
@@ -198,13 +153,6 @@ def kendall_tau(first: Array, second: Array) -> Array:
         untied_second += np.abs(other_signs).sum(1)
     untied = np.sqrt(untied_first * untied_second)
     return np.where(untied > 0, agreement / np.where(untied > 0, untied, 1.0), np.nan)
-
-
-def combined(first: Array, second: Array) -> Array:
-    """Multiply two distributions in each row and normalise: (T, S), (T, S) -> (T, S); zeros without overlap."""
-    product = first.astype(np.float64) * second
-    totals = product.sum(1, keepdims=True)
-    return product / np.where(totals > 0, totals, 1.0)
 
 
 def masking_order(weights: Array, random: Array) -> NDArray[np.int64]:
@@ -230,31 +178,6 @@ def areas(curves: Array) -> Array:
     return area
 
 
-class Mean(NamedTuple):
-    """A mean over the tokens of several sentences."""
-
-    mean: float
-    interval: float | None  # half the width of its 95 % interval; None for one sentence
-
-
-def mean_over_tokens(sentences: Sequence[Array]) -> Mean | None:
-    """Average all values but NaN over sentences, one array each; None if there is no value.
-
-    Tokens of one sentence depend on each other, so sentences are the units of the interval: the variance of a ratio of
-    two sums, that of the values and that of their number (Cochran 1977, section 6.3).
-    """
-    defined = [values[~np.isnan(values)] for values in sentences]
-    defined = [values for values in defined if len(values)]
-    if not defined:
-        return None
-    sums, counts = (np.array([measure(values) for values in defined], float) for measure in (np.sum, len))
-    mean, n = float(sums.sum() / counts.sum()), len(defined)
-    if n == 1:
-        return Mean(mean, None)
-    variance = n / (n - 1) * float(((sums - mean * counts) ** 2).sum()) / counts.sum() ** 2
-    return Mean(mean, Z_95 * float(np.sqrt(variance)))
-
-
 def read_figures(values: Any) -> dict[str, Any]:  # noqa: ANN401
     """Read the figures of a run from its results.json, AER in percent; {} for a run without.
 
@@ -265,9 +188,7 @@ def read_figures(values: Any) -> dict[str, Any]:  # noqa: ANN401
     figures: dict[str, Any] = {"faithfulness_sentences": int(_between(values["sentences"], 1, 1e9) or 1)}
     for name in FIGURES:
         value = _between(values[name], -1 if name == "tau" else 0, 1)
-        figures[name] = 100 * value if name in PERCENTS and value is not None else value
-    for name in WITH_INTERVAL:
-        figures[f"{name}_ci"] = _between(values[f"{name}_ci"], 0, 1e9)
+        figures[name] = 100 * value if name.startswith("aer_") and value is not None else value
     curves = {order: [_between(value, 0, 1) for value in values["curves"].get(order, [])] for order in ORDERS}
     if any(None in curve or len(curve) not in (0, MASKS + 1) for curve in curves.values()):
         raise ValueError(f"a masking curve has {MASKS + 1} values")
@@ -284,8 +205,7 @@ def _between(value: Any, low: float, high: float) -> float | None:  # noqa: ANN4
 
 def run_figures(figures: Mapping[str, Any]) -> dict[str, Any]:
     """Fill the columns of a run's row in a comparison, None where it has no figure."""
-    names = ["faithfulness_sentences", *FIGURES, *(f"{name}_ci" for name in WITH_INTERVAL)]
-    return {name: _rounded(figures.get(name)) for name in names}
+    return {name: _rounded(figures.get(name)) for name in ("faithfulness_sentences", *FIGURES)}
 
 
 def system_figures(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

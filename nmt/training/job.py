@@ -28,8 +28,7 @@ from nmt.data.prepare import fingerprint_of, is_prepared
 from nmt.data.prepare import prepare as prepare_corpus
 from nmt.data.prepared import Prepared, Split
 from nmt.evaluate.bleu import ScoreSettings
-from nmt.evaluate.comet import Comet
-from nmt.evaluate.evaluation import evaluate_run, score_settings
+from nmt.evaluate.evaluation import Comet, evaluate_run, score_settings
 from nmt.model.checkpoints import BEST, LAST, load_weights, new_model
 from nmt.system.distributed import Interrupted, ProcessGroup
 from nmt.system.machine import Machine, fair_waiting, tune_memory

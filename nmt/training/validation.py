@@ -17,10 +17,8 @@ from nmt.config.errors import UserError
 from nmt.config.schema.training import Validation as ValidationConfig
 from nmt.data.batching import Batches, Indices
 from nmt.evaluate.bleu import METRICS, ScoreSettings, perplexity
-from nmt.evaluate.comet import Comet
-from nmt.evaluate.evaluation import align, evaluate, load_comet
-from nmt.explain.attention_statistics import attention_statistics
-from nmt.explain.explanation import Saliency, saliency
+from nmt.evaluate.evaluation import Comet, align, evaluate
+from nmt.explain.explanation import Saliency, attention_statistics, saliency
 from nmt.ops.layers import evaluation_mode
 from nmt.system.machine import retry_in_halves
 from nmt.translate.translator import Progress, Translation, Translator
@@ -30,7 +28,7 @@ def monitored_comet(config: schema.TrainConfig, device: torch.device) -> Comet |
     """Load the COMET model if a run monitors COMET. Raises UserError if it or its package is missing."""
     if config.validation.monitor != "comet":
         return None
-    return load_comet(config.validation.comet_model, "validation.comet_model", device)
+    return Comet(config.validation.comet_model, "validation.comet_model", device)
 
 
 class Sample(NamedTuple):
@@ -46,7 +44,7 @@ class Validation(NamedTuple):
     """The outcome of a validation."""
 
     # Loss in nats per token, perplexity, BLEU and the monitored metric; with attention its entropy, the share of </s>
-    # and AER; with several target languages also the metrics of each, such as bleu_de.
+    # and AER.
     scores: dict[str, float]
     samples: list[Sample]  # on rank 0
 
@@ -89,9 +87,6 @@ class Validator:
         scores = {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
         metrics = [metric for metric in METRICS if metric in self.metrics]
         scores |= {metric: getattr(evaluation.scores, metric) for metric in metrics}
-        for language, counted in evaluation.by_language.items():
-            of_language = counted.scores()
-            scores |= {f"{metric}_{language}": getattr(of_language, metric) for metric in metrics}
         if self.config.monitor == "comet":
             scores["comet"] = self.translator.group.on_main(
                 lambda: self._comet(sources, evaluation.hypotheses, references)

@@ -1,13 +1,11 @@
 """Several directions in one model: their corpora are concatenated, with a tag such as <2de> before each source line."""
 
-import json
 from itertools import chain, product
 from pathlib import Path
 
 import pytest
 from conftest import TINY, values_of
 from forks import call
-from sacrebleu.metrics.bleu import BLEU
 
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
@@ -15,8 +13,6 @@ from nmt.config.schema import TrainConfig
 from nmt.data.corpus import Pair, count_pairs, locate, splits
 from nmt.data.prepare import fingerprint_of, prepare
 from nmt.data.prepared import Prepared
-from nmt.evaluate.bleu import METRICS, SettingsByLanguage
-from nmt.evaluate.languages import count_by_language
 
 NOUNS = [("dog", "Hund", "chien"), ("cat", "Katze", "chat"), ("horse", "Pferd", "cheval"), ("bird", "Vogel", "oiseau")]
 VERBS = [("sees", "sieht", "voit"), ("hears", "hört", "entend"), ("finds", "findet", "trouve")]
@@ -122,31 +118,11 @@ def test_what_makes_no_sense_is_refused_in_one_line(corpus: Path, change: str, m
     assert "\n" not in str(error.value)
 
 
-def test_each_language_is_scored_with_its_own_tokenizer() -> None:
-    sources = ["<2de> a", "", "<2zh> b c", "<2de> d e"]
-    texts = [["der Hund", "x", "狗 在 跑", "die Katze!"], ["der Hund", "y", "狗在跑", "die Katze ."]]
-    scores = count_by_language(sources, *texts, SettingsByLanguage("13a", False), METRICS)
-    for language, tokenizer, rows in (("de", "13a", (0, 3)), ("zh", "zh", (2,))):
-        expected = BLEU(tokenize=tokenizer).corpus_score([texts[0][i] for i in rows], [[texts[1][i] for i in rows]])
-        assert scores[language].scores().bleu == pytest.approx(expected.score)
-    assert count_by_language(["<2de> a", "b"], ["x", "y"], ["x", "y"], SettingsByLanguage("13a", False), METRICS) == {}
-
-
-def test_a_run_has_scores_of_each_language_and_translates_tagged_lines(corpus: Path, tmp_path: Path) -> None:
+def test_a_run_trains_and_translates_tagged_lines(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = call("nmt-train", *overrides(corpus, f"hydra.run.dir={run}"))
     assert done.returncode == 0, done.stderr.decode()
     assert (run / "data/test.source").read_text().startswith("<2de> ")
-    scores = json.loads((run / "results.json").read_text())["test"]
-    assert {name: score["sentences"] for name, score in scores["languages"].items()} == dict.fromkeys(
-        ("de", "en", "fr"), 6
-    )
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert {f"validation/bleu_{language}" for language in LANGUAGES} <= {key for line in lines for key in line}
-    done = call("nmt-evaluate", f"run={run}", "threads=1", f"output={tmp_path / 'scores'}")
-    assert done.returncode == 0, done.stderr.decode()
-    assert json.loads(done.stdout.decode().splitlines()[-1])["languages"] == scores["languages"]
-    assert (tmp_path / "scores/languages.test.md").read_bytes() == (run / "languages.test.md").read_bytes()
     source = (run / "data/test.source").read_bytes()
     done = call("nmt-translate", f"run={run}", "threads=1", stdin=source)
     assert done.stdout == (run / "hypotheses/test.txt").read_bytes()

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from nmt.explain.attention_statistics import attention_statistics
+from nmt.explain.explanation import attention_statistics
 
 ONE_HOT = np.eye(4)[[0, 2, 1, 3]]
 

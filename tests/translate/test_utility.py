@@ -8,7 +8,7 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from nmt.translate.sampling import Utility, mean_utilities, pairwise_similarities
+from nmt.translate.similarity import Utility, mean_utilities, pairwise_similarities
 
 METRICS = {"chrf": CHRF(), "bleu": BLEU(effective_order=True)}
 UTILITIES: list[Utility] = ["chrf", "bleu"]
