@@ -72,7 +72,7 @@ def test_blank_sources_have_no_tag_in_text_and_tables(tmp_path: Path) -> None:
     assert [*chain.from_iterable(splits(data)["train"])] == 2 * [Pair("<2pt-br> a", "b"), Pair(" ", "c")]
 
 
-@pytest.mark.parametrize("tokenizer", ["bpe", "bpe tokenizer.joint=false", "unigram", "word", "char"])
+@pytest.mark.parametrize("tokenizer", ["bpe tokenizer.joint=false", "unigram", "word"])
 def test_the_tokenizer_never_splits_a_tag(corpus: Path, tokenizer: str) -> None:
     untied = ["embedding.tie_source_target=false", "embedding.tie_output=false", "tokenizer.vocab_size=42"]
     made = prepared(corpus, *f"tokenizer={tokenizer}".split(), *untied)

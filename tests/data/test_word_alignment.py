@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.data.word_alignment import (
@@ -27,6 +27,7 @@ def attention(targets: int, sources: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).dirichlet(np.ones(sources), size=targets)
 
 
+@settings(max_examples=50)
 @given(GOLD)
 def test_pharaoh_round_trip(gold: tuple[set[Link], set[Link]]) -> None:
     sure, possible = gold
@@ -35,6 +36,7 @@ def test_pharaoh_round_trip(gold: tuple[set[Link], set[Link]]) -> None:
     assert parse_pharaoh(f"{format_pharaoh(sure)} {only_possible}\n") == (sure, possible)
 
 
+@settings(max_examples=50)
 @given(LINKS)
 def test_pharaoh_is_sorted_by_number(links: set[Link]) -> None:
     many = links | {(10, 0), (9, 11)}
@@ -49,6 +51,7 @@ def test_bad_pharaoh_token_is_named(token: str) -> None:
     assert repr(token) in str(error.value)
 
 
+@settings(max_examples=50)
 @given(st.lists(st.tuples(LINKS, GOLD), max_size=4))
 def test_error_rate_by_definition(corpus: list[tuple[set[Link], tuple[set[Link], set[Link]]]]) -> None:
     # Every link of the corpus with its sentence's number, so that the corpus is one large sentence.
@@ -67,12 +70,14 @@ def test_error_rate_by_definition(corpus: list[tuple[set[Link], tuple[set[Link],
     assert all(0 <= value <= 1 for value in (scores.aer, scores.precision, scores.recall))
 
 
+@settings(max_examples=50)
 @given(GOLD)
 def test_anything_between_sure_and_possible_is_perfect(gold: tuple[set[Link], set[Link]]) -> None:
     for links in gold:
         assert alignment_error_rate([links], [gold]) == AlignmentScores(aer=0, precision=1, recall=1)
 
 
+@settings(max_examples=50)
 @given(GOLD.filter(lambda gold: bool(gold[0])))
 def test_disjoint_is_all_wrong(gold: tuple[set[Link], set[Link]]) -> None:
     elsewhere = {(source + 100, target) for source, target in gold[1]}
@@ -86,11 +91,6 @@ def test_empty_sets() -> None:
     assert alignment_error_rate([link], [(set(), set())]) == AlignmentScores(aer=1, precision=0, recall=1)
 
 
-def test_counts_must_agree() -> None:
-    with pytest.raises(ValueError, match="2 alignments against 1 gold"):
-        alignment_error_rate([set(), set()], [(set(), set())])
-
-
 @pytest.mark.parametrize(
     ("pieces", "words"),
     [
@@ -102,25 +102,18 @@ def test_counts_must_agree() -> None:
         (["▁a", "b", "</s>"], [0, 0, 1]),
         (["▁a", "</s>", "b", "c"], [0, 1, 2, 2]),
         (["</s>", "</s>"], [0, 1]),
-    ],
-)
-def test_words_of_pieces(pieces: list[str], words: list[int]) -> None:
-    assert words_of_pieces(pieces) == words
-
-
-@pytest.mark.parametrize(
-    ("pieces", "words"),
-    [
+        # An unknown piece is a word as it is in the text.
         (["▁the", "<unk>", "▁sat", "<unk>", "▁water"], [0, 1, 2, 3, 4]),
         (["▁", "a", "<unk>", "b"], [0, 0, 1, 2]),
         (["▁", "<unk>", "</s>"], [0, 0, 1]),
         (["▁the", "▁zebra▁finch", "▁sat", "</s>"], [0, 1, 3, 4]),
     ],
 )
-def test_an_unknown_piece_is_a_word_as_it_is_in_the_text(pieces: list[str], words: list[int]) -> None:
+def test_words_of_pieces(pieces: list[str], words: list[int]) -> None:
     assert words_of_pieces(pieces) == words
 
 
+@settings(max_examples=50)
 @given(PIECES, PIECES, st.integers(0, 99))
 def test_merging_by_definition(target: list[str], source: list[str], seed: int) -> None:
     weights = attention(len(target), len(source), seed)
@@ -132,12 +125,6 @@ def test_merging_by_definition(target: list[str], source: list[str], seed: int) 
         sums = [sum(w for w, word in zip(r, source_words, strict=True) if word == column) for r in rows]
         assert weight == pytest.approx(sum(sums) / len(sums))
     assert merged.sum(1) == pytest.approx(1)
-
-
-def test_whole_words_are_left_alone() -> None:
-    pieces = ["▁a", "▁b", "</s>"]
-    weights = attention(3, 3)
-    np.testing.assert_array_equal(merge_to_words(weights, pieces, pieces), weights)
 
 
 def test_hard_alignment_takes_the_first_of_the_heaviest() -> None:
@@ -169,11 +156,6 @@ def test_a_hypothesis_cut_short_keeps_its_last_word() -> None:
 def test_pieces_of_a_word_win_together() -> None:
     weights = np.array([[0.3, 0.3, 0.4, 0.0]])
     assert attention_to_links(weights, ["▁x"], ["▁a", "b", "▁c", "</s>"]) == {(0, 0)}
-
-
-def test_links_are_plain_integers() -> None:
-    links = attention_to_links(peaked([0], 2), ["▁x"], ["▁a", "</s>"])
-    assert {type(index) for link in links for index in link} == {int}
 
 
 def test_a_row_without_weight_is_not_aligned() -> None:
