@@ -48,7 +48,7 @@ class Phrase(NamedTuple):
 
 
 def parse_links(pharaoh: str) -> Links:
-    """ "0-0 1-2" -> ((0, 0), (1, 2))."""
+    """Parse "0-0 1-2" to ((0, 0), (1, 2))."""
     return tuple((int(i), int(j)) for i, j in (link.split("-") for link in pharaoh.split()))
 
 
@@ -90,7 +90,7 @@ def spell(sentence: Phrase) -> Phrase:
 
 
 class Noun(NamedTuple):
-    """Parsed from "cat chat m"."""
+    """A noun, parsed from "cat chat m"."""
 
     english: tuple[str, str]  # singular, plural
     french: tuple[str, str]
@@ -116,7 +116,7 @@ class Adjective(NamedTuple):
         return cls(order, tuple(kinds.split()), english, masculine, feminine, *(before_vowel or [masculine]))
 
     def agreeing(self, head: Phrase) -> Phrase:
-        """The form that agrees with the noun phrase `head`."""
+        """Inflect for the noun phrase `head`."""
         if not (head.feminine or head.plural) and starts_with_vowel(head.french[0]):
             return phrase(self.english, self.before_vowel)
         return phrase(self.english, agree(self.masculine, self.feminine, head.feminine, head.plural))
@@ -135,7 +135,7 @@ class Determiner(NamedTuple):
         return cls(int(weight), number == "plural", tuple(roles.split()), *forms.split("/"))
 
     def agreeing(self, head: Phrase, before_adjective: bool) -> Phrase:
-        """The form that agrees with the noun phrase `head`."""
+        """Inflect for the noun phrase `head`."""
         french = self.feminine if head.feminine else self.masculine
         if french == "des" and before_adjective:
             french = "de"  # "de petits chats"
@@ -194,7 +194,7 @@ def agree(masculine: str, feminine: str, is_feminine: bool, is_plural: bool) -> 
 
 
 def inflect(verb: Verb, feminine: bool, plural: bool) -> tuple[dict[str, str], dict[str, str]]:
-    """English and French fields of a `VerbGroup`, for a subject in the third person."""
+    """Fill the English and French fields of a `VerbGroup`, for a subject in the third person."""
     base, third, past = verb.english
     singular, plural_form, participle, infinitive, future = verb.french
     if verb.etre:
@@ -308,7 +308,7 @@ class Grammar:
         return spell(join([*parts, phrase(".", ".")]))
 
     def clause(self, compound: bool = True) -> Phrase:
-        """`compound` allows a compound subject such as "the queen and the cat"."""
+        """Draw a clause. `compound` allows a compound subject such as "the queen and the cat"."""
         rules = (self.transitive, self.intransitive, self.copular, self.report)
         if self.chance(0.07):
             return self.existential()
@@ -347,7 +347,7 @@ class Grammar:
         return join([subject, self.predicate(kind, subject)])
 
     def predicate(self, kind: str, subject: Phrase) -> Phrase:
-        """ "is very old"."""
+        """Draw a predicate such as "is very old"."""
         group = self.weighted(self.words.copula_groups)
         english, french = COPULAS[subject.plural]
         adjective = self.rng.choice(self.words.fitting_adjectives(kind, "quality", "origin"))
@@ -399,7 +399,7 @@ class Grammar:
         return join([preposition, self.noun_phrase(kind, "p")])
 
     def noun_phrase(self, kind: str, role: str, relative: bool = False) -> Phrase:
-        """Determiner, adjectives and noun, sometimes with a relative clause or an owner.
+        """Draw determiner, adjectives and noun, sometimes with a relative clause or an owner.
 
         English orders adjectives by size, quality, origin. French puts size before the noun and the others after it,
         in reverse order.
@@ -425,7 +425,7 @@ class Grammar:
         return words._replace(feminine=head.feminine, plural=head.plural)
 
     def action(self, subject: Phrase) -> Phrase:
-        """The verb phrase of a relative clause with this subject."""
+        """Draw the verb phrase of a relative clause with this subject."""
         if self.chance(0.7):
             verb = self.rng.choice(self.words.transitive)
             group, words = self.verb_group(verb, subject)
@@ -435,7 +435,7 @@ class Grammar:
         return join([words, self.prepositional(self.rng.choice(verb.takes))])
 
     def adjectives(self, kind: str, order: str, probability: float) -> list[Adjective]:
-        """At most one adjective of an order."""
+        """Draw at most one adjective of an order."""
         if not self.chance(probability):
             return []
         fitting = self.words.fitting_adjectives(kind, order)
@@ -445,7 +445,7 @@ class Grammar:
         return self.rng.choice((self.name, self.institution, lambda: self.noun_phrase("person", "d")))()
 
     def relative(self, kind: str, head: Phrase) -> Phrase:
-        """ "who sees the cat", "which is red", "whom / that the king sees", "where the king sleeps"."""
+        """Draw "who sees the cat", "which is red", "whom / that the king sees" or "where the king sleeps"."""
         if kind == "place" and self.chance(0.4):
             subject = self.subject(compound=False, relative=False)
             _, words = self.verb_group(self.rng.choice(self.words.intransitive), subject)

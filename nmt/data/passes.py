@@ -270,21 +270,21 @@ class Encoder:
             for tokenizer, lines in zip(tokenizers, columns, strict=True)
         ]
         lengths = np.array([[len(sentence) for sentence in side] for side in ids], np.int32)
-        kept, dropped, too_long = np.ones(len(links), bool), dict[str, int](), None
+        keep, dropped, too_long = np.ones(len(links), bool), dict[str, int](), None
         longest = lengths.max(axis=0, initial=0)
         if self._limits is not None:
-            kept, dropped = _filter(lengths, *self._limits)
+            keep, dropped = _filter(lengths, *self._limits)
         elif longest.max(initial=0) > MAX_HELD_OUT:
             index = int(np.argmax(longest > MAX_HELD_OUT))
             too_long = index, int(longest[index])
         sides = []
         for tokenizer, lines, sentences, sizes in zip(tokenizers, columns, ids, lengths, strict=True):
-            tokens = np.fromiter(chain.from_iterable(compress(sentences, kept)), IDS)
-            texts = [line.encode() for line in compress(lines, kept)]
+            tokens = np.fromiter(chain.from_iterable(compress(sentences, keep)), IDS)
+            texts = [line.encode() for line in compress(lines, keep)]
             text_sizes = np.fromiter(map(len, texts), np.int32, len(texts))
             unknown = int((tokens == tokenizer.unk).sum())
-            sides.append(EncodedSide(tokens, sizes[kept], b"".join(texts), text_sizes, unknown))
-        return EncodedChunk(sides, list(compress(links, kept)), dropped, too_long)
+            sides.append(EncodedSide(tokens, sizes[keep], b"".join(texts), text_sizes, unknown))
+        return EncodedChunk(sides, list(compress(links, keep)), dropped, too_long)
 
 
 def _filter(lengths: Array, max_length: int, max_ratio: float | None) -> tuple[Array, dict[str, int]]:
@@ -295,12 +295,12 @@ def _filter(lengths: Array, max_length: int, max_ratio: float | None) -> tuple[A
         "too_long": longest > max_length,
         "ratio": longest > (np.inf if max_ratio is None else max_ratio) * shortest,
     }
-    kept = np.ones(lengths.shape[1], bool)
+    keep = np.ones(lengths.shape[1], bool)
     dropped = {}
     for reason, mask in reasons.items():
-        dropped[reason] = int((kept & mask).sum())
-        kept &= ~mask
-    return kept, dropped
+        dropped[reason] = int((keep & mask).sum())
+        keep &= ~mask
+    return keep, dropped
 
 
 @lru_cache(1)

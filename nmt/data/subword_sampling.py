@@ -52,7 +52,7 @@ class Sampler(ABC):
         self._units = re.compile(self._unit_pattern(), re.DOTALL).findall
 
     def _unit_pattern(self) -> str:
-        """Matches words and user-defined symbols. The whole line is one word if pieces may contain spaces."""
+        """Make a pattern of words and user-defined symbols. If pieces may contain spaces, the line is one word."""
         within = "." if any(WORD_START in piece[1:] for piece in self._ids) else f"[^{WORD_START}]"
         if not self._user:
             return f"{WORD_START}?{within}+|{WORD_START}"
@@ -60,7 +60,7 @@ class Sampler(ABC):
         return f"{user}|{WORD_START}?(?:(?!{user}){within})+|{WORD_START}"
 
     def draw(self, text: str, alpha: float, seed: int) -> list[int]:
-        """A line normalised by SentencePiece -> ids without </s>."""
+        """Segment a line, normalised by SentencePiece, into token ids without </s>."""
         ids = self._draw(self._units(text), alpha, Random(seed).random)
         if self._unknown not in ids:
             return ids
@@ -68,13 +68,13 @@ class Sampler(ABC):
 
     @abstractmethod
     def _draw(self, units: list[str], alpha: float, uniform: Uniform) -> list[int]:
-        """Words and user-defined symbols -> ids."""
+        """Segment words and user-defined symbols into token ids."""
 
     def _symbol(self, text: str) -> Ids:
-        """The id of a piece; of other text the ids of its bytes, or the unknown id."""
-        known = self._ids.get(text, self._user.get(text))
-        if known is not None:
-            return (known,)
+        """Look up the id of a piece; of other text the ids of its bytes, or the unknown id."""
+        piece = self._ids.get(text, self._user.get(text))
+        if piece is not None:
+            return (piece,)
         return tuple(self._bytes[byte] for byte in text.encode()) if self._bytes else (self._unknown,)
 
 
@@ -112,7 +112,7 @@ class BpeSampler(Sampler):
         return ids
 
     def _draw_long(self, unit: str, next_skip: float, gaps: Iterator[float]) -> tuple[_Merged, float]:
-        """A long word, segmented once: all possible skips are drawn first.
+        """Segment a long word once: all possible skips are drawn first.
 
         There are fewer than 3 n attempts for n symbols: n - 1 pairs, and at most two new ones after each merge.
         """
@@ -145,7 +145,7 @@ class BpeSampler(Sampler):
 
 
 def _gaps(alpha: float, uniform: Uniform) -> Iterator[float]:
-    """Numbers of successful attempts between two skipped ones (geometric distribution).
+    """Draw the numbers of successful attempts between two skipped ones (geometric distribution).
 
     Drawing gaps is equivalent to drawing each attempt, and most words need no draw.
     """
@@ -190,7 +190,7 @@ class UnigramSampler(Sampler):
         return ids
 
     def _endings(self, unit: str, alpha: float) -> list[_Ending]:
-        """The pieces that may end after each character, with reversed ids, since they are drawn backwards."""
+        """Find the pieces that may end after each character. Their ids are reversed, as they are drawn backwards."""
         if unit in self._user:
             return [_Ending([], [0], [(self._user[unit],)])]
         log_sums = [0.0]  # over all segmentations up to a position

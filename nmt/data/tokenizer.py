@@ -118,8 +118,8 @@ class Tokenizer:
     def id_of(self, piece: str) -> int | None:
         """Look up the id of a piece as in `pieces`; None for other text and for symbols that no translation holds."""
         token: int = self._processor.piece_to_id(piece)
-        known = self._processor.id_to_piece(token) == piece
-        return token if known and token not in {self.pad, self.bos, self.eos} else None
+        exists = self._processor.id_to_piece(token) == piece
+        return token if exists and token not in {self.pad, self.bos, self.eos} else None
 
     def boundary(self) -> NDArray[np.bool_]:
         """Mark the tokens (V,) that do not continue the word before them: they start with a space or with punctuation
@@ -144,8 +144,8 @@ class Tokenizer:
             pairs = zip(pieces[:-1], ends, strict=True)
             parts = (f"(?>.+?(?={end}))" if piece == UNKNOWN else re.escape(piece) for piece, end in pairs)
             pattern = "".join(f"({part})" for part in parts)
-            if found := re.fullmatch(pattern, text, re.DOTALL):
-                pieces = [*found.groups(), pieces[-1]]
+            if match := re.fullmatch(pattern, text, re.DOTALL):
+                pieces = [*match.groups(), pieces[-1]]
         return self.restore_spaces(line, pieces)
 
     def restore_spaces(self, line: str, pieces: list[str]) -> list[str]:

@@ -30,7 +30,7 @@ class AlignmentScores(NamedTuple):
 
 
 def parse_pharaoh(line: str) -> tuple[set[Link], set[Link]]:
-    """Sure and possible links of a line such as "0-0 1-2 3p4": "-" marks a sure link, "p" one that is only possible.
+    """Parse a line such as "0-0 1-2 3p4" into sure and possible links: "p" marks a link that is only possible.
 
     Sure links are possible too. Raises ValueError that names the first malformed token.
     """
@@ -48,14 +48,14 @@ def parse_pharaoh(line: str) -> tuple[set[Link], set[Link]]:
 
 
 def format_pharaoh(links: Iterable[Link]) -> str:
-    """Links in Pharaoh notation, sorted by source word, then target word."""
+    """Write links in Pharaoh notation, sorted by source word, then target word."""
     return " ".join(f"{source}-{target}" for source, target in sorted(links))
 
 
 def alignment_error_rate(
     hypotheses: Iterable[set[Link]], golds: Iterable[tuple[set[Link], set[Link]]]
 ) -> AlignmentScores:
-    """Corpus-level scores (Och and Ney 2003) of hypothesis links A against sure and possible gold links S and P.
+    """Score hypothesis links A of a corpus against its sure and possible gold links S and P (Och and Ney 2003).
 
     AER = 1 - (|A & S| + |A & P|) / (|A| + |S|), precision = |A & P| / |A|, recall = |A & S| / |S|. S is a subset of P.
     Precision is 1 if A is empty, recall is 1 if S is empty, and AER is 0 if both are. Raises ValueError if the counts
@@ -79,12 +79,12 @@ def alignment_error_rate(
 
 
 def words_of_line(line: str) -> list[str]:
-    """The words that alignments count: separated by spaces, not by other white space such as no-break spaces."""
+    """Split a line into the words that alignments count: at spaces, not at other white space as a no-break space."""
     return [word for word in line.split(" ") if word]
 
 
 def words_of_pieces(pieces: Sequence[str]) -> list[int]:
-    """The index of the word that each SentencePiece piece belongs to.
+    """Return the index of the word that each SentencePiece piece belongs to.
 
     A word starts at the first piece, at each piece that begins with "▁", at "</s>" and after it. "<unk>" is a word of
     its own, because SentencePiece decodes it with spaces around it. A lone "▁" belongs to the pieces that follow it. A
@@ -99,9 +99,10 @@ def words_of_pieces(pieces: Sequence[str]) -> list[int]:
 
 
 def merge_to_words(weights: Weights, target_pieces: Sequence[str], source_pieces: Sequence[str]) -> Weights:
-    """(T, S) of pieces -> (T, S) of words: sums over source words, means over target words (Clark et al. 2019).
+    """Merge weights of pieces to weights of words: (T, S) -> (T, S).
 
-    Rows keep their sum.
+    Sums over the pieces of a source word and averages over those of a target word (Clark et al. 2019), so that rows
+    keep their sum.
     """
     assert weights.shape == (len(target_pieces), len(source_pieces))
     target, source = _membership(target_pieces), _membership(source_pieces)
@@ -110,7 +111,7 @@ def merge_to_words(weights: Weights, target_pieces: Sequence[str], source_pieces
 
 
 def words(pieces: Sequence[str]) -> list[str]:
-    """The text of the words that `merge_to_words` returns weights of."""
+    """Return the text of the words that `merge_to_words` returns weights of."""
     texts = [""] * (words_of_pieces(pieces)[-1] + 1 if pieces else 0)
     for word, piece in zip(words_of_pieces(pieces), pieces, strict=True):
         texts[word] += piece.replace(WORD_START, " ")
@@ -118,13 +119,13 @@ def words(pieces: Sequence[str]) -> list[str]:
 
 
 def _membership(pieces: Sequence[str]) -> NDArray[np.float64]:
-    """(pieces, words), 1 where the piece belongs to the word."""
+    """Mark which word each piece belongs to -> (pieces, words) of 0 and 1."""
     words = words_of_pieces(pieces)
     return np.eye(words[-1] + 1 if words else 0)[words]
 
 
 def hard_alignment(word_weights: Weights) -> set[Link]:
-    """(T, S) -> a link from each target word to the source word with the largest weight, the first of equals.
+    """Link each target word to the source word with the largest weight, the first of equals. Weights (T, S).
 
     A row of zeros (monotonic attention past the end) has no link.
     """
@@ -133,7 +134,7 @@ def hard_alignment(word_weights: Weights) -> set[Link]:
 
 
 def attention_to_links(weights: Weights, target_pieces: Sequence[str], source_pieces: Sequence[str]) -> set[Link]:
-    """(T, S) of pieces, "</s>" last -> links between words.
+    """Convert attention weights (T, S) of pieces, "</s>" last, to links between words.
 
     A target word that attends most to the source's "</s>" stays unaligned, and so does the target's "</s>".
     """
