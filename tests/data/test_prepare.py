@@ -97,6 +97,13 @@ def test_training_is_filtered_and_counted_and_held_out_text_is_not(corpus: Path)
     assert report["train"]["longest"][0] <= 100
 
 
+def test_a_pair_of_max_length_tokens_is_kept(corpus: Path) -> None:
+    longest = max(make(corpus).report["splits"]["train"]["longest"])
+    for max_length, dropped in ((longest, 0), (longest - 1, 1)):
+        report = make(corpus, f"data.max_length={max_length}").report["splits"]["train"]
+        assert report["dropped"].get("too_long", 0) == dropped
+
+
 def test_word_alignments_are_read_by_index(corpus: Path) -> None:
     lines = ["0-0 1-1", "", *["1-1"] * (len(PAIRS) - 2)]
     write(corpus, "plain", PAIRS)
