@@ -118,6 +118,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(corpus: Path, change: str, m
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_run_trains_and_translates_tagged_lines(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = call("nmt-train", *overrides(corpus, f"hydra.run.dir={run}"))

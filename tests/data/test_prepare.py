@@ -56,11 +56,6 @@ def make(corpus: Path, *overrides: str) -> Prepared:
     return prepare(settings.data, settings.tokenizer)
 
 
-def fingerprint(corpus: Path, *overrides: str) -> str:
-    settings = config(corpus, *overrides)
-    return fingerprint_of(settings.data, settings.tokenizer)
-
-
 def content(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
@@ -139,24 +134,29 @@ def test_settings_and_text_decide_whether_a_corpus_is_another(corpus: Path) -> N
     for name in ("two", "three"):
         for language in ("en", "de"):
             shutil.copyfile(corpus / f"one.{language}", corpus / f"{name}.{language}")
-    one, two, valid = (f"{corpus}/{name}" for name in ("one", "two", "valid"))
-    variants: list[tuple[str, ...]] = [
-        (),
-        ("tokenizer.vocab_size=70",),
-        ("tokenizer.kind=char",),
-        ("tokenizer.lowercase=true",),
-        ("data.max_length=50",),
-        ("data.source_lang=de", "data.target_lang=en"),
-        (f"data.extra={one}",),
-        (f"data.extra=[{one},{two}]",),
-        (f"data.validation=[{one},{valid}]",),
-        (f"data.validation={one}", f"data.test={valid}"),
+    one, two, three, valid = (f"{corpus}/{name}" for name in ("one", "two", "three", "valid"))
+    settings = config(corpus)
+
+    def fingerprint(data: dict[str, Any], tokenizer: dict[str, Any]) -> str:
+        return fingerprint_of(settings.data.model_copy(update=data), settings.tokenizer.model_copy(update=tokenizer))
+
+    variants: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {}),
+        ({}, {"vocab_size": 70}),
+        ({}, {"kind": "char"}),
+        ({}, {"lowercase": True}),
+        ({"max_length": 50}, {}),
+        ({"source_lang": "de", "target_lang": "en"}, {}),
+        ({"extra": [one]}, {}),
+        ({"extra": [one, two]}, {}),
+        ({"validation": [one, valid]}, {}),
+        ({"validation": [one], "test": [valid]}, {}),
     ]
-    fingerprints = [fingerprint(corpus, *variant) for variant in variants]
+    fingerprints = [fingerprint(*variant) for variant in variants]
     assert len(set(fingerprints)) == len(variants)
-    assert fingerprint(corpus, f"data.extra={corpus}/three") == fingerprint(corpus, f"data.extra={one}")
+    assert fingerprint({"extra": [three]}, {}) == fingerprint({"extra": [one]}, {})
     (corpus / "valid.de").write_text("anders\n\nneu\n")
-    assert fingerprint(corpus) not in fingerprints
+    assert fingerprint({}, {}) not in fingerprints
 
 
 def test_an_existing_tokenizer_decides_by_its_model(corpus: Path) -> None:

@@ -70,7 +70,7 @@ def normalised(tokenizer: Tokenizer, line: str) -> str:
 
 @pytest.mark.parametrize("name", MODELS)
 @given(line=TEXT)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_without_dropout_bpe_is_encode(name: str, line: str) -> None:
     tokenizer = made("bpe", name)
     assert tokenizer.sample([line], 0, [1]) == tokenizer.encode([line])
@@ -78,7 +78,7 @@ def test_without_dropout_bpe_is_encode(name: str, line: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @given(line=TEXT)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_the_sharpest_unigram_sampling_is_encode(name: str, line: str) -> None:
     tokenizer = made("unigram", name)
     (drawn,), (best,) = tokenizer.sample([line], 1e5, [1]), tokenizer.encode([line])
@@ -103,7 +103,7 @@ def unknown(tokenizer: Tokenizer) -> str:
 
 
 @given(line=TEXT)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_bpe_without_merges_is_characters(line: str) -> None:
     tokenizer = made("bpe", "few characters")
     runs = re.findall(f"{unknown(tokenizer)}|.", normalised(tokenizer, line), re.DOTALL)
@@ -113,7 +113,7 @@ def test_bpe_without_merges_is_characters(line: str) -> None:
 
 @KINDS
 @given(line=TEXT, alpha=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_pieces_spell_the_line(kind: str, line: str, alpha: float, seed: int) -> None:
     tokenizer = made(kind, "few characters")
     drawn = tokenizer.pieces(tokenizer.sample([line], alpha, [seed])[0])
@@ -125,7 +125,7 @@ def test_pieces_spell_the_line(kind: str, line: str, alpha: float, seed: int) ->
 
 @KINDS
 @given(lines=st.lists(WORDS, max_size=8), alpha=st.floats(0.1, 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_symbols_of_the_user_stay_whole(kind: str, lines: list[str], alpha: float) -> None:
     tokenizer = made(kind, "symbols")
     line = " ".join(lines)
@@ -152,7 +152,7 @@ def test_a_draw_depends_on_its_seed_alone(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "alpha", "longest_cached"), [("bpe", 0.1, 32), ("bpe", 0.5, 0), ("unigram", 0.1, 32), ("unigram", 0.5, 0)]
+    ("kind", "alpha", "longest_cached"), [("bpe", 0.1, 32), ("bpe", 0.5, 0), ("unigram", 0.1, 32), ("unigram", 0.5, 32)]
 )
 def test_frequencies_are_those_of_sentencepiece(
     kind: str, alpha: float, longest_cached: int, monkeypatch: pytest.MonkeyPatch
@@ -163,7 +163,7 @@ def test_frequencies_are_those_of_sentencepiece(
     expect_like_frequencies(tokenizer, (longest[-1], f"{longest[-20]} ☃", "the cat"), alpha)
 
 
-def expect_like_frequencies(tokenizer: Tokenizer, lines: Sequence[str], alpha: float, draws: int = 4000) -> None:
+def expect_like_frequencies(tokenizer: Tokenizer, lines: Sequence[str], alpha: float, draws: int = 2000) -> None:
     """Of all segmentations, within chance."""
     theirs = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model)
     for line in lines:

@@ -113,7 +113,7 @@ def composed(text: str) -> str:
 
 
 @given(text=TEXT)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_bytes_spell_any_text(byte_tokenizers: dict[tuple[str, str], Tokenizer], text: str) -> None:
     for (_, rule), tokenizer in byte_tokenizers.items():
         (ids,) = tokenizer.encode([text])
@@ -131,7 +131,7 @@ def test_bytes_spell_any_text(byte_tokenizers: dict[tuple[str, str], Tokenizer],
 
 
 @given(text=TEXT)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_what_is_unknown_breaks_nothing_else(joint: Tokenizers, text: str) -> None:
     """Also without bytes to spell it: ids in range, one end, text in one line, pieces that belong to the ids."""
     tokenizer = joint.source
@@ -145,7 +145,7 @@ def test_what_is_unknown_breaks_nothing_else(joint: Tokenizers, text: str) -> No
 
 
 @given(text=TEXT, seed=st.integers(0, 1000))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_pieces_of_a_sampled_segmentation_spell_the_line_too(joint: Tokenizers, text: str, seed: int) -> None:
     """Unknown words included, so that they count as parts of the same words."""
     tokenizer = joint.source
@@ -158,7 +158,7 @@ def test_pieces_of_a_sampled_segmentation_spell_the_line_too(joint: Tokenizers, 
 
 
 @given(ids=st.lists(st.integers(0, 599), max_size=60))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_whatever_a_model_writes_is_one_line_of_unicode(
     byte_tokenizers: dict[tuple[str, str], Tokenizer], ids: list[int]
 ) -> None:

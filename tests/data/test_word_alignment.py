@@ -27,7 +27,7 @@ def attention(targets: int, sources: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).dirichlet(np.ones(sources), size=targets)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(GOLD)
 def test_pharaoh_round_trip(gold: tuple[set[Link], set[Link]]) -> None:
     sure, possible = gold
@@ -36,7 +36,7 @@ def test_pharaoh_round_trip(gold: tuple[set[Link], set[Link]]) -> None:
     assert parse_pharaoh(f"{format_pharaoh(sure)} {only_possible}\n") == (sure, possible)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(LINKS)
 def test_pharaoh_is_sorted_by_number(links: set[Link]) -> None:
     many = links | {(10, 0), (9, 11)}
@@ -51,7 +51,7 @@ def test_bad_pharaoh_token_is_named(token: str) -> None:
     assert repr(token) in str(error.value)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(LINKS, GOLD), max_size=4))
 def test_error_rate_by_definition(corpus: list[tuple[set[Link], tuple[set[Link], set[Link]]]]) -> None:
     # Every link of the corpus with its sentence's number, so that the corpus is one large sentence.
@@ -70,14 +70,14 @@ def test_error_rate_by_definition(corpus: list[tuple[set[Link], tuple[set[Link],
     assert all(0 <= value <= 1 for value in (scores.aer, scores.precision, scores.recall))
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(GOLD)
 def test_anything_between_sure_and_possible_is_perfect(gold: tuple[set[Link], set[Link]]) -> None:
     for links in gold:
         assert alignment_error_rate([links], [gold]) == AlignmentScores(aer=0, precision=1, recall=1)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(GOLD.filter(lambda gold: bool(gold[0])))
 def test_disjoint_is_all_wrong(gold: tuple[set[Link], set[Link]]) -> None:
     elsewhere = {(source + 100, target) for source, target in gold[1]}
@@ -113,7 +113,7 @@ def test_words_of_pieces(pieces: list[str], words: list[int]) -> None:
     assert words_of_pieces(pieces) == words
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(PIECES, PIECES, st.integers(0, 99))
 def test_merging_by_definition(target: list[str], source: list[str], seed: int) -> None:
     weights = attention(len(target), len(source), seed)
