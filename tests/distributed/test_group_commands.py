@@ -49,21 +49,29 @@ def in_group(size: int, output: Path, *command: str | Path, stdin: bytes = b"") 
     return [(ended(p), output.with_name(f"{output.name}.{rank}").read_text()) for rank, p in enumerate(processes)]
 
 
-@pytest.mark.parametrize("options", [["search.batch_tokens=40"], ["search=sampling", "search.batch_tokens=40"]])
-def test_translations_keep_their_order(options: list[str], run: Path, tmp_path: Path) -> None:
-    lines = (run / "data" / "test.source").read_bytes() + b"\na dog\n"
-    words = ["nmt-translate", f"run={run}", "buffer_lines=5", *options]
+@pytest.mark.parametrize(
+    "options",
+    [
+        "search.batch_tokens=40 alignments={folder}/links",
+        "search=sampling search.batch_tokens=40",
+        "references={run}/data/test.target",
+    ],
+)
+def test_translations_and_scores_keep_their_order(options: str, run: Path, tmp_path: Path) -> None:
+    lines = (run / "data" / "test.source").read_bytes()
+    words = ["nmt-translate", f"run={run}", "buffer_lines=3", *options.format(run=run, folder=tmp_path).split()]
     alone = call(*words, stdin=lines)
     assert alone.returncode == 0
     assert alone.stdout.count(b"\n") == lines.count(b"\n")
-    links = tmp_path / "links"
-    (first, printed), (second, nothing) = in_group(2, tmp_path / "out", *words, f"alignments={links}", stdin=lines)
+    links = [path.read_bytes() for path in tmp_path.glob("links")]
+    (first, printed), (second, nothing) = in_group(2, tmp_path / "out", *words, stdin=lines)
     assert (first, second) == (0, 0)
     assert printed.encode() == alone.stdout
     assert nothing == ""
-    assert links.read_bytes().count(b"\n") == lines.count(b"\n")
+    assert [path.read_bytes() for path in tmp_path.glob("links")] == links
 
 
+@pytest.mark.slow
 def test_a_command_starts_several_processes_itself(run: Path) -> None:
     lines = (run / "data" / "test.source").read_bytes()
 
@@ -82,22 +90,6 @@ def test_a_command_starts_several_processes_itself(run: Path) -> None:
     failed = translate("run=nowhere", "processes=2")
     assert failed.returncode == 2
     assert failed.stderr.decode() == "nmt-translate: error: run=nowhere: no such directory\n"
-
-
-def test_several_processes_are_not_started_twice(run: Path, tmp_path: Path) -> None:
-    group = in_group(2, tmp_path / "out", "nmt-translate", f"run={run}", "processes=2")
-    assert [status for status, _ in group] == [2, 2]
-    assert "processes=: several processes were started already; leave it out" in group[0][1]
-
-
-def test_references_are_scored_in_order(run: Path, tmp_path: Path) -> None:
-    lines, references = ((run / "data" / f"test.{side}") for side in ("source", "target"))
-    words = ["nmt-translate", f"run={run}", f"references={references}", "buffer_lines=3"]
-    alone = call(*words, stdin=lines.read_bytes())
-    (_, printed), (_, nothing) = in_group(2, tmp_path / "out", *words, stdin=lines.read_bytes())
-    assert printed.encode() == alone.stdout
-    assert alone.stdout.count(b"\n") == 8
-    assert nothing == ""
 
 
 def test_an_evaluation_is_that_of_one_process(run: Path, tmp_path: Path) -> None:
@@ -126,20 +118,20 @@ def test_an_ensemble_is_evaluated_in_one_folder(run: Path, tmp_path: Path) -> No
     assert (folder / "results.json").is_file()
 
 
-def test_an_error_is_printed_once(run: Path, tmp_path: Path) -> None:
-    group = in_group(2, tmp_path / "out", "nmt-translate", f"run={run}", f"alignments={tmp_path}/none/links")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("nmt-translate run={run} alignments={folder}/none/links", "none/links: cannot be written"),
+        ("nmt-translate run={run} processes=2", "processes=: several processes were started already; leave it out"),
+        ("nmt-train processes=2", "processes=: several processes were started already; leave it out"),
+        ("nmt-train attention=bahdanaw", "nmt-train: error: attention=bahdanaw: "),
+    ],
+)
+def test_an_error_is_printed_once(words: str, message: str, run: Path, tmp_path: Path) -> None:
+    group = in_group(2, tmp_path / "out", *words.format(run=run, folder=tmp_path).split())
     assert [status for status, _ in group] == [2, 2]
-    assert "none/links: cannot be written" in group[0][1]
+    assert message in group[0][1]
     assert group[1][1] == ""
-    group = in_group(2, tmp_path / "out2", "nmt-train", "attention=bahdanaw")
-    assert [status for status, _ in group] == [2, 2]
-    assert group[0][1].startswith("nmt-train: error: ")
-    assert group[1][1] == ""
-
-
-def test_processes_is_refused_where_there_are_several(tmp_path: Path) -> None:
-    group = in_group(2, tmp_path / "out", "nmt-train", *SHORT, "processes=2", f"hydra.run.dir={tmp_path / 'run'}")
-    assert "processes=: several processes were started already" in group[0][1]
 
 
 def test_the_first_value_is_agreed_on_and_outlives_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:

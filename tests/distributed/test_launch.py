@@ -96,25 +96,51 @@ def test_a_full_disk_ends_all_processes_within_seconds(name: str, tmp_path: Path
     assert time.time() - (tmp_path / "failed").stat().st_mtime < 15
 
 
-def test_an_error_reaches_the_caller(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("job", "message", "printed"),
+    [
+        (refuse, r"^data\.train=corpus: no such file$", ""),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (crash, r"^process [01] ended with status 1; the checkpoints are intact$", "ZeroDivisionError: a bug"),
+                (fail_on_the_second, r"^a process failed, as printed above$", ""),
+                (
+                    refuse_without_room,
+                    r"^a process failed, as printed above$",
+                    "nmt-train: error: data.train=corpus: no such file\n",
+                ),
+            )
+        ),
+    ],
+)
+def test_a_failure_reaches_the_caller_and_leaves_nothing(
+    job: Any,  # noqa: ANN401
+    message: str,
+    printed: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
-    with pytest.raises(UserError, match=r"^data\.train=corpus: no such file$"):
-        launched(refuse, tmp_path)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    with pytest.raises(UserError, match=message):
+        launched(job, tmp_path)
     assert handlers == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert printed in capfd.readouterr().err
 
 
-def test_a_crash_shows_its_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UserError, match=r"^process [01] ended with status 1; the checkpoints are intact$"):
-        launched(crash, tmp_path)
-    assert "ZeroDivisionError: a bug" in capfd.readouterr().err
+def wait_for(folder: Path, pattern: str, seconds: float = 120) -> None:
+    """Wait until both processes have left their mark."""
+    deadline = time.monotonic() + seconds
+    while len(list(folder.glob(pattern))) < 2:
+        assert time.monotonic() < deadline, (folder / "printed").read_text()
+        time.sleep(0.05)
 
 
-def test_a_failure_of_another_process_is_a_failure(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^a process failed, as printed above$"):
-        launched(fail_on_the_second, tmp_path)
-
-
-@pytest.mark.parametrize("ignored", [False, True])
+@pytest.mark.parametrize("ignored", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_signal_to_the_launcher_waits_for_the_checkpoint_only(ignored: bool, tmp_path: Path) -> None:
     """Ctrl-C reaches the processes twice, from the terminal and from the launcher; nohup's SIGHUP reaches nobody."""
 
@@ -123,10 +149,7 @@ def test_a_signal_to_the_launcher_waits_for_the_checkpoint_only(ignored: bool, t
         return launched(save_slowly, tmp_path)
 
     child = forked(work, tmp_path / "printed")
-    deadline = time.monotonic() + 120
-    while not all((tmp_path / f"ready.{number}").exists() for number in range(2)):
-        assert time.monotonic() < deadline, (tmp_path / "printed").read_text()
-        time.sleep(0.05)
+    wait_for(tmp_path, "ready.*")
     if ignored:
         os.killpg(child, signal.SIGHUP)
         time.sleep(4)  # longer than the processes would need to save
@@ -140,31 +163,10 @@ def test_a_signal_to_the_launcher_waits_for_the_checkpoint_only(ignored: bool, t
     assert "leaked" not in (tmp_path / "printed").read_text()
 
 
-def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    with pytest.raises(UserError):
-        launched(refuse, tmp_path)
-    assert list((tmp_path / "temporary").iterdir()) == []
-
-
-def test_an_error_is_printed_where_temporary_files_have_no_room(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(UserError, match=r"^a process failed, as printed above$"):
-        launched(refuse_without_room, tmp_path)
-    assert "nmt-train: error: data.train=corpus: no such file\n" in capfd.readouterr().err
-
-
+@pytest.mark.slow
 def test_processes_save_and_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
     child = forked(lambda: launched(save_slowly, tmp_path), tmp_path / "printed")
-    deadline = time.monotonic() + 120
-    while not all((tmp_path / f"ready.{number}").exists() for number in range(2)):
-        assert time.monotonic() < deadline, (tmp_path / "printed").read_text()
-        time.sleep(0.05)
+    wait_for(tmp_path, "ready.*")
     os.kill(child, signal.SIGKILL)
     assert ended(child) == -signal.SIGKILL
-    deadline = time.monotonic() + 25
-    while not all((tmp_path / f"saved.{number}").exists() for number in range(2)):
-        assert time.monotonic() < deadline, (tmp_path / "printed").read_text()
-        time.sleep(0.05)
+    wait_for(tmp_path, "saved.*", 25)

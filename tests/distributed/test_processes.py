@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import time
 from collections.abc import Callable
@@ -49,9 +48,7 @@ class Group:
     def __init__(self, run: Path, size: int, *overrides: str, prepare: Prepare = lambda _: None) -> None:
         """prepare: called with the rank before the training, to break something."""
         self.output = run.with_name(f"{run.name}.output")
-        demo = not any(override.startswith("data=") for override in overrides)
-        short = [override for override in SHORT if demo or not override.startswith(("data.", "tokenizer.vocab"))]
-        config = validated(TrainConfig, values_of("train", [*short, *overrides]))
+        config = validated(TrainConfig, values_of("train", [*SHORT, *overrides]))
 
         def work() -> int:
             import sys
@@ -109,42 +106,38 @@ def test_results_of_all_processes_come_in_the_order_of_the_items(tmp_path: Path)
 
 
 def test_processes_make_the_updates_of_one(alone: Path, tmp_path: Path) -> None:
-    for size in (2, 3):
-        run = trained(tmp_path / str(size), size)
-        assert difference(run, alone) < 1e-6
-        scores = [json.loads((each / "results.json").read_text())["test"] for each in (run, alone)]
-        for entry in scores:
-            entry.pop("sentences_per_second")
-        assert scores[0] == scores[1]
-        assert (run / "hypotheses" / "test.txt").read_text() == (alone / "hypotheses" / "test.txt").read_text()
-        manifest = json.loads((run / "manifest.json").read_text())
-        assert manifest["starts"][0]["machine"]["processes"] == size
-        assert not list(run.rglob("*.part"))
+    run = trained(tmp_path / "run", 3)
+    assert difference(run, alone) < 1e-6
+    scores = [json.loads((path / "results.json").read_text())["test"] for path in (run, alone)]
+    for entry in scores:
+        entry.pop("sentences_per_second")
+    assert scores[0] == scores[1]
+    assert (run / "hypotheses" / "test.txt").read_text() == (alone / "hypotheses" / "test.txt").read_text()
+    assert json.loads((run / "manifest.json").read_text())["starts"][0]["machine"]["processes"] == 3
+    assert not list(run.rglob("*.part"))
 
 
 @pytest.mark.parametrize(
-    "overrides",
+    ("size", "overrides"),
     [
-        ["attention=hard", "attention.alignment.baseline=moving"],
-        pytest.param(["training.r_drop=2", "training.accumulate=2"], marks=pytest.mark.slow),
+        (2, ["attention=hard", "attention.alignment.baseline=moving"]),  # which all samples of positions move
+        (3, ["training.batch_sentences=2", "training.max_steps=4"]),  # one process has no sentence, but takes part
+        pytest.param(2, ["training.r_drop=2", "training.accumulate=2"], marks=pytest.mark.slow),
         pytest.param(
-            ["attention=coverage", "attention.coverage.loss_start=2", "training.ema_decay=0.9"], marks=pytest.mark.slow
+            2,
+            ["attention=coverage", "attention.coverage.loss_start=2", "training.ema_decay=0.9"],
+            marks=pytest.mark.slow,
         ),
     ],
 )
-def test_the_same_for_objectives_and_attentions(overrides: list[str], tmp_path: Path) -> None:
-    """Samples of positions belong to sentences, and a moving baseline sees all of them."""
+def test_objectives_and_batches_of_any_kind_are_those_of_one_process(
+    size: int, overrides: list[str], tmp_path: Path
+) -> None:
     one = trained(tmp_path / "one", 1, *overrides)
-    assert difference(trained(tmp_path / "two", 2, *overrides), one) < 1e-5
+    assert difference(trained(tmp_path / "group", size, *overrides), one) < 1e-5
 
 
-def test_a_batch_smaller_than_the_group(tmp_path: Path) -> None:
-    """Two sentences for three processes: one has none, but takes part."""
-    small = ["training.batch_sentences=2", "training.max_steps=4"]
-    one = trained(tmp_path / "one", 1, *small)
-    assert difference(trained(tmp_path / "three", 3, *small), one) < 1e-6
-
-
+@pytest.mark.slow
 def test_dropout_depends_on_seed_step_and_share(tmp_path: Path) -> None:
     dropout = ["embedding.dropout=0.3", "decoder.dropout=0.3"]
     runs = [trained(tmp_path / name, 2, *dropout) for name in ("one", "again")]
@@ -152,6 +145,7 @@ def test_dropout_depends_on_seed_step_and_share(tmp_path: Path) -> None:
     assert difference(trained(tmp_path / "alone", 1, *dropout), runs[0]) > 1e-6  # other shares, other masks
 
 
+@pytest.mark.slow
 def test_another_number_of_processes_goes_on(tmp_path: Path) -> None:
     """Every pair once in every epoch."""
     steps = ["training.max_epochs=2", "validation.unit=steps", "validation.every=100", "training.max_steps=null"]
@@ -242,7 +236,6 @@ def test_an_error_on_one_ends_all_in_one_line(tmp_path: Path) -> None:
     assert "nmt-train: error: process 1: the disk of this machine is full of cats" in group.printed()
     assert "Traceback" not in group.printed() + group.printed(1)
     assert "error" not in group.printed(1)
-    assert "ERROR process 1: the disk" in (tmp_path / "run" / "train.log").read_text()
 
 
 def test_a_lost_process_ends_the_others(tmp_path: Path) -> None:
@@ -256,7 +249,7 @@ def test_a_lost_process_ends_the_others(tmp_path: Path) -> None:
     assert "Traceback" not in group.printed()
 
 
-@pytest.mark.parametrize("where", ["update", "validation"])
+@pytest.mark.parametrize("where", ["update", pytest.param("validation", marks=pytest.mark.slow)])
 def test_a_signal_to_one_stops_all_with_a_checkpoint(where: str, alone: Path, tmp_path: Path) -> None:
     def prepare(rank: int) -> None:
         from nmt.training.validation import Validator
@@ -279,7 +272,6 @@ def test_a_signal_to_one_stops_all_with_a_checkpoint(where: str, alone: Path, tm
     group = Group(tmp_path / "run", 2, prepare=prepare)
     assert group.wait() == [128 + signal.SIGTERM] * 2
     assert "SIGTERM: saving a checkpoint" in group.printed()
-    assert "ERROR" not in (tmp_path / "run" / "train.log").read_text()
     saved = read_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")
     assert saved["step"] == (3 if where == "update" else 6)
     assert saved["validated"] == 0
@@ -290,14 +282,7 @@ def test_a_signal_to_one_stops_all_with_a_checkpoint(where: str, alone: Path, tm
     assert sum("train/loss" in line for line in steps if line["step"] == 6) == 1
 
 
-def test_patience_ends_all(tmp_path: Path) -> None:
-    group = Group(
-        tmp_path / "run", 2, "validation.unit=steps", "validation.every=1", "validation.patience=1", "optimizer.lr=1e-9"
-    )
-    assert group.wait() == [0, 0]
-    assert "stopped early" in group.printed()
-
-
+@pytest.mark.slow
 def test_a_validation_may_take_longer_than_torch_would_wait(tmp_path: Path) -> None:
     def prepare(rank: int) -> None:
         from datetime import timedelta
@@ -327,29 +312,3 @@ def test_another_corpus_is_refused(tmp_path: Path) -> None:
     assert group.wait() == [2, 2]
     assert "process 1: data: another corpus than that of the main process" in group.printed()
     assert not (tmp_path / "run" / "config.yaml").exists()
-
-
-def test_small_shares_are_warned_of(tmp_path: Path) -> None:
-    group = Group(tmp_path / "run", 2)
-    group.wait()
-    warning = r"training\.batch_tokens=320: each of 2 processes gets 160 tokens .*batch_tokens=1024"
-    assert re.search(warning, group.printed())
-
-
-@pytest.mark.slow
-def test_lengths_as_uneven_as_one_and_a_hundred(tmp_path: Path) -> None:
-    rows = [(" ".join(["ein Hund"] * s), " ".join(["a dog"] * t)) for s, t in ((1, 50), (50, 1), (1, 1), (50, 50)) * 10]
-    text = tmp_path / "text.tsv"
-    text.write_text("de\ten\n" + "".join(f"{source}\t{target}\n" for source, target in rows))
-    overrides = ["data=files", "data.source_lang=de", "data.target_lang=en", f"data.train={text}", "size=demo"]
-    overrides += [f"data.validation={text}", f"data.cache_dir={tmp_path}", "data.max_ratio=null", "tokenizer=word"]
-    one = trained(tmp_path / "one", 1, *overrides)
-    assert difference(trained(tmp_path / "two", 2, *overrides), one) < 1e-6
-
-
-def test_gradients_may_be_added_up_in_bf16(alone: Path, tmp_path: Path) -> None:
-    rough = trained(tmp_path / "run", 2, "training.reduce_dtype=bf16")
-    assert 1e-6 < difference(rough, alone) < 1e-2
-    lines = [json.loads(line) for line in (rough / "metrics.jsonl").read_text().splitlines()]
-    exact = [json.loads(line) for line in (alone / "metrics.jsonl").read_text().splitlines()]
-    assert lines[0]["train/loss"] == pytest.approx(exact[0]["train/loss"], rel=1e-4)  # the terms are added up in fp32

@@ -84,26 +84,11 @@ def test_the_mean_of_all_teachers_is_learned_without_their_dropout(teachers: lis
 
 
 def test_the_references_are_smoothed_the_teachers_are_not(teachers: list[Path], train_config: Config) -> None:
-    smoothed = [*STILL, "training.label_smoothing=0.2"]
-    plain, other = (setup(train_config(*still, *from_(teachers[:1]))) for still in (STILL, smoothed))
-    first, second = plain[0](plain[1], 1), other[0](other[1], 1)
-    assert second.terms["smoothed_loss"] > second.terms["loss"]
-    torch.testing.assert_close(first.terms["distillation_loss"], second.terms["distillation_loss"])
-    half = (second.terms["smoothed_loss"] + second.terms["distillation_loss"]) / 2
-    torch.testing.assert_close(second.total.detach(), half)
-
-
-def test_what_teachers_predict_is_learned(teachers: list[Path], train_config: Config) -> None:
-    objective, batch = setup(train_config(*STILL, *from_(teachers, "objective.teacher_weight=1")))
-    optimizer = torch.optim.Adam(objective.model.parameters(), 0.01)
-    found = []
-    for step in range(30):
-        optimizer.zero_grad()
-        value = objective(batch, step)
-        value.total.backward()
-        optimizer.step()
-        found.append(float(value.terms["distillation_loss"]))
-    assert 0 < found[-1] < found[0] / 3
+    objective, batch = setup(train_config(*STILL, "training.label_smoothing=0.2", *from_(teachers[:1])))
+    value = objective(batch, 1)
+    assert value.terms["smoothed_loss"] > value.terms["loss"]
+    half = (value.terms["smoothed_loss"] + value.terms["distillation_loss"]) / 2
+    torch.testing.assert_close(value.total.detach(), half)
 
 
 def test_a_run_writes_down_whom_it_learned_from(teachers: list[Path], train_config: Config, tmp_path: Path) -> None:

@@ -70,17 +70,13 @@ def test_a_term_is_added_with_its_weight(overrides: list[str], term: str, weight
     assert not value.terms[term].requires_grad
 
 
-def test_plain_attention_adds_nothing(train_config: Config) -> None:
-    _, objective, batch = setup(train_config(*STILL))
+@pytest.mark.parametrize("overrides", [[], ["attention=coverage", "attention.coverage.loss_weight=0"]])
+def test_without_a_weight_nothing_is_added(overrides: list[str], train_config: Config) -> None:
+    _, objective, batch = setup(train_config(*STILL, *overrides))
     value = objective(batch, 1)
     assert set(value.terms) == {"loss", "smoothed_loss"}
     assert batch.alignment is None
     torch.testing.assert_close(value.total.detach(), value.terms["loss"])
-
-
-def test_a_coverage_loss_of_weight_zero_is_left_out(train_config: Config) -> None:
-    _, objective, batch = setup(train_config(*STILL, "attention=coverage", "attention.coverage.loss_weight=0"))
-    assert "coverage_loss" not in objective(batch, 1).terms
 
 
 def test_a_coverage_loss_sets_in_after_its_start(train_config: Config) -> None:
@@ -119,10 +115,8 @@ def test_what_dropout_makes_differ_is_added_by_half_of_alpha(train_config: Confi
 @pytest.mark.parametrize(
     "overrides",
     [
-        [],
         ["training.label_smoothing=0.1"],
         ["attention=luong_general", "training.guided_alignment=0.7"],
-        ["attention=gnmt", "training.guided_alignment=0.7"],
         ["attention=coverage", "attention.coverage.loss_start=0"],
     ],
 )
@@ -144,13 +138,13 @@ def test_guided_alignment_teaches_the_alignments(train_config: Config) -> None:
     model, objective, batch = setup(train_config(*STILL, "attention=luong_general", "training.guided_alignment=1"))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
-    for _ in range(40):
+    for _ in range(20):
         value = objective(batch, 1)
         optimizer.zero_grad()
         value.total.backward()
         optimizer.step()
         losses.append(float(value.terms["alignment_loss"]) / batch.target_tokens)
-    assert losses[-1] < 0.5 * losses[0]
+    assert losses[-1] < 0.8 * losses[0]
 
 
 @pytest.mark.parametrize("timing", [[], ["decoder.attend=first_layer", "decoder.layers=2"]], ids=str)

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-import unicodedata
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.evaluate.bleu import ScoreSettings
+from nmt.system.distributed import Interrupted
 from nmt.system.run import RunDirectory
 from nmt.training.start import corpus_report, origins_of, round_trip_bleu, transfer_weights
 
@@ -29,13 +30,10 @@ STILL = ["optimizer.lr=1e-30", "schedule=constant"]
 
 # The corpus report: what the tokenizer loses of the references.
 
-CHINESE = ["\u4f60\u597d\uff0c\u4e16\u754c\uff01", "\u4eca\u5929\uff08\u5468\u4e00\uff09\u4e0d\u6765\uff1f"]
 PERSIAN = [
     "\u0645\u06cc\u200c\u0631\u0648\u0645 \u0628\u0647 \u062e\u0627\u0646\u0647 .",
     "\u06a9\u062a\u0627\u0628\u200c\u0647\u0627 \u0628\u0647 \u062e\u0627\u0646\u0647 \u0645\u06cc\u200c\u0631 .",
 ]
-COMPOSED = ["le gar\u00e7on a \u00e9t\u00e9 l\u00e0 .", "il est d\u00e9\u00e7u , \u00e0 No\u00ebl ."]
-FRENCH = [unicodedata.normalize("NFD", line) for line in COMPOSED]
 LETTERS = ["a b c d e f g h", "A B C D E", "a\x01b c d e f g h"]
 Make = Callable[..., tuple[Prepared, TrainConfig]]
 
@@ -54,17 +52,6 @@ def prepared(tmp_path: Path) -> Make:
         return prepare(config.data, config.tokenizer), config
 
     return make
-
-
-@pytest.mark.parametrize(
-    ("targets", "tokenize"), [(CHINESE, "zh"), (PERSIAN, "13a"), (FRENCH, "13a")], ids=["Chinese", "Persian", "NFD"]
-)
-def test_references_come_back_whole(targets: list[str], tokenize: str, prepared: Make) -> None:
-    made, config = prepared(targets)
-    report = corpus_report(made, config, ScoreSettings(tokenize, lowercase=False))
-    assert report["splits"]["validation"]["round_trip_bleu"] == 100
-    assert "round_trip_bleu" not in report["splits"]["train"]
-    assert not [warning for warning in report["warnings"] if "themselves" in warning]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +76,8 @@ def test_what_is_lost_is_said_with_the_remedy(
     better, config = prepared(targets, *overrides, remedy, held_out=held_out)
     report = corpus_report(better, config, ScoreSettings("13a", config.evaluation.lowercase))
     assert report["splits"]["validation"]["round_trip_bleu"] == pytest.approx(100)
+    assert "round_trip_bleu" not in report["splits"]["train"]
+    assert not [warning for warning in report["warnings"] if "themselves" in warning]
 
 
 def test_of_a_large_split_a_part_is_enough(prepared: Make) -> None:
@@ -121,10 +110,6 @@ def test_its_first_weights_are_the_best_of_the_other_run(first: Path, tmp_path: 
     assert start["start_from"]["step"] == state(first, "best")["step"]
 
 
-def kill() -> None:
-    raise KeyboardInterrupt
-
-
 def test_once_it_has_a_checkpoint_it_needs_the_other_run_no_more(
     first: Path, train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,10 +119,9 @@ def test_once_it_has_a_checkpoint_it_needs_the_other_run_no_more(
     config = train_config(*SHORT, "tokenizer.vocab_size=600", f"training.start_from={gone}", *worse)
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        before_update(patch, 1, kill)
-        with pytest.raises(KeyboardInterrupt):
+        before_update(patch, 1, lambda: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(Interrupted):
             fitted(config, run)
-    assert state(run)["logged_step"] == 0  # which need not be logged again
     shutil.rmtree(gone)
     fitted(config, run)
     best, started = weights(run, "best"), weights(first, "best")
@@ -147,45 +131,27 @@ def test_once_it_has_a_checkpoint_it_needs_the_other_run_no_more(
     assert losses[1][1] > losses[0][1] + 1
 
 
-def test_the_saved_path_is_absolute(train_config: Config) -> None:
-    settled = train_config("training.start_from=here/it/is").with_absolute_paths()
-    assert settled.training.start_from == str(Path.cwd() / "here" / "it" / "is")
-    assert train_config("data.extra=[a,/b]").with_absolute_paths().data.extra == [str(Path.cwd() / "a"), "/b"]
-    assert train_config().with_absolute_paths().training.start_from is None
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["encoder.hidden=8"], r"do not fit this model \(encoder.hidden is 16 there, 8 here\)"),
-        (
-            ["decoder.attend=after", "encoder.cell=lstm"],
-            "encoder.cell is gru there, lstm here; decoder.attend is before",
-        ),
+        ("encoder.hidden=8", r"={run}: its weights do not fit this model \(encoder.hidden is 16 there, 8 here\)$"),
+        ("decoder.attend=after encoder.cell=lstm", "encoder.cell is gru there, lstm here; decoder.attend is before"),
+        ("training.start_from=nowhere", "=nowhere: no such directory"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_the_run_begins(
-    overrides: list[str], message: str, first: Path, train_config: Config, tmp_path: Path
+    overrides: str, message: str, first: Path, train_config: Config, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=message.format(run=first)) as error:
-        fitted(
-            train_config(*SHORT, "tokenizer.vocab_size=600", *overrides, f"training.start_from={first}"),
-            tmp_path / "run",
-        )
-    assert str(error.value).startswith(f"training.start_from={first}: ")
-    assert "\n" not in str(error.value)
+    start = ["tokenizer.vocab_size=600", f"training.start_from={first}"]
+    with pytest.raises(UserError, match=r"^training\.start_from.*" + message.format(run=first)):
+        fitted(train_config(*SHORT, *start, *overrides.split()), tmp_path / "run")
     assert not list((tmp_path / "run").iterdir())
 
 
-def test_a_run_without_weights_or_no_run_is_refused(first: Path, train_config: Config, tmp_path: Path) -> None:
-    young = shutil.copytree(first, tmp_path / "young")
-    shutil.rmtree(young / "checkpoints")
-    with pytest.raises(
-        UserError, match=r"best\.safetensors: no such checkpoint; has the run reached its first validation"
-    ):
+def test_a_run_without_weights_is_refused(first: Path, train_config: Config, tmp_path: Path) -> None:
+    young = shutil.copytree(first, tmp_path / "young", ignore=shutil.ignore_patterns("checkpoints"))
+    with pytest.raises(UserError, match="no such checkpoint; has the run reached its first validation"):
         fitted(train_config(f"training.start_from={young}"), tmp_path / "run")
-    with pytest.raises(UserError, match=r"training\.start_from=nowhere: no such directory"):
-        fitted(train_config("training.start_from=nowhere"), tmp_path / "run")
 
 
 # Another vocabulary.

@@ -1,7 +1,7 @@
 """Updates: accumulation, clipping, non-finite gradients, batches too large for memory, optimizers, schedules."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -78,28 +78,19 @@ def test_every_update_draws_its_own_dropout_masks(train_config: Config) -> None:
     assert losses[0] != pytest.approx(losses[1], rel=1e-5)
 
 
-def test_scaled_gradients_are_clipped_by_their_true_norm(train_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a scaler that is active on a CPU, too."""
-    real = torch.amp.GradScaler
-    results = []
-    for scale in (1.0, 64.0):
-        active = partial(real, init_scale=scale)
-        monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled, active=active: active(device))
-        trainer = trainer_of(train_config(*SGD, "training.max_grad_norm=0.1"))
-        before = weights(trainer)
-        update = trainer.update(parts(trainer))
-        assert update.applied
-        results.append((weights(trainer) - before, update.gradient_norm))
-    torch.testing.assert_close(results[1], results[0])
-    assert results[0][1] > 0.1  # there is something to clip
-
-
-def test_clipping_bounds_the_step_and_reports_the_norm_before(train_config: Config) -> None:
+@pytest.mark.parametrize("scale", [1.0, 64.0])
+def test_clipping_bounds_the_step_by_the_true_norm_and_reports_it(
+    scale: float, train_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where gradients are scaled, here by a scaler that is active on a CPU."""
+    active = partial(torch.amp.GradScaler, init_scale=scale)
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled: active(device))
     trainer = trainer_of(train_config(*SGD, "optimizer.lr=1", "training.max_grad_norm=0.01"))
     before = weights(trainer)
     update = trainer.update(parts(trainer))
+    assert update.applied
     assert float((weights(trainer) - before).norm()) == pytest.approx(0.01, rel=1e-3)
-    assert update.gradient_norm > 0.1
+    assert 0.1 < update.gradient_norm < 10
 
 
 @pytest.mark.parametrize("broken", ["gradient", "loss", "gradient of the baseline"])
@@ -131,25 +122,11 @@ def test_every_optimizer_learns_and_takes_the_schedules_rate(optimizer: str, tra
     rate = {"sgd": 1.0, "adadelta": 1.0}.get(optimizer, 0.01)
     trainer = trainer_of(train_config(*STILL, *AT_RATE, f"optimizer={optimizer}", f"optimizer.lr={rate}"))
     batch = parts(trainer)
-    losses = [float(trainer.update(batch).terms["smoothed_loss"]) for _ in range(15)]
+    losses = [float(trainer.update(batch).terms["smoothed_loss"]) for _ in range(10)]
     assert losses[-1] < 0.98 * losses[0]
     groups = trainer.optimizer.param_groups
     assert [group["lr"] for group in groups] == [rate, rate]
     assert sorted(id(p) for group in groups for p in group["params"]) == sorted(map(id, trainer.model.parameters()))
-    trainer.schedule.factor = lambda step: 0.0  # type: ignore[method-assign]
-    before = weights(trainer)
-    trainer.update(batch)
-    assert torch.equal(weights(trainer), before)
-
-
-def test_momentum_acts(train_config: Config) -> None:
-    moved = []
-    for extra in ([], ["optimizer.momentum=0.9"]):
-        trainer = trainer_of(train_config(*SGD, *extra))
-        for _ in range(2):
-            trainer.update(parts(trainer))
-        moved.append(weights(trainer))
-    assert not torch.equal(*moved)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "adadelta"])
@@ -181,16 +158,6 @@ def test_weight_decay_is_that_of_the_papers_and_of_matrices_alone(optimizer: str
         assert decayed == (not any(part in name for part in ("bias", "gain", "norm.weight")))
 
 
-def test_label_smoothing_changes_the_loss_but_not_the_likelihood(train_config: Config) -> None:
-    seen = []
-    for smoothing in (0.0, 0.3):
-        trainer = trainer_of(train_config(*STILL, f"training.label_smoothing={smoothing}"))
-        seen.append(trainer.update(parts(trainer)).terms)
-    torch.testing.assert_close(seen[0]["loss"], seen[1]["loss"])
-    torch.testing.assert_close(seen[0]["loss"], seen[0]["smoothed_loss"])
-    assert seen[1]["loss"] != seen[1]["smoothed_loss"]
-
-
 def test_bf16_stays_near_fp32(train_config: Config) -> None:
     exact, rough = (trainer_of(train_config(*STILL), precision) for precision in ("fp32", "bf16"))
     updates = [trainer.update(parts(trainer)) for trainer in (rough, exact)]
@@ -218,7 +185,9 @@ class Refusing(torch.autograd.Function):
         raise ctx.error
 
 
-@pytest.mark.parametrize(("during", "error"), [("forward", CUDA), ("backward", CPU)])
+@pytest.mark.parametrize(
+    ("during", "error"), [("backward", CPU), pytest.param("forward", CUDA, marks=pytest.mark.slow)]
+)
 def test_a_batch_that_does_not_fit_gives_the_updates_of_its_parts(
     during: str,
     error: RuntimeError,
@@ -268,7 +237,7 @@ def test_a_pair_that_does_not_fit_alone_ends_the_run_in_words() -> None:
 
 
 def test_other_errors_are_not_taken_for_it(train_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> Iterator[None]:
+    def broken(*_: object) -> None:
         raise RuntimeError("shapes cannot be multiplied")
 
     monkeypatch.setattr(Objective, "__call__", broken)
