@@ -42,7 +42,7 @@ class Interrupted(Exception):  # noqa: N818
 
 
 class OtherProcessFailed(UserError):  # noqa: N818
-    """Rank 0 reports why; this process only ends."""
+    """Another process failed; rank 0 reports why."""
 
 
 class _Failure(NamedTuple):
@@ -53,7 +53,7 @@ class _Failure(NamedTuple):
 
 
 class ProcessGroup:
-    """`size` processes with ranks from 0. Rank 0, the main process, writes all files."""
+    """`size` processes with ranks from 0. Rank 0 writes all files."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank, self.size = rank, size
@@ -230,7 +230,7 @@ def _fresh_store() -> Store:
 
 
 def seed_draws(seed: int, step: int, rank: int) -> None:
-    """Seed torch's global generators for an update: its draws depend on nothing that happened before it."""
+    """Seed torch's global generators for an update, so that its draws do not depend on earlier ones."""
     torch.manual_seed(int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0]))
 
 

@@ -27,8 +27,8 @@ T = TypeVar("T")
 LENGTH_STEP = 8  # lengths are padded to a multiple of this
 Shape = tuple[int, int, int]  # B, S, T
 Passes = Callable[[Batch, Tensor | int, int], Value]
-"""A batch on the device, the target tokens to divide by (a number or ()), the number of the update -> the batch's
-value; adds to the parameters' gradients."""
+"""(batch on the device, target tokens to divide by, number of the update) -> the batch's value; adds to the parameters'
+gradients."""
 
 
 def padded_shape(batch: Batch) -> Shape:
@@ -67,8 +67,8 @@ class CUDARecorder:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def compute(self, passes: Callable[[], Value]) -> Value:
-        """Run passes that will be recorded next, on the recording stream: autograd's nodes that add to gradients shall
-        belong to it."""
+        """Run passes that will be recorded next, on the recording stream, to which autograd's nodes that add to
+        gradients must belong."""
         gc.collect()  # cycles left by earlier passes would keep such nodes alive on the other stream
         release_memory()  # what torch keeps for passes on the other stream cannot serve this one
         others = torch.cuda.current_stream(self.device)
@@ -127,7 +127,7 @@ class Recording(NamedTuple):
 
 
 class GraphedPasses:
-    """Forward and backward passes that are recorded when a shape occurs for the second time."""
+    """Runs forward and backward passes; records those of a shape when it occurs for the second time."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class GraphedPasses:
         limit: int,
         recorder: CUDARecorder | None = None,
     ) -> None:
-        """parameters: all of the model; pads: ids of source and target padding; limit: the most recordings."""
+        """parameters: all of the model; pads: ids of source and target padding; limit: of recordings."""
         self.passes, self.parameters, self.pads = passes, parameters, pads
         self.device, self.limit = device, limit
         self.recorder = CUDARecorder(device) if recorder is None else recorder

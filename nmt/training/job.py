@@ -1,7 +1,7 @@
-"""One training job: prepare, build, fit, evaluate.
+"""One training job: prepare, build, fit, evaluate; and the dry run, which measures what a job would take.
 
-All processes of a group run the same job. What only one of them may do, or what may fail on one of them, goes through
-`group.on_main`, `group.main_first` or `group.everywhere`, which raise an error of one process on all.
+All processes of a group run the same job. Work that only rank 0 may do, or that may fail on one process, goes through
+`group.on_main`, `group.main_first` or `group.everywhere`, which raise the error of one process on all of them.
 """
 
 import logging
@@ -51,12 +51,12 @@ from nmt.translate.translator import Translator
 log = logging.getLogger(__name__)
 
 # Of a dry run.
-TIMED_SECONDS = 5.0  # of updates whose time is taken
-MOST_UPDATES = 500
-CANDIDATES = 1_000  # batches, in the random order of the epoch, among which the largest is looked for
+TIMED_SECONDS = 5.0  # how long updates are timed
+MOST_UPDATES = 500  # at most so many are timed
+CANDIDATES = 1_000  # the largest batch is searched among so many, in the random order of the epoch
+PAIRS = 32  # validated pairs
 MINUTE = 60  # seconds
-PAIRS = 32  # that are validated
-GIB = 2**30
+GIB = 2**30  # bytes
 
 
 def train(
@@ -66,7 +66,7 @@ def train(
     choices: Mapping[str, str] | None = None,
     observer: Observer | None = None,
 ) -> int:
-    """Call `train_run`. Returns the exit status of a command: 0, or 128 + the signal that stopped the run."""
+    """Call `train_run` and return an exit status: 0, or 128 + the signal that stopped the run."""
     try:
         train_run(config, directory, overrides, choices, observer)
     except Interrupted as stop:
@@ -95,19 +95,14 @@ def train_run(
     return job.run
 
 
-class Job:
+class Job(NamedTuple):
     """A configuration, the run directory, and the machine and the processes that train there."""
 
-    def __init__(
-        self,
-        config: schema.TrainConfig,
-        run: RunDirectory,
-        machine: Machine,
-        group: ProcessGroup,
-        closing: ExitStack,
-    ) -> None:
-        """closing: what is undone when the job ends."""
-        self.config, self.run, self.machine, self.group, self.closing = config, run, machine, group, closing
+    config: schema.TrainConfig
+    run: RunDirectory
+    machine: Machine
+    group: ProcessGroup
+    closing: ExitStack  # closed when the job ends
 
     @classmethod
     @contextmanager
@@ -118,7 +113,7 @@ class Job:
         run, stop = RunDirectory(directory), None
         with fair_waiting(), ProcessGroup.join() as group, ExitStack() as closing:
             group.refuse_differences(
-                str(run.path.absolute()), "hydra.run.dir: differs from that of the main process; name one"
+                str(run.path.absolute()), "hydra.run.dir: differs from that of rank 0; give all processes the same"
             )
             closing.callback(run.release)
             try:
@@ -147,7 +142,7 @@ def prepare(job: Job, overrides: Sequence[str], choices: Mapping[str, str]) -> I
     group.on_main(lambda: run.claim(values))
     corpus = group.main_first(lambda: prepare_corpus(config.data, config.tokenizer))
     group.refuse_differences(
-        corpus.report["content"], "data: another corpus than that of the main process; give all machines the same"
+        corpus.report["content"], "data: another corpus than that of rank 0; give all machines the same"
     )
     report = group.on_main(lambda: corpus_report(corpus, config, settings))
     resumed = group.on_main((run.checkpoints / LAST).exists)
@@ -233,7 +228,7 @@ def build(job: Job, inputs: Inputs) -> Setup:
 
 
 def warn_of_no_effect(config: schema.TrainConfig, objective: Objective, total_steps: int) -> None:
-    """Warn of values that would take effect only after the end of the run."""
+    """Warn of values that would take effect only after the last update."""
     for loss in objective.auxiliary:
         if loss.start >= total_steps:
             log.warning("attention.coverage.loss_start=%d: the run ends before, at step %d", loss.start, total_steps)
@@ -319,7 +314,7 @@ def _finish(setup: Setup, journal: Journal) -> None:
 
 
 class Costs(NamedTuple):
-    """What was measured, in seconds."""
+    """The measurements of a dry run, in seconds."""
 
     preparation: float
     update: float
@@ -336,8 +331,9 @@ def dry_run(
 ) -> int:
     """Prepare and build a run, time a few updates and the validation of a few pairs, and print what the run would take.
 
-    Writes nothing outside of the folder in which `directory` lies. A corpus that is not in the cache is prepared there.
-    Returns the exit status: 0, or 128 + the signal that stopped it.
+    Writes nothing outside the folder that holds `directory`. A corpus that is not in the cache is prepared there.
+    Returns an exit status: 0, or 128 + the signal that stopped it. `observer` is ignored: `train` has the same
+    parameters.
     """
     began, cache = time.perf_counter(), directory.parent / "cache"
     cache.mkdir(exist_ok=True)
@@ -359,7 +355,7 @@ def dry_run(
 
 
 def _time_updates(trainer: Trainer, seconds: float) -> tuple[float, float]:
-    """Seconds and target tokens of an update, the mean of as many as take about `seconds`."""
+    """Measure the mean seconds and target tokens of an update, over about `seconds` of them."""
     candidates = [*trainer.plan[:CANDIDATES]]
     largest = max(candidates, key=partial(_attention_size, trainer))
     trainer.plan = [largest, largest, *candidates]
@@ -375,13 +371,13 @@ def _time_updates(trainer: Trainer, seconds: float) -> tuple[float, float]:
 
 
 def _attention_size(trainer: Trainer, indices: Indices) -> int:
-    """B x T x S of a batch: of those with equally many tokens, that with the longest sentences takes most memory."""
+    """Return B x T x S of a batch: among batches of equally many tokens, the longest sentences take most memory."""
     split = trainer.batches.split
     return len(indices) * int(split.source.lengths_of(indices).max()) * int(split.target.lengths_of(indices).max())
 
 
 def _updates(trainer: Trainer, count: int) -> tuple[float, int]:
-    """Seconds and target tokens of the next `count` updates. Raises Interrupted at a signal."""
+    """Make the next `count` updates; return their seconds and target tokens. Raises Interrupted at a signal."""
     seconds, tokens = trainer.seconds, trainer.tokens
     for _ in range(count):
         if trainer.next_update().stop:
@@ -390,7 +386,7 @@ def _updates(trainer: Trainer, count: int) -> tuple[float, int]:
 
 
 def _time_validation(setup: Setup) -> float:
-    """Seconds of a validation for each pair. Raises Interrupted at a signal.
+    """Measure the seconds of a validation per pair. Raises Interrupted at a signal.
 
     All translations are as long as the longest reference: a batch takes as long as its longest translation, and the
     length of those of an untrained model means nothing.
@@ -408,7 +404,7 @@ def _time_validation(setup: Setup) -> float:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: of a CUDA GPU what torch has reserved, else of this process, each at most so far."""
+    """Return the peak memory so far in bytes: what torch has reserved on a CUDA GPU, else that of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -416,7 +412,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def cost_report(setup: Setup, costs: Costs, peak: int) -> list[str]:
-    """Lines for the user: what the run would take."""
+    """Write the lines for the user: what the run would take."""
     trainer, splits, config = setup.trainer, setup.corpus.splits, setup.job.config
     epoch, total = len(trainer.batches.epoch(0)), trainer.total_steps
     validations = validations_of(config, epoch, total)
@@ -438,12 +434,12 @@ def cost_report(setup: Setup, costs: Costs, peak: int) -> list[str]:
 
 
 def validations_of(config: schema.TrainConfig, epoch: int, total: int) -> int:
-    """Validations of a run of `total` updates, `epoch` of them in an epoch, if patience does not end it."""
+    """Count the validations of a run of `total` updates, `epoch` of them per epoch, if patience does not end it."""
     training, validation = config.training, config.validation
     interval = validation.every * (1 if validation.unit == "steps" else epoch)
     return math.ceil(total / interval) + (training.start_from is not None)
 
 
 def duration(seconds: float) -> str:
-    """Like human_duration, but below a minute with three digits."""
+    """Format seconds with three digits below a minute, else like human_duration."""
     return f"{seconds:.3g} s" if seconds < MINUTE else human_duration(seconds)

@@ -45,8 +45,8 @@ class TrainingLoop:
         self.config, self.trainer, self.validator, self.run, self.journal = config, trainer, validator, run, journal
         self.observer = observer or (lambda *_: False)
         self.stopping = EarlyStopping(config.validation.monitor, config.validation.patience)
-        self.validated = 0  # the step of the last validation
-        self.logged_step = -1  # the journal is complete up to this step; later lines of a killed run are removed
+        self.validated = 0  # step of the last validation
+        self.logged_step = -1  # the journal is complete up to this step; a resumed run removes later lines
         self.window = LogWindow()
 
     def resume(self) -> bool:
@@ -101,7 +101,7 @@ class TrainingLoop:
             self.journal.end_of_updates()
 
     def summary(self) -> dict[str, Any]:
-        """What the manifest records of the training so far."""
+        """Return what the manifest records of the training so far."""
         trainer = self.trainer
         return {
             "steps": trainer.step,
@@ -216,26 +216,26 @@ class LogWindow:
         self.seconds = 0.0
 
     def add(self, update: Update) -> None:
-        """Add an update; of one that was skipped, only the time."""
+        """Add an update; of a skipped one, only the time."""
         self.seconds += update.seconds
         if update.applied:
             self.updates.append({**update.terms, "gradient_norm": update.gradient_norm})
             self.tokens += update.tokens
 
     def state(self) -> list[Any]:
-        """The sums as a checkpoint stores them."""
+        """Return the sums as a checkpoint stores them."""
         return [self.updates, self.tokens, self.seconds]
 
     @classmethod
     def load(cls, state: list[Any], device: torch.device) -> Self:
-        """The sums with this state."""
+        """Restore the result of `state` on a device."""
         window = cls()
         updates, window.tokens, window.seconds = state
         window.updates = [{name: term.to(device) for name, term in update.items()} for update in updates]
         return window
 
     def means(self) -> dict[str, float]:
-        """Means over at least one update: terms per target token, the gradient norm per update."""
+        """Average over at least one update: terms per target token, the gradient norm per update."""
         names = list(self.updates[0])
         columns = [torch.stack([update[name].float() for update in self.updates]) for name in names]
         totals = torch.stack(columns).cpu().double().sum(1).tolist()

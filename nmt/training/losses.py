@@ -78,7 +78,8 @@ def smoothed_nll(log_probs: Tensor, targets: Tensor, smoothing: float) -> tuple[
 def mean_probabilities(
     components: Sequence[Tensor], output_layers: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype
 ) -> Tensor:
-    """The fields of several models' Components in turn, and ((V, R), (V,)) of each -> (n, V)."""
+    """Average the predictions of several models, from the fields of their Components in turn and the output layers
+    ((V, R), (V,)) -> (n, V)."""
     fields = len(Components._fields)
     starts = range(0, len(components), fields)
     models = zip((Components(*components[i : i + fields]) for i in starts), output_layers, strict=True)
@@ -125,12 +126,12 @@ class TokenLoss:
         return TokenPrediction(batch, decoded, total, terms, self.passes)
 
     def with_inputs(self, batch: Batch) -> tuple[Criterion, tuple[Tensor, ...]]:
-        """The criterion for this batch and what else it reads, (B * T, ...) each."""
+        """Return the criterion for this batch and what else it reads, (B * T, ...) each."""
         return self.criterion, ()
 
     def minimised(self, terms: Terms) -> Tensor:
-        """The terms (B, T) of a prediction -> what the criterion minimises (B, T): the term "smoothed_loss", if it
-        reports one, else "loss"."""
+        """Return what the criterion minimises (B, T), from its terms (B, T): "smoothed_loss", if it reports one, else
+        "loss"."""
         return terms.get("smoothed_loss", terms["loss"])
 
 
@@ -152,7 +153,7 @@ class Distillation(TokenLoss):
 
     @torch.no_grad()
     def with_inputs(self, batch: Batch) -> tuple[Criterion, tuple[Tensor, ...]]:
-        """`distillation` with the teachers' output layers, and the components of their predictions."""
+        """Return `distillation` with the teachers' output layers, and the components of their predictions."""
         layers: list[tuple[Tensor, Tensor]] = []
         inputs: list[Tensor] = []
         for teacher in self.teachers:
@@ -165,7 +166,7 @@ class Distillation(TokenLoss):
 
 
 def repeat(batch: Batch, passes: int) -> Batch:
-    """The batch several times, one after the other. Decoding all of them at once is cheaper."""
+    """Repeat a batch, pass after pass, so that all passes are decoded at once."""
     if passes == 1:
         return batch
     alignment = batch.alignment
@@ -316,7 +317,7 @@ class Value(NamedTuple):
 
 
 class Objective:
-    """The objective of a configuration for one batch after the other.
+    """Computes what a configuration minimises, for one batch after another.
 
     Makes the model's attention return log-weights if guided alignment reads them.
     """
@@ -336,7 +337,7 @@ class Objective:
         return self.loss.can_be_recorded and auxiliary
 
     def __call__(self, batch: Batch, step: int) -> Value:
-        """The objective for a batch on the model's device, in update number `step` (from 1)."""
+        """Compute the objective for a batch on the model's device, in update number `step`, from 1."""
         with sentence_draws(SentenceDraws(lambda: sentence_keys((self.seed, step), batch.indices))):
             prediction = self.loss(batch)
         total = prediction.total
@@ -349,13 +350,13 @@ class Objective:
         return Value(total, {name: term.detach() for name, term in terms.items()})
 
     def after_update(self, terms: Mapping[str, Tensor], tokens: int) -> None:
-        """Call this with the terms and target tokens of the whole batch after each update."""
+        """Move the baseline of a hard attention, by the terms and target tokens of the whole batch of an update."""
         if self.model.policy is not None:
             self.model.policy.after_update(-self.loss.minimised(dict(terms)) / tokens)
 
 
 def build_token_loss(model: Seq2Seq, config: TrainConfig, pad: int, teachers: Sequence[Seq2Seq] = ()) -> TokenLoss:
-    """The loss on target tokens that the configuration chooses."""
+    """Build the loss on target tokens that the configuration chooses."""
     objective, smoothing = config.objective, config.training.label_smoothing
     if isinstance(objective, schema.Distillation):
         return Distillation(model, pad, teachers, objective.teacher_weight, smoothing)

@@ -1,4 +1,4 @@
-"""Updates of a model's parameters, batch after batch, from the first one or from a checkpoint."""
+"""Updates of a model's parameters: Trainer makes them, batch after batch; below it what an update needs."""
 
 import logging
 import math
@@ -32,11 +32,11 @@ class Update(NamedTuple):
     gradient_norm: Tensor  # () before clipping
     applied: bool  # False: the loss or the gradient was not finite, and the parameters stay as they were
     stop: bool = False  # was any process signalled to stop?
-    seconds: float = 0.0
+    seconds: float = 0.0  # wall time
 
 
 class Trainer:
-    """A model with all that updates it: batches, objective, optimizer, schedule, moving average."""
+    """Updates a model, with batches, objective, optimizer, schedule and moving average."""
 
     def __init__(
         self,
@@ -47,10 +47,7 @@ class Trainer:
         machine: Machine,
         group: ProcessGroup | None = None,
     ) -> None:
-        """group: the processes that train together; default: this one alone.
-
-        Raises UserError if the schedule does not fit the number of updates.
-        """
+        """group: the processes that train together, by default this one alone."""
         self.config, self.model, self.objective, self.batches = config, model, objective, batches
         self.machine, self.group = machine, group or ProcessGroup()
         self.signals = StopSignals()
@@ -108,7 +105,7 @@ class Trainer:
         return update
 
     def _fitting_update(self, indices: Indices) -> Update:
-        """Update on these training pairs, in more parts as long as a part does not fit in memory."""
+        """Update on these training pairs, in more and more parts until each fits in memory."""
         processes, share = self.group.size, self.group.share(indices)
         counts = len(share) > 0
         tokens = self.batches.target_tokens(indices, self.epoch) if processes > 1 else None
@@ -122,9 +119,9 @@ class Trainer:
     def update(self, batches: Sequence[Batch], tokens: int | None = None, counts: bool = True) -> Update:
         """Update the parameters on one batch, given in parts: forward, loss, backward, clip, step.
 
-        tokens: target tokens of the batch on all processes, by which the gradients are divided; default: those of
-        `batches`. counts=False: no sentence is left for this process, and the one that it repeats does not count.
-        Raises OutOfMemory, on all processes, if a part does not fit on one of them. Then nothing has changed.
+        tokens: target tokens of the batch on all processes, by which gradients are divided; by default those of
+        `batches`. counts=False: there are fewer sentences than processes; this process repeats one, whose gradient is
+        left out. Raises OutOfMemory on all processes if a part does not fit on one of them; nothing has changed then.
         """
         step = self.step + 1
         tokens = sum(batch.target_tokens for batch in batches) if tokens is None else tokens
@@ -180,9 +177,9 @@ class Trainer:
     def _sum_over_processes(
         self, total: Tensor, terms: dict[str, Tensor], fits: bool, stop: bool, counts: bool
     ) -> tuple[Tensor, dict[str, Tensor], bool, bool]:
-        """Sum gradients, total and terms over all processes; do all fit, does any stop?
+        """Sum gradients, total and terms over all processes; find whether all fit in memory and whether any stops.
 
-        Gradients that are incomplete or do not count are left out.
+        Leaves out gradients that are incomplete or do not count.
         """
         assert self.gradient_sum is not None
         flags = [float(not fits), float(stop)]
@@ -197,18 +194,18 @@ class Trainer:
             group["lr"] = self.config.optimizer.lr * self.schedule.factor(step)
 
     def release_graphs(self) -> bool:
-        """Stop using CUDA graphs and free their memory. Returns whether they were in use."""
+        """Stop using CUDA graphs, to free their memory. Returns whether they were in use."""
         released, self.graphed = self.graphed is not None, None
         return released
 
     def stop_if_signalled(self) -> None:
-        """Raises Interrupted on all processes if any of them was signalled."""
+        """Raise Interrupted on all processes if one of them was signalled."""
         if signum := self.group.largest(self.signals.received or 0):
             raise Interrupted(signum)
 
     @property
     def epochs(self) -> float:
-        """Epochs done."""
+        """The epochs done, with the share of the one in progress."""
         return self.epoch + self.batch_index / len(self.plan)
 
     @property
@@ -217,7 +214,7 @@ class Trainer:
         return self.batch_index == len(self.plan)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next updates depend on. Draws depend on seed, step and rank alone."""
+        """Return all that the next updates depend on. Draws depend on seed, step and rank alone."""
         return {
             **self.moving_average.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -233,9 +230,9 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of state_dict. Raises ValueError if this epoch has fewer batches."""
+        """Restore the result of state_dict. Raises ValueError if the epoch has fewer batches now."""
         self.moving_average.load_state_dict(state)
-        options = self.optimizer.state_dict()["param_groups"]  # of the configuration, not of the file
+        options = self.optimizer.state_dict()["param_groups"]  # those of the configuration, not of the file
         self.optimizer.load_state_dict({**state["optimizer"], "param_groups": options})
         if state["scaler"]:  # empty if the run had another precision so far
             self.scaler.load_state_dict(state["scaler"])
@@ -271,11 +268,11 @@ class MovingAverage:
             torch._foreach_lerp_(self.averages, self.parameters, 1 - min(self.decay, (1 + step) / (10 + step)))
 
     def in_model(self) -> AbstractContextManager[None]:
-        """Give the model the average weights within this context."""
+        """Give the model the averaged weights within this context."""
         return swapped_weights(self.model, self._weights()) if self.decay else nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return entries of a checkpoint: "model" is what is validated, "updated" what further updates start from."""
+        """Return entries of a checkpoint: "model", the weights to translate with, and "updated", those to train on."""
         weights = self.model.state_dict()
         return {"model": self._weights(), "updated": weights} if self.decay else {"model": weights}
 
@@ -288,24 +285,24 @@ class MovingAverage:
             self.model.load_state_dict(state["updated"])
 
     def _weights(self) -> dict[str, Tensor]:
-        """The model's state_dict with averaged parameters; tied names share a tensor, as in the model."""
+        """Make the model's state_dict with averaged parameters; tied names share a tensor, as in the model."""
         averages: dict[Tensor, Tensor] = dict(zip(self.parameters, self.averages, strict=True))
         return {name: averages.get(tensor, tensor) for name, tensor in self.model.state_dict(keep_vars=True).items()}
 
 
 class OutOfMemory(Exception):  # noqa: N818
-    """There is not enough memory for a part of a batch."""
+    """A part of a batch does not fit in memory."""
 
 
 class MemoryLimit:
-    """Into how many parts a batch is split: more if it did not fit in memory, which is remembered for larger ones.
+    """Decides into how many parts a batch is split: more if a part did not fit in memory, also for later batches.
 
-    The gradients of the parts add up to that of the batch; only dropout draws other masks. With several processes, the
-    batch is a process's share, and all of them split alike.
+    The gradients of the parts add up to that of the batch; only dropout draws other masks. With several processes, a
+    process splits its share of the batch, and all of them split alike.
     """
 
     def __init__(self, parts: int, release: Callable[[], bool] = lambda: False) -> None:
-        """parts: the fewest (training.accumulate); release: frees other memory, and says whether there was any."""
+        """parts: the fewest (training.accumulate); release: frees other memory, returns whether there was any."""
         self.parts, self.release = parts, release
         self.too_many = math.inf  # padded tokens of the smallest part that did not fit
 
@@ -345,12 +342,12 @@ class BadUpdates:
     """Counts updates that were skipped because of a non-finite loss or gradient."""
 
     def __init__(self, most: int, scaler: torch.amp.GradScaler) -> None:
-        """most: in a row. With fp16, overflows do not count while the scaler looks for its scale."""
+        """most: how many in a row end the run. With fp16, overflows while the scaler searches its scale do not count."""
         self.most, self.scaler = most, scaler
         self.count, self.in_a_row = 0, 0
 
     def add(self, indices: Indices, step: int) -> None:
-        """Count an update that was skipped, of these training pairs. Raises UserError if there are too many."""
+        """Count a skipped update on these training pairs. Raises UserError if it is one too many."""
         if self.scaler.is_enabled() and self.scaler.get_scale() > 1:
             return
         self.count += 1
@@ -368,13 +365,12 @@ class BadUpdates:
 
 
 def make_optimizer(config: training.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
-    """The configured optimizer over all parameters that are not frozen.
+    """Make the configured optimizer of all parameters.
 
     Only matrices are decayed: gains, biases and scalars set the size of something and are too few to overfit.
     """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    matrices = [parameter for parameter in trained if parameter.dim() > 1]
-    others = [parameter for parameter in trained if parameter.dim() <= 1]
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    others = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
     parameters: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
     options = config.model_dump(exclude={"kind"})
     match config:
@@ -388,16 +384,16 @@ def make_optimizer(config: training.Optimizer, model: nn.Module) -> torch.optim.
 
 
 class Schedule:
-    """factor(step) in [0, 1] of the learning rate: linear warm-up to 1, then as configured."""
+    """A factor in [0, 1] of the learning rate for each update: linear warm-up to 1, then as configured."""
 
     def __init__(self, config: training.Schedule, total_steps: int) -> None:
-        """total_steps: the end of a cosine."""
+        """total_steps: the last update, where a cosine ends."""
         self.config, self.total_steps = config, total_steps
         self.reduction = 1.0  # of a plateau schedule so far
         self.waited = 0  # validations without improvement since the last reduction
 
     def factor(self, step: int) -> float:
-        """The factor of the learning rate in update number `step`, from 1; 0 before the first."""
+        """Return the factor in update number `step`, from 1; 0 before the first."""
         config = self.config
         warmup = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
         since_warmup = max(0, step - config.warmup_steps)
@@ -426,7 +422,7 @@ class Schedule:
             self.waited = 0
 
     def state_dict(self) -> dict[str, float | int]:
-        """The state that is not in the configuration."""
+        """Return what a checkpoint must store: a plateau's reduction and its validations without improvement."""
         return {"reduction": self.reduction, "waited": self.waited}
 
     def load_state_dict(self, state: dict[str, float | int]) -> None:

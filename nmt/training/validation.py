@@ -25,7 +25,7 @@ from nmt.translate.translator import Progress, Translation, Translator
 
 
 def monitored_comet(config: schema.TrainConfig, device: torch.device) -> Comet | None:
-    """Load the COMET model if a run monitors COMET. Raises UserError if it or its package is missing."""
+    """Load the COMET model if the run monitors COMET. Raises UserError if it or its package is missing."""
     if config.validation.monitor != "comet":
         return None
     return Comet(config.validation.comet_model, "validation.comet_model", device)
@@ -61,8 +61,8 @@ class Validator:
         config: ValidationConfig,
         progress: Progress,
     ) -> None:
-        """batches: of the split; comet: on rank 0, if COMET is monitored; progress: called after each batch, and its
-        exceptions end the validation.
+        """batches: of the split; comet: on rank 0, if COMET is monitored; progress: called after each batch, may raise
+        to end the validation.
 
         Raises UserError if AER is monitored and the split has no gold alignments.
         """
@@ -77,7 +77,7 @@ class Validator:
         self.sources, self.references = batches.split.source.lines(), batches.split.target.lines()
 
     def __call__(self, pairs: Indices | None = None) -> Validation:
-        """Validate the model's current parameters on these pairs; default: on the whole split."""
+        """Validate the model's current parameters on these pairs, by default on the whole split."""
         split, plan = self.batches.split, self.plan if pairs is None else [pairs]
         chosen = range(len(split)) if pairs is None else pairs.tolist()
         sources, references = [self.sources[i] for i in chosen], [self.references[i] for i in chosen]
@@ -110,7 +110,7 @@ class Validator:
 
     @torch.no_grad()
     def _loss(self, plan: Sequence[Indices]) -> tuple[float, int]:
-        """Negative log-likelihood of the references in these batches, in nats, and their tokens."""
+        """Compute the negative log-likelihood of the references in these batches, in nats, and count their tokens."""
         model, machine, pad = self.translator.single, self.translator.machine, self.translator.tokenizers.target.pad
 
         def measure(indices: Indices) -> tuple[Tensor, int]:

@@ -9,14 +9,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from conftest import TINY, values_of
 from forks import ended, forked
-from torch.utils.tensorboard import SummaryWriter
 
 from nmt.cli.launch import in_processes
-from nmt.config.compose import validated
 from nmt.config.errors import UserError
-from nmt.config.schema import TrainConfig
 from nmt.system.distributed import Interrupted
 from nmt.system.processes import rank
 from nmt.training import checkpoint as checkpoint_module
@@ -62,38 +58,6 @@ def save_slowly(_: object, directory: Path, *__: object) -> int:
     except Interrupted as stop:
         (directory / f"saved.{rank()}").touch()
         return 128 + stop.signum
-
-
-def train_without_room(config: TrainConfig, directory: Path, overrides: list[str], *_: object) -> int:
-    """Train; on rank 0, one file that the run writes does not fit on the disk."""
-    from nmt.training.job import train
-
-    (name,) = overrides
-
-    def full(*_: object, **__: object) -> NoReturn:
-        (directory.parent / "failed").touch()
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    replace, opened = Path.replace, Path.open
-    if rank() == 0 and name == "tensorboard":
-        SummaryWriter.add_scalar = full  # type: ignore[method-assign]
-    elif rank() == 0:
-        Path.replace = lambda path, target: full() if target.name == name else replace(path, target)  # type: ignore
-        Path.open = lambda path, mode="r", *rest, **options: (  # type: ignore
-            full() if path.name == name and "a" in mode else opened(path, mode, *rest, **options)
-        )
-    return train(config, directory, [])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["last.pt", "best.safetensors", "metrics.jsonl", "tensorboard", "results.json"])
-def test_a_full_disk_ends_all_processes_within_seconds(name: str, tmp_path: Path) -> None:
-    sizes = ["data.train_size=200", "data.validation_size=20", "data.test_size=20", "training.max_steps=6"]
-    values = values_of("train", ["processes=2", *TINY, *sizes, "training.log_every=2"])
-    config = validated(TrainConfig, values)
-    with pytest.raises(UserError, match=r"No space left on device"):
-        in_processes(2, "train", train_without_room, config, tmp_path / "run", [name])
-    assert time.time() - (tmp_path / "failed").stat().st_mtime < 15
 
 
 @pytest.mark.parametrize(

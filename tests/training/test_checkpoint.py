@@ -163,14 +163,11 @@ def test_what_a_launcher_handles_is_left_to_it() -> None:
 
 @pytest.mark.parametrize("patience", [2, None])
 def test_patience_counts_validations_since_the_best_and_an_equal_score_is_no_improvement(patience: int | None) -> None:
-    stopping = EarlyStopping("bleu", patience)
-    seen = []
-    for step, score in enumerate([1.0, 0.5, 2.0, 2.0, 0.0]):
-        best = stopping.update({"bleu": score}, step)
-        seen.append((best, stopping.exhausted))
+    stopping, resumed = EarlyStopping("bleu", patience), EarlyStopping("bleu", patience)
+    scores = [1.0, 0.5, 2.0, 2.0, 0.0]
+    seen = [(stopping.update({"bleu": score}, step), stopping.exhausted) for step, score in enumerate(scores)]
     assert [best for best, _ in seen] == [True, False, True, False, False]
     assert [exhausted for _, exhausted in seen] == [False] * 4 + [patience is not None]
-    resumed = EarlyStopping("bleu", patience)
     resumed.load_state_dict(stopping.state_dict())
     assert resumed.state_dict() == {"best": 2.0, "best_step": 2, "waited": 2}
 

@@ -279,19 +279,12 @@ def test_without_loggers_there_is_metrics_jsonl_alone(tmp_path: Path) -> None:
     assert (run / "metrics.jsonl").is_file()
 
 
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("logger=[tensorboard,nonesuch]", "logger[1]=nonesuch: not one of tensorboard, wandb, mlflow"),
-        ("tracking.project=x", "tracking: was removed; W&B and MLflow read variables such as WANDB_PROJECT, "),
-        ("logger=[tensorboard,wandb]", "logger=wandb: needs another package: pip install wandb"),
-    ],
-)
-def test_what_is_not_there_is_refused_before_anything_is_written(
-    word: str, message: str, tmp_path: Path, tiny_overrides: list[str], monkeypatch: pytest.MonkeyPatch
+def test_a_missing_package_is_named_before_anything_is_written(
+    tmp_path: Path, tiny_overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "find_spec", lambda name: None if name == "wandb" else True)  # the command is a fork
-    done = call("nmt-train", *tiny_overrides, word, f"hydra.run.dir={tmp_path / 'run'}", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.decode().splitlines()[-1].startswith(f"nmt-train: error: {message}")
+    words = [*tiny_overrides, "logger=[tensorboard,wandb]", f"hydra.run.dir={tmp_path / 'run'}"]
+    done = call("nmt-train", *words, cwd=tmp_path)
+    message = "nmt-train: error: logger=wandb: needs another package: pip install wandb"
+    assert (done.returncode, done.stderr.decode().splitlines()[-1]) == (2, message)
     assert not (tmp_path / "run").exists()

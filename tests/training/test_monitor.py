@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from conftest import values_of
 from fitting import fitted
 from forks import call
 
-from nmt.config.compose import validated
-from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.config.schema.training import Monitor
 from nmt.training import checkpoint
@@ -22,7 +19,6 @@ from nmt.training.validation import Validation
 Config = Callable[..., TrainConfig]
 HIGHER_IS_BETTER = {"bleu": True, "chrf": True, "comet": True, "ter": False, "loss": False, "aer": False}
 RUN = ["training.max_steps=4", "validation.unit=steps", "validation.every=1", "schedule=plateau", "schedule.patience=0"]
-AER = "validation.monitor=aer"
 
 
 def validations(run: Path) -> list[dict[str, Any]]:
@@ -89,40 +85,6 @@ def test_monitored_scores_are_those_of_the_final_evaluation(
     shares = [len(ours & theirs) / max(1, len(ours | theirs)) for ours, theirs in zip(*words, strict=True)]
     assert line["validation/comet"] == pytest.approx(sum(shares) / len(shares))
     assert f"  COMET {line['validation/comet']:.4f}" in (tmp_path / "comet" / "train.log").read_text()
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ([AER, "attention=none"], "validation.monitor=aer needs an attention, but attention.kind=none"),
-        (
-            [AER, "data=hub", "data.id=a/b"],
-            "monitor=aer needs the corpus's word alignments, but data.kind=hub",
-        ),
-        (
-            [AER, "data=files", "data.train=a", "data.validation=b"],
-            "needs the corpus's word alignments, but data.kind=files and data.alignments=null; give data=files with",
-        ),
-    ],
-)
-def test_aer_without_gold_alignments_is_refused(given: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        validated(TrainConfig, values_of("train", given))
-
-
-def test_aer_needs_alignments_of_the_validation_set_itself(tiny_overrides: list[str], tmp_path: Path) -> None:
-    for split in ("train", "validation"):
-        for side in ("en", "de"):
-            (tmp_path / f"{split}.{side}").write_text("".join(f"a b c {n}\n" for n in range(30)))
-    (tmp_path / "train.align").write_text("0-0 1-1\n" * 30)
-    files = [f"data.{split}={tmp_path / split}" for split in ("train", "validation")]
-    languages = ["data.source_lang=en", "data.target_lang=de", "data.alignments=align", "tokenizer=word"]
-    sizes = [word for word in tiny_overrides if not word.startswith("data.")]
-    values = values_of("train", [*sizes, "data=files", *files, *languages, "tokenizer.vocab_size=40", AER])
-    config = validated(TrainConfig, values)
-    with pytest.raises(UserError, match="the validation set has no gold word alignments; add its file"):
-        train(config, tmp_path / "run", [])
-    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 def test_comet_is_looked_for_before_anything_is_written(tmp_path: Path, tiny_overrides: list[str]) -> None:

@@ -117,7 +117,7 @@ def test_what_is_not_finite_changes_nothing(broken: str, train_config: Config, m
     assert torch.equal(weights(trainer), before)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "adadelta"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "adadelta"])
 def test_every_optimizer_learns_and_takes_the_schedules_rate(optimizer: str, train_config: Config) -> None:
     rate = {"sgd": 1.0, "adadelta": 1.0}.get(optimizer, 0.01)
     trainer = trainer_of(train_config(*STILL, *AT_RATE, f"optimizer={optimizer}", f"optimizer.lr={rate}"))
@@ -168,32 +168,21 @@ def test_bf16_stays_near_fp32(train_config: Config) -> None:
 
 # Batches that memory does not suffice for.
 
-CUDA = torch.OutOfMemoryError("CUDA out of memory")
-CPU = RuntimeError("[enforce fail] can't allocate memory: 99")
-
 
 class Refusing(torch.autograd.Function):
     """Identity, whose gradient finds no memory."""
 
     @staticmethod
-    def forward(ctx: Any, total: torch.Tensor, error: RuntimeError) -> torch.Tensor:  # noqa: ANN401
-        ctx.error = error
+    def forward(ctx: Any, total: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
         return total.clone()
 
     @staticmethod
     def backward(ctx: Any, _: torch.Tensor) -> None:  # noqa: ANN401
-        raise ctx.error
+        raise RuntimeError("[enforce fail] can't allocate memory: 99")
 
 
-@pytest.mark.parametrize(
-    ("during", "error"), [("backward", CPU), pytest.param("forward", CUDA, marks=pytest.mark.slow)]
-)
 def test_a_batch_that_does_not_fit_gives_the_updates_of_its_parts(
-    during: str,
-    error: RuntimeError,
-    train_config: Config,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    train_config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As with training.accumulate."""
     accumulated = trainer_of(train_config(*STILL, "training.accumulate=2"))
@@ -206,9 +195,7 @@ def test_a_batch_that_does_not_fit_gives_the_updates_of_its_parts(
         value = real(self, batch, *others)
         if trainer.batches.padded_size(batch.indices) <= limit:
             return value
-        if during == "forward":
-            raise error
-        return value._replace(total=Refusing.apply(value.total, error))  # type: ignore[no-untyped-call]
+        return value._replace(total=Refusing.apply(value.total))  # type: ignore[no-untyped-call]
 
     monkeypatch.setattr(Objective, "__call__", with_little_memory)
     with caplog.at_level(logging.WARNING):
