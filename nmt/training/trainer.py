@@ -342,7 +342,7 @@ class BadUpdates:
     """Counts updates that were skipped because of a non-finite loss or gradient."""
 
     def __init__(self, most: int, scaler: torch.amp.GradScaler) -> None:
-        """most: how many in a row end the run. With fp16, overflows while the scaler searches its scale do not count."""
+        """most: how many in a row end the run. With fp16, overflows do not count until the scaler has its scale."""
         self.most, self.scaler = most, scaler
         self.count, self.in_a_row = 0, 0
 

@@ -272,7 +272,7 @@ def test_another_corpus_under_the_same_settings_is_refused(whole: Path, train_co
 
 
 def test_a_run_says_that_it_has_finished(whole: Path, train_config: Config) -> None:
-    values = train_config(*STEPS).model_dump(mode="json")
+    values = train_config(*STEPS, "validation.samples=1").model_dump(mode="json")
     run = RunDirectory(whole)
     corpus = json.loads(run.manifest.read_text())["data"]["fingerprint"]
     assert run.has_finished(values, corpus)
