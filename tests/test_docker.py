@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-WORDS = {"ARG", "FROM", "RUN", "ENV", "WORKDIR", "COPY", "USER", "CMD"}
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -24,33 +23,6 @@ def instructions() -> list[tuple[str, str]]:
 
 def of(word: str) -> list[str]:
     return [rest for name, rest in instructions() if name == word]
-
-
-def ignored(path: str) -> bool:
-    """By .dockerignore: the last pattern that matches decides."""
-    result = False
-    for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines():
-        pattern = line.removeprefix("!")
-        if line.startswith("#") or not line:
-            continue
-        parts = [path.rsplit("/", depth)[0] for depth in range(path.count("/") + 1)]
-        names = path.split("/") if pattern.startswith("**/") else parts
-        if any(
-            re.fullmatch(pattern.removeprefix("**/").replace(".", r"\.").replace("*", "[^/]*"), one) for one in names
-        ):
-            result = not line.startswith("!")
-    return result
-
-
-def test_what_is_copied_exists_and_is_not_ignored() -> None:
-    sources = [source for rest in of("COPY") for source in shlex.split(rest)[:-1]]
-    assert len(sources) == len(set(sources)) >= 5
-    for source in sources:
-        assert (ROOT / source).exists(), source
-        assert not ignored(source), source
-    assert ignored("nmt/cli/__pycache__")
-    assert not ignored("nmt/cli/train.py")
-    assert all(ignored(name) for name in (".git", "outputs", ".venv", "tests", ".env"))
 
 
 def test_all_that_the_package_is_built_from_is_copied() -> None:

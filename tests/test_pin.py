@@ -1,7 +1,6 @@
 """constraints.txt: exact versions, and the hashes by which an installation refuses any other file."""
 
 import importlib.util
-import io
 import re
 from pathlib import Path
 from types import ModuleType
@@ -58,32 +57,3 @@ def test_what_the_documentation_needs_is_kept_apart(pin: ModuleType, monkeypatch
     needed = pin.docs_only()
     assert needed >= {"mkdocs", "only-docs", "mkdocstrings", "handler"}
     assert not needed & {"shared", "windows", "extra-part", "other", "torch"}
-
-
-FILES = {
-    "some_package-1.2-py3-none-any.whl": True,
-    "some_package-1.2.tar.gz": True,
-    "Some.Package-1.2-cp311-cp311-macosx_11_0_arm64.whl": True,
-    "some_package-1.2-cp312-cp312-win_amd64.whl": True,
-    "some_package-1.2-cp39-abi3-manylinux_2_28_x86_64.whl": True,
-    "some_package-1.2-cp39-cp39-manylinux_2_28_x86_64.whl": False,
-    "some_package-1.2-pp310-pypy310_pp73-win_amd64.whl": False,
-    "some_package-1.20-py3-none-any.whl": False,
-    "some_package_more-1.2-py3-none-any.whl": False,
-}
-
-
-def test_hashes_are_of_the_versions_files_for_our_pythons(pin: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    links = [f'<a href="x/{name}#sha256={number:064x}">{name}</a>' for number, name in enumerate(FILES)]
-    asked = []
-
-    def page(url: str, timeout: float) -> io.BytesIO:
-        asked.append(url)
-        return io.BytesIO("\n".join(links).encode())
-
-    monkeypatch.setattr(pin.urllib.request, "urlopen", page)
-    found = pin.hashes("https://index", "Some_Package", "1.2")
-    assert found == [f"{number:064x}" for number, wanted in enumerate(FILES.values()) if wanted]
-    assert asked == ["https://index/some-package/"]
-    with pytest.raises(SystemExit, match="has no file of Some_Package==3"):
-        pin.hashes("https://index", "Some_Package", "3")

@@ -246,7 +246,7 @@ def _export(config: schema.ExportConfig, overrides: list[str]) -> None:
     """Pack a trained model into one file."""
     with exit_at_ctrl_c("export"):
         from nmt.export.contents import contents
-        from nmt.system.archive import write_archive
+        from nmt.system.files import write_archive
         from nmt.system.run import RunDirectory
 
     run = RunDirectory.existing(config.run[0])

@@ -1,6 +1,5 @@
 """nmt-train: train, evaluate, draw alignments; with --dry-run, only find what would stop a run, and estimate it."""
 
-import errno
 import logging
 import os
 import shlex
@@ -158,6 +157,7 @@ def _exit(number: int, _: object) -> NoReturn:
 
 def _dry_run(config: TrainConfig, overrides: list[str], named: str | None) -> int:
     """Try what a run in the directory `named` would do. Hydra's directory is the temporary one."""
+    from nmt.system.run import RunDirectory
     from nmt.training.job import dry_run
 
     if config.run is not None:
@@ -165,19 +165,6 @@ def _dry_run(config: TrainConfig, overrides: list[str], named: str | None) -> in
     if started_in_group():
         raise UserError("--dry-run: several processes were started already; start one, with processes=N")
     config = config.with_absolute_paths()
-    _check_directory(config, None if named is None or "${" in named else user_path(named))
+    if named is not None and "${" not in named:
+        RunDirectory(user_path(named).absolute()).check(config.model_dump(mode="json"))
     return _in_processes(dry_run, config, output_dir(), overrides, choices(), None)
-
-
-def _check_directory(config: TrainConfig, path: Path | None) -> None:
-    """Raises UserError or OSError if a run could not be written to `path`, by default where nmt-train puts runs."""
-    from nmt.system.run import RunDirectory
-
-    folder = (path or Path("outputs")).absolute()
-    existing = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
-    if not existing.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(existing))
-    if path is not None:
-        RunDirectory(path.absolute()).check(config.model_dump(mode="json"))

@@ -21,8 +21,7 @@ from nmt.data.word_alignment import alignment_error_rate, parse_pharaoh
 from nmt.evaluate.bleu import SUFFIX, Counted, ScoreSettings, count, stored_counts
 from nmt.evaluate.evaluation import score_settings
 from nmt.explain.faithfulness import read_figures
-from nmt.system.archive import is_archive
-from nmt.system.files import read_bytes
+from nmt.system.files import is_archive, read_bytes
 from nmt.system.run import ERROR, EVALUATION, RunDirectory, digest, load_values, read_json, runs_below, text_lines
 
 log = logging.getLogger(__name__)

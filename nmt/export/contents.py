@@ -17,8 +17,7 @@ from nmt.data.tokenizer import TOKENIZER_FILES
 from nmt.explain.heatmap import draw_alignment, save
 from nmt.export.card import Card, card
 from nmt.model.checkpoints import LAST, MAX_WEIGHTS, read_checkpoint, to_safetensors
-from nmt.system.archive import CARD, CONFIG, MAX_PICTURES, WEIGHTS
-from nmt.system.files import MAX_TEXT, read_bytes, to_json
+from nmt.system.files import CARD, CONFIG, MAX_PICTURES, MAX_TEXT, WEIGHTS, read_bytes, to_json
 from nmt.system.run import RunDirectory, load_config, load_values, read_json
 from nmt.translate.shortlist import MAX_BYTES, SHORTLIST
 from nmt.translate.translator import Translation, Translator

@@ -26,7 +26,7 @@ from nmt.config.errors import UserError, format_value, is_unused
 from nmt.config.overrides import for_shell, override_values, user_path
 from nmt.config.schema import CHANGEABLE_KEYS, LENGTH_KEYS, NO_EFFECT_KEYS
 from nmt.system import files
-from nmt.system.archive import unpacked
+from nmt.system.files import unpacked
 
 if TYPE_CHECKING:
     from nmt.data.prepared import Prepared

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -232,18 +231,6 @@ def test_translate_answers_on_a_pipe_that_stays_open(run: Path, home: Path) -> N
 COMMANDS = ["nmt-train", "nmt-evaluate", "nmt-translate", "nmt-compare", "nmt-export", "nmt-serve"]
 
 
-def test_translate_talks_on_a_terminal(run: Path, home: Path) -> None:
-    import pty
-
-    ours, theirs = (os.fdopen(number, "r+b", buffering=0) for number in pty.openpty())
-    with ours, theirs, (home / "out").open("wb") as out, (home / "errors").open("wb") as errors:
-        process = started("nmt-translate", f"run={run}", files=(theirs, out, errors), others=(ours,), cwd=home)
-        ours.write(b"the cat\n\x04")
-        assert ended(process) == 0
-    assert (home / "errors").read_bytes().count(b"> ") == 2
-    assert len((home / "out").read_bytes().splitlines()) == 1
-
-
 @pytest.mark.slow
 def test_translate_starts_without_heavy_imports(run: Path, home: Path) -> None:
     code = (
@@ -289,23 +276,6 @@ def test_compare_writes_where_it_is_told_and_over_nothing_else(run: Path, home: 
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
 
 
-@pytest.mark.slow
-def test_resuming_takes_the_cache_from_the_environment_unless_the_run_named_one(run: Path, tmp_path: Path) -> None:
-    for name, given, expected in (("own", [], "env"), ("named", [f"data.cache_dir={tmp_path / 'named'}"], "named")):
-        shutil.copytree(run, tmp_path / name)
-        manifest = json.loads((run / "manifest.json").read_text())
-        manifest["starts"][0]["overrides"] += given
-        (tmp_path / name / "manifest.json").write_text(json.dumps(manifest))
-        values = (run / "config.yaml").read_text()
-        saved = re.sub("  cache_dir: .*", f"  cache_dir: {tmp_path / 'named' if given else '/nowhere'}", values)
-        (tmp_path / name / "config.yaml").write_text(saved)
-        words = [f"run={name}", "training.max_steps=7", "threads=1"]
-        done = call("nmt-train", *words, cwd=tmp_path, env={"NMT_CACHE": str(tmp_path / "env")})
-        assert done.returncode == 0, done.stderr.decode()
-        assert f"cache_dir: {tmp_path / expected}\n" in (tmp_path / name / "config.yaml").read_text()
-        shutil.rmtree(tmp_path / name)
-
-
 def test_resume_by_run(run: Path, home: Path) -> None:
     command = ["nmt-train", f"run={run}", "training.max_steps=8", "threads=1"]
     done = call(*command, cwd=home)
@@ -325,22 +295,6 @@ def test_resume_by_run(run: Path, home: Path) -> None:
     refused = call("nmt-train", f"run={run}", "encoder.hidden=9", cwd=home)
     assert refused.returncode == 2
     assert b"encoder.hidden=9: run=" in refused.stderr
-
-
-@pytest.mark.slow
-def test_a_run_resumed_before_its_first_checkpoint_keeps_its_name(run: Path, tmp_path: Path) -> None:
-    killed = shutil.copytree(run, tmp_path / "killed")
-    shutil.rmtree(killed / "checkpoints")
-    (killed / "results.json").unlink()
-    before = json.loads((run / "manifest.json").read_text())["starts"][0]
-    for starts in (1, 2):
-        assert call("nmt-train", f"run={killed}", f"training.max_steps={starts}", cwd=tmp_path).returncode == 0
-        manifest = json.loads((killed / "manifest.json").read_text())
-        assert len(manifest["starts"]) == starts
-        assert {key: manifest["starts"][0][key] for key in ("overrides", "choices")} == {
-            key: before[key] for key in ("overrides", "choices")
-        }
-    assert manifest["starts"][1]["choices"] == {}  # Hydra's defaults are not what was chosen
 
 
 @pytest.mark.slow
@@ -461,8 +415,3 @@ def test_help_shows_examples_and_values(command: str, tmp_path: Path) -> None:
     }
     assert comment[command] in text
     assert ("attention/score: additive, concat, " in text) == (command == "nmt-train")
-
-
-def test_a_fault_of_the_program_is_shown_in_full(tmp_path: Path) -> None:
-    debug = call("nmt-train", "run=nowhere", cwd=tmp_path, env={"HYDRA_FULL_ERROR": "1"})
-    assert b"Traceback" in debug.stderr

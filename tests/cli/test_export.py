@@ -10,7 +10,6 @@ from conftest import TINY
 from forks import call
 
 from nmt import Translator
-from nmt.config.errors import UserError
 from nmt.export import contents as module
 from nmt.export.contents import contents, shared_config, shared_manifest
 from nmt.system.run import RunDirectory, load_values
@@ -18,7 +17,6 @@ from nmt.system.run import RunDirectory, load_values
 pytestmark = pytest.mark.system
 SECRETS = ["zebra", "quagga", "okapi"]  # words of the private corpus
 LINES = ["the cat sees the dog .", "the dogs see the red house .", "", "a cat sleeps ."]
-QUICK = ["bootstrap_samples=100", "randomisation_trials=100"]
 
 
 @pytest.fixture(scope="module")
@@ -116,21 +114,6 @@ def test_results_are_never_written_into_an_archive(model: Path, refused) -> None
         "run=model.nmt",
         "output=null",
     )
-
-
-@pytest.mark.slow
-def test_an_archive_is_compared_as_its_run(model: Path, home: Path) -> None:
-    found = {}
-    for runs in ("run", "model.nmt"):
-        done = call("nmt-compare", f"runs={runs}", *QUICK, f"output=compared-{runs}", cwd=home)
-        assert done.returncode == 0, done.stderr.decode()
-        (comparison,) = json.loads((home / f"compared-{runs}" / "comparison.json").read_text())["comparisons"]
-        (system,) = comparison["systems"]
-        found[runs] = {key: system[key] for key in ("name", "bleu", "chrf", "aer", "parameters", "seconds")}
-        assert comparison["runs"][0]["run"] == runs
-    assert found["model.nmt"] == found["run"]
-    both = call("nmt-compare", "runs=[run,model.nmt]", *QUICK, "output=both", cwd=home)
-    assert "model.nmt repeats run: left out" in both.stderr.decode()
 
 
 @pytest.mark.slow
@@ -243,15 +226,6 @@ def test_the_picture_has_words_only_if_asked_for(
 
 
 @pytest.mark.slow
-def test_an_archive_can_be_exported_again(model: Path, home: Path) -> None:
-    done = call("nmt-export", "run=model.nmt", "output=again.nmt", "license=MIT", cwd=home)
-    assert done.returncode == 0, done.stderr.decode()
-    first, again = files(model), files(home / "again.nmt")
-    same = {"config.yaml", "manifest.json", "results.json", "checkpoints/best.safetensors", "tokenizer.model"}
-    assert {name: again[name] for name in same} == {name: first[name] for name in same}
-
-
-@pytest.mark.slow
 def test_the_last_checkpoint_brings_its_own_scores(home: Path) -> None:
     run = home / "run"
     assert call("nmt-export", f"run={run}", "output=last.nmt", "checkpoint=last", cwd=home).returncode == 0
@@ -268,28 +242,6 @@ def test_the_last_checkpoint_brings_its_own_scores(home: Path) -> None:
     assert "| Checkpoint | last (update 6) |" in card(home / "last2.nmt")
     translated = (home / "evaluated" / "hypotheses" / "test.checkpoint-last.txt").read_bytes()
     assert files(home / "last2.nmt")["hypotheses/test.txt"] == translated
-
-
-@pytest.mark.slow
-def test_a_model_without_attention_has_no_picture(home: Path, refused) -> None:  # noqa: ANN001
-    quick = [*TINY, "training.max_steps=2", "attention=none", "hydra.run.dir=without"]
-    assert call("nmt-train", *quick, cwd=home).returncode == 0
-    assert call("nmt-export", "run=without", "output=without.nmt", cwd=home).returncode == 0
-    assert "attention-1.png" not in files(home / "without.nmt")
-    assert "without attention" in card(home / "without.nmt")
-    assert "## Attention" not in card(home / "without.nmt")
-    refused("the run has no attention to draw", "nmt-export", "run=without", "output=x", "sentence=a cat")
-
-
-@pytest.mark.slow
-def test_a_shortlist_is_packed(home: Path) -> None:
-    text = b"the cat .\n"
-    own = call("nmt-translate", "run=run", "shortlist=auto", stdin=text, cwd=home)
-    assert own.returncode == 0, own.stderr.decode()
-    assert call("nmt-export", "run=run", "output=short.nmt", cwd=home).returncode == 0
-    (home / "run" / "shortlist.safetensors").unlink()
-    packed = call("nmt-translate", "run=short.nmt", "shortlist=auto", stdin=text, cwd=home)
-    assert (packed.returncode, packed.stdout) == (0, own.stdout), packed.stderr.decode()
 
 
 def test_values_of_this_machine_are_left_out(home: Path) -> None:
@@ -326,12 +278,3 @@ def test_values_of_this_machine_are_left_out(home: Path) -> None:
     }
     assert manifest["starts"][0]["start_from"] is record
     assert record["run"] == "/home/me/secret/run"
-
-
-def test_a_damaged_record_is_one_line(home: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(home / "run", run)
-    (run / "results.json").write_text('{"test": {"bleu": "high"}}')
-    with pytest.raises(UserError, match="a file of this run is damaged") as error:
-        contents(RunDirectory(run), "x")
-    assert "\n" not in str(error.value)

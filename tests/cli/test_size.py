@@ -49,12 +49,6 @@ def test_the_corpus_chooses_the_size(monkeypatch: pytest.MonkeyPatch, size: str)
     assert config == asked
 
 
-def test_one_pair_less_is_the_smaller_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    smaller, larger = sorted(THRESHOLDS.values())[:2]
-    _, chosen = composed(monkeypatch, larger - 1)
-    assert THRESHOLDS[chosen] == smaller
-
-
 def test_given_values_and_sizes_win(monkeypatch: pytest.MonkeyPatch) -> None:
     config, chosen = composed(monkeypatch, 3, "encoder.hidden=77", "attention=luong_general", "size=auto")
     assert config.encoder.hidden == 77
@@ -99,13 +93,6 @@ def test_recipes_of_ones_own_are_found_for_every_size(monkeypatch: pytest.Monkey
     assert (config.seed, choices["size"]) == (77, size)
     with pytest.raises(UserError, match="experiment=mine: not one of attention_study"):
         compose("train", TrainConfig, ["experiment=mine"])
-
-
-def test_a_script_may_choose_in_place_of_the_corpus() -> None:
-    files = ["data=files", "data.train=a", "data.validation=b"]
-    auto, _ = compose("train", TrainConfig, files, auto_size="small")
-    small, base = (compose("train", TrainConfig, [*files, f"size={size}"])[0] for size in ("small", "base"))
-    assert auto == small != base
 
 
 @pytest.mark.parametrize(

@@ -155,14 +155,6 @@ def test_a_killed_sweep_ends_like_one_that_was_not_and_can_grow(tmp_path: Path) 
     assert len(compared(killed)) == 4
 
 
-@pytest.mark.system
-def test_a_sweep_goes_on_with_its_directory_not_with_run(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    done = sweep(tmp_path, "run=a", "attention=glob(luong_d*)", status=2)
-    assert "run=a resumes a single run; resume a sweep with hydra.sweep.dir=DIR" in done.stderr
-    assert [path.name for path in (tmp_path / "sweep" / "attention-luong_dot").iterdir()] == ["error.txt"]
-
-
 @pytest.mark.parametrize("name", ["multirun.yaml"])
 def test_a_directory_that_holds_anything_else_is_left_alone(name: str, tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
@@ -263,27 +255,6 @@ SEARCH += ["optimizer.lr=tag(log,interval(0.0001,0.1))", "decoder.layers=range(1
 
 @pytest.mark.slow
 @pytest.mark.system
-def test_ctrl_c_lets_the_jobs_of_a_parallel_sweep_save(tmp_path: Path) -> None:
-    pytest.importorskip("joblib")
-    command = [NMT_TRAIN, "-m", *SHORT, "training.max_steps=40000", "training.max_epochs=40000", "seed=1,2"]
-    process = subprocess.Popen(
-        [*command, "hydra.sweep.dir=sweep", "hydra/launcher=parallel"],
-        cwd=tmp_path,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509 - may be ignored
-    )
-    runs = [tmp_path / "sweep" / f"seed-{seed}" for seed in (1, 2)]
-    while not all((run / "checkpoints" / "last.pt").exists() for run in runs):
-        assert process.poll() is None
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    assert process.wait(timeout=60) == 128 + signal.SIGINT
-    assert all("stopped by SIGINT" in (run / "train.log").read_text() for run in runs)
-
-
-@pytest.mark.slow
-@pytest.mark.system
 def test_optuna_searches_prunes_and_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -315,16 +286,6 @@ def test_optuna_searches_prunes_and_goes_on_where_it_was_killed(tmp_path: Path) 
     assert title.startswith("validation: ")
     other = sweep(killed, *SEARCH, "decoder.dropout=0.3", status=2)
     assert "sweep: holds another search (fixed: " in other.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.system
-def test_a_trial_that_cannot_be_composed_fails_alone(tmp_path: Path) -> None:
-    pytest.importorskip("optuna")
-    given = ["hydra/sweeper=optuna", "attention=none", "attention.dropout=interval(0.0,0.3)"]
-    done = sweep(tmp_path, *given, "hydra.sweeper.n_trials=2", status=2)
-    assert [(row["job"], row["status"]) for row in table(tmp_path)] == [("0", "failed"), ("1", "failed")]
-    assert done.stderr.count("attention.dropout: not a key of the chosen attention") == 2
 
 
 @pytest.mark.parametrize(

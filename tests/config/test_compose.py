@@ -12,7 +12,7 @@ from nmt.config import schema
 from nmt.config.compose import config_dir, validated, validated_union, with_values
 from nmt.config.errors import ANY, REMOVED, UNUSED, UserError, format_value, nearest, nearest_key
 from nmt.config.overrides import override_values, user_path
-from nmt.system.run import load_config, load_values, save_values
+from nmt.system.run import load_config, save_values
 
 
 @pytest.fixture
@@ -106,13 +106,6 @@ def test_layers_with_residual_connections_and_with_both_directions(
     assert type(loaded.residual) is type(residual)
 
 
-@pytest.mark.parametrize("search", ["greedy", "sampling"])
-def test_a_run_of_another_search_gets_no_key_of_beam_search(search: str, tmp_path: Path) -> None:
-    values = values_of("train", [f"search={search}"])
-    save_values(tmp_path / "config.yaml", values)
-    assert load_config(tmp_path / "config.yaml") == validated(schema.TrainConfig, values)
-
-
 def test_a_saved_value_that_is_wrong_is_told_with_its_file(values: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     save_values(path, values | {"seed": "x"})
@@ -134,14 +127,6 @@ def test_a_removed_key_that_a_run_did_not_use_does_not_matter(
         )
     save_values(tmp_path / "config.yaml", values)
     assert load_config(tmp_path / "config.yaml") == validated(schema.TrainConfig, values_of("train", TINY))
-
-
-@pytest.mark.parametrize("text", ["- a list", "a: [", "a: !!python/object/apply:os.getcwd []", "\x00"])
-def test_a_broken_or_hostile_file_is_refused(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(text)
-    with pytest.raises(UserError, match=r"config\.yaml"):
-        load_values(path)
 
 
 def test_values_take_the_place_of_saved_ones() -> None:

@@ -1,8 +1,6 @@
 """Killed at any moment and started again, a run ends in the same bits as one that nothing disturbed."""
 
-import os
 import random
-import signal
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +8,6 @@ from typing import NamedTuple
 import pytest
 import torch
 from conftest import TINY, values_of
-from fitting import before_update
 from forks import Work, ended, forked, killed_after
 from kills import counting, curves, differing, killed_at, outcome
 
@@ -89,35 +86,6 @@ def killed_at_change_and_again(folder: Path, changes: list[int]) -> Scene:
         assert status in {-9, 0}, made.output.read_text()
     assert ended(forked(made.work, made.output)) == 0, made.output.read_text()
     return made
-
-
-@pytest.mark.parametrize("part", range(2))
-def test_killed_between_two_changes_of_the_disk(part: int, whole: Whole, tmp_path: Path) -> None:
-    """Two kills each, spread over all of the run."""
-    draw = random.Random(part)
-    first = draw.randrange(part * whole.changes // 2, (part + 1) * whole.changes // 2)
-    made = killed_at_change_and_again(tmp_path / "scene", [first + 1, draw.randrange(1, whole.changes)])
-    same(made, whole)
-
-
-@pytest.mark.parametrize("steps", [(7, 15), (1, 6)])  # 6 and 15: a line of the log is due; 7: a validation
-def test_stopped_by_signals(steps: tuple[int, ...], whole: Whole, tmp_path: Path) -> None:
-    """The rates, the captions and the choices in TensorBoard, too, are those of a run without them."""
-    made = scene(tmp_path / "scene")
-    for step in steps:
-        assert ended(forked(signalled_in(made.work, step), made.output)) == 128 + signal.SIGTERM
-    assert ended(forked(made.work, made.output)) == 0, made.output.read_text()
-    same(made, whole)
-
-
-def signalled_in(work: Work, step: int) -> Work:
-    """`work`, asked to stop while it makes an update."""
-
-    def asked() -> int:
-        before_update(pytest.MonkeyPatch(), step, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        return work()
-
-    return asked
 
 
 @pytest.mark.parametrize("part", range(8))

@@ -20,7 +20,6 @@ from nmt.model.checkpoints import read_checkpoint
 from nmt.system.run import load_config, load_values
 from nmt.training.job import train
 
-HERE = Path(__file__).parent
 UNFIT = r"is corrupt|is corrupt, or the checkpoint of another model|weights that are infinite|does not fit this run"
 
 

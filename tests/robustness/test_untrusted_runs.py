@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
@@ -19,7 +18,6 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.system.run import load_config
 from nmt.training.job import train
 
-BIN = Path(sys.executable).parent
 SECRET = "root:x:0:0"
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from nmt.config.errors import UserError
-from nmt.system import archive
-from nmt.system.archive import CONFIG, WEIGHTS, is_archive, unpacked, write_archive
+from nmt.system import files as archive
+from nmt.system.files import CONFIG, WEIGHTS, is_archive, unpacked, write_archive
 
 HONEST = {CONFIG: b"seed: 1\n", "results.json": b"{}", WEIGHTS: bytes(range(256)) * 100}
 

@@ -13,7 +13,6 @@ from unittest.mock import Mock
 import pytest
 
 from nmt.config.errors import UserError
-from nmt.system.files import read_lines, write_lines
 from nmt.system.run import RunDirectory, read_json, save_values
 
 SECTIONS: dict[str, object] = {name: {} for name in ("attention", "decoder", "encoder", "tokenizer")}
@@ -118,13 +117,6 @@ def test_json_is_merged_and_broken_json_is_told(tmp_path: Path) -> None:
     run.results.write_text("[]")
     with pytest.raises(UserError, match="not a JSON object"):
         read_json(run.results)
-
-
-def test_lines_end_at_newlines_alone(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    lines = ["a\u2028b", "", "c\rd", "\x85"]
-    write_lines(run.hypotheses / "test.txt", lines)
-    assert read_lines(tmp_path / "hypotheses" / "test.txt") == lines
 
 
 def test_a_split_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
