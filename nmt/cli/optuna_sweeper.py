@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -25,7 +25,9 @@ from omegaconf import DictConfig
 
 from nmt.cli.help import explain
 from nmt.compare.jobs import record_failure
-from nmt.config.errors import UserError, nearest
+from nmt.config.compose import validated_union
+from nmt.config.errors import UserError
+from nmt.config.schema.base import Count, CountOrZero, Section
 from nmt.config.schema.training import LOWER_IS_BETTER
 from nmt.system.run import PRUNED, RunDirectory
 
@@ -35,31 +37,23 @@ STEPS_PER_EPOCH = 1000  # Optuna counts in whole numbers
 log = logging.getLogger(__name__)
 
 
+class Settings(Section):
+    """Values of configs/hydra/sweeper/optuna.yaml."""
+
+    n_trials: Count
+    n_jobs: Count | None
+    sampler: Literal["tpe", "random"]
+    pruner: Literal["median", "halving", "none"]
+    startup_trials: CountOrZero
+
+
 class OptunaSweeper(Sweeper):
     """Runs `n_trials` trials to optimise the validation score (`validation.monitor`). Started again, it resumes."""
 
-    def __init__(
-        self,
-        n_trials: int,
-        n_jobs: int | None,
-        sampler: str,
-        pruner: str,
-        startup_trials: int,
-        params: Mapping[str, str] | None,
-    ) -> None:
-        for key, name, allowed in (("sampler", sampler, SAMPLERS), ("pruner", pruner, PRUNERS)):
-            if name not in allowed:
-                raise UserError(f"hydra.sweeper.{key}={name}: not one of {', '.join(allowed)}{nearest(name, allowed)}")
-        counts = {
-            "n_trials": (n_trials, 1),
-            "n_jobs": (1 if n_jobs is None else n_jobs, 1),
-            "startup_trials": (startup_trials, 0),
-        }
-        for key, (count, least) in counts.items():
-            if type(count) is not int or count < least:
-                raise UserError(f"hydra.sweeper.{key}={count}: must be a whole number, {least} or more")
-        self.n_trials, self.n_jobs, self.startup_trials = n_trials, n_jobs, startup_trials
-        self.sampler, self.params = sampler, params or {}
+    def __init__(self, params: Mapping[str, str] | None, **values: object) -> None:
+        """params: overrides, as on the command line. values: those of Settings. Raises UserError."""
+        self.settings: Settings = validated_union(Settings, values, "hydra.sweeper")
+        self.params = params or {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Called by Hydra."""
@@ -90,10 +84,10 @@ class OptunaSweeper(Sweeper):
         distributions = {key: str(distribution) for key, distribution in space.items()}
         self._check_same_search(study, {"monitor": monitor, "fixed": sorted(self._fixed), "space": distributions})
         self._resume(study, space)
-        while missing := max(0, self.n_trials - len(study.trials)):
+        while missing := max(0, self.settings.n_trials - len(study.trials)):
             # Seeded by the number of trials: with one job at a time, an interrupted search makes the same proposals.
-            study.sampler = SAMPLERS[self.sampler](
-                seed=self._config.seed + len(study.trials), startup_trials=self.startup_trials
+            study.sampler = SAMPLERS[self.settings.sampler](
+                seed=self._config.seed + len(study.trials), startup_trials=self.settings.startup_trials
             )
             self._launch(study, [study.ask(space) for _ in range(min(missing, self._parallel_trials()))])
         if study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
@@ -126,7 +120,7 @@ class OptunaSweeper(Sweeper):
 
     def _parallel_trials(self) -> int:
         jobs = self._config.hydra.launcher.get("n_jobs") or 1
-        return self.n_jobs or (jobs if jobs > 0 else os.cpu_count() or 1)
+        return self.settings.n_jobs or (jobs if jobs > 0 else os.cpu_count() or 1)
 
     def _launch(self, study: Any, trials: Sequence[Any]) -> None:  # noqa: ANN401
         """Run trials, each in the directory named by its number, and report their scores to Optuna."""

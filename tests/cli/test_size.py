@@ -42,7 +42,7 @@ def composed(monkeypatch: pytest.MonkeyPatch, pairs: int, *given: str) -> tuple[
 def test_the_corpus_chooses_the_size(monkeypatch: pytest.MonkeyPatch, size: str) -> None:
     least = THRESHOLDS[size]
     if least > 200_000:  # the rule is the same, the file would be long
-        monkeypatch.setattr("nmt.data.corpus.splits", lambda _: {"train": range(least)})
+        monkeypatch.setattr("nmt.data.corpus.count_pairs", lambda _: least)
     config, chosen = composed(monkeypatch, max(1, min(least, 200_000)))
     asked, _ = composed(monkeypatch, 1, f"size={size}")
     assert chosen == size

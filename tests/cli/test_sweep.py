@@ -291,7 +291,7 @@ def test_optuna_searches_prunes_and_goes_on_where_it_was_killed(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("hydra.sweeper.n_trials=0", "hydra.sweeper.n_trials=0: must be a whole number, 1 or more"),
+        ("hydra.sweeper.n_trials=0", "hydra.sweeper.n_trials=0: input should be greater than 0"),
         ("hydra.sweeper.sampler=tpa", "hydra.sweeper.sampler=tpa: not one of tpe, random; did you mean 'tpe'?"),
         ("seed=tag(lgo,interval(1,2))", "the only tag is log, for an interval"),
     ],
