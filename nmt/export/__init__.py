@@ -1,4 +1,4 @@
 """A run packed into one file.
 
-Begin with `contents.py`, which chooses what goes into the archive; `card.py` writes the model card.
+Begin with `contents.py`, which chooses what goes into the archive; `card.py` fills in the model card.
 """

@@ -1,5 +1,5 @@
 """Choose what of a run goes into an archive: nothing that is of use to this machine alone, and no text of the corpus
-unless asked for."""
+unless the user asks for it."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from nmt.config.errors import UserError
 from nmt.config.schema.base import with_paths
 from nmt.data.tokenizer import TOKENIZER_FILES
 from nmt.explain.heatmap import draw_alignment, save
-from nmt.export.card import Card, card
+from nmt.export.card import card
 from nmt.model.checkpoints import LAST, MAX_WEIGHTS, read_checkpoint, to_safetensors
 from nmt.system.files import CARD, CONFIG, MAX_PICTURES, MAX_TEXT, WEIGHTS, read_bytes, to_json
 from nmt.system.run import RunDirectory, load_config, load_values, read_json
@@ -45,11 +45,10 @@ def contents(
     held_out: bool = False,
     half: bool = False,
 ) -> dict[str, bytes]:
-    """Collect the files of an archive called `file_name`, by name. Loads the model, which checks that it is whole.
+    """Collect the files of an archive called `file_name`, by name. Loads the model, which checks its weights.
 
-    sentences: drawn as heatmaps; without any, one of the validation set, whose tokens are hidden behind numbers unless
-    the corpus is the built-in one or `held_out` packs its text anyway. half: rounds the weights to 16 bits. Raises
-    UserError.
+    sentences: drawn as heatmaps; without any, one of the validation set, with numbers in place of its tokens unless
+    its corpus is the demo corpus or `held_out` packs its text. half: rounds the weights to 16 bits. Raises UserError.
     """
     config = load_config(run.config)
     translator = Translator.load(run.source, checkpoint=checkpoint, device="cpu", precision="fp32")
@@ -62,7 +61,9 @@ def contents(
     values = yaml.safe_dump(shared_config(load_values(run.config)), sort_keys=False, allow_unicode=True)
     try:
         manifest = shared_manifest(run.read_manifest()) | {"parameters": parameters}
-        files = {CONFIG: values.encode(), "manifest.json": _json(manifest), "results.json": _json(results)}
+        files = {CONFIG: values.encode()}
+        for name, record in (("manifest.json", manifest), ("results.json", results)):
+            files[name] = f"{to_json(record, indent=2)}\n".encode()
         files |= {name: read_bytes(run.path / name) for name in TOKENIZER_FILES if (run.path / name).is_file()}
         files |= {f"attention-{number}.png": picture.png for number, picture in enumerate(pictures, 1)}
         if (run.path / SHORTLIST).is_file():
@@ -71,19 +72,17 @@ def contents(
             files |= _held_out(run, suffix)
         files[WEIGHTS] = weights
         readme = card(
-            Card(
-                config=config,
-                manifest=manifest,
-                results=results,
-                checkpoint=f"{checkpoint} (update {step:,})",
-                parameters=parameters,
-                weight_bytes=len(weights),
-                license=license,
-                pictures=[picture.labelled for picture in pictures],
-                given=bool(sentences),
-                names=list(files),
-                file_name=file_name,
-            )
+            config,
+            manifest,
+            results,
+            file_name,
+            parameters=parameters,
+            weight_bytes=len(weights),
+            license=license,
+            checkpoint=f"{checkpoint} (update {step:,})",
+            pictures=pictures,
+            chosen=bool(sentences),
+            names=list(files),
         )
     except UserError:
         raise
@@ -196,7 +195,3 @@ def _held_out(run: RunDirectory, suffix: str) -> dict[str, bytes]:
     if not files:
         raise UserError(f"held_out=true: {run.source} has no held-out text")
     return files
-
-
-def _json(values: Mapping[str, Any]) -> bytes:
-    return f"{to_json(values, indent=2)}\n".encode()
