@@ -118,10 +118,10 @@ def compared(folder: Path, split: str, baseline: str | None) -> Comparison:
 
 def table(folder: Path, baseline: str | None) -> int:
     """Write the comparison of the test set to FOLDER/comparison. Returns the exit status."""
-    comparisons = [compared(folder, "test", baseline)]
+    comparison = compared(folder, "test", baseline)
     (folder / COMPARISON).mkdir(exist_ok=True)
-    write_files(comparisons, folder / COMPARISON)
-    print(tables(comparisons, markdown))
+    write_files(comparison, folder / COMPARISON)
+    print(tables(comparison, markdown))
     return 0
 
 

@@ -6,7 +6,6 @@
 import json
 import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean, stdev
@@ -42,7 +41,6 @@ from nmt.system.text_table import short
 MIN_BUCKET, MAX_BUCKETS = 50, 8  # BLEU by length: at least 50 sentences per bucket, at most 8 buckets
 FIFTHS = 5
 SIGNIFICANT = 0.05
-PERCENT = 100  # the largest attention weight of a word
 ALL = "all"  # baseline=all: every pair of systems
 TESTS = ("difference", "difference_ci", "p", "p_raw", "p_stratified", "freedom", "detectable", "seeds_needed")
 log = logging.getLogger(__name__)
@@ -133,16 +131,6 @@ def find(name: str, systems: Sequence[System]) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class RunScores:
-    """A run's scores by metric, tested against one run of the baseline."""
-
-    scores: Mapping[str, float]
-    intervals: Mapping[str, float]  # half the width of the 95 % interval
-    p_bootstrap: Mapping[str, float]  # empty for the baseline's own runs
-    p_randomisation: Mapping[str, float]
-
-
 class Field:
     """Systems on one test set, with the sentence statistics of all their runs."""
 
@@ -181,29 +169,31 @@ class Field:
         """Sort the systems, the best first."""
         return sorted(self.systems, key=lambda system: -self.ranking.sign * self.mean(system))
 
-    def run_scores(self, baseline: System | None) -> dict[str, RunScores]:
-        """Score each run, and test it against the baseline's run of the same seed, or its first."""
-        results = {}
-        pairs = [(system, entry) for system in self.systems for entry in system.entries]
+    def run_rows(self, baseline: System | None) -> list[Comparison]:
+        """Score each run of the ranked systems, and test it against the baseline's run of the same seed, or its first.
+
+        `_ci` is half the width of the 95 % interval.
+        """
+        rows = []
+        pairs = [(system, entry) for system in self.ranked() for entry in system.entries]
+        others = [metric for metric in self.metrics if metric != self.ranking.metric]
         for system, entry in tqdm(pairs, "test", unit=" runs", disable=None, leave=False):
-            row, output = self._rows[entry.name], self.outputs[entry.name]
-            scores = {metric: self.score(entry, metric) for metric in self.metrics}
-            intervals = {metric: half_width(self._bootstrap[metric][row]) for metric in self.metrics}
-            bootstrap: dict[str, float] = {}
-            randomisation: dict[str, float] = {}
-            if baseline is not None and system is not baseline:
-                base = baseline.of_seed(entry.seed)
-                randomisation = self.resampling.paired_randomisation(self.outputs[base.name], output)
-                bootstrap = {
-                    metric: paired_bootstrap(
-                        self._bootstrap[metric][self._rows[base.name]],
-                        self._bootstrap[metric][row],
-                        value - self.score(base, metric),
-                    )
-                    for metric, value in scores.items()
-                }
-            results[entry.name] = RunScores(scores, intervals, bootstrap, randomisation)
-        return results
+            row: Comparison = {"system": system.name, "seed": entry.seed, "run": entry.name}
+            for metric in self.metrics:
+                interval = half_width(self._bootstrap[metric][self._rows[entry.name]])
+                row |= {metric: self.score(entry, metric), f"{metric}_ci": interval}
+            row = _all_rounded({**row, "aer": entry.aer, "machine": entry.training.machine or None})
+            base = None if baseline is None or system is baseline else baseline.of_seed(entry.seed)
+            bootstrap, randomisation = ({}, {}) if base is None else self._paired_tests(entry, base, self.metrics)
+            row |= {
+                "p_bootstrap": bootstrap.get(self.ranking.metric),
+                "p_randomisation": randomisation.get(self.ranking.metric),
+                **{f"{metric}_p_bootstrap": bootstrap.get(metric) for metric in others},
+                **{f"{metric}_p_randomisation": randomisation.get(metric) for metric in others},
+                "baseline_run": None if base is None else base.name,
+            }
+            rows.append(row | run_figures(entry.explained))
+        return rows
 
     def spread(self, system: System) -> dict[str, Any]:
         """Compute a system's uncertainty, by the metric that ranks.
@@ -233,14 +223,17 @@ class Field:
         level = SIGNIFICANT / max(len(pairs), 1)  # of Holm's first step
         rows: list[dict[str, Any]] = []
         for (system, base), effect, dealt in zip(pairs, effects, stratified, strict=True):
-            paired = self._paired(system, base) if len(system.entries) == len(base.entries) == 1 else None
+            p_raw = effect.p_value
+            if len(system.entries) == len(base.entries) == 1:
+                paired = self._paired_tests(system.entries[0], base.entries[0], [self.ranking.metric])
+                p_raw = max(p for test in paired for p in test.values())
             rows.append(
                 {
                     "system": system.name,
                     "baseline": base.name,
                     "difference": effect.value,
                     "difference_ci": effect.half_width,
-                    "p_raw": effect.p_value if paired is None else max(paired),
+                    "p_raw": p_raw,
                     "p_stratified": dealt,
                     "freedom": effect.freedom,
                     "detectable": effect.detectable(level),
@@ -269,14 +262,17 @@ class Field:
         covariance = self._covariance[np.ix_(rows, rows)]
         return difference(self._scores(system), self._scores(base), covariance, self.sentences)
 
-    def _paired(self, system: System, base: System) -> tuple[float, float]:
-        """Compute p of both paired tests of two systems with one run each."""
-        metric: str = self.ranking.metric
-        outputs = [{metric: self.outputs[member.entries[0].name][metric]} for member in (base, system)]
-        samples = self._bootstrap[metric][self._of(base, system)]
-        gain = self.mean(system) - self.mean(base)
-        randomisation = self.resampling.paired_randomisation(outputs[0], outputs[1])
-        return paired_bootstrap(samples[0], samples[1], gain), randomisation[metric]
+    def _paired_tests(
+        self, entry: Entry, base: Entry, metrics: Sequence[str]
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Compute p of a run's difference to another one by paired bootstrap and by paired randomisation, by metric."""
+        base_output, output = ({metric: self.outputs[run.name][metric] for metric in metrics} for run in (base, entry))
+        bootstrap = {}
+        for metric in metrics:
+            samples = self._bootstrap[metric]
+            gain = self.score(entry, metric) - self.score(base, metric)
+            bootstrap[metric] = paired_bootstrap(samples[self._rows[base.name]], samples[self._rows[entry.name]], gain)
+        return bootstrap, self.resampling.paired_randomisation(base_output, output)
 
     def _stratified(self, pairs: Sequence[tuple[System, System]]) -> list[float]:
         metric, numbers = self.ranking.metric, {system.name: row for row, system in enumerate(self.systems)}
@@ -309,11 +305,10 @@ def compare(
     systems = field.ranked()
     named = next((system for system in systems if system.name == baseline), None)
     base = None if baseline == ALL else named or systems[0]
-    runs = field.run_scores(base)
     tested = [_all_rounded(row) for row in field.differences(named)]
     differences = [row for row in tested if base is None or row["baseline"] == base.name]
     budget = Budget.of(systems)
-    rows = [_system_row(system, runs, field, held_out, budget) for system in systems]
+    rows = [_system_row(system, field, held_out, budget) for system in systems]
     if base is None:
         letters = field.letters(differences)
         rows = [{**row, "letters": letters[row["name"]]} for row in rows]
@@ -339,11 +334,7 @@ def compare(
         "systems": [{"rank": rank, **row} for rank, row in enumerate(rows, 1)],
         "differences": differences,
         "comparisons": len(tested),
-        "runs": [
-            _run_row(system, entry, base, runs[entry.name], ranking.metric)
-            for system in systems
-            for entry in system.entries
-        ],
+        "runs": field.run_rows(base),
         "examples": example_sentences(systems, field, held_out, examples, sentences),
     }
 
@@ -366,11 +357,9 @@ class Budget(NamedTuple):
 
     def scores(self, entry: Entry) -> tuple[float | None, float | None]:
         """Read a run's validation BLEU after the updates, and after the seconds, from its learning curve."""
-        training = entry.training
-        updates, seconds = self.updates, self.seconds
-        if seconds is None or training.update_seconds is None:
-            return _bleu_after(training.curve, updates), None
-        return _bleu_after(training.curve, updates), _bleu_after(training.curve, seconds / training.update_seconds)
+        curve, updates, pace = entry.training.curve, self.updates, entry.training.update_seconds
+        in_time = None if self.seconds is None or pace is None else self.seconds / pace
+        return _bleu_after(curve, updates), _bleu_after(curve, in_time)
 
 
 def _bleu_after(curve: Sequence[Validation], updates: float | None) -> float | None:
@@ -386,14 +375,12 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def _system_row(
-    system: System, runs: Mapping[str, RunScores], field: Field, held_out: HeldOut, budget: Budget
-) -> Comparison:
+def _system_row(system: System, field: Field, held_out: HeldOut, budget: Budget) -> Comparison:
     """Compute a row of the ranked table, with the lines of its charts. Means are over the seeds."""
     entries = system.entries
     row: Comparison = {"name": system.name, "seeds": [entry.seed for entry in entries if entry.seed is not None]}
     for metric in field.metrics:
-        values = [runs[entry.name].scores[metric] for entry in entries]
+        values = [field.score(entry, metric) for entry in entries]
         row |= {metric: fmean(values), f"{metric}_sd": stdev(values) if len(values) > 1 else None}
     row |= field.spread(system)
     measures: dict[str, Callable[[Entry], float | None]] = {
@@ -425,23 +412,6 @@ def _bleu_by_length(runs: Sequence[Counts], sources: Sequence[str], parts: int) 
     """Score parts of the test set, by source length, from statistics of BLEU (N, 10); means over the runs."""
     buckets = zip(*(score_by_length(counts, sources, parts) for counts in runs), strict=True)
     return [{**bucket[0], "bleu": _rounded(fmean(part["bleu"] for part in bucket))} for bucket in buckets]
-
-
-def _run_row(system: System, entry: Entry, baseline: System | None, scored: RunScores, metric: Metric) -> Comparison:
-    """Compute a row of the table of single runs."""
-    row: Comparison = {"system": system.name, "seed": entry.seed, "run": entry.name}
-    for name, value in scored.scores.items():
-        row |= {name: value, f"{name}_ci": scored.intervals[name]}
-    row = _all_rounded({**row, "aer": entry.aer, "machine": entry.training.machine or None})
-    others = [name for name in scored.scores if name != metric]
-    row |= {
-        "p_bootstrap": scored.p_bootstrap.get(metric),
-        "p_randomisation": scored.p_randomisation.get(metric),
-        **{f"{name}_p_bootstrap": scored.p_bootstrap.get(name) for name in others},
-        **{f"{name}_p_randomisation": scored.p_randomisation.get(name) for name in others},
-        "baseline_run": None if baseline in (None, system) else baseline.of_seed(entry.seed).name,
-    }
-    return row | run_figures(entry.explained)
 
 
 def _mean_curve(entries: Sequence[Entry]) -> list[dict[str, float | None]]:
@@ -518,24 +488,23 @@ def _word_alignments(entry: Entry, numbers: Sequence[int], total: int) -> dict[i
     if entry.word_weights is None:
         return dict.fromkeys(numbers)
     lines = read_lines(entry.word_weights)
-    if len(lines) != total:
-        raise UserError(f"{entry.word_weights}: has {len(lines)} lines for {total} sentences; evaluate the run again")
-    return {number: _parsed(entry.word_weights, number, lines[number]) for number in numbers}
-
-
-def _parsed(path: Path, number: int, line: str) -> dict[str, Any] | None:
-    """Check words and weights, on whose form the page relies: the file may come from a stranger."""
     try:
-        values = json.loads(line)
-        if not values:
-            return None
-        words = {side: [str(word) for word in values[side]] for side in ("source", "target")}
-        weights = [[int(weight) for weight in row] for row in values["weights"]]
-        "".join(words["source"] + words["target"]).encode()
-        valid = [len(row) for row in weights] == [len(words["source"])] * len(words["target"])
-        valid = valid and all(0 <= weight <= PERCENT for row in weights for weight in row)
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        valid = False
-    if not valid:
-        raise UserError(f"{path}, line {number + 1}: is no attention between words; evaluate the run again")
+        if len(lines) != total:
+            raise ValueError(f"{len(lines)} lines for {total} sentences")
+        return {number: _parsed(lines[number]) for number in numbers}
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise UserError(
+            f"{entry.word_weights}: is damaged ({type(error).__name__}: {error}); evaluate the run again"
+        ) from None
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """Convert words and weights to what the page shows: the file may come from a stranger. Raises ValueError, ..."""
+    values = json.loads(line)
+    if not values:
+        return None
+    words = {side: [printable(str(word)) for word in values[side]] for side in ("source", "target")}
+    weights = [[int(weight) for weight in row] for row in values["weights"]]
+    if [len(row) for row in weights] != [len(words["source"])] * len(words["target"]):
+        raise ValueError("a row has another number of weights than there are words")
     return {**words, "weights": weights}

@@ -3,7 +3,6 @@
 import glob
 import json
 import logging
-import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +24,6 @@ from nmt.system.files import is_archive, read_bytes
 from nmt.system.run import ERROR, EVALUATION, RunDirectory, digest, load_values, read_json, runs_below, text_lines
 
 log = logging.getLogger(__name__)
-MIN_MEASURE, MAX_MEASURE = 1e-9, 1e15  # limits of a measure other than 0: ratios and sums of such numbers are finite
 
 
 @dataclass(frozen=True)
@@ -178,7 +176,7 @@ def _runs_at(path: Path) -> list[Path]:
 
 
 def read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
-    """Read the output of a finished run. Raises UserError without translations of the split, or for a damaged file."""
+    """Read the output of a finished run. Raises UserError for a run without the split's translations, or damaged."""
     try:
         return _read_run(path, split)
     except UserError:
@@ -222,7 +220,7 @@ def _read_training(run: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, st
     """Read a run's fields of Entry, the settings of its scores, and the command that evaluates it again."""
     values, manifest = load_values(run.config), run.read_manifest()
     try:  # only what is needed, so that runs of other versions can be read
-        seed, settings = _number(values["seed"]), read_settings(values)
+        seed, settings = values["seed"], read_settings(values)
     except (KeyError, TypeError) as error:
         raise UserError(f"{run.config}: is not the configuration of a run ({error} is missing)") from None
     fields = {
@@ -279,15 +277,9 @@ def _machine(manifest: Mapping[str, Any]) -> str:
     return printable(", ".join(map(str, (*(machine[key] for key in ("name", "precision") if key in machine), *counts))))
 
 
-def _number(value: Any) -> Any:  # noqa: ANN401
-    if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
-        raise TypeError(f"{value!r} is not a number")
-    return value
-
-
 def _measure(value: Any) -> Any:  # noqa: ANN401
-    """Check a duration, rate, score or count, or None. Raises ValueError or TypeError if it is out of range."""
-    if _number(value) is not None and value and not MIN_MEASURE <= value <= MAX_MEASURE:
+    """Check a duration, rate, score or count, or None. Raises ValueError if it is out of range."""
+    if value is not None and not 0 <= value <= 1e15:  # noqa: PLR2004  # sums and products are finite
         raise ValueError(f"{value!r} is out of range")
     return value
 

@@ -45,7 +45,6 @@ THEME = {
 COLOURS = [colour for name, colour in THEME.items() if name.startswith("colour")]
 INK, MUTED, RULE, PAPER = (THEME[name] for name in ("ink", "muted", "rule", "paper"))
 MARKERS, GLYPHS = "os^Dv*", "●■▲◆▼★"  # of the coloured systems, in pictures and in tables
-GREY = "·"
 SHADES = LinearSegmentedColormap.from_list("shades", ["#e9a15b", "#fbf3ea", "#f4f5f7", "#eaf0fc", "#86a8ee"])
 CELL_INK = "#15191e"  # on shades, which are the same in both themes
 WIDTH = 8.6  # inches
@@ -128,11 +127,8 @@ class Series(NamedTuple):
         return [(x, y) for x, y in self.points if x is not None and y is not None]
 
 
-def draw(comparison: Comparison, number: int = 1) -> dict[str, Picture]:
-    """Draw the pictures of a comparison, by subject; without those whose values are not known.
-
-    Files of the second comparison, number=2, are called SUBJECT-2.
-    """
+def draw(comparison: Comparison) -> dict[str, Picture]:
+    """Draw the pictures of a comparison, by subject; without those whose values are not known."""
     systems, metric = comparison["systems"], comparison["metric"]
     names = short_names([system["name"] for system in systems])
     everything = list(zip(range(len(systems)), names, systems, strict=True))
@@ -160,8 +156,7 @@ def draw(comparison: Comparison, number: int = 1) -> dict[str, Picture]:
                 for number, name, system in everything
             ]
             pictures[f"masking_{order}"] = _lines(masked, title, "masked source tokens", "share of the probability")
-    suffix = "" if number == 1 else f"-{number}"
-    return {name: Picture(f"{name}{suffix}", *drawn) for name, drawn in pictures.items() if drawn is not None}
+    return {name: Picture(name, *drawn) for name, drawn in pictures.items() if drawn is not None}
 
 
 MASKING = {
@@ -174,7 +169,7 @@ MASKING = {
 def key(number: int) -> Markup:
     """Mark a system in tables as in the pictures."""
     if number >= len(COLOURS):
-        return Markup('<span class="key" aria-hidden="true">{}</span>').format(GREY)
+        return Markup('<span class="key" aria-hidden="true">·</span>')
     text = '<span class="key" aria-hidden="true" style="color: var(--colour-{})">{}</span>'
     return Markup(text).format(number, GLYPHS[number])
 
@@ -213,13 +208,17 @@ def _marking(number: int) -> dict[str, Any]:
 
 
 def _axes(title: str, height: float, left: float, right: float, top: float = 0.42) -> tuple[Figure, Axes]:
-    """Create a figure with one axes; margins in inches."""
+    """Create a figure with one axes, a grid at round numbers and no frame; margins in inches."""
     figure = Figure(figsize=(WIDTH, height), dpi=100)
     FigureCanvasAgg(figure)
     bottom = 0.55
     axes = figure.add_axes((left / WIDTH, bottom / height, 1 - (left + right) / WIDTH, 1 - (bottom + top) / height))
     axes.set_title(title, pad=10)
     axes.tick_params(length=0)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]))
+    axes.grid()
+    axes.spines[:].set_visible(False)
     return figure, axes
 
 
@@ -271,33 +270,22 @@ def _forest(comparison: Comparison, names: Sequence[str]) -> Drawn | None:
         text = f"{sign}{show(value)} ± {show(half)}{' *' if significant else ''}"
         hints[artist] = [f"{system['name']}\n{text}"]
         if low <= value <= high:
-            start, end = max(value - half, low), min(value + half, high)
-            (line,) = axes.plot([start, end], [y, y], color=colour, linewidth=1.8, solid_capstyle="round", zorder=2)
-            line.set_gid(f"system-{number}-interval")
+            ends = max(value - half, low), min(value + half, high)
+            interval: Any = {"linewidth": 1.8, "solid_capstyle": "round", "zorder": 2}
+            axes.plot(ends, [y, y], color=colour, gid=f"system-{number}-interval", **interval)
             fill = colour if significant or baseline is None else PAPER
-            style: dict[str, Any] = {
-                "marker": "o",
-                "markersize": 5.5,
-                "markerfacecolor": fill,
-                "markeredgewidth": 1.4,
-                "zorder": 3,
-            }
-            (point,) = axes.plot([value], [y], color=colour, **style)
+            x, marker, point = value, "o", {"markersize": 5.5, "markerfacecolor": fill, "markeredgewidth": 1.4}
         else:
-            edge, marker = (low, "<") if value < low else (high, ">")
-            (point,) = axes.plot([edge], [y], color=colour, marker=marker, markersize=6, clip_on=False, zorder=3)
-        point.set_gid(artist)
-        place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center", "size": FONT}
-        axes.text(1.03, y, text, color=INK if significant or baseline is None else MUTED, **place).set_gid(
-            f"system-{number}-value"
-        )
-        axes.text(-0.02, y, names[number], ha="right", color=INK, **place).set_gid(f"system-{number}-name")
+            x, marker = (low, "<") if value < low else (high, ">")
+            point = {"markersize": 6, "clip_on": False}
+        axes.plot([x], [y], color=colour, marker=marker, zorder=3, gid=artist, **point)
+        place: Any = {"transform": axes.get_yaxis_transform(), "va": "center", "size": FONT}
+        ink = INK if significant or baseline is None else MUTED
+        axes.text(1.03, y, text, color=ink, gid=f"system-{number}-value", **place)
+        axes.text(-0.02, y, names[number], ha="right", color=INK, gid=f"system-{number}-name", **place)
     if baseline is not None and low <= 0 <= high:
         axes.axvline(0, color=INK, linewidth=1, zorder=1)
     axes.set(xlim=(low, high), ylim=(len(rows) - 0.5, -0.5), yticks=[])
-    axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]))
-    axes.grid(axis="x")
-    axes.spines[:].set_visible(False)
     note = "" if baseline is None else "  (* and filled: significant after Holm's correction)"
     axes.set_xlabel(f"{NAMES[metric]}{note}")
     return title, figure, hints
@@ -314,11 +302,10 @@ def _lines(series: Sequence[Series], title: str, x_label: str, y_label: str) -> 
     hints = {}
     for line in reversed(known):
         points = line.complete_points()
-        (artist,) = axes.plot(*zip(*points, strict=True), **{"markersize": 4.5, **_marking(line.number)}, clip_on=False)
-        artist.set_gid(f"system-{line.number}-line")
-        hints[f"system-{line.number}-line"] = [
-            f"{line.name}\n{x_label}: {x:.4g}\n{y_label}: {y:.4g}" for x, y in points
-        ]
+        artist = f"system-{line.number}-line"
+        style = {"markersize": 4.5, **_marking(line.number), "clip_on": False}
+        axes.plot(*zip(*points, strict=True), gid=artist, **style)
+        hints[artist] = [f"{line.name}\n{x_label}: {x:.4g}\n{y_label}: {y:.4g}" for x, y in points]
     x_values, y_values = zip(*(point for line in known for point in line.complete_points()), strict=True)
     margins = [0.04 * (max(values) - min(values)) or 0.5 for values in (x_values, y_values)]
     axes.set(
@@ -327,26 +314,16 @@ def _lines(series: Sequence[Series], title: str, x_label: str, y_label: str) -> 
         xlabel=x_label,
         ylabel=y_label,
     )
-    axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]))
-    axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]))
-    axes.grid(axis="y")
-    axes.spines["left"].set_visible(False)
+    axes.grid(visible=False, axis="x")
+    axes.spines["bottom"].set_visible(True)
     ends = [line.complete_points()[-1] for line in known]
     inside = axes.transAxes.inverted().transform(axes.transData.transform(ends))
     places = spread(inside[:, 1].tolist(), LINE / (axes.get_position().height * height * 72))
     for line, (x, y), place in zip(known, inside, places, strict=True):
-        style: dict[str, Any] = {
-            "color": _colour(line.number),
-            "linewidth": 0.6,
-            "alpha": 0.5,
-            "clip_on": False,
-            "zorder": 1,
-        }
-        (leader,) = axes.plot([x, 1.0, 1.03], [y, y, place], transform=axes.transAxes, linestyle=(0, (1, 1.5)), **style)
-        leader.set_gid(f"system-{line.number}-leader")
-        colour = _colour(line.number)
-        text = axes.text(1.04, place, line.name, transform=axes.transAxes, color=colour, va="center", size=FONT)
-        text.set_gid(f"system-{line.number}-name")
+        shared: Any = {"color": _colour(line.number), "transform": axes.transAxes}
+        leader: Any = {"linestyle": (0, (1, 1.5)), "linewidth": 0.6, "alpha": 0.5, "clip_on": False, "zorder": 1}
+        axes.plot([x, 1.0, 1.03], [y, y, place], gid=f"system-{line.number}-leader", **leader, **shared)
+        axes.text(1.04, place, line.name, va="center", size=FONT, gid=f"system-{line.number}-name", **shared)
     return title, figure, hints
 
 
@@ -386,16 +363,12 @@ def _scatter(series: Sequence[Series], title: str, x_label: str, metric: str) ->
     axes.plot(*zip(*corners, strict=True), color=MUTED, linewidth=1.2, zorder=1)
     hints = {}
     for index, (line, (x, y), place) in enumerate(zip(known, points, shown, strict=True)):
-        style: dict[str, Any] = {
-            **_marking(line.number),
-            "linewidth": 0,
-            "alpha": 1,
-            "markersize": 7 if index in front else 5.5,
-        }
-        style |= {} if index in front else {"markerfacecolor": PAPER, "markeredgewidth": 1.2}
-        (artist,) = axes.plot(*place, **style, clip_on=False)
-        artist.set_gid(f"system-{line.number}-point")
-        hints[f"system-{line.number}-point"] = [f"{line.name}\n{x_label}: {x:.4g}\n{NAMES[metric]}: {y:.2f}"]
+        artist = f"system-{line.number}-point"
+        style = {**_marking(line.number), "linewidth": 0, "alpha": 1, "clip_on": False, "markersize": 7}
+        if index not in front:
+            style |= {"markersize": 5.5, "markerfacecolor": PAPER, "markeredgewidth": 1.2}
+        axes.plot(*place, gid=artist, **style)
+        hints[artist] = [f"{line.name}\n{x_label}: {x:.4g}\n{NAMES[metric]}: {y:.2f}"]
     ticks = {20: (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0), 1000: (1.0, 2.0, 5.0)}
     start, end = axes.get_xlim()
     axes.xaxis.set_major_locator(
@@ -403,9 +376,6 @@ def _scatter(series: Sequence[Series], title: str, x_label: str, metric: str) ->
     )
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.6g}")
-    axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]))
-    axes.grid()
-    axes.spines[:].set_visible(False)
     axes.set(xlabel=x_label, ylabel=NAMES[metric])
     _name_points(axes, known, points, shown, corners)
     if len(front) > 1:
@@ -492,18 +462,16 @@ def _lengths(systems: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Draw
     edges = [np.arange(size + 1) - 0.5 for size in distance.T.shape]
     axes.pcolormesh(*edges, distance, cmap=SHADES, vmin=-limit, vmax=limit, edgecolors=PAPER, linewidth=0.6)
     axes.invert_yaxis()
+    axes.grid(visible=False)
+    centred: Any = {"ha": "center", "va": "center", "size": FONT, "color": CELL_INK}
     for (row, column), value in np.ndenumerate(values):
-        axes.text(column, row, f"{value:.1f}", ha="center", va="center", size=FONT, color=CELL_INK).set_gid(
-            f"system-{row}-cell"
-        )
+        axes.text(column, row, f"{value:.1f}", gid=f"system-{row}-cell", **centred)
     for row, name in enumerate(names):
-        place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center", "ha": "right", "size": FONT}
-        axes.text(-0.015, row, name, **place).set_gid(f"system-{row}-name")
+        place: Any = {"transform": axes.get_yaxis_transform(), "va": "center", "ha": "right", "size": FONT}
+        axes.text(-0.015, row, name, gid=f"system-{row}-name", **place)
     ranges = ["\N{EN DASH}".join(map(str, dict.fromkeys(part["words"]))) for part in longest]
     axes.set_xticks(range(len(ranges)), ranges)
     axes.tick_params(top=False, labeltop=True, bottom=False, labelbottom=False)
     axes.set_yticks([])
     axes.set_xlabel("words of the source; shades: distance from the median system of the column")
-    axes.set_title(title, pad=10)
-    axes.spines[:].set_visible(False)
     return title, figure, {}

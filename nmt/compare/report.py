@@ -3,17 +3,22 @@
 import csv
 import io
 import logging
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
 from nmt.compare import columns
+from nmt.compare.columns import Cell
 from nmt.compare.compare import ALL, SIGNIFICANT, Comparison, compare, find, group
 from nmt.compare.entry import Entry, HeldOut, find_runs, read_run, read_systems
 from nmt.compare.jobs import planned_jobs
-from nmt.compare.page import page
-from nmt.compare.pictures import draw
+from nmt.compare.pictures import MASKING, THEME, Picture, draw, key
 from nmt.config.errors import UserError, nearest, printable
 from nmt.config.overrides import user_path
 from nmt.system import text_table as table
@@ -21,48 +26,36 @@ from nmt.system.files import to_json, write_atomically
 from nmt.system.text_table import Column
 
 Render = Callable[[Sequence[Mapping[str, object]], Sequence[Column]], str]
+UNKNOWN = Cell("\N{EN DASH}", None)
 log = logging.getLogger(__name__)
 
 
-def gather(
-    runs: Sequence[str], systems: Sequence[str], split: str, separate_incomparable: bool
-) -> list[tuple[list[Entry], HeldOut]]:
-    """Read the outputs to compare, with their test set: one group, or with `separate_incomparable` one per test set.
+def gather(runs: Sequence[str], systems: Sequence[str], split: str) -> tuple[list[Entry], HeldOut]:
+    """Read the outputs to compare, with their test set.
 
     A run without results is left out with a warning if a folder or pattern led to it. Raises UserError if it was named
     itself, and for outputs that cannot be compared.
     """
-    groups: list[tuple[list[Entry], HeldOut]] = []
+    entries: list[Entry] = []
+    held_out: HeldOut | None = None
     for path, named in find_runs(runs).items():
         try:
-            entry, held_out = read_run(path, split)
+            entry, other = read_run(path, split)
         except UserError as error:
             if named:
                 raise
             log.warning("left out: %s", error)
             continue
-        differences = [held_out.difference(other) for _, other in groups]
-        if None in differences:
-            groups[differences.index(None)][0].append(entry)
-        elif groups and not separate_incomparable:
-            first = groups[0][0][0].name
-            raise UserError(
-                f"{entry.name} and {first} cannot be compared: {differences[0]}; separate_incomparable=true separates "
-                "them"
-            )
-        else:
-            groups.append(([entry], held_out))
-    if not groups:
+        if held_out is not None and (reason := held_out.difference(other)) is not None:
+            raise UserError(f"{entry.name} and {entries[0].name} cannot be compared: {reason}")
+        held_out = other
+        entries.append(entry)
+    if held_out is None:
         raise UserError(f"runs={','.join(runs)}: no run there has {split} results")
-    if systems:
-        if len(groups) > 1:
-            raise UserError("systems: the runs have several test sets; compare the systems with runs of one")
-        entries, held_out = groups[0]
-        others = read_systems(systems, held_out)
-        if common := {entry.name for entry in entries} & {other.name for other in others}:
-            raise UserError(f"systems: {common.pop()} is a run's name; give the system another one")
-        entries.extend(others)
-    return groups
+    others = read_systems(systems, held_out)
+    if common := {entry.name for entry in entries} & {other.name for other in others}:
+        raise UserError(f"systems: {common.pop()} is a run's name; give the system another one")
+    return entries + others, held_out
 
 
 def unfinished_sweeps(names: Sequence[str], entries: Iterable[Entry]) -> list[str]:
@@ -83,72 +76,63 @@ def compare_runs(
     systems: Sequence[str] = (),
     split: str = "test",
     baseline: str | None = None,
-    separate_incomparable: bool = False,
     **settings: Any,  # noqa: ANN401
-) -> list[Comparison]:
-    """Gather and compare, one comparison for each test set. `settings` are those of `compare`.
+) -> Comparison:
+    """Gather and compare. `settings` are those of `compare`.
 
     `baseline` names a system or a run, or is "all" for all pairs. Raises UserError if it is unknown, and for the errors
     of `gather` and `compare`.
     """
-    groups = [(group(entries), held_out) for entries, held_out in gather(runs, systems, split, separate_incomparable)]
-    bases = [baseline if baseline in (None, ALL) else find(baseline, members) for members, _ in groups]
-    if baseline is not None and not any(bases):
-        names = [system.name for members, _ in groups for system in members]
+    entries, held_out = gather(runs, systems, split)
+    members = group(entries)
+    base = baseline if baseline in (None, ALL) else find(baseline, members)
+    if baseline is not None and base is None:
+        names = [system.name for system in members]
         raise UserError(f"baseline={baseline}: not one of {', '.join(names)}{nearest(baseline, names)}")
-    entries = [entry for members, _ in groups for system in members for entry in system.entries]
-    missing = unfinished_sweeps(runs, entries)
-    return [
-        {**compare(members, held_out, split, baseline=base, **settings), "missing": missing}
-        for (members, held_out), base in zip(groups, bases, strict=True)
-    ]
+    comparison = compare(members, held_out, split, baseline=base, **settings)
+    return {**comparison, "missing": unfinished_sweeps(runs, entries)}
 
 
 def write_comparison(runs: Sequence[str], output: Path, *, markdown: bool = False, **settings: Any) -> str:  # noqa: ANN401
     """Compare as `compare_runs`, write all files to `output`, and return the tables to print."""
-    comparisons = compare_runs(runs, **settings)
-    write_files(comparisons, output)
-    return tables(comparisons, table.markdown if markdown else table.terminal)
+    comparison = compare_runs(runs, **settings)
+    write_files(comparison, output)
+    return tables(comparison, table.markdown if markdown else table.terminal)
 
 
-def write_files(comparisons: Sequence[Comparison], output: Path) -> None:
+def write_files(comparison: Comparison, output: Path) -> None:
     """Write comparison.json, .csv and .md, systems.csv, differences.csv, the pictures and the page to a folder."""
-    write_atomically(output / "comparison.json", to_json({"comparisons": comparisons}, indent=1).encode())
-    for name, key in {"comparison": "runs", "systems": "systems", "differences": "differences"}.items():
-        write_atomically(output / f"{name}.csv", _csv(comparisons, key).encode())
-    write_atomically(output / "comparison.md", f"{tables(comparisons, table.markdown, in_full=True)}\n".encode())
-    pictures = [draw(comparison, suffix) for suffix, comparison in enumerate(comparisons, 1)]
-    for drawn in pictures:
-        for picture in drawn.values():
-            write_atomically(output / f"{picture.name}.png", picture.png())
-            write_atomically(output / f"{picture.name}.svg", picture.svg.encode())
-    write_atomically(output / "index.html", page(comparisons, pictures).encode())
+    write_atomically(output / "comparison.json", to_json({"comparisons": [comparison]}, indent=1).encode())
+    for name, rows in {"comparison": "runs", "systems": "systems", "differences": "differences"}.items():
+        write_atomically(output / f"{name}.csv", _csv(comparison, rows).encode())
+    write_atomically(output / "comparison.md", f"{tables(comparison, table.markdown, in_full=True)}\n".encode())
+    pictures = draw(comparison)
+    for picture in pictures.values():
+        write_atomically(output / f"{picture.name}.png", picture.png())
+        write_atomically(output / f"{picture.name}.svg", picture.svg.encode())
+    write_atomically(output / "index.html", page(comparison, pictures).encode())
 
 
-def tables(comparisons: Sequence[Comparison], render: Render, in_full: bool = False) -> str:
-    """Format the tables of systems with what their tests could show. in_full: all columns, runs and notes as well."""
-    parts = []
-    for comparison in comparisons:
-        metric = comparison["metric"]
-        title = f"{comparison['split']}: {comparison['sentences']} sentences, {comparison['signature']}"
-        title += "" if metric == "bleu" else f"; ranked by {columns.NAMES[metric]}"
-        shown = [
-            column for column in columns.system_columns(comparison) if in_full or column.key not in columns.IN_FULL
-        ]
-        parts += [title, *map(printable, comparison["missing"]), _table(comparison, "systems", shown, render)]
-        parts += filter(None, [columns.power(comparison)])
-        if explained := columns.explained_columns(comparison):
-            parts += ["what attention explains:", _table(comparison, "systems", explained, render)]
-            parts += [columns.EXPLANATION] if in_full else []
-        if in_full and comparison["baseline"] is None and comparison["differences"]:
-            parts += [_table(comparison, "differences", columns.difference_columns(comparison), render)]
-        if in_full:
-            parts += [_table(comparison, "runs", columns.run_columns(comparison), render)]
-            parts += filter(None, [columns.notes_on_scores(comparison), columns.notes_on_costs(comparison)])
-    return "\n\n".join(parts)
+def tables(comparison: Comparison, render: Render, in_full: bool = False) -> str:
+    """Format the table of systems with what its tests could show. in_full: all columns, runs and notes as well."""
+    metric = comparison["metric"]
+    title = f"{comparison['split']}: {comparison['sentences']} sentences, {comparison['signature']}"
+    title += "" if metric == "bleu" else f"; ranked by {columns.NAMES[metric]}"
+    shown = [column for column in columns.system_columns(comparison) if in_full or column.key not in columns.IN_FULL]
+    parts = [title, *map(printable, comparison["missing"]), _text_table(comparison, "systems", shown, render)]
+    parts += [columns.power(comparison)]
+    if explained := columns.explained_columns(comparison):
+        parts += ["what attention explains:", _text_table(comparison, "systems", explained, render)]
+        parts += [columns.EXPLANATION] if in_full else []
+    if in_full and comparison["baseline"] is None and comparison["differences"]:
+        parts += [_text_table(comparison, "differences", columns.difference_columns(comparison), render)]
+    if in_full:
+        parts += [_text_table(comparison, "runs", columns.run_columns(comparison), render)]
+        parts += [columns.notes_on_scores(comparison), columns.notes_on_costs(comparison)]
+    return "\n\n".join(filter(None, parts))
 
 
-def _table(comparison: Comparison, key: str, shown: Sequence[Column], render: Render) -> str:
+def _text_table(comparison: Comparison, key: str, shown: Sequence[Column], render: Render) -> str:
     """Format the rows of a comparison; the standard deviations between seeds have no place beside other means."""
     metric = comparison["metric"]
     joined = {*columns.NAMES, "difference"} if key == "runs" else {metric, "difference"}
@@ -168,17 +152,79 @@ def _with_star(show: Callable[[float], str], p: float) -> str:
     return f"{show(p)}{'*' if p < SIGNIFICANT else ''}"
 
 
-def _csv(comparisons: Sequence[Comparison], key: str) -> str:
+def _csv(comparison: Comparison, key: str) -> str:
     """Format rows without the data of charts; several seeds stand in one cell."""
-    shared = ("split",) if key == "differences" else ("split", "baseline")
+    shared = {name: comparison[name] for name in ("split", "baseline") if name == "split" or key != "differences"}
     lines = []
-    for comparison in comparisons:
-        for row in comparison[key]:
-            joined = {name: " ".join(map(str, value)) if name == "seeds" else value for name, value in row.items()}
-            plain = {name: value for name, value in joined.items() if not isinstance(value, list | dict)}
-            lines.append({**{name: comparison[name] for name in shared}, **plain})
+    for row in comparison[key]:
+        joined = {name: " ".join(map(str, value)) if name == "seeds" else value for name, value in row.items()}
+        plain = {name: value for name, value in joined.items() if not isinstance(value, list | dict)}
+        lines.append({**shared, **plain})
     file = io.StringIO()
     writer = csv.DictWriter(file, lines[0] if lines else shared, lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
     return file.getvalue()
+
+
+def page(comparison: Comparison, pictures: Mapping[str, Picture]) -> str:
+    """Render the comparison as one self-contained HTML file."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["breakable"] = breakable
+    numbers = {system["name"]: rank for rank, system in enumerate(comparison["systems"])}
+    drawn = {name: picture.inline() for name, picture in pictures.items()}
+    masking = {f"masking_{order}" for order in MASKING}
+    return environment.get_template("page.html").render(
+        comparison=comparison,
+        theme=THEME,
+        system_table=_page_table(comparison, "systems", columns.system_columns(comparison)),
+        run_table=_page_table(comparison, "runs", columns.run_columns(comparison)),
+        difference_table=_page_table(comparison, "differences", columns.difference_columns(comparison)),
+        explained=_page_table(comparison, "systems", columns.explained_columns(comparison)),
+        notes=[columns.power(comparison), columns.notes_on_scores(comparison), columns.notes_on_costs(comparison)],
+        numbers=numbers,
+        marks={name: key(rank) for name, rank in numbers.items()},
+        charts=[picture for name, picture in drawn.items() if name not in masking],
+        masking_charts=[picture for name, picture in drawn.items() if name in masking],
+        examples=[{**example, "words": _common_source(example)} for example in comparison["examples"]],
+    )
+
+
+def breakable(name: str) -> Markup:
+    """Allow a name such as attention/score=dot to break between its parts."""
+    return Markup("<wbr>").join(re.split(r"(?<=[/=.,_])", name))
+
+
+def _page_table(comparison: Comparison, key: str, shown: Sequence[Column]) -> dict[str, Any]:
+    """Format headings, and each row as (system, cells)."""
+    metric = comparison["metric"]
+    rows = [
+        (row.get("name", row.get("system")), [columns.cell(row, column, metric) or UNKNOWN for column in shown])
+        for row in comparison[key]
+    ]
+    headings = []
+    for index, column in enumerate(shown):
+        cells = [cells[index] for _, cells in rows]
+        headings.append(
+            {
+                "key": column.key,
+                "text": column.heading,
+                "numeric": all(cell.value is None or isinstance(cell.value, int | float) for cell in cells),
+                "spread_width": max((len(cell.spread or "") for cell in cells), default=0),  # characters
+                "descending": column.key in columns.HIGHER_IS_BETTER,
+            }
+        )
+    return {"headings": headings, "rows": rows}
+
+
+def _common_source(example: Mapping[str, Any]) -> list[str] | None:
+    """Return the source words as most systems segmented them; None without any alignment."""
+    alignments = [translation["alignment"] for translation in example["translations"]]
+    sources = Counter(tuple(alignment["source"]) for alignment in alignments if alignment)
+    return list(sources.most_common(1)[0][0]) if sources else None

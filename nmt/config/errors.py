@@ -16,6 +16,7 @@ REMOVED = {
     "finding": "the verdicts on papers' findings were removed; leave it out, the comparison has scores and tests",
     "limits.header_seconds": "was removed; leave it out, and put a proxy before a service that strangers can reach",
     "limits.body_seconds": "was removed; leave it out, limits.request_seconds is for the whole request",
+    "separate_incomparable": "was removed; leave it out, and compare runs of different test sets one kind at a time",
     "format": "the export to ONNX was removed; leave it out, nmt-export writes an archive",
     "objective=minimum_risk": "minimum risk training was removed; use likelihood, or objective=distillation",
     "logger=aim": "Aim was removed; use tensorboard, wandb or mlflow",

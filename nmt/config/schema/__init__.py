@@ -283,7 +283,6 @@ class CompareConfig(Section):
     baseline: PathName | None
     metric: Metric
     comet_model: Name
-    separate_incomparable: bool
     examples: CountOrZero
     sentences: Annotated[list[Count], BeforeValidator(lambda value: [value] if isinstance(value, int) else value)]
     bootstrap_samples: Annotated[int, Field(ge=100, le=1_000_000)]
