@@ -79,10 +79,6 @@ def _add_page(app: FastAPI) -> None:
     async def page() -> FileResponse:
         return FileResponse(STATIC / "index.html")
 
-    @app.get("/favicon.ico", include_in_schema=False)
-    async def icon() -> Response:
-        return Response(status_code=204)
-
     app.mount("/static", StaticFiles(directory=STATIC))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from nmt.config.schema.training import BeamSize, LengthExponent, LengthPenalty
 
@@ -12,14 +12,7 @@ MAX_CHARACTERS = 1_000_000  # of one text; the limit on bytes is usually lower
 Text = Annotated[str, Field(max_length=MAX_CHARACTERS)]
 Piece = Annotated[Text, Field(min_length=1, max_length=1000)]
 Weight = Annotated[float, Field(ge=0.0, le=1.001)]
-
-
-def _number(key: object) -> object:
-    """Convert a key to a number: JSON has string keys alone."""
-    return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10 else key  # noqa: PLR2004
-
-
-Step = Annotated[int, BeforeValidator(_number), Field(ge=0, le=100_000)]
+Step = Annotated[int, Field(ge=0, le=100_000, strict=False)]  # keys of JSON are strings
 Attend = dict[Step, Annotated[int, Field(ge=0, le=100_000)] | list[Weight]]
 
 
@@ -38,8 +31,7 @@ class SearchSettings(Message):
 
     def values(self) -> dict[str, Any]:
         """Collect the given values, by their keys in the section `search` of a configuration."""
-        values = {name: getattr(self, name) for name in SearchSettings.model_fields}
-        return {name: value for name, value in values.items() if value is not None}
+        return self.model_dump(include=set(SearchSettings.model_fields), exclude_none=True)
 
 
 class TranslateRequest(SearchSettings):

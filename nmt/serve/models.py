@@ -22,8 +22,7 @@ from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
 TIME = re.compile(r"[\d/-]*\d\d-\d\d-\d\d(-\d+)?")  # the name of a run that the user has not named
-EXAMPLES = 5
-MAX_EXAMPLE = 120  # characters
+EXAMPLES, MAX_EXAMPLE = 5, 120  # sentences, characters of one
 
 Runs = Sequence[str | Sequence[str]]
 

@@ -48,13 +48,6 @@ class _Job:
     arrived: float = field(default_factory=time.monotonic)
     future: "Future[Any]" = field(default_factory=Future)
 
-    def finish(self, outcome: object) -> None:
-        """Give the client its result or error."""
-        if isinstance(outcome, Exception):
-            self.future.set_exception(outcome)
-        else:
-            self.future.set_result(outcome)
-
 
 @dataclass(frozen=True)
 class QueueSettings:
@@ -136,7 +129,10 @@ class Batcher:
             self._rate = 0.8 * self._rate + 0.2 * rate if self._rate else rate
             self._observe(len(batch), seconds)  # before a client has its answer and may ask for the figures
             for job, outcome in zip(running, outcomes, strict=True):
-                job.finish(outcome)
+                if isinstance(outcome, Exception):
+                    job.future.set_exception(outcome)
+                else:
+                    job.future.set_result(outcome)
 
     def _next_batch(self) -> list[_Job]:
         """Wait for a batch; [] once the queue is closed and empty."""
@@ -355,13 +351,11 @@ def _scored_texts(nbest: Sequence[Translation], with_alignment: bool) -> list[Sc
 
 
 def _tree(translator: Translator, steps: Sequence[Sequence[Node]]) -> Tree:
-    pieces = translator.tokenizers.target.pieces
+    def described(node: Node) -> TreeNode:
+        (token,) = translator.tokenizers.target.pieces([node.token])
+        return TreeNode(**{**node._asdict(), "token": token})
 
-    def described(nodes: Sequence[Node]) -> list[TreeNode]:
-        tokens = pieces([node.token for node in nodes])
-        return [TreeNode(**{**node._asdict(), "token": token}) for node, token in zip(nodes, tokens, strict=True)]
-
-    return Tree(steps=[described(nodes) for nodes in steps])
+    return Tree(steps=[[described(node) for node in nodes] for nodes in steps])
 
 
 def _rounded(values: Any) -> Any:  # noqa: ANN401
