@@ -177,18 +177,6 @@ def test_without_its_seed_in_the_baseline_a_run_meets_the_first() -> None:
     assert next(row for row in found["systems"] if row["name"] == "their system")["bleu_sd"] is None
 
 
-def test_one_output_alone_has_scores_and_an_interval() -> None:
-    found = compared(entries()[:1])
-    assert found["systems"][0]["bleu_sd"] is None
-    assert found["runs"][0]["bleu_ci"] > 0
-
-
-def test_bleu_by_length_has_the_same_buckets_for_all() -> None:
-    good, bad = compared()["systems"]
-    assert [part["words"] for part in good["bleu_by_length"]] == [part["words"] for part in bad["bleu_by_length"]]
-    assert sum(part["sentences"] for part in good["bleu_by_length"]) == 60
-
-
 def trained(name: str, seed: int, update_seconds: float, curve: dict[int, float], machine: str = "a CPU") -> Entry:
     points = [Validation(updates, updates / 10, bleu, None) for updates, bleu in curve.items()]
     training = Training(100.0, max(curve), update_seconds, 1000.0, 5.0 + seed, machine, points)
@@ -273,30 +261,17 @@ def test_an_example_beyond_the_last_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
+    "text",
     [
-        "{",
-        "3",
-        "[1]",
-        '{"source": ["a"], "target": ["b"]}',
-        '{"source": ["a"], "target": ["b"], "weights": [[1, 2]]}',
-        '{"source": ["a"], "target": ["b"], "weights": [["x"]]}',
-        '{"source": ["a"], "target": ["b"], "weights": [[NaN]]}',
-        '{"source": ["a"], "target": ["b"], "weights": [[1e999]]}',
-        '{"source": ["a"], "target": ["b"], "weights": [[-1]]}',
-        '{"source": ["\\ud800"], "target": ["b"], "weights": [[1]]}',
-        '{"source": 3, "target": ["b"], "weights": [[1]]}',
+        "{\n" * 60,
+        "{}\n",
+        '{"source": ["a"], "target": ["b"], "weights": [[1, 2]]}\n' * 60,
+        '{"source": ["a"], "target": ["b"], "weights": [[NaN]]}\n' * 60,
+        '{"source": 3, "target": ["b"], "weights": [[1]]}\n' * 60,
     ],
 )
-def test_word_weights_that_are_none_are_refused_with_their_line(line: str, tmp_path: Path) -> None:
+def test_a_damaged_file_of_word_weights_is_named(text: str, tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", worsened(2))
-    (run / "alignments" / "test.words.jsonl").write_text(f"{line}\n" * 60)
-    with pytest.raises(UserError, match=r"test\.words\.jsonl, line 3: is no attention between words"):
+    (run / "alignments" / "test.words.jsonl").write_text(text)
+    with pytest.raises(UserError, match=r"test\.words\.jsonl: is damaged .*; evaluate the run again"):
         compared([read_run(run, "test")[0]], sentences=[3])
-
-
-def test_word_weights_of_another_evaluation_are_refused(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "a", worsened(2))
-    (run / "alignments" / "test.words.jsonl").write_text("{}\n")
-    with pytest.raises(UserError, match=r"test\.words\.jsonl: has 1 lines for 60 sentences"):
-        compared([read_run(run, "test")[0]])

@@ -70,20 +70,6 @@ def test_runs_that_began_with_different_seeds_of_one_system_are_one_system() -> 
     assert config("/one", None) != config("/two", None)  # of an earlier version
 
 
-def test_runs_that_learn_from_different_seeds_of_one_system_are_one_system() -> None:
-    def config(teachers: list[str], *systems: str) -> str:
-        make_run(Path("a"), REFERENCES, "objective=distillation", f"objective.teachers=[{','.join(teachers)}]")
-        manifest = json.loads(Path("a/manifest.json").read_text())
-        records = [{"run": run, "system": system} for run, system in zip(teachers, systems, strict=True)]
-        manifest["starts"] = [{**manifest["starts"][0], "teachers": records}]
-        Path("a/manifest.json").write_text(json.dumps(manifest))
-        return read_run(Path("a"), "test")[0].config
-
-    assert config(["/one"], "x") == config(["/two"], "x")
-    assert config(["/one"], "x") != config(["/one"], "y")
-    assert config(["/one"], "x") != config(["/one", "/two"], "x", "x")
-
-
 def test_runs_are_found_by_name_folder_and_pattern() -> None:
     for name in ("sweep/x/a", "sweep/x/b", "other/c"):
         make_run(Path(name), REFERENCES)
@@ -147,11 +133,8 @@ def test_systems_are_files_of_translations() -> None:
     ("given", "message"),
     [
         (["their.de"], r"systems=their\.de: expected NAME=FILE"),
-        (["=their.de"], "expected NAME=FILE"),
         (["x=nowhere"], "systems=x=nowhere: nowhere cannot be read"),
         (["x=short.de"], r"short\.de has 59 lines, the test set 60; line N must be the translation of source"),
-        (["x=utf16.de"], r"utf16\.de, line 1: looks like UTF-16, not UTF-8 text; convert the file"),
-        (["x=packed.de"], r"packed\.de, line 1: looks like gzip, not UTF-8 text"),
         (["x=bytes.de"], r"bytes\.de, line 2: not valid UTF-8"),
         (["x=their.de", "x=their.de"], "two systems named x"),
     ],
@@ -160,8 +143,6 @@ def test_systems_that_do_not_fit_are_refused(given: list[str], message: str) -> 
     write(Path("their.de"), REFERENCES)
     write(Path("short.de"), REFERENCES[1:])
     Path("bytes.de").write_bytes(b"gut\n\xff\xfe\n")
-    Path("utf16.de").write_bytes("gut\n".encode("utf-16"))
-    Path("packed.de").write_bytes(gzip.compress(b"gut\n"))
     with pytest.raises(UserError, match=message):
         read_systems(given, HeldOut(SOURCES, REFERENCES, PLAIN))
 

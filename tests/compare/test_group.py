@@ -48,12 +48,6 @@ def test_what_differs_within_a_system_does_not_name_it() -> None:
     assert names(said, unsaid, Entry("d", ["x"], 1, "wider", {"encoder.hidden": "512"})) == ["hidden=256", "hidden=512"]
 
 
-def test_a_recipe_is_told_where_nothing_else_tells() -> None:
-    plain, study = entry("a"), entry("b", attention="none", experiment="study")
-    assert names(plain, study) == ["bahdanau", "none"]
-    assert names(plain, study, entry("c", experiment="study")) == ["bahdanau", "none", "bahdanau experiment=study"]
-
-
 def test_what_has_the_same_name_gets_the_directory_too() -> None:
     by_hand = Entry("runs/x", ["x"], 1, "edited", {"attention": "bahdanau"})
     assert names(entry("runs/a"), by_hand) == ["bahdanau (runs/a)", "bahdanau (runs/x)"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from matplotlib.text import Text
 from test_page import comparison, system
 
-from nmt.compare.pictures import GLYPHS, THEME, Picture, draw, key, pareto_front, short_names, spread
+from nmt.compare.pictures import THEME, Picture, draw, pareto_front, short_names, spread
 
 
 def many(count: int) -> dict[str, Picture]:
@@ -34,7 +34,6 @@ def test_each_subject_has_a_picture_if_its_values_are_known() -> None:
     assert many(3).keys() == {"differences", "cost", "curves", "length"}
     bare = [{**row, "curve": [], "bleu_by_length": [], "cost_seconds": None} for row in comparison()["systems"]]
     assert draw(comparison(systems=bare)).keys() == {"differences"}
-    assert {picture.name for picture in draw(comparison(), 2).values()} >= {"differences-2", "curves-2"}
 
 
 def test_names_do_not_overlap() -> None:
@@ -92,12 +91,6 @@ def test_places_keep_their_order_and_distance_and_move_no_more_than_needed(value
 def test_the_front_is_what_nothing_cheaper_beats() -> None:
     points = [(1.0, 5.0), (2.0, 4.0), (2.0, 6.0), (3.0, 6.0), (4.0, 9.0), (1.0, 5.0)]
     assert pareto_front(points) == {0, 2, 4}
-
-
-def test_keys_of_the_first_systems_differ_and_the_rest_are_grey() -> None:
-    keys = [key(number) for number in range(9)]
-    assert len(set(keys)) == len(GLYPHS) + 1
-    assert "colour" not in keys[-1]
 
 
 def test_a_long_name_loses_its_sections_first() -> None:

@@ -1,6 +1,5 @@
 """nmt-compare ranks and tests by the metric that is asked for."""
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from made_runs import REFERENCES, make_run, worsened
 
 from nmt.compare.compare import Ranking
 from nmt.compare.report import write_comparison
-from nmt.config.errors import UserError
 
 HUB = "Unbabel/wmt22-comet-da"
 QUICK: dict[str, Any] = {"bootstrap_samples": 100, "randomisation_trials": 100, "examples": 2, "sentences": []}
@@ -56,28 +54,6 @@ def test_the_metric_ranks_and_its_tests_are_shown(metric: str, first: str, comet
     assert ("comet" in best) == (metric == "comet")
 
 
-def test_by_default_no_column_is_new() -> None:
-    assert compared()["metric"] == "bleu"
-    assert ">COMET<" not in Path("out/index.html").read_text()
-    assert "| COMET" not in Path("out/comparison.md").read_text()
-    (row, _) = csv.DictReader(Path("out/comparison.csv").read_text().splitlines())
-    assert not [key for key in row if "comet" in key]
-
-
-def test_comet_is_a_column_of_every_file(comet_package: Path) -> None:
-    result = compared("comet")
-    shown = f"{result['systems'][0]['comet']:.4f}"
-    for name in ("comparison.md", "index.html"):
-        text = Path("out", name).read_text()
-        assert "COMET" in text
-        assert shown in text
-    assert "a difference in COMET from" in Path("out/comparison.md").read_text()
-    assert "a difference in COMET from" in Path("out/index.html").read_text()
-    (row, _) = csv.DictReader(Path("out/comparison.csv").read_text().splitlines())
-    assert float(row["comet"]) == result["runs"][0]["comet"]
-    assert {"comet_ci", "bleu_p_bootstrap", "p_randomisation"} <= row.keys()
-
-
 def test_the_command_line_takes_a_metric_and_refuses_what_is_not_there() -> None:
     quick = ["runs=[order,words]", "output=out", "bootstrap_samples=100", "randomisation_trials=100"]
     done = call("nmt-compare", *quick, "metric=chrf", cwd=Path.cwd())
@@ -91,8 +67,3 @@ def test_the_command_line_takes_a_metric_and_refuses_what_is_not_there() -> None
         done = call("nmt-compare", *quick, word, cwd=Path.cwd())
         assert done.returncode == 2
         assert message in done.stderr.decode()
-
-
-def test_without_the_package_nothing_is_compared() -> None:
-    with pytest.raises(UserError, match="comet_model=Unbabel/wmt22-comet-da: COMET needs another package"):
-        Ranking.by("comet", HUB)

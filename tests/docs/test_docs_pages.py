@@ -137,12 +137,3 @@ def test_the_written_pages_are_up_to_date() -> None:
         path.name for path, text in write_pages.written_pages(ROOT).items() if path.read_text(encoding="utf-8") != text
     ]
     assert stale == [], "run: python scripts/write_pages.py"
-
-
-@pytest.mark.parametrize("page", markdown_files(), ids=name_of)
-def test_code_hosts_render_the_formulae(page: Path) -> None:
-    """Their renderer of Markdown refuses these macros, and shows an error in place of the formula."""
-    assert (
-        re.findall(r"\\(?:operatorname|DeclareMathOperator|newcommand|def|require)\b", page.read_text(encoding="utf-8"))
-        == []
-    )

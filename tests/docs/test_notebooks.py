@@ -26,10 +26,6 @@ def cells_of_notebook(path: Path) -> list[dict[str, object]]:
     return json.loads(path.read_text(encoding="utf-8"))["cells"]
 
 
-def test_there_are_notebooks() -> None:
-    assert len(NOTEBOOKS) == 3
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_notebook_holds_the_cells_of_its_text(path: Path) -> None:
     cells = cells_of_notebook(path.with_suffix(".ipynb"))

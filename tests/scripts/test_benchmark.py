@@ -2,14 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
-from conftest import TINY, script
+from conftest import script
 from forks import ended, forked
 
 SCALING = script("scaling")
@@ -56,16 +54,6 @@ def test_measures_training_decoding_presets_and_growth(tmp_path: Path, tiny_over
         assert heading in printed
 
 
-@pytest.mark.slow
-def test_a_model_of_several_readouts_has_no_phases(tmp_path: Path, tiny_overrides: list[str]) -> None:
-    measured(tmp_path, "--updates", "2", "--no-decoding", *tiny_overrides, "attention=marginal")
-    (path,) = tmp_path.rglob("benchmark.json")
-    found = json.loads(path.read_text())
-    assert found["phases"] == {}
-    assert found["training"]["share_of_product"] is None
-    assert found["training"]["tokens_per_second"] > 0
-
-
 def test_a_corpus_without_a_test_set_is_measured_on_its_validation_set(
     tmp_path: Path, tiny_overrides: list[str]
 ) -> None:
@@ -107,35 +95,6 @@ def test_operations_are_counted_by_kind() -> None:
     assert all(cost.seconds > 0 for cost in (products, pointwise, copies, views))
 
 
-def test_the_optimizer_is_a_kind_of_its_own_and_bounds_come_from_the_machine() -> None:
-    operations = script("operations")
-    weight = torch.nn.Parameter(torch.ones(100))
-    optimizer = torch.optim.Adam([weight], fused=True)
-
-    def update(step: int) -> None:
-        (weight * weight).sum().backward()
-        weight.grad = torch.mm(torch.zeros(100, 50), torch.full((50, 1), float(step)))[:, 0]
-        optimizer.step()
-
-    with patch.object(operations, "bandwidth", lambda: 4e3):
-        rows = {row["kind"]: row for row in operations.operations(update, 3, lambda: 1e4)}
-    assert rows["optimizer"]["calls"] >= 1
-    assert rows["matrix products"]["milliseconds_at_bound"] == pytest.approx(1000 * 2 * 5000 / 1e4)
-    # Adam reads and writes at least the weights, their gradient and two moments.
-    assert rows["optimizer"]["milliseconds_at_bound"] >= 4 * 400 / 4
-
-
-@pytest.mark.slow
-def test_beside_busy_processes(tmp_path: Path, tiny_overrides: list[str]) -> None:
-    printed = measured(tmp_path, "--updates", "2", "--busy", "1", "--no-decoding", *tiny_overrides)
-    (path,) = tmp_path.rglob("benchmark.json")
-    busy = json.loads(path.read_text())["busy"]
-    assert busy["processes"] == 1
-    assert 0 < busy["processor_share"] <= 1.05
-    assert busy["share_of_fair"] == pytest.approx(busy["beside"] / busy["alone"] / busy["processor_share"])
-    assert "beside them" in printed
-
-
 def test_a_line_has_no_negative_start() -> None:
     assert SCALING.line_through([1.0, 2.0, 4.0], [3.0, 5.0, 9.0]) == pytest.approx((1.0, 2.0))
     assert SCALING.line_through([1.0, 2.0], [1.0, 3.0]) == pytest.approx((0.0, 4 / 3))
@@ -147,38 +106,3 @@ def test_a_reduction_is_a_ring_within_and_a_ring_between_machines() -> None:
     two = one._replace(machines=2, between=10.0)
     assert two.seconds(200.0) == pytest.approx(one.seconds(200.0) + 2 * 1 / 2 * 200 / 10 + 2 * 0.5)
     assert SCALING.Network("alone", 1, 1, 1.0, 1.0, 1.0).seconds(200.0) == 0
-
-
-def test_the_batch_that_is_named_keeps_the_efficiency() -> None:
-    measured = {
-        "parameters": 10_000_000,
-        "target_tokens": {512: 400.0, 1024: 800.0},
-        "alone": {512: 0.05, 1024: 0.09},
-    }
-    for row in SCALING.predictions(measured, [100.0]):
-        for name in ("fp32", "bf16"):
-            compute = (0.01 + 0.0001 * row[f"tokens_{name}"]) / 100
-            assert compute / (compute + row[f"reduce_{name}"] / 1000) == pytest.approx(SCALING.KEPT)
-        assert row["reduce_bf16"] < row["reduce_fp32"]
-
-
-@pytest.mark.slow
-def test_it_measures_and_predicts(tmp_path: Path) -> None:
-    options = ["--processes", "2", "--tokens", "128,256", "--rounds", "1", "--device-speed", "10"]
-    words = [*options, *TINY, "precision=fp32"]
-    done = subprocess.run(
-        [sys.executable, SCALING.__file__, *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    results = json.loads(Path(tmp_path, done.stdout.splitlines()[-1]).read_text())
-    (row,) = results["local"]
-    assert row["processes"] == 2
-    assert row["gain"] == pytest.approx(row["together"] / row["alone"])
-    assert 0 < row["predicted"] < 4
-    assert len(results["predictions"]) == 5
-    assert "64 x 8 GPUs, 100 Gb/s" in done.stdout

@@ -3,20 +3,17 @@
 import json
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import numpy as np
 import pytest
-import torch
 from conftest import TINY, script
 from fitting import fitted, metrics
 from forks import call_text
 
 from nmt.config.schema import TrainConfig
 from nmt.training.job import Job, build, prepare
-from nmt.training.trainer import Update
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "find_lr.py"
 Config = Callable[..., TrainConfig]
@@ -48,29 +45,6 @@ def test_a_loss_that_only_rises_has_none(find_lr: ModuleType) -> None:
     assert find_lr.landmarks(rates, list(np.linspace(1, 2, 50))) is None
     assert find_lr.landmarks(rates, [1.0] * 50) is None
     assert find_lr.landmarks(rates[:2], [1.0, math.inf]) is None
-
-
-def test_overflows_do_not_count_while_fp16_looks_for_its_scale(find_lr: ModuleType) -> None:
-    """The first two updates overflow, then the scale is found, and a later overflow ends the test."""
-    finite, scales = iter([False, False, True, True, False]), iter([2.0**16, 2.0**15, 1.0])
-    trainer = SimpleNamespace(signals=nullcontext(), optimizer=SimpleNamespace(param_groups=[{"lr": 0.1}]))
-    trainer.scaler = SimpleNamespace(is_enabled=lambda: True, get_scale=lambda: next(scales))
-    trainer.next_update = lambda: Update({"loss": torch.tensor(10.0)}, 2, torch.ones(()), next(finite))
-    rates: list[float] = []
-    losses: list[float] = []
-    ramp = find_lr.Ramp(0.001, 1.0, 10, 0.1)
-    find_lr.range_test(trainer, ramp, rates, losses)
-    assert losses == [5.0, 5.0, math.inf]
-    assert len(rates) == 3
-
-
-def test_smoothing_is_an_unbiased_moving_average(find_lr: ModuleType) -> None:
-    losses = list(np.random.default_rng(0).normal(5, 1, 30))
-    average, expected = 0.0, []
-    for number, loss in enumerate(losses, 1):
-        average = 0.9 * average + 0.1 * loss
-        expected.append(average / (1 - 0.9**number))
-    np.testing.assert_allclose(find_lr.smoothed(losses), expected)
 
 
 def test_it_has_diverged_well_above_the_start_or_without_a_number(find_lr: ModuleType) -> None:

@@ -1,16 +1,8 @@
 """The scripts that train several models: what each run is given, that nothing is done twice, how a failure ends it."""
 
-import argparse
 import json
-import os
 import shlex
-import signal
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Self
 
 import pytest
 import yaml
@@ -18,7 +10,6 @@ from conftest import TINY, script, values_of
 from forks import call_text
 
 from nmt.config.compose import validated
-from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data import demo
 
@@ -133,129 +124,6 @@ def test_a_student_learns_what_both_directions_made(tmp_path: Path) -> None:
     assert len(pairs_of(out / "translations-2", "train.en", "train.fr")) > len(new)
     second = yaml.safe_load((out / "student-2" / "config.yaml").read_text())["data"]["extra"]
     assert second == [str(tmp_path / "valid"), str(out / "translations-2" / "train")]
-
-
-def test_a_folder_keeps_to_the_students_that_were_begun_there(tmp_path: Path) -> None:
-    asked = {"overrides": ["data=files"], "models": 1, "search": []}
-
-    def begin(*students: list[str], **changed: Any) -> str:  # noqa: ANN401
-        """What is refused."""
-        before = (tmp_path / "diversify.json").read_bytes() if (tmp_path / "diversify.json").exists() else b""
-        try:
-            script("diversify").begin(tmp_path, {**asked, **changed}, list(students))
-        except UserError as error:
-            assert (tmp_path / "diversify.json").read_bytes() == before
-            return str(error)
-        return ""
-
-    first, second, other = ["seed=1"], ["seed=2"], ["seed=3"]
-    assert begin(first) == ""
-    assert "was started with other values" in begin(first, models=2)
-    assert begin(other, second) == ""  # none has begun
-    (tmp_path / "student").mkdir()
-    (tmp_path / "student-2").mkdir()
-    assert begin(other) == ""
-    assert "student: is of another student, of the values 'seed=3' and the students before it" in begin(first)
-    assert "student-2: is of another student, of the values 'seed=2'" in begin(other, first)
-    (tmp_path / "student").rmdir()
-    (tmp_path / "student-2").rmdir()
-    (tmp_path / "student.translations").touch()
-    assert "student.translations: is of another student" in begin(first)
-
-
-def test_a_translation_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, bar = script("diversify"), SimpleNamespace(write=lambda _: None)
-    monkeypatch.setattr(module, "PIECE", 2)
-    given: list[bytes] = []
-
-    def upper(*_: Any, input: bytes, **__: Any) -> Any:  # noqa: ANN401
-        given.append(input)
-        return SimpleNamespace(returncode=int(len(given) == 2), stdout=input.upper(), stderr=b"no room")
-
-    monkeypatch.setattr(module.subprocess, "run", upper)
-    with pytest.raises(UserError, match="no room"):
-        module.translated(tmp_path / "1", list("abcde"), [], bar)
-    for _ in range(2):
-        assert module.translated(tmp_path / "1", list("abcde"), [], bar) == list("ABCDE")
-    assert given == [b"a\nb\n", b"c\nd\n", b"c\nd\n", b"e\n"]
-
-
-class Bar:
-    """Of progress: what is written on it."""
-
-    def __init__(self, **_: Any) -> None:  # noqa: ANN401
-        self.lines: list[str] = []
-        self.told = threading.Event()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self) -> None:
-        pass
-
-    def write(self, line: str) -> None:
-        self.lines.append(line)
-        self.told.set()
-
-
-@pytest.fixture
-def options(tmp_path: Path) -> argparse.Namespace:
-    """Of diversify.py, for a small corpus."""
-    for name in ("train", "valid"):
-        for lang in ("en", "de"):
-            (tmp_path / f"{name}.{lang}").write_text(f"{lang} 1\n{lang} 2\n")
-    corpus = ["data=files", f"data.train={tmp_path / 'train'}", f"data.validation={tmp_path / 'valid'}"]
-    return argparse.Namespace(directory=tmp_path / "out", overrides=corpus, models=1, jobs=2, student=None, search=None)
-
-
-def test_a_failure_is_told_while_others_go_on(options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, bar, ended = script("diversify"), Bar(), []
-    options.models = 2
-
-    def finish(run: Path, _: list[str]) -> None:
-        if run.name == "2":
-            raise UserError(f"{run}: failed")
-        ended.append((run.parent.name, bar.told.wait(10)))
-
-    monkeypatch.setattr(module, "finish", finish)
-    monkeypatch.setattr(module, "tqdm", lambda **_: bar)
-    monkeypatch.setattr(module, "translated", lambda run, text, *_: text)
-    with pytest.raises(UserError, match="forward/2: failed"):
-        module.diversify(options)
-    assert ended == [("forward", True)]  # nothing is begun after it
-    assert bar.lines == [f"{options.directory}/forward/2: failed; runs that have started continue"]
-
-
-@pytest.fixture
-def _interruptible() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_interruptible")
-def test_a_student_that_is_interrupted_is_waited_for(
-    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    module, saved = script("diversify"), []
-
-    def finish(run: Path, _: list[str]) -> None:
-        run.mkdir(parents=True)
-        (run / "manifest.json").write_text('{"starts": [{"choices": {"size": "small"}}]}')
-        if run.name == "student":
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.3)
-            saved.append(run)
-
-    monkeypatch.setattr(module, "finish", finish)
-    monkeypatch.setattr(module, "tqdm", Bar)
-    monkeypatch.setattr(module, "translated", lambda run, text, *_: [f"{run} {line}" for line in text])
-    assert script("runs").exit_status("diversify", lambda: module.diversify(options)) == 130
-    assert saved == [options.directory / "student"]
-    assert capsys.readouterr().err == "interrupted: the same command resumes\n"
 
 
 TOKENIZERS = ["tokenizer=file", "tokenizer.source_model=s", "tokenizer.target_model=t"]

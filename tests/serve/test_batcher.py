@@ -87,24 +87,6 @@ def test_sentences_that_arrive_together_share_a_batch_though_a_thread_is_free() 
     batcher.close()
 
 
-def test_free_threads_share_what_waits(gate: Gate) -> None:
-    batcher = Batcher(QueueSettings(workers=2, threads=1, sentences=100, wait=0.2))
-    gate.open.set()
-    (before,) = batcher.submit(gate, ["before"], [1], "key", 100)
-    assert before.result(20) == "done before"
-    gate.open.clear()
-    gate.batches.clear()
-    lengths = [5, 1, 6, 2, 7, 3]
-    futures = batcher.submit(gate, lengths, lengths, "key", 100)
-    deadline = time.monotonic() + 20
-    while len(gate.batches) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    gate.open.set()
-    assert [future.result(20) for future in futures] == [f"done {n}" for n in lengths]
-    assert sorted(gate.batches) == [[1, 2, 3], [5, 6, 7]]
-    batcher.close()
-
-
 def test_a_free_thread_leaves_a_busy_one_its_share(gate: Gate) -> None:
     """Otherwise one thread would work on nearly all sentences of clients that wait for their answers, the other on few
     at a time."""
@@ -190,19 +172,3 @@ def test_closing_finishes_what_waits_and_refuses_more(gate: Gate) -> None:
     assert time.monotonic() - started < 20
     with pytest.raises(HTTPException):
         batcher.submit(gate, ["b"], [1], "key", 100)
-
-
-def test_batches_are_reported_before_their_clients_are_answered(gate: Gate) -> None:
-    seen: list[tuple[int, float, bool]] = []
-
-    def observe(jobs: int, seconds: float) -> None:
-        seen.append((jobs, seconds, any(future.done() for future in futures)))
-
-    batcher = Batcher(QueueSettings(workers=1, threads=1, sentences=10, wait=0.1), observe)
-    futures = batcher.submit(gate, [1, 2, 3], [1, 1, 1], "key", 100)
-    gate.open.set()
-    assert [future.result(20) for future in futures] == ["done 1", "done 2", "done 3"]
-    ((jobs, seconds, answered),) = seen
-    assert (jobs, answered) == (3, False)
-    assert seconds >= 0
-    batcher.close()

@@ -173,7 +173,7 @@ def test_a_comparison_takes_an_ensemble_as_a_run(
     assert entry.aer is not None
     assert entry.word_weights is not None
     assert held_out.difference(read_run(runs["bahdanau"], "test")[1]) is None
-    ((entries, _),) = gather([*map(str, three(runs)), "evaluate"], [], "test", separate_incomparable=False)
+    entries, _ = gather([*map(str, three(runs)), "evaluate"], [], "test")
     names = {system.name for system in group(entries)}
     assert {name.partition(" ")[0] for name in names} == {
         "bahdanau",
