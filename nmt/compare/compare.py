@@ -135,7 +135,7 @@ class Field:
     """Systems on one test set, with the sentence statistics of all their runs."""
 
     def __init__(self, systems: Sequence[System], held_out: HeldOut, ranking: Ranking, resampling: Resampling) -> None:
-        """Counts the sentences of each run, or reads the counts that its evaluation left beside it."""
+        """Count the sentences of each run, or read the counts that its evaluation left beside it."""
         self.systems, self.ranking, self.resampling = systems, ranking, resampling
         self.sentences = len(held_out.references)
         self.outputs: dict[str, Output] = {}
@@ -370,9 +370,9 @@ def _bleu_after(curve: Sequence[Validation], updates: float | None) -> float | N
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Average the values that are known."""
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    """Average the values that are not None; None without any."""
+    numbers = [value for value in values if value is not None]
+    return fmean(numbers) if numbers else None
 
 
 def _system_row(system: System, field: Field, held_out: HeldOut, budget: Budget) -> Comparison:

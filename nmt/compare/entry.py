@@ -242,7 +242,7 @@ def read_settings(values: Mapping[str, Any]) -> ScoreSettings:
 
 
 def _read_evaluation(folder: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
-    """Read the same from the folder of an evaluation that is no run's own, such as an ensemble's."""
+    """Read the same from the folder of an evaluation, such as an ensemble's."""
     values = read_json(folder.path / EVALUATION)
     fields = {
         "config": digest(values),

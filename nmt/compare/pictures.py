@@ -1,7 +1,7 @@
 """Pictures of a comparison, drawn by matplotlib: PNG and SVG files, and SVG for the page in the page's colours.
 
-Systems are numbered from 0 by their rank, in every picture. The first ones have colours and markers of their own; the
-others are grey, so that many systems stay readable, and every line and point has its system's name beside it.
+Systems are numbered from 0 by their rank, in every picture. Each of the first six has a colour and a marker; the others
+are grey, so that many systems stay readable, and every line and point has its system's name beside it.
 """
 
 import io
@@ -65,7 +65,7 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with the texts that appear under the pointer, by the id of an artist: one for each of its points."""
+    """A figure with its tooltips: by the id of an artist, a text for each of its points."""
 
     name: str  # of its files, without the ending
     title: str
@@ -101,9 +101,8 @@ class Picture:
             root.attrib.pop(size)
         ElementTree.register_namespace("", SVG)
         ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
-        text = re.sub(
-            r"font-family: [^;]*; ?", "", ElementTree.tostring(root, encoding="unicode")
-        )  # the page has its own
+        text = ElementTree.tostring(root, encoding="unicode")
+        text = re.sub(r"font-family: [^;]*; ?", "", text)  # the page sets the font
         for variable, colour in THEME.items():
             text = text.replace(colour, f"var(--{variable})")
         return Markup(text)
@@ -128,7 +127,7 @@ class Series(NamedTuple):
 
 
 def draw(comparison: Comparison) -> dict[str, Picture]:
-    """Draw the pictures of a comparison, by subject; without those whose values are not known."""
+    """Draw the pictures of a comparison, by subject; without those whose values are unknown."""
     systems, metric = comparison["systems"], comparison["metric"]
     names = short_names([system["name"] for system in systems])
     everything = list(zip(range(len(systems)), names, systems, strict=True))
@@ -293,20 +292,20 @@ def _forest(comparison: Comparison, names: Sequence[str]) -> Drawn | None:
 
 def _lines(series: Sequence[Series], title: str, x_label: str, y_label: str) -> Drawn | None:
     """Draw a line for each system, with all names in a column on the right."""
-    known = [line for line in series if line.complete_points()]
-    if not known:
+    plotted = [line for line in series if line.complete_points()]
+    if not plotted:
         return None
-    names = [line.name for line in known]
-    height = max(4.4, 1.1 + len(known) * (LINE + 0.5) / 72)
+    names = [line.name for line in plotted]
+    height = max(4.4, 1.1 + len(plotted) * (LINE + 0.5) / 72)
     figure, axes = _axes(title, height, 0.55, _text_inches(names) + 0.65)
     hints = {}
-    for line in reversed(known):
+    for line in reversed(plotted):
         points = line.complete_points()
         artist = f"system-{line.number}-line"
         style = {"markersize": 4.5, **_marking(line.number), "clip_on": False}
         axes.plot(*zip(*points, strict=True), gid=artist, **style)
         hints[artist] = [f"{line.name}\n{x_label}: {x:.4g}\n{y_label}: {y:.4g}" for x, y in points]
-    x_values, y_values = zip(*(point for line in known for point in line.complete_points()), strict=True)
+    x_values, y_values = zip(*(point for line in plotted for point in line.complete_points()), strict=True)
     margins = [0.04 * (max(values) - min(values)) or 0.5 for values in (x_values, y_values)]
     axes.set(
         xlim=(min(x_values) - margins[0], max(x_values) + margins[0]),
@@ -316,10 +315,10 @@ def _lines(series: Sequence[Series], title: str, x_label: str, y_label: str) -> 
     )
     axes.grid(visible=False, axis="x")
     axes.spines["bottom"].set_visible(True)
-    ends = [line.complete_points()[-1] for line in known]
+    ends = [line.complete_points()[-1] for line in plotted]
     inside = axes.transAxes.inverted().transform(axes.transData.transform(ends))
     places = spread(inside[:, 1].tolist(), LINE / (axes.get_position().height * height * 72))
-    for line, (x, y), place in zip(known, inside, places, strict=True):
+    for line, (x, y), place in zip(plotted, inside, places, strict=True):
         shared: Any = {"color": _colour(line.number), "transform": axes.transAxes}
         leader: Any = {"linestyle": (0, (1, 1.5)), "linewidth": 0.6, "alpha": 0.5, "clip_on": False, "zorder": 1}
         axes.plot([x, 1.0, 1.03], [y, y, place], gid=f"system-{line.number}-leader", **leader, **shared)
@@ -344,12 +343,12 @@ def spread(values: Sequence[float], gap: float) -> list[float]:
 
 
 def _scatter(series: Sequence[Series], title: str, x_label: str, metric: str) -> Drawn | None:
-    """Draw a point for each system, and the Pareto front: the systems that no faster one is better than."""
-    known = [line for line in series if line.complete_points()]
-    if not known:
+    """Draw a point for each system, and the Pareto front: the systems that are better than all faster ones."""
+    plotted = [line for line in series if line.complete_points()]
+    if not plotted:
         return None
     sign = -1 if metric == "ter" else 1
-    points = [line.complete_points()[0] for line in known]
+    points = [line.complete_points()[0] for line in plotted]
     low, high = _central_limits([y for _, y in points], [y for _, y in points])
     shown = [(x, min(max(y, low), high)) for x, y in points]
     figure, axes = _axes(title, 5.6, 0.55, 0.25)
@@ -362,7 +361,7 @@ def _scatter(series: Sequence[Series], title: str, x_label: str, metric: str) ->
     corners = _staircase(sorted(shown[index] for index in front))
     axes.plot(*zip(*corners, strict=True), color=MUTED, linewidth=1.2, zorder=1)
     hints = {}
-    for index, (line, (x, y), place) in enumerate(zip(known, points, shown, strict=True)):
+    for index, (line, (x, y), place) in enumerate(zip(plotted, points, shown, strict=True)):
         artist = f"system-{line.number}-point"
         style = {**_marking(line.number), "linewidth": 0, "alpha": 1, "clip_on": False, "markersize": 7}
         if index not in front:
@@ -377,7 +376,7 @@ def _scatter(series: Sequence[Series], title: str, x_label: str, metric: str) ->
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.6g}")
     axes.set(xlabel=x_label, ylabel=NAMES[metric])
-    _name_points(axes, known, points, shown, corners)
+    _name_points(axes, plotted, points, shown, corners)
     if len(front) > 1:
         axes.annotate(
             "line: Pareto front, filled points", (0.99, 0.02), xycoords="axes fraction", ha="right", size=8, color=MUTED

@@ -30,7 +30,7 @@ class SearchSettings(Message):
     alpha: LengthExponent | None = None
 
     def values(self) -> dict[str, Any]:
-        """Collect the given values, by their keys in the section `search` of a configuration."""
+        """Collect the values that are set, by their keys in the section `search` of a configuration."""
         return self.model_dump(include=set(SearchSettings.model_fields), exclude_none=True)
 
 

@@ -81,7 +81,7 @@ class Guard:
     def __init__(
         self, app: ASGIApp, rules: Rules, metrics: Metrics, paths: frozenset[str], log_requests: bool = False
     ) -> None:
-        """paths: have figures of their own; all others count as one. Requests are logged without their bodies."""
+        """paths: with separate figures; all others count as one. Requests are logged without their bodies."""
         self.app, self.rules, self.metrics, self.paths, self.log_requests = app, rules, metrics, paths, log_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -138,9 +138,9 @@ class Guard:
         path = scope["path"]
         if rules.token is None or path in OPEN_PATHS or path.startswith("/static/"):
             return
-        scheme, _, given = headers.get("authorization", "").partition(" ")
+        scheme, _, token = headers.get("authorization", "").partition(" ")
         # Starlette decodes headers as Latin-1: encoded again, these are the bytes that the client sent.
-        equal = hmac.compare_digest(given.strip().encode("latin-1"), rules.token.encode())
+        equal = hmac.compare_digest(token.strip().encode("latin-1"), rules.token.encode())
         if not (equal and scheme.lower() == "bearer"):
             message = "this service needs a token: send it as `Authorization: Bearer TOKEN`"
             raise HTTPException(401, message, {"www-authenticate": "Bearer"})

@@ -62,8 +62,8 @@ class QueueSettings:
 class Batcher:
     """A queue of jobs and the threads that work on it.
 
-    A free thread takes the job that has waited longest, so that none starves, and with it those jobs of equal key whose
-    lengths are nearest to its own. Free threads share what waits. A cancelled job leaves the queue.
+    A free thread takes the job that has waited longest, so that none starves, and with it the jobs of equal key that
+    are nearest to it in length. Free threads share the waiting jobs. A cancelled job leaves the queue.
     """
 
     def __init__(self, settings: QueueSettings, observe: Callable[[int, float], object] = lambda *_: None) -> None:
