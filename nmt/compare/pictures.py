@@ -273,7 +273,8 @@ def _forest(comparison: Comparison, names: Sequence[str]) -> Drawn | None:
             interval: Any = {"linewidth": 1.8, "solid_capstyle": "round", "zorder": 2}
             axes.plot(ends, [y, y], color=colour, gid=f"system-{number}-interval", **interval)
             fill = colour if significant or baseline is None else PAPER
-            x, marker, point = value, "o", {"markersize": 5.5, "markerfacecolor": fill, "markeredgewidth": 1.4}
+            x, marker = value, "o"
+            point: Any = {"markersize": 5.5, "markerfacecolor": fill, "markeredgewidth": 1.4}
         else:
             x, marker = (low, "<") if value < low else (high, ">")
             point = {"markersize": 6, "clip_on": False}
