@@ -1,0 +1,122 @@
+"""The path of a GPU, on CUDA tensors without data: devices, waits for the device, kernels per step. Says nothing about
+numbers and speed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nmt.config.compose import config_dir
+
+HERE = Path(__file__).parent
+MOST_KERNELS = 40, 60  # of a target step, forward and backward: what monotonic attention and entmax take in bf16
+LATENT = {"marginal", "posterior", "variational", "hard_monotonic"}
+SLOWER = {"fertility", "gaussian_mixture", "linear_chain", "mocha"}  # of more kernels
+PRESETS = sorted({path.stem for path in (config_dir() / "attention").glob("*.yaml")} - LATENT - SLOWER)
+EVERYTHING = (
+    "embedding.word_dropout=0.1 decoder.lexical=true decoder.fixnorm=true decoder.bridge=mean "
+    "encoder/self_attention=attention training.guided_alignment=0.2"
+)
+for side in ("encoder", "decoder"):
+    EVERYTHING += f" {side}=lstm {side}.layers=2 {side}.residual=true"
+# Their passes are recorded as a graph, but for those that draw by the sentence or read other models.
+RECORDED = [
+    EVERYTHING + " attention=nematus",
+    EVERYTHING + " attention=multihead attention/score=additive attention/coverage=linear",
+    *(f"attention={name}" for name in sorted(LATENT)),
+]
+NOT_RECORDED = [
+    "objective=distillation objective.teachers=[run]",
+    "attention=hard",
+]
+BEAM = {"translate/beam.py, _best: copy to the host": 1}
+WAITS = {  # of a step
+    "greedy": {"translate/sampling.py, rollout: copy to the host": 1},
+    "beam": BEAM,
+    "ensemble": BEAM,  # its models read the same tokens
+}
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """fake_cuda.cpp, compiled; workers share it."""
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    if torch.version.cuda is not None or sys.platform != "linux":
+        pytest.skip("needs a Linux build of torch without CUDA")
+    base = tmp_path_factory.getbasetemp()
+    path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "fake_cuda.so"
+    folder = Path(torch.__file__).parent
+    if not path.exists():
+        part = path.with_suffix(f".{os.getpid()}.so")
+        places = [f"-I{folder}/include", f"-L{folder}/lib", f"-Wl,-rpath,{folder}/lib", "-lc10", "-ltorch_cpu"]
+        command = [compiler, "-shared", "-fPIC", "-std=c++20", "-O1", str(HERE / "fake_cuda.cpp"), "-o", str(part)]
+        subprocess.run([*command, *places], check=True)
+        part.replace(path)
+    return path
+
+
+def run(library: Path, *cases: str) -> "subprocess.CompletedProcess[str]":
+    paths = os.pathsep.join([str(HERE.parents[1]), str(HERE.parent), str(HERE)])
+    command = [sys.executable, str(HERE / "run_on_fake_cuda.py"), *cases]
+    environment = {**os.environ, "PYTHONPATH": paths, "LD_PRELOAD": str(library)}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def keeps_the_laws(result: dict[str, Any]) -> bool:
+    """An update asks once whether its gradient is finite, a step of a search which tokens it has chosen. A recorded
+    update neither waits nor copies."""
+    return (
+        {place.rpartition(":")[0] for place in result["update waits"]} == {"training/trainer.py, update"}
+        and all(search["waits of a step"] == WAITS[name] for name, search in result["searches"].items())
+        and not result["recorded transfers"]
+    )
+
+
+def check(library: Path, cases: list[str], precision: str = "bf16") -> list[dict[str, Any]]:
+    done = run(library, *(f"{case} precision={precision}" for case in cases))
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [result for result in results if not keeps_the_laws(result)] == []
+    assert len(results) == len(cases)
+    return results
+
+
+def test_training_and_search_stay_on_the_device(library: Path) -> None:
+    (result,) = check(library, ["attention=nematus"])
+    assert result["forward kernels"] <= 14
+    assert result["backward kernels"] <= 22
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp32", "fp16"])
+def test_every_preset_stays_on_the_device(precision: str, library: Path) -> None:
+    for result in check(library, [f"attention={name}" for name in PRESETS], precision):
+        if precision == "bf16":
+            assert result["forward kernels"] <= MOST_KERNELS[0], result["case"]
+            assert result["backward kernels"] <= MOST_KERNELS[1], result["case"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cases", "recorded"), [(RECORDED, True), (NOT_RECORDED, False)])
+def test_every_objective_and_regulariser_stays_on_the_device(cases: list[str], recorded: bool, library: Path) -> None:
+    assert {result["recorded transfers"] is not None for result in check(library, cases)} == {recorded}
+
+
+@pytest.mark.slow
+def test_a_planted_fault_is_found(library: Path) -> None:
+    case = "attention=luong_dot precision=fp32"
+    (line,) = run(library, "plant=item", case).stdout.splitlines()
+    result = json.loads(line)
+    assert not keeps_the_laws(result)
+    assert any("_local_scalar_dense" in wait for wait in result["recorded transfers"])
+    mixed = run(library, "plant=device", case)
+    assert mixed.returncode == 1
+    assert "convert all Tensors to FakeTensors" in mixed.stderr
