@@ -218,9 +218,8 @@ def _token(config: schema.ServeConfig) -> str | None:
 
     Raises UserError if no client could send it, or if other machines could use a service without one.
     """
-    given = config.token or os.environ.get(TOKEN)
-    if given:
-        token = given.strip()
+    if setting := config.token or os.environ.get(TOKEN):
+        token = setting.strip()
         if not token or CONTROL.search(token):
             name = "token" if config.token else TOKEN
             raise UserError(f"{name}: is blank or holds control characters, which no client can send")

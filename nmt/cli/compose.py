@@ -126,8 +126,8 @@ def argument_parser(command: str) -> ArgumentParser:
     options = [option for action in parser._actions for option in action.option_strings]
 
     def error(message: str) -> NoReturn:
-        known = [*options, DRY_RUN] if command == "train" else options
-        raise UserError(f"{format_value(message, 200)}{nearest(message.rpartition(' ')[2], known)}")
+        allowed = [*options, DRY_RUN] if command == "train" else options
+        raise UserError(f"{format_value(message, 200)}{nearest(message.rpartition(' ')[2], allowed)}")
 
     parser.error = error  # type: ignore[method-assign]
     for action in parser._actions:

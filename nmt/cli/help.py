@@ -174,16 +174,16 @@ def _unknown_key(match: re.Match[str], command: str) -> str:
     key = match[1]
     if key.startswith("hydra."):
         return f"{key}: unknown key; keys of a launcher or sweeper need hydra/launcher=... or hydra/sweeper=..."
-    known = known_keys(command)
+    keys = known_keys(command)
     if key in SET_BY_SIZE:
         return f"{key}: size=auto sets this from the corpus; override {SET_BY_SIZE[key]} instead"
-    if key in known:
+    if key in keys:
         choices = _choices_with(key, command)
         available = f"; available with {', '.join(choices)}" if choices else ""
         return f"{key}: not a key of the chosen {key.partition('.')[0]}{available}"
     if message := removed(key):
         return message
-    candidates = [name for name in known if name not in SET_BY_SIZE]
+    candidates = [name for name in keys if name not in SET_BY_SIZE]
     candidates += ["hydra.run.dir"] if command == "train" else []
     return f"{key}: unknown key{nearest_key(key, candidates)} (nmt-{command} --help lists all)"
 

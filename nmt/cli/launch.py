@@ -115,7 +115,7 @@ def _launch(processes: int, folder: str) -> "int | ProcessFailure":
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    known = {field.name for field in fields(LaunchConfig)}  # some options are newer than the oldest torch we support
+    options = {field.name for field in fields(LaunchConfig)}  # some are newer than the oldest torch we support
     handled = [name for name in SIGNALS if signal.getsignal(getattr(signal, name)) != signal.SIG_IGN]  # under nohup
     newer = {"signals_to_handle": ",".join(handled), "shutdown_timeout": SECONDS_TO_SAVE}
     settings = LaunchConfig(
@@ -127,7 +127,7 @@ def _launch(processes: int, folder: str) -> "int | ProcessFailure":
         rdzv_endpoint="localhost:0",
         max_restarts=0,
         logs_specs=DefaultLogsSpecs(log_dir=folder),
-        **{name: value for name, value in newer.items() if name in known},  # type: ignore[arg-type]
+        **{name: value for name, value in newer.items() if name in options},  # type: ignore[arg-type]
     )
     for name in logging.root.manager.loggerDict:  # they would announce signals and failures themselves
         if name.startswith("torch.distributed"):

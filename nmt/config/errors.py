@@ -89,9 +89,9 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     return _did_you_mean(same or difflib.get_close_matches(word[:MAX_VALUE], candidates, n=1, cutoff=0.6))
 
 
-def nearest_key(key: str, known: Iterable[str]) -> str:
-    """Return the same for a key: those with the same last part in any section, else the closest key."""
-    candidates = [candidate for candidate in known if candidate != key]
+def nearest_key(key: str, allowed: Iterable[str]) -> str:
+    """Return a suggestion of the keys that have the same last part in any section, else the closest key."""
+    candidates = [candidate for candidate in allowed if candidate != key]
     key = key[:MAX_VALUE].lower()
     name = key.rpartition(".")[2]
     same = [candidate for candidate in candidates if candidate.rpartition(".")[2] == name]

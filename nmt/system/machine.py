@@ -195,7 +195,7 @@ class Usage(NamedTuple):
     """CPU seconds spent so far."""
 
     all: float  # by all processes, on the CPUs that this one may use
-    own: float  # by this process
+    here: float  # by this process
     clock: float  # seconds
 
     @classmethod
@@ -213,7 +213,7 @@ class Usage(NamedTuple):
 
 def is_contended(before: Usage, after: Usage, threads: int, cpus: int) -> bool:
     """Did other processes leave too few CPUs for this number of threads between these two moments?"""
-    others = (after.all - before.all - (after.own - before.own)) / (after.clock - before.clock)
+    others = (after.all - before.all - (after.here - before.here)) / (after.clock - before.clock)
     return others > MARGIN and threads + others > cpus + MARGIN
 
 

@@ -228,9 +228,6 @@ def test_translate_answers_on_a_pipe_that_stays_open(run: Path, home: Path) -> N
     texts.close()
 
 
-COMMANDS = ["nmt-train", "nmt-evaluate", "nmt-translate", "nmt-compare", "nmt-export", "nmt-serve"]
-
-
 @pytest.mark.slow
 def test_translate_starts_without_heavy_imports(run: Path, home: Path) -> None:
     code = (
@@ -333,7 +330,6 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-export", "run={run}", "output=x", "format=onnx"], "format: the export to ONNX was removed; leave it out"),
     (["nmt-train", "attention=bahdanaw"], "attention=bahdanaw: not one of bahdanau, chorowski, coverage, entmax, "),
     (["nmt-train", "objective=minimum_risk"], "objective=minimum_risk: minimum risk training was removed; use "),
-    (["nmt-train", "training.scheduled_sampling=2"], "training.scheduled_sampling: was removed; leave it out"),
     (
         ["nmt-train", "tokenizer.vocab_size=90000", *TINY[:3]],
         "tokenizer.vocab_size=90000: the training corpus allows at most",
@@ -347,16 +343,13 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-train", "data=files", "size.lr=1"], "size.lr: size=auto sets this from the corpus; override optimizer.lr"),
     (["nmt-train", "--cfg", "job", "--resolve", "data=files"], "set size=small, base or large to see its values"),
     (["nmt-evaluate", "run=A,B"], "run=A,B: for a list give 'run=[A,B]'"),
-    (["nmt-train", "training.start_from=nowhere", *TINY[:4]], "nowhere: no such directory"),
     (
         ["nmt-train", "training.start_from={run}", *TINY[:3], "tokenizer.vocab_size=390"],
         "encoder.hidden is 16 there, 128 here",
     ),
     (["nmt-train", "hydra.run.dir=occupied"], "occupied: is not empty and not a run"),
-    (["nmt-train", "evaluation.tokenize=13b"], "evaluation.tokenize: '13b' is unknown; allowed: "),
     (["nmt-train", "precision=fp16", "device=cpu"], "precision=fp16 needs a CUDA GPU"),
     (["nmt-evaluate"], "run: missing; give it as run=..."),
-    (["nmt-evaluate", "run=nowhere"], "run=nowhere: no such directory"),
     (["nmt-evaluate", "run={run}", "output={run}"], "holds files other than an evaluation; name another folder"),
     (["nmt-translate", "run={run}", "references=nowhere"], "references=nowhere: cannot be read"),
     (["nmt-translate", "run={run}", "references=/dev/null"], "references=/dev/null: line 1 is missing in this file"),
@@ -366,15 +359,9 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-compare", "runs=occupied"], "runs=occupied: is neither a run nor a folder that holds runs"),
     (["nmt-compare", "runs={run}", "baseline=bahdanaw"], "not one of bahdanau; did you mean 'bahdanau'?"),
     (["nmt-compare", "runs={run}", "systems=['x=nowhere']"], "nowhere cannot be read"),
-    (["nmt-compare", "runs={run}", "systems=nowhere"], "systems=nowhere: expected NAME=FILE"),
-    (
-        ["nmt-compare", "runs={run}", "finding=luong_2015_table_4"],
-        "finding: the verdicts on papers' findings were removed",
-    ),
     (["nmt-compare", "runs={run}", "sentences=99"], "sentences=99: the test set has 8"),
     (["nmt-train", "experiment=papers/luong_2015"], "did you mean 'papers/luong_2015_table_4'?"),
     (["nmt-train", "-m", "hydra/sweeper=optuna"], "nothing to search; give a key several values or an interval(a,b)"),
-    (["nmt-train", "-m", "hydra/sweeper=optuna", "hydra.sweeper.pruner=medain", "seed=1,2"], "not one of median, "),
 ]
 
 
@@ -396,7 +383,7 @@ def test_a_mistake_is_one_line_and_status_2(command: list[str], message: str, ru
     assert sorted(run.rglob("*")) == before
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ["nmt-train", "nmt-translate"])
 def test_help_shows_examples_and_values(command: str, tmp_path: Path) -> None:
     done = call(command, "--help", cwd=tmp_path)
     assert done.returncode == 0
@@ -407,11 +394,7 @@ def test_help_shows_examples_and_values(command: str, tmp_path: Path) -> None:
     assert ": _" not in text
     comment = {
         "nmt-train": "label_smoothing: 0.1      # probability moved from the reference token",
-        "nmt-evaluate": "split: test                 # test | validation",
         "nmt-translate": "checkpoint: best            # best | last",
-        "nmt-compare": "markdown: false             # print the table in Markdown",
-        "nmt-export": "overwrite: false            # replace an existing file",
-        "nmt-serve": "port: 8080                  # 0: any free one",
     }
     assert comment[command] in text
     assert ("attention/score: additive, concat, " in text) == (command == "nmt-train")

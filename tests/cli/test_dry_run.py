@@ -53,39 +53,6 @@ def test_it_tells_what_a_run_would_take_and_leaves_nothing(home: Path) -> None:
     assert lines["run"].endswith(f" (updates: {updates}, epochs: 1, validations: 1, and the final evaluation)")
 
 
-ERRORS = [
-    "sead=2",
-    "hydra.run.dir=other",
-    "training.start_from=nowhere",
-    "data=files data.train=uneven data.validation=uneven data.target_lang=de",
-    "device=cuda",
-]
-
-
-@pytest.mark.system
-@pytest.mark.parametrize("error", ERRORS)
-def test_errors_are_those_of_a_run(error: str, home: Path) -> None:
-    (home / "other").mkdir()
-    texts = {
-        "other/file": "",
-        "uneven.en": "a\nb\n",
-        "uneven.de": "a\n",
-        "pair.en": "a b\n" * 9,
-        "pair.de": "c d\n" * 9,
-    }
-    for name, text in texts.items():
-        (home / name).write_text(text)
-    before = left_in(home)
-    words = [*TINY, *error.split()]
-    dry = call_text("nmt-train", "--dry-run", *words, cwd=home)
-    assert dry.returncode == 2, dry.stderr
-    assert left_in(home) == before
-    real = call_text("nmt-train", *words, cwd=home)
-    assert dry.stderr.splitlines()[-1] == real.stderr.splitlines()[-1]
-    assert dry.stderr.splitlines()[-1].startswith("nmt-train: error: ")
-    assert not dry.stdout
-
-
 @pytest.mark.system
 @pytest.mark.parametrize(
     ("words", "told"),

@@ -1,7 +1,6 @@
 """nmt-export: an archive goes wherever a run goes, and tells no more of a corpus than it was asked to."""
 
 import json
-import shutil
 import zipfile
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 from conftest import TINY
 from forks import call
 
-from nmt import Translator
 from nmt.export import contents as module
 from nmt.export.contents import contents, shared_config, shared_manifest
 from nmt.system.run import RunDirectory, load_values
@@ -116,18 +114,6 @@ def test_results_are_never_written_into_an_archive(model: Path, refused) -> None
     )
 
 
-@pytest.mark.slow
-def test_training_starts_from_an_archive_and_learns_from_one(model: Path, home: Path) -> None:
-    quick = [*TINY, "data.test_size=12", "training.max_steps=2"]
-    started = call("nmt-train", *quick, "training.start_from=model.nmt", "hydra.run.dir=started", cwd=home)
-    assert started.returncode == 0, started.stderr.decode()
-    start = RunDirectory(home / "started").first_start()["start_from"]
-    assert start["run"] == str(model)
-    assert start["system"] == RunDirectory(home / "run").system_digest()
-    taught = call("nmt-train", *quick, "objective=distillation", "objective.teachers=model.nmt", cwd=home)
-    assert taught.returncode == 0, taught.stderr.decode()
-
-
 def test_an_archive_cannot_be_resumed(model: Path, refused) -> None:  # noqa: ANN001
     refused(
         "run=model.nmt: is a file; an archive cannot be resumed, but training.start_from=", "nmt-train", "run=model.nmt"
@@ -223,25 +209,6 @@ def test_the_picture_has_words_only_if_asked_for(
     assert names in text
     assert ("tokens are numbered" in text) == note
     assert any(label == "</s>" for label in labels) != note
-
-
-@pytest.mark.slow
-def test_the_last_checkpoint_brings_its_own_scores(home: Path) -> None:
-    run = home / "run"
-    assert call("nmt-export", f"run={run}", "output=last.nmt", "checkpoint=last", cwd=home).returncode == 0
-    assert "This checkpoint was not evaluated." in card(home / "last.nmt")
-    assert json.loads(files(home / "last.nmt")["results.json"]) == {}
-    own = Translator.load(run, checkpoint="last").translate(LINES)
-    packed = Translator.load(home / "last.nmt").translate(LINES)
-    assert [result.score for result in packed] == [result.score for result in own]
-    shutil.copytree(run, home / "evaluated")
-    assert call("nmt-evaluate", "run=evaluated", "checkpoint=last", cwd=home).returncode == 0
-    export = ("nmt-export", "run=evaluated", "output=last2.nmt", "checkpoint=last", "held_out=true")
-    assert call(*export, cwd=home).returncode == 0
-    assert "| test | 12 | " in card(home / "last2.nmt")
-    assert "| Checkpoint | last (update 6) |" in card(home / "last2.nmt")
-    translated = (home / "evaluated" / "hypotheses" / "test.checkpoint-last.txt").read_bytes()
-    assert files(home / "last2.nmt")["hypotheses/test.txt"] == translated
 
 
 def test_values_of_this_machine_are_left_out(home: Path) -> None:

@@ -45,6 +45,7 @@ def test_a_run_goes_on_with_more_updates(run: nmt.Run) -> None:
     assert longer.history[-1]["step"] == 6
 
 
+@pytest.mark.slow
 def test_runs_are_compared(run: nmt.Run, tiny: list[str], tmp_path: Path) -> None:
     other = nmt.train(*tiny, "attention=none", data="demo", directory=tmp_path / "other")
     comparison = nmt.compare_runs([run, other.path], "baseline=none", output=tmp_path / "comparison")

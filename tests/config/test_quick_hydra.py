@@ -1,6 +1,5 @@
 """What the tests keep of Hydra's work is what Hydra would do again."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ def forget(patch: pytest.MonkeyPatch) -> None:
     "overrides",
     [
         [],
-        ["seed=3", "encoder.hidden=8", "data.train_size=9", "encoder.hidden=16"],
         ["attention=luong_dot", "attention/window=local_m", "attention.window.reach=2", "search=greedy"],
         ["experiment=attention_study", "+extra.key=[1,{a: b}]", "hydra.run.dir=x", "++optimizer.lr=${encoder.hidden}"],
     ],
@@ -51,11 +49,3 @@ def test_what_one_composition_changes_is_not_in_the_next() -> None:
     before = composed()
     assert composed("encoder.hidden=7", "optimizer.lr=9")["encoder"]["hidden"] == 7
     assert composed() == before
-
-
-def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
-    path = tmp_path / "main.yaml"
-    for value in (1, 2):
-        path.write_text(f"value: {value}\n")
-        os.utime(path, (value, value))
-        assert composed(folder=tmp_path, name="main")["value"] == value

@@ -3,14 +3,12 @@
 import gzip
 import io
 import json
-import random
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
 import pytest
 from conftest import values_of
-from forks import call
 
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
@@ -72,12 +70,9 @@ CASES = [
     sides("UTF-16", ENGLISH.decode().encode("utf-16"), "train.en, line 1: looks like UTF-16, not UTF-8 text"),
     sides("CRLF on one side", ENGLISH.replace(b"\n", b"\r\n"), kept(60)),
     sides("CR for line ends", ENGLISH.replace(b"\n", b"\r"), "train.en has 1 lines, but"),
-    odd("lone CR", "a\rb"),
     odd("other line ends", "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg"),
     odd("Unicode spaces alone", "\u3000\xa0\u2003\u2028 \t", kept(60, empty=1)),
     odd("nothing to be seen", "\ufeff\x01\x7f", kept(60, empty=1)),
-    odd("500 combining characters", "e" + "\u0301" * 500),
-    odd("control characters", b"a" + bytes(range(1, 10)) + b"\x1b\x7f"),
     odd("SentencePiece's symbols", "\u2581 \u2581\u2581a <s> </s> <unk> <pad> <0x0A>"),
     odd("a megabyte without spaces", "a" * 1_000_000, kept(60, too_long=1)),
     sides("empty file", b"", "train.en: is empty"),
@@ -86,14 +81,11 @@ CASES = [
     sides("gzip without its name", gzip.compress(ENGLISH), "train.en, line 1: looks like gzip, not UTF-8 text"),
     tsv("TSV", TSV, kept(60)),
     tsv("TSV with a column too few", TSV + b"a\n", "t.tsv, line 62: has 1 columns, but the first line has 2"),
-    tsv("TSV with a stray quote", TSV + b'"a\tb"\n', kept(61)),
-    tsv("TSV with an empty cell", TSV + b"\tb\n", kept(60, empty=1)),
     tsv("TSV with one name twice", TSV.replace(b"en\tfr", b"en\ten"), "t.tsv, line 1: two columns have the same name"),
     tsv(
         "TSV without a header", TSV.removeprefix(b"en\tfr\n"), "t.tsv, line 2: no column 'en' (there are: the number 0"
     ),
     tsv("TSV with lone CR, NUL and U+2028", TSV + "a\rb\0\u2028c\x85\td\n".encode(), kept(61)),
-    tsv("TSV that is not UTF-8", TSV + b"\xff\tb\n", "t.tsv, line 62: not valid UTF-8"),
     tsv("CSV with an open quote", CSV + b'"a,b\nc,d\n', "t.csv, line 62: cannot be read as a table", "t.csv"),
     tsv("CSV with quotes inside", CSV + b'a "q" b,"c ""d"" e"\n', kept(61), "t.csv"),
     tsv("CSV with a line end in a cell", CSV + b'"a\nb",c\n', kept(61), "t.csv"),
@@ -104,26 +96,18 @@ CASES = [
         "one object per line, or one array",
         "t.jsonl",
     ),
-    tsv("CSV with a cell too many", CSV + b'"a\nb",c\na,b,c\n', "t.csv, line 64: has 3 columns", "t.csv"),
     tsv("JSON line that is a list", JSON + b"[1]\n", "t.jsonl, line 61: is no JSON object", "t.jsonl"),
     tsv("JSON line cut short", JSON + b'{"en": "a', "t.jsonl, line 61: cannot be read as JSON", "t.jsonl"),
     tsv("JSON null", JSON + b'{"en": null, "fr": "b"}\n', kept(60, empty=1), "t.jsonl"),
-    tsv(
-        "JSON number", JSON + b'{"en": 1, "fr": "b"}\n', "t.jsonl, line 61: column 'en' holds int, not text", "t.jsonl"
-    ),
     tsv("JSON without a key", JSON + b'{"en": "a"}\n', "t.jsonl, line 61: no column 'fr' (there are: en)", "t.jsonl"),
     tsv(
         "JSON lone surrogate", JSON + b'{"en": "\\ud800", "fr": "b"}\n', "line 61: column 'en' holds half of", "t.jsonl"
     ),
     tsv("JSON too deep", JSON + b"[" * 100_000, "t.jsonl, line 61: cannot be read as JSON", "t.jsonl"),
-    tsv("JSON array", json.dumps([{"en": s, "fr": t} for s, t in PAIRS]).encode(), kept(60), "t.json"),
     tsv("Parquet cut short", PARQUET[: len(PARQUET) // 2], "t.parquet: cannot be read as a table", "t.parquet"),
-    tsv("Parquet of numbers", parquet(list(range(60))), "t.parquet, row 1: column 'en' holds int", "t.parquet"),
     tsv("Parquet with nulls", parquet([None] * 30 + ["a b"] * 30), kept(30, empty=30), "t.parquet"),
     tsv("gzip", gzip.compress(TSV), kept(60), "t.tsv.gz"),
     tsv("gzip cut short", gzip.compress(TSV)[:-20], "t.tsv.gz, after line ", "t.tsv.gz"),
-    tsv("gzip with a wrong sum", gzip.compress(TSV)[:-8] + bytes(8), "t.tsv.gz, after line 61: cannot be", "t.tsv.gz"),
-    tsv("spreadsheet named .csv", b"PK\x03\x04", "t.csv, line 1: looks like zip, not UTF-8 text", "t.csv"),
     Case("folder for a table", None, "t.tsv: is a folder, but not a saved dataset; for plain text give", "t.tsv"),
     Case("folder for a side", None, "train.en: is a folder, not a text file", "train.en"),
 ]
@@ -182,37 +166,6 @@ def test_a_corpus_is_read_right_or_refused(case: Case, home: Path) -> None:
         assert lines[: len(PAIRS)] == PAIRS
     for side, tokenizer in zip((train.source, train.target), prepared.tokenizers, strict=True):
         assert tokenizer.encode(side.lines()) == [side.ids(i).tolist() for i in range(len(side))]
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_random_bytes_are_read_or_refused_in_one_line(seed: int, home: Path) -> None:
-    draw = random.Random(seed)
-    file, content = [("t.tsv", TSV), ("t.csv", CSV), ("t.jsonl", JSON), ("t.parquet", PARQUET), ("train", ENGLISH)][
-        seed % 5
-    ]
-    broken = bytearray(content)
-    for _ in range(draw.randrange(1, 6)):
-        at = draw.randrange(len(broken))
-        broken[at : at + draw.randrange(4)] = draw.choice([b"\0", b'"', b"\t", b"\r", b"\n", b",", draw.randbytes(3)])
-    case = Case("", bytes(broken) if file != "train" else (bytes(broken), FRENCH), "", file)
-    try:
-        prepared = made(home, written(home, case))
-    except UserError as error:
-        assert "\n" not in str(error)  # noqa: PT017
-    else:
-        train = prepared.splits["train"]
-        assert len(train.source) == len(train.target) == prepared.report["splits"]["train"]["kept"]
-
-
-@pytest.mark.system
-@pytest.mark.parametrize("name", ["invalid UTF-8", "gzip cut short"])
-def test_the_command_refuses_in_one_line(name: str, home: Path) -> None:
-    case = next(case for case in CASES if case.name == name)
-    done = call("nmt-train", *settings(home, written(home, case)), "hydra.run.dir=run", cwd=home)
-    assert done.returncode == 2
-    (complaint,) = [line for line in done.stderr.decode().splitlines() if ": error: " in line]
-    assert str(case.outcome) in complaint
-    assert b"Traceback" not in done.stderr
 
 
 def doubtful(home: Path, train: list[tuple[str, str]], held_out: list[tuple[str, str]], *options: str) -> Prepared:
