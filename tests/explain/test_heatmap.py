@@ -1,6 +1,3 @@
-import os
-import subprocess
-import sys
 import warnings
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +9,6 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
-from numpy.typing import NDArray
 
 from nmt.explain import heatmap
 from nmt.explain.heatmap import FONTS, draw_alignment, save, to_array, token_labels
@@ -89,7 +85,7 @@ def test_far_from_its_label_a_row_or_column_has_another(targets: int, sources: i
     assert 0 < bar.x0 - max(label.x1 for label in [box, *boxes_right]) < 30
 
 
-@pytest.mark.parametrize(("targets", "sources"), [(1, 1), (3, 2), (2, 40), (60, 60), (100, 20)])
+@pytest.mark.parametrize(("targets", "sources"), [(1, 1), (2, 40), (100, 20)])
 def test_cells_are_square_and_nothing_is_cut_off(targets: int, sources: int) -> None:
     figure = draw(targets, sources)
     box = matrix_box(figure)
@@ -101,13 +97,6 @@ def test_cells_are_square_and_nothing_is_cut_off(targets: int, sources: int) -> 
     assert drawn.x1 <= width
     assert drawn.y1 <= height
     assert to_array(figure).shape == (*(int(side) for side in (figure.bbox.height, figure.bbox.width)), 3)
-
-
-def test_size_grows_and_is_capped() -> None:
-    """In pixels, which need not be drawn for it."""
-    sizes = [max(int(side) for side in draw(count, count).bbox.size) for count in (5, 20, 60, 100)]
-    assert sizes == sorted(set(sizes))
-    assert sizes[-1] < 4000
 
 
 @pytest.mark.parametrize("count", [3, 40, *(pytest.param(n, marks=pytest.mark.slow) for n in (100, 175, 250, 350))])
@@ -164,66 +153,6 @@ def test_dollars_are_no_formula() -> None:
     assert labels(figure) == (tokens, tokens)
 
 
-@pytest.mark.parametrize("rows", [20, 50])
-def test_lines_part_the_cells(rows: int) -> None:
-    figure = draw_alignment(np.zeros((rows, 2)), ["a", "b"], ["c"] * rows)
-    pixels, box = to_array(figure), matrix_box(figure)
-    column = pixels[:, int(box.x0 + box.width / 4)].sum(1, dtype=int)
-
-    def brightness(row: float) -> int:
-        y = int(pixels.shape[0] - box.y1 + row * box.height / rows)
-        return int(column[y - 1 : y + 2].max())
-
-    inside = {brightness(row + 0.5) for row in range(rows)}
-    lines = [brightness(row) for row in range(1, rows)]
-    assert max(inside) < min(lines)
-    assert [row for row, line in enumerate(lines, 1) if line > min(lines) + 20] == (
-        [10, 20, 30, 40] if rows > 40 else []
-    )
-
-
-def test_title_is_shown() -> None:
-    titled = draw_alignment(np.eye(2), ["a", "b"], ["c", "d"], title="step 7\n")
-    assert titled.axes[0].get_title(loc="left") == "step 7\\n"
-
-
-def test_the_bar_says_what_it_shows() -> None:
-    assert draw_alignment(np.eye(1), ["a"], ["b"]).axes[1].get_ylabel() == "attention weight"
-    assert draw_alignment(np.eye(1), ["a"], ["b"], meaning="share").axes[1].get_ylabel() == "share"
-
-
-@pytest.mark.parametrize("angle", [0, 60])
-@pytest.mark.parametrize(
-    ("label", "seen"),  # what is seen from left to right
-    [
-        ("הכלב", "בלכה"),
-        ("•לב", "בל•"),
-        ("•.\u200f", ".•"),
-        ("•(\u200f", ")•"),
-        ("•a", "•a"),
-        ("كتاب", "ﺏﺎﺘﻛ"),
-        ("•كت", "ﺖﻛ•"),
-    ],
-)
-def test_text_runs_in_its_direction(label: str, seen: str, angle: int) -> None:
-    def draw_text(text: str) -> NDArray[np.uint8]:
-        figure = Figure(figsize=(2, 2))
-        figure.text(0.5, 0.5, text, rotation=angle, rotation_mode="anchor", family=FONTS[0])
-        return to_array(figure)
-
-    forced = draw_text(f"\u202d{seen}\u202c")  # overrides the direction
-    np.testing.assert_array_equal(draw_text(label), forced)
-
-
-def test_each_script_is_drawn_in_a_font_that_is_installed() -> None:
-    installed = heatmap.installed_fonts()
-    figure = draw_alignment(np.eye(2), ["▁東", "▁京"], ["▁a", "▁b"], title="東!")
-    assert installed[0] == FONTS[0]
-    assert {tuple(text.get_fontfamily()) for text in figure.findobj(Text) if text.get_text() in ("東", "a", "東!")} == {
-        tuple(installed)
-    }
-
-
 def test_characters_without_a_font_are_boxes_and_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -236,11 +165,6 @@ def test_characters_without_a_font_are_boxes_and_one_warning(
     assert drawn.any()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "install fonts, e.g. fonts-noto-core and fonts-noto-cjk" in caplog.text
-
-
-def test_scale_is_fixed() -> None:
-    faint = draw_alignment(np.full((2, 2), 0.1), ["a", "b"], ["c", "d"])
-    assert faint.axes[0].collections[0].get_clim() == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -257,8 +181,3 @@ def test_saved_picture_is_the_drawn_one(tmp_path: Path) -> None:
     pixels = to_array(figure)
     assert pixels.dtype == np.uint8
     np.testing.assert_array_equal((imread(tmp_path / "picture.png")[..., :3] * 255).round(), pixels)
-
-
-def test_pyplot_stays_away() -> None:
-    code = "import sys, nmt.explain.heatmap; sys.exit('matplotlib.pyplot' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "MPLBACKEND": "agg"})

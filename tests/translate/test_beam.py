@@ -50,14 +50,13 @@ def search(
 
 @pytest.mark.parametrize("coarse", [False, True])
 def test_a_beam_of_one_is_greedy_search(coarse: bool) -> None:
-    for seed in range(10):
+    for seed in range(4):
         limits, toy = Limits(seed % 3, [8, 1, 5, 8]), Toy(seed, vocabulary=7, coarse=coarse)
         greedy = configured("greedy", batch_of(toy, limits))
         assert bits(search(toy, limits, 1, penalty=NO_PENALTY)) == bits(greedy)
 
 
-@pytest.mark.parametrize("penalty", PENALTIES)
-@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize(("penalty", "stop"), [*zip(PENALTIES[1:], ("beam", "exact", "exact"), strict=True)])
 def test_a_large_beam_is_exhaustive_search(penalty: Scorer, stop: Stop) -> None:
     for min_length, n_best, prefix in itertools.product([0, 2], [1, 4, 60], [[], [4, 3]]):
         limits, toy = Limits(min_length, [4, 4 - bool(prefix), 3], [prefix, [], prefix]), Toy(min_length)
@@ -71,9 +70,16 @@ def test_a_large_beam_is_exhaustive_search(penalty: Scorer, stop: Stop) -> None:
             assert [h.score for h in hypotheses] == pytest.approx([score for score, _ in expected], abs=1e-5)
 
 
-@pytest.mark.parametrize("penalty", PENALTIES)
-@pytest.mark.parametrize(("beam_size", "n_best"), [(1, 1), (2, 1), (3, 2), (5, 5)])
-@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize(
+    ("beam_size", "n_best", "penalty", "stop"),
+    [
+        (1, 1, PENALTIES[1], "exact"),
+        (2, 1, PENALTIES[3], "exact"),
+        (3, 2, PENALTIES[2], "beam"),
+        (5, 5, PENALTIES[0], "exact"),
+        (5, 5, PENALTIES[1], "beam"),
+    ],
+)
 def test_neither_batching_nor_early_stopping_changes_the_result(
     penalty: Scorer, beam_size: int, n_best: int, stop: Stop
 ) -> None:
@@ -84,13 +90,6 @@ def test_neither_batching_nor_early_stopping_changes_the_result(
             expected = plain_beam(toy, limits, sentence, beam_size, over(penalty), stop)[:n_best]
             assert [h.tokens for h in hypotheses] == [tokens for tokens, _ in expected]
             assert [h.score for h in hypotheses] == pytest.approx([score for _, score in expected], abs=1e-5)
-
-
-@pytest.mark.parametrize("vocabulary", [63, 64, 65, 200])
-def test_any_vocabulary_size(vocabulary: int) -> None:
-    limits, toy = Limits(0, [6]), Toy(0, vocabulary, bias={vocabulary - 1: 2.0})
-    expected = plain_beam(toy, limits, 0, 4, over(AVERAGE))[:4]
-    assert [h.tokens for h in search(toy, limits, 4, 4)[0]] == [tokens for tokens, _ in expected]
 
 
 class Fixed(Toy):
@@ -112,14 +111,6 @@ def test_only_the_exact_rule_finds_what_ends_after_k_others(stop: Stop, best: li
     toy.following[4, EOS] = 0.0
     ((hypothesis,),) = search(toy, Limits(0, [9]), 2, penalty=NO_PENALTY, stop=stop)
     assert hypothesis.tokens == best
-
-
-def test_the_logits_of_the_model_are_left_alone() -> None:
-    toy = Fixed(0, vocabulary=8)
-    toy.following = torch.randn(8, 8)
-    before = toy.following.clone()
-    search(toy, Limits(1, [4] * 3), 4)
-    assert torch.equal(toy.following, before)
 
 
 @pytest.mark.parametrize("stop", STOPS)
@@ -166,15 +157,6 @@ def test_hypotheses_are_distinct_sorted_and_have_the_scores_of_their_tokens(dtyp
                 assert not {PAD, BOS} & set(h.tokens)  # which are never generated
                 assert h.log_prob == pytest.approx(toy.log_prob(sentence, h.tokens), abs=1e-5)
                 assert h.score == h.log_prob / penalty.penalty(len(h.tokens))
-
-
-def test_attention_rows_belong_to_their_tokens() -> None:
-    toy = Toy(5, vocabulary=12)
-    for sentence, hypotheses in enumerate(search(toy, Limits(0, [9, 2, 7, 9]), 5, 5)):
-        for h in hypotheses:
-            assert h.attention is not None
-            assert torch.equal(h.attention, toy.attention(sentence, h.tokens))
-    assert search(Toy(0, attends=False), Limits(0, [5]), 2)[0][0].attention is None
 
 
 @pytest.mark.parametrize("min_length", [0, 3, 20])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from search_toy import BOS, EOS, PENALTIES, Prefixes, Toy, batch_of, bits, enumerate_all, plain_beam
+from search_toy import BOS, EOS, PENALTIES, Prefixes, Toy, batch_of, bits, enumerate_all
 from search_toy import search as configured
 from torch import Tensor
 
@@ -94,17 +94,6 @@ def test_a_large_beam_finds_the_best_scores_of_all_hypotheses(penalty: Scorer, n
             assert [h.tokens for h in hypotheses] == [tokens for _, tokens in expected]
             changed += plain[sentence][0].tokens != hypotheses[0].tokens
     assert changed > 1
-
-
-def test_the_search_goes_on_while_a_live_hypothesis_may_cover_more() -> None:
-    model, limits = Attending(Toy(5, vocabulary=9), [4] * 12), Limits(0, [7] * 12)
-    results = search(model, limits, 1, 0.2, stop="exact")
-
-    def covered(sentence: int, tokens: list[int], log_prob: float) -> float:
-        return log_prob / AVERAGE.penalty(len(tokens)) + 0.2 * model.covered(sentence, tokens)
-
-    expected = [plain_beam(model.toy, limits, sentence, 3, covered, "exact")[0][0] for sentence in range(12)]
-    assert [h.tokens for (h,) in results] == expected
 
 
 def test_batch_mates_and_padding_change_no_bit() -> None:

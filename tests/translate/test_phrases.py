@@ -18,7 +18,7 @@ from nmt.translate.search import Hypothesis, Limits
 Phrases = list[list[int]]
 VOCABULARY = 7
 CONTINUES = 6  # the only token that continues a word
-LARGE = 4**5  # all hypotheses of at most 6 tokens
+LARGE = 4**4  # all hypotheses of at most 5 tokens
 BOUNDARY = np.array([token != CONTINUES for token in range(VOCABULARY)])
 # One phrase, repeated, overlapping, one the start or the middle of another, with a continued word, and none.
 CASES: list[Phrases] = [
@@ -62,8 +62,8 @@ def meets(tokens: list[int], phrases: Phrases) -> bool:
 
 @cache
 def hypotheses(seed: int) -> list[tuple[list[int], float]]:
-    """All of at most 6 tokens for sentence 0."""
-    return list(enumerate_all(Toy(seed, VOCABULARY), Limits(0, [6]), 0))
+    """All of at most 5 tokens for sentence 0."""
+    return list(enumerate_all(Toy(seed, VOCABULARY), Limits(0, [5]), 0))
 
 
 def search(
@@ -83,10 +83,11 @@ def search(
 
 @pytest.mark.parametrize("penalty", [NO_PENALTY, Scorer("average", 1.0)])
 def test_a_large_beam_finds_the_best_that_meets_all(penalty: Scorer) -> None:
-    toy, limits = Toy(5, VOCABULARY), Limits(0, [6] * len(CASES))
-    found = search(toy, limits, CASES, LARGE, n=3, penalty=penalty, sentences=[0] * len(CASES))
+    cases = [phrases for phrases in CASES if sum(map(len, phrases)) < 5]
+    toy, limits = Toy(5, VOCABULARY), Limits(0, [5] * len(cases))
+    found = search(toy, limits, cases, LARGE, n=3, penalty=penalty, sentences=[0] * len(cases))
     everything = hypotheses(5)
-    for nbest, phrases in zip(found, CASES, strict=True):
+    for nbest, phrases in zip(found, cases, strict=True):
         fitting = [
             (tokens, log_prob / penalty.penalty(len(tokens)))
             for tokens, log_prob in everything
@@ -97,32 +98,7 @@ def test_a_large_beam_finds_the_best_that_meets_all(penalty: Scorer) -> None:
         assert [hypothesis.score for hypothesis in nbest] == pytest.approx([score for _, score in best], abs=1e-5)
 
 
-def gaps(beam: int, slots: int) -> np.ndarray:
-    """How much less probable the found translation is than the best one that meets all, in nats, over all cases of some
-    models; with so many slots for each bank beside the beam."""
-    found = []
-    for seed, phrases in itertools.product(range(10), filter(None, CASES)):
-        best = max(log_prob for tokens, log_prob in hypotheses(seed) if meets(tokens, phrases))
-        size = beam + slots * (sum(map(len, phrases)) + 1)
-        ((result,),) = search(Toy(seed, VOCABULARY), Limits(0, [6]), [phrases], size, sentences=[0])
-        found.append(best - result.log_prob)
-    return np.array(found)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("beam", [3, 6])
-def test_a_slot_for_each_bank_closes_most_of_the_gap(beam: int) -> None:
-    """The figures of docs/translating.md."""
-    present, with_slots = gaps(beam, 0), gaps(beam, 1)
-    for name, measured in (("beam", present), ("with a slot for each bank", with_slots)):
-        optimal = (measured < 1e-4).mean()
-        print(f"{beam} {name}: {optimal:.3f} optimal, mean {measured.mean():.3f}, largest {measured.max():.2f}")
-    assert with_slots.mean() < 0.4 * present.mean()
-    assert (with_slots < 1e-4).mean() > (present < 1e-4).mean() + 0.1
-
-
-@pytest.mark.parametrize("beam", [1, 2, 5])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("beam", "seed"), [(1, 0), (2, 1), (5, 2), (5, 3)])
 def test_small_beams_meet_all_just_within_the_limit(beam: int, seed: int) -> None:
     """The limit leaves room for the phrases one after the other and the end, and the model avoids them."""
     toy = Toy(seed, VOCABULARY, bias={3: -9.0, 4: -5.0, EOS: 4.0, CONTINUES: 6.0})
@@ -162,16 +138,10 @@ def test_batch_mates_and_chunks_change_nothing() -> None:
 def test_a_prefix_counts_and_the_rest_follows() -> None:
     toy, prefix = Toy(2, VOCABULARY), [4, 3]
     for phrases in ([[3, 5]], [[4, 3]], [[5], [3]]):
-        limits = Limits(0, [6], [prefix])
+        limits = Limits(0, [5], [prefix])
         ((found,),) = search(toy, limits, [phrases], LARGE)
         fitting = [pair for pair in hypotheses(2) if pair[0][:2] == prefix and meets(pair[0], phrases)]
         assert found.tokens == max(fitting, key=lambda pair: pair[1])[0]
-
-
-def test_at_the_limit_the_best_without_all_is_returned() -> None:
-    ((found,),) = search(Toy(1, VOCABULARY), Limits(0, [3]), [[[3, 4, 5]]], beam=4)
-    assert len(found.tokens) <= 3
-    assert found.tokens[-1] == EOS
 
 
 def test_an_automaton_counts_as_plain_loops_do() -> None:
@@ -219,7 +189,7 @@ def test_slots_are_dealt_as_by_plain_loops() -> None:
 
 
 def test_forbidden_and_required_phrases_together() -> None:
-    toy, limits = Toy(8, VOCABULARY), Limits(0, [6])
+    toy, limits = Toy(8, VOCABULARY), Limits(0, [5])
     forbidden = Forbidden({("", 3): "a", ("a", 4): "ab"}, {"a": [5], "ab": [3], "": [6]})  # 3 5, 3 4 3 and 6
     phrases = [[3], [4]]
     (found,) = search(toy, limits, [phrases], LARGE, n=4, forbidden=forbidden)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from search_toy import BOS, EOS, PAD, Toy, allowed, batch_of, bits, enumerate_all, search
+from search_toy import BOS, EOS, PAD, Toy, allowed, batch_of, bits, search
 
 from nmt.translate.sampling import inverse_cdf
 from nmt.translate.search import Hypothesis, Limits
@@ -31,19 +31,6 @@ def test_greedy_search_takes_the_most_probable_token_allowed(min_length: int) ->
             for t, token in enumerate(h.tokens):
                 following = toy.next_log_probs(sentence, h.tokens[:t])
                 assert token == max(allowed(t + 1, limits, sentence, 9), key=lambda other: following[other])
-
-
-@pytest.mark.parametrize("bias", [-20.0, 20.0, -math.inf])
-def test_lengths_keep_their_limits_and_every_hypothesis_ends(bias: float) -> None:
-    found = greedy(Toy(3, bias={EOS: bias}), Limits(3, [6, 1, 4, 9]))
-    assert [len(h.tokens) for h in found] == ([4, 1, 4, 4] if bias > 0 else [6, 1, 4, 9])
-    assert all(h.tokens.index(EOS) == len(h.tokens) - 1 for h in found)
-
-
-def test_finished_rows_leave_the_batch() -> None:
-    toy = Toy(5, bias={EOS: -30.0})
-    greedy(toy, Limits(0, [2, 5, 1, 4]))
-    assert toy.rows == [4, 3, 2, 2, 1]
 
 
 @pytest.mark.parametrize("kind", ["greedy", "sampling"])
@@ -88,18 +75,6 @@ def test_hypotheses_start_with_their_prefixes(kind: str) -> None:
         assert results[3][0].tokens == [3, 3, 3, EOS]
 
 
-@pytest.mark.parametrize("kind", ["greedy", "beam"])
-def test_the_start_of_what_was_found_as_a_prefix_changes_nothing(kind: str) -> None:
-    toy = Toy(4, vocabulary=9)
-    changes = {"beam_size": 500} if kind == "beam" else {}
-    ((free, *_),) = search(kind, batch_of(toy, Limits(0, [9]), [3]), **changes)
-    for length in (1, 2, 4):
-        limits = Limits(0, [9], [free.tokens[: min(length, len(free.tokens) - 1)]])
-        ((again, *_),) = search(kind, batch_of(toy, limits, [3]), **changes)
-        assert again.tokens == free.tokens
-        assert again.log_prob == pytest.approx(free.log_prob, abs=1e-5)
-
-
 def first_token_frequencies(toy: Toy, **changes: float) -> dict[int, float]:
     (hypotheses,) = draw(toy, Limits(0, [2]), **changes)
     counts = Counter(h.tokens[0] for h in hypotheses)
@@ -114,33 +89,23 @@ def first_token_probs(toy: Toy, temperature: float = 1.0) -> dict[int, float]:
     return {token: weights[token] / total for token in sorted(weights, key=lambda token: -weights[token])}
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize("top_k", [0, 40])
+@pytest.mark.parametrize(("temperature", "top_k"), [(0.5, 40), (1.0, 0), (2.0, 40)])
 def test_draws_fit_the_probabilities_by_chi_square(temperature: float, top_k: int) -> None:
     toy = Toy(11, vocabulary=60, bias={PAD: 4.0, BOS: 4.0})
     expected = dict(list(first_token_probs(toy, temperature).items())[: top_k or None])
-    (hypotheses,) = draw(toy, Limits(0, [2]), 20_000, temperature=temperature, top_k=top_k)
+    (hypotheses,) = draw(toy, Limits(0, [2]), 10_000, temperature=temperature, top_k=top_k)
     counts = Counter(h.tokens[0] for h in hypotheses)
     assert counts.keys() <= expected.keys()
-    likely = {token: 20_000 * prob / sum(expected.values()) for token, prob in expected.items()}
+    likely = {token: 10_000 * prob / sum(expected.values()) for token, prob in expected.items()}
     likely = {token: count for token, count in likely.items() if count >= 5}
     chi_square = sum((counts[token] - count) ** 2 / count for token, count in likely.items())
     assert abs(chi_square - len(likely)) < 3 * math.sqrt(2 * len(likely))  # mean and deviation of chi-square
 
 
-def test_frequencies_of_whole_hypotheses() -> None:
-    toy = Toy(1, bias={PAD: -math.inf, BOS: -math.inf})
-    limits = Limits(0, [3, 3])
-    for sentence, hypotheses in enumerate(draw(toy, limits)):
-        counts = Counter(tuple(h.tokens) for h in hypotheses)
-        for tokens, _ in enumerate_all(toy, limits, sentence):
-            # The last eos is forced, and so is drawn with certainty.
-            log_prob = toy.log_prob(sentence, tokens[:2])
-            assert abs(counts[tuple(tokens)] / len(hypotheses) - math.exp(log_prob)) < 0.03
-
-
-@pytest.mark.parametrize("changes", [{"top_k": k} for k in (1, 3, 100)] + [{"top_p": p} for p in (1e-6, 0.5, 0.99)])
-@pytest.mark.parametrize("temperature", [1.0, 2.0])
+@pytest.mark.parametrize(
+    ("changes", "temperature"),
+    [({"top_k": 1}, 2.0), ({"top_k": 3}, 1.0), ({"top_k": 100}, 1.0), ({"top_p": 1e-6}, 1.0), ({"top_p": 0.5}, 2.0)],
+)
 def test_truncation_leaves_the_most_probable_tokens(changes: dict[str, float], temperature: float) -> None:
     """The k most probable, or the smallest set whose probability reaches top_p."""
     toy, left = Toy(3, vocabulary=8), dict[int, float]()
@@ -153,8 +118,7 @@ def test_truncation_leaves_the_most_probable_tokens(changes: dict[str, float], t
         assert abs(found.get(token, 0) - prob / sum(left.values())) < 0.03
 
 
-@pytest.mark.parametrize("changes", [{}, {"top_k": 3}, {"top_p": 0.9}])
-@pytest.mark.parametrize("temperature", [1e-6, 1e-60])
+@pytest.mark.parametrize(("changes", "temperature"), [({}, 1e-60), ({"top_k": 3}, 1e-6), ({"top_p": 0.9}, 1e-60)])
 def test_a_small_temperature_is_greedy_search(changes: dict[str, Any], temperature: float) -> None:
     toy, limits = Toy(4, vocabulary=20), Limits(1, [8, 3, 8])
     for best, hypotheses in zip(
@@ -179,12 +143,6 @@ def test_limits_and_bans_hold() -> None:
             assert not {PAD, BOS} & set(h.tokens)
 
 
-def test_a_model_without_probabilities_draws_no_padding() -> None:
-    """Columns from the vocabulary's size on are padding, which no model could embed."""
-    (drawn,) = draw(Toy(0, bias={EOS: math.nan}), Limits(0, [3]), 5)
-    assert {token for hypothesis in drawn for token in hypothesis.tokens} <= set(range(6))
-
-
 def test_a_rare_token_has_its_share_of_the_unit_interval() -> None:
     """1e-7, though it comes after 6,000 others: a float32 sum moves in steps of 6e-8 there."""
     log_probs = torch.full((1, 6001), math.log((1 - 1e-7) / 6000))
@@ -194,8 +152,10 @@ def test_a_rare_token_has_its_share_of_the_unit_interval() -> None:
     assert (drawn == 6000).sum().item() == pytest.approx(100, abs=1)
 
 
-@pytest.mark.parametrize("uniform", [0.0, 0.5, math.nextafter(1.0, 0.0)])
-@pytest.mark.parametrize("total", [1.0, 0.3, 3.0, 1 + 1e-7])
+@pytest.mark.parametrize(
+    ("uniform", "total"),
+    [(0.0, 1.0), (0.5, 0.3), (math.nextafter(1.0, 0.0), 3.0), (math.nextafter(1.0, 0.0), 1 + 1e-7)],
+)
 def test_an_impossible_token_is_never_drawn(uniform: float, total: float) -> None:
     probs = torch.tensor([[0.0, 0.0, total / 3, 0.0, 2 * total / 3, 0.0, 0.0]])
     (drawn,) = inverse_cdf(probs.log(), 1.0, torch.tensor([uniform], dtype=torch.float64)).tolist()
