@@ -144,13 +144,6 @@ def test_without_attention_there_is_no_heatmap_and_no_aer(train_config: Config, 
     assert not list((run / "alignments").rglob("*.png"))
 
 
-def test_another_configuration_does_not_overwrite_a_run(whole: Path, train_config: Config) -> None:
-    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match=r"encoder\.hidden is 16 there, 8 here"):
-        train(train_config(*STEPS, "encoder.hidden=8"), whole, [])
-    assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
-
-
 def test_what_failed_before_its_first_checkpoint_is_not_in_the_way(
     train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,13 +161,6 @@ def test_what_failed_before_its_first_checkpoint_is_not_in_the_way(
     (run / "results.json").write_text("{}")  # of a run whose weights somebody deleted
     with pytest.raises(UserError, match="holds a run of another configuration"):
         train(train_config(*STEPS, "seed=9"), run, [])
-
-
-def test_a_foreign_directory_is_left_alone(train_config: Config, tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(UserError, match=r"is not empty and not a run \(it holds thesis\.tex\)"):
-        train(train_config(), tmp_path, [])
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_a_finished_run_can_be_made_longer(whole: Path, train_config: Config) -> None:
