@@ -53,8 +53,8 @@ def in_group(size: int, output: Path, *command: str | Path, stdin: bytes = b"") 
     "options",
     [
         "search.batch_tokens=40 alignments={folder}/links",
-        "search=sampling search.batch_tokens=40",
-        "references={run}/data/test.target",
+        pytest.param("search=sampling search.batch_tokens=40", marks=pytest.mark.slow),
+        pytest.param("references={run}/data/test.target", marks=pytest.mark.slow),
     ],
 )
 def test_translations_and_scores_keep_their_order(options: str, run: Path, tmp_path: Path) -> None:
@@ -92,6 +92,7 @@ def test_a_command_starts_several_processes_itself(run: Path) -> None:
     assert failed.stderr.decode() == "nmt-translate: error: run=nowhere: no such directory\n"
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_that_of_one_process(run: Path, tmp_path: Path) -> None:
     words = ["nmt-evaluate", f"run={run}", "split=test", "search.batch_tokens=40"]
     words += ["faithfulness=true", "faithfulness_sentences=5"]

@@ -60,22 +60,14 @@ def save_slowly(_: object, directory: Path, *__: object) -> int:
         return 128 + stop.signum
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "message", "printed"),
     [
         (refuse, r"^data\.train=corpus: no such file$", ""),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (crash, r"^process [01] ended with status 1; the checkpoints are intact$", "ZeroDivisionError: a bug"),
-                (fail_on_the_second, r"^a process failed, as printed above$", ""),
-                (
-                    refuse_without_room,
-                    r"^a process failed, as printed above$",
-                    "nmt-train: error: data.train=corpus: no such file\n",
-                ),
-            )
-        ),
+        (crash, r"^process [01] ended with status 1; the checkpoints are intact$", "ZeroDivisionError: a bug"),
+        (fail_on_the_second, r"^a process failed, as printed above$", ""),
+        (refuse_without_room, r"^a process failed, as printed above$", "nmt-train: error: data.train=corpus: no such"),
     ],
 )
 def test_a_failure_reaches_the_caller_and_leaves_nothing(

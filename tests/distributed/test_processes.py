@@ -119,8 +119,9 @@ def test_processes_make_the_updates_of_one(alone: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("size", "overrides"),
     [
-        (2, ["attention=hard", "attention.alignment.baseline=moving"]),  # which all samples of positions move
         (3, ["training.batch_sentences=2", "training.max_steps=4"]),  # one process has no sentence, but takes part
+        # All samples of positions move the baseline.
+        pytest.param(2, ["attention=hard", "attention.alignment.baseline=moving"], marks=pytest.mark.slow),
         pytest.param(2, ["training.r_drop=2", "training.accumulate=2"], marks=pytest.mark.slow),
         pytest.param(
             2,

@@ -9,7 +9,7 @@ import pytest
 from nmt.config.schema import TrainConfig
 from nmt.training.job import train
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 SMALL = [
     "attention=luong_general",
@@ -42,9 +42,7 @@ def results(config: TrainConfig, directory: Path) -> dict[str, float]:
     ("more", "least"),
     [
         (["training.batch_tokens=1024", "optimizer.lr=0.008", "data.max_length=30"], 50),
-        pytest.param(
-            ["training.batch_tokens=384", "optimizer.lr=0.004", "data.max_length=200"], 60, marks=pytest.mark.slow
-        ),
+        (["training.batch_tokens=384", "optimizer.lr=0.004", "data.max_length=200"], 60),
     ],
     ids=["quick", "longer"],
 )

@@ -91,6 +91,7 @@ def test_the_references_are_smoothed_the_teachers_are_not(teachers: list[Path], 
     torch.testing.assert_close(value.total.detach(), half)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_the_same_bits_where_its_teachers_have_moved(
     teachers: list[Path], train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

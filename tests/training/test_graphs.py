@@ -176,6 +176,7 @@ def test_a_recording_that_fails_is_the_last_one(train_config: Config, caplog: py
     assert messages[0].endswith("operation not permitted when stream is capturing")
 
 
+@pytest.mark.slow
 def test_an_update_that_is_skipped_leaves_no_gradient(train_config: Config) -> None:
     config = train_config(*STILL)
     plain, recorded = Training(config), Training(config, limit=40)
@@ -193,6 +194,7 @@ def test_an_update_that_is_skipped_leaves_no_gradient(train_config: Config) -> N
     torch.testing.assert_close(recorded.weights(), plain.weights(), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_without_memory_for_recordings_updates_go_on_without_them(
     train_config: Config, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,7 +225,7 @@ def test_without_memory_for_recordings_updates_go_on_without_them(
     "overrides",
     [
         "attention=hard attention.alignment.baseline=learned",
-        "attention=variational attention.alignment.estimator=sample",
+        pytest.param("attention=variational attention.alignment.estimator=sample", marks=pytest.mark.slow),
     ],
 )
 def test_draws_of_sentences_are_not_recorded(overrides: str, train_config: Config) -> None:
@@ -233,7 +235,10 @@ def test_draws_of_sentences_are_not_recorded(overrides: str, train_config: Confi
     assert training.recorder.recorded == 0
 
 
-@pytest.mark.parametrize("overrides", ["attention=bahdanau", "attention=posterior training.accumulate=2"])
+@pytest.mark.parametrize(
+    "overrides",
+    ["attention=bahdanau", pytest.param("attention=posterior training.accumulate=2", marks=pytest.mark.slow)],
+)
 def test_passes_leave_no_cycles_of_references(overrides: str, train_config: Config) -> None:
     """Tensors in a cycle would live until the garbage collector runs, and so would nodes of another CUDA stream."""
     training = Training(train_config(*overrides.split()))

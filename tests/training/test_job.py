@@ -69,11 +69,12 @@ def test_a_signal_saves_and_the_run_goes_on_as_if_nothing_had_been(
     assert metrics(run) == metrics(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "objective",
     [
         ["attention=hard", "training.batch_sentences=8"],
-        pytest.param(["training.r_drop=5", "decoder=lstm", "decoder.layers=2"], marks=pytest.mark.slow),
+        ["training.r_drop=5", "decoder=lstm", "decoder.layers=2"],
     ],
 )
 def test_every_objective_goes_on_in_the_same_bits(
@@ -178,6 +179,7 @@ def test_a_finished_run_can_be_made_longer(whole: Path, train_config: Config) ->
     assert steps == sorted(set(steps))
 
 
+@pytest.mark.slow
 def test_a_run_can_go_on_where_gradients_are_scaled(
     whole: Path, train_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -232,6 +232,7 @@ def test_other_errors_are_not_taken_for_it(train_config: Config, monkeypatch: py
         trainer_of(train_config()).next_update()
 
 
+@pytest.mark.slow
 def test_validation_translates_and_measures_by_halves(
     train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
