@@ -23,7 +23,6 @@ from nmt.ops.output_loss import (
     mean_over_mixture,
     mixture_log_probs,
     mixture_loss,
-    most_probable,
     of_mixture,
     output_loss,
     target_log_probs,
@@ -183,12 +182,6 @@ class Prediction(ABC):
         """Compute log-probabilities (B, T, V)."""
         return self.logits(output)
 
-    @torch.no_grad()
-    def most_probable(self, output: OutputLayer, banned: Tensor) -> Tensor:
-        """Find the most probable tokens int64 (B, T) that are not among the banned ids, int64 (N,)."""
-        steps = (self.steps(t, t + 1).logits(output) for t in range(self.readouts.shape[1]))
-        return torch.cat([logits.index_fill_(-1, banned, -torch.inf).argmax(-1) for logits in steps], dim=1)
-
     @abstractmethod
     def at(self, rows: Tensor, steps: Tensor) -> "Prediction":
         """Take one step of each of N sentences, int64 (N,) both -> (N, 1, ...)."""
@@ -225,12 +218,6 @@ class Readouts(Prediction):
 
     def log_probs(self, output: OutputLayer) -> Tensor:
         return self.logits(output).log_softmax(-1)
-
-    @torch.no_grad()
-    def most_probable(self, output: OutputLayer, banned: Tensor) -> Tensor:
-        """See Prediction. Holds only a chunk of the logits at a time."""
-        tokens = most_probable(*output.operands(self.readouts.flatten(0, 1)), banned)
-        return tokens.view(self.readouts.shape[:2])
 
     def at(self, rows: Tensor, steps: Tensor) -> "Readouts":
         return Readouts(self.readouts[rows, steps][:, None])

@@ -197,16 +197,6 @@ class _ChunkedLoss(torch.autograd.Function):
         return *shaped, *[None] * (11 - len(ctx.like))
 
 
-@torch.no_grad()
-def most_probable(readouts: Tensor, weight: Tensor, bias: Tensor, banned: Tensor, sizes: ChunkSizes = SIZES) -> Tensor:
-    """(N, R), (V, R), (V,), int64 ids -> int64 (N,), the ids with the greatest logits that are not banned."""
-    readouts, weight, bias = (in_autocast_dtype(tensor) for tensor in (readouts, weight, bias))
-    tokens = banned.new_empty(len(readouts))
-    for chunk in slices(len(readouts), len(weight), sizes.product):
-        tokens[chunk] = matmul(readouts[chunk], weight, bias).index_fill_(1, banned, -torch.inf).argmax(-1)
-    return tokens
-
-
 def slices(rows: int, columns: int, numbers: int) -> Iterator[slice]:
     """Rows of a (rows, columns) matrix, at most `numbers` numbers at a time but at least one row."""
     size = max(1, numbers // columns)

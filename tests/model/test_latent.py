@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from small_models import (
-    BOS,
     LENGTHS,
     MARGINAL,
     PAD,
@@ -273,15 +272,6 @@ def test_the_strongest_positions_share_all_weight() -> None:
     torch.testing.assert_close(chosen[0, 0], torch.tensor([0.5, 0.0, 0.1, 0.396]) / 0.996)
     assert LatentPosition(None).strongest(weights)[0] is weights
     assert LatentPosition(7).strongest(weights)[1] is None
-
-
-@pytest.mark.parametrize("kind", [MARGINAL, MARGINAL | {"top_k": 2}])
-def test_the_most_probable_tokens_are_the_mixtures(kind: dict[str, Any]) -> None:
-    model = model_of(attention=attention("general", alignment=kind))
-    predictions = model(SOURCE, LENGTHS, TARGET).prediction
-    logits = predictions.logits(model.output.layer())
-    logits[..., [PAD, BOS]] = -torch.inf
-    assert torch.equal(predictions.most_probable(model.output.layer(), torch.tensor([PAD, BOS])), logits.argmax(-1))
 
 
 def test_a_prior_share_of_one_is_plain_feeding() -> None:

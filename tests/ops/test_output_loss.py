@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nmt.ops.output_loss import SIZES, ChunkSizes, Criterion, OutputLoss, most_probable, output_loss
+from nmt.ops.output_loss import SIZES, ChunkSizes, Criterion, OutputLoss, output_loss
 from nmt.training.losses import distillation, likelihood, r_drop
 
 N, R, V, PAD = 23, 7, 11, 2
@@ -207,12 +207,3 @@ def test_a_teachers_precision_is_that_of_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         rough = distil(student, right, [[tensor.bfloat16() for tensor in teacher]]).total
     torch.testing.assert_close(rough, exact, rtol=0.02, atol=0)
-
-
-def test_the_most_probable_token_is_never_a_banned_one() -> None:
-    operands = tensors()
-    logits = F.linear(*operands)[0].detach()
-    banned = torch.tensor([PAD, 4])
-    expected = logits.index_fill(1, banned, -torch.inf).argmax(-1)
-    assert most_probable(operands[0][0], *operands[1:], banned).equal(expected)
-    assert not logits.argmax(-1).equal(expected)
