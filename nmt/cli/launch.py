@@ -132,11 +132,15 @@ def _launch(processes: int, folder: str) -> "int | ProcessFailure":
     for name in logging.root.manager.loggerDict:  # they would announce signals and failures themselves
         if name.startswith("torch.distributed"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    watch = f"from nmt.system.processes import end_with; end_with({os.getpid()})"
-    start = "from nmt.cli.launch import run; run()"
-    with _threads_per_process(processes), _own_handlers():
+    threads = max(1, cores() // processes)  # of each process, unless the user has set their number
+    start = (
+        f"import os; os.environ.setdefault('OMP_NUM_THREADS', '{threads}');"
+        f"from nmt.system.processes import end_with; end_with({os.getpid()});"
+        "from nmt.cli.launch import run; run()"
+    )
+    with _own_handlers():
         try:
-            elastic_launch(settings, sys.executable)("-c", f"{watch}; {start}", folder)
+            elastic_launch(settings, sys.executable)("-c", start, folder)
         except SignalException as stop:
             return STOPPED + int(stop.sigval)
         except ChildFailedError as error:
@@ -154,16 +158,3 @@ def _own_handlers() -> Iterator[None]:
         for number, handler in before.items():
             if handler is not None:  # one that was not set from Python
                 signal.signal(number, handler)
-
-
-@contextmanager
-def _threads_per_process(processes: int) -> Iterator[None]:
-    """Let new processes divide the cores among them within this context, unless the user has set OMP_NUM_THREADS."""
-    if "OMP_NUM_THREADS" in os.environ:
-        yield
-        return
-    os.environ["OMP_NUM_THREADS"] = str(max(1, cores() // processes))
-    try:
-        yield
-    finally:
-        del os.environ["OMP_NUM_THREADS"]

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import quick_hydra
+from hydra._internal.hydra import Hydra
 
 from nmt.cli import app
 from nmt.config.errors import UserError
@@ -18,6 +20,7 @@ from nmt.config.schema import EvaluateConfig, TrainConfig
 def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "")
+    monkeypatch.setattr(Hydra, "get_mode", quick_hydra.mode)
 
 
 def call(monkeypatch: pytest.MonkeyPatch, task: object, *arguments: str, command: str = "train") -> int:

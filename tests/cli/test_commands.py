@@ -331,23 +331,12 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-train", "attention=bahdanaw"], "attention=bahdanaw: not one of bahdanau, chorowski, coverage, entmax, "),
     (["nmt-train", "objective=minimum_risk"], "objective=minimum_risk: minimum risk training was removed; use "),
     (
-        ["nmt-train", "tokenizer.vocab_size=90000", *TINY[:3]],
-        "tokenizer.vocab_size=90000: the training corpus allows at most",
-    ),
-    (["nmt-train", "data=files", "data.train=nowhere", "data.validation=nowhere"], "nowhere.en: no such file"),
-    (
         ["nmt-translate", "run={run}", "search=greedy", "search.beam_size=3"],
         "search.beam_size: not a key of the chosen search",
     ),
     (["nmt-train", "optimizer.lr=1,2"], "optimizer.lr=1,2: for a list give 'optimizer.lr=[1,2]'; for a sweep add -m"),
     (["nmt-train", "data=files", "size.lr=1"], "size.lr: size=auto sets this from the corpus; override optimizer.lr"),
     (["nmt-train", "--cfg", "job", "--resolve", "data=files"], "set size=small, base or large to see its values"),
-    (["nmt-evaluate", "run=A,B"], "run=A,B: for a list give 'run=[A,B]'"),
-    (
-        ["nmt-train", "training.start_from={run}", *TINY[:3], "tokenizer.vocab_size=390"],
-        "encoder.hidden is 16 there, 128 here",
-    ),
-    (["nmt-train", "hydra.run.dir=occupied"], "occupied: is not empty and not a run"),
     (["nmt-train", "precision=fp16", "device=cpu"], "precision=fp16 needs a CUDA GPU"),
     (["nmt-evaluate"], "run: missing; give it as run=..."),
     (["nmt-evaluate", "run={run}", "output={run}"], "holds files other than an evaluation; name another folder"),

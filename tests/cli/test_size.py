@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import quick_hydra
 import yaml
+from hydra._internal.hydra import Hydra
 
 from nmt.cli import app
 from nmt.cli.compose import compose
@@ -22,6 +24,7 @@ THRESHOLDS = yaml.safe_load((config_dir() / "size" / "auto.yaml").read_text(enco
 def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "")
+    monkeypatch.setattr(Hydra, "get_mode", quick_hydra.mode)
 
 
 def composed(monkeypatch: pytest.MonkeyPatch, pairs: int, *given: str) -> tuple[TrainConfig, str]:
@@ -47,15 +50,6 @@ def test_the_corpus_chooses_the_size(monkeypatch: pytest.MonkeyPatch, size: str)
     asked, _ = composed(monkeypatch, 1, f"size={size}")
     assert chosen == size
     assert config == asked
-
-
-def test_given_values_and_sizes_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    config, chosen = composed(monkeypatch, 3, "encoder.hidden=77", "attention=luong_general", "size=auto")
-    assert config.encoder.hidden == 77
-    assert config.attention.score.kind == "general"  # type: ignore[union-attr]
-    assert chosen == min(THRESHOLDS, key=lambda name: THRESHOLDS[name])
-    _, chosen = composed(monkeypatch, 3, "size=large")
-    assert chosen == "large"
 
 
 def test_where_a_size_begins_is_a_value_like_others(monkeypatch: pytest.MonkeyPatch) -> None:

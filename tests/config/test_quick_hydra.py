@@ -29,6 +29,7 @@ def forget(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OverridesParser, "parse_rule", quick_hydra._parse_rule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -118,6 +118,7 @@ def test_every_part_of_an_attention_holds_all_its_keys(part: str, choice: str) -
     assert {key for key, _ in flatten(values)} == keys(schema.TrainConfig, values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("experiment", "attention"), in_turn(choices("experiment"), choices("attention")))
 def test_experiments_take_every_attention(experiment: str, attention: str) -> None:
     values = values_of("train", overrides(experiment=experiment, attention=attention))

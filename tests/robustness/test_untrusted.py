@@ -96,7 +96,6 @@ def _setter(*path: str | int, value: object) -> Callable[[State], object]:
 
 STATES: dict[str, Callable[[State], object]] = {
     "moments of another size": _optimizer,
-    "a path for a kept step": _setter("best", "ranked", value=[(1.0, "../../x")]),
     "a negative step": _setter("step", value=-1),
     "a position beyond the epoch": _setter("position", value=10**9),
     "a word for the best score": _setter("stopping", "best", value="high"),
@@ -114,20 +113,6 @@ def test_a_state_that_does_not_fit_is_not_resumed(name: str, run: Path) -> None:
     before = {path.name: path.read_bytes() for path in last.parent.iterdir()}
     refused(lambda: resume(run), run.parent)
     assert {path.name: path.read_bytes() for path in last.parent.iterdir()} == before
-
-
-def test_the_optimizer_has_the_options_of_the_configuration(honest: Path, run: Path) -> None:
-    last = run / "checkpoints" / "last.pt"
-    state = state_of(last)
-    for group in state["optimizer"]["param_groups"]:
-        group |= {"betas": ("a", None), "weight_decay": 1e9, "lr": "x", "maximize": True}
-    torch.save(state, last)
-    other = run.parent / "other"
-    shutil.copytree(honest, other)
-    resume(run)
-    resume(other)
-    weights, expected = (state_of(path / "checkpoints" / "last.pt")["model"] for path in (run, other))
-    assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize(

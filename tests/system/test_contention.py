@@ -45,6 +45,7 @@ def in_new_process(code: str, **environment: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, env=kept | environment).stdout
 
 
+@pytest.mark.slow
 def test_idle_threads_come_and_go() -> None:
     """For two threads on four CPUs: three Python threads, each with one more of OpenMP, are seven managed threads."""
     code = """
@@ -65,6 +66,7 @@ print(count() - before)
     assert in_new_process(code).split() == ["6", "0"]
 
 
+@pytest.mark.slow
 def test_a_watch_ends_with_its_context_and_one_thread_and_users_own_settings_need_none() -> None:
     code = """
 import os, threading, torch

@@ -1,6 +1,5 @@
 """Corpus and tokenizer."""
 
-from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -144,20 +143,18 @@ class MultilingualData(Preparation):
 
     @model_validator(mode="after")
     def _refuse_unclear_corpora(self) -> Self:
-        for problem in self._problems():
-            raise ValueError(problem)
-        return self
-
-    def _problems(self) -> Iterator[str]:
         for number, corpus in enumerate(self.corpora):
             key = f"corpora[{number}] ({corpus.source_lang}-{corpus.target_lang})"
             if corpus.source_lang == corpus.target_lang:
-                yield f"{key}: the same language on both sides"
+                raise ValueError(f"{key}: the same language on both sides")
             for split in ("train", "validation"):
                 if not (getattr(corpus, split) or getattr(self, split)):
-                    yield f"{key}: has no {split}; give it {split}: PREFIX, or all corpora data.{split}=PREFIX"
+                    raise ValueError(
+                        f"{key}: has no {split}; give it {split}: PREFIX, or all corpora data.{split}=PREFIX"
+                    )
         if self.extra:
-            yield f"extra={self.extra[0]}: has no direction; add it to the train of one of the corpora"
+            raise ValueError(f"extra={self.extra[0]}: has no direction; add it to the train of one of the corpora")
+        return self
 
     @property
     def tags(self) -> list[str]:
