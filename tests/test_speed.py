@@ -17,7 +17,7 @@ from nmt.model.build import build_model
 from nmt.ops import layers
 from nmt.ops import output_loss as module
 from nmt.ops.layers import matmul
-from nmt.ops.output_loss import ChunkSizes, mixture_loss, of_mixture, output_loss
+from nmt.ops.output_loss import ChunkSizes, SeveralRows, of_mixture, output_loss
 from nmt.training.losses import likelihood
 
 Config = Callable[..., TrainConfig]
@@ -151,7 +151,15 @@ def test_the_loss_of_a_mixture_holds_the_logits_of_one_chunk(monkeypatch: pytest
         criterion, everywhere = partial(likelihood, smoothing=0.1), torch.ones(N, dtype=torch.bool)
         targets = torch.randint(words, (N,))
         sizes = ChunkSizes(10 * K * words, 10 * K * words)
-        mixture_loss(*operands, everywhere, of_mixture(criterion), targets, sizes=sizes).total.backward()
+        output_loss(
+            *operands[:3],
+            everywhere,
+            of_mixture(criterion),
+            targets,
+            shares=operands[3],
+            layout=SeveralRows,
+            sizes=sizes,
+        ).total.backward()
     assert len(chunks) == 4
     made = [event.self_cpu_memory_usage for event in profile.events()]
     logits = 4 * N * K * words

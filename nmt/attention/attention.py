@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nmt.attention.alignment import Aligned, Alignment, Choice
 from nmt.attention.normalizers import Chunk, Normalized, Normalizer
-from nmt.attention.scores import Coverage, KeyUpdate, Past, Score
+from nmt.attention.scores import KeyUpdate, LinearCoverage, Past, Score
 from nmt.ops.layers import Linear, dropout, in_autocast_dtype, join, loop, map_tensors, product, rows, select, wide
 
 
@@ -198,7 +198,7 @@ class Attention(nn.Module):
         window: Window,
         normalizer: Normalizer,
         alignment: Alignment | None = None,
-        coverage: Coverage | None = None,
+        coverage: LinearCoverage | None = None,
         dropout: float = 0.0,
         chunk: Chunk | None = None,
         reads_past: bool = False,
@@ -381,16 +381,11 @@ class MultiHeadAttention(nn.Module):
         """`inner` attends with queries and states of size d = dim / heads."""
         super().__init__()
         assert dim % heads == 0
-        self.inner, self.heads = inner, heads
+        self.inner, self.heads, self.reads_past = inner, heads, inner.reads_past
         self.query_proj = Linear(query_dim, dim, bias=False)
         self.key_proj = Linear(memory_dim, dim, bias=False)
         self.value_proj = Linear(memory_dim, dim, bias=False)
         self.output_proj = Linear(dim, memory_dim, bias=False)
-
-    @property
-    def reads_past(self) -> bool:
-        """Whether a step depends on what earlier steps attended to."""
-        return self.inner.reads_past
 
     def remember(self, states: Tensor, valid: Tensor, *, nonempty: bool = False) -> Memory:
         """Compute the keys and values of all heads once per sentence, as `Attention.remember` does: (B, S, M),

@@ -70,21 +70,19 @@ class SoftmaxNormalizer(Normalizer):
 class SparsemaxNormalizer(Normalizer):
     """The distribution nearest to the energies: zeros where they are low   (Martins and Astudillo 2016, eq. 2)."""
 
+    function = staticmethod(sparsemax)
+
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
         """(B, T, W), bool (B, 1 or T, W) -> weights (B, T, W)."""
         drop = ~keep
-        weights: Tensor = sparsemax(_masked(energies, drop), dim=-1)
+        weights: Tensor = self.function(_masked(energies, drop), dim=-1)
         return Normalized(weights.masked_fill(drop, 0.0))
 
 
-class EntmaxNormalizer(Normalizer):
+class EntmaxNormalizer(SparsemaxNormalizer):
     """1.5-entmax, between softmax and sparsemax: w = max(e / 2 - tau, 0)^2   (Peters et al. 2019, 3)."""
 
-    def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
-        """(B, T, W), bool (B, 1 or T, W) -> weights (B, T, W)."""
-        drop = ~keep
-        weights: Tensor = entmax15(_masked(energies, drop), dim=-1)
-        return Normalized(weights.masked_fill(drop, 0.0))
+    function = staticmethod(entmax15)
 
 
 class FirstOrderNormalizer(Normalizer):

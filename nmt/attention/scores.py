@@ -300,23 +300,7 @@ class GaussianMixtureScore(Score):
         return (log_alpha - log_beta.clamp(max=MAX_LOG_STEP).exp() * squares).logsumexp(-1)
 
 
-class Coverage(nn.Module):
-    """Makes the keys of any score depend on what earlier steps attended to."""
-
-    def keys(self, keys: Tensor) -> Tensor:
-        """(B, S, A) -> (B, S, A), once per source sentence."""
-        return keys
-
-    def key_projection(self) -> Tensor:
-        """P (A, F) of the KeyUpdate, once per batch."""
-        raise NotImplementedError
-
-    def key_features(self, past: Past) -> Tensor:
-        """f (B, S, F) of the KeyUpdate, at every step."""
-        raise NotImplementedError
-
-
-class LinearCoverage(Coverage):
+class LinearCoverage(nn.Module):
     """k'_s = k_s + w c_s + b, where coverage c_s is the sum of the weights that earlier steps gave to s. An additive
     score sums k'_s and the query inside its tanh   (See et al. 2017, eq. 11)."""
 
@@ -330,11 +314,11 @@ class LinearCoverage(Coverage):
         return keys + self.bias.to(keys.dtype)
 
     def key_projection(self) -> Tensor:
-        """w (A, 1)."""
+        """P = w (A, 1) of the KeyUpdate, once per batch."""
         return self.weight
 
     def key_features(self, past: Past) -> Tensor:
-        """c (B, S, 1)."""
+        """f = c (B, S, 1) of the KeyUpdate, at every step."""
         return past.total[:, :, None]
 
 

@@ -352,12 +352,8 @@ class Decoder(nn.Module):
             word=word,
             fixed=fixed,
             fed=fed,
-            readout_parts=self._readout_parts(),
+            readout_parts=self.readout.parts() if self.sums_over_positions else None,
         )
-
-    def _readout_parts(self) -> tuple[Tensor, Tensor] | None:
-        """See BatchProducts.readout_parts; None unless they are needed."""
-        return None
 
     def start(
         self, recurrent: RecurrentState, encoded: Encoded, products: Products, source: Tensor, words: Tensor
@@ -375,13 +371,9 @@ class Decoder(nn.Module):
             attention.start(encoded.valid),
             words=None if self.lexical is None else words,
             tokens=None if self.copy is None else copyable(source, encoded.valid),
-            contexts=self._contexts(memory.values, products),
+            contexts=products.contexts(memory.values) if self.sums_over_positions else None,
         )
         return DecoderState(hypothesis, state, products, shares_source=not attention.reads_past)
-
-    def _contexts(self, values: Tensor, products: Products) -> Tensor | None:
-        """See SourceState.contexts; None unless predictions sum over source positions."""
-        return None
 
     def teacher_force(
         self, embedded: Tensor, state: DecoderState, target: Tensor, output: Output, infer: Infer | None = None

@@ -21,12 +21,11 @@ from nmt.model.decoder import (
     Infer,
     Inferred,
     Pending,
-    Products,
 )
 from nmt.model.prediction import Mixture, Output, OutputLayer, Prediction
 from nmt.model.recurrent import Recurrent, run_rnn
 from nmt.ops.draws import draw
-from nmt.ops.layers import Dropout, join, loop, product, rows, wide
+from nmt.ops.layers import Dropout, join, loop, map_tensors, product, rows, wide
 
 
 class LatentPosition(NamedTuple):
@@ -69,12 +68,6 @@ class LatentDecoder(Decoder):
         self.chain = latent.first_order and at_once and not self.stepped and latent.observed and not latent.prior_share
         self.stepped = self.stepped or (latent.observed and not at_once)
 
-    def _readout_parts(self) -> tuple[Tensor, Tensor] | None:
-        return self.readout.parts()
-
-    def _contexts(self, values: Tensor, products: Products) -> Tensor | None:
-        return products.contexts(values)
-
     def teacher_force(
         self, embedded: Tensor, state: DecoderState, target: Tensor, output: Output, infer: Infer | None = None
     ) -> Decoded:
@@ -112,7 +105,7 @@ class LatentDecoder(Decoder):
         B, T, S = *target.shape, memory.valid.shape[1]
         everywhere = memory.valid[:, None].expand(B, T, S).to(hidden.dtype)
         mixture, _ = self._mix(hidden, everywhere, embedded, state)
-        log_probs = mixture.steps(0, T - 1).token_log_probs(output, target[:, 1:])
+        log_probs = mixture.before_last().token_log_probs(output, target[:, 1:])
         steps = []
         with loop():
             for t, query in enumerate(hidden.unbind(1)):
@@ -140,7 +133,8 @@ class LatentDecoder(Decoder):
             return state
         source = state.attended_source()
         memory, past = source.memory, source.past
-        mixture = _by_sentence(pending, memory.sentences)
+        by_sentence = (memory.sentences, -1)
+        mixture = Mixture(*map_tensors(lambda part: part.view(*by_sentence, *part.shape[1:]), pending[:3]))
         posterior = self._posterior(mixture, mixture.token_log_probs(output, tokens))
         posterior = mixture.spread(posterior, memory.valid.shape[1])  # (B, T, S)
         feed = state.hypothesis.feed
@@ -192,8 +186,7 @@ class LatentDecoder(Decoder):
         assert step.attended is not None
         hypothesis = step.state.hypothesis
         mixture, partial = self._mix(self._output(hypothesis.recurrent), step.attended.weights[:, 0], word, state)
-        positions = None if mixture.positions is None else mixture.positions.flatten(0, 1)
-        pending = Pending(mixture.readouts.flatten(0, 1), mixture.weights.flatten(0, 1), positions, partial)
+        pending = Pending(*map_tensors(lambda part: part.flatten(0, 1), mixture.parts), partial)
         state = step.state._replace(hypothesis=hypothesis._replace(pending=pending))
         return step._replace(mixture=mixture, state=state)
 
@@ -243,13 +236,6 @@ class InferenceNetwork(nn.Module):
         B, T, _ = q.shape
         position = sample_positions(q, draw(B, T, q.device))
         return Inferred(log_probs, position, (position * log_q.masked_fill(nowhere, 0.0)).sum(-1))
-
-
-def _by_sentence(pending: Pending, sentences: int) -> Mixture:
-    """The mixture of hypotheses that are grouped by sentence."""
-    readouts, weights = (part.view(sentences, -1, *part.shape[1:]) for part in (pending.readouts, pending.weights))
-    positions = None if pending.positions is None else pending.positions.view(sentences, -1, weights.shape[-1])
-    return Mixture(readouts, weights, positions)
 
 
 def _of_positions(partial: Tensor, contexts: Tensor, positions: Tensor | None) -> Tensor:

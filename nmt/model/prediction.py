@@ -8,21 +8,21 @@ part that a search may use.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from nmt.ops.layers import Linear, linear, matmul, wide
+from nmt.ops.layers import Linear, linear, map_tensors, matmul, wide
 from nmt.ops.output_loss import (
     Criterion,
     OutputLoss,
+    SeveralRows,
     copied_log_probs,
     mean_over_mixture,
     mixture_log_probs,
-    mixture_loss,
     of_mixture,
     output_loss,
     target_log_probs,
@@ -187,10 +187,6 @@ class Prediction(ABC):
         """Take one step of each of N sentences, int64 (N,) both -> (N, 1, ...)."""
 
     @abstractmethod
-    def steps(self, start: int, stop: int) -> Self:
-        """Take the steps from `start` to `stop`."""
-
-    @abstractmethod
     def components(self) -> Components:
         """What each of the B * T distributions is mixed from."""
 
@@ -222,9 +218,6 @@ class Readouts(Prediction):
     def at(self, rows: Tensor, steps: Tensor) -> "Readouts":
         return Readouts(self.readouts[rows, steps][:, None])
 
-    def steps(self, start: int, stop: int) -> Self:
-        return replace(self, readouts=self.readouts[:, start:stop])
-
     def components(self) -> Components:
         rows = self.readouts.flatten(0, 1)[:, None]
         return Components(rows, rows.new_ones(len(rows), 1), rows.new_empty(len(rows), 0, dtype=torch.int64))
@@ -251,7 +244,8 @@ class Mixture(Prediction):
         passes, K = len(self.weights) // len(targets), self.weights.shape[2]
         operands = output.operands(self.readouts.reshape(passes, targets.numel(), K, -1))
         mixed = mean_over_mixture(criterion) if self.averages_losses else of_mixture(criterion)
-        return mixture_loss(*operands, self.weights.reshape(passes, -1, K), counted, mixed, *others)
+        weights = self.weights.reshape(passes, -1, K)
+        return output_loss(*operands, counted, mixed, *others, shares=weights, layout=SeveralRows)
 
     def logits(self, output: OutputLayer) -> Tensor:
         B, T, _ = self.weights.shape
@@ -259,13 +253,11 @@ class Mixture(Prediction):
         return log_probs.view(B, T, -1)
 
     def at(self, rows: Tensor, steps: Tensor) -> "Mixture":
-        positions = None if self.positions is None else self.positions[rows, steps][:, None]
-        return Mixture(self.readouts[rows, steps][:, None], self.weights[rows, steps][:, None], positions)
+        return Mixture(*map_tensors(lambda part: part[rows, steps][:, None], self.parts))
 
-    def steps(self, start: int, stop: int) -> Self:
-        positions = None if self.positions is None else self.positions[:, start:stop]
-        readouts, weights = self.readouts[:, start:stop], self.weights[:, start:stop]
-        return replace(self, readouts=readouts, weights=weights, positions=positions)
+    def before_last(self) -> "Mixture":
+        """All steps but the last one."""
+        return Mixture(*map_tensors(lambda part: part[:, :-1], self.parts))
 
     def components(self) -> Components:
         rows = self.readouts.flatten(0, 1)
@@ -318,9 +310,6 @@ class Copying(Prediction):
 
     def at(self, rows: Tensor, steps: Tensor) -> "Copying":
         return Copying(self.readouts[rows, steps][:, None], self.shares[rows, steps][:, None], self.source[rows])
-
-    def steps(self, start: int, stop: int) -> Self:
-        return replace(self, readouts=self.readouts[:, start:stop], shares=self.shares[:, start:stop])
 
     def components(self) -> Components:
         tokens = self.source.repeat_interleave(self.readouts.shape[1], dim=0)

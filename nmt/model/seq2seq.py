@@ -3,9 +3,9 @@
 Shapes: B batch, S source positions, T target positions, E embedding, R readout, V vocabulary, K models.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial, reduce
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -201,24 +201,6 @@ class EnsembleState(NamedTuple):
         return self._replace(members=tuple(member.branch(index, sentences) for member in self.members))
 
 
-class Member(Protocol):
-    """A model that translates step by step: a Seq2Seq, or one prepared for search."""
-
-    @property
-    def attends(self) -> bool:
-        """Does it have an attention?"""
-        ...
-
-    @property
-    def encode(self) -> Callable[..., DecoderState]:
-        """See Seq2Seq.encode and SearchModel.encode."""
-        ...
-
-    def step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
-        """See Seq2Seq.step."""
-        ...
-
-
 class SearchEnsemble:
     """p(y_t | y_<t, x) = 1/K sum_k p_k(y_t | y_<t, x)   (ensembles: Sutskever et al. 2014, 3.6).
 
@@ -226,7 +208,8 @@ class SearchEnsemble:
     an attention.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[Any]) -> None:
+        """members: models that encode and step as a Seq2Seq does, or as one prepared for search."""
         self.members = tuple(members)
 
     @property

@@ -59,31 +59,20 @@ def output_loss(
     criterion: Criterion,
     *by_position: Tensor,
     shares: Tensor | None = None,
+    layout: "type[Rows] | None" = None,
     sizes: ChunkSizes = SIZES,
 ) -> OutputLoss:
-    """The criterion of the logits W r + b: (C, N, R), (V, R), (V,), bool (N,), any number of (N, ...) -> OutputLoss.
+    """Compute the criterion of the logits W r + b: (C, N, R), (V, R), (V,), bool (N,), any number of (N, ...) ->
+    OutputLoss. Gradients go to readouts, weight, bias and shares.
 
     The criterion gets the same rows of every tensor in `by_position`, and of `shares` (C, N, ...), if given, before
-    these. Gradients go to readouts, weight, bias and shares.
+    these. layout: SeveralRows if each position has K readouts (C, N, K, R), of which shares (C, N, K) are the weights;
+    then the criterion, made by `of_mixture` or `mean_over_mixture`, says what they average.
     """
-    return chunked_loss(Rows, readouts, weight, bias, shares, counted, criterion, by_position, sizes)
-
-
-def chunked_loss(
-    rows: "type[Rows]",
-    readouts: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    shares: Tensor | None,
-    counted: Tensor,
-    criterion: Criterion,
-    by_position: tuple[Tensor, ...],
-    sizes: ChunkSizes,
-) -> OutputLoss:
-    """As `output_loss`, with the readouts and shares laid out as `rows` reads them."""
     terms: dict[str, Tensor] = {}
+    rows, differentiate = layout or Rows, torch.is_grad_enabled()
     total: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-        readouts, weight, bias, shares, rows, counted, criterion, by_position, sizes, terms, torch.is_grad_enabled()
+        readouts, weight, bias, shares, rows, counted, criterion, by_position, sizes, terms, differentiate
     )
     return OutputLoss(total, terms)
 
@@ -245,24 +234,6 @@ def finite_log(probs: Tensor) -> Tensor:
     return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
 
 
-def mixture_loss(
-    readouts: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    mixing: Tensor,
-    counted: Tensor,
-    criterion: "MixedCriterion",
-    *by_position: Tensor,
-    sizes: ChunkSizes = SIZES,
-) -> OutputLoss:
-    """(C, N, K, R), (V, R), (V,), weights (C, N, K), bool (N,), one or more (N, ...) -> OutputLoss.
-
-    The criterion, from `of_mixture` or `mean_over_mixture`, says what the weights average: probabilities or losses.
-    Gradients go to readouts, weight, bias and mixing.
-    """
-    return chunked_loss(SeveralRows, readouts, weight, bias, mixing, counted, criterion, by_position, sizes)
-
-
 class Mixing(NamedTuple):
     """The weights of readouts. Those of one position and pass follow each other."""
 
@@ -357,7 +328,6 @@ class SeveralRows(Rows):
         self.gradients = tuple(torch.zeros_like(tensor) for tensor in inputs)
 
     def start(self, chunk: slice) -> Tensor:
-        """See Rows."""
         C, N, K = self.mixing.shape
         self.n = n = chunk.stop - chunk.start
         if self.complete is None:
@@ -374,21 +344,18 @@ class SeveralRows(Rows):
         return self.readouts.index_select(0, self.places)
 
     def leaves(self, logits: Tensor, part: slice) -> tuple[Tensor, ...]:
-        """See Rows."""
         rows = self._rows(part)
         return logits[rows], self.flat_shares.index_select(0, self.places[rows])
 
     def evaluate(
         self, criterion: MixedCriterion, leaves: list[Tensor], part: slice, others: tuple[Tensor, ...]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """See Rows."""
         logits, shares = leaves
         owners, size = self.owners[self._rows(part)], part.stop - part.start
         owners = owners // self.n * size + owners % self.n - part.start
         return criterion(logits, Mixing(shares, owners, len(self.mixing) * size, self.complete), *others)
 
     def store(self, logits: Tensor, part: slice, gradients: tuple[Tensor, ...]) -> None:
-        """See Rows."""
         rows = self._rows(part)
         logits[rows], of_shares = gradients
         places = self.places[rows]
@@ -396,7 +363,6 @@ class SeveralRows(Rows):
         self.gradients[1].index_copy_(0, places, of_shares.masked_fill_(without_weight, 0.0))
 
     def finish(self, gradient: Tensor) -> None:
-        """See Rows."""
         self.gradients[0].index_copy_(0, self.places, gradient.to(self.readouts.dtype))
 
     def _rows(self, part: slice) -> slice:

@@ -89,7 +89,7 @@ def sample(batch: SearchBatch[StateT], n: int, draw: Draw) -> list[list[Hypothes
     in row i * n + j.
     """
     assert batch.keys is not None
-    uniform = sampling_draws(batch.keys, n, batch.device)
+    uniform = sampling_draws(batch.keys(), n, batch.device)
     rows = rollout(batch.repeated(n), lambda log_probs, numbers: draw(log_probs, uniform(numbers)))
     samples = [rows[start : start + n] for start in range(0, len(rows), n)]
     return [sorted(of_sentence, key=lambda hypothesis: -hypothesis.score) for of_sentence in samples]

@@ -145,7 +145,7 @@ class SearchBatch(Generic[StateT]):
     limits: Limits
     device: torch.device
     lengths: Sequence[int] = ()  # source tokens of each sentence, </s> among them
-    keys: Tensor | None = None  # int64 (B,) on the CPU, of each sentence's random draws
+    keys: Callable[[], Tensor] | None = None  # makes int64 (B,) on the CPU, for each sentence's random draws
     rules: Sequence[Callable[[int], Follower]] = ()  # each makes a follower of a number of rows, which bans tokens
     selection: "Callable[[int, int], Selection] | None" = None  # with constraints: makes it of beam size and eos
     shortlist: Sequence[int] | None = None  # the token of each position

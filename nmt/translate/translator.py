@@ -428,7 +428,7 @@ class Translator:
                 self._limits(lengths, guidance.prefixes),
                 device,
                 lengths,
-                sentence_keys((self.seed,), np.array(indices) + first),
+                partial(sentence_keys, (self.seed,), np.array(indices) + first),
                 () if forbidden is None else (partial(Watch, forbidden),),
                 selection,
                 None if shortlist is None else shortlist.tolist(),

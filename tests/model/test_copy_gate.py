@@ -172,7 +172,7 @@ def test_searches_score_what_forced_decoding_scores(changes: dict[str, Any]) -> 
     model = model_of(**changes)
     prepared = SearchModel(model, 3, lambda weight, bounded=False: weight)
     keys = sentence_keys((1,), np.arange(3))
-    batch = SearchBatch(prepared.step, prepared.encode(REPEATED, LENGTHS), SYMBOLS, LIMITS, CPU, keys=keys)
+    batch = SearchBatch(prepared.step, prepared.encode(REPEATED, LENGTHS), SYMBOLS, LIMITS, CPU, keys=lambda: keys)
     found = [
         [[greedy] for greedy in rollout(batch, lambda log_probs, _: log_probs.argmax(-1))],
         beam_search(batch, Selection(3, EOS), 3, scorer=Scorer()),

@@ -39,7 +39,7 @@ def members() -> list[Seq2Seq]:
 
 def batch_of(model: Seq2Seq | Ensemble) -> SearchBatch[Any]:
     keys = sentence_keys([1], np.arange(len(LENGTHS)))
-    return SearchBatch(model.step, model.encode(SOURCE, LENGTHS), SYMBOLS, LIMITS, CPU, keys=keys)
+    return SearchBatch(model.step, model.encode(SOURCE, LENGTHS), SYMBOLS, LIMITS, CPU, keys=lambda: keys)
 
 
 def beam(model: Seq2Seq | Ensemble, size: int = 4, n_best: int = 3) -> list[list[Hypothesis]]:

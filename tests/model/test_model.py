@@ -31,6 +31,7 @@ from small_models import (
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nmt.model.prediction import Readouts
 from nmt.model.seq2seq import Seq2Seq
 from nmt.translate.beam import Scorer, Selection, beam_search
 from nmt.translate.prepared_model import SearchModel
@@ -546,7 +547,7 @@ def test_loss_counts_real_tokens_alone() -> None:
     prediction = model(SOURCE, LENGTHS, torch.cat([TARGET, torch.full((3, 2), 5)], dim=1)).prediction
     whole, real = (
         model.loss(predicted, targets, PAD, LIKELIHOOD)
-        for predicted, targets in ((prediction, padded), (prediction.steps(0, 4), TARGET))
+        for predicted, targets in ((prediction, padded), (Readouts(prediction.readouts[:, :4]), TARGET))
     )
     torch.testing.assert_close(whole.total, real.total)
     torch.testing.assert_close(whole.terms["loss"].sum(), real.terms["loss"].sum())

@@ -1,19 +1,24 @@
 """Losses and probabilities of mixtures against their plain formulas, in float64."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from nmt.ops import output_loss
+from nmt.ops import output_loss as module
 from nmt.ops.output_loss import (
+    SIZES,
     ChunkSizes,
     Criterion,
+    OutputLoss,
+    SeveralRows,
     mean_over_mixture,
     mixture_log_probs,
-    mixture_loss,
     of_mixture,
+    output_loss,
     target_log_probs,
 )
 from nmt.training.losses import likelihood, r_drop
@@ -21,6 +26,20 @@ from nmt.training.losses import likelihood, r_drop
 N, K, R, V = 7, 4, 5, 11
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 LIKELIHOOD = partial(likelihood, smoothing=0.1)
+
+
+def mixture_loss(
+    readouts: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mixing: Tensor,
+    counted: Tensor,
+    criterion: Callable[..., Any],
+    targets: Tensor,
+    sizes: ChunkSizes = SIZES,
+) -> OutputLoss:
+    operands = readouts, weight, bias, counted, criterion, targets
+    return output_loss(*operands, shares=mixing, layout=SeveralRows, sizes=sizes)
 
 
 class Problem:
@@ -75,7 +94,7 @@ def naive(inputs: list[Tensor], problem: Problem, criterion: Criterion, of_losse
 def test_loss_and_gradients_equal_the_formula(
     criterion: Criterion, copies: int, of_losses: bool, chunk: int, leaves_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output_loss, "leaves_out", lambda _: leaves_out)
+    monkeypatch.setattr(module, "leaves_out", lambda _: leaves_out)
     problem = Problem(copies)
     inputs, others = problem.inputs(), problem.inputs()
     mixed = mean_over_mixture if of_losses else of_mixture
@@ -95,7 +114,7 @@ def test_loss_and_gradients_equal_the_formula(
 @pytest.mark.parametrize("leaves_out", [True, False], ids=["cpu", "gpu"])
 def test_under_autocast_weights_keep_their_precision(leaves_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the logits are rounded: with readouts and an output layer that bfloat16 represents, nothing is."""
-    monkeypatch.setattr(output_loss, "leaves_out", lambda _: leaves_out)
+    monkeypatch.setattr(module, "leaves_out", lambda _: leaves_out)
     problem = Problem()
     readouts, weight, bias, mixing = (operand.float() for operand in problem.operands)
     readouts, weight = torch.ones_like(readouts).cumsum(2), torch.eye(V, R)
@@ -134,7 +153,7 @@ def test_probabilities_without_weight_are_finite() -> None:
 def test_target_log_probs_equal_the_formula_and_their_gradients_differences(
     chunk: int, leaves_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output_loss, "leaves_out", lambda _: leaves_out)
+    monkeypatch.setattr(module, "leaves_out", lambda _: leaves_out)
     problem = Problem()
     readouts, weight, bias, mixing = problem.operands
     sizes = ChunkSizes(chunk)

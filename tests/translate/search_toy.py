@@ -143,8 +143,8 @@ def batch_of(
     if forbidden is not None:
         symbols = SYMBOLS._replace(banned=(PAD, BOS, *forbidden.always))
         rules = [partial(Watch, forbidden)]
-    keys = sentence_keys([seed], np.array(sentences))
-    return SearchBatch(model.step, model.start(sentences), symbols, limits, CPU, keys=keys, rules=rules, **fields)
+    fields = {"keys": partial(sentence_keys, [seed], np.array(sentences)), "rules": rules, **fields}
+    return SearchBatch(model.step, model.start(sentences), symbols, limits, CPU, **fields)
 
 
 def search(kind: str, batch: SearchBatch[Prefixes], n: int = 1, **changes: Any) -> list[list[Hypothesis]]:  # noqa: ANN401
